@@ -1,0 +1,222 @@
+//! The cluster as the operator describes it: groups of equal nodes, written `8x8:v100,4x8:a100`.
+//!
+//! A description only; what is free and what is broken lives in [`crate::state`].
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// A kind of GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kind {
+    /// Its name in lower case, `v100`.
+    pub name: String,
+    /// Memory of one GPU in MiB; 0 = not known, not checked.
+    pub mem_mib: u32,
+    /// Training speed relative to the reference GPU (a V100) for work without measurements of its own.
+    pub speed: f64,
+}
+
+/// Name, memory in MiB, rough training speed relative to a V100. The speeds are defaults for traces
+/// that carry no measurements (ratios of published mixed-precision CNN training throughput, rounded);
+/// `8x8:a100=1.7` overrides one.
+const KNOWN: &[(&str, u32, f64)] = &[
+    ("gpu", 0, 1.0),
+    ("k80", 12_288, 0.25),
+    ("p100", 16_384, 0.6),
+    ("t4", 15_360, 0.5),
+    ("v100", 16_384, 1.0),
+    ("a100", 40_960, 2.0),
+    ("h100", 81_920, 3.5),
+    ("h200", 144_384, 4.0),
+];
+
+/// Some equal nodes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeGroup {
+    /// How many nodes.
+    pub count: u32,
+    /// GPUs of each.
+    pub gpus: u16,
+    /// Index into [`Cluster::kinds`].
+    pub kind: u8,
+    /// CPU of each in thousandths of a core; 0 = not known, not checked.
+    pub cpu_milli: u32,
+}
+
+/// The whole cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Cluster {
+    /// The kinds of GPU that occur.
+    pub kinds: Vec<Kind>,
+    /// Groups of nodes in index order.
+    pub groups: Vec<NodeGroup>,
+}
+
+/// Why a cluster description cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("could not read cluster {text:?}: {what}")]
+pub struct ClusterError {
+    text: String,
+    what: String,
+}
+
+impl Cluster {
+    /// More than this is a typing error rather than a cluster.
+    pub const MAX_GPUS: u64 = 1_000_000;
+
+    /// GPUs in all.
+    pub fn gpus(&self) -> u32 {
+        self.groups.iter().map(|g| g.count * u32::from(g.gpus)).sum()
+    }
+
+    /// Nodes in all.
+    pub fn nodes(&self) -> u32 {
+        self.groups.iter().map(|g| g.count).sum()
+    }
+
+    /// Index of the kind of this name, if it occurs.
+    pub fn kind(&self, name: &str) -> Option<u8> {
+        self.kinds.iter().position(|k| k.name.eq_ignore_ascii_case(name)).map(|i| i as u8)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut cluster = Self { kinds: Vec::new(), groups: Vec::new() };
+        for part in text.split(',') {
+            cluster.parse_group(part.trim())?;
+        }
+        let gpus: u64 = cluster.groups.iter().map(|g| u64::from(g.count) * u64::from(g.gpus)).sum();
+        if gpus > Self::MAX_GPUS {
+            return Err(format!("{gpus} GPUs are more than the limit of {}", Self::MAX_GPUS));
+        }
+        Ok(cluster)
+    }
+
+    fn parse_group(&mut self, part: &str) -> Result<(), String> {
+        let mut fields = part.split(':');
+        let size = fields.next().unwrap_or_default();
+        let (count, gpus) = size
+            .split_once('x')
+            .and_then(|(n, g)| Some((n.parse::<u32>().ok()?, g.parse::<u16>().ok()?)))
+            .filter(|(n, g)| *n > 0 && *g > 0)
+            .ok_or_else(|| format!("expected NODESxGPUS such as 8x8, found {size:?}"))?;
+        let mut kind_text = "gpu";
+        let mut cpu_milli = 0;
+        for field in fields {
+            match field.strip_suffix('c').and_then(|n| n.parse::<f64>().ok()) {
+                Some(cores) if cores > 0.0 => cpu_milli = (cores * 1000.0) as u32,
+                _ => kind_text = field,
+            }
+        }
+        let kind = self.parse_kind(kind_text)?;
+        self.groups.push(NodeGroup { count, gpus, kind, cpu_milli });
+        Ok(())
+    }
+
+    fn parse_kind(&mut self, text: &str) -> Result<u8, String> {
+        let (name, speed) = match text.split_once('=') {
+            None => (text, None),
+            Some((name, s)) => {
+                let speed = s.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
+                let speed = speed.ok_or_else(|| format!("expected a speed above 0, found {s:?}"))?;
+                (name, Some(speed))
+            }
+        };
+        let name = name.to_ascii_lowercase();
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || !name.chars().all(plain) {
+            return Err(format!("expected the name of a GPU kind, found {text:?}"));
+        }
+        let known = KNOWN.iter().find(|k| k.0 == name);
+        let speed = speed.or(known.map(|k| k.2)).unwrap_or(1.0);
+        if let Some(k) = self.kind(&name) {
+            if self.kinds[usize::from(k)].speed != speed {
+                return Err(format!("GPU kind {name:?} has two different speeds"));
+            }
+            return Ok(k);
+        }
+        if self.kinds.len() == 32 {
+            return Err("more than 32 kinds of GPU".into());
+        }
+        self.kinds.push(Kind { name, mem_mib: known.map_or(0, |k| k.1), speed });
+        Ok(self.kinds.len() as u8 - 1)
+    }
+}
+
+impl FromStr for Cluster {
+    type Err = ClusterError;
+    fn from_str(text: &str) -> Result<Self, ClusterError> {
+        Self::parse(text).map_err(|what| ClusterError { text: text.into(), what })
+    }
+}
+
+impl TryFrom<String> for Cluster {
+    type Error = ClusterError;
+    fn try_from(text: String) -> Result<Self, ClusterError> {
+        text.parse()
+    }
+}
+
+impl From<Cluster> for String {
+    fn from(cluster: Cluster) -> Self {
+        cluster.to_string()
+    }
+}
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, group) in self.groups.iter().enumerate() {
+            let kind = &self.kinds[usize::from(group.kind)];
+            let comma = if i == 0 { "" } else { "," };
+            write!(f, "{comma}{}x{}", group.count, group.gpus)?;
+            let usual = KNOWN.iter().find(|k| k.0 == kind.name).map_or(1.0, |k| k.2);
+            if kind.speed != usual {
+                write!(f, ":{}={}", kind.name, kind.speed)?;
+            } else if kind.name != "gpu" {
+                write!(f, ":{}", kind.name)?;
+            }
+            if group.cpu_milli > 0 {
+                write!(f, ":{}c", f64::from(group.cpu_milli) / 1000.0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expect: &str) {
+        let found = match text.parse::<Cluster>() {
+            Ok(c) => format!("{c} = {} GPUs on {} nodes", c.gpus(), c.nodes()),
+            Err(e) => e.to_string(),
+        };
+        assert_eq!(found, expect);
+    }
+
+    #[test]
+    fn descriptions_read_and_print_the_same() {
+        check("8x8", "8x8 = 64 GPUs on 8 nodes");
+        check("8x8:v100,4x8:a100", "8x8:v100,4x8:a100 = 96 GPUs on 12 nodes");
+        check("2x4:A100=1.7:96c", "2x4:a100=1.7:96c = 8 GPUs on 2 nodes");
+        check("1x1:mystery", "1x1:mystery = 1 GPUs on 1 nodes");
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        check("", r#"could not read cluster "": expected NODESxGPUS such as 8x8, found """#);
+        check("8*8", r#"could not read cluster "8*8": expected NODESxGPUS such as 8x8, found "8*8""#);
+        check("0x8", r#"could not read cluster "0x8": expected NODESxGPUS such as 8x8, found "0x8""#);
+        check("1x1:a=-1", r#"could not read cluster "1x1:a=-1": expected a speed above 0, found "-1""#);
+        check(
+            "1x1:a=1,1x1:a=2",
+            r#"could not read cluster "1x1:a=1,1x1:a=2": GPU kind "a" has two different speeds"#,
+        );
+        check(
+            "4000000x8",
+            r#"could not read cluster "4000000x8": 32000000 GPUs are more than the limit of 1000000"#,
+        );
+    }
+}

@@ -1,0 +1,356 @@
+//! The engine: facts in, actions out. [`Engine::step`] is a pure function of what it has been told.
+//!
+//! It keeps the state true, asks the policy for a plan when something happened that a policy could
+//! care about, and diffs the plan into actions.
+
+use crate::cluster::Cluster;
+use crate::event::{Action, Event, Sample};
+use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
+use crate::interference::Interference;
+use crate::job::{Job, Phase, Spec};
+use crate::math::rng::Rng;
+use crate::plan::{Draft, News, Plan};
+use crate::policy::Policy;
+use crate::profile::Profile;
+use crate::state::{Charge, Costs, State};
+use crate::time::{Span, Time};
+use crate::why::{Note, Why};
+use std::collections::BTreeSet;
+
+/// A fact that cannot be true given what the engine knows; it was ignored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contradiction(pub Event);
+
+/// What a step came to.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// What the world is asked to do, in this order.
+    pub actions: &'a [Action],
+    /// Reasons, for `explain`.
+    pub notes: &'a [Note],
+    /// Facts that were ignored because they cannot be true.
+    pub contradictions: &'a [Contradiction],
+    /// When to call again at the latest, if nothing happens before.
+    pub wake: Option<Time>,
+    /// Whether the policy was asked.
+    pub asked: bool,
+}
+
+/// The decision core.
+pub struct Engine {
+    state: State,
+    policy: Box<dyn Policy>,
+    belief: Box<dyn Interference>,
+    rng: Rng,
+    draft: Draft,
+    /// Jobs that wait out a pause, by its end.
+    pauses: BTreeSet<(Time, JobIdx)>,
+    policy_wake: Option<Time>,
+    last_asked: Option<Time>,
+    events: Vec<Event>,
+    ready: Vec<JobIdx>,
+    left: Vec<JobIdx>,
+    actions: Vec<Action>,
+    notes: Vec<Note>,
+    contradictions: Vec<Contradiction>,
+}
+
+impl Engine {
+    /// An engine over an empty cluster.
+    pub fn new(
+        cluster: &Cluster,
+        costs: Costs,
+        policy: Box<dyn Policy>,
+        belief: Box<dyn Interference>,
+        seed: u64,
+    ) -> Self {
+        Self {
+            state: State::new(cluster, costs),
+            policy,
+            belief,
+            rng: Rng::new(seed),
+            draft: Draft::default(),
+            pauses: BTreeSet::new(),
+            policy_wake: None,
+            last_asked: None,
+            events: Vec::new(),
+            ready: Vec::new(),
+            left: Vec::new(),
+            actions: Vec::new(),
+            notes: Vec::new(),
+            contradictions: Vec::new(),
+        }
+    }
+
+    /// What is true now.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Makes a kind of work known.
+    pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
+        self.state.profiles.push(profile);
+        ProfileIdx::from_usize(self.state.profiles.len() - 1)
+    }
+
+    /// Makes a job known; it exists for the policy once a [`Event::Submitted`] arrives.
+    pub fn add_job(&mut self, spec: Spec) -> JobIdx {
+        assert!(spec.profile.usize() < self.state.profiles.len(), "a job's profile is added first");
+        assert!(spec.gpus > 0 && spec.gpus_max >= spec.gpus, "a job needs at least one GPU");
+        self.state.specs.push(spec);
+        self.state.jobs.push(Job::expected());
+        JobIdx::from_usize(self.state.jobs.len() - 1)
+    }
+
+    /// Takes in facts and says what to do. Time never runs backwards.
+    pub fn step(&mut self, now: Time, facts: &[Event]) -> Step<'_> {
+        self.take_in(now, facts);
+        let moved_on = self.last_asked != Some(now);
+        let due = self.policy_wake.is_some_and(|w| w <= now);
+        // Confirmations of what was just asked are no reason to think again; a late stop is, because
+        // its job may be placed again from now on.
+        let matters = |e: &Event| match e {
+            Event::Started(_) | Event::Tuned(_) => false,
+            Event::Stopped { .. } => moved_on,
+            _ => true,
+        };
+        let asked = due || facts.iter().any(matters) || (moved_on && !self.ready.is_empty());
+        if asked {
+            self.ask();
+        }
+        self.answer(asked)
+    }
+
+    /// Asks the policy although nothing happened. A second look at the same instant must change
+    /// nothing; the laws use this.
+    pub fn look_again(&mut self) -> Step<'_> {
+        self.actions.clear();
+        self.notes.clear();
+        self.contradictions.clear();
+        self.ask();
+        self.answer(true)
+    }
+
+    fn answer(&self, asked: bool) -> Step<'_> {
+        let pause = self.pauses.first().map(|(at, _)| *at);
+        Step {
+            actions: &self.actions,
+            notes: &self.notes,
+            contradictions: &self.contradictions,
+            wake: [self.policy_wake, pause].into_iter().flatten().min(),
+            asked,
+        }
+    }
+
+    fn take_in(&mut self, now: Time, facts: &[Event]) {
+        assert!(now >= self.state.now, "time runs forward");
+        self.actions.clear();
+        self.notes.clear();
+        self.contradictions.clear();
+        self.state.now = now;
+        while let Some(&(at, job)) = self.pauses.first().filter(|(at, _)| *at <= now) {
+            self.pauses.remove(&(at, job));
+            self.make_ready(job);
+        }
+        for fact in facts {
+            if self.apply(fact).is_none() {
+                self.contradictions.push(Contradiction(*fact));
+            } else {
+                self.events.push(*fact);
+            }
+        }
+    }
+
+    fn ask(&mut self) {
+        let now = self.state.now;
+        if self.state.costs.charge == Charge::EveryStep {
+            self.charge_all();
+        }
+        let news = News { events: &self.events, ready: &self.ready, left: &self.left };
+        let mut plan =
+            Plan::new(&mut self.state, &mut self.draft, news, &*self.belief, &mut self.rng);
+        self.policy.schedule(&mut plan);
+        self.draft.commit(&mut self.state, &mut self.actions, &mut self.notes);
+        self.policy_wake = self.draft.wake();
+        self.last_asked = Some(now);
+        self.events.clear();
+        self.ready.clear();
+        self.left.clear();
+    }
+
+    /// Every running job loses its restart cost of the interval since the last step.
+    fn charge_all(&mut self) {
+        let now = self.state.now;
+        let State { placed, jobs, specs, profiles, costs, .. } = &mut self.state;
+        for job in placed.iter().map(Idx::usize) {
+            let restart = profiles[specs[job].profile.usize()].restart.unwrap_or(costs.restart);
+            jobs[job].meter.advance(now, restart);
+        }
+    }
+
+    /// Applies a fact; `None` if it cannot be true.
+    fn apply(&mut self, fact: &Event) -> Option<()> {
+        match *fact {
+            Event::Submitted(job) => self.submitted(job),
+            Event::Started(job) => self.started(job),
+            Event::Stopped { job, done } => self.stopped(job, done),
+            Event::Tuned(job) => self.state.jobs.get(job.usize())?.is_placed().then_some(()),
+            Event::Finished(job) => self.ended(job, None),
+            Event::Cancelled(job) => self.ended(job, Some(Why::Cancelled)),
+            Event::Failed { job, why, done } => self.failed(job, why, done),
+            Event::Sampled { job, sample } => self.sampled(job, &sample),
+            Event::NodeUp(node) => self.node_up(node),
+            Event::NodeDown(node) => self.node_down(node),
+        }
+    }
+
+    fn hot(&mut self, job: JobIdx) -> Option<&mut Job> {
+        self.state.jobs.get_mut(job.usize())
+    }
+
+    fn submitted(&mut self, job: JobIdx) -> Option<()> {
+        let now = self.state.now;
+        let hot = self.hot(job).filter(|j| j.phase == Phase::Expected)?;
+        hot.submitted = now;
+        hot.since = now;
+        hot.meter.since = now;
+        let spec = self.state.spec(job);
+        let suits = |g: &&crate::state::Gpu| spec.allows(g.kind);
+        // Counting GPUs for every arrival would be a scan; only gangs that could be too large pay it.
+        let exist = if spec.kinds == u32::MAX {
+            self.state.gpus.len()
+        } else {
+            self.state.gpus.iter().filter(suits).count()
+        };
+        if usize::from(spec.gpus) > exist {
+            let why = Why::TooLarge { need: spec.gpus, exist: exist as u32 };
+            self.state.jobs[job.usize()].phase = Phase::Done;
+            self.actions.push(Action::Reject(job, why));
+        } else {
+            self.make_ready(job);
+        }
+        Some(())
+    }
+
+    fn started(&mut self, job: JobIdx) -> Option<()> {
+        let now = self.state.now;
+        self.hot(job).filter(|j| j.phase == Phase::Starting)?.phase = Phase::Running;
+        let speed = self.state.solo_speed(job, &self.state.job(job).gpus);
+        let step_s = self.state.profile(job).step_s / speed;
+        self.hot(job)?.meter.set_step(now, step_s);
+        Some(())
+    }
+
+    fn stopped(&mut self, job: JobIdx, done: f64) -> Option<()> {
+        let now = self.state.now;
+        let hot = self.hot(job).filter(|j| j.phase == Phase::Stopping && done.is_finite())?;
+        hot.meter.stop_at(now, done);
+        self.make_ready(job);
+        Some(())
+    }
+
+    fn ended(&mut self, job: JobIdx, cancelled: Option<Why>) -> Option<()> {
+        let phase = self.hot(job)?.phase;
+        let known = match cancelled {
+            None => matches!(phase, Phase::Starting | Phase::Running | Phase::Stopping),
+            Some(_) => !matches!(phase, Phase::Expected | Phase::Done),
+        };
+        if !known {
+            return None;
+        }
+        if cancelled.is_none()
+            && let Some(work) = self.state.spec(job).work
+        {
+            self.hot(job)?.meter.done = work;
+        }
+        self.leave(job);
+        self.pauses.retain(|(_, j)| *j != job);
+        self.hot(job)?.phase = Phase::Done;
+        Some(())
+    }
+
+    fn failed(&mut self, job: JobIdx, why: Why, done: f64) -> Option<()> {
+        let now = self.state.now;
+        let backoff = self.state.costs.backoff;
+        let retries = self.state.specs.get(job.usize())?.retries;
+        let hot = self.hot(job)?;
+        let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
+        if !alive || !done.is_finite() {
+            return None;
+        }
+        // Losing a node is not the job's fault; only its own failures use up its retries.
+        let own_fault = !matches!(why, Why::NodeLost(_));
+        hot.failures += u16::from(own_fault);
+        let failures = hot.failures;
+        self.leave(job);
+        let hot = self.hot(job)?;
+        hot.meter.stop_at(now, done);
+        if own_fault && failures > retries {
+            hot.phase = Phase::Done;
+            self.notes.push(Note { job, why: Why::OutOfRetries });
+        } else if own_fault && backoff > Span::ZERO {
+            let pause = Span(backoff.0 << u32::from(failures - 1).min(10));
+            hot.phase = Phase::BackingOff;
+            self.pauses.insert((now + pause, job));
+            self.notes.push(Note { job, why: Why::BacksOff(pause) });
+        } else {
+            self.make_ready(job);
+        }
+        Some(())
+    }
+
+    fn sampled(&mut self, job: JobIdx, sample: &Sample) -> Option<()> {
+        let now = self.state.now;
+        let hot = self.hot(job).filter(|j| j.phase == Phase::Running)?;
+        let sane = sample.step_s.is_finite() && sample.step_s >= 0.0;
+        if !sane || sample.done.is_some_and(|d| !d.is_finite() || d < 0.0) {
+            return None;
+        }
+        if let Some(done) = sample.done {
+            hot.meter.done = done;
+            hot.meter.since = now;
+        }
+        if sample.step_s > 0.0 {
+            hot.meter.set_step(now, sample.step_s);
+        }
+        self.belief.learn(&self.state, job, sample);
+        Some(())
+    }
+
+    fn node_up(&mut self, node: NodeIdx) -> Option<()> {
+        self.state.nodes.get(node.usize()).filter(|n| !n.up)?;
+        self.state.set_up(node, true);
+        Some(())
+    }
+
+    /// Jobs that are still on the node lose their place even if their failure was not reported.
+    fn node_down(&mut self, node: NodeIdx) -> Option<()> {
+        self.state.nodes.get(node.usize()).filter(|n| n.up)?;
+        for gpu in self.state.node(node).gpus() {
+            while let Some(&job) = self.state.gpu(gpu).tenants.first() {
+                let done = self.state.done(job);
+                self.failed(job, Why::NodeLost(node), done);
+            }
+        }
+        self.state.set_up(node, false);
+        Some(())
+    }
+
+    /// Takes a job off its GPUs, or out of the queue, for good or for now.
+    fn leave(&mut self, job: JobIdx) {
+        let now = self.state.now;
+        let hot = &mut self.state.jobs[job.usize()];
+        hot.attained_gpu_us += hot.service(now - hot.since);
+        hot.since = now;
+        hot.meter.stop_at(now, hot.meter.done_at(now).max(hot.meter.done));
+        self.state.vacate(job);
+        self.state.pending.remove(job);
+        self.left.push(job);
+    }
+
+    fn make_ready(&mut self, job: JobIdx) {
+        self.state.jobs[job.usize()].phase = Phase::Pending;
+        self.state.pending.insert(job);
+        self.ready.push(job);
+    }
+}

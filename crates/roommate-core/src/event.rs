@@ -1,0 +1,130 @@
+//! Facts that worlds report to the engine, and actions that the engine asks of worlds.
+
+use crate::idx::{GpuSet, JobIdx, NodeIdx};
+use crate::knobs::Knobs;
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+
+/// What was measured of a running job; zero = not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sample {
+    /// Seconds of one step.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub step_s: f64,
+    /// Steps done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub done: Option<f64>,
+    /// Busy share of the multiprocessors.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub sm_util: f32,
+    /// Busy share of the memory bandwidth.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub dram_util: f32,
+    /// GPU memory in use, MiB.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub mem_mib: u32,
+    /// 99th percentile of request latency over the window, µs (services).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub p99_us: u32,
+    /// Requests per second over the window (services).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub load_rps: f32,
+    /// Gradient noise scale.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub noise_scale: f32,
+}
+
+fn is_zero<T: Default + PartialEq>(v: &T) -> bool {
+    *v == T::default()
+}
+
+/// A fact: something that happened in the world.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// A user submitted a registered job.
+    Submitted(JobIdx),
+    /// A job now runs where it was placed.
+    Started(JobIdx),
+    /// A job left its GPUs as it was told to, with so many steps safely done.
+    Stopped {
+        /// The job.
+        job: JobIdx,
+        /// Steps that survive.
+        done: f64,
+    },
+    /// A job now runs with its new knobs.
+    Tuned(JobIdx),
+    /// A job did all its work.
+    Finished(JobIdx),
+    /// A job stopped by itself, with so many steps safely done.
+    Failed {
+        /// The job.
+        job: JobIdx,
+        /// Why.
+        why: Why,
+        /// Steps that survive.
+        done: f64,
+    },
+    /// A user took a job back.
+    Cancelled(JobIdx),
+    /// Something was measured.
+    Sampled {
+        /// The job.
+        job: JobIdx,
+        /// What was measured.
+        sample: Sample,
+    },
+    /// A node can be used.
+    NodeUp(NodeIdx),
+    /// A node cannot be used; the jobs on it are reported as failed by themselves.
+    NodeDown(NodeIdx),
+}
+
+/// Where and how a job runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Placement {
+    /// Its GPUs, ascending.
+    pub gpus: GpuSet,
+    /// How it runs on each.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub knobs: Knobs,
+}
+
+/// An action: what the engine asks of the world. Carries all that the world has to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// Take the job off its GPUs, keeping its progress.
+    Stop(JobIdx),
+    /// Refuse the job for good.
+    Reject(JobIdx, Why),
+    /// Change how the job runs, where it is.
+    Tune(JobIdx, Knobs),
+    /// Take the job off its GPUs and start it on others.
+    Move(JobIdx, Placement),
+    /// Start the job.
+    Start(JobIdx, Placement),
+}
+
+impl Action {
+    /// The job it is about.
+    pub fn job(&self) -> JobIdx {
+        match self {
+            Self::Stop(j) | Self::Reject(j, _) | Self::Tune(j, _) => *j,
+            Self::Move(j, _) | Self::Start(j, _) => *j,
+        }
+    }
+
+    /// Stops come before starts, so that a world that acts in order never needs a GPU twice.
+    pub(crate) fn rank(&self) -> u8 {
+        match self {
+            Self::Stop(_) => 0,
+            Self::Reject(..) => 1,
+            Self::Tune(..) => 2,
+            Self::Move(..) => 3,
+            Self::Start(..) => 4,
+        }
+    }
+}

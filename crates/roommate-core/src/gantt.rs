@@ -1,0 +1,158 @@
+//! Stays: who was on which GPU from when to when, folded from a journal; and an ASCII picture of it.
+
+use crate::event::{Action, Event};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::journal::{Head, JobLine, Observer, StepView};
+use crate::knobs::Knobs;
+use crate::time::Time;
+
+/// A job on its GPUs for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stay {
+    /// The job.
+    pub job: JobIdx,
+    /// Its GPUs.
+    pub gpus: GpuSet,
+    /// How it ran.
+    pub knobs: Knobs,
+    /// From when.
+    pub from: Time,
+    /// To when.
+    pub to: Time,
+}
+
+/// Folds a journal into stays.
+#[derive(Debug, Default)]
+pub struct Stays {
+    /// Stays that are over, in order of their end.
+    pub ended: Vec<Stay>,
+    open: Vec<Option<(GpuSet, Knobs, Time)>>,
+}
+
+impl Stays {
+    fn close(&mut self, job: JobIdx, at: Time) {
+        if let Some((gpus, knobs, from)) = self.open[job.usize()].take()
+            && at > from
+        {
+            self.ended.push(Stay { job, gpus, knobs, from, to: at });
+        }
+    }
+}
+
+impl Observer for Stays {
+    fn job(&mut self, _: &JobLine) {
+        self.open.push(None);
+    }
+
+    fn step(&mut self, step: &StepView<'_>) {
+        for fact in step.facts {
+            match fact {
+                Event::Finished(job) | Event::Cancelled(job) | Event::Failed { job, .. } => {
+                    self.close(*job, step.at);
+                }
+                _ => {}
+            }
+        }
+        for action in step.actions {
+            match action {
+                Action::Stop(job) | Action::Reject(job, _) => self.close(*job, step.at),
+                Action::Start(job, p) | Action::Move(job, p) => {
+                    self.close(*job, step.at);
+                    self.open[job.usize()] = Some((p.gpus.clone(), p.knobs, step.at));
+                }
+                Action::Tune(job, knobs) => {
+                    let gpus = self.open[job.usize()].as_ref().map(|o| o.0.clone());
+                    self.close(*job, step.at);
+                    self.open[job.usize()] = gpus.map(|g| (g, *knobs, step.at));
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, at: Time) {
+        for job in 0..self.open.len() {
+            self.close(JobIdx::from_usize(job), at);
+        }
+    }
+}
+
+/// An ASCII Gantt chart: a row for each GPU, a letter for each job, a column for each slice of time.
+#[derive(Debug, Default)]
+pub struct Gantt {
+    stays: Stays,
+    gpus: u32,
+}
+
+impl Observer for Gantt {
+    fn head(&mut self, head: &Head) {
+        self.gpus = head.cluster.gpus();
+    }
+    fn job(&mut self, line: &JobLine) {
+        self.stays.job(line);
+    }
+    fn step(&mut self, step: &StepView<'_>) {
+        self.stays.step(step);
+    }
+    fn end(&mut self, at: Time) {
+        self.stays.end(at);
+    }
+}
+
+impl Gantt {
+    /// The chart, at most `columns` wide and `rows` high. A column shows who held the GPU longest in
+    /// it, `.` for nobody, `#` where several shared it.
+    pub fn chart(&self, columns: usize, rows: usize) -> String {
+        let end = self.stays.ended.iter().map(|s| s.to.0).max().unwrap_or(0);
+        // Round the width of a column up to a whole number of seconds where that still fits.
+        let column_us = end.div_ceil(columns.max(1) as u64).next_multiple_of(1_000_000).max(1);
+        let width = end.div_ceil(column_us) as usize;
+        let rows = (self.gpus as usize).min(rows);
+        let mut held = vec![vec![Cell::default(); width]; rows];
+        for stay in &self.stays.ended {
+            for gpu in stay.gpus.iter().map(|g: &GpuIdx| g.usize()).filter(|g| *g < rows) {
+                let (first, last) = (stay.from.0 / column_us, (stay.to.0 - 1) / column_us);
+                for c in first..=last {
+                    let from = stay.from.0.max(c * column_us);
+                    let to = stay.to.0.min((c + 1) * column_us);
+                    held[gpu][c as usize].hold(stay.job, to - from);
+                }
+            }
+        }
+        let label = format!("gpu{}", rows.saturating_sub(1)).len();
+        let mut text = String::new();
+        for (gpu, row) in held.iter().enumerate() {
+            let cells: String = row.iter().map(Cell::letter).collect();
+            let line = format!("{:label$}  {}", format!("gpu{gpu}"), cells.trim_end_matches('.'));
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    holder: Option<(JobIdx, u64)>,
+    total_us: u64,
+    shared: bool,
+}
+
+impl Cell {
+    fn hold(&mut self, job: JobIdx, us: u64) {
+        // Two who hold the cell for its whole length share it; two who follow each other do not.
+        self.shared |= self.holder.is_some_and(|(_, most)| most == us && self.total_us >= us);
+        self.total_us += us;
+        if self.holder.is_none_or(|(_, most)| us > most) {
+            self.holder = Some((job, us));
+        }
+    }
+
+    fn letter(&self) -> char {
+        const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+        match self.holder {
+            None => '.',
+            Some(_) if self.shared => '#',
+            Some((job, _)) => char::from(LETTERS[job.usize() % LETTERS.len()]),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Dense typed indices, and sets of them.
+//!
+//! Inside the core everything is a `u32` into a vector; names exist only at the edge. Indices are
+//! never reused, so a stale index is at worst an index of something that is done.
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::marker::PhantomData;
+
+/// A dense index that can be turned into a position in a vector.
+pub trait Idx: Copy + Ord {
+    /// The index at this position.
+    fn from_usize(i: usize) -> Self;
+    /// The position in the vector it indexes.
+    fn usize(self) -> usize;
+}
+
+macro_rules! index {
+    ($($(#[$doc:meta])* $name:ident)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub u32);
+        impl Idx for $name {
+            fn from_usize(i: usize) -> Self { Self(u32::try_from(i).expect("fewer than 2^32 of anything")) }
+            fn usize(self) -> usize { self.0 as usize }
+        }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { self.0.fmt(f) }
+        }
+    )*};
+}
+
+index! {
+    /// A job or service, in order of registration.
+    JobIdx
+    /// A GPU; the GPUs of one node are contiguous.
+    GpuIdx
+    /// A node (a machine with GPUs).
+    NodeIdx
+    /// A profile: what is known of a kind of work.
+    ProfileIdx
+    /// A team (virtual cluster, tenant group).
+    TeamIdx
+}
+
+/// The GPUs of one job, ascending. Up to eight live inline, so the common gang allocates nothing.
+pub type GpuSet = SmallVec<[GpuIdx; 8]>;
+
+/// A set of dense indices: insert, remove and "first at or after" in constant time, iteration in
+/// ascending order, no allocation once it has grown.
+///
+/// A tree of 64-bit words: a bit on level `k + 1` says that a word on level `k` is not empty.
+#[derive(Clone, Debug)]
+pub struct IdxSet<I> {
+    levels: Vec<Vec<u64>>,
+    len: usize,
+    marker: PhantomData<I>,
+}
+
+impl<I> PartialEq for IdxSet<I> {
+    /// Equal when they hold the same members; room that one of them grew once does not count.
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&self.levels[0], &other.levels[0]);
+        let common = a.len().min(b.len());
+        self.len == other.len && a[..common] == b[..common]
+    }
+}
+
+impl<I> Default for IdxSet<I> {
+    fn default() -> Self {
+        Self { levels: vec![Vec::new()], len: 0, marker: PhantomData }
+    }
+}
+
+impl<I: Idx> IdxSet<I> {
+    /// How many members.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no member.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether `i` is a member.
+    pub fn contains(&self, i: I) -> bool {
+        let i = i.usize();
+        self.levels[0].get(i / 64).is_some_and(|w| w >> (i % 64) & 1 == 1)
+    }
+
+    /// Adds `i`; true if it was not there.
+    pub fn insert(&mut self, i: I) -> bool {
+        let i = i.usize();
+        self.grow(i / 64 + 1);
+        if self.levels[0][i / 64] >> (i % 64) & 1 == 1 {
+            return false;
+        }
+        let mut at = i;
+        for level in &mut self.levels {
+            level[at / 64] |= 1 << (at % 64);
+            at /= 64;
+        }
+        self.len += 1;
+        true
+    }
+
+    /// Removes `i`; true if it was there.
+    pub fn remove(&mut self, i: I) -> bool {
+        if !self.contains(i) {
+            return false;
+        }
+        let mut at = i.usize();
+        for level in &mut self.levels {
+            level[at / 64] &= !(1 << (at % 64));
+            if level[at / 64] != 0 {
+                break;
+            }
+            at /= 64;
+        }
+        self.len -= 1;
+        true
+    }
+
+    /// The smallest member.
+    pub fn first(&self) -> Option<I> {
+        self.first_from(0)
+    }
+
+    /// The smallest member at or after `from`.
+    pub fn first_from(&self, from: usize) -> Option<I> {
+        let mut at = from;
+        for (k, level) in self.levels.iter().enumerate() {
+            let word = level.get(at / 64)? & (!0 << (at % 64));
+            if word != 0 {
+                let mut found = at / 64 * 64 + word.trailing_zeros() as usize;
+                for lower in self.levels[..k].iter().rev() {
+                    found = found * 64 + lower[found].trailing_zeros() as usize;
+                }
+                return Some(I::from_usize(found));
+            }
+            at = at / 64 + 1;
+        }
+        None
+    }
+
+    /// The members, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = I> + '_ {
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let found = self.first_from(next)?;
+            next = found.usize() + 1;
+            Some(found)
+        })
+    }
+
+    fn grow(&mut self, words: usize) {
+        if self.levels[0].len() >= words {
+            return;
+        }
+        let mut need = words.next_power_of_two();
+        let mut k = 0;
+        loop {
+            if k == self.levels.len() {
+                // A new top level over what was a single word until now.
+                let below = self.levels[k - 1].first().is_some_and(|w| *w != 0);
+                self.levels.push(vec![u64::from(below)]);
+            }
+            let level = &mut self.levels[k];
+            level.resize(need.max(level.len()), 0);
+            if need == 1 {
+                return;
+            }
+            need = need.div_ceil(64);
+            k += 1;
+        }
+    }
+}
+
+impl<I: Idx> FromIterator<I> for IdxSet<I> {
+    fn from_iter<T: IntoIterator<Item = I>>(iter: T) -> Self {
+        let mut set = Self::default();
+        for i in iter {
+            set.insert(i);
+        }
+        set
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+        #[test]
+        fn behaves_like_a_btree_set(
+            ops in prop::collection::vec((any::<bool>(), prop_oneof![0u32..200, 0u32..300_000]), 0..200)
+        ) {
+            let mut fast = IdxSet::default();
+            let mut slow = BTreeSet::new();
+            for (insert, i) in ops {
+                if insert {
+                    prop_assert_eq!(fast.insert(JobIdx(i)), slow.insert(JobIdx(i)));
+                } else {
+                    prop_assert_eq!(fast.remove(JobIdx(i)), slow.remove(&JobIdx(i)));
+                }
+                prop_assert_eq!(fast.len(), slow.len());
+                prop_assert_eq!(fast.first(), slow.first().copied());
+                let from = JobIdx(i);
+                prop_assert_eq!(fast.first_from(i as usize), slow.range(from..).next().copied());
+            }
+            prop_assert_eq!(fast.iter().collect::<Vec<_>>(), slow.iter().copied().collect::<Vec<_>>());
+        }
+    }
+}

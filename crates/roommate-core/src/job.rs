@@ -1,0 +1,172 @@
+//! Jobs: what the user asked for ([`Spec`], cold) and what is true of it now ([`Job`], hot).
+
+use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
+use crate::knobs::Knobs;
+use crate::progress::Meter;
+use crate::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+
+/// How a job is treated when GPUs are short.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Training that was promised its resources.
+    #[default]
+    Guaranteed,
+    /// Training that takes what is left.
+    BestEffort,
+    /// Inference that has to answer within an SLO.
+    Service,
+}
+
+/// A latency objective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Slo {
+    /// The 99th percentile of latency must stay at or below this, µs.
+    pub p99_us: u32,
+}
+
+/// What the user asked for. Never changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// GPUs it needs to start (a gang: all or nothing).
+    pub gpus: u16,
+    /// Most GPUs it can use; equal to `gpus` for a job that is not elastic.
+    pub gpus_max: u16,
+    /// How it asks to run on each GPU.
+    #[serde(default)]
+    pub knobs: Knobs,
+    /// What is known of this kind of work.
+    pub profile: ProfileIdx,
+    /// Whose it is.
+    #[serde(default)]
+    pub team: TeamIdx,
+    /// How it is treated when GPUs are short.
+    #[serde(default)]
+    pub class: Class,
+    /// Steps in all, as declared; policies that must not know the length do not read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<f64>,
+    /// When it has to be finished.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Time>,
+    /// The latency it has to keep (services).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slo: Option<Slo>,
+    /// Bit mask of the GPU kinds it may run on.
+    #[serde(default = "any_kind", skip_serializing_if = "is_any_kind")]
+    pub kinds: u32,
+    /// How often it is started again after failures of its own.
+    #[serde(default)]
+    pub retries: u16,
+}
+
+impl Spec {
+    /// A training job of `gpus` whole GPUs with `work` steps, all else at its default.
+    pub fn training(gpus: u16, work: f64, profile: ProfileIdx) -> Self {
+        Self {
+            gpus,
+            gpus_max: gpus,
+            knobs: Knobs::WHOLE,
+            profile,
+            team: TeamIdx(0),
+            class: Class::Guaranteed,
+            work: Some(work),
+            deadline: None,
+            slo: None,
+            kinds: u32::MAX,
+            retries: 0,
+        }
+    }
+
+    /// Whether it may run on GPUs of this kind.
+    pub fn allows(&self, kind: u8) -> bool {
+        self.kinds >> kind & 1 == 1
+    }
+}
+
+fn any_kind() -> u32 {
+    u32::MAX
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_any_kind(v: &u32) -> bool {
+    *v == u32::MAX
+}
+
+/// Where a job is in its life: the place where what we want and what we see meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Registered; its submission has not been seen yet.
+    Expected,
+    /// Waits for GPUs.
+    Pending,
+    /// Waits out the pause after a failure.
+    BackingOff,
+    /// Has GPUs and is being started there.
+    Starting,
+    /// Makes progress.
+    Running,
+    /// Was told to leave its GPUs and has not confirmed yet.
+    Stopping,
+    /// Will not run again.
+    Done,
+}
+
+/// What is true of a job now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// The GPUs that it holds, ascending; empty when it holds none.
+    pub gpus: GpuSet,
+    /// How it runs on each of them.
+    pub knobs: Knobs,
+    /// When it was submitted.
+    pub submitted: Time,
+    /// When it last got GPUs or lost them.
+    pub since: Time,
+    /// GPU-µs held up to `since`, weighted by its share of the multiprocessors.
+    pub attained_gpu_us: u64,
+    /// Its believed progress.
+    pub meter: Meter,
+    /// How often it started.
+    pub starts: u32,
+    /// Failures of its own so far.
+    pub failures: u16,
+    /// What was last said about it, so that `explain` hears each reason once.
+    pub last_why: Option<crate::why::Why>,
+}
+
+impl Job {
+    /// A job that nobody has heard of yet.
+    pub fn expected() -> Self {
+        Self {
+            phase: Phase::Expected,
+            gpus: GpuSet::new(),
+            knobs: Knobs::WHOLE,
+            submitted: Time::ZERO,
+            since: Time::ZERO,
+            attained_gpu_us: 0,
+            meter: Meter::default(),
+            starts: 0,
+            failures: 0,
+            last_why: None,
+        }
+    }
+
+    /// Whether it holds GPUs.
+    pub fn is_placed(&self) -> bool {
+        !self.gpus.is_empty()
+    }
+
+    /// GPU-µs that a span on its present GPUs is worth.
+    pub fn service(&self, span: Span) -> u64 {
+        let whole = span.0 * self.gpus.len() as u64;
+        match self.knobs.sm_permille {
+            Knobs::SM_ALL => whole,
+            share => (u128::from(whole) * u128::from(share) / 1000) as u64,
+        }
+    }
+}

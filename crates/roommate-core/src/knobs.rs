@@ -1,0 +1,53 @@
+//! Knobs: how a job runs on each of its GPUs. Everything a policy may turn without moving the job.
+
+use serde::{Deserialize, Serialize};
+
+/// How a job runs on each of its GPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Knobs {
+    /// Batch size per GPU; 0 = the job's own choice.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub batch: u32,
+    /// Share of the GPU's streaming multiprocessors in permille; 1000 = the whole GPU.
+    #[serde(skip_serializing_if = "is_whole")]
+    pub sm_permille: u16,
+    /// GPU memory in MiB per GPU; 0 = not known, not checked.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub mem_mib: u32,
+    /// CPU in thousandths of a core per GPU; 0 = not known, not checked.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub cpu_milli: u32,
+    /// Offset of its stages in an interleaved group.
+    #[serde(skip_serializing_if = "is_first")]
+    pub stage: u8,
+}
+
+impl Knobs {
+    /// A whole GPU, nothing else said.
+    pub const WHOLE: Self =
+        Self { batch: 0, sm_permille: Self::SM_ALL, mem_mib: 0, cpu_milli: 0, stage: 0 };
+    /// The whole of a GPU's multiprocessors.
+    pub const SM_ALL: u16 = 1000;
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self::WHOLE
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(v: &u32) -> bool {
+    *v == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_whole(v: &u16) -> bool {
+    *v == Knobs::SM_ALL
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_first(v: &u8) -> bool {
+    *v == 0
+}

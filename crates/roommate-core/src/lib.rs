@@ -1,0 +1,31 @@
+//! The decision core of Roommate: which deep-learning jobs share a GPU and how each runs there.
+//!
+//! Pure and deterministic. Facts and the time go in, actions come out ([`engine::Engine::step`]); what
+//! it decided and why leaves as a [`journal`]. There is no clock, no IO, no thread and no hash-map
+//! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
+//! and on a cluster, and a journal replays byte for byte.
+
+pub mod cluster;
+pub mod engine;
+pub mod event;
+pub mod explain;
+pub mod gantt;
+pub mod idx;
+pub mod interference;
+pub mod job;
+pub mod journal;
+pub mod knobs;
+pub mod math;
+pub mod metrics;
+pub mod place;
+pub mod plan;
+pub mod policy;
+pub mod profile;
+pub mod progress;
+pub mod queue;
+pub mod rank;
+pub mod replay;
+pub mod state;
+pub mod testing;
+pub mod time;
+pub mod why;

@@ -1,0 +1,4 @@
+//! Numerical helpers with laws and slow twins of their own; nothing here knows about jobs or GPUs.
+
+pub mod rng;
+pub mod stat;

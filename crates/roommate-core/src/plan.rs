@@ -1,0 +1,293 @@
+//! The plan: what a policy edits. It reads like the state, every edit can be undone, and the engine
+//! turns the difference between before and after into actions, so no policy writes a preempt list.
+
+use crate::event::{Action, Event, Placement};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::interference::Interference;
+use crate::job::Phase;
+use crate::knobs::Knobs;
+use crate::math::rng::Rng;
+use crate::state::{Infeasible, State};
+use crate::time::Time;
+use crate::why::{Note, Why};
+use std::ops::Deref;
+
+/// An edit, with what is needed to take it back.
+#[derive(Debug)]
+enum Edit {
+    Place(JobIdx),
+    Release(JobIdx, GpuSet, Knobs),
+    Tune(JobIdx, Knobs),
+    Reject(JobIdx),
+}
+
+/// What a job was like before its first edit in this plan.
+#[derive(Debug)]
+struct Before {
+    job: JobIdx,
+    gpus: GpuSet,
+    knobs: Knobs,
+    attained_gpu_us: u64,
+    since: Time,
+    first_edit: usize,
+}
+
+/// Buffers that the engine keeps between plans, so that planning allocates nothing when warm.
+#[derive(Debug, Default)]
+pub struct Draft {
+    edits: Vec<Edit>,
+    before: Vec<Before>,
+    /// Position in `before` plus one of a job that was touched; 0 = untouched.
+    touched: Vec<u32>,
+    rejected: Vec<(JobIdx, Why)>,
+    notes: Vec<Note>,
+    wake: Option<Time>,
+}
+
+/// A point in a plan to which it can be undone.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    edits: usize,
+    rejected: usize,
+    notes: usize,
+    wake: Option<Time>,
+}
+
+/// What happened since the policy was last asked.
+#[derive(Clone, Copy, Debug)]
+pub struct News<'a> {
+    /// The facts, in order.
+    pub events: &'a [Event],
+    /// Jobs that may be placed from now on: new, stopped, or back from a failure. They may have
+    /// ceased to be pending again; the state has the last word.
+    pub ready: &'a [JobIdx],
+    /// Jobs that lost their GPUs without the policy asking for it: finished, failed, cancelled.
+    pub left: &'a [JobIdx],
+}
+
+/// A plan in the making. Reads like the [`State`].
+pub struct Plan<'a> {
+    state: &'a mut State,
+    draft: &'a mut Draft,
+    /// What happened since the last call.
+    pub news: News<'a>,
+    /// What is believed about roommates.
+    pub belief: &'a dyn Interference,
+    /// Seeded randomness.
+    pub rng: &'a mut Rng,
+}
+
+impl Deref for Plan<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        self.state
+    }
+}
+
+impl<'a> Plan<'a> {
+    /// A plan without edits.
+    pub fn new(
+        state: &'a mut State,
+        draft: &'a mut Draft,
+        news: News<'a>,
+        belief: &'a dyn Interference,
+        rng: &'a mut Rng,
+    ) -> Self {
+        draft.edits.clear();
+        for b in draft.before.drain(..) {
+            draft.touched[b.job.usize()] = 0;
+        }
+        draft.rejected.clear();
+        draft.notes.clear();
+        draft.wake = None;
+        draft.touched.resize(state.jobs.len(), 0);
+        Plan { state, draft, news, belief, rng }
+    }
+
+    /// Gives the job these GPUs (ascending).
+    pub fn place(&mut self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> Result<(), Infeasible> {
+        if !self.state.pending.contains(job) {
+            return Err(Infeasible::NotPending);
+        }
+        self.state.check(job, gpus, knobs)?;
+        self.touch(job);
+        self.state.occupy(job, gpus, knobs);
+        self.draft.edits.push(Edit::Place(job));
+        Ok(())
+    }
+
+    /// Changes how the job runs where it is.
+    pub fn tune(&mut self, job: JobIdx, knobs: Knobs) -> Result<(), Infeasible> {
+        if !self.state.job(job).is_placed() {
+            return Err(Infeasible::NotPlaced);
+        }
+        self.touch(job);
+        let (gpus, old) = self.state.vacate(job);
+        let fits = self.state.check(job, &gpus, knobs);
+        self.state.occupy(job, &gpus, if fits.is_ok() { knobs } else { old });
+        if fits.is_ok() {
+            self.draft.edits.push(Edit::Tune(job, old));
+        }
+        fits
+    }
+
+    /// Takes the job off its GPUs. Placed elsewhere afterwards it moves; placed where it was, nothing
+    /// happens. Does nothing to a job without GPUs.
+    pub fn release(&mut self, job: JobIdx) {
+        if self.state.job(job).is_placed() {
+            self.touch(job);
+            let (gpus, knobs) = self.state.vacate(job);
+            self.state.pending.insert(job);
+            self.draft.edits.push(Edit::Release(job, gpus, knobs));
+        }
+    }
+
+    /// Refuses a waiting job for good.
+    pub fn reject(&mut self, job: JobIdx, why: Why) -> Result<(), Infeasible> {
+        if !self.state.pending.contains(job) {
+            return Err(Infeasible::NotPending);
+        }
+        self.touch(job);
+        self.state.pending.remove(job);
+        self.draft.edits.push(Edit::Reject(job));
+        self.draft.rejected.push((job, why));
+        Ok(())
+    }
+
+    /// Says why something is as it is; feeds `roommate explain`. Cheap when it was said before.
+    pub fn note(&mut self, job: JobIdx, why: Why) {
+        let said = self.state.job(job).last_why;
+        if said.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&why)) {
+            self.draft.notes.push(Note { job, why });
+        }
+    }
+
+    /// Where the job was before this plan; empty if it had no GPUs.
+    pub fn was_on(&self, job: JobIdx) -> &[GpuIdx] {
+        match self.draft.touched[job.usize()] {
+            0 => &self.state.job(job).gpus,
+            at => &self.draft.before[at as usize - 1].gpus,
+        }
+    }
+
+    /// Asks to be called at this instant at the latest. Holds until the next call only.
+    pub fn wake_at(&mut self, at: Time) {
+        assert!(at > self.state.now, "a policy can only be woken in the future");
+        self.draft.wake = Some(self.draft.wake.map_or(at, |w| w.min(at)));
+    }
+
+    /// A point to which the plan can be undone.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            edits: self.draft.edits.len(),
+            rejected: self.draft.rejected.len(),
+            notes: self.draft.notes.len(),
+            wake: self.draft.wake,
+        }
+    }
+
+    /// Takes back everything since the mark.
+    pub fn undo_to(&mut self, mark: Mark) {
+        while self.draft.edits.len() > mark.edits {
+            let last = self.draft.edits.pop().expect("there are more edits than at the mark");
+            match last {
+                Edit::Place(job) => {
+                    let (_, _) = self.state.vacate(job);
+                    self.state.pending.insert(job);
+                }
+                Edit::Release(job, gpus, knobs) => self.state.occupy(job, &gpus, knobs),
+                Edit::Tune(job, old) => {
+                    let (gpus, _) = self.state.vacate(job);
+                    self.state.occupy(job, &gpus, old);
+                }
+                Edit::Reject(job) => {
+                    self.state.pending.insert(job);
+                }
+            }
+        }
+        while self.draft.before.last().is_some_and(|b| b.first_edit >= mark.edits) {
+            let b = self.draft.before.pop().expect("just seen");
+            self.draft.touched[b.job.usize()] = 0;
+            let hot = &mut self.state.jobs[b.job.usize()];
+            hot.attained_gpu_us = b.attained_gpu_us;
+            hot.since = b.since;
+            hot.knobs = b.knobs;
+        }
+        self.draft.rejected.truncate(mark.rejected);
+        self.draft.notes.truncate(mark.notes);
+        self.draft.wake = mark.wake;
+    }
+
+    /// Remembers what the job was like, once, and brings its service up to now, so that it is right
+    /// whatever the plan does to its GPUs.
+    fn touch(&mut self, job: JobIdx) {
+        if self.draft.touched[job.usize()] != 0 {
+            return;
+        }
+        let now = self.state.now;
+        let hot = &mut self.state.jobs[job.usize()];
+        self.draft.before.push(Before {
+            job,
+            gpus: hot.gpus.clone(),
+            knobs: hot.knobs,
+            attained_gpu_us: hot.attained_gpu_us,
+            since: hot.since,
+            first_edit: self.draft.edits.len(),
+        });
+        self.draft.touched[job.usize()] = self.draft.before.len() as u32;
+        hot.attained_gpu_us += hot.service(now - hot.since);
+        hot.since = now;
+    }
+}
+
+impl Draft {
+    /// When the policy asked to be called again.
+    pub(crate) fn wake(&self) -> Option<Time> {
+        self.wake
+    }
+
+    /// Turns the difference between before and after into actions, sets the phases accordingly, and
+    /// hands out the notes that say something new.
+    pub(crate) fn commit(&mut self, state: &mut State, actions: &mut Vec<Action>, notes: &mut Vec<Note>) {
+        let now = state.now;
+        for note in self.notes.drain(..) {
+            let said = &mut state.jobs[note.job.usize()].last_why;
+            if *said != Some(note.why) {
+                *said = Some(note.why);
+                notes.push(note);
+            }
+        }
+        for b in &self.before {
+            let hot = &mut state.jobs[b.job.usize()];
+            let placement = || Placement { gpus: hot.gpus.clone(), knobs: hot.knobs };
+            let action = match (b.gpus.is_empty(), hot.gpus.is_empty()) {
+                (true, true) => continue,
+                (true, false) => Action::Start(b.job, placement()),
+                (false, true) => Action::Stop(b.job),
+                (false, false) if b.gpus != hot.gpus => Action::Move(b.job, placement()),
+                (false, false) if b.knobs != hot.knobs => Action::Tune(b.job, hot.knobs),
+                (false, false) => continue,
+            };
+            match action {
+                Action::Start(..) | Action::Move(..) => {
+                    hot.meter.stop_at(now, hot.meter.done_at(now));
+                    hot.phase = Phase::Starting;
+                    hot.starts += 1;
+                    hot.last_why = None;
+                }
+                Action::Stop(_) => {
+                    hot.meter.stop_at(now, hot.meter.done_at(now));
+                    hot.phase = Phase::Stopping;
+                    state.pending.remove(b.job);
+                }
+                Action::Tune(..) | Action::Reject(..) => {}
+            }
+            actions.push(action);
+        }
+        for (job, why) in self.rejected.drain(..) {
+            state.jobs[job.usize()].phase = Phase::Done;
+            actions.push(Action::Reject(job, why));
+        }
+        actions.sort_by_key(|a| (a.rank(), a.job()));
+    }
+}

@@ -1,0 +1,166 @@
+//! The one trait, and the registry: names, papers, parameters and builders of all policies. The
+//! command line, the documentation and the laws come from the registry.
+
+use crate::plan::Plan;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+mod fifo;
+mod sjf;
+mod srsf;
+mod srtf;
+mod tiresias;
+
+/// A scheduling policy: edits a plan when asked.
+pub trait Policy: Send {
+    /// Edits the plan. Called when something happened that could matter, and at [`Plan::wake_at`].
+    fn schedule(&mut self, plan: &mut Plan<'_>);
+}
+
+/// Parameters as given by the user: a JSON object.
+pub type Params = Map<String, Value>;
+
+/// Why a policy cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// No policy of this name.
+    #[error("there is no policy {0:?}")]
+    Unknown(String),
+    /// A parameter that does not exist or has an impossible value.
+    #[error("policy {policy:?}: {what}")]
+    Params {
+        /// The policy.
+        policy: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The policy has no parameters for this published simulator.
+    #[error("policy {policy:?} has no parameters for --compat {compat}")]
+    Compat {
+        /// The policy.
+        policy: String,
+        /// The published simulator.
+        compat: String,
+    },
+}
+
+/// A policy in the registry.
+pub struct Entry {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// Where it was published.
+    pub paper: &'static str,
+    /// Its source, whose header is its documentation.
+    source: &'static str,
+    /// Parameters that make it the policy of a published simulator.
+    pub compat: &'static [(&'static str, &'static str)],
+    /// Parameters that set this entry apart from others of the same file.
+    preset: &'static str,
+    build: fn(Params) -> Result<Box<dyn Policy>, String>,
+    defaults: fn(Params) -> Result<Value, String>,
+}
+
+impl Entry {
+    /// The policy with its defaults, then these parameters.
+    pub fn build(&self, params: &Params) -> Result<Box<dyn Policy>, PolicyError> {
+        (self.build)(self.merged(params)).map_err(|what| self.wrong(what))
+    }
+
+    /// All parameters and their values when these are given.
+    pub fn params(&self, params: &Params) -> Result<Value, PolicyError> {
+        (self.defaults)(self.merged(params)).map_err(|what| self.wrong(what))
+    }
+
+    /// Its parameters in a published simulator.
+    pub fn compat_params(&self, compat: &str) -> Result<Params, PolicyError> {
+        let known = self.compat.iter().find(|(name, _)| *name == compat);
+        let (_, text) = known.ok_or_else(|| PolicyError::Compat {
+            policy: self.name.into(),
+            compat: compat.into(),
+        })?;
+        Ok(object(text))
+    }
+
+    /// Its documentation: the header of its file.
+    pub fn doc(&self) -> String {
+        let header = self.source.lines().map_while(|l| l.strip_prefix("//!"));
+        let mut text = String::new();
+        for line in header {
+            text.push_str(line.strip_prefix(' ').unwrap_or(line));
+            text.push('\n');
+        }
+        text
+    }
+
+    fn merged(&self, params: &Params) -> Params {
+        let mut all = object(self.preset);
+        all.extend(params.clone());
+        all
+    }
+
+    fn wrong(&self, what: String) -> PolicyError {
+        PolicyError::Params { policy: self.name.into(), what }
+    }
+}
+
+fn object(text: &str) -> Params {
+    serde_json::from_str(text).expect("presets in the registry are JSON objects")
+}
+
+/// Reads parameters strictly: an unknown name is an error that lists the known ones.
+fn read<P: DeserializeOwned>(params: Params) -> Result<P, String> {
+    serde_json::from_value(Value::Object(params)).map_err(|e| e.to_string())
+}
+
+fn shown<P: DeserializeOwned + Serialize>(params: Params) -> Result<Value, String> {
+    serde_json::to_value(read::<P>(params)?).map_err(|e| e.to_string())
+}
+
+macro_rules! entry {
+    ($file:ident, $name:literal, preset: $preset:literal, summary: $summary:literal, paper: $paper:literal, compat: $compat:expr) => {
+        Entry {
+            name: $name,
+            summary: $summary,
+            paper: $paper,
+            source: include_str!(concat!("policy/", stringify!($file), ".rs")),
+            compat: $compat,
+            preset: $preset,
+            build: |params| Ok(Box::new($file::build(read(params)?)?)),
+            defaults: shown::<$file::Params>,
+        }
+    };
+}
+
+/// All policies, in the order in which they are shown.
+pub static POLICIES: &[Entry] = &[
+    entry!(fifo, "fifo", preset: r"{}",
+        summary: "first come, first served; nobody overtakes",
+        paper: "-", compat: &[]),
+    entry!(fifo, "fifo-backfill", preset: r#"{"backfill": true}"#,
+        summary: "first come, first served; smaller jobs fill the holes",
+        paper: "-", compat: &[]),
+    entry!(sjf, "sjf", preset: r"{}",
+        summary: "shortest declared job first, never preempts",
+        paper: "-", compat: &[]),
+    entry!(srtf, "srtf", preset: r"{}",
+        summary: "shortest remaining time first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
+    entry!(srsf, "srsf", preset: r"{}",
+        summary: "shortest remaining service (time x GPUs) first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
+    entry!(tiresias, "tiresias", preset: r"{}",
+        summary: "least attained service in discrete queues, needs no durations",
+        paper: "Gu et al., Tiresias, NSDI 2019",
+        compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)]),
+    entry!(tiresias, "tiresias-gittins", preset: r#"{"order": "gittins"}"#,
+        summary: "as tiresias, ordered by the Gittins index of past jobs",
+        paper: "Gu et al., Tiresias, NSDI 2019", compat: &[]),
+];
+
+/// The policy of this name.
+pub fn find(name: &str) -> Result<&'static Entry, PolicyError> {
+    POLICIES.iter().find(|e| e.name == name).ok_or_else(|| PolicyError::Unknown(name.into()))
+}

@@ -1,0 +1,68 @@
+//! First come, first served.
+//!
+//! # Idea
+//! Jobs start in the order in which they were submitted. Strict: a job that does not fit holds up all
+//! behind it, so no job can be overtaken and none starves. With `backfill`, jobs behind a blocked one
+//! start if they fit now; wide jobs may then wait long, because nothing is reserved for them.
+//!
+//! # Reads / does / wakes
+//! Reads the order of submission and the number of GPUs. Starts jobs on whole GPUs, never stops one.
+//! Wakes when a job arrives or leaves and when a node comes back; never by time.
+//!
+//! # Differs from the paper
+//! There is none; it is the baseline of all of them.
+
+use crate::place::Rule;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::rank::{Style, Walk};
+use serde::{Deserialize, Serialize};
+
+/// Parameters of `fifo`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Whether jobs behind a blocked one may start.
+    backfill: bool,
+    /// How gangs are laid over nodes.
+    rule: Rule,
+}
+
+struct Fifo(Walk);
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let style =
+        Style { rule: params.rule, preempt: false, repack: false, overtake: params.backfill };
+    // A job keeps its place in the line when it comes back after a failure.
+    Ok(Fifo(Walk::new(style, |_, job| u64::from(job.0))))
+}
+
+impl Policy for Fifo {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.0.schedule(plan);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn nobody_overtakes_a_wide_job() {
+        expect![[r"
+            gpu0  aaaabbbbcc
+            gpu1  ....bbbbdd
+        "]]
+        .assert_eq(&picture("fifo", "1x2", "a 0 1 4, b 1 2 4, c 1 1 2, d 1 1 2"));
+    }
+
+    #[test]
+    fn backfill_fills_the_hole_at_the_wide_jobs_expense() {
+        expect![[r#"
+            gpu0  aaaa.bbbb
+            gpu1  .ccddbbbb
+        "#]]
+        .assert_eq(&picture("fifo-backfill", "1x2", "a 0 1 4, b 1 2 4, c 1 1 2, d 1 1 2"));
+    }
+}

@@ -1,0 +1,77 @@
+//! Shortest remaining time first.
+//!
+//! # Idea
+//! The jobs with the least work left run; a newcomer with less left pushes out a running job with
+//! more. On one GPU this is optimal for mean completion time, so it is the yardstick for policies
+//! that do not know durations.
+//!
+//! # Reads / does / wakes
+//! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
+//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//!
+//! The order uses the time left alone on the reference GPU, not the pace where the job happens to
+//! run: otherwise two jobs on a slow GPU could push each other out for ever.
+//!
+//! # Differs from the paper
+//! There is none of its own. `--compat muri` places everything anew on an empty cluster at every
+//! event (`repack`) on the first node that fits, as the Muri simulator does; the default leaves
+//! running jobs where they are and pushes out only those that are in the way.
+
+use crate::idx::JobIdx;
+use crate::place::Rule;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::rank::{Style, Walk, key_of_secs};
+use crate::state::State;
+use serde::{Deserialize, Serialize};
+
+/// Parameters of `srtf`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// How gangs are laid over nodes.
+    rule: Rule,
+    /// Whether everything is placed anew at every step.
+    repack: bool,
+}
+
+struct Srtf(Walk);
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let style =
+        Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
+    Ok(Srtf(Walk::new(style, time_left)))
+}
+
+fn time_left(state: &State, job: JobIdx) -> u64 {
+    key_of_secs(state.remaining_s(job).unwrap_or(f64::INFINITY))
+}
+
+impl Policy for Srtf {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.0.schedule(plan);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn the_newcomer_with_less_left_goes_first() {
+        expect![[r#"
+            gpu0  aacaaabbbb
+        "#]]
+        .assert_eq(&picture("srtf", "1x1", "a 0 1 5, b 1 1 4, c 2 1 1"));
+    }
+
+    #[test]
+    fn only_those_in_the_way_are_stopped() {
+        expect![[r#"
+            gpu0  bbbbbbbb
+            gpu1  aaccaaaaaaa
+        "#]]
+        .assert_eq(&picture("srtf", "1x2", "a 0 1 9, b 0 1 8, c 2 1 2"));
+    }
+}

@@ -1,0 +1,54 @@
+//! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
+
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// The four resources that the stages of a training step use, in stage order.
+pub const STAGES: [&str; 4] = ["storage", "cpu", "gpu", "network"];
+
+/// What is known of a kind of work.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Seconds of one step, alone on the reference GPU, gang on as few nodes as possible.
+    pub step_s: f64,
+    /// Measured speed by GPU kind (index of the cluster's kind), where it is not the kind's own.
+    #[serde(default, skip_serializing_if = "SmallVec::is_empty")]
+    pub kind_speed: SmallVec<[(u8, f64); 2]>,
+    /// Speed when its gang is spread over more nodes than needed, relative to consolidated.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub spread_speed: f64,
+    /// Share of the largest tensor in all parameters; decides whether spreading hurts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew: Option<f32>,
+    /// Seconds of one step in each of [`STAGES`], where profiled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages_s: Option<[f64; 4]>,
+    /// Time without progress at each restart, where it is not the world's usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Span>,
+}
+
+impl Profile {
+    /// A profile that knows only the length of a step.
+    pub fn of_step(step_s: f64) -> Self {
+        Self {
+            step_s,
+            kind_speed: SmallVec::new(),
+            spread_speed: 1.0,
+            skew: None,
+            stages_s: None,
+            restart: None,
+        }
+    }
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_one(v: &f64) -> bool {
+    *v == 1.0
+}

@@ -1,0 +1,136 @@
+//! The waiting line of a policy that ranks jobs: in which order to try them, and whom to skip.
+//!
+//! A walk tries jobs in order of their key. When a job does not fit, every job that is at least as
+//! hard to place cannot fit either in the rest of the walk, because room only shrinks; so jobs are
+//! kept in one lane for each *shape* and a walk touches a lane once after it failed. That makes a step
+//! cost the number of shapes instead of the number of waiting jobs.
+
+use crate::idx::{Idx, JobIdx};
+use crate::plan::Plan;
+use crate::state::State;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// What makes a job hard to place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Shape {
+    gpus: u16,
+    kinds: u32,
+    mem_mib: u32,
+    cpu_milli: u32,
+    /// Policies may treat some jobs more strictly (insist on consolidation); higher is stricter.
+    strict: u8,
+}
+
+impl Shape {
+    fn of(state: &State, job: JobIdx, strict: u8) -> Self {
+        let spec = state.spec(job);
+        Self {
+            gpus: spec.gpus,
+            kinds: spec.kinds,
+            mem_mib: spec.knobs.mem_mib,
+            cpu_milli: spec.knobs.cpu_milli,
+            strict,
+        }
+    }
+
+    /// Whether a job of this shape cannot fit where `other` does not.
+    fn at_least(&self, other: &Self, uniform: bool) -> bool {
+        // With nodes of several sizes a wide gang may fit on small nodes while a narrower one waits
+        // for a large node, so there size says nothing.
+        let size = self.gpus == other.gpus || (uniform && self.gpus > other.gpus);
+        size && self.kinds & !other.kinds == 0
+            && self.mem_mib >= other.mem_mib
+            && self.cpu_milli >= other.cpu_milli
+            && self.strict >= other.strict
+    }
+}
+
+#[derive(Debug)]
+struct Lane<K> {
+    shape: Shape,
+    /// Key, job, stamp; an entry whose stamp is not the job's last is dead.
+    heap: BinaryHeap<Reverse<(K, JobIdx, u32)>>,
+    open: bool,
+}
+
+/// Waiting jobs in order of a key (smaller first), job index on ties.
+#[derive(Debug)]
+pub struct Queue<K> {
+    lanes: Vec<Lane<K>>,
+    lane_of: BTreeMap<Shape, usize>,
+    stamps: Vec<u32>,
+    at: usize,
+}
+
+impl<K: Ord + Copy> Default for Queue<K> {
+    fn default() -> Self {
+        Self { lanes: Vec::new(), lane_of: BTreeMap::new(), stamps: Vec::new(), at: 0 }
+    }
+}
+
+impl<K: Ord + Copy> Queue<K> {
+    /// Adds a job, or gives it another key.
+    pub fn push(&mut self, state: &State, job: JobIdx, key: K, strict: u8) {
+        let shape = Shape::of(state, job, strict);
+        let next = self.lanes.len();
+        let lane = *self.lane_of.entry(shape).or_insert(next);
+        if lane == next {
+            self.lanes.push(Lane { shape, heap: BinaryHeap::new(), open: true });
+        }
+        if self.stamps.len() <= job.usize() {
+            self.stamps.resize(state.jobs.len(), 0);
+        }
+        let stamp = &mut self.stamps[job.usize()];
+        *stamp += 1;
+        self.lanes[lane].heap.push(Reverse((key, job, *stamp)));
+    }
+
+    /// Forgets everybody.
+    pub fn clear(&mut self) {
+        for lane in &mut self.lanes {
+            lane.heap.clear();
+        }
+    }
+
+    /// Begins a walk: every lane may be tried again.
+    pub fn open(&mut self) {
+        for lane in &mut self.lanes {
+            lane.open = true;
+        }
+    }
+
+    /// The best job that may still fit in this walk. Follow with [`Self::take`] or [`Self::close`].
+    pub fn next(&mut self, plan: &Plan<'_>) -> Option<(K, JobIdx)> {
+        let mut best: Option<(K, JobIdx, usize)> = None;
+        for (i, lane) in self.lanes.iter_mut().enumerate().filter(|(_, l)| l.open) {
+            while let Some(Reverse((key, job, stamp))) = lane.heap.peek().copied() {
+                if self.stamps[job.usize()] != stamp || !plan.pending.contains(job) {
+                    lane.heap.pop();
+                    continue;
+                }
+                if best.is_none_or(|(k, j, _)| (key, job) < (k, j)) {
+                    best = Some((key, job, i));
+                }
+                break;
+            }
+        }
+        let (key, job, lane) = best?;
+        self.at = lane;
+        Some((key, job))
+    }
+
+    /// The job that [`Self::next`] gave was placed: it no longer waits.
+    pub fn take(&mut self) {
+        self.lanes[self.at].heap.pop();
+    }
+
+    /// The job that [`Self::next`] gave does not fit: skip all that are at least as hard to place.
+    pub fn close(&mut self, plan: &Plan<'_>) {
+        let shape = self.lanes[self.at].shape;
+        let uniform = plan.nodes_alike();
+        for lane in &mut self.lanes {
+            lane.open &= !lane.shape.at_least(&shape, uniform);
+        }
+    }
+}

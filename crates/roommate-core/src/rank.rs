@@ -1,0 +1,133 @@
+//! Ranked walks: what policies do that give each job a number and serve small numbers first.
+//!
+//! The policy file says what the number is and whether a small number may push out a large one; the
+//! walk itself is here once.
+
+use crate::idx::JobIdx;
+use crate::place::{self, Room, Rule};
+use crate::plan::Plan;
+use crate::queue::Queue;
+use crate::state::State;
+use crate::why::Why;
+
+/// A key that orders non-negative seconds: the bits of a non-negative float order like the float.
+pub fn key_of_secs(seconds: f64) -> u64 {
+    debug_assert!(seconds >= 0.0, "an urgency is not negative");
+    seconds.to_bits()
+}
+
+/// How a ranked walk behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// How gangs are laid over nodes.
+    pub rule: Rule,
+    /// Whether a job may push out jobs with a larger key.
+    pub preempt: bool,
+    /// Whether everything is placed anew on an empty cluster at every step, as some published
+    /// simulators do; otherwise running jobs stay where they are.
+    pub repack: bool,
+    /// Whether jobs behind one that does not fit may start before it.
+    pub overtake: bool,
+}
+
+/// The walk and its buffers.
+#[derive(Debug)]
+pub struct Walk {
+    style: Style,
+    key: fn(&State, JobIdx) -> u64,
+    queue: Queue<u64>,
+    room: Room,
+    /// Running jobs by key, ascending; filled at most once a step, when somebody is blocked.
+    running: Vec<(u64, JobIdx)>,
+}
+
+impl Walk {
+    /// A walk in the order of `key`, smaller first.
+    pub fn new(style: Style, key: fn(&State, JobIdx) -> u64) -> Self {
+        Self { style, key, queue: Queue::default(), room: Room::default(), running: Vec::new() }
+    }
+
+    /// Takes in the news and gives GPUs to those who come first.
+    pub fn schedule(&mut self, plan: &mut Plan<'_>) {
+        for job in plan.news.ready {
+            if plan.pending.contains(*job) {
+                self.queue.push(plan, *job, (self.key)(plan, *job), 0);
+            }
+        }
+        if self.style.repack {
+            self.release_all(plan);
+        }
+        self.running.clear();
+        let mut ranked = !self.style.preempt || self.style.repack;
+        self.queue.open();
+        while let Some((key, job)) = self.queue.next(plan) {
+            let fits = if self.style.repack {
+                place::place_anew(plan, job, self.style.rule)
+            } else {
+                place::place(plan, job, self.style.rule)
+            };
+            if fits {
+                self.queue.take();
+                continue;
+            }
+            if !ranked {
+                self.rank_running(plan);
+                ranked = true;
+            }
+            if self.push_out(plan, key, job) {
+                self.queue.take();
+                self.requeue_evicted(plan, job);
+            } else {
+                place::note_no_room(plan, job);
+                self.queue.close(plan);
+                if !self.style.overtake {
+                    self.note_blocked(plan, job);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn release_all(&mut self, plan: &mut Plan<'_>) {
+        self.running.clear();
+        self.running.extend(plan.placed.iter().map(|j| (0, j)));
+        for i in 0..self.running.len() {
+            let job = self.running[i].1;
+            plan.release(job);
+            self.queue.push(plan, job, (self.key)(plan, job), 0);
+        }
+    }
+
+    fn rank_running(&mut self, plan: &Plan<'_>) {
+        let key = self.key;
+        self.running.extend(plan.placed.iter().map(|j| (key(plan, j), j)));
+        self.running.sort_unstable();
+    }
+
+    /// Places the job by pushing out running jobs with larger keys, worst first.
+    fn push_out(&mut self, plan: &mut Plan<'_>, key: u64, job: JobIdx) -> bool {
+        if !self.style.preempt || self.running.last().is_none_or(|worst| *worst <= (key, job)) {
+            return false;
+        }
+        let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
+        self.room.make(plan, job, self.style.rule, worse)
+    }
+
+    fn requeue_evicted(&mut self, plan: &mut Plan<'_>, by: JobIdx) {
+        for i in 0..self.room.evicted.len() {
+            let victim = self.room.evicted[i];
+            plan.note(victim, Why::PreemptedBy(by));
+            self.queue.push(plan, victim, (self.key)(plan, victim), 0);
+        }
+    }
+
+    /// Those behind a blocked head hear once whom they wait for.
+    fn note_blocked(&self, plan: &mut Plan<'_>, head: JobIdx) {
+        for i in 0..plan.news.ready.len() {
+            let job = plan.news.ready[i];
+            if job != head && plan.pending.contains(job) {
+                plan.note(job, Why::Behind(head));
+            }
+        }
+    }
+}

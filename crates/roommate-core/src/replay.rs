@@ -1,0 +1,80 @@
+//! Replay: runs the facts of a journal through a fresh engine and proves that it decides the same.
+
+use crate::engine::Engine;
+use crate::interference::Undisturbed;
+use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
+use crate::policy::{self, PolicyError};
+use crate::time::Time;
+
+/// The first place where a replay decided differently.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// When.
+    pub at: Time,
+    /// What the journal says was decided.
+    pub recorded: String,
+    /// What was decided now.
+    pub replayed: String,
+}
+
+/// Folds a journal by deciding everything again.
+#[derive(Default)]
+pub struct Replay {
+    engine: Option<Engine>,
+    /// Steps compared.
+    pub steps: u64,
+    /// Actions compared.
+    pub actions: u64,
+    /// The first difference, if any.
+    pub difference: Option<Difference>,
+    /// Why the policy of the journal could not be built.
+    pub refused: Option<PolicyError>,
+}
+
+impl Observer for Replay {
+    fn head(&mut self, head: &Head) {
+        let built = policy::find(&head.policy).and_then(|e| e.build(&head.params));
+        match built {
+            Err(e) => self.refused = Some(e),
+            Ok(policy) => {
+                let belief = Box::new(Undisturbed);
+                let engine = Engine::new(&head.cluster, head.costs, policy, belief, head.seed);
+                self.engine = Some(engine);
+            }
+        }
+    }
+
+    fn profile(&mut self, line: &ProfileLine) {
+        if let Some(engine) = &mut self.engine {
+            engine.add_profile(line.profile.clone());
+        }
+    }
+
+    fn job(&mut self, line: &JobLine) {
+        if let Some(engine) = &mut self.engine {
+            engine.add_job(line.spec.clone());
+        }
+    }
+
+    fn step(&mut self, step: &StepView<'_>) {
+        let Some(engine) = self.engine.as_mut().filter(|_| self.difference.is_none()) else {
+            return;
+        };
+        self.steps += 1;
+        self.actions += step.actions.len() as u64;
+        let again = engine.step(step.at, step.facts);
+        if again.actions != step.actions || again.notes != step.notes || again.asked != step.asked {
+            let text = |view: &StepView<'_>| {
+                serde_json::to_string(view).expect("a step can always be written")
+            };
+            self.difference = Some(Difference {
+                step: self.steps,
+                at: step.at,
+                recorded: text(step),
+                replayed: text(&StepView::of(step.at, step.facts, &again)),
+            });
+        }
+    }
+}

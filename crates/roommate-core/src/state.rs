@@ -1,0 +1,445 @@
+//! The state: what is true of the cluster and of every job now. Policies read it through a plan.
+//!
+//! All books (idle GPUs, memory, shares, CPU) are kept here, in two primitive moves, `occupy` and
+//! `vacate`; everything above is built from them, so the books cannot drift apart.
+
+use crate::cluster::{Cluster, Kind};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::job::{Job, Spec};
+use crate::knobs::Knobs;
+use crate::profile::Profile;
+use crate::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// A GPU now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpu {
+    /// The node it is in.
+    pub node: NodeIdx,
+    /// Its kind, an index into [`State::kinds`].
+    pub kind: u8,
+    /// Share of its multiprocessors that is given away.
+    pub sm_used_permille: u16,
+    /// Memory that is given away, MiB.
+    pub mem_used_mib: u32,
+    /// The jobs on it, ascending.
+    pub tenants: SmallVec<[JobIdx; 4]>,
+}
+
+/// A node now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its first GPU.
+    pub first: GpuIdx,
+    /// How many GPUs it has.
+    pub size: u16,
+    /// How many of them have no tenant.
+    pub idle: u16,
+    /// Kind of its GPUs.
+    pub kind: u8,
+    /// Whether it can be used.
+    pub up: bool,
+    /// Its CPU in thousandths of a core; 0 = not known, not checked.
+    pub cpu_milli: u32,
+    /// CPU that is given away.
+    pub cpu_used_milli: u32,
+}
+
+impl Node {
+    /// Its GPUs.
+    pub fn gpus(&self) -> impl DoubleEndedIterator<Item = GpuIdx> + use<> {
+        (self.first.0..self.first.0 + u32::from(self.size)).map(GpuIdx)
+    }
+}
+
+/// When a job loses time to a (re)start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Charge {
+    /// When it really restarts.
+    #[default]
+    OnRestart,
+    /// At every scheduling step it lives through, as some published simulators have it.
+    EveryStep,
+}
+
+/// What it costs to change something, as the world has it. Data: policies read the price.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Costs {
+    /// When a restart is charged.
+    pub charge: Charge,
+    /// Time without progress at the very first start.
+    pub start: Span,
+    /// Time without progress at each later start, unless the profile knows better.
+    pub restart: Span,
+    /// Pause after a job's first failure; doubles with each further one.
+    pub backoff: Span,
+}
+
+impl Default for Costs {
+    /// A restart costs the mean that the Tiresias testbed measured.
+    fn default() -> Self {
+        Self {
+            charge: Charge::OnRestart,
+            start: Span::ZERO,
+            restart: Span::from_secs(62.0),
+            backoff: Span::from_secs(30.0),
+        }
+    }
+}
+
+/// Why something cannot be done. An answer, not an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Infeasible {
+    /// The job does not wait for GPUs.
+    NotPending,
+    /// The job holds no GPUs.
+    NotPlaced,
+    /// Fewer or more GPUs than the job can use.
+    WrongCount,
+    /// GPUs not ascending, or one of them twice, or one that does not exist.
+    BadSet,
+    /// A GPU's node is down.
+    Down,
+    /// A GPU of a kind that the job cannot use.
+    WrongKind,
+    /// Not enough GPU memory.
+    Memory,
+    /// Not enough of the multiprocessors left.
+    Share,
+    /// Too many tenants.
+    Slots,
+    /// Not enough CPU on the node.
+    Cpu,
+}
+
+/// Nodes by how many of their GPUs are idle, for each kind: placement without a scan.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Idle {
+    /// `[kind][idle GPUs]` → nodes that are up.
+    by_count: Vec<Vec<IdxSet<NodeIdx>>>,
+    /// Idle GPUs of each kind.
+    gpus: Vec<u32>,
+}
+
+impl Idle {
+    /// Nodes of a kind with exactly `count` idle GPUs, ascending.
+    pub fn nodes(&self, kind: u8, count: u16) -> &IdxSet<NodeIdx> {
+        &self.by_count[usize::from(kind)][usize::from(count)]
+    }
+
+    /// The largest node of a kind.
+    pub fn largest(&self, kind: u8) -> u16 {
+        self.by_count[usize::from(kind)].len() as u16 - 1
+    }
+
+    /// Idle GPUs of a kind.
+    pub fn gpus(&self, kind: u8) -> u32 {
+        self.gpus[usize::from(kind)]
+    }
+}
+
+/// What is true now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// The time of the last step.
+    pub now: Time,
+    /// The kinds of GPU.
+    pub kinds: Vec<Kind>,
+    /// All nodes.
+    pub nodes: Vec<Node>,
+    /// All GPUs.
+    pub gpus: Vec<Gpu>,
+    /// All jobs ever registered.
+    pub jobs: Vec<Job>,
+    /// What was asked for each.
+    pub specs: Vec<Spec>,
+    /// What is known of kinds of work.
+    pub profiles: Vec<Profile>,
+    /// Jobs that wait for GPUs and may be placed.
+    pub pending: IdxSet<JobIdx>,
+    /// Jobs that hold GPUs.
+    pub placed: IdxSet<JobIdx>,
+    /// Idle GPUs.
+    pub idle: Idle,
+    /// What changes cost.
+    pub costs: Costs,
+    /// Most tenants of one GPU.
+    pub max_tenants: u8,
+    alike: bool,
+}
+
+impl State {
+    /// An empty cluster, everything up.
+    pub fn new(cluster: &Cluster, costs: Costs) -> Self {
+        let mut state = Self {
+            now: Time::ZERO,
+            kinds: cluster.kinds.clone(),
+            nodes: Vec::new(),
+            gpus: Vec::new(),
+            jobs: Vec::new(),
+            specs: Vec::new(),
+            profiles: Vec::new(),
+            pending: IdxSet::default(),
+            placed: IdxSet::default(),
+            idle: Idle::default(),
+            costs,
+            max_tenants: 4,
+            alike: cluster.groups.iter().all(|g| g.gpus == cluster.groups[0].gpus),
+        };
+        let largest = |k: usize| {
+            let of_kind = cluster.groups.iter().filter(|g| usize::from(g.kind) == k);
+            of_kind.map(|g| g.gpus).max().unwrap_or(0)
+        };
+        for k in 0..cluster.kinds.len() {
+            state.idle.by_count.push(vec![IdxSet::default(); usize::from(largest(k)) + 1]);
+            state.idle.gpus.push(0);
+        }
+        for group in &cluster.groups {
+            for _ in 0..group.count {
+                let node = NodeIdx::from_usize(state.nodes.len());
+                state.nodes.push(Node {
+                    first: GpuIdx::from_usize(state.gpus.len()),
+                    size: group.gpus,
+                    idle: group.gpus,
+                    kind: group.kind,
+                    up: true,
+                    cpu_milli: group.cpu_milli,
+                    cpu_used_milli: 0,
+                });
+                for _ in 0..group.gpus {
+                    state.gpus.push(Gpu {
+                        node,
+                        kind: group.kind,
+                        sm_used_permille: 0,
+                        mem_used_mib: 0,
+                        tenants: SmallVec::new(),
+                    });
+                }
+                state.count_idle(node, true);
+            }
+        }
+        state
+    }
+
+    /// Whether all nodes have the same number of GPUs.
+    pub fn nodes_alike(&self) -> bool {
+        self.alike
+    }
+
+    /// The job.
+    pub fn job(&self, job: JobIdx) -> &Job {
+        &self.jobs[job.usize()]
+    }
+
+    /// What was asked for the job.
+    pub fn spec(&self, job: JobIdx) -> &Spec {
+        &self.specs[job.usize()]
+    }
+
+    /// What is known of the job's kind of work.
+    pub fn profile(&self, job: JobIdx) -> &Profile {
+        &self.profiles[self.spec(job).profile.usize()]
+    }
+
+    /// The node.
+    pub fn node(&self, node: NodeIdx) -> &Node {
+        &self.nodes[node.usize()]
+    }
+
+    /// The GPU.
+    pub fn gpu(&self, gpu: GpuIdx) -> &Gpu {
+        &self.gpus[gpu.usize()]
+    }
+
+    /// Idle GPUs that the job may run on.
+    pub fn idle_for(&self, job: JobIdx) -> u32 {
+        let spec = self.spec(job);
+        (0..self.kinds.len() as u8).filter(|k| spec.allows(*k)).map(|k| self.idle.gpus(k)).sum()
+    }
+
+    /// Idle GPUs of all kinds.
+    pub fn idle_gpus(&self) -> u32 {
+        self.idle.gpus.iter().sum()
+    }
+
+    /// GPU-µs that the job has held so far, weighted by its share.
+    pub fn attained(&self, job: JobIdx) -> u64 {
+        let job = self.job(job);
+        job.attained_gpu_us + job.service(self.now - job.since)
+    }
+
+    /// Steps that the job has done, as believed.
+    pub fn done(&self, job: JobIdx) -> f64 {
+        self.job(job).meter.done_at(self.now)
+    }
+
+    /// Seconds of work left alone on the reference GPU, for a job that declared its length.
+    ///
+    /// Independent of where the job runs now, so that an order by it is stable under placement.
+    pub fn remaining_s(&self, job: JobIdx) -> Option<f64> {
+        let left = (self.spec(job).work? - self.done(job)).max(0.0);
+        Some(left * self.profile(job).step_s)
+    }
+
+    /// Time without progress when the job starts (again), under [`Charge::OnRestart`].
+    pub fn start_cost(&self, job: JobIdx) -> Span {
+        match self.costs.charge {
+            Charge::EveryStep => Span::ZERO,
+            Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
+            Charge::OnRestart => self.restart_cost(job),
+        }
+    }
+
+    /// Time without progress at a restart of the job.
+    pub fn restart_cost(&self, job: JobIdx) -> Span {
+        self.profile(job).restart.unwrap_or(self.costs.restart)
+    }
+
+    /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
+    /// consolidated gang: the slowest GPU sets the pace.
+    pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
+        let profile = self.profile(job);
+        let of_kind = |k: u8| {
+            let measured = profile.kind_speed.iter().find(|(kind, _)| *kind == k);
+            measured.map_or(self.kinds[usize::from(k)].speed, |(_, speed)| *speed)
+        };
+        let mut speed = f64::INFINITY;
+        let mut last_kind = None;
+        for g in gpus {
+            let kind = self.gpu(*g).kind;
+            if last_kind != Some(kind) {
+                speed = speed.min(of_kind(kind));
+                last_kind = Some(kind);
+            }
+        }
+        if self.is_spread(gpus) { speed * profile.spread_speed } else { speed }
+    }
+
+    /// Whether these GPUs lie on more nodes than as many GPUs would need.
+    pub fn is_spread(&self, gpus: &[GpuIdx]) -> bool {
+        let Some(first) = gpus.first() else { return false };
+        let mut node = self.gpu(*first).node;
+        let mut nodes = 1;
+        for g in &gpus[1..] {
+            let n = self.gpu(*g).node;
+            nodes += usize::from(n != node);
+            node = n;
+        }
+        nodes > gpus.len().div_ceil(usize::from(self.node(self.gpu(*first).node).size))
+    }
+
+    /// Whether the job can run there in that way.
+    pub fn check(&self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> Result<(), Infeasible> {
+        let spec = self.spec(job);
+        if gpus.len() < usize::from(spec.gpus) || gpus.len() > usize::from(spec.gpus_max) {
+            return Err(Infeasible::WrongCount);
+        }
+        if !gpus.is_sorted_by(|a, b| a < b) || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len()) {
+            return Err(Infeasible::BadSet);
+        }
+        let mut on_node = (NodeIdx(u32::MAX), 0);
+        for g in gpus {
+            let gpu = self.gpu(*g);
+            let node = self.node(gpu.node);
+            let mem_mib = self.kinds[usize::from(gpu.kind)].mem_mib;
+            on_node = (gpu.node, if on_node.0 == gpu.node { on_node.1 + 1 } else { 1u64 });
+            let cpu = u64::from(node.cpu_used_milli) + on_node.1 * u64::from(knobs.cpu_milli);
+            if !node.up {
+                return Err(Infeasible::Down);
+            } else if !spec.allows(gpu.kind) {
+                return Err(Infeasible::WrongKind);
+            } else if gpu.sm_used_permille + knobs.sm_permille > Knobs::SM_ALL {
+                return Err(Infeasible::Share);
+            } else if gpu.tenants.len() >= usize::from(self.max_tenants) {
+                return Err(Infeasible::Slots);
+            } else if mem_mib > 0
+                && u64::from(gpu.mem_used_mib) + u64::from(knobs.mem_mib) > u64::from(mem_mib)
+            {
+                return Err(Infeasible::Memory);
+            } else if node.cpu_milli > 0 && cpu > u64::from(node.cpu_milli) {
+                return Err(Infeasible::Cpu);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters the job in the books of these GPUs. The caller has checked that it fits.
+    pub(crate) fn occupy(&mut self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) {
+        debug_assert!(!self.job(job).is_placed(), "a job is in one place");
+        for g in gpus {
+            let node = self.gpu(*g).node;
+            let gpu = &mut self.gpus[g.usize()];
+            let was_idle = gpu.tenants.is_empty();
+            let at = gpu.tenants.partition_point(|t| *t < job);
+            gpu.tenants.insert(at, job);
+            gpu.sm_used_permille += knobs.sm_permille;
+            gpu.mem_used_mib += knobs.mem_mib;
+            self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli;
+            if was_idle {
+                self.shift_idle(node, -1);
+            }
+        }
+        let hot = &mut self.jobs[job.usize()];
+        hot.gpus = GpuSet::from_slice(gpus);
+        hot.knobs = knobs;
+        self.pending.remove(job);
+        self.placed.insert(job);
+    }
+
+    /// Takes the job out of the books; returns where it was. It is then neither placed nor pending.
+    pub(crate) fn vacate(&mut self, job: JobIdx) -> (GpuSet, Knobs) {
+        let hot = &mut self.jobs[job.usize()];
+        let gpus = std::mem::take(&mut hot.gpus);
+        let knobs = hot.knobs;
+        for g in &gpus {
+            let gpu = &mut self.gpus[g.usize()];
+            let at = gpu.tenants.binary_search(&job).expect("a placed job is a tenant");
+            gpu.tenants.remove(at);
+            gpu.sm_used_permille -= knobs.sm_permille;
+            gpu.mem_used_mib -= knobs.mem_mib;
+            let node = gpu.node;
+            let now_idle = gpu.tenants.is_empty();
+            self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli;
+            if now_idle {
+                self.shift_idle(node, 1);
+            }
+        }
+        self.placed.remove(job);
+        (gpus, knobs)
+    }
+
+    /// Marks a node as usable or not. Its GPUs must be empty when it goes down.
+    pub(crate) fn set_up(&mut self, node: NodeIdx, up: bool) {
+        if self.node(node).up != up {
+            self.count_idle(node, false);
+            self.nodes[node.usize()].up = up;
+            self.count_idle(node, true);
+        }
+    }
+
+    fn shift_idle(&mut self, node: NodeIdx, by: i16) {
+        self.count_idle(node, false);
+        let n = &mut self.nodes[node.usize()];
+        n.idle = n.idle.checked_add_signed(by).expect("idle GPUs never go below zero");
+        self.count_idle(node, true);
+    }
+
+    /// Enters a node in the index of idle GPUs or takes it out; nodes that are down are not in it.
+    fn count_idle(&mut self, node: NodeIdx, enter: bool) {
+        let n = &self.nodes[node.usize()];
+        if !n.up {
+            return;
+        }
+        let (kind, idle) = (usize::from(n.kind), usize::from(n.idle));
+        if enter {
+            self.idle.by_count[kind][idle].insert(node);
+            self.idle.gpus[kind] += idle as u32;
+        } else {
+            self.idle.by_count[kind][idle].remove(node);
+            self.idle.gpus[kind] -= idle as u32;
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! A slow, obviously correct world for tests: time goes forward in fixed ticks and every job is
+//! advanced at every tick. The event-driven simulator is compared with it, and policies draw their
+//! pictures in it.
+
+use crate::cluster::Cluster;
+use crate::engine::Engine;
+use crate::event::{Action, Event};
+use crate::gantt::Gantt;
+use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use crate::interference::Undisturbed;
+use crate::job::Spec;
+use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
+use crate::metrics::{Fold, Metrics};
+use crate::policy::{self, Params};
+use crate::profile::Profile;
+use crate::state::Costs;
+use crate::time::{Span, Time};
+
+/// A job of a scene.
+#[derive(Clone, Debug)]
+pub struct Actor {
+    /// Its name.
+    pub name: String,
+    /// When it is submitted, in ticks.
+    pub submit: u64,
+    /// What it asks for.
+    pub spec: Spec,
+    /// Steps it really needs.
+    pub work: f64,
+}
+
+/// A small cluster, some jobs and a policy.
+pub struct Scene {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// What changes cost; nothing, unless said.
+    pub costs: Costs,
+    /// Name of the policy.
+    pub policy: String,
+    /// Its parameters.
+    pub params: Params,
+    /// Kinds of work.
+    pub profiles: Vec<Profile>,
+    /// The jobs, in order of submission.
+    pub actors: Vec<Actor>,
+    /// Length of a tick.
+    pub tick: Span,
+    /// Seed of the policy's randomness.
+    pub seed: u64,
+}
+
+/// What came of a scene.
+pub struct Outcome {
+    /// The journal, as text.
+    pub journal: String,
+    /// When each job finished, in ticks.
+    pub finished: Vec<Option<u64>>,
+    /// Whether everything came to an end before the limit.
+    pub ended: bool,
+}
+
+/// Ticks after which a scene is given up.
+const LIMIT: u64 = 100_000;
+
+impl Scene {
+    /// Jobs as `name submit gpus length`, separated by commas; a tick is a second.
+    pub fn new(policy: &str, cluster: &str, jobs: &str) -> Self {
+        let mut actors: Vec<Actor> = Vec::new();
+        for job in jobs.split(',') {
+            let words: Vec<&str> = job.split_whitespace().collect();
+            let [name, submit, gpus, length] = words[..] else {
+                panic!("expected `name submit gpus length`, found {job:?}");
+            };
+            let number = |w: &str| w.parse::<u64>().expect("a number");
+            let work = number(length) as f64;
+            actors.push(Actor {
+                name: name.into(),
+                submit: number(submit),
+                spec: Spec::training(number(gpus) as u16, work, ProfileIdx(0)),
+                work,
+            });
+        }
+        actors.sort_by_key(|a| a.submit);
+        let free = Costs { restart: Span::ZERO, ..Costs::default() };
+        Self {
+            cluster: cluster.parse().expect("a cluster"),
+            costs: free,
+            policy: policy.into(),
+            params: Params::new(),
+            profiles: vec![Profile::of_step(1.0)],
+            actors,
+            tick: Span::from_secs(1.0),
+            seed: 0,
+        }
+    }
+
+    /// Plays the scene to its end, or to a limit.
+    pub fn run(&self) -> Outcome {
+        self.run_looking(&mut |_| {})
+    }
+
+    /// The same, calling `look` after every step that asked the policy.
+    pub fn run_looking(&self, look: &mut dyn FnMut(&mut Engine)) -> Outcome {
+        let policy = policy::find(&self.policy).and_then(|e| e.build(&self.params));
+        let policy = policy.unwrap_or_else(|e| panic!("{e}"));
+        self.run_policy(policy, look)
+    }
+
+    /// The same with a policy that need not be in the registry.
+    pub fn run_policy(
+        &self,
+        policy: Box<dyn policy::Policy>,
+        look: &mut dyn FnMut(&mut Engine),
+    ) -> Outcome {
+        let engine =
+            Engine::new(&self.cluster, self.costs, policy, Box::new(Undisturbed), self.seed);
+        let mut stage = Stage { scene: self, engine, jobs: Vec::new(), out: Vec::new() };
+        let ended = stage.play(look);
+        let Stage { jobs, out, .. } = stage;
+        Outcome {
+            journal: String::from_utf8(out).expect("journals are UTF-8"),
+            finished: jobs.iter().map(|j| j.finished).collect(),
+            ended,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Played {
+    placed: bool,
+    running: bool,
+    /// Ticks of the start-up cost left.
+    starting: u64,
+    done: f64,
+    step_s: f64,
+    finished: Option<u64>,
+    refused: bool,
+}
+
+struct Stage<'a> {
+    scene: &'a Scene,
+    engine: Engine,
+    jobs: Vec<Played>,
+    out: Vec<u8>,
+}
+
+impl Stage<'_> {
+    fn play(&mut self, look: &mut dyn FnMut(&mut Engine)) -> bool {
+        let scene = self.scene;
+        let mut writer = journal::Writer::new(Vec::new());
+        let params = scene.params.clone();
+        writer.head(&Head {
+            version: journal::VERSION,
+            world: "ticks".into(),
+            policy: scene.policy.clone(),
+            params,
+            cluster: scene.cluster.clone(),
+            costs: scene.costs,
+            seed: scene.seed,
+        });
+        writer.team(&journal::TeamLine { idx: TeamIdx(0), name: "all".into() });
+        for profile in &scene.profiles {
+            let idx = self.engine.add_profile(profile.clone());
+            writer.profile(&ProfileLine { idx, name: "work".into(), profile: profile.clone() });
+        }
+        let mut arrived = 0;
+        let mut tick = 0;
+        let ended = loop {
+            let now = Time(tick * scene.tick.0);
+            let mut facts = self.completions(tick);
+            while scene.actors.get(arrived).is_some_and(|a| a.submit == tick) {
+                let actor = &scene.actors[arrived];
+                let idx = self.engine.add_job(actor.spec.clone());
+                let line = JobLine { idx, name: actor.name.clone(), spec: actor.spec.clone() };
+                writer.job(&line);
+                self.jobs.push(Played::default());
+                facts.push(Event::Submitted(idx));
+                arrived += 1;
+            }
+            self.steps(now, facts, &mut writer, look);
+            let over = |j: &Played| j.finished.is_some() || j.refused;
+            if arrived == scene.actors.len() && self.jobs.iter().all(over) {
+                break true;
+            }
+            if tick == LIMIT {
+                break false;
+            }
+            self.advance();
+            tick += 1;
+        };
+        writer.end(Time(tick * scene.tick.0));
+        self.out = writer.finish().expect("writing to memory cannot fail");
+        ended
+    }
+
+    fn completions(&mut self, tick: u64) -> Vec<Event> {
+        let mut facts = Vec::new();
+        for (i, job) in self.jobs.iter_mut().enumerate() {
+            // Sums of ticks are not exact; a millionth of a step is nothing.
+            if job.running && job.done >= self.scene.actors[i].work - 1e-6 {
+                *job = Played { done: job.done, finished: Some(tick), ..Played::default() };
+                facts.push(Event::Finished(JobIdx::from_usize(i)));
+            }
+        }
+        facts
+    }
+
+    /// Steps until the world has confirmed everything that it was asked.
+    fn steps(
+        &mut self,
+        now: Time,
+        mut facts: Vec<Event>,
+        to: &mut dyn Observer,
+        look: &mut dyn FnMut(&mut Engine),
+    ) {
+        for (i, job) in self.jobs.iter_mut().enumerate() {
+            if job.placed && !job.running && job.starting == 0 && job.finished.is_none() {
+                job.running = true;
+                facts.push(Event::Started(JobIdx::from_usize(i)));
+            }
+        }
+        loop {
+            let step = self.engine.step(now, &facts);
+            let asked = step.asked;
+            if asked || !facts.is_empty() {
+                to.step(&StepView::of(now, &facts, &step));
+            }
+            let actions = step.actions.to_vec();
+            if asked {
+                look(&mut self.engine);
+            }
+            facts = actions.iter().filter_map(|a| self.act(a)).collect();
+            if facts.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn act(&mut self, action: &Action) -> Option<Event> {
+        let idx = action.job();
+        let speed = |e: &Engine| e.state().solo_speed(idx, &e.state().job(idx).gpus);
+        let job = &mut self.jobs[idx.usize()];
+        match action {
+            Action::Start(..) | Action::Move(..) => {
+                let cost = self.engine.state().start_cost(idx);
+                let step_s = self.engine.state().profile(idx).step_s / speed(&self.engine);
+                job.placed = true;
+                job.step_s = step_s;
+                job.starting = cost.0.div_ceil(self.scene.tick.0);
+                job.running = job.starting == 0;
+                job.running.then_some(Event::Started(idx))
+            }
+            Action::Stop(_) => {
+                job.running = false;
+                job.placed = false;
+                Some(Event::Stopped { job: idx, done: job.done })
+            }
+            Action::Tune(..) => Some(Event::Tuned(idx)),
+            Action::Reject(..) => {
+                job.refused = true;
+                None
+            }
+        }
+    }
+
+    fn advance(&mut self) {
+        for job in &mut self.jobs {
+            if job.running {
+                job.done += self.scene.tick.secs() / job.step_s;
+            } else if job.placed {
+                job.starting -= 1;
+            }
+        }
+    }
+}
+
+impl Outcome {
+    fn fold<O: Observer>(&self, mut fold: O) -> O {
+        journal::read(self.journal.as_bytes(), &mut fold).unwrap_or_else(|e| panic!("{e}"));
+        fold
+    }
+
+    /// Its figures.
+    pub fn metrics(&self) -> Metrics {
+        self.fold(Fold::default()).metrics()
+    }
+
+    /// Its chart.
+    pub fn chart(&self) -> String {
+        self.fold(Gantt::default()).chart(100, 64)
+    }
+}
+
+/// The chart of a policy with its defaults.
+pub fn picture(policy: &str, cluster: &str, jobs: &str) -> String {
+    picture_with(policy, "{}", cluster, jobs)
+}
+
+/// The chart of a policy with these parameters (JSON).
+pub fn picture_with(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
+    let mut scene = Scene::new(policy, cluster, jobs);
+    scene.params = serde_json::from_str(params).expect("parameters are a JSON object");
+    scene.run().chart()
+}

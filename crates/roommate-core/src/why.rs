@@ -1,0 +1,98 @@
+//! Reasons: why a job waits, moved, was stopped or refused. Data, not text, so that the core has no
+//! strings until `roommate explain` asks for the sentence.
+
+use crate::idx::{JobIdx, NodeIdx};
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// Not enough suitable GPUs in a fitting place.
+    NoRoom {
+        /// GPUs it needs.
+        need: u16,
+        /// GPUs idle in the cluster when it was looked at.
+        idle: u32,
+    },
+    /// Enough GPUs are idle, but not close enough together.
+    Scattered {
+        /// GPUs it needs together.
+        need: u16,
+        /// GPUs idle in the cluster when it was looked at.
+        idle: u32,
+    },
+    /// A job in front of it waits, and this policy does not overtake.
+    Behind(JobIdx),
+    /// Stopped in favour of another job.
+    PreemptedBy(JobIdx),
+    /// Used so much service that it moved to a later queue (1 = first).
+    Demoted(u8),
+    /// Waited so long that it moved back to the first queue.
+    Promoted,
+    /// The cluster could never hold it.
+    TooLarge {
+        /// GPUs it needs.
+        need: u16,
+        /// Suitable GPUs that exist.
+        exist: u32,
+    },
+    /// Its process ended with an error.
+    Crashed,
+    /// The node it ran on went away.
+    NodeLost(NodeIdx),
+    /// It failed more often than it may.
+    OutOfRetries,
+    /// It waits out a pause after a failure.
+    BacksOff(Span),
+    /// Its user took it back.
+    Cancelled,
+    /// It could not be started where it was placed.
+    StartFailed,
+}
+
+impl Why {
+    /// The sentence for a person, with jobs called as `name` says.
+    pub fn tell(&self, name: &dyn Fn(JobIdx) -> String) -> String {
+        match self {
+            Self::NoRoom { need, idle } => {
+                format!("no room: needs {need} GPUs, {idle} idle in the cluster")
+            }
+            Self::Scattered { need, idle } => {
+                format!("{idle} GPUs are idle, but no {need} of them are close enough together")
+            }
+            Self::Behind(j) => {
+                format!("stands behind job {}, and this policy does not overtake", name(*j))
+            }
+            Self::PreemptedBy(j) => format!("stopped in favour of job {}", name(*j)),
+            Self::Demoted(q) => format!("has used enough to be moved to queue {q}"),
+            Self::Promoted => "waited long enough to be moved back to queue 1".into(),
+            Self::TooLarge { need, exist } => {
+                format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
+            }
+            Self::Crashed => "its process failed".into(),
+            Self::NodeLost(n) => format!("node {n} went down"),
+            Self::OutOfRetries => "failed more often than its retries allow".into(),
+            Self::BacksOff(s) => format!("waits {s} after a failure"),
+            Self::Cancelled => "was cancelled".into(),
+            Self::StartFailed => "could not be started on its GPUs".into(),
+        }
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.tell(&|j| j.to_string()))
+    }
+}
+
+/// A reason about a job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// The job.
+    pub job: JobIdx,
+    /// The reason.
+    pub why: Why,
+}
