@@ -1,4 +1,4 @@
-//! A small, seeded random generator (xoshiro256++ seeded by SplitMix64).
+//! A small, seeded random generator (xoshiro256++ seeded by `SplitMix64`).
 //!
 //! Ours rather than a crate's because a journal must replay byte for byte years later: the stream of a
 //! seed is part of our file format and may never change with a dependency.

@@ -61,9 +61,9 @@ mod tests {
     #[test]
     fn the_newcomer_with_less_left_goes_first() {
         expect![[r#"
-            gpu0  aacaaabbbb
+            gpu0  abcbbaaaa
         "#]]
-        .assert_eq(&picture("srtf", "1x1", "a 0 1 5, b 1 1 4, c 2 1 1"));
+        .assert_eq(&picture("srtf", "1x1", "a 0 1 5, b 1 1 3, c 2 1 1"));
     }
 
     #[test]

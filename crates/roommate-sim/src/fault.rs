@@ -1,0 +1,64 @@
+//! Faults from a seed: nodes that go down and come back, jobs that crash.
+
+use roommate_core::idx::NodeIdx;
+use roommate_core::math::rng::Rng;
+use roommate_core::time::Span;
+
+/// What may go wrong, and how often. Nothing, by default.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Faults {
+    /// Mean time between failures of one node; `None` = nodes do not fail.
+    pub node_mtbf: Option<Span>,
+    /// Mean time until a node that failed is back.
+    pub node_repair: Span,
+    /// Chance that an attempt of a job crashes, at a random point of the work it has left.
+    pub crash: f64,
+    /// Time of progress between two checkpoints; a crash loses what came after the last one.
+    pub checkpoint: Span,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            node_mtbf: None,
+            node_repair: Span::from_secs(3_600.0),
+            crash: 0.0,
+            checkpoint: Span::from_secs(1_800.0),
+        }
+    }
+}
+
+/// Draws faults. Nodes and jobs have streams of their own, so that more of one does not change the
+/// other.
+#[derive(Debug)]
+pub(crate) struct FaultSource {
+    faults: Faults,
+    nodes: Rng,
+    jobs: Rng,
+}
+
+impl FaultSource {
+    pub(crate) fn new(faults: Faults, seed: u64) -> Self {
+        Self { faults, nodes: Rng::stream(seed, 1), jobs: Rng::stream(seed, 2) }
+    }
+
+    pub(crate) fn checkpoint(&self) -> Span {
+        self.faults.checkpoint
+    }
+
+    /// How long a node stays up from now on.
+    pub(crate) fn next_failure(&mut self, _node: NodeIdx) -> Option<Span> {
+        let mean = self.faults.node_mtbf?.secs();
+        Some(Span::from_secs(self.nodes.exp(mean).max(1e-6)))
+    }
+
+    /// How long a node stays down.
+    pub(crate) fn repair(&mut self) -> Span {
+        Span::from_secs(self.nodes.exp(self.faults.node_repair.secs()).max(1e-6))
+    }
+
+    /// The share of the remaining work after which this attempt crashes.
+    pub(crate) fn crash_point(&mut self) -> Option<f64> {
+        (self.faults.crash > 0.0 && self.jobs.chance(self.faults.crash)).then(|| self.jobs.unit())
+    }
+}

@@ -1,0 +1,303 @@
+//! Job traces: reading the public formats into one form, inventing new ones, and describing them.
+//!
+//! Here are the form and the way in ([`read`]); one file per format lies below. Names stay text: turning
+//! them into the core's indices is the simulator's job. Reading streams, so memory is bounded by the
+//! jobs themselves whatever the file holds.
+
+mod chronus;
+mod collect;
+mod csv;
+mod elasticflow;
+mod error;
+mod field;
+mod gavel;
+mod helios;
+mod layout;
+mod lines;
+mod mix;
+mod muri;
+pub mod native;
+mod pai;
+mod philly;
+mod philly_log;
+pub mod stats;
+pub mod synth;
+mod tiresias;
+
+pub use error::{Problem, TraceError};
+
+use std::path::{Path, PathBuf};
+
+/// One job of a trace, names still as text.
+///
+/// Times are microseconds since the trace began: the format's own zero, or the first submission where the
+/// file has calendar times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TraceJob {
+    /// Name of the job; unique in its trace.
+    pub id: String,
+    /// When it was submitted.
+    pub submit_us: u64,
+    /// GPUs it asks for, at least 1.
+    pub gpus: u32,
+    /// Work to do, in training steps. Where only a duration is known it is the duration in seconds.
+    pub steps: f64,
+    /// Seconds of one step, alone on the reference GPU; 1 where only a duration is known.
+    pub step_s: f64,
+    /// The trace's own duration column. In Muri's traces it can differ from `steps × step_s`.
+    pub duration_s: f64,
+    /// What it trains.
+    pub model: Option<String>,
+    /// Batch size; 0 = unknown.
+    pub batch: u32,
+    /// Storage, CPU, GPU and network part of one step, in seconds.
+    pub stages_s: Option<[f64; 4]>,
+    /// Team or virtual cluster.
+    pub team: Option<String>,
+    /// Who submitted it.
+    pub user: Option<String>,
+    /// What it is promised.
+    pub class: TraceClass,
+    /// When it must be done, in the time of `submit_us`. Of several deadlines it is the last.
+    pub deadline_us: Option<u64>,
+    /// What finishing by `deadline_us` is worth.
+    pub value: Option<f64>,
+    /// Earlier deadlines that are worth more, with their values, soonest first.
+    pub soft_deadlines: Vec<(u64, f64)>,
+    /// Share weight against other jobs (Gavel's priority weight); 1 where the trace has none.
+    pub weight: f64,
+    /// How it ended in the original cluster.
+    pub status: Option<Status>,
+    /// Seconds it queued in the original cluster.
+    pub queue_s: Option<f64>,
+    /// Times it was started in the original cluster; 0 = unknown.
+    pub attempts: u32,
+    /// GPU memory per GPU; 0 = unknown.
+    pub mem_mib: u32,
+    /// CPU share per GPU in thousandths of a core; 0 = unknown.
+    pub cpu_milli: u32,
+    /// Part of each GPU that was asked for, in thousandths; 1000 = whole GPUs.
+    pub gpu_milli: u32,
+    /// GPU kinds it may run on; empty = any.
+    pub kinds: Vec<String>,
+}
+
+impl TraceJob {
+    /// A job of which only the duration is known; the rest is for the caller to fill in.
+    pub fn new(id: String, submit_us: u64, gpus: u32, duration_s: f64) -> Self {
+        Self {
+            id,
+            submit_us,
+            gpus,
+            steps: duration_s,
+            step_s: 1.0,
+            duration_s,
+            model: None,
+            batch: 0,
+            stages_s: None,
+            team: None,
+            user: None,
+            class: TraceClass::Guaranteed,
+            deadline_us: None,
+            value: None,
+            soft_deadlines: Vec::new(),
+            weight: 1.0,
+            status: None,
+            queue_s: None,
+            attempts: 0,
+            mem_mib: 0,
+            cpu_milli: 0,
+            gpu_milli: 1000,
+            kinds: Vec::new(),
+        }
+    }
+
+    /// Seconds of work, alone on the reference GPU.
+    pub fn work_s(&self) -> f64 {
+        self.steps * self.step_s
+    }
+}
+
+/// What a job is promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TraceClass {
+    /// The GPUs it asked for, for as long as it runs.
+    Guaranteed,
+    /// What the others leave.
+    BestEffort,
+    /// A latency: it serves requests.
+    Service,
+}
+
+/// How a job ended in its original cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// By itself, with success.
+    Passed,
+    /// By its user.
+    Killed,
+    /// By an error.
+    Failed,
+}
+
+/// Gives an enum without fields its names: `ALL`, `name`, `Display` and `FromStr`.
+macro_rules! named {
+    ($type:ident, $what:literal, $($variant:ident = $name:literal),+ $(,)?) => {
+        impl $type {
+            /// All of them, in the order they are listed to users.
+            pub const ALL: &'static [$type] = &[$($type::$variant),+];
+
+            /// The name in files and on the command line.
+            pub fn name(self) -> &'static str {
+                match self { $($type::$variant => $name),+ }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::trace::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let found = Self::ALL.iter().copied().find(|x| x.name() == text);
+                found.ok_or_else(|| {
+                    $crate::trace::UnknownName::new($what, text, [$($name),+].join(", "))
+                })
+            }
+        }
+    };
+}
+use named;
+
+named!(
+    TraceClass,
+    "class",
+    Guaranteed = "guaranteed",
+    BestEffort = "best-effort",
+    Service = "service"
+);
+named!(Status, "status", Passed = "passed", Killed = "killed", Failed = "failed");
+
+/// A name that is none of the known ones.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {name:?}, expected one of {known}")]
+pub struct UnknownName {
+    what: &'static str,
+    name: String,
+    /// The names that would have been right.
+    pub known: String,
+}
+
+impl UnknownName {
+    fn new(what: &'static str, text: &str, known: String) -> Self {
+        Self { what, name: error::shown(text), known }
+    }
+}
+
+/// The layouts of trace files that we read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Told from the first line.
+    #[default]
+    Auto,
+    /// Our own, as CSV or as JSON lines.
+    Roommate,
+    /// Microsoft Philly: job tables, or the original `cluster_job_log`.
+    Philly,
+    /// `SenseTime` Helios: the Venus sample, or the original `cluster_log.csv`.
+    Helios,
+    /// Alibaba PAI 2020: the task sample, or the original headerless `pai_task_table`.
+    Pai,
+    /// Muri, milliseconds with stage times.
+    Muri,
+    /// Gavel and Shockwave `.trace` files, or Gavel jobs as CSV. Needs a throughput table.
+    Gavel,
+    /// Chronus, minutes with deadlines.
+    Chronus,
+    /// Tiresias, seconds.
+    Tiresias,
+    /// `ElasticFlow`, seconds with deadlines.
+    ElasticFlow,
+}
+
+named!(
+    Format,
+    "trace format",
+    Auto = "auto",
+    Roommate = "roommate",
+    Philly = "philly",
+    Helios = "helios",
+    Pai = "pai",
+    Muri = "muri",
+    Gavel = "gavel",
+    Chronus = "chronus",
+    Tiresias = "tiresias",
+    ElasticFlow = "elasticflow"
+);
+
+/// How to read a trace.
+#[derive(Clone, Debug)]
+pub struct ReadOptions {
+    /// The layout.
+    pub format: Format,
+    /// Drop rows that are wrong and count them, instead of stopping at the first.
+    pub skip_bad_rows: bool,
+    /// Table of steps per second, for traces that give steps without durations.
+    pub throughputs: Option<PathBuf>,
+    /// GPU kind of that table which counts as the reference GPU.
+    pub gpu_kind: String,
+    /// Stop after so many jobs, counted in the order of the file.
+    pub max_jobs: Option<usize>,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self {
+            format: Format::Auto,
+            skip_bad_rows: false,
+            throughputs: None,
+            gpu_kind: "v100".to_owned(),
+            max_jobs: None,
+        }
+    }
+}
+
+/// A trace in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// The jobs by submission; equal times stay in the order of the file.
+    pub jobs: Vec<TraceJob>,
+    /// The layout it was read from, never `Auto`.
+    pub format: Format,
+    /// Wrong rows that were dropped.
+    pub dropped: u64,
+    /// The first few of them.
+    pub first_dropped: Vec<TraceError>,
+    /// The calendar time of zero, in seconds since 1970 on the cluster's own clock, where the file has it.
+    pub origin_s: Option<u64>,
+    /// Jobs that asked for no GPU, in formats that mix both kinds; they are left out.
+    pub cpu_jobs: u64,
+}
+
+/// Reads a trace from a plain or gzip-compressed file.
+///
+/// ```no_run
+/// # use std::path::Path;
+/// # use roommate_sim::trace;
+/// let trace = trace::read(Path::new("trace.csv.gz"), &trace::ReadOptions::default())?;
+/// assert!(trace.jobs.is_sorted_by_key(|job| job.submit_us));
+/// # Ok::<(), trace::TraceError>(())
+/// ```
+pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
+    layout::read(path, options)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Gavel (OSDI 2020): its `.trace` files, Shockwave's wider variant, and Gavel jobs as CSV.
+//!
+//! Jobs are given in steps; how long a step takes comes from a table of throughputs.
+
+use super::csv::{self, Header};
+use super::error::{Bad, Problem, TraceError};
+use super::field::{self, Unit};
+use super::layout::{RowReader, Wrong};
+use super::lines::Source;
+use super::{ReadOptions, TraceJob};
+use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
+
+const GAVEL: [&str; 7] = [
+    "job_type",
+    "command",
+    "steps_flag",
+    "needs_data_dir",
+    "total_steps",
+    "arrival_s",
+    "scale_factor",
+];
+const SHOCKWAVE: [&str; 12] = [
+    "job_type",
+    "command",
+    "working_dir",
+    "steps_flag",
+    "needs_data_dir",
+    "total_steps",
+    "scale_factor",
+    "mode",
+    "priority_weight",
+    "slo",
+    "duration_s",
+    "arrival_s",
+];
+
+/// The columns of a file without header that has this many tab-separated fields.
+pub(super) fn headerless(fields: usize) -> Option<Header> {
+    match fields {
+        7 => Some(Header::fixed(&GAVEL)),
+        12 => Some(Header::fixed(&SHOCKWAVE)),
+        _ => None,
+    }
+}
+
+pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, Wrong> {
+    let [kind, steps, gpus, arrival] =
+        header.require(["job_type", "total_steps", "scale_factor", "arrival_s"])?;
+    let (id, weight) = (header.find("job_id"), header.find("priority_weight"));
+    let (duration, slo) = (header.find("duration_s"), header.find("slo"));
+    let table = options.throughputs.as_deref().ok_or(Wrong::File(Problem::NoThroughputs))?;
+    let table = Throughputs::read(table, &options.gpu_kind).map_err(Wrong::Elsewhere)?;
+    Ok(Box::new(move |row| {
+        let name = row.text(kind);
+        let count = row.gpus(gpus)?;
+        let submit_us = row.micros(arrival, Unit::Seconds)?;
+        let work = row.value(steps, field::steps)?;
+        let step_s = table.step_s(name, count)?;
+        let id = row.owned(id).unwrap_or_else(|| row.index.to_string());
+        let duration_s = match duration {
+            Some(column) => row.seconds(column, Unit::Seconds)?,
+            None => work * step_s,
+        };
+        let mut job = TraceJob::new(id, submit_us, count, duration_s);
+        job.steps = work;
+        job.step_s = step_s;
+        job.batch = batch_size(name);
+        job.model = Some(name.to_owned());
+        job.weight = row.number_of(weight)?.unwrap_or(1.0);
+        // Written as a multiple of the duration; a negative number stands for none.
+        if let Some(factor) = slo.and_then(|c| row.text(c).trim().parse::<f64>().ok())
+            && factor > 0.0
+            && factor * duration_s < field::MAX_S
+        {
+            job.deadline_us = Some(submit_us + (factor * duration_s * 1e6).round() as u64);
+        }
+        Ok::<_, Bad>(Some(job))
+    }))
+}
+
+/// Batch size from a name like `ResNet-18 (batch size 32)`; 0 where there is none.
+fn batch_size(job_type: &str) -> u32 {
+    let tail = job_type.split_once("(batch size ").map(|(_, tail)| tail);
+    tail.and_then(|tail| tail.strip_suffix(')')?.parse().ok()).unwrap_or(0)
+}
+
+/// Steps per second of each kind of job alone on the reference GPU.
+struct Throughputs {
+    kind: String,
+    by_type: HashMap<String, Vec<(u32, f64)>>,
+}
+
+impl Throughputs {
+    /// Keeps the rows of `kind` with the workers side by side and no other job.
+    fn read(path: &Path, kind: &str) -> Result<Self, TraceError> {
+        let mut source = Source::open(path, "throughput table")?;
+        let header = csv::header(&mut source)?;
+        let [gpu, job_type, scale, rate] = header
+            .require(["gpu", "job_type", "scale_factor", "steps_per_s"])
+            .map_err(|problem| source.error_here(problem))?;
+        let (spread, other) = (header.find("unconsolidated"), header.find("other_job_type"));
+        let mut by_type: HashMap<String, Vec<(u32, f64)>> = HashMap::new();
+        let mut known = BTreeSet::new();
+        csv::rows(&mut source, &header, ',', |source, row| {
+            let take = || {
+                let row = row.map_err(Bad::from)?;
+                known.insert(row.text(gpu).to_owned());
+                let alone =
+                    row.text_of(other).is_none() && matches!(row.text_of(spread), None | Some("0"));
+                if alone && row.text(gpu) == kind {
+                    let rates = by_type.entry(row.text(job_type).to_owned()).or_default();
+                    rates.push((row.gpus(scale)?, row.number(rate)?));
+                }
+                Ok(true)
+            };
+            take().map_err(|bad: Bad| source.error_here(bad))
+        })?;
+        if by_type.is_empty() {
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(source.whole_file(Problem::NoKind { kind: kind.to_owned(), known }));
+        }
+        Ok(Self { kind: kind.to_owned(), by_type })
+    }
+
+    fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+        let rates = self.by_type.get(job_type).map_or(&[][..], Vec::as_slice);
+        match rates.iter().find(|(count, _)| *count == gpus) {
+            Some((_, rate)) if *rate > 0.0 => Ok(1.0 / rate),
+            _ => {
+                let kind = &self.kind;
+                let job_type = super::error::shown(job_type);
+                let what = format!("{job_type:?} on {gpus} GPUs of kind {kind:?}");
+                Err(Bad::at("job_type", Problem::NoThroughput(what)))
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Which format a file has, and the reader that goes with it.
+
+use super::collect::Collector;
+use super::csv::{self, Header, Record, Row};
+use super::error::{Bad, Problem, TraceError, shown};
+use super::lines::Source;
+use super::{
+    Format, ReadOptions, Trace, TraceJob, chronus, elasticflow, gavel, helios, muri, native, pai,
+    philly, philly_log, tiresias,
+};
+use std::path::Path;
+
+/// Turns rows of one format into jobs; `None` is a job without GPUs.
+pub(super) type RowReader = Box<dyn FnMut(&Row<'_>) -> Result<Option<TraceJob>, Bad>>;
+
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let mut source = Source::open(path, "trace")?;
+    let mut collector = Collector::new(options);
+    let mut format = options.format;
+    if source.first_byte() == b'[' && matches!(format, Format::Auto | Format::Philly) {
+        philly_log::read(&mut source, &mut collector)?;
+        return Ok(collector.finish(Format::Philly));
+    }
+    if source.first_byte() == b'{' && matches!(format, Format::Auto | Format::Roommate) {
+        native::read_jsonl(&mut source, &mut collector)?;
+        return Ok(collector.finish(Format::Roommate));
+    }
+    let first = first_line(&mut source)?;
+    if format == Format::Auto {
+        format = sniff(&first).ok_or_else(|| {
+            source.whole_file(Problem::Layout(format!("{:?}", shown(&first.line))))
+        })?;
+    }
+    let (header, delimiter) = match headerless(format, &first) {
+        Some(headerless) => headerless,
+        None => (csv::header(&mut source)?, ','),
+    };
+    let mut to_job = rows_of(format, &header, options).map_err(|problem| match problem {
+        Wrong::Here(problem) => source.error_here(problem),
+        Wrong::File(problem) => source.whole_file(problem),
+        Wrong::Elsewhere(error) => error,
+    })?;
+    csv::rows(&mut source, &header, delimiter, |source, row| {
+        let job = row.map_err(Bad::from).and_then(&mut to_job);
+        collector.add(source, source.line(), job)
+    })?;
+    Ok(collector.finish(format))
+}
+
+/// Why a table cannot be read at all.
+pub(super) enum Wrong {
+    /// Its header is wrong.
+    Here(Problem),
+    /// It lacks something that no line of it could give.
+    File(Problem),
+    /// Another file is wrong.
+    Elsewhere(TraceError),
+}
+
+impl From<Problem> for Wrong {
+    fn from(problem: Problem) -> Self {
+        Self::Here(problem)
+    }
+}
+
+fn rows_of(format: Format, header: &Header, options: &ReadOptions) -> Result<RowReader, Wrong> {
+    Ok(match format {
+        Format::Auto => unreachable!("the caller has told the format from the first line"),
+        Format::Roommate => native::rows(header)?,
+        Format::Philly => philly::rows(header)?,
+        Format::Helios => helios::rows(header)?,
+        Format::Pai => pai::rows(header)?,
+        Format::Muri => muri::rows(header)?,
+        Format::Gavel => gavel::rows(header, options)?,
+        Format::Chronus => chronus::rows(header)?,
+        Format::Tiresias => tiresias::rows(header)?,
+        Format::ElasticFlow => elasticflow::rows(header)?,
+    })
+}
+
+/// The first line, looked at before anything is known about it.
+struct FirstLine {
+    line: String,
+    record: Record,
+    tabs: usize,
+}
+
+fn first_line(source: &mut Source) -> Result<FirstLine, TraceError> {
+    if !source.next_line()? {
+        return Err(source.whole_file(Problem::Empty));
+    }
+    let line = source.text().map_err(|problem| source.error_here(problem))?.to_owned();
+    source.hold();
+    let mut record = Record::default();
+    // A broken quote is reported by the reader proper; here it only means "not recognised".
+    if record.split(&line, ',').is_err() {
+        record = Record::default();
+    }
+    let tabs = line.matches('\t').count();
+    Ok(FirstLine { line, record, tabs })
+}
+
+/// The columns of a file without header line, and what separates them.
+fn headerless(format: Format, first: &FirstLine) -> Option<(Header, char)> {
+    match format {
+        Format::Gavel => gavel::headerless(first.tabs + 1).map(|names| (names, '\t')),
+        Format::Pai if pai::is_headerless(&first.record) => {
+            Some((Header::fixed(&pai::TASK_TABLE), ','))
+        }
+        _ => None,
+    }
+}
+
+fn sniff(first: &FirstLine) -> Option<Format> {
+    // The first row whose columns are all there; a layout comes before those whose columns it contains.
+    const MARKS: [(&[&str], Format); 11] = [
+        (&["id", "submit_s", "gpus", "duration_s"], Format::Roommate),
+        (&["timestamp", "duration", "num_gpus"], Format::Philly),
+        (&["submit_time", "gpu_num", "in_completed_set"], Format::Philly),
+        (&["job_id", "submit_time", "gpu_num", "duration"], Format::Helios),
+        (&["job_name", "task_name", "gpus_ceil"], Format::Pai),
+        (&["job_name", "task_name", "plan_gpu"], Format::Pai),
+        (&["num_gpu", "iteration_time", "resource_time_0"], Format::Muri),
+        (&["job_type", "total_steps", "scale_factor"], Format::Gavel),
+        (&["num_gpu", "submit_time", "expect_time_list"], Format::Chronus),
+        (&["num_gpu", "submit_time", "ddl", "duration"], Format::ElasticFlow),
+        (&["num_gpu", "submit_time", "iterations", "duration"], Format::Tiresias),
+    ];
+    let header = Header::new(&first.record);
+    if let Some((_, format)) = MARKS.iter().find(|(names, _)| header.has(names)) {
+        return Some(*format);
+    }
+    if gavel::headerless(first.tabs + 1).is_some() {
+        return Some(Format::Gavel);
+    }
+    pai::is_headerless(&first.record).then_some(Format::Pai)
+}

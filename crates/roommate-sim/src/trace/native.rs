@@ -1,0 +1,412 @@
+//! Roommate's own trace format: CSV with columns by name, or the same keys as JSON lines.
+//!
+//! Required are `id`, `submit_s`, `gpus` and `duration_s`. Everything else of [`TraceJob`] is optional, and
+//! what is written reads back exactly: decimals are the shortest that give the same double.
+
+use super::collect::Collector;
+use super::csv::{Column, Header, Row};
+use super::error::{Bad, Problem, TraceError};
+use super::field::{self, Unit};
+use super::layout::RowReader;
+use super::lines::Source;
+use super::{Status, TraceClass, TraceJob};
+use serde::{Deserialize, Serialize, Serializer};
+use std::io::{self, Write};
+use std::str::FromStr;
+
+/// One job as the file has it: seconds, and `None` for what is not said.
+#[derive(Default, Serialize, Deserialize)]
+struct Raw {
+    id: String,
+    #[serde(serialize_with = "plain")]
+    submit_s: f64,
+    #[serde(serialize_with = "plain")]
+    gpus: f64,
+    #[serde(serialize_with = "plain")]
+    duration_s: f64,
+    #[serde(flatten)]
+    more: Optional,
+}
+
+/// Whole numbers without `.0`, as a person would write them.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
+fn plain<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    if value.fract() == 0.0 && *value < 1e15 {
+        to.serialize_u64(*value as u64)
+    } else {
+        to.serialize_f64(*value)
+    }
+}
+
+#[expect(clippy::ref_option, reason = "serde asks for this signature")]
+fn plain_some<S: Serializer>(value: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
+    plain(&value.unwrap_or_default(), to)
+}
+
+/// Declares the optional columns once, for the struct, for both readers and for both writers.
+macro_rules! optional {
+    (numbers: $($number:ident),+; texts: $($text:ident),+;) => {
+        #[derive(Default, Serialize, Deserialize)]
+        struct Optional {
+            $(
+                #[serde(skip_serializing_if = "Option::is_none", serialize_with = "plain_some")]
+                $number: Option<f64>,
+            )+
+            $(#[serde(skip_serializing_if = "Option::is_none")] $text: Option<String>,)+
+        }
+
+        /// The optional columns that a file has.
+        struct OptionalColumns { $($number: Option<Column>,)+ $($text: Option<Column>,)+ }
+
+        impl OptionalColumns {
+            fn new(header: &Header) -> Self {
+                Self {
+                    $($number: header.find(stringify!($number)),)+
+                    $($text: header.find(stringify!($text)),)+
+                }
+            }
+
+            fn read(&self, row: &Row<'_>) -> Result<Optional, Bad> {
+                Ok(Optional {
+                    $($number: row.number_of(self.$number)?,)+
+                    $($text: row.owned(self.$text),)+
+                })
+            }
+        }
+
+        const OPTIONAL: &[&str] = &[$(stringify!($number),)+ $(stringify!($text),)+];
+
+        impl Optional {
+            /// The cells in the order of `OPTIONAL`.
+            fn cells(&self) -> Vec<Option<String>> {
+                vec![$(self.$number.map(|x| x.to_string()),)+ $(self.$text.clone(),)+]
+            }
+        }
+    };
+}
+
+optional! {
+    numbers: steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
+        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli;
+    texts: model, team, user, class, status, kinds, soft_deadlines;
+}
+
+const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
+
+pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
+    let [id, submit, gpus, duration] = header.require(REQUIRED)?;
+    let optional = OptionalColumns::new(header);
+    Ok(Box::new(move |row| {
+        let raw = Raw {
+            id: row.text(id).to_owned(),
+            submit_s: row.number(submit)?,
+            gpus: row.number(gpus)?,
+            duration_s: row.number(duration)?,
+            more: optional.read(row)?,
+        };
+        to_job(raw).map(Some)
+    }))
+}
+
+pub(super) fn read_jsonl(source: &mut Source, collector: &mut Collector) -> Result<(), TraceError> {
+    while source.next_line()? {
+        let job = source.text().map_err(Bad::from).and_then(|line| {
+            let raw = serde_json::from_str(line).map_err(|e| Problem::Json(json_message(&e)))?;
+            to_job(raw).map(Some)
+        });
+        if !collector.add(source, source.line(), job)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// What a JSON error says, with its place told as part of the object rather than of a file it never saw.
+pub(super) fn json_message(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" at line ").next().unwrap_or_default();
+    // Flattened structs lose the place; then there is none to tell.
+    match (error.line(), error.column()) {
+        (0, _) | (1, 0) => text.to_owned(),
+        (1, column) => format!("{text}, at character {column}"),
+        (line, _) => format!("{text}, at line {line} of the object"),
+    }
+}
+
+/// The `to` of a value that may be absent, with the column's name for errors.
+fn maybe<T>(
+    column: &'static str,
+    value: Option<f64>,
+    to: impl FnOnce(f64) -> Result<T, Problem>,
+) -> Result<Option<T>, Bad> {
+    value.map(to).transpose().map_err(|problem| Bad::at(column, problem))
+}
+
+/// A count whose 0 means unknown.
+fn count(column: &'static str, value: Option<f64>) -> Result<u32, Bad> {
+    Ok(maybe(column, value, |v| field::whole(v, u32::MAX))?.unwrap_or(0))
+}
+
+fn name<T: FromStr<Err = super::UnknownName>>(
+    column: &'static str,
+    text: Option<String>,
+) -> Result<Option<T>, Bad> {
+    let Some(text) = text else { return Ok(None) };
+    text.parse().map(Some).map_err(|unknown: super::UnknownName| {
+        Bad::at(column, Problem::expected(format!("one of {}", unknown.known), &text))
+    })
+}
+
+fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
+    let at = |column| move |problem| Bad::at(column, problem);
+    let more = raw.more;
+    let seconds = |v| field::seconds(v, Unit::Seconds);
+    let submit_us = field::micros(raw.submit_s, Unit::Seconds).map_err(at("submit_s"))?;
+    let gpus = field::gpus(raw.gpus).map_err(at("gpus"))?;
+    let duration_s = seconds(raw.duration_s).map_err(at("duration_s"))?;
+    let mut job = TraceJob::new(raw.id, submit_us, gpus, duration_s);
+    let steps = maybe("steps", more.steps, field::steps)?;
+    let step_s = maybe("step_s", more.step_s, |v| field::positive_seconds(v, Unit::Seconds))?;
+    (job.steps, job.step_s) = match (steps, step_s) {
+        (Some(steps), Some(step_s)) => (steps, step_s),
+        (Some(steps), None) if steps > 0.0 && duration_s > 0.0 => (steps, duration_s / steps),
+        (None, Some(step_s)) => (duration_s / step_s, step_s),
+        // Of no work or no duration there is no step time.
+        (Some(0.0), None) => (0.0, 1.0),
+        (_, None) => (duration_s, 1.0),
+    };
+    job.batch = count("batch", more.batch)?;
+    let stages = [
+        maybe("stage_storage_s", more.stage_storage_s, seconds)?,
+        maybe("stage_cpu_s", more.stage_cpu_s, seconds)?,
+        maybe("stage_gpu_s", more.stage_gpu_s, seconds)?,
+        maybe("stage_network_s", more.stage_network_s, seconds)?,
+    ];
+    if stages.iter().any(Option::is_some) {
+        job.stages_s = Some(stages.map(Option::unwrap_or_default));
+    }
+    job.deadline_us = maybe("deadline_s", more.deadline_s, |v| field::micros(v, Unit::Seconds))?;
+    job.value = maybe("value", more.value, field::number)?;
+    job.weight = maybe("weight", more.weight, field::number)?.unwrap_or(1.0);
+    job.queue_s = maybe("queue_s", more.queue_s, seconds)?;
+    job.attempts = count("attempts", more.attempts)?;
+    job.mem_mib = count("mem_mib", more.mem_mib)?;
+    job.cpu_milli = count("cpu_milli", more.cpu_milli)?;
+    job.gpu_milli = maybe("gpu_milli", more.gpu_milli, field::gpu_milli)?.unwrap_or(1000);
+    job.model = more.model;
+    job.team = more.team;
+    job.user = more.user;
+    job.class = name("class", more.class)?.unwrap_or(TraceClass::Guaranteed);
+    job.status = name::<Status>("status", more.status)?;
+    job.kinds = more.kinds.map_or_else(Vec::new, |kinds| {
+        kinds.split('|').filter(|kind| !kind.is_empty()).map(str::to_owned).collect()
+    });
+    job.soft_deadlines =
+        soft_deadlines(&more.soft_deadlines.unwrap_or_default()).map_err(at("soft_deadlines"))?;
+    Ok(job)
+}
+
+/// `600:10|1200:8`: by 600 s worth 10, by 1200 s worth 8.
+fn soft_deadlines(text: &str) -> Result<Vec<(u64, f64)>, Problem> {
+    let parts = text.split('|').filter(|part| !part.is_empty());
+    parts
+        .map(|part| {
+            let (at, value) = part
+                .split_once(':')
+                .ok_or_else(|| Problem::expected("pairs like 600:10|1200:8", part))?;
+            let at = field::parse(at).and_then(|v| field::micros(v, Unit::Seconds))?;
+            Ok((at, field::parse(value).and_then(field::number)?))
+        })
+        .collect()
+}
+
+/// Below 2^32 s the nearest double to a decimal of six places still tells every microsecond apart.
+fn to_seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+fn to_raw(job: &TraceJob) -> Raw {
+    let known = |n: u32, absent: u32| (n != absent).then_some(f64::from(n));
+    let stage = |i: usize| job.stages_s.map(|stages| stages[i]);
+    let timed = job.step_s != 1.0 || job.steps != job.duration_s;
+    let soft: Vec<String> = job
+        .soft_deadlines
+        .iter()
+        .map(|(at, value)| format!("{}:{value}", to_seconds(*at)))
+        .collect();
+    let joined = |parts: &[String]| (!parts.is_empty()).then(|| parts.join("|"));
+    let class = (job.class != TraceClass::Guaranteed).then(|| job.class.to_string());
+    Raw {
+        id: job.id.clone(),
+        submit_s: to_seconds(job.submit_us),
+        gpus: f64::from(job.gpus),
+        duration_s: job.duration_s,
+        more: Optional {
+            steps: timed.then_some(job.steps),
+            step_s: timed.then_some(job.step_s),
+            batch: known(job.batch, 0),
+            stage_storage_s: stage(0),
+            stage_cpu_s: stage(1),
+            stage_gpu_s: stage(2),
+            stage_network_s: stage(3),
+            deadline_s: job.deadline_us.map(to_seconds),
+            value: job.value,
+            weight: (job.weight != 1.0).then_some(job.weight),
+            queue_s: job.queue_s,
+            attempts: known(job.attempts, 0),
+            mem_mib: known(job.mem_mib, 0),
+            cpu_milli: known(job.cpu_milli, 0),
+            gpu_milli: known(job.gpu_milli, 1000),
+            model: job.model.clone(),
+            team: job.team.clone(),
+            user: job.user.clone(),
+            class,
+            status: job.status.map(|status| status.to_string()),
+            kinds: joined(&job.kinds),
+            soft_deadlines: joined(&soft),
+        },
+    }
+}
+
+/// Writes jobs as CSV, with only those optional columns that some job uses.
+///
+/// A line break inside a name is an error: our files have one job per line.
+pub fn write_csv(to: &mut impl Write, jobs: &[TraceJob]) -> io::Result<()> {
+    let mut used = [false; OPTIONAL.len()];
+    for job in jobs {
+        for (used, cell) in used.iter_mut().zip(to_raw(job).more.cells()) {
+            *used |= cell.is_some();
+        }
+    }
+    let names = OPTIONAL.iter().zip(used).filter(|(_, used)| *used).map(|(name, _)| *name);
+    writeln!(to, "{}", REQUIRED.into_iter().chain(names).collect::<Vec<_>>().join(","))?;
+    for job in jobs {
+        let raw = to_raw(job);
+        write_cell(to, &raw.id)?;
+        write!(to, ",{},{},{}", raw.submit_s, raw.gpus, raw.duration_s)?;
+        for (cell, _) in raw.more.cells().into_iter().zip(used).filter(|(_, used)| *used) {
+            to.write_all(b",")?;
+            write_cell(to, &cell.unwrap_or_default())?;
+        }
+        to.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+fn write_cell(to: &mut impl Write, text: &str) -> io::Result<()> {
+    if text.contains(['\n', '\r']) {
+        let message = format!("a line break in {text:?} cannot be written as CSV");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    if text.contains([',', '"']) {
+        write!(to, "\"{}\"", text.replace('"', "\"\""))
+    } else {
+        to.write_all(text.as_bytes())
+    }
+}
+
+/// Writes jobs as JSON lines.
+pub fn write_jsonl(to: &mut impl Write, jobs: &[TraceJob]) -> io::Result<()> {
+    for job in jobs {
+        serde_json::to_writer(&mut *to, &to_raw(job))?;
+        to.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Format, ReadOptions, Trace, read};
+    use super::*;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    fn read_back(bytes: &[u8]) -> Trace {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        read(file.path(), &ReadOptions::default()).unwrap()
+    }
+
+    fn time_us() -> impl Strategy<Value = u64> {
+        prop_oneof![0u64..10_000_000, 0u64..3_155_760_000_000_000]
+    }
+
+    /// No line breaks, which a file of lines cannot hold.
+    fn name() -> impl Strategy<Value = String> {
+        "[a-z0-9 ,\"'é#;:/-]{0,8}[a-z]"
+    }
+
+    prop_compose! {
+        fn job()(
+            (name, submit_us, gpus, duration_s) in (name(), time_us(), 1u32..=65_535, 0.0f64..3e9),
+            (steps, step_s) in prop_oneof![Just((0.0, 1.0)), (0.0f64..1e6, 1e-9f64..1e3)],
+            (model, team, user) in (option::of(name()), option::of(name()), option::of(name())),
+            stages_s in option::of([0.0f64..9.0, 0.0f64..9.0, 0.0f64..9.0, 0.0f64..9.0]),
+            (class, status) in (0..TraceClass::ALL.len(), option::of(0..Status::ALL.len())),
+            (deadline_us, value, weight) in (option::of(time_us()), option::of(0.0f64..1e300), 0.0f64..9.0),
+            soft_deadlines in prop::collection::vec((time_us(), 0.0f64..100.0), 0..3),
+            (queue_s, attempts) in (option::of(0.0f64..1e9), any::<u32>()),
+            (batch, mem_mib, cpu_milli) in any::<(u32, u32, u32)>(),
+            gpu_milli in 1u32..=1000,
+            kinds in prop::collection::vec("[a-z0-9, ]{1,6}", 0..3),
+        ) -> TraceJob {
+            let class = TraceClass::ALL[class];
+            let status = status.map(|i| Status::ALL[i]);
+            TraceJob {
+                id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
+                user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
+                mem_mib, cpu_milli, gpu_milli, kinds,
+            }
+        }
+    }
+
+    fn distinct(jobs: Vec<TraceJob>) -> Vec<TraceJob> {
+        let number = |(i, job): (usize, TraceJob)| TraceJob { id: format!("{}{i}", job.id), ..job };
+        let mut jobs: Vec<TraceJob> = jobs.into_iter().enumerate().map(number).collect();
+        jobs.sort_by_key(|job| job.submit_us);
+        jobs
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back_exactly(jobs in prop::collection::vec(job(), 1..6)) {
+            let jobs = distinct(jobs);
+            let (mut csv, mut jsonl) = (Vec::new(), Vec::new());
+            write_csv(&mut csv, &jobs).unwrap();
+            write_jsonl(&mut jsonl, &jobs).unwrap();
+            for bytes in [csv, jsonl] {
+                let trace = read_back(&bytes);
+                prop_assert_eq!(trace.format, Format::Roommate);
+                prop_assert_eq!(&trace.jobs, &jobs, "{}", String::from_utf8_lossy(&bytes));
+            }
+        }
+    }
+
+    #[test]
+    fn steps_follow_from_what_is_given() {
+        let trace = read_back(
+            b"step_s,extra,steps,id,submit_s,gpus,duration_s\n\
+              ,x,10,a,0,1,5\n0.25,x,,b,0,1,5\n2,x,3,c,0,1,5\n,x,,d,0,1,5\n",
+        );
+        let work: Vec<(f64, f64)> = trace.jobs.iter().map(|j| (j.steps, j.step_s)).collect();
+        assert_eq!(work, [(10.0, 0.5), (20.0, 0.25), (3.0, 2.0), (5.0, 1.0)]);
+    }
+
+    #[test]
+    fn json_reads_as_a_person_would_write_it() {
+        let job =
+            TraceJob { model: Some("net".into()), ..TraceJob::new("a".into(), 1_500_000, 4, 60.0) };
+        let mut text = Vec::new();
+        write_jsonl(&mut text, &[job]).unwrap();
+        let expected =
+            "{\"id\":\"a\",\"submit_s\":1.5,\"gpus\":4,\"duration_s\":60,\"model\":\"net\"}\n";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_line_break_is_refused() {
+        let job = TraceJob::new("a\nb".into(), 0, 1, 1.0);
+        let error = write_csv(&mut Vec::new(), &[job]).unwrap_err();
+        assert_eq!(error.to_string(), "a line break in \"a\\nb\" cannot be written as CSV");
+    }
+}

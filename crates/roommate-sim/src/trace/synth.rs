@@ -1,0 +1,388 @@
+//! Made-up traces: the mixes of published clusters at any load, size and burstiness.
+//!
+//! Only statistics of those clusters are here, none of their rows. Which job comes does not depend on how
+//! jobs arrive: sizes, durations and models have random streams of their own.
+
+pub use super::mix::Mix;
+
+use super::mix::Choices;
+use super::{TraceClass, TraceJob, named};
+use roommate_core::math::rng::Rng;
+
+/// How jobs arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrivals {
+    /// Independently of each other, at one rate.
+    #[default]
+    Poisson,
+    /// In two alternating states (a Markov-modulated Poisson process): bursts of about 50 jobs at ten times
+    /// the mean rate for 8 % of the time, and a calm at about a fifth of it for the rest. The coefficient of
+    /// variation of the gaps is about 3.
+    Bursty,
+    /// At a rate that swings by ±80 % over a day, with its peak 15 hours after the start.
+    Diurnal,
+}
+
+named!(Arrivals, "kind of arrivals", Poisson = "poisson", Bursty = "bursty", Diurnal = "diurnal");
+
+/// A model that synthetic jobs train. All numbers are invented, of the order that the public profiles of
+/// these models have; they are here so that policies which look at stages or memory have something to see.
+struct Model {
+    name: &'static str,
+    batch: u32,
+    mem_mib: u32,
+    /// Storage, CPU, GPU and network time of a step, in seconds; the network part is for many GPUs.
+    stages_s: [f64; 4],
+}
+
+const MODELS: [Model; 8] = [
+    Model {
+        name: "shufflenet_v2_x1_0",
+        batch: 128,
+        mem_mib: 4_200,
+        stages_s: [0.32, 0.30, 0.06, 0.02],
+    },
+    Model { name: "vgg19", batch: 16, mem_mib: 7_800, stages_s: [0.05, 0.06, 0.09, 0.12] },
+    Model { name: "vgg16", batch: 16, mem_mib: 7_200, stages_s: [0.05, 0.05, 0.07, 0.11] },
+    Model { name: "resnet18", batch: 128, mem_mib: 5_600, stages_s: [0.35, 0.33, 0.11, 0.06] },
+    Model { name: "bert", batch: 4, mem_mib: 11_500, stages_s: [0.001, 0.002, 0.17, 0.08] },
+    Model { name: "gpt2", batch: 4, mem_mib: 14_800, stages_s: [0.001, 0.002, 0.40, 0.05] },
+    Model { name: "a2c", batch: 64, mem_mib: 2_100, stages_s: [0.0, 0.45, 0.02, 0.001] },
+    Model { name: "dqn", batch: 128, mem_mib: 1_900, stages_s: [0.0, 0.40, 0.01, 0.001] },
+];
+
+/// What to invent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SynthOptions {
+    /// How many jobs.
+    pub jobs: usize,
+    /// The same seed gives the same trace.
+    pub seed: u64,
+    /// How they arrive.
+    pub arrivals: Arrivals,
+    /// GPU-seconds of work submitted per second and GPU of the cluster; 1 would keep it just busy.
+    pub load: f64,
+    /// GPUs of the cluster; no job asks for more.
+    pub cluster_gpus: u32,
+    /// Whose jobs they look like.
+    pub mix: Mix,
+    /// Teams that share the cluster. The first submits most; the others ever less, as in Philly, where one
+    /// of 15 virtual clusters has half of the jobs.
+    pub teams: u32,
+    /// Share of jobs that are best effort, 0 to 1.
+    pub best_effort: f64,
+}
+
+impl Default for SynthOptions {
+    fn default() -> Self {
+        Self {
+            jobs: 1000,
+            seed: 0,
+            arrivals: Arrivals::Poisson,
+            load: 0.8,
+            cluster_gpus: 64,
+            mix: Mix::Small,
+            teams: 4,
+            best_effort: 0.0,
+        }
+    }
+}
+
+/// Options that describe no trace.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("cannot invent a trace: {what} must be {expected}, not {found}")]
+pub struct SynthError {
+    what: &'static str,
+    expected: &'static str,
+    found: f64,
+}
+
+impl SynthOptions {
+    /// Says what is wrong with the options, if anything is.
+    pub fn check(&self) -> Result<(), SynthError> {
+        let rules = [
+            (
+                "the load",
+                "above 0 and at most 1000",
+                self.load,
+                self.load > 0.0 && self.load <= 1e3,
+            ),
+            ("the cluster", "at least 1 GPU", self.cluster_gpus.into(), self.cluster_gpus > 0),
+            (
+                "the number of teams",
+                "1 to 10000",
+                self.teams.into(),
+                (1..=10_000).contains(&self.teams),
+            ),
+            (
+                "the share of best effort",
+                "0 to 1",
+                self.best_effort,
+                (0.0..=1.0).contains(&self.best_effort),
+            ),
+        ];
+        match rules.into_iter().find(|(.., holds)| !holds) {
+            Some((what, expected, found, _)) => Err(SynthError { what, expected, found }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Invents a trace, job by job in order of submission. The options must pass their `check`.
+pub fn synth(options: &SynthOptions) -> impl Iterator<Item = TraceJob> + use<> {
+    if let Err(error) = options.check() {
+        panic!("{error}");
+    }
+    let choices = Choices::new(options.mix, options.cluster_gpus);
+    let rate = options.load * f64::from(options.cluster_gpus) / choices.mean_gpu_s;
+    let mut arrivals = Process::new(options.arrivals, rate, Rng::stream(options.seed, 1));
+    let mut shape = Rng::stream(options.seed, 2);
+    let mut labels = Rng::stream(options.seed, 3);
+    let teams = Teams::new(options.teams);
+    let best_effort = options.best_effort;
+    (0..options.jobs).map(move |number| {
+        let (gpus, seconds) = choices.draw(&mut shape);
+        let submit_us = (arrivals.next_s(number) * 1e6).round() as u64;
+        let model = &MODELS[labels.below(MODELS.len() as u64) as usize];
+        let mut job = trained(model, number, submit_us, gpus, seconds);
+        let team = teams.draw(&mut labels);
+        job.team = Some(format!("team{team}"));
+        job.user = Some(format!("user{team}-{}", labels.below(8)));
+        if labels.chance(best_effort) {
+            job.class = TraceClass::BestEffort;
+        }
+        job
+    })
+}
+
+/// A job that trains `model` for about the given time.
+fn trained(model: &Model, number: usize, submit_us: u64, gpus: u32, seconds: f64) -> TraceJob {
+    let mut stages = model.stages_s;
+    // A ring of g GPUs moves (g - 1) / g of the gradients per link.
+    stages[3] *= f64::from(gpus - 1) / f64::from(gpus);
+    // Alone, the stages of a step run one after another.
+    let step_s: f64 = stages.iter().sum();
+    let steps = (seconds / step_s).round().max(1.0);
+    let mut job = TraceJob::new(number.to_string(), submit_us, gpus, steps * step_s);
+    job.steps = steps;
+    job.step_s = step_s;
+    job.stages_s = Some(stages);
+    job.model = Some(model.name.to_owned());
+    job.batch = model.batch;
+    job.mem_mib = model.mem_mib;
+    job
+}
+
+/// Team `i` submits in proportion to 1 / (i + 1).
+struct Teams {
+    sums: Vec<f64>,
+}
+
+impl Teams {
+    fn new(teams: u32) -> Self {
+        let mut sum = 0.0;
+        let weight = |i| {
+            sum += 1.0 / f64::from(i + 1);
+            sum
+        };
+        Self { sums: (0..teams).map(weight).collect() }
+    }
+
+    fn draw(&self, rng: &mut Rng) -> usize {
+        let at = rng.unit() * self.sums[self.sums.len() - 1];
+        self.sums.partition_point(|sum| *sum <= at).min(self.sums.len() - 1)
+    }
+}
+
+/// Jobs in one burst, on average.
+const BURST_JOBS: f64 = 50.0;
+/// Rate in a burst over the mean rate.
+const BURST_RATE: f64 = 10.0;
+/// Share of time spent in bursts.
+const BURST_SHARE: f64 = 0.08;
+const DAY_S: f64 = 86_400.0;
+const DAY_SWING: f64 = 0.8;
+const PEAK_S: f64 = 15.0 * 3600.0;
+
+/// A running arrival process.
+struct Process {
+    kind: Arrivals,
+    rate: f64,
+    rng: Rng,
+    now_s: f64,
+    bursting: bool,
+    /// Time left in the present state.
+    left_s: f64,
+}
+
+impl Process {
+    fn new(kind: Arrivals, rate: f64, mut rng: Rng) -> Self {
+        let bursting = rng.chance(BURST_SHARE);
+        let mut process = Self { kind, rate, rng, now_s: 0.0, bursting, left_s: 0.0 };
+        process.left_s = process.dwell_s();
+        process
+    }
+
+    /// When the job of this number comes; the first comes at 0.
+    fn next_s(&mut self, number: usize) -> f64 {
+        if number > 0 {
+            match self.kind {
+                Arrivals::Poisson => self.now_s += self.rng.exp(1.0 / self.rate),
+                Arrivals::Bursty => self.bursty(),
+                Arrivals::Diurnal => self.diurnal(),
+            }
+        }
+        self.now_s
+    }
+
+    /// How long the present state lasts. Calms last so long that bursts get their share of time.
+    fn dwell_s(&mut self) -> f64 {
+        let burst_s = BURST_JOBS / (BURST_RATE * self.rate);
+        let mean =
+            if self.bursting { burst_s } else { burst_s * (1.0 - BURST_SHARE) / BURST_SHARE };
+        self.rng.exp(mean)
+    }
+
+    fn bursty(&mut self) {
+        loop {
+            let calm_rate = (1.0 - BURST_SHARE * BURST_RATE) / (1.0 - BURST_SHARE);
+            let factor = if self.bursting { BURST_RATE } else { calm_rate };
+            let gap = self.rng.exp(1.0 / (self.rate * factor));
+            if gap < self.left_s {
+                self.now_s += gap;
+                self.left_s -= gap;
+                return;
+            }
+            // Exponential gaps have no memory, so the draw can be thrown away at the change of state.
+            self.now_s += self.left_s;
+            self.bursting = !self.bursting;
+            self.left_s = self.dwell_s();
+        }
+    }
+
+    /// Thinning: candidates at the peak rate, kept in proportion to the rate of their moment.
+    fn diurnal(&mut self) {
+        loop {
+            self.now_s += self.rng.exp(1.0 / (self.rate * (1.0 + DAY_SWING)));
+            let angle = (self.now_s - PEAK_S) / DAY_S * std::f64::consts::TAU;
+            let wanted = (1.0 + DAY_SWING * angle.cos()) / (1.0 + DAY_SWING);
+            if self.rng.chance(wanted) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Format, Trace, native, stats};
+    use super::*;
+
+    fn options(mix: Mix, arrivals: Arrivals, jobs: usize) -> SynthOptions {
+        SynthOptions {
+            jobs,
+            seed: 1,
+            arrivals,
+            load: 0.7,
+            cluster_gpus: 256,
+            mix,
+            ..SynthOptions::default()
+        }
+    }
+
+    fn described(options: &SynthOptions) -> stats::Stats {
+        let trace = Trace {
+            jobs: synth(options).collect(),
+            format: Format::Roommate,
+            dropped: 0,
+            first_dropped: Vec::new(),
+            origin_s: None,
+            cpu_jobs: 0,
+        };
+        assert!(trace.jobs.is_sorted_by_key(|job| job.submit_us));
+        stats::stats(&trace, Some(options.cluster_gpus))
+    }
+
+    #[test]
+    fn the_load_is_the_one_asked_for() {
+        for mix in Mix::ALL {
+            let stats = described(&options(*mix, Arrivals::Poisson, 200_000));
+            let load = stats.offered_load.unwrap();
+            assert!((load / 0.7 - 1.0).abs() < 0.05, "{mix}: {load}");
+        }
+        for arrivals in Arrivals::ALL {
+            let stats = described(&options(Mix::Small, *arrivals, 200_000));
+            let load = stats.offered_load.unwrap();
+            assert!((load / 0.7 - 1.0).abs() < 0.1, "{arrivals}: {load}");
+        }
+    }
+
+    #[test]
+    fn arrivals_are_as_bursty_as_they_say() {
+        let burstiness =
+            |arrivals| described(&options(Mix::Small, arrivals, 200_000)).burstiness.unwrap();
+        assert!((burstiness(Arrivals::Poisson) - 1.0).abs() < 0.02);
+        assert!((2.5..3.5).contains(&burstiness(Arrivals::Bursty)));
+        // The load is 0.7 of a small cluster's, so a day has thousands of jobs and shows its shape.
+        let hours = described(&options(Mix::Small, Arrivals::Diurnal, 200_000)).hours;
+        let (night, day) = (hours[3] as f64, hours[15] as f64);
+        assert!((7.0..11.0).contains(&(day / night)), "1.8 / 0.2 expected, found {}", day / night);
+    }
+
+    #[test]
+    fn the_mixes_are_those_of_the_studies() {
+        let philly = described(&options(Mix::Philly, Arrivals::Poisson, 300_000));
+        assert!((philly.mean_gpus - 1.30).abs() < 0.02, "{}", philly.mean_gpus);
+        assert!((philly.duration_s.p50 / 1_144.0 - 1.0).abs() < 0.1, "{}", philly.duration_s.p50);
+        let eight = &philly.classes[2].share;
+        assert!((eight.of_gpu_time - 0.484).abs() < 0.05, "{}", eight.of_gpu_time);
+        let helios = described(&options(Mix::Helios, Arrivals::Poisson, 300_000));
+        assert!((helios.duration_s.mean / 9_088.0 - 1.0).abs() < 0.1, "{}", helios.duration_s.mean);
+        assert!((helios.duration_s.p50 / 204.0 - 1.0).abs() < 0.1, "{}", helios.duration_s.p50);
+        let pai = described(&options(Mix::Pai, Arrivals::Poisson, 300_000));
+        assert!((pai.duration_s.mean / 5_029.0 - 1.0).abs() < 0.1, "{}", pai.duration_s.mean);
+    }
+
+    #[test]
+    fn no_job_is_larger_than_the_cluster() {
+        let small = SynthOptions { cluster_gpus: 3, ..options(Mix::Pai, Arrivals::Poisson, 2_000) };
+        assert!(synth(&small).all(|job| job.gpus <= 3));
+    }
+
+    #[test]
+    fn a_seed_never_changes_its_trace() {
+        let hash = |options: &SynthOptions| {
+            let jobs: Vec<TraceJob> = synth(options).collect();
+            let mut text = Vec::new();
+            native::write_csv(&mut text, &jobs).unwrap();
+            // FNV-1a: stable, and enough to notice a change.
+            text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        };
+        let one = options(Mix::Philly, Arrivals::Bursty, 1_000);
+        assert_eq!(hash(&one), hash(&one));
+        assert_ne!(hash(&one), hash(&SynthOptions { seed: 2, ..one.clone() }));
+        assert_eq!(format!("{:016x}", hash(&one)), "fce92fad17a86484");
+    }
+
+    #[test]
+    fn arrivals_do_not_change_the_jobs() {
+        let shapes = |arrivals| {
+            let jobs = synth(&options(Mix::Helios, arrivals, 500));
+            jobs.map(|job| (job.gpus, job.steps.to_bits(), job.model)).collect::<Vec<_>>()
+        };
+        assert_eq!(shapes(Arrivals::Poisson), shapes(Arrivals::Diurnal));
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        let wrong = SynthOptions { load: f64::NAN, ..SynthOptions::default() };
+        let error = wrong.check().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot invent a trace: the load must be above 0 and at most 1000, not NaN"
+        );
+    }
+}

@@ -1,0 +1,510 @@
+//! The simulated world: virtual GPUs, a true model of speed, and an event heap.
+//!
+//! Event-driven: nothing happens between events, progress is computed when it is asked for, and an
+//! alarm that no longer holds is recognised by its epoch instead of being searched and removed.
+//! Costs are charged when the thing that costs happens, never otherwise (but see
+//! [`roommate_core::state::Charge::EveryStep`], which some published simulators need).
+
+use crate::fault::{FaultSource, Faults};
+use roommate_core::cluster::Cluster;
+use roommate_core::engine::Engine;
+use roommate_core::event::{Action, Event, Sample};
+use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
+use roommate_core::interference::Interference;
+use roommate_core::job::Spec;
+use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::knobs::Knobs;
+use roommate_core::policy::{Params, Policy};
+use roommate_core::profile::Profile;
+use roommate_core::progress::Meter;
+use roommate_core::state::{Charge, Costs};
+use roommate_core::time::{Span, Time};
+use roommate_core::why::Why;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A job on its way to the cluster: what it asks for, and what it really needs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrival {
+    /// When it is submitted.
+    pub at: Time,
+    /// Its name.
+    pub name: String,
+    /// What it asks for; all that a policy may see.
+    pub spec: Spec,
+    /// Steps it really needs.
+    pub work: f64,
+}
+
+/// What to simulate.
+pub struct Setup {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// What changes cost.
+    pub costs: Costs,
+    /// Name of the policy, for the journal.
+    pub policy_name: String,
+    /// All its parameters, for the journal.
+    pub params: Params,
+    /// The policy.
+    pub policy: Box<dyn Policy>,
+    /// What the policy believes about roommates.
+    pub belief: Box<dyn Interference>,
+    /// How roommates really disturb each other.
+    pub truth: Box<dyn Interference>,
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Seed of all randomness.
+    pub seed: u64,
+    /// Kinds of work, by name.
+    pub profiles: Vec<(String, Profile)>,
+    /// Teams.
+    pub teams: Vec<String>,
+}
+
+/// Why a simulation could not go on.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SimError {
+    /// Jobs wait and nothing will ever happen.
+    #[error("the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen")]
+    Stuck {
+        /// When.
+        at: Time,
+        /// How many wait.
+        waiting: usize,
+        /// One of them.
+        first: String,
+    },
+    /// Jobs that come in the wrong order.
+    #[error("job {name:?} is submitted before the one in front of it")]
+    OutOfOrder {
+        /// The job.
+        name: String,
+    },
+}
+
+/// Steps without any fact after which a policy that keeps waking itself is called stuck.
+const IDLE_STEPS: u32 = 1_000_000;
+
+/// Runs jobs, given in order of submission, to the end; tells the observer everything.
+pub fn simulate<O: Observer>(
+    setup: Setup,
+    jobs: impl Iterator<Item = Arrival>,
+    observer: &mut O,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Time, SimError> {
+    observer.head(&Head {
+        version: journal::VERSION,
+        world: "sim".into(),
+        policy: setup.policy_name,
+        params: setup.params,
+        cluster: setup.cluster.clone(),
+        costs: setup.costs,
+        seed: setup.seed,
+    });
+    for (i, name) in setup.teams.into_iter().enumerate() {
+        observer.team(&TeamLine { idx: TeamIdx::from_usize(i), name });
+    }
+    let mut engine =
+        Engine::new(&setup.cluster, setup.costs, setup.policy, setup.belief, setup.seed);
+    for (name, profile) in setup.profiles {
+        let idx = engine.add_profile(profile.clone());
+        observer.profile(&ProfileLine { idx, name, profile });
+    }
+    let mut world = World {
+        engine,
+        truth: setup.truth,
+        faults: FaultSource::new(setup.faults, setup.seed),
+        live: Vec::new(),
+        running: IdxSet::default(),
+        unfinished: 0,
+        finished: 0,
+        alarms: BinaryHeap::new(),
+        facts: Vec::new(),
+        acts: Vec::new(),
+        crowded: Vec::new(),
+        last_name: String::new(),
+        wake: None,
+    };
+    world.run(jobs.peekable(), observer, progress)
+}
+
+/// What an alarm is about. The order is the order of facts at one instant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Alarm {
+    Finish(JobIdx, u32),
+    Crash(JobIdx, u32),
+    NodeDown(NodeIdx),
+    NodeUp(NodeIdx),
+    Ready(JobIdx, u32),
+}
+
+/// The truth about a job.
+#[derive(Clone, Debug)]
+struct Live {
+    meter: Meter,
+    work: f64,
+    gpus: GpuSet,
+    /// Steps at which this attempt crashes.
+    crash_at: f64,
+    /// When it began to make progress in its present stay, and from how many steps.
+    began: Time,
+    began_done: f64,
+    /// Counts changes of pace; an alarm of another epoch is void.
+    epoch: u32,
+}
+
+struct World {
+    engine: Engine,
+    truth: Box<dyn Interference>,
+    faults: FaultSource,
+    live: Vec<Live>,
+    /// Jobs that make progress.
+    running: IdxSet<JobIdx>,
+    unfinished: usize,
+    finished: u64,
+    alarms: BinaryHeap<Reverse<(Time, Alarm)>>,
+    facts: Vec<Event>,
+    acts: Vec<Action>,
+    /// Jobs whose roommates changed.
+    crowded: Vec<JobIdx>,
+    last_name: String,
+    wake: Option<Time>,
+}
+
+impl World {
+    fn run<O: Observer>(
+        &mut self,
+        mut jobs: std::iter::Peekable<impl Iterator<Item = Arrival>>,
+        observer: &mut O,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Time, SimError> {
+        for node in (0..self.engine.state().nodes.len()).map(NodeIdx::from_usize) {
+            self.arm_node(Time::ZERO, node);
+        }
+        let mut now = Time::ZERO;
+        let mut idle_steps = 0;
+        let mut steps: u64 = 0;
+        while self.unfinished > 0 || jobs.peek().is_some() {
+            self.drop_void_alarms();
+            let next = [
+                jobs.peek().map(|j| j.at),
+                self.alarms.peek().map(|a| a.0.0),
+                self.wake.filter(|_| idle_steps < IDLE_STEPS),
+            ];
+            let Some(at) = next.into_iter().flatten().min() else {
+                return Err(self.stuck(now));
+            };
+            if at < now {
+                return Err(SimError::OutOfOrder { name: jobs.next().map_or(String::new(), |j| j.name) });
+            }
+            now = at;
+            self.facts.clear();
+            self.ring(now);
+            while let Some(job) = jobs.next_if(|j| j.at == now) {
+                self.submit(job, observer);
+            }
+            idle_steps = if self.facts.is_empty() { idle_steps + 1 } else { 0 };
+            self.step(now, observer);
+            steps += 1;
+            if steps.is_multiple_of(4_096) {
+                progress(self.finished);
+            }
+        }
+        observer.end(now);
+        progress(self.finished);
+        Ok(now)
+    }
+
+    fn stuck(&self, at: Time) -> SimError {
+        let waiting = self.engine.state().pending.len();
+        SimError::Stuck { at, waiting, first: self.last_name.clone() }
+    }
+
+    fn is_void(&self, alarm: Alarm) -> bool {
+        match alarm {
+            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
+                self.live[j.usize()].epoch != e
+            }
+            Alarm::NodeDown(_) | Alarm::NodeUp(_) => false,
+        }
+    }
+
+    fn drop_void_alarms(&mut self) {
+        while self.alarms.peek().is_some_and(|a| self.is_void(a.0.1)) {
+            self.alarms.pop();
+        }
+    }
+
+    /// Turns everything that is due into facts.
+    fn ring(&mut self, now: Time) {
+        while let Some(Reverse((_, alarm))) = self.alarms.peek().copied().filter(|a| a.0.0 <= now) {
+            self.alarms.pop();
+            if self.is_void(alarm) {
+                continue;
+            }
+            match alarm {
+                Alarm::Finish(job, _) => {
+                    self.depart(job);
+                    self.unfinished -= 1;
+                    self.finished += 1;
+                    self.facts.push(Event::Finished(job));
+                }
+                Alarm::Crash(job, _) => self.fail(now, job, Why::Crashed),
+                Alarm::NodeDown(node) => {
+                    self.fail_node(now, node);
+                    let back = now + self.faults.repair();
+                    self.alarms.push(Reverse((back, Alarm::NodeUp(node))));
+                }
+                Alarm::NodeUp(node) => {
+                    self.facts.push(Event::NodeUp(node));
+                    self.arm_node(now, node);
+                }
+                Alarm::Ready(job, _) => {
+                    self.facts.push(Event::Started(job));
+                    self.begin(now, job);
+                }
+            }
+        }
+    }
+
+    fn arm_node(&mut self, now: Time, node: NodeIdx) {
+        if let Some(up) = self.faults.next_failure(node) {
+            self.alarms.push(Reverse((now + up, Alarm::NodeDown(node))));
+        }
+    }
+
+    fn fail_node(&mut self, now: Time, node: NodeIdx) {
+        let mut hit: Vec<JobIdx> = Vec::new();
+        let state = self.engine.state();
+        for gpu in state.node(node).gpus() {
+            hit.extend_from_slice(&state.gpu(gpu).tenants);
+        }
+        hit.sort_unstable();
+        hit.dedup();
+        for job in hit {
+            // A job that finished or crashed at this very instant is gone already.
+            if !self.live[job.usize()].gpus.is_empty() {
+                self.fail(now, job, Why::NodeLost(node));
+            }
+        }
+        self.facts.push(Event::NodeDown(node));
+    }
+
+    fn fail(&mut self, now: Time, job: JobIdx, why: Why) {
+        let every = self.faults.checkpoint();
+        let live = &mut self.live[job.usize()];
+        let done = live.meter.done_at(now);
+        let lost = match every {
+            Span(0) => 0.0,
+            every => Span((now - live.began).0 % every.0).secs() / live.meter.step_s,
+        };
+        let saved = if live.meter.step_s.is_finite() { done - lost } else { done };
+        live.meter.stop_at(now, saved.clamp(live.began_done.min(done), done));
+        let done = live.meter.done;
+        self.depart(job);
+        self.facts.push(Event::Failed { job, why, done });
+        let budget = self.engine.state().spec(job).retries;
+        // The engine gives a job up by the same count; the world only has to stop expecting it.
+        let failures = self.engine.state().job(job).failures + 1;
+        if why == Why::Crashed && failures > budget {
+            self.unfinished -= 1;
+        }
+    }
+
+    /// The job leaves its GPUs; whoever shared them will run differently.
+    fn depart(&mut self, job: JobIdx) {
+        let live = &mut self.live[job.usize()];
+        live.epoch += 1;
+        let gpus = std::mem::take(&mut live.gpus);
+        self.running.remove(job);
+        for gpu in gpus {
+            let tenants = &self.engine.state().gpu(gpu).tenants;
+            self.crowded.extend(tenants.iter().filter(|t| **t != job));
+        }
+    }
+
+    fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
+        let idx = self.engine.add_job(job.spec.clone());
+        self.live.push(Live {
+            meter: Meter::default(),
+            work: job.work,
+            gpus: GpuSet::new(),
+            crash_at: f64::INFINITY,
+            began: job.at,
+            began_done: 0.0,
+            epoch: 0,
+        });
+        self.unfinished += 1;
+        self.facts.push(Event::Submitted(idx));
+        let line = JobLine { idx, name: job.name, spec: job.spec };
+        observer.job(&line);
+        self.last_name = line.name;
+    }
+
+    /// Steps until everything that was asked is confirmed.
+    fn step<O: Observer>(&mut self, now: Time, observer: &mut O) {
+        loop {
+            let step = self.engine.step(now, &self.facts);
+            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
+            observer.step(&StepView::of(now, &self.facts, &step));
+            self.wake = step.wake;
+            let asked = step.asked;
+            self.acts.clear();
+            self.acts.extend_from_slice(step.actions);
+            if asked && self.engine.state().costs.charge == Charge::EveryStep {
+                self.charge_all(now);
+            }
+            self.facts.clear();
+            for i in 0..self.acts.len() {
+                self.act(now, i);
+            }
+            self.settle_crowded(now);
+            if self.facts.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Every running job loses its restart cost of the interval since the last step.
+    fn charge_all(&mut self, now: Time) {
+        for i in 0..self.live.len() {
+            let Some(job) = self.running.first_from(i) else { break };
+            if job.usize() != i {
+                continue;
+            }
+            let pause = self.engine.state().restart_cost(job);
+            self.live[i].meter.advance(now, pause);
+            self.arm_job(job);
+        }
+    }
+
+    fn act(&mut self, now: Time, i: usize) {
+        let job = self.acts[i].job();
+        match &self.acts[i] {
+            Action::Start(_, p) | Action::Move(_, p) => {
+                let gpus = p.gpus.clone();
+                self.halt(now, job);
+                self.depart(job);
+                self.move_in(now, job, gpus);
+            }
+            Action::Stop(_) => {
+                self.halt(now, job);
+                self.depart(job);
+                let done = self.live[job.usize()].meter.done;
+                self.facts.push(Event::Stopped { job, done });
+            }
+            Action::Tune(..) => {
+                self.crowded.push(job);
+                let gpus = self.live[job.usize()].gpus.clone();
+                self.crowd(job, &gpus);
+                self.facts.push(Event::Tuned(job));
+            }
+            Action::Reject(..) => self.unfinished -= 1,
+        }
+    }
+
+    fn halt(&mut self, now: Time, job: JobIdx) {
+        let meter = &mut self.live[job.usize()].meter;
+        meter.stop_at(now, meter.done_at(now));
+    }
+
+    fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet) {
+        self.crowd(job, &gpus);
+        let crash = self.faults.crash_point();
+        let cost = self.engine.state().start_cost(job);
+        let live = &mut self.live[job.usize()];
+        live.gpus = gpus;
+        live.crash_at = crash.map_or(f64::INFINITY, |share| {
+            live.meter.done + share * (live.work - live.meter.done)
+        });
+        if cost == Span::ZERO {
+            self.facts.push(Event::Started(job));
+            self.begin(now, job);
+        } else {
+            let alarm = Alarm::Ready(job, live.epoch);
+            self.alarms.push(Reverse((now + cost, alarm)));
+        }
+    }
+
+    /// Everybody who shares one of these GPUs with the job will run differently.
+    fn crowd(&mut self, job: JobIdx, gpus: &GpuSet) {
+        for gpu in gpus {
+            let tenants = &self.engine.state().gpu(*gpu).tenants;
+            self.crowded.extend(tenants.iter().filter(|t| **t != job));
+        }
+    }
+
+    /// From now on the job makes progress.
+    fn begin(&mut self, now: Time, job: JobIdx) {
+        let pace = self.pace(job);
+        let live = &mut self.live[job.usize()];
+        live.began = now;
+        live.began_done = live.meter.done;
+        live.meter.set_step(now, pace);
+        self.running.insert(job);
+        self.arm_job(job);
+        self.report_pace(job, pace);
+    }
+
+    /// Seconds of a step where the job is now, with whom it is there now.
+    fn pace(&self, job: JobIdx) -> f64 {
+        let state = self.engine.state();
+        let gpus = &self.live[job.usize()].gpus;
+        let mut speed: f64 = 1.0;
+        for g in gpus {
+            let gpu = state.gpu(*g);
+            let alone = gpu.tenants.len() == 1 && state.job(job).knobs.sm_permille == Knobs::SM_ALL;
+            if !alone {
+                let tenants: smallvec::SmallVec<[(JobIdx, Knobs); 4]> =
+                    gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();
+                let who = gpu.tenants.iter().position(|t| *t == job);
+                let who = who.expect("a job is a tenant of its GPUs");
+                speed = speed.min(self.truth.speed(state, gpu.kind, &tenants, who).mean);
+            }
+        }
+        state.profile(job).step_s / (state.solo_speed(job, gpus) * speed)
+    }
+
+    /// The engine expects the undisturbed pace; anything else is measured and told.
+    fn report_pace(&mut self, job: JobIdx, pace: f64) {
+        let state = self.engine.state();
+        let expected =
+            state.profile(job).step_s / state.solo_speed(job, &self.live[job.usize()].gpus);
+        if pace != expected {
+            let sample = Sample { step_s: pace, ..Sample::default() };
+            self.facts.push(Event::Sampled { job, sample });
+        }
+    }
+
+    fn settle_crowded(&mut self, now: Time) {
+        let mut crowded = std::mem::take(&mut self.crowded);
+        crowded.sort_unstable();
+        crowded.dedup();
+        for job in crowded.drain(..) {
+            if !self.running.contains(job) {
+                continue;
+            }
+            let pace = self.pace(job);
+            if pace != self.live[job.usize()].meter.step_s {
+                self.live[job.usize()].meter.set_step(now, pace);
+                self.arm_job(job);
+                let sample = Sample { step_s: pace, ..Sample::default() };
+                self.facts.push(Event::Sampled { job, sample });
+            }
+        }
+        self.crowded = crowded;
+    }
+
+    /// Sets the alarm for what will end this stretch of progress.
+    fn arm_job(&mut self, job: JobIdx) {
+        let live = &mut self.live[job.usize()];
+        live.epoch += 1;
+        let crashes = live.crash_at < live.work;
+        let until = if crashes { live.crash_at } else { live.work };
+        if let Some(at) = live.meter.finishes(until) {
+            let alarm = if crashes { Alarm::Crash } else { Alarm::Finish }(job, live.epoch);
+            self.alarms.push(Reverse((at, alarm)));
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Reads the public traces that lie beside the repository. They are not part of it, so without them this
+//! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
+
+use std::path::{Path, PathBuf};
+use roommate_sim::trace::{Format, ReadOptions, Trace, TraceClass, native, read, stats::stats};
+
+/// The shared folder, or `None` after saying that it is absent.
+fn shared() -> Option<PathBuf> {
+    let folder = std::env::var_os("ROOMMATE_SHARED").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
+        PathBuf::from,
+    );
+    if folder.join("traces").is_dir() {
+        return Some(folder);
+    }
+    let required = std::env::var("ROOMMATE_REQUIRE_SHARED").is_ok_and(|value| value == "1");
+    assert!(!required, "../shared is absent, but ROOMMATE_REQUIRE_SHARED=1 asks for it");
+    eprintln!("skipped: ../shared is absent");
+    None
+}
+
+fn read_strictly(path: &Path) -> Trace {
+    read(path, &ReadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn every_public_trace_has_its_jobs() {
+    let Some(shared) = shared() else { return };
+    for (path, format, jobs) in [
+        ("traces/philly/philly_jobs.csv.gz", Format::Philly, 82_247),
+        ("traces/philly/philly_all_status_sample1000.csv.gz", Format::Philly, 1_000),
+        ("traces/philly/cluster_job_log_example.json", Format::Philly, 1),
+        ("traces/helios/venus_gpu_jobs.csv.gz", Format::Helios, 125_303),
+        ("traces/alibaba_pai_2020/pai_gpu_tasks_sample.csv.gz", Format::Pai, 60_105),
+        ("traces/muri/trace1.csv.gz", Format::Muri, 1_494),
+        ("traces/muri/trace2.csv.gz", Format::Muri, 5_755),
+        ("traces/muri/trace3.csv.gz", Format::Muri, 992),
+        ("traces/muri/trace4.csv.gz", Format::Muri, 2_638),
+        ("traces/muri/cluster_trace.csv.gz", Format::Muri, 400),
+        ("anchors/muri/trace1.csv", Format::Muri, 1_494),
+        ("traces/tiresias/60_job.csv", Format::Tiresias, 60),
+        ("traces/elasticflow/philly_103959.csv.gz", Format::ElasticFlow, 876),
+    ] {
+        let trace = read_strictly(&shared.join(path));
+        assert_eq!((trace.format, trace.jobs.len()), (format, jobs), "{path}");
+        let text = stats(&trace, Some(64)).to_string();
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{path}\n{text}");
+    }
+}
+
+#[test]
+fn chronus_has_rows_without_gpus() {
+    let Some(shared) = shared() else { return };
+    for (file, dropped) in [("philly_mix2", 194), ("philly_slo", 205)] {
+        let path = shared.join(format!("traces/chronus/{file}.csv.gz"));
+        let error = read(&path, &ReadOptions::default()).unwrap_err();
+        assert_eq!(error.column, Some("num_gpu"));
+        let skip = ReadOptions { skip_bad_rows: true, ..ReadOptions::default() };
+        let trace = read(&path, &skip).unwrap();
+        assert_eq!(
+            (trace.format, trace.jobs.len() as u64, trace.dropped),
+            (Format::Chronus, 30_940 - dropped, dropped)
+        );
+        let late = |job: &&_| -> bool { has_early_deadline(job) };
+        assert_eq!(
+            trace.jobs.iter().filter(late).count(),
+            0,
+            "a deadline before its job could end"
+        );
+    }
+}
+
+/// A deadline that even an empty cluster could not meet; Chronus' generator makes none.
+fn has_early_deadline(job: &roommate_sim::trace::TraceJob) -> bool {
+    job.class == TraceClass::Guaranteed
+        && job.deadline_us.is_none_or(|at| at < job.submit_us + (job.duration_s * 1e6) as u64)
+}
+
+#[test]
+fn gavel_jobs_get_their_speed_from_a_table() {
+    let Some(shared) = shared() else { return };
+    let options = |table: &str| ReadOptions {
+        throughputs: Some(shared.join(table)),
+        skip_bad_rows: true,
+        ..ReadOptions::default()
+    };
+    for (path, table, jobs) in [
+        ("anchors/gavel/small_test.csv", "anchors/gavel/throughputs_physical.csv.gz", 20),
+        ("anchors/gavel/max_min_fairness.csv", "anchors/gavel/throughputs_physical.csv.gz", 96),
+        (
+            "anchors/gavel/generated_single_lam900_seed0.csv.gz",
+            "anchors/gavel/throughputs_simulation.csv.gz",
+            8_000,
+        ),
+        (
+            "traces/gavel/msr_vc_0e4a51_seed0.trace.gz",
+            "traces/gavel/throughput_isolated_simulation.csv.gz",
+            984,
+        ),
+    ] {
+        let trace = read(&shared.join(path), &options(table)).unwrap();
+        assert_eq!((trace.format, trace.jobs.len()), (Format::Gavel, jobs), "{path}");
+    }
+    // The completion time that the original reports for a job that starts at once on V100s.
+    let table = options("anchors/gavel/throughputs_physical.csv.gz");
+    let small = read(&shared.join("anchors/gavel/small_test.csv"), &table).unwrap();
+    assert!((small.jobs[0].duration_s - 34.362).abs() < 1e-3, "{}", small.jobs[0].duration_s);
+}
+
+#[test]
+fn real_traces_survive_our_own_format() {
+    let Some(shared) = shared() else { return };
+    let trace = read_strictly(&shared.join("traces/muri/trace2.csv.gz"));
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    native::write_csv(&mut file, &trace.jobs).unwrap();
+    assert_eq!(read_strictly(file.path()).jobs, trace.jobs);
+}
