@@ -7,10 +7,10 @@ use crate::knobs::Knobs;
 use crate::math::stat;
 use crate::profile::STAGES;
 use crate::time::{Span, Time};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Whether a smaller or a larger value is better.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Better {
     /// Smaller is better.
@@ -28,7 +28,7 @@ pub struct Row {
     pub key: &'static str,
     /// Name for a person.
     pub label: &'static str,
-    /// `s`, `%` (the value is a fraction) or nothing.
+    /// `s`, `share` (0 to 1) or nothing.
     pub unit: &'static str,
     /// The figure; nothing where it does not apply.
     pub value: Option<f64>,
@@ -116,18 +116,18 @@ impl Metrics {
             row("failures", "failed attempts", "", count(self.failures), Neither),
             row("failed", "failed for good", "", count(self.failed), Lower),
             row("rejected", "rejected", "", count(self.rejected), Lower),
-            row("gpu_util", "GPU time held", "%", self.gpu_util, Higher),
-            row("mem_util", "GPU memory held", "%", self.mem_util, Neither),
-            row("cpu_util", "CPU held", "%", self.cpu_util, Neither),
-            row("storage_util", "storage busy", "%", stage(0), Neither),
-            row("prep_util", "CPU busy", "%", stage(1), Neither),
-            row("compute_util", "GPU busy", "%", stage(2), Neither),
-            row("network_util", "network busy", "%", stage(3), Neither),
-            row("slo_misses", "SLO misses", "%", share(self.slo_misses, self.slo_windows), Lower),
+            row("gpu_util", "GPU time held", "share", self.gpu_util, Higher),
+            row("mem_util", "GPU memory held", "share", self.mem_util, Neither),
+            row("cpu_util", "CPU held", "share", self.cpu_util, Neither),
+            row("storage_util", "storage busy", "share", stage(0), Neither),
+            row("prep_util", "CPU busy", "share", stage(1), Neither),
+            row("compute_util", "GPU busy", "share", stage(2), Neither),
+            row("network_util", "network busy", "share", stage(3), Neither),
+            row("slo_misses", "SLO misses", "share", share(self.slo_misses, self.slo_windows), Lower),
             row(
                 "deadline_misses",
                 "deadline misses",
-                "%",
+                "share",
                 share(self.deadline_misses, self.deadline_jobs),
                 Lower,
             ),

@@ -1,5 +1,11 @@
-//! Virtual time for Roommate: a trace-driven world around the very engine that drives real GPUs.
+//! Virtual time for Roommate: a trace-driven world around the very engine that drives real GPUs, the
+//! readers that feed it, and the pages that show what came of it.
 
+pub mod compat;
 pub mod fault;
+pub mod gzip;
+pub mod report;
 pub mod trace;
+pub mod view;
+pub mod workload;
 pub mod world;

@@ -1,1 +1,31 @@
-fn main() {}
+//! The `roommate` program: flags in, tables out. Everything that decides lives in the core.
+
+mod atomic;
+mod cli;
+mod command;
+mod lab;
+mod process;
+mod table;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+/// Ran, and the answer is no.
+pub(crate) const ANSWER_NO: u8 = 1;
+/// Could not run.
+const COULD_NOT_RUN: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match command::run(cli.command) {
+        Ok(code) => code,
+        Err(error) if process::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            process::say(&format!("error: {error:#}"));
+            if let Some(hint) = process::hint(&error) {
+                process::say(&format!("hint: {hint}"));
+            }
+            ExitCode::from(COULD_NOT_RUN)
+        }
+    }
+}

@@ -3,17 +3,13 @@
 //! What the lines mean lives elsewhere; here is only where they are.
 
 use super::error::{Bad, Problem, TraceError};
-use flate2::bufread::MultiGzDecoder;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 /// Longest line we accept. The longest real one (a Gavel command line) has 300 bytes.
 pub(super) const MAX_LINE: usize = 1 << 20;
 
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
-const BUFFER: usize = 64 << 10;
 
 /// An open trace file.
 pub(super) struct Source {
@@ -36,22 +32,15 @@ impl Source {
             column: None,
             problem: io_problem(e),
         };
-        let mut file = File::open(path).map_err(|e| fail(&e))?;
-        let mut magic = Vec::with_capacity(2);
-        file.by_ref().take(2).read_to_end(&mut magic).map_err(|e| fail(&e))?;
-        // The name says nothing: traces are renamed, and browsers unpack .gz files on the way.
-        let zipped = magic == GZIP_MAGIC;
-        let whole = BufReader::with_capacity(BUFFER, Cursor::new(magic).chain(file));
-        let plain: Box<dyn Read> =
-            if zipped { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
-        Self::over(plain, path, what)
+        let reader = crate::gzip::open(path).map_err(|e| fail(&e))?;
+        Self::over(reader, path, what)
     }
 
-    fn over(plain: Box<dyn Read>, path: &Path, what: &'static str) -> Result<Self, TraceError> {
+    fn over(reader: BufReader<Box<dyn Read>>, path: &Path, what: &'static str) -> Result<Self, TraceError> {
         let mut source = Self {
             what,
             path: path.into(),
-            reader: BufReader::with_capacity(BUFFER, plain),
+            reader,
             line: 0,
             text: Vec::new(),
             held: false,

@@ -1,0 +1,72 @@
+//! Named sets of parameters under which the one simulator reproduces a published one.
+//!
+//! A compat mode changes numbers of the world (here) and of the policies (their registry entries);
+//! there is no second simulator and no second copy of a policy.
+
+use roommate_core::profile::Profile;
+use roommate_core::state::{Charge, Costs};
+use roommate_core::time::Span;
+
+/// A published simulator.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Compat {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it is.
+    pub summary: &'static str,
+    /// Factor on every solo step time.
+    step_factor: f64,
+    charge: Charge,
+    /// Restart overhead in seconds by model and GPUs (1, 2, 4, 8, 16, 32).
+    restart_s: &'static [(&'static str, [u8; 6])],
+    /// The same for models that are not listed.
+    other_restart_s: f64,
+}
+
+/// All of them.
+pub static COMPATS: &[Compat] = &[MURI];
+
+/// The simulator of Zhao et al., Multi-resource interleaving for deep learning training, SIGCOMM 2022:
+/// solo steps are stretched by a fitted 1.015, and every running job pays its restart overhead at
+/// every scheduling event. The overheads are those of its published artifact.
+const MURI: Compat = Compat {
+    name: "muri",
+    summary: "the simulator of the Muri artifact (SIGCOMM 2022)",
+    step_factor: 1.015,
+    charge: Charge::EveryStep,
+    restart_s: &[
+        ("vgg16", [7, 7, 8, 9, 9, 10]),
+        ("vgg19", [7, 7, 8, 9, 10, 10]),
+        ("resnet18", [4, 5, 5, 7, 7, 7]),
+        ("shufflenet_v2_x1_0", [4, 4, 5, 5, 7, 8]),
+        ("bert", [10, 10, 10, 10, 10, 10]),
+        ("gpt2", [10, 10, 10, 10, 10, 10]),
+        ("a2c", [38, 39, 39, 46, 46, 46]),
+        ("dqn", [5, 5, 6, 6, 8, 8]),
+    ],
+    other_restart_s: 10.0,
+};
+
+impl Compat {
+    /// What changes cost in this world.
+    pub fn costs(&self, costs: Costs) -> Costs {
+        let restart = Span::from_secs(self.other_restart_s);
+        Costs { charge: self.charge, restart, start: Span::ZERO, ..costs }
+    }
+
+    /// What a profile is in this world.
+    pub fn adjust(&self, profile: &mut Profile, model: Option<&str>, gpus: u32) {
+        profile.step_s *= self.step_factor;
+        profile.spread_speed = 1.0;
+        let row = self.restart_s.iter().find(|(name, _)| Some(*name) == model);
+        let column = gpus.is_power_of_two().then(|| gpus.trailing_zeros() as usize);
+        let known = row.zip(column).and_then(|((_, by_gpus), c)| by_gpus.get(c));
+        profile.restart =
+            Some(Span::from_secs(known.map_or(self.other_restart_s, |s| f64::from(*s))));
+    }
+}
+
+/// The compat mode of this name.
+pub fn find(name: &str) -> Option<&'static Compat> {
+    COMPATS.iter().find(|c| c.name == name)
+}

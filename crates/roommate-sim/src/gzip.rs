@@ -1,0 +1,22 @@
+//! Opening files that may be compressed: told by their first bytes, never by their name.
+
+use flate2::bufread::MultiGzDecoder;
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read};
+use std::path::Path;
+
+const MAGIC: [u8; 2] = [0x1f, 0x8b];
+const BUFFER: usize = 64 << 10;
+
+/// Opens a file, plain or gzip. The name says nothing: files are renamed, and browsers unpack .gz
+/// files on the way.
+pub fn open(path: &Path) -> io::Result<BufReader<Box<dyn Read>>> {
+    let mut file = File::open(path)?;
+    let mut magic = Vec::with_capacity(MAGIC.len());
+    file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
+    let zipped = magic == MAGIC;
+    let whole = BufReader::with_capacity(BUFFER, Cursor::new(magic).chain(file));
+    let plain: Box<dyn Read> =
+        if zipped { Box::new(MultiGzDecoder::new(whole)) } else { Box::new(whole) };
+    Ok(BufReader::with_capacity(BUFFER, plain))
+}

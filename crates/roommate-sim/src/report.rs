@@ -1,0 +1,898 @@
+//! The HTML report: one page that compares runs, readable without a network for as long as there
+//! are browsers.
+//!
+//! What lives here: the view of a run that the page needs, the metrics table, the captions, and
+//! the data embedded for the figures. The figures themselves are drawn by `report/script.js`.
+//! What does not: reading journals and computing metrics. The same runs give the same page, byte
+//! for byte.
+
+mod condense;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use roommate_core::metrics::Better;
+use serde::{Deserialize, Serialize, Serializer};
+
+use condense::{clean_steps, distribution, heat, mean_over_time, means, thin_steps};
+use text::{count, duration, html, script_safe};
+
+const STYLE: &str = include_str!("report/style.css");
+const SCRIPT: &str = include_str!("report/script.js");
+
+/// Points of one step function at most: more than a wide screen has pixels.
+const STEP_POINTS_MAX: usize = 2_000;
+/// Points of one distribution at most: steps of 0.2 %.
+const CDF_POINTS_MAX: usize = 500;
+/// Spans of a run over which a lively step function is averaged: some two pixels each.
+const MEAN_SPANS: usize = 400;
+/// Points of each kind of figure over all runs, so that many runs still make a small page.
+const POINTS_BUDGET: usize = 32_000;
+/// Bytes of the page for all Gantt charts. With the points above the page stays below 5 MB.
+const GANTT_BUDGET_BYTES: usize = 3_200_000;
+/// Stays drawn one by one at most; beyond, a browser redraws too slowly while zooming.
+const EXACT_STAYS_MAX: usize = 50_000;
+/// Bytes that one stay and one job take in the embedded data, measured and rounded up.
+const STAY_BYTES: usize = 26;
+const JOB_BYTES: usize = 18;
+/// Cells of one heatmap at most.
+const HEAT_CELLS_MAX: usize = 205_000;
+
+/// Everything the page shows of one run.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct RunView {
+    /// The policy's name in the registry.
+    pub policy: String,
+    /// What the page calls this run; unique among the runs of a page.
+    pub label: String,
+    /// File name of the journal.
+    pub source: String,
+    /// The cluster as the user wrote it, such as `8x8:v100`.
+    pub cluster: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// Number of GPUs in the cluster.
+    pub gpus: u32,
+    /// First GPU and number of GPUs of each node.
+    pub nodes: Vec<(u32, u32)>,
+    /// When the run ended, in seconds since it began.
+    pub end_s: f64,
+    /// The same names in the same order for all runs of a page.
+    pub metrics: Vec<MetricRow>,
+    /// One for each interval of a job on a GPU.
+    pub stays: Vec<Stay>,
+    /// Names by job index.
+    pub job_names: Vec<String>,
+    /// Teams by job index.
+    pub job_teams: Vec<String>,
+    /// Job completion times of the finished jobs, in any order.
+    pub jcts_s: Vec<f64>,
+    /// Time in seconds and the number of waiting jobs after it.
+    pub queue: Vec<(f64, u32)>,
+    /// Time in seconds and the GPUs in use after it; a fraction where GPUs are shared.
+    pub busy: Vec<(f64, f64)>,
+}
+
+/// One metric of one run.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct MetricRow {
+    /// What is measured, such as `mean JCT`.
+    pub name: String,
+    /// `s`, `ms`, `us` and `h` are shown as durations, `%` as it is, `share` (0 to 1) as a
+    /// percentage, `x` as a factor; any other unit is named beside the metric.
+    pub unit: String,
+    /// Absent where the run has nothing to measure.
+    pub value: Option<f64>,
+    /// Which values win.
+    pub better: Better,
+}
+
+/// An interval of one job on one GPU.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+pub struct Stay {
+    /// Index of the job.
+    pub job: u32,
+    /// Index of the GPU in the cluster.
+    pub gpu: u32,
+    /// When the job came, in seconds since the run began.
+    pub from_s: f64,
+    /// When it left.
+    pub to_s: f64,
+    /// Its share of the GPU's streaming multiprocessors.
+    pub sm_permille: u16,
+}
+
+/// The whole page.
+pub fn render(title: &str, runs: &[RunView]) -> String {
+    let data = PageData::new(runs);
+    let json = serde_json::to_string(&data).expect("strings and numbers always serialise");
+    let mut page = String::with_capacity(json.len() + STYLE.len() + SCRIPT.len() + 32_768);
+    let shown = html(title);
+    // The nonce keeps inline event handlers and foreign scripts from running even if some text
+    // slipped through unescaped; everything else, the network above all, is forbidden.
+    let _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
+         style-src 'nonce-report'; script-src 'nonce-report'; base-uri 'none'; form-action 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <meta name=\"generator\" content=\"roommate\">\n\
+         <title>{shown}</title>\n<style nonce=\"report\">\n{STYLE}</style>\n</head>\n<body>\n\
+         <header class=\"top\">\n<div>\n<h1>{shown}</h1>\n<p class=\"muted\">{}</p>\n</div>\n\
+         <button type=\"button\" id=\"theme\" class=\"quiet\">Theme</button>\n</header>\n<main>\n",
+        html(&subtitle(runs))
+    );
+    if runs.is_empty() {
+        page.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
+    } else {
+        page.push_str(
+            "<noscript><p class=\"card\">The figures need JavaScript; the tables do not.</p>\
+             </noscript>\n",
+        );
+        push_metrics(&mut page, runs);
+        push_charts(&mut page, runs);
+        push_gantt(&mut page, &data);
+        push_sources(&mut page, runs);
+    }
+    page.push_str(
+        "</main>\n<footer class=\"muted\">Made by <code>roommate report</code>.</footer>\n",
+    );
+    page.push_str("<div id=\"tip\" hidden></div>\n");
+    page.push_str("<div id=\"said\" class=\"unseen\" aria-live=\"polite\"></div>\n");
+    page.push_str("<script type=\"application/json\" id=\"data\">");
+    page.push_str(&script_safe(&json));
+    page.push_str("</script>\n<script nonce=\"report\">\n");
+    page.push_str(SCRIPT);
+    page.push_str("</script>\n</body>\n</html>\n");
+    page
+}
+
+/// What all runs have in common, or that they do not.
+fn subtitle(runs: &[RunView]) -> String {
+    let Some(first) = runs.first() else { return "0 runs".to_owned() };
+    let mut parts = vec![count(runs.len(), "run")];
+    if runs.iter().all(|r| r.cluster == first.cluster) {
+        parts.push(format!("cluster {} ({})", first.cluster, count(first.gpus as usize, "GPU")));
+    } else {
+        parts.push("different clusters: compare with care".to_owned());
+    }
+    if runs.iter().all(|r| r.seed == first.seed) {
+        parts.push(format!("seed {}", first.seed));
+    } else {
+        parts.push("different seeds".to_owned());
+    }
+    parts.join(" · ")
+}
+
+// ---- metrics table ----
+
+/// Which of a row's values to mark: the best ones, unless there is nothing to choose between.
+fn best(values: &[Option<f64>], better: Better) -> Vec<bool> {
+    let known = || values.iter().flatten().copied();
+    let low = known().fold(f64::INFINITY, f64::min);
+    let high = known().fold(f64::NEG_INFINITY, f64::max);
+    let target = match better {
+        Better::Lower => low,
+        Better::Higher => high,
+        Better::Neither => return vec![false; values.len()],
+    };
+    values.iter().map(|v| low < high && *v == Some(target)).collect()
+}
+
+/// Seconds in a unit of time; none for other units.
+fn seconds_in(unit: &str) -> Option<f64> {
+    match unit {
+        "us" | "µs" => Some(1e-6),
+        "ms" => Some(1e-3),
+        "s" => Some(1.0),
+        "h" => Some(3_600.0),
+        _ => None,
+    }
+}
+
+/// A value as shown, with up to two steps of `extra` digits, and in full for the tooltip.
+fn metric_text(value: f64, unit: &str, extra: usize) -> (String, String) {
+    let full = format!("{} {unit}", text::exact(value)).trim_end().to_owned();
+    if let Some(scale) = seconds_in(unit) {
+        return (text::duration_in(value * scale, 2 + extra), full);
+    }
+    let plain = if extra == 0 { text::number(value) } else { text::exact(value) };
+    let decimals = 1 + 2 * extra;
+    match unit {
+        "%" => (format!("{value:.decimals$} %"), full),
+        "share" => (format!("{:.decimals$} %", value * 100.0), text::exact(value)),
+        "x" | "×" => (format!("{plain} ×"), full),
+        _ => (plain, full),
+    }
+}
+
+/// The extra digits without which a best value would look the same as one that is not best: a
+/// star nobody could explain.
+fn extra_digits(values: &[Option<f64>], marks: &[bool], unit: &str) -> usize {
+    let shown = |wanted: bool, extra: usize| {
+        let pairs = values.iter().zip(marks).filter(move |&(_, &mark)| mark == wanted);
+        pairs.filter_map(move |(value, _)| value.map(|v| metric_text(v, unit, extra).0))
+    };
+    let clear = |extra: &usize| {
+        shown(true, *extra).next().is_none_or(|best| shown(false, *extra).all(|v| v != best))
+    };
+    (0..2).find(clear).unwrap_or(2)
+}
+
+fn push_metrics(page: &mut String, runs: &[RunView]) {
+    page.push_str(
+        "<section class=\"card\" aria-labelledby=\"h-metrics\">\n<h2 id=\"h-metrics\">Metrics</h2>\n",
+    );
+    page.push_str(
+        "<div class=\"scroll\" role=\"region\" aria-labelledby=\"h-metrics\" tabindex=\"0\">\n\
+         <table id=\"metrics\">\n<thead><tr><th scope=\"col\">Metric</th>",
+    );
+    for (i, run) in runs.iter().enumerate() {
+        let _ = write!(
+            page,
+            "<th scope=\"col\"><span class=\"key\" data-run=\"{i}\"></span>{}</th>",
+            html(&run.label)
+        );
+    }
+    page.push_str("</tr></thead>\n<tbody>\n");
+    for (row, metric) in runs[0].metrics.iter().enumerate() {
+        push_metric_row(page, runs, row, metric);
+    }
+    page.push_str("</tbody>\n</table>\n</div>\n");
+    if runs.len() > 1 {
+        page.push_str(
+            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ tell which direction is \
+             better. Point at a value for all its digits.</p>\n",
+        );
+    }
+    page.push_str("</section>\n");
+}
+
+fn push_metric_row(page: &mut String, runs: &[RunView], row: usize, metric: &MetricRow) {
+    let values: Vec<Option<f64>> = runs
+        .iter()
+        .map(|r| r.metrics.get(row).and_then(|m| m.value).filter(|v| v.is_finite()))
+        .collect();
+    let marks = best(&values, metric.better);
+    let (arrow, words) = match metric.better {
+        Better::Lower => ("↓", "lower is better"),
+        Better::Higher => ("↑", "higher is better"),
+        Better::Neither => ("", ""),
+    };
+    let _ = write!(page, "<tr><th scope=\"row\">{}", html(&metric.name));
+    let plain = matches!(metric.unit.as_str(), "" | "%" | "share" | "x" | "×");
+    if !plain && seconds_in(&metric.unit).is_none() {
+        let _ = write!(page, " <small class=\"muted\">{}</small>", html(&metric.unit));
+    }
+    if !arrow.is_empty() {
+        let _ = write!(
+            page,
+            "&nbsp;<span class=\"muted\" aria-hidden=\"true\" title=\"{words}\">{arrow}</span>\
+             <span class=\"unseen\">, {words}</span>"
+        );
+    }
+    page.push_str("</th>");
+    let extra = extra_digits(&values, &marks, &metric.unit);
+    for (value, mark) in values.iter().zip(marks) {
+        let Some(value) = value else {
+            page.push_str("<td class=\"muted\"><span title=\"not measured\">–</span></td>");
+            continue;
+        };
+        let (shown, full) = metric_text(*value, &metric.unit, extra);
+        let (class, star) = if mark {
+            (
+                " class=\"best\"",
+                "<span aria-hidden=\"true\">★ </span><span class=\"unseen\">best: </span>",
+            )
+        } else {
+            ("", "")
+        };
+        let _ = write!(
+            page,
+            "<td{class}>{star}<data value=\"{value}\" title=\"{}\">{}</data></td>",
+            html(&full),
+            html(&shown)
+        );
+    }
+    page.push_str("</tr>\n");
+}
+
+// ---- figures ----
+
+fn push_charts(page: &mut String, runs: &[RunView]) {
+    page.push_str("<div class=\"charts\">\n");
+    let toggle = "<div class=\"switch\" role=\"group\" aria-label=\"Scale of the time axis\">\
+         <button type=\"button\" id=\"x-log\" aria-pressed=\"true\">log</button>\
+         <button type=\"button\" id=\"x-linear\" aria-pressed=\"false\">linear</button></div>";
+    for (id, heading, extra, caption) in [
+        ("cdf", "Job completion time", toggle, cdf_caption(runs)),
+        ("queue", "Waiting jobs", "", queue_caption(runs)),
+        ("busy", "GPUs in use", "", busy_caption(runs)),
+    ] {
+        let _ = write!(
+            page,
+            "<figure class=\"card\" id=\"fig-{id}\" aria-labelledby=\"h-{id}\">\n\
+             <div class=\"bar\"><h2 id=\"h-{id}\">{heading}</h2>{extra}</div>\n\
+             <div class=\"plot\"></div>\n<ul class=\"legend\"></ul>\n\
+             <figcaption class=\"muted\">{}</figcaption>\n</figure>\n",
+            html(&caption)
+        );
+    }
+    page.push_str("</div>\n");
+}
+
+/// A sentence that names the extremes among runs, so that the figure can be read without eyes.
+fn extremes(
+    values: &[(&str, f64)],
+    low: &str,
+    high: &str,
+    show: impl Fn(f64) -> String,
+) -> Option<String> {
+    let least = values.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let most = values.iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
+    Some(if least.1 == most.1 {
+        let all = if values.len() == 1 { least.0 } else { "every run" };
+        format!("{} in {all}", show(least.1))
+    } else {
+        format!("{low} in {} ({}), {high} in {} ({})", least.0, show(least.1), most.0, show(most.1))
+    })
+}
+
+fn cdf_caption(runs: &[RunView]) -> String {
+    let medians: Vec<(&str, f64)> = runs
+        .iter()
+        .filter_map(|run| {
+            let sorted = sorted_jcts(run);
+            sorted.get(sorted.len().saturating_sub(1) / 2).map(|&m| (run.label.as_str(), m))
+        })
+        .collect();
+    let about = "Share of the finished jobs that completed within a time of their submission.";
+    match extremes(&medians, "shortest", "longest", duration) {
+        Some(found) => format!("{about} Median: {found}."),
+        None => format!("{about} No job finished."),
+    }
+}
+
+fn queue_caption(runs: &[RunView]) -> String {
+    let peaks: Vec<(&str, f64)> = runs
+        .iter()
+        .map(|r| (r.label.as_str(), f64::from(r.queue.iter().map(|p| p.1).max().unwrap_or(0))))
+        .collect();
+    let found = extremes(&peaks, "lowest", "highest", text::number).unwrap_or_default();
+    format!("Jobs that wait for GPUs over time. Peak: {found}.")
+}
+
+fn busy_caption(runs: &[RunView]) -> String {
+    let means: Vec<(&str, f64)> = runs
+        .iter()
+        .map(|r| {
+            let mean = mean_over_time(&clean_steps(r.busy.iter().copied()), end_of(r));
+            (r.label.as_str(), mean)
+        })
+        .collect();
+    let found = extremes(&means, "fewest", "most", text::number).unwrap_or_default();
+    format!("GPUs with a tenant over time; the dashed line is the cluster. Mean: {found}.")
+}
+
+fn push_gantt(page: &mut String, data: &PageData) {
+    page.push_str(
+        "<figure class=\"card\" id=\"fig-gantt\" aria-labelledby=\"h-gantt\">\n<div class=\"bar\">\
+         <h2 id=\"h-gantt\">Who ran where</h2>\n<div class=\"tools\">\
+         <button type=\"button\" id=\"zoom-out\" aria-label=\"Zoom out\">−</button>\
+         <button type=\"button\" id=\"zoom-in\" aria-label=\"Zoom in\">+</button>\
+         <button type=\"button\" id=\"zoom-reset\" disabled>Reset zoom</button></div></div>\n\
+         <div class=\"tabs\" role=\"tablist\" aria-label=\"Run\">\n",
+    );
+    for (i, run) in data.runs.iter().enumerate() {
+        let _ = writeln!(
+            page,
+            "<button type=\"button\" role=\"tab\" id=\"tab-{i}\" aria-controls=\"gantt-panel\" \
+             aria-selected=\"{}\" tabindex=\"{}\"><span class=\"key\" data-run=\"{i}\"></span>{}</button>",
+            i == 0,
+            if i == 0 { 0 } else { -1 },
+            html(&run.label)
+        );
+    }
+    let _ = write!(
+        page,
+        "</div>\n<div id=\"gantt-panel\" role=\"tabpanel\" aria-labelledby=\"tab-0\">\n\
+         <div class=\"gantt\"><canvas class=\"base\"></canvas>\
+         <canvas class=\"over\" tabindex=\"0\" role=\"img\" aria-labelledby=\"gantt-caption\" \
+         aria-describedby=\"gantt-help\"></canvas></div>\n</div>\n\
+         <div id=\"ramp\" class=\"muted\" hidden>idle <span></span> in use</div>\n\
+         <figcaption class=\"muted\"><span id=\"gantt-caption\">{}</span> <span id=\"gantt-help\">\
+         Drag to zoom; Ctrl + wheel zooms too, and so does the wheel alone after a click. \
+         Keys: arrows walk from job to job, + − 0 zoom.</span></figcaption>\n</figure>\n",
+        html(&data.runs[0].caption)
+    );
+}
+
+fn push_sources(page: &mut String, runs: &[RunView]) {
+    page.push_str(
+        "<section class=\"card\" aria-labelledby=\"h-runs\">\n<h2 id=\"h-runs\">Runs</h2>\n\
+         <div class=\"scroll\" role=\"region\" aria-labelledby=\"h-runs\" tabindex=\"0\">\n\
+         <table id=\"runs\" class=\"plain\"><thead><tr><th scope=\"col\">Run</th>\
+         <th scope=\"col\">Policy</th><th scope=\"col\">Cluster</th><th scope=\"col\">Seed</th>\
+         <th scope=\"col\">Length</th><th scope=\"col\">Finished jobs</th>\
+         <th scope=\"col\">Journal</th></tr></thead>\n<tbody>\n",
+    );
+    for run in runs {
+        let _ = writeln!(
+            page,
+            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>\
+             <td title=\"{} s\">{}</td><td>{} of {}</td><td>{}</td></tr>",
+            html(&run.label),
+            html(&run.policy),
+            html(&run.cluster),
+            run.seed,
+            text::exact(end_of(run)),
+            duration(end_of(run)),
+            text::number(run.jcts_s.len() as f64),
+            text::number(run.job_names.len() as f64),
+            html(&run.source)
+        );
+    }
+    page.push_str("</tbody></table>\n</div>\n</section>\n");
+}
+
+// ---- embedded data ----
+
+/// What the script reads. Times of a run are whole numbers of its `tick_s`.
+#[derive(Serialize)]
+struct PageData {
+    names: Vec<String>,
+    runs: Vec<RunData>,
+}
+
+#[derive(Serialize)]
+struct RunData {
+    label: String,
+    gpus: u32,
+    nodes: Vec<(u32, u32)>,
+    end_s: Number,
+    tick_s: Number,
+    cdf: Points,
+    queue: Steps,
+    busy: Steps,
+    caption: String,
+    gantt: Gantt,
+}
+
+/// A polyline as two columns, which JSON writes shorter than pairs.
+#[derive(Serialize)]
+struct Points {
+    x: Vec<Number>,
+    y: Vec<Number>,
+}
+
+/// A step function, and its means over equal spans of the run for where it changes faster than can
+/// be drawn; there are none where it never does.
+#[derive(Serialize)]
+struct Steps {
+    x: Vec<Number>,
+    y: Vec<Number>,
+    means: Vec<Number>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum Gantt {
+    /// Stays in columns, sorted by GPU and time. `per_gpu` counts those of each GPU; `from` counts
+    /// from the start of the one before on the same GPU; `job` points into the other columns.
+    Stays {
+        per_gpu: Vec<u32>,
+        job: Vec<u32>,
+        from: Vec<u64>,
+        length: Vec<u64>,
+        sm: Vec<u16>,
+        job_index: Vec<u32>,
+        job_name: Vec<u32>,
+        job_team: Vec<u32>,
+    },
+    Heat {
+        gpus_per_row: u32,
+        col_s: Number,
+        cols: usize,
+        cells: String,
+    },
+}
+
+/// A float that is written as an integer where it is one, and as null where it is none.
+#[derive(Clone, Copy)]
+struct Number(f64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if !self.0.is_finite() {
+            serializer.serialize_none()
+        } else if self.0.fract() == 0.0 && self.0.abs() < 1e15 {
+            serializer.serialize_i64(self.0 as i64)
+        } else {
+            serializer.serialize_f64(self.0)
+        }
+    }
+}
+
+/// Each string once, in order of first use; jobs of several runs mostly share their names.
+#[derive(Default)]
+struct Names {
+    ids: BTreeMap<String, u32>,
+    list: Vec<String>,
+}
+
+impl Names {
+    fn id(&mut self, name: &str) -> u32 {
+        let name = text::clip(name);
+        if let Some(&id) = self.ids.get(&name) {
+            return id;
+        }
+        let id = self.list.len() as u32;
+        self.list.push(name.clone());
+        self.ids.insert(name, id);
+        id
+    }
+
+    /// Bytes that a name would add to the page.
+    fn cost(&self, name: &str) -> usize {
+        let name = text::clip(name);
+        if self.ids.contains_key(&name) {
+            return 0;
+        }
+        serde_json::to_string(&name).map_or(0, |json| script_safe(&json).len() + 1)
+    }
+}
+
+impl PageData {
+    fn new(runs: &[RunView]) -> Self {
+        let mut names = Names::default();
+        let mut gantts: Vec<Option<(Gantt, String)>> = runs.iter().map(|_| None).collect();
+        // The smallest first: what they leave of their share goes to the larger ones.
+        let mut order: Vec<usize> = (0..runs.len()).collect();
+        order.sort_by_key(|&i| runs[i].stays.len());
+        let mut left = GANTT_BUDGET_BYTES;
+        for (done, &i) in order.iter().enumerate() {
+            let share = left / (runs.len() - done);
+            let (gantt, caption, used) = gantt(&runs[i], &mut names, share);
+            left = left.saturating_sub(used);
+            gantts[i] = Some((gantt, caption));
+        }
+        let most = (POINTS_BUDGET / runs.len().max(1)).clamp(40, STEP_POINTS_MAX);
+        let runs = runs
+            .iter()
+            .zip(gantts.into_iter().flatten())
+            .map(|(run, (gantt, caption))| run_data(run, gantt, caption, most))
+            .collect();
+        Self { names: names.list, runs }
+    }
+}
+
+fn run_data(run: &RunView, gantt: Gantt, caption: String, most: usize) -> RunData {
+    let end_s = end_of(run);
+    let tick_s = tick_of(end_s);
+    let steps = |points: Vec<(f64, f64)>| {
+        let thin = thin_steps(&points, end_s, most);
+        let spans = if points.len() > MEAN_SPANS / 4 { MEAN_SPANS.min(most) } else { 0 };
+        Steps {
+            means: means(&points, end_s, spans)
+                .into_iter()
+                .map(|v| Number(v).rounded(1_000.0))
+                .collect(),
+            x: thin.iter().map(|p| Number(p.0.max(0.0) / tick_s).rounded(1.0)).collect(),
+            y: thin.iter().map(|p| Number(p.1).rounded(1_000.0)).collect(),
+        }
+    };
+    let cdf = distribution(&sorted_jcts(run), most.min(CDF_POINTS_MAX));
+    RunData {
+        label: run.label.clone(),
+        gpus: run.gpus,
+        nodes: run.nodes.clone(),
+        end_s: Number(end_s),
+        tick_s: Number(tick_s),
+        cdf: Points {
+            x: cdf.iter().map(|p| Number(p.0).significant()).collect(),
+            y: cdf.iter().map(|p| Number(p.1).rounded(1e5)).collect(),
+        },
+        queue: steps(clean_steps(run.queue.iter().map(|&(t, n)| (t, f64::from(n))))),
+        busy: steps(clean_steps(run.busy.iter().copied())),
+        caption,
+        gantt,
+    }
+}
+
+impl Number {
+    /// The nearest multiple of `1 / per_one`.
+    fn rounded(self, per_one: f64) -> Self {
+        Self((self.0 * per_one).round() / per_one)
+    }
+
+    /// Six significant digits.
+    fn significant(self) -> Self {
+        let digits = self.0.abs().log10().ceil().clamp(-9.0, 6.0);
+        self.rounded(10f64.powf(6.0 - digits))
+    }
+}
+
+/// The Gantt chart of one run in about `share` bytes, its caption, and the bytes it takes.
+fn gantt(run: &RunView, names: &mut Names, share: usize) -> (Gantt, String, usize) {
+    let end_s = end_of(run);
+    let stays = clean_stays(run);
+    let mut jobs: Vec<u32> = stays.iter().map(|s| s.job).collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    let about = format!(
+        "{}: {} of {} on {} over {}.",
+        run.label,
+        count(stays.len(), "stay"),
+        count(jobs.len(), "job"),
+        count(run.gpus as usize, "GPU"),
+        duration(end_s)
+    );
+    let mut cost = stays.len() * STAY_BYTES + jobs.len() * JOB_BYTES + run.gpus as usize * 4;
+    if stays.len() <= EXACT_STAYS_MAX && cost <= share {
+        let named = |&job: &u32| names.cost(&job_name(run, job)) + names.cost(&job_team(run, job));
+        cost += jobs.iter().map(named).sum::<usize>();
+    }
+    if stays.len() <= EXACT_STAYS_MAX && cost <= share {
+        return (exact_gantt(run, &stays, jobs, names), about, cost);
+    }
+    let heat = heat(&stays, run.gpus, &run.nodes, end_s, share.min(HEAT_CELLS_MAX));
+    let caption = format!(
+        "{about} That is too much to draw stay by stay, so it is condensed: each cell is the part \
+         of {} in which {} had a tenant.",
+        duration(heat.col_s),
+        if heat.gpus_per_row == 1 {
+            "a GPU".to_owned()
+        } else {
+            format!("{} GPUs", heat.gpus_per_row)
+        }
+    );
+    let used = heat.cells.len();
+    let gantt = Gantt::Heat {
+        gpus_per_row: heat.gpus_per_row,
+        col_s: Number(heat.col_s),
+        cols: heat.cols,
+        cells: heat.cells,
+    };
+    (gantt, caption, used)
+}
+
+fn exact_gantt(run: &RunView, stays: &[Stay], jobs: Vec<u32>, names: &mut Names) -> Gantt {
+    let tick_s = tick_of(end_of(run));
+    let ticks = |seconds: f64| (seconds / tick_s).round() as u64;
+    let mut per_gpu = vec![0; run.gpus as usize];
+    let mut from = Vec::with_capacity(stays.len());
+    let mut before = (u32::MAX, 0);
+    for stay in stays {
+        per_gpu[stay.gpu as usize] += 1;
+        let start = ticks(stay.from_s);
+        from.push(if before.0 == stay.gpu { start - before.1 } else { start });
+        before = (stay.gpu, start);
+    }
+    let position = |job: u32| jobs.binary_search(&job).expect("jobs holds the job of each stay");
+    Gantt::Stays {
+        per_gpu,
+        job: stays.iter().map(|s| position(s.job) as u32).collect(),
+        from,
+        length: stays.iter().map(|s| ticks(s.to_s) - ticks(s.from_s)).collect(),
+        sm: stays.iter().map(|s| s.sm_permille).collect(),
+        job_name: jobs.iter().map(|&j| names.id(&job_name(run, j))).collect(),
+        job_team: jobs.iter().map(|&j| names.id(&job_team(run, j))).collect(),
+        job_index: jobs,
+    }
+}
+
+/// The stays that can be drawn, by GPU and time.
+fn clean_stays(run: &RunView) -> Vec<Stay> {
+    let mut stays: Vec<Stay> = run
+        .stays
+        .iter()
+        .filter(|s| s.gpu < run.gpus && s.from_s.is_finite() && s.to_s.is_finite())
+        .map(|s| Stay { from_s: s.from_s.max(0.0), to_s: s.to_s.max(0.0), ..*s })
+        .filter(|s| s.from_s <= s.to_s)
+        .collect();
+    stays.sort_by(|a, b| {
+        (a.gpu.cmp(&b.gpu)).then(a.from_s.total_cmp(&b.from_s)).then(a.job.cmp(&b.job))
+    });
+    stays
+}
+
+fn sorted_jcts(run: &RunView) -> Vec<f64> {
+    let mut sorted: Vec<f64> =
+        run.jcts_s.iter().copied().filter(|j| j.is_finite()).map(|j| j.max(0.0)).collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+fn job_name(run: &RunView, job: u32) -> String {
+    run.job_names.get(job as usize).cloned().unwrap_or_else(|| format!("job {job}"))
+}
+
+fn job_team(run: &RunView, job: u32) -> String {
+    run.job_teams.get(job as usize).cloned().unwrap_or_default()
+}
+
+fn end_of(run: &RunView) -> f64 {
+    if run.end_s.is_finite() { run.end_s.max(0.0) } else { 0.0 }
+}
+
+/// A power of ten that divides the run into one to ten million parts: far finer than a pixel, and
+/// few digits to write.
+fn tick_of(end_s: f64) -> f64 {
+    if end_s > 0.0 { 10f64.powf(end_s.log10().ceil() - 7.0) } else { 1e-3 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(label: &str) -> RunView {
+        RunView {
+            policy: label.to_owned(),
+            label: label.to_owned(),
+            source: format!("{label}.jsonl"),
+            cluster: "1x2:v100".to_owned(),
+            seed: 1,
+            gpus: 2,
+            nodes: vec![(0, 2)],
+            end_s: 100.0,
+            metrics: Vec::new(),
+            stays: vec![Stay { job: 0, gpu: 1, from_s: 0.0, to_s: 100.0, sm_permille: 1000 }],
+            job_names: vec!["a".to_owned()],
+            job_teams: vec!["team".to_owned()],
+            jcts_s: vec![100.0],
+            queue: vec![(0.0, 0)],
+            busy: vec![(0.0, 1.0), (100.0, 0.0)],
+        }
+    }
+
+    fn with_metric(label: &str, unit: &str, value: f64, better: Better) -> RunView {
+        let row = MetricRow { name: "m".into(), unit: unit.into(), value: Some(value), better };
+        RunView { metrics: vec![row], ..run(label) }
+    }
+
+    fn embedded(page: &str) -> serde_json::Value {
+        let start = page.find("id=\"data\">").expect("a start") + "id=\"data\">".len();
+        let length = page[start..].find("</script>").expect("an end");
+        serde_json::from_str(&page[start..start + length]).expect("JSON")
+    }
+
+    #[test]
+    fn best_marks_all_winners_and_nothing_where_there_is_no_race() {
+        let check = |values: &[Option<f64>], better, expect: &[bool]| {
+            assert_eq!(best(values, better), expect, "{values:?} {better:?}");
+        };
+        check(&[Some(1.0), Some(2.0), Some(1.0)], Better::Lower, &[true, false, true]);
+        check(&[Some(1.0), Some(2.0), None], Better::Higher, &[false, true, false]);
+        check(&[Some(1.0), Some(2.0)], Better::Neither, &[false, false]);
+        check(&[Some(2.0), Some(2.0)], Better::Lower, &[false, false]);
+        check(&[Some(2.0)], Better::Lower, &[false]);
+        check(&[Some(2.0), None], Better::Lower, &[false, false]);
+        check(&[], Better::Lower, &[]);
+    }
+
+    #[test]
+    fn the_table_marks_the_best_and_keeps_the_exact_value() {
+        let runs = [
+            with_metric("fifo", "s", 8_040.25, Better::Lower),
+            with_metric("srtf", "s", 60.0, Better::Lower),
+        ];
+        let page = render("t", &runs);
+        assert!(page.contains("title=\"8,040.25 s\">2 h 14 m</data>"));
+        assert_eq!(page.matches("class=\"best\"").count(), 1);
+        let star = page.find("class=\"best\"").expect("a mark");
+        assert!(page[star..].starts_with("class=\"best\"><span aria-hidden=\"true\">★ </span>"));
+        assert!(page[star..star + 200].contains(">1 m</data>"));
+    }
+
+    #[test]
+    fn a_star_is_always_explained_by_the_digits() {
+        let check = |unit: &str, a: f64, b: f64, expect: [&str; 2]| {
+            let values = [Some(a), Some(b)];
+            let extra = extra_digits(&values, &best(&values, Better::Lower), unit);
+            let shown = [a, b].map(|v| metric_text(v, unit, extra).0);
+            assert_eq!(shown, expect);
+        };
+        check("s", 140_700.0, 138_900.0, ["1 d 15 h 5 m", "1 d 14 h 35 m"]);
+        check("s", 140_700.0, 140_707.0, ["1 d 15 h 5 m", "1 d 15 h 5 m 7 s"]);
+        check("share", 0.5001, 0.5, ["50.010 %", "50.000 %"]);
+        check("", 1_234.25, 1_234.0, ["1,234.25", "1,234"]);
+        check("", 5.0, 5.0, ["5", "5"]);
+    }
+
+    #[test]
+    fn foreign_text_never_becomes_markup() {
+        let evil = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>";
+        let mut view = run(evil);
+        view.cluster = evil.to_owned();
+        view.job_names = vec![evil.to_owned()];
+        view.job_teams = vec![evil.to_owned()];
+        view.metrics = with_metric("x", evil, 1.0, Better::Lower).metrics;
+        view.metrics[0].name = evil.to_owned();
+        let page = render(evil, &[view]);
+        assert!(!page.contains("<script>") && !page.contains("<!--") && !page.contains("<img"));
+        assert_eq!(page.matches("</script").count(), 2);
+        assert_eq!(embedded(&page)["names"][0], evil);
+    }
+
+    #[test]
+    fn the_script_cannot_end_its_own_element() {
+        assert!(!SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
+        assert!(!STYLE.contains("</style"));
+    }
+
+    /// A cluster of 1,000 GPUs with 100,000 stays and lively step functions.
+    fn large(label: &str) -> RunView {
+        let mut view = run(label);
+        view.gpus = 1_000;
+        view.nodes = (0..125).map(|n| (n * 8, 8)).collect();
+        view.end_s = 360_000.0;
+        view.stays = (0..100_000)
+            .map(|i| {
+                let from_s = f64::from(i / 1_000) * 3_600.0;
+                let to_s = from_s + f64::from(i % 3_600);
+                Stay { job: i, gpu: i % 1_000, from_s, to_s, sm_permille: 1000 }
+            })
+            .collect();
+        view.job_names = (0..100_000).map(|i| format!("a job with a usual name {i}")).collect();
+        view.queue = (0..200_000).map(|i| (f64::from(i) * 1.7, i * 7 % 997)).collect();
+        view.queue[77_777].1 = 123_456;
+        view.busy =
+            (0..200_000).map(|i| (f64::from(i) * 1.7, f64::from(i * 7 % 997) / 3.0)).collect();
+        view.jcts_s = (1..=100_000).map(|i| f64::from(i) * 1.234_567).collect();
+        view
+    }
+
+    #[test]
+    fn a_page_is_bounded_however_large_its_runs() {
+        for n in [1, 4, 12] {
+            let runs: Vec<RunView> = (0..n).map(|i| large(&format!("run {i}"))).collect();
+            let page = render("large", &runs);
+            assert!(page.len() < 5_000_000, "{n} runs: {} bytes", page.len());
+            assert!(page.contains("condensed"));
+            let data = embedded(&page);
+            let first = &data["runs"][0];
+            assert_eq!(first["gantt"]["kind"], "heat");
+            assert!(first["queue"]["x"].as_array().expect("an array").len() <= STEP_POINTS_MAX);
+            assert!(first["queue"]["y"].as_array().expect("an array").contains(&123_456.into()));
+            assert!(first["cdf"]["x"].as_array().expect("an array").len() <= CDF_POINTS_MAX);
+        }
+    }
+
+    #[test]
+    fn stays_are_counted_as_dear_as_they_are() {
+        let mut view = large("exact");
+        view.stays.retain(|s| s.job < 40_000);
+        let (gantt, _, cost) = gantt(&view, &mut Names::default(), GANTT_BUDGET_BYTES);
+        assert!(matches!(gantt, Gantt::Stays { .. }));
+        let names: usize = view.job_names[..40_000].iter().map(|n| n.len() + 3).sum();
+        assert!(serde_json::to_string(&gantt).expect("JSON").len() + names <= cost);
+    }
+
+    #[test]
+    fn degenerate_runs_still_make_a_page() {
+        assert!(render("t", &[]).contains("No runs to show"));
+        let mut nothing = run("nothing");
+        (nothing.gpus, nothing.end_s) = (0, f64::NAN);
+        nothing.nodes.clear();
+        nothing.queue.clear();
+        nothing.busy = vec![(f64::NAN, 1.0), (1.0, f64::INFINITY)];
+        nothing.jcts_s = vec![f64::NAN];
+        nothing.metrics = with_metric("x", "s", f64::NAN, Better::Lower).metrics;
+        let mut forever = run("forever");
+        (forever.end_s, forever.stays[0].to_s) = (1e9, 1e9);
+        forever.stays.push(Stay { job: 9, gpu: 0, from_s: 5.0, to_s: f64::NAN, sm_permille: 0 });
+        forever.stays.push(Stay { job: 9, gpu: 0, from_s: 5.0, to_s: 5.0, sm_permille: 0 });
+        let page = render("t", &[nothing, forever]);
+        let data = embedded(&page);
+        assert_eq!(data["runs"][0]["end_s"], 0);
+        assert_eq!(data["runs"][1]["gantt"]["length"], serde_json::json!([0, 10_000_000]));
+        assert!(!page.contains("NaN") && data["names"].to_string().contains("job 9"));
+    }
+
+    #[test]
+    fn the_same_runs_make_the_same_page() {
+        assert_eq!(render("t", &[run("a"), run("b")]), render("t", &[run("a"), run("b")]));
+    }
+}

@@ -1,0 +1,199 @@
+//! From a trace to what a simulation needs: names become indices, models become profiles, and jobs
+//! that this cluster could never run are found before anything starts.
+
+use crate::compat::Compat;
+use crate::trace::{TraceClass, TraceJob};
+use crate::world::Arrival;
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
+use roommate_core::job::{Class, Spec};
+use roommate_core::knobs::Knobs;
+use roommate_core::profile::Profile;
+use roommate_core::time::Time;
+use std::collections::BTreeMap;
+
+/// Jobs with all they refer to.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    /// The jobs in order of submission.
+    pub arrivals: Vec<Arrival>,
+    /// Kinds of work, by name.
+    pub profiles: Vec<(String, Profile)>,
+    /// Teams.
+    pub teams: Vec<String>,
+}
+
+/// A job that this cluster could never run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("job {name:?} can never run on {cluster}: {what}")]
+pub struct Unfit {
+    /// The job.
+    pub name: String,
+    /// The cluster.
+    pub cluster: String,
+    /// Why not.
+    pub what: String,
+}
+
+/// What we know of models without measuring them: the share of the largest tensor in all parameters,
+/// and the speed of a gang of eight that is spread instead of consolidated. From the Tiresias study
+/// (NSDI 2019; speeds read from a figure, ±0.03; those above 1 are its measurements).
+const MODELS: &[(&str, f32, f64)] = &[
+    ("vgg19", 0.715, 0.71),
+    ("vgg16", 0.743, 0.73),
+    ("vgg11", 0.773, 0.77),
+    ("alexnet", 0.610, 0.80),
+    ("resnet152", 0.039, 1.04),
+    ("resnet101", 0.053, 1.06),
+    ("resnet50", 0.092, 1.08),
+    ("inception4", 0.036, 1.02),
+    ("inception3", 0.086, 1.06),
+    ("googlenet", 0.146, 1.07),
+];
+
+/// Makes a workload for a cluster. Jobs that can never run there are an error, or are dropped and
+/// returned if `drop_unfit`.
+pub fn prepare(
+    jobs: Vec<TraceJob>,
+    cluster: &Cluster,
+    compat: Option<&Compat>,
+    drop_unfit: bool,
+) -> Result<(Workload, Vec<Unfit>), Unfit> {
+    let mut maker = Maker {
+        cluster,
+        compat,
+        workload: Workload::default(),
+        profiles: BTreeMap::new(),
+        teams: BTreeMap::new(),
+    };
+    let mut dropped = Vec::new();
+    for job in jobs {
+        match maker.admit(job) {
+            Ok(()) => {}
+            Err(unfit) if drop_unfit => dropped.push(unfit),
+            Err(unfit) => return Err(unfit),
+        }
+    }
+    Ok((maker.workload, dropped))
+}
+
+/// What tells profiles apart; floats by their bits.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct ProfileKey {
+    model: Option<String>,
+    restart_class: u32,
+    step: u64,
+    stages: Option<[u64; 4]>,
+}
+
+struct Maker<'a> {
+    cluster: &'a Cluster,
+    compat: Option<&'a Compat>,
+    workload: Workload,
+    profiles: BTreeMap<ProfileKey, ProfileIdx>,
+    teams: BTreeMap<String, TeamIdx>,
+}
+
+impl Maker<'_> {
+    fn admit(&mut self, job: TraceJob) -> Result<(), Unfit> {
+        let kinds = self.kinds(&job)?;
+        let profile = self.profile(&job);
+        let team = self.team(job.team.as_deref().unwrap_or("all"));
+        let gpus = u16::try_from(job.gpus).unwrap_or(u16::MAX);
+        let spec = Spec {
+            knobs: Knobs {
+                batch: job.batch,
+                mem_mib: job.mem_mib,
+                cpu_milli: job.cpu_milli,
+                ..Knobs::WHOLE
+            },
+            team,
+            class: match job.class {
+                TraceClass::Guaranteed => Class::Guaranteed,
+                TraceClass::BestEffort => Class::BestEffort,
+                TraceClass::Service => Class::Service,
+            },
+            deadline: job.deadline_us.map(Time),
+            kinds,
+            retries: 3,
+            ..Spec::training(gpus, job.steps, profile)
+        };
+        let at = Time(job.submit_us);
+        self.workload.arrivals.push(Arrival { at, name: job.id, spec, work: job.steps });
+        Ok(())
+    }
+
+    /// The kinds that the job may use, if they can hold it at all.
+    fn kinds(&self, job: &TraceJob) -> Result<u32, Unfit> {
+        let unfit = |what: String| {
+            Err(Unfit { name: job.id.clone(), cluster: self.cluster.to_string(), what })
+        };
+        let wanted = |name: &str| {
+            job.kinds.is_empty() || job.kinds.iter().any(|k| k.eq_ignore_ascii_case(name))
+        };
+        let named = self.cluster.kinds.iter().any(|k| wanted(&k.name));
+        if !named {
+            return unfit(format!("it needs a GPU of kind {}", job.kinds.join(" or ")));
+        }
+        let mut mask = 0u32;
+        let mut gpus = 0u32;
+        for group in &self.cluster.groups {
+            let kind = &self.cluster.kinds[usize::from(group.kind)];
+            let mem_fits = kind.mem_mib == 0 || job.mem_mib <= kind.mem_mib;
+            let per_node = if group.cpu_milli == 0 || job.cpu_milli == 0 {
+                u32::from(group.gpus)
+            } else {
+                (group.cpu_milli / job.cpu_milli).min(u32::from(group.gpus))
+            };
+            // A gang on whole nodes needs the CPU for every GPU of the node.
+            let whole = per_node == u32::from(group.gpus);
+            if wanted(&kind.name) && mem_fits && (whole || job.gpus <= per_node) {
+                mask |= 1 << group.kind;
+                gpus += group.count * per_node;
+            }
+        }
+        if mask == 0 {
+            return unfit("no GPU has the memory, or no node the CPU, that it asks for".into());
+        }
+        if job.gpus > gpus {
+            return unfit(format!("it needs {} GPUs, {gpus} suitable ones exist", job.gpus));
+        }
+        let all = mask.count_ones() as usize == self.cluster.kinds.len();
+        Ok(if all { u32::MAX } else { mask })
+    }
+
+    fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
+        let key = ProfileKey {
+            model: job.model.clone(),
+            restart_class: if self.compat.is_some() { job.gpus } else { 0 },
+            step: job.step_s.to_bits(),
+            stages: job.stages_s.map(|s| s.map(f64::to_bits)),
+        };
+        let profiles = &mut self.workload.profiles;
+        let compat = self.compat;
+        *self.profiles.entry(key).or_insert_with(|| {
+            let mut profile = Profile::of_step(job.step_s);
+            profile.stages_s = job.stages_s;
+            let model = job.model.as_deref();
+            if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
+                profile.skew = Some(*skew);
+                profile.spread_speed = *spread;
+            }
+            if let Some(compat) = compat {
+                compat.adjust(&mut profile, model, job.gpus);
+            }
+            profiles.push((model.unwrap_or("work").into(), profile));
+            ProfileIdx::from_usize(profiles.len() - 1)
+        })
+    }
+
+    fn team(&mut self, name: &str) -> TeamIdx {
+        if let Some(team) = self.teams.get(name) {
+            return *team;
+        }
+        let team = TeamIdx::from_usize(self.workload.teams.len());
+        self.workload.teams.push(name.into());
+        self.teams.insert(name.into(), team);
+        team
+    }
+}

@@ -1,0 +1,281 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use roommate_core::cluster::Cluster;
+use roommate_sim::trace::{self, synth};
+use std::path::PathBuf;
+
+/// Share GPUs between training jobs and inference services so that neither notices.
+#[derive(Parser, Debug)]
+#[command(version, about, max_term_width = 100, subcommand_required = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run a trace through one policy in virtual time
+    Sim(Sim),
+    /// Run a trace through several policies side by side
+    Compare(Compare),
+    /// Decide everything in a journal again and prove that the decisions are the same
+    Replay(Replay),
+    /// Tell the story of one job: why it waited, where it ran, who pushed it out
+    Explain(Explain),
+    /// List the policies, or describe one with its parameters
+    Policies(Policies),
+    /// Read, describe, convert and invent traces
+    #[command(subcommand)]
+    Trace(Trace),
+    /// Turn journals into one self-contained HTML page
+    Report(Report),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Output {
+    /// For people
+    Table,
+    /// One JSON document
+    Json,
+    /// Comma-separated values with a header
+    Csv,
+}
+
+/// Which trace to read, and how.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct TraceInput {
+    /// Layout of the trace
+    #[arg(long, default_value_t = trace::Format::Auto, value_parser = format_parser(), hide_default_value = true)]
+    pub(crate) format: trace::Format,
+    /// Drop rows that are wrong, and jobs that can never run, and count them
+    #[arg(long)]
+    pub(crate) skip_bad_rows: bool,
+    /// Table of steps per second, for traces that give steps without durations (gavel)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) throughputs: Option<PathBuf>,
+    /// The GPU kind of that table that counts as the reference
+    #[arg(long, default_value = "v100", value_name = "KIND")]
+    pub(crate) gpu_kind: String,
+    /// Read only the first so many jobs
+    #[arg(long, value_name = "N")]
+    pub(crate) max_jobs: Option<usize>,
+}
+
+fn format_parser() -> impl clap::builder::TypedValueParser<Value = trace::Format> {
+    use clap::builder::TypedValueParser as _;
+    let names = trace::Format::ALL.iter().map(|f| f.name());
+    clap::builder::PossibleValuesParser::new(names)
+        .map(|s| s.parse::<trace::Format>().expect("clap has checked the name"))
+}
+
+/// The world to simulate.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct WorldArgs {
+    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c` adds CPU cores of a node
+    #[arg(long, default_value = "8x8")]
+    pub(crate) cluster: Cluster,
+    /// Use the rules of a published simulator
+    #[arg(long, value_name = "NAME", value_parser = ["muri"])]
+    pub(crate) compat: Option<String>,
+    /// Seed of all randomness
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Seconds without progress when a job starts again
+    #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds)]
+    pub(crate) restart_cost: f64,
+    /// Seconds without progress at the first start
+    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
+    pub(crate) start_cost: f64,
+    /// Mean hours between failures of a node; nodes do not fail unless given
+    #[arg(long, value_name = "H", value_parser = hours)]
+    pub(crate) node_mtbf: Option<f64>,
+    /// Mean hours until a failed node is back
+    #[arg(long, default_value_t = 1.0, value_name = "H", value_parser = hours)]
+    pub(crate) node_repair: f64,
+    /// Chance that an attempt of a job crashes
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance)]
+    pub(crate) crash: f64,
+    /// Minutes between checkpoints; a crash loses what came after the last
+    #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds)]
+    pub(crate) checkpoint: f64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Sim {
+    /// The trace; without one, a small invented one
+    pub(crate) trace: Option<PathBuf>,
+    /// The policy
+    #[arg(long, short, default_value = "tiresias")]
+    pub(crate) policy: String,
+    /// Set a parameter of the policy: name=value, the value as JSON or plain text
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    #[command(flatten)]
+    pub(crate) input: TraceInput,
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
+    /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) journal: Option<PathBuf>,
+    /// Also draw who was on which GPU
+    #[arg(long)]
+    pub(crate) gantt: bool,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Compare {
+    /// The trace; without one, a small invented one
+    pub(crate) trace: Option<PathBuf>,
+    /// The policies, separated by commas; all, unless given
+    #[arg(long, short, value_delimiter = ',', value_name = "NAME,...")]
+    pub(crate) policies: Vec<String>,
+    /// Set a parameter of one policy: policy.name=value
+    #[arg(long = "set", value_name = "POLICY.NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    #[command(flatten)]
+    pub(crate) input: TraceInput,
+    #[command(flatten)]
+    pub(crate) world: WorldArgs,
+    /// Simulations at the same time; as many as there are cores, unless given
+    #[arg(long, short, value_name = "N")]
+    pub(crate) jobs: Option<usize>,
+    /// Write a journal for each policy into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) journals: Option<PathBuf>,
+    /// Write an HTML report
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Replay {
+    /// The journal
+    pub(crate) journal: PathBuf,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// Name of the job
+    pub(crate) job: String,
+    /// The journal to look in
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) journal: PathBuf,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Policies {
+    /// Describe this one
+    pub(crate) name: Option<String>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Report {
+    /// The journals
+    #[arg(required = true)]
+    pub(crate) journals: Vec<PathBuf>,
+    /// The page to write
+    #[arg(long, short, value_name = "FILE", default_value = "report.html")]
+    pub(crate) output: PathBuf,
+    /// Its title
+    #[arg(long, default_value = "Roommate")]
+    pub(crate) title: String,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Trace {
+    /// Say what the Philly study says of a trace: sizes, durations, arrivals, load, failures
+    Stats {
+        /// The trace
+        trace: PathBuf,
+        #[command(flatten)]
+        input: TraceInput,
+        /// The cluster, for the load
+        #[arg(long)]
+        cluster: Option<Cluster>,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Invent a trace from published mixes of sizes and durations
+    Synth(Synth),
+    /// Write a trace in Roommate's own layout
+    Convert {
+        /// The trace
+        trace: PathBuf,
+        #[command(flatten)]
+        input: TraceInput,
+        /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
+        #[arg(long, short, value_name = "FILE", default_value = "-")]
+        output: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Synth {
+    /// How many jobs
+    #[arg(long, short = 'n', default_value_t = 1_000)]
+    pub(crate) jobs: usize,
+    /// Seed
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// How jobs arrive
+    #[arg(long, default_value = "poisson", value_parser = named::<synth::Arrivals>)]
+    pub(crate) arrivals: synth::Arrivals,
+    /// Sizes and durations: small, philly, helios, pai or tiresias
+    #[arg(long, default_value = "philly", value_parser = named::<synth::Mix>)]
+    pub(crate) mix: synth::Mix,
+    /// GPU time asked for, as a share of what the cluster has
+    #[arg(long, default_value_t = 0.9)]
+    pub(crate) load: f64,
+    /// The cluster that the load refers to
+    #[arg(long, default_value = "8x8")]
+    pub(crate) cluster: Cluster,
+    /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub(crate) output: PathBuf,
+}
+
+fn named<T: std::str::FromStr>(text: &str) -> Result<T, String>
+where
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|e: T::Err| e.to_string())
+}
+
+fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|v| v.is_finite() && holds(*v));
+    value.ok_or_else(|| format!("expected {what}"))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, |v| (0.0..=1e9).contains(&v), "a number of at least 0")
+}
+
+fn hours(text: &str) -> Result<f64, String> {
+    number(text, |v| v > 0.0 && v <= 1e9, "a number above 0")
+}
+
+fn chance(text: &str) -> Result<f64, String> {
+    number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
+}

@@ -1,0 +1,57 @@
+//! The commands, one file each.
+
+mod compare;
+mod explain;
+mod policies;
+mod replay;
+mod report;
+mod sim;
+mod trace;
+
+use crate::cli::{Cli, Command};
+use crate::process;
+use anyhow::Context;
+use clap::CommandFactory;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use roommate_core::journal::{self, Observer};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Sim(args) => sim::run(&args),
+        Command::Compare(args) => compare::run(&args),
+        Command::Replay(args) => replay::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Policies(args) => policies::run(&args),
+        Command::Trace(args) => trace::run(args),
+        Command::Report(args) => report::run(&args),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "roommate", &mut text);
+            process::print(&String::from_utf8_lossy(&text))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Feeds a journal file, plain or compressed, to an observer.
+fn read_journal(path: &Path, to: &mut dyn Observer) -> anyhow::Result<()> {
+    let problem = || format!("could not read journal {:?}", path.display().to_string());
+    let from = roommate_sim::gzip::open(path).with_context(problem)?;
+    journal::read(from, to).with_context(problem)
+}
+
+/// A progress bar over jobs; draws only where a person watches.
+fn progress_bar(jobs: usize, what: &str) -> ProgressBar {
+    let target = if process::watched() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let bar = ProgressBar::with_draw_target(Some(jobs as u64), target);
+    let style = ProgressStyle::with_template("{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_message(what.to_string());
+    bar
+}

@@ -1,0 +1,49 @@
+//! `roommate explain`: the story of one job.
+
+use crate::cli::{Explain, Output};
+use crate::{process, table};
+use roommate_core::explain;
+use serde_json::json;
+use std::process::ExitCode;
+
+pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
+    let mut story = explain::Explain::new(&args.job);
+    super::read_journal(&args.journal, &mut story)?;
+    if !story.found() {
+        let what = format!("there is no job {:?} in {}", args.job, args.journal.display());
+        let similar: Vec<&str> = story.similar().take(5).collect();
+        let hint = if similar.is_empty() {
+            "job names are the ids of the trace".to_string()
+        } else {
+            format!("did you mean {}?", similar.join(", "))
+        };
+        return Err(process::advise(what, hint));
+    }
+    match args.output {
+        Output::Json => {
+            let moments: Vec<_> = story
+                .story
+                .iter()
+                .map(|m| json!({ "at_s": m.at.secs(), "what": m.what }))
+                .collect();
+            let text = json!({ "job": args.job, "story": moments });
+            process::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
+        }
+        Output::Csv => {
+            let mut text = String::from("at_s,what\n");
+            for m in &story.story {
+                text += &format!("{},\"{}\"\n", m.at.secs(), m.what.replace('"', "\"\""));
+            }
+            process::print(&text)?;
+        }
+        Output::Table => {
+            let rows: Vec<Vec<String>> = story
+                .story
+                .iter()
+                .map(|m| vec![format!("{:>8}", m.at.to_string()), m.what.clone()])
+                .collect();
+            process::print(&table::align_left(&rows))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

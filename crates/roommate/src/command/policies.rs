@@ -1,0 +1,65 @@
+//! `roommate policies`: what there is, and what each does.
+
+use crate::cli::{Output, Policies};
+use crate::{process, table};
+use roommate_core::policy::{self, Entry, POLICIES, Params};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+pub(super) fn run(args: &Policies) -> anyhow::Result<ExitCode> {
+    let chosen: Vec<&Entry> = match &args.name {
+        Some(name) => vec![policy::find(name)?],
+        None => POLICIES.iter().collect(),
+    };
+    match args.output {
+        Output::Json => {
+            let all: anyhow::Result<Vec<Value>> = chosen.iter().map(|e| json_of(e)).collect();
+            let value = match &args.name {
+                Some(_) => all?.remove(0),
+                None => Value::Array(all?),
+            };
+            process::print(&(serde_json::to_string_pretty(&value)? + "\n"))?;
+        }
+        Output::Csv => {
+            let mut text = String::from("name,summary,paper\n");
+            for e in &chosen {
+                text += &format!("{},\"{}\",\"{}\"\n", e.name, e.summary, e.paper);
+            }
+            process::print(&text)?;
+        }
+        Output::Table if args.name.is_some() => process::print(&describe(chosen[0])?)?,
+        Output::Table => {
+            let rows: Vec<Vec<String>> = chosen
+                .iter()
+                .map(|e| [e.name, e.summary, e.paper].map(String::from).to_vec())
+                .collect();
+            process::print(&table::align_left(&rows))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json_of(entry: &Entry) -> anyhow::Result<Value> {
+    let compat: Vec<&str> = entry.compat.iter().map(|(name, _)| *name).collect();
+    Ok(json!({
+        "name": entry.name,
+        "summary": entry.summary,
+        "paper": entry.paper,
+        "params": entry.params(&Params::new())?,
+        "compat": compat,
+        "doc": entry.doc(),
+    }))
+}
+
+fn describe(entry: &Entry) -> anyhow::Result<String> {
+    let mut text = format!("{}: {}\n\n{}", entry.name, entry.summary, entry.doc());
+    text += "\n# Parameters (set with --set name=value)\n";
+    let Value::Object(params) = entry.params(&Params::new())? else { return Ok(text) };
+    let rows: Vec<Vec<String>> =
+        params.iter().map(|(name, value)| vec![format!("  {name}"), value.to_string()]).collect();
+    text += &table::align_left(&rows);
+    for (name, preset) in entry.compat {
+        text += &format!("\n# --compat {name}\n  {preset}\n");
+    }
+    Ok(text)
+}

@@ -1,0 +1,38 @@
+//! `roommate replay`: decide everything again and compare.
+
+use crate::cli::{Output, Replay};
+use crate::{ANSWER_NO, process};
+use serde_json::json;
+use std::process::ExitCode;
+
+pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
+    let mut replay = roommate_core::replay::Replay::default();
+    super::read_journal(&args.journal, &mut replay)?;
+    if let Some(refused) = replay.refused {
+        return Err(refused.into());
+    }
+    let (steps, actions) = (replay.steps, replay.actions);
+    let same = replay.difference.is_none();
+    match (args.output, &replay.difference) {
+        (Output::Json, difference) => {
+            let difference = difference.as_ref().map(|d| {
+                json!({ "step": d.step, "at_s": d.at.secs(), "recorded": d.recorded, "replayed": d.replayed })
+            });
+            let text = json!({ "same": same, "steps": steps, "actions": actions, "difference": difference });
+            process::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
+        }
+        (Output::Csv, _) => {
+            process::print(&format!("same,steps,actions\n{same},{steps},{actions}\n"))?;
+        }
+        (Output::Table, None) => {
+            process::print(&format!("same: {steps} steps, {actions} actions\n"))?;
+        }
+        (Output::Table, Some(d)) => {
+            process::print(&format!(
+                "different at step {} ({})\n  recorded  {}\n  replayed  {}\n",
+                d.step, d.at, d.recorded, d.replayed
+            ))?;
+        }
+    }
+    Ok(if same { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
+}

@@ -1,0 +1,22 @@
+//! `roommate report`: journals in, one HTML page out.
+
+use crate::cli::Report;
+use crate::{atomic, process};
+use roommate_sim::report;
+use roommate_sim::view::View;
+use std::process::ExitCode;
+
+pub(super) fn run(args: &Report) -> anyhow::Result<ExitCode> {
+    let mut views: Vec<report::RunView> = Vec::new();
+    for path in &args.journals {
+        let mut view = View::default();
+        super::read_journal(path, &mut view)?;
+        let policy = view.policy().to_string();
+        let same = views.iter().filter(|v| v.policy == policy).count();
+        let label = if same == 0 { policy } else { format!("{policy} ({})", same + 1) };
+        views.push(view.finish(&label, &path.display().to_string()));
+    }
+    atomic::write(&args.output, &report::render(&args.title, &views))?;
+    process::say(&format!("report: {}", args.output.display()));
+    Ok(ExitCode::SUCCESS)
+}

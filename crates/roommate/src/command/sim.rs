@@ -1,0 +1,43 @@
+//! `roommate sim`: one policy, one trace.
+
+use crate::cli::{Output, Sim};
+use crate::lab::{self, Lab};
+use crate::{process, table};
+use roommate_core::gantt::Gantt;
+use std::process::ExitCode;
+
+/// A chart that fits a terminal.
+const CHART_COLUMNS: usize = 90;
+const CHART_ROWS: usize = 64;
+
+pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
+    let lab = Lab::new(args.trace.as_deref(), &args.input, &args.world)?;
+    let params = lab::params(args.set.iter().map(String::as_str))?;
+    let bar = super::progress_bar(lab.jobs(), &args.policy);
+    let mut gantt = args.gantt.then(Gantt::default);
+    let journal = args.journal.as_deref();
+    let run = lab.run(&args.policy, &params, journal, &mut gantt, &mut |n| bar.set_position(n));
+    bar.finish_and_clear();
+    let run = run?;
+    match args.output {
+        Output::Json => {
+            let mut map = run.json()?;
+            map.extend(lab.describe());
+            process::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
+        }
+        Output::Csv => process::print(&lab::csv(&[run]))?,
+        Output::Table => {
+            let runs = [(run.policy.clone(), run.metrics.clone())];
+            process::print(&format!("{}\n\n{}", lab.title(), table::metrics(&runs)))?;
+        }
+    }
+    if let Some(gantt) = gantt {
+        let chart = gantt.chart(CHART_COLUMNS, CHART_ROWS);
+        if args.output == Output::Table {
+            process::print(&format!("\n{chart}"))?;
+        } else {
+            process::say(chart.trim_end());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

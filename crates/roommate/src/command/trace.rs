@@ -1,0 +1,84 @@
+//! `roommate trace`: look at traces, convert and invent them.
+
+use crate::atomic::AtomicFile;
+use crate::cli::{Output, Synth, Trace};
+use crate::{lab, process};
+use anyhow::Context;
+use roommate_sim::trace::{TraceJob, native, stats, synth};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
+    match command {
+        Trace::Stats { trace, input, cluster, output } => {
+            let trace = lab::read_trace(&trace, &input)?;
+            let stats = stats::stats(&trace, cluster.map(|c| c.gpus()));
+            match output {
+                Output::Json => {
+                    process::print(&(serde_json::to_string_pretty(&stats)? + "\n"))?;
+                }
+                Output::Csv => process::print(&flat_csv(&serde_json::to_value(&stats)?))?,
+                Output::Table => process::print(&stats.to_string())?,
+            }
+        }
+        Trace::Synth(args) => invent(&args)?,
+        Trace::Convert { trace, input, output } => {
+            let trace = lab::read_trace(&trace, &input)?;
+            write(&trace.jobs, &output)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn invent(args: &Synth) -> anyhow::Result<()> {
+    let options = synth::SynthOptions {
+        jobs: args.jobs,
+        seed: args.seed,
+        arrivals: args.arrivals,
+        load: args.load,
+        cluster_gpus: args.cluster.gpus(),
+        mix: args.mix,
+        ..synth::SynthOptions::default()
+    };
+    options.check()?;
+    let jobs: Vec<TraceJob> = synth::synth(&options).collect();
+    write(&jobs, &args.output)
+}
+
+fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
+    if to == Path::new("-") {
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        native::write_csv(&mut out, jobs)?;
+        return Ok(out.flush()?);
+    }
+    let mut file = AtomicFile::create(to)?;
+    let name = to.to_string_lossy();
+    let written = if name.trim_end_matches(".gz").ends_with(".jsonl") {
+        native::write_jsonl(&mut file, jobs)
+    } else {
+        native::write_csv(&mut file, jobs)
+    };
+    written.with_context(|| format!("could not write {}", to.display()))?;
+    file.keep()
+}
+
+/// Nested figures as `path,value` lines.
+fn flat_csv(value: &serde_json::Value) -> String {
+    fn walk(path: &str, value: &serde_json::Value, text: &mut String) {
+        let deeper = |key: &str| if path.is_empty() { key.into() } else { format!("{path}.{key}") };
+        match value {
+            serde_json::Value::Object(map) => {
+                map.iter().for_each(|(k, v)| walk(&deeper(k), v, text));
+            }
+            serde_json::Value::Array(list) => {
+                list.iter().enumerate().for_each(|(i, v)| walk(&deeper(&i.to_string()), v, text));
+            }
+            serde_json::Value::Null => {}
+            leaf => *text += &format!("{path},{leaf}\n"),
+        }
+    }
+    let mut text = String::from("figure,value\n");
+    walk("", value, &mut text);
+    text
+}

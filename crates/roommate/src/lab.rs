@@ -1,0 +1,246 @@
+//! The laboratory: reads a trace once and runs policies on it.
+
+use crate::atomic::AtomicFile;
+use crate::cli::{TraceInput, WorldArgs};
+use crate::process;
+use anyhow::Context;
+use roommate_core::interference::Undisturbed;
+use roommate_core::journal::{Observer, Writer};
+use roommate_core::metrics::{Fold, Metrics};
+use roommate_core::policy::{self, Params};
+use roommate_core::state::Costs;
+use roommate_core::time::Span;
+use roommate_sim::compat::{self, Compat};
+use roommate_sim::fault::Faults;
+use roommate_sim::trace::{self, ReadOptions, Trace, synth};
+use roommate_sim::workload::{self, Workload};
+use roommate_sim::world::{Setup, simulate};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::time::Instant;
+
+/// A trace made ready for a cluster.
+pub(crate) struct Lab {
+    workload: Workload,
+    world: WorldArgs,
+    compat: Option<&'static Compat>,
+    source: String,
+    format: String,
+    dropped: u64,
+}
+
+/// What one policy made of it.
+pub(crate) struct Run {
+    pub(crate) policy: String,
+    pub(crate) metrics: Metrics,
+    wall_s: f64,
+}
+
+/// The trace of people who have none yet: a day and a half on a small cluster, a bit too busy.
+const INVENTED_JOBS: usize = 500;
+
+pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trace> {
+    let options = ReadOptions {
+        format: input.format,
+        skip_bad_rows: input.skip_bad_rows,
+        throughputs: input.throughputs.clone(),
+        gpu_kind: input.gpu_kind.clone(),
+        max_jobs: input.max_jobs,
+    };
+    let trace = trace::read(path, &options)?;
+    if trace.dropped > 0 {
+        process::say(&format!("dropped {} bad rows, the first of them:", trace.dropped));
+        for error in &trace.first_dropped {
+            process::say(&format!("  {error}"));
+        }
+    }
+    if trace.cpu_jobs > 0 {
+        process::say(&format!("left out {} jobs that ask for no GPU", trace.cpu_jobs));
+    }
+    if trace.jobs.is_empty() {
+        let what = format!("trace {:?} has no jobs", path.display().to_string());
+        return Err(process::advise(what, "`roommate trace stats` shows what a trace holds"));
+    }
+    Ok(trace)
+}
+
+impl Lab {
+    pub(crate) fn new(
+        trace: Option<&Path>,
+        input: &TraceInput,
+        world: &WorldArgs,
+    ) -> anyhow::Result<Self> {
+        let compat = world.compat.as_deref().and_then(compat::find);
+        let (source, trace) = match trace {
+            Some(path) => (path.display().to_string(), read_trace(path, input)?),
+            None => (format!("{INVENTED_JOBS} invented jobs"), invented(world)),
+        };
+        let format = trace.format.to_string();
+        let dropped = trace.dropped;
+        let (workload, unfit) =
+            workload::prepare(trace.jobs, &world.cluster, compat, input.skip_bad_rows)?;
+        if let Some(first) = unfit.first() {
+            process::say(&format!("dropped {} jobs, the first: {first}", unfit.len()));
+        }
+        let dropped = dropped + unfit.len() as u64;
+        Ok(Self { workload, world: world.clone(), compat, source, format, dropped })
+    }
+
+    pub(crate) fn jobs(&self) -> usize {
+        self.workload.arrivals.len()
+    }
+
+    /// One line about what is run.
+    pub(crate) fn title(&self) -> String {
+        let gpus = self.world.cluster.gpus();
+        let jobs = self.jobs();
+        format!("{}: {jobs} jobs on {} ({gpus} GPUs)", self.source, self.world.cluster)
+    }
+
+    /// Runs a policy. The observer hears everything; the journal is written if asked for.
+    pub(crate) fn run(
+        &self,
+        name: &str,
+        given: &Params,
+        journal: Option<&Path>,
+        extra: &mut dyn Observer,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Run> {
+        let entry = policy::find(name)?;
+        let mut params = match self.compat {
+            Some(compat) => entry.compat_params(compat.name)?,
+            None => Params::new(),
+        };
+        params.extend(given.clone());
+        let policy = entry.build(&params)?;
+        let Value::Object(all_params) = entry.params(&params)? else {
+            anyhow::bail!("parameters of {name} are not an object");
+        };
+        let setup = Setup {
+            cluster: self.world.cluster.clone(),
+            costs: self.costs(),
+            policy_name: name.into(),
+            params: all_params,
+            policy,
+            belief: Box::new(Undisturbed),
+            truth: Box::new(Undisturbed),
+            faults: self.faults(),
+            seed: self.world.seed,
+            profiles: self.workload.profiles.clone(),
+            teams: self.workload.teams.clone(),
+        };
+        let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
+        let mut observers = (Fold::default(), (writer, extra));
+        let began = Instant::now();
+        let arrivals = self.workload.arrivals.iter().cloned();
+        simulate(setup, arrivals, &mut observers, progress)
+            .with_context(|| format!("policy {name}"))?;
+        let wall_s = began.elapsed().as_secs_f64();
+        let (fold, (writer, _)) = observers;
+        if let (Some(writer), Some(path)) = (writer, journal) {
+            let file = writer.finish();
+            file.with_context(|| format!("could not write {}", path.display()))?.keep()?;
+        }
+        Ok(Run { policy: name.into(), metrics: fold.metrics(), wall_s })
+    }
+
+    fn costs(&self) -> Costs {
+        let costs = Costs {
+            restart: Span::from_secs(self.world.restart_cost),
+            start: Span::from_secs(self.world.start_cost),
+            ..Costs::default()
+        };
+        self.compat.map_or(costs, |c| c.costs(costs))
+    }
+
+    fn faults(&self) -> Faults {
+        Faults {
+            node_mtbf: self.world.node_mtbf.map(|h| Span::from_secs(h * 3_600.0)),
+            node_repair: Span::from_secs(self.world.node_repair * 3_600.0),
+            crash: self.world.crash,
+            checkpoint: Span::from_secs(self.world.checkpoint * 60.0),
+        }
+    }
+
+    /// What was run, for JSON.
+    pub(crate) fn describe(&self) -> Map<String, Value> {
+        let about = json!({
+            "trace": self.source,
+            "format": self.format,
+            "dropped_rows": self.dropped,
+            "cluster": self.world.cluster.to_string(),
+            "gpus": self.world.cluster.gpus(),
+            "compat": self.world.compat,
+            "seed": self.world.seed,
+        });
+        match about {
+            Value::Object(map) => map,
+            _ => Map::new(),
+        }
+    }
+}
+
+impl Run {
+    /// Its figures, for JSON.
+    pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
+        let mut map = Map::new();
+        map.insert("policy".into(), self.policy.clone().into());
+        if let Value::Object(figures) = serde_json::to_value(&self.metrics)? {
+            map.extend(figures);
+        }
+        map.insert("wall_s".into(), json!(self.wall_s));
+        map.insert("peak_rss_mib".into(), json!(process::peak_rss_mib()));
+        Ok(map)
+    }
+}
+
+/// All figures of runs as CSV.
+pub(crate) fn csv(runs: &[Run]) -> String {
+    let mut text = String::new();
+    for (i, run) in runs.iter().enumerate() {
+        let rows = run.metrics.rows();
+        if i == 0 {
+            let keys: Vec<&str> = rows.iter().map(|r| r.key).collect();
+            text += &format!("policy,{},events,wall_s\n", keys.join(","));
+        }
+        let cells: Vec<String> =
+            rows.iter().map(|r| r.value.map(|v| v.to_string()).unwrap_or_default()).collect();
+        let (events, wall_s) = (run.metrics.events, run.wall_s);
+        text += &format!("{},{},{events},{wall_s}\n", run.policy, cells.join(","));
+    }
+    text
+}
+
+/// `name=value` pairs as parameters; a value that is not JSON is taken as text.
+pub(crate) fn params<'a>(pairs: impl Iterator<Item = &'a str>) -> anyhow::Result<Params> {
+    let mut params = Params::new();
+    for pair in pairs {
+        let (name, value) = pair.split_once('=').ok_or_else(|| {
+            process::advise(format!("--set {pair:?}: expected NAME=VALUE"), "for example --set backfill=true")
+        })?;
+        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
+        params.insert(name.into(), value);
+    }
+    Ok(params)
+}
+
+/// Jobs of our own generator, for a first look without a trace.
+fn invented(world: &WorldArgs) -> Trace {
+    let options = synth::SynthOptions {
+        jobs: INVENTED_JOBS,
+        seed: world.seed,
+        arrivals: synth::Arrivals::Diurnal,
+        load: 1.05,
+        cluster_gpus: world.cluster.gpus(),
+        mix: synth::Mix::Small,
+        ..synth::SynthOptions::default()
+    };
+    Trace {
+        jobs: synth::synth(&options).collect(),
+        format: trace::Format::Roommate,
+        dropped: 0,
+        first_dropped: Vec::new(),
+        origin_s: None,
+        cpu_jobs: 0,
+    }
+}

@@ -1,0 +1,97 @@
+//! What the program is to the operating system: its streams, its memory, its errors.
+
+use roommate_core::policy::{POLICIES, PolicyError};
+use roommate_sim::trace::TraceError;
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+/// Says something to the person, not to the pipe.
+#[expect(clippy::print_stderr, reason = "the one place where the program talks to a person")]
+pub(crate) fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+/// Writes data to standard output.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Whether a person watches.
+pub(crate) fn watched() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// The largest amount of memory that the process has held so far, MiB; 0 where that is not known.
+pub(crate) fn peak_rss_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok());
+    kib.unwrap_or(0.0) / 1024.0
+}
+
+/// Whether the reader of our output went away, which is not an error of ours.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|e| e.downcast_ref::<io::Error>())
+        .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// An error with advice.
+#[derive(Debug)]
+pub(crate) struct Advised {
+    what: String,
+    hint: String,
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Advised {}
+
+/// An error that says what to do.
+pub(crate) fn advise(what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    Advised { what: what.into(), hint: hint.into() }.into()
+}
+
+/// What to do about an error, where we know.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    for cause in error.chain() {
+        if let Some(e) = cause.downcast_ref::<Advised>() {
+            return Some(e.hint.clone());
+        }
+        if let Some(e) = cause.downcast_ref::<TraceError>() {
+            return e.hint();
+        }
+        if let Some(e) = cause.downcast_ref::<roommate_sim::workload::Unfit>() {
+            let _ = e;
+            return Some(
+                "use a larger --cluster, or pass --skip-bad-rows to drop such jobs and count them"
+                    .into(),
+            );
+        }
+        match cause.downcast_ref::<PolicyError>() {
+            Some(PolicyError::Unknown(_)) => {
+                let names: Vec<&str> = POLICIES.iter().map(|e| e.name).collect();
+                return Some(format!("there are {}", names.join(", ")));
+            }
+            Some(PolicyError::Params { policy, .. }) => {
+                return Some(format!("`roommate policies {policy}` lists its parameters"));
+            }
+            Some(PolicyError::Compat { compat, .. }) => {
+                let with = |e: &&roommate_core::policy::Entry| {
+                    e.compat.iter().any(|(name, _)| name == compat)
+                };
+                let names: Vec<&str> = POLICIES.iter().filter(with).map(|e| e.name).collect();
+                return Some(format!("these have: {}", names.join(", ")));
+            }
+            None => {}
+        }
+    }
+    None
+}
