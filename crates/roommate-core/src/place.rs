@@ -29,13 +29,15 @@ pub fn find(state: &State, job: JobIdx, rule: Rule) -> Option<GpuSet> {
     if state.idle_for(job) < u32::from(state.spec(job).gpus) {
         return None;
     }
-    if rule != Rule::Count {
-        let together = kinds_by_speed(state, job).find_map(|kind| together(state, job, kind, rule));
-        if together.is_some() || rule != Rule::Spread {
-            return together;
-        }
+    if rule == Rule::Count {
+        return anywhere(state, job);
     }
-    anywhere(state, job)
+    let together = if state.kinds.len() == 1 {
+        together(state, job, 0, rule)
+    } else {
+        kinds_by_speed(state, job).find_map(|kind| together(state, job, kind, rule))
+    };
+    if rule == Rule::Spread { together.or_else(|| anywhere(state, job)) } else { together }
 }
 
 /// Places the gang where it was before this plan, if that is idle, else where the rule finds room.
@@ -88,8 +90,11 @@ fn take(state: &State, node: NodeIdx, count: u16, into: &mut GpuSet) {
 
 /// Whether `count` more GPUs of this job can be on the node, by CPU and memory.
 fn node_suits(state: &State, job: JobIdx, node: NodeIdx, count: u16) -> bool {
-    let node = state.node(node);
     let knobs = state.spec(job).knobs;
+    if knobs.cpu_milli == 0 && knobs.mem_mib == 0 {
+        return true;
+    }
+    let node = state.node(node);
     let cpu = u64::from(node.cpu_used_milli) + u64::from(count) * u64::from(knobs.cpu_milli);
     let mem = state.kinds[usize::from(node.kind)].mem_mib;
     (node.cpu_milli == 0 || cpu <= u64::from(node.cpu_milli)) && (mem == 0 || knobs.mem_mib <= mem)

@@ -307,28 +307,21 @@ impl State {
             measured.map_or(self.kinds[usize::from(k)].speed, |(_, speed)| *speed)
         };
         let mut speed = f64::INFINITY;
-        let mut last_kind = None;
-        for g in gpus {
-            let kind = self.gpu(*g).kind;
-            if last_kind != Some(kind) {
-                speed = speed.min(of_kind(kind));
-                last_kind = Some(kind);
-            }
+        let mut nodes = 0;
+        let mut rest = gpus;
+        while !rest.is_empty() {
+            let (node, here) = self.first_node(rest);
+            speed = speed.min(of_kind(self.node(node).kind));
+            nodes += 1;
+            rest = &rest[here..];
         }
-        if self.is_spread(gpus) { speed * profile.spread_speed } else { speed }
+        let spread = nodes > 1 && nodes > self.fewest_nodes(gpus);
+        if spread { speed * profile.spread_speed } else { speed }
     }
 
-    /// Whether these GPUs lie on more nodes than as many GPUs would need.
-    pub fn is_spread(&self, gpus: &[GpuIdx]) -> bool {
-        let Some(first) = gpus.first() else { return false };
-        let mut node = self.gpu(*first).node;
-        let mut nodes = 1;
-        for g in &gpus[1..] {
-            let n = self.gpu(*g).node;
-            nodes += usize::from(n != node);
-            node = n;
-        }
-        nodes > gpus.len().div_ceil(usize::from(self.node(self.gpu(*first).node).size))
+    /// On how few nodes as many GPUs as these could lie.
+    fn fewest_nodes(&self, gpus: &[GpuIdx]) -> usize {
+        gpus.len().div_ceil(usize::from(self.node(self.gpu(gpus[0]).node).size))
     }
 
     /// Whether the job can run there in that way.
@@ -340,27 +333,41 @@ impl State {
         if !gpus.is_sorted_by(|a, b| a < b) || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len()) {
             return Err(Infeasible::BadSet);
         }
-        let mut on_node = (NodeIdx(u32::MAX), 0);
-        for g in gpus {
-            let gpu = self.gpu(*g);
-            let node = self.node(gpu.node);
-            let mem_mib = self.kinds[usize::from(gpu.kind)].mem_mib;
-            on_node = (gpu.node, if on_node.0 == gpu.node { on_node.1 + 1 } else { 1u64 });
-            let cpu = u64::from(node.cpu_used_milli) + on_node.1 * u64::from(knobs.cpu_milli);
-            if !node.up {
-                return Err(Infeasible::Down);
-            } else if !spec.allows(gpu.kind) {
-                return Err(Infeasible::WrongKind);
-            } else if gpu.sm_used_permille + knobs.sm_permille > Knobs::SM_ALL {
+        let mut rest = gpus;
+        while !rest.is_empty() {
+            let (node, here) = self.first_node(rest);
+            self.check_node(spec, node, &rest[..here], knobs)?;
+            rest = &rest[here..];
+        }
+        Ok(())
+    }
+
+    /// The part of [`Self::check`] for the GPUs of one node.
+    fn check_node(
+        &self,
+        spec: &Spec,
+        node: NodeIdx,
+        gpus: &[GpuIdx],
+        knobs: Knobs,
+    ) -> Result<(), Infeasible> {
+        let node = self.node(node);
+        let cpu = u64::from(node.cpu_used_milli) + gpus.len() as u64 * u64::from(knobs.cpu_milli);
+        if !node.up {
+            return Err(Infeasible::Down);
+        } else if !spec.allows(node.kind) {
+            return Err(Infeasible::WrongKind);
+        } else if node.cpu_milli > 0 && cpu > u64::from(node.cpu_milli) {
+            return Err(Infeasible::Cpu);
+        }
+        let mem_mib = u64::from(self.kinds[usize::from(node.kind)].mem_mib);
+        for gpu in gpus.iter().map(|g| self.gpu(*g)) {
+            let mem = u64::from(gpu.mem_used_mib) + u64::from(knobs.mem_mib);
+            if gpu.sm_used_permille + knobs.sm_permille > Knobs::SM_ALL {
                 return Err(Infeasible::Share);
             } else if gpu.tenants.len() >= usize::from(self.max_tenants) {
                 return Err(Infeasible::Slots);
-            } else if mem_mib > 0
-                && u64::from(gpu.mem_used_mib) + u64::from(knobs.mem_mib) > u64::from(mem_mib)
-            {
+            } else if mem_mib > 0 && mem > mem_mib {
                 return Err(Infeasible::Memory);
-            } else if node.cpu_milli > 0 && cpu > u64::from(node.cpu_milli) {
-                return Err(Infeasible::Cpu);
             }
         }
         Ok(())
@@ -369,18 +376,21 @@ impl State {
     /// Enters the job in the books of these GPUs. The caller has checked that it fits.
     pub(crate) fn occupy(&mut self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) {
         debug_assert!(!self.job(job).is_placed(), "a job is in one place");
-        for g in gpus {
-            let node = self.gpu(*g).node;
-            let gpu = &mut self.gpus[g.usize()];
-            let was_idle = gpu.tenants.is_empty();
-            let at = gpu.tenants.partition_point(|t| *t < job);
-            gpu.tenants.insert(at, job);
-            gpu.sm_used_permille += knobs.sm_permille;
-            gpu.mem_used_mib += knobs.mem_mib;
-            self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli;
-            if was_idle {
-                self.shift_idle(node, -1);
+        let mut rest = gpus;
+        while !rest.is_empty() {
+            let (node, here) = self.first_node(rest);
+            let mut filled = 0;
+            for g in &rest[..here] {
+                let gpu = &mut self.gpus[g.usize()];
+                filled += i16::from(gpu.tenants.is_empty());
+                let at = gpu.tenants.iter().take_while(|t| **t < job).count();
+                gpu.tenants.insert(at, job);
+                gpu.sm_used_permille += knobs.sm_permille;
+                gpu.mem_used_mib += knobs.mem_mib;
             }
+            self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli * here as u32;
+            self.shift_idle(node, -filled);
+            rest = &rest[here..];
         }
         let hot = &mut self.jobs[job.usize()];
         hot.gpus = GpuSet::from_slice(gpus);
@@ -394,21 +404,31 @@ impl State {
         let hot = &mut self.jobs[job.usize()];
         let gpus = std::mem::take(&mut hot.gpus);
         let knobs = hot.knobs;
-        for g in &gpus {
-            let gpu = &mut self.gpus[g.usize()];
-            let at = gpu.tenants.binary_search(&job).expect("a placed job is a tenant");
-            gpu.tenants.remove(at);
-            gpu.sm_used_permille -= knobs.sm_permille;
-            gpu.mem_used_mib -= knobs.mem_mib;
-            let node = gpu.node;
-            let now_idle = gpu.tenants.is_empty();
-            self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli;
-            if now_idle {
-                self.shift_idle(node, 1);
+        let mut rest: &[GpuIdx] = &gpus;
+        while !rest.is_empty() {
+            let (node, here) = self.first_node(rest);
+            let mut emptied = 0;
+            for g in &rest[..here] {
+                let gpu = &mut self.gpus[g.usize()];
+                gpu.tenants.retain(|t| *t != job);
+                gpu.sm_used_permille -= knobs.sm_permille;
+                gpu.mem_used_mib -= knobs.mem_mib;
+                emptied += i16::from(gpu.tenants.is_empty());
             }
+            self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli * here as u32;
+            self.shift_idle(node, emptied);
+            rest = &rest[here..];
         }
         self.placed.remove(job);
         (gpus, knobs)
+    }
+
+    /// The node of the first of these ascending GPUs, and how many of them lie on it.
+    fn first_node(&self, gpus: &[GpuIdx]) -> (NodeIdx, usize) {
+        let idx = self.gpu(gpus[0]).node;
+        let node = self.node(idx);
+        let end = node.first.0 + u32::from(node.size);
+        (idx, gpus.iter().take_while(|g| g.0 < end).count())
     }
 
     /// Marks a node as usable or not. Its GPUs must be empty when it goes down.
@@ -421,6 +441,9 @@ impl State {
     }
 
     fn shift_idle(&mut self, node: NodeIdx, by: i16) {
+        if by == 0 {
+            return;
+        }
         self.count_idle(node, false);
         let n = &mut self.nodes[node.usize()];
         n.idle = n.idle.checked_add_signed(by).expect("idle GPUs never go below zero");

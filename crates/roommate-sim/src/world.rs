@@ -20,6 +20,7 @@ use roommate_core::progress::Meter;
 use roommate_core::state::{Charge, Costs};
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
+use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -368,14 +369,14 @@ impl World {
 
     /// Every running job loses its restart cost of the interval since the last step.
     fn charge_all(&mut self, now: Time) {
-        for i in 0..self.live.len() {
-            let Some(job) = self.running.first_from(i) else { break };
-            if job.usize() != i {
-                continue;
-            }
+        // All their alarms are about to be void; without this the heap would fill with dead ones.
+        self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
+        let mut from = 0;
+        while let Some(job) = self.running.first_from(from) {
             let pause = self.engine.state().restart_cost(job);
-            self.live[i].meter.advance(now, pause);
+            self.live[job.usize()].meter.advance(now, pause);
             self.arm_job(job);
+            from = job.usize() + 1;
         }
     }
 
@@ -437,44 +438,41 @@ impl World {
 
     /// From now on the job makes progress.
     fn begin(&mut self, now: Time, job: JobIdx) {
-        let pace = self.pace(job);
+        let (alone, disturbed) = self.pace(job);
         let live = &mut self.live[job.usize()];
         live.began = now;
         live.began_done = live.meter.done;
-        live.meter.set_step(now, pace);
+        live.meter.set_step(now, disturbed);
         self.running.insert(job);
         self.arm_job(job);
-        self.report_pace(job, pace);
+        // The engine expects the undisturbed pace; anything else is measured and told.
+        if disturbed != alone {
+            self.report_pace(job, disturbed);
+        }
     }
 
-    /// Seconds of a step where the job is now, with whom it is there now.
-    fn pace(&self, job: JobIdx) -> f64 {
+    /// Seconds of a step where the job is now: alone, and with whom it is there now.
+    fn pace(&self, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
         let mut speed: f64 = 1.0;
         for g in gpus {
             let gpu = state.gpu(*g);
-            let alone = gpu.tenants.len() == 1 && state.job(job).knobs.sm_permille == Knobs::SM_ALL;
-            if !alone {
-                let tenants: smallvec::SmallVec<[(JobIdx, Knobs); 4]> =
+            if gpu.tenants.len() > 1 || gpu.sm_used_permille < Knobs::SM_ALL {
+                let tenants: SmallVec<[(JobIdx, Knobs); 4]> =
                     gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();
                 let who = gpu.tenants.iter().position(|t| *t == job);
                 let who = who.expect("a job is a tenant of its GPUs");
                 speed = speed.min(self.truth.speed(state, gpu.kind, &tenants, who).mean);
             }
         }
-        state.profile(job).step_s / (state.solo_speed(job, gpus) * speed)
+        let alone = state.profile(job).step_s / state.solo_speed(job, gpus);
+        (alone, alone / speed)
     }
 
-    /// The engine expects the undisturbed pace; anything else is measured and told.
-    fn report_pace(&mut self, job: JobIdx, pace: f64) {
-        let state = self.engine.state();
-        let expected =
-            state.profile(job).step_s / state.solo_speed(job, &self.live[job.usize()].gpus);
-        if pace != expected {
-            let sample = Sample { step_s: pace, ..Sample::default() };
-            self.facts.push(Event::Sampled { job, sample });
-        }
+    fn report_pace(&mut self, job: JobIdx, step_s: f64) {
+        let sample = Sample { step_s, ..Sample::default() };
+        self.facts.push(Event::Sampled { job, sample });
     }
 
     fn settle_crowded(&mut self, now: Time) {
@@ -485,12 +483,11 @@ impl World {
             if !self.running.contains(job) {
                 continue;
             }
-            let pace = self.pace(job);
+            let (_, pace) = self.pace(job);
             if pace != self.live[job.usize()].meter.step_s {
                 self.live[job.usize()].meter.set_step(now, pace);
                 self.arm_job(job);
-                let sample = Sample { step_s: pace, ..Sample::default() };
-                self.facts.push(Event::Sampled { job, sample });
+                self.report_pace(job, pace);
             }
         }
         self.crowded = crowded;

@@ -1,0 +1,161 @@
+//! What must hold for every policy in the registry, over random scenes from a seed; and policies that
+//! break one law each, to prove that the checks can fail.
+//!
+//! A failure prints the smallest scene that still fails, with its seed and its mishaps.
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
+
+#[path = "laws/books.rs"]
+mod books;
+#[path = "laws/canary.rs"]
+mod canary;
+#[path = "laws/drama.rs"]
+mod drama;
+#[path = "laws/fuzz.rs"]
+mod fuzz;
+#[path = "scene/random.rs"]
+mod random;
+#[path = "laws/undo.rs"]
+mod undo;
+
+use drama::{Broken, Drama, Law, Story, play};
+use roommate_core::event::{Action, Event};
+use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::journal::{self, JobLine, Observer, StepView};
+use roommate_core::metrics::Fold;
+use roommate_core::place::Rule;
+use roommate_core::policy::{POLICIES, Policy};
+use roommate_core::replay::Replay;
+use roommate_core::why::Why;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Makes the policy under test; once for every run of it.
+pub(crate) type Build<'a> = &'a dyn Fn(&Drama) -> Box<dyn Policy>;
+
+fn from_registry(drama: &Drama) -> Box<dyn Policy> {
+    let entry = roommate_core::policy::find(&drama.scene.policy).unwrap();
+    entry.build(&drama.scene.params).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// All laws for one drama.
+fn check(drama: &Drama, build: Build<'_>) -> Result<(), Broken> {
+    let run = |look| {
+        catch_unwind(AssertUnwindSafe(|| play(drama, build(drama), look)))
+            .unwrap_or_else(|_| Err(Broken(Law::NeverPanics, "see above".into())))
+    };
+    let story = run(false)?;
+    nobody_feasible_is_lost(drama, &story)?;
+    let looked = run(true)?;
+    // Looking must not show later either: the same decisions follow.
+    Broken::unless(looked.actions == story.actions, Law::SecondLook, || {
+        first_difference(&format!("{:#?}", story.actions), &format!("{:#?}", looked.actions))
+    })?;
+    let again = run(false)?;
+    Broken::unless(again.journal == story.journal, Law::SameSeedSameJournal, || {
+        first_difference(&story.journal, &again.journal)
+    })?;
+    let mut folds = (Fold::default(), Replay::default());
+    let read = journal::read(story.journal.as_bytes(), &mut folds);
+    Broken::unless(read.is_ok(), Law::RoundTrip, || format!("{read:?}"))?;
+    let (fold, replay) = folds;
+    Broken::unless(fold.metrics() == story.metrics, Law::RoundTrip, || {
+        format!("{:?}\nread back: {:?}", story.metrics, fold.metrics())
+    })?;
+    let same = replay.difference.is_none() && replay.refused.is_none();
+    Broken::unless(same, Law::Replay, || format!("{:?} {:?}", replay.difference, replay.refused))?;
+    let compared = story.actions.iter().map(|(_, a)| a.len() as u64).sum::<u64>();
+    Broken::unless(replay.actions == compared, Law::Replay, || "a replay that skips".into())
+}
+
+/// The play ends only when every job has: what is left is that nobody was given up without a reason.
+fn nobody_feasible_is_lost(drama: &Drama, story: &Story) -> Result<(), Broken> {
+    struct Ends(Vec<Option<&'static str>>);
+    impl Observer for Ends {
+        fn job(&mut self, _: &JobLine) {
+            self.0.push(None);
+        }
+        fn step(&mut self, step: &StepView<'_>) {
+            for fact in step.facts {
+                match fact {
+                    Event::Finished(j) => self.0[j.usize()] = Some("finished"),
+                    Event::Cancelled(j) => self.0[j.usize()] = Some("cancelled"),
+                    _ => {}
+                }
+            }
+            for note in step.notes.iter().filter(|n| n.why == Why::OutOfRetries) {
+                self.0[note.job.usize()] = Some("failed");
+            }
+            for action in step.actions {
+                if let Action::Reject(j, _) = action {
+                    self.0[j.usize()] = Some("rejected");
+                }
+            }
+        }
+    }
+    let mut ends = Ends(Vec::new());
+    journal::read(story.journal.as_bytes(), &mut ends)
+        .map_err(|e| Broken(Law::RoundTrip, e.to_string()))?;
+    for (i, actor) in drama.scene.actors.iter().enumerate() {
+        let feasible = random::fits_an_empty_cluster(&drama.scene, &actor.spec, Rule::Count);
+        let fine = match ends.0[i] {
+            Some("rejected") => !feasible,
+            Some(_) => feasible || ends.0[i] == Some("cancelled"),
+            None => false,
+        };
+        Broken::unless(fine, Law::EveryFeasibleJobFinishes, || {
+            format!("{}: {:?}, feasible {feasible}", JobIdx::from_usize(i), ends.0[i])
+        })?;
+    }
+    Ok(())
+}
+
+fn first_difference(a: &str, b: &str) -> String {
+    let lines = a.lines().zip(b.lines()).enumerate();
+    let differing = lines.filter(|(_, (x, y))| x != y).map(|(i, (x, y))| format!("{i}: {x}\n{i}: {y}"));
+    differing.take(3).collect::<Vec<_>>().join("\n")
+}
+
+/// Drops jobs and mishaps as long as the same law stays broken.
+fn shrink(mut drama: Drama, mut broken: Broken, build: Build<'_>) -> (Drama, Broken) {
+    loop {
+        let smaller = (0..drama.scene.actors.len() + drama.mishaps.len()).find_map(|i| {
+            let mut less = Drama::random(drama.scene.seed, entry_of(&drama));
+            less.scene.actors.clone_from(&drama.scene.actors);
+            less.mishaps.clone_from(&drama.mishaps);
+            if i < drama.mishaps.len() {
+                less.mishaps.remove(i);
+            } else {
+                less.without_actor(i - drama.mishaps.len());
+            }
+            let found = if less.scene.actors.is_empty() { Ok(()) } else { check(&less, build) };
+            found.err().filter(|b| b.0 == broken.0).map(|b| (less, b))
+        });
+        match smaller {
+            Some(found) => (drama, broken) = found,
+            None => return (drama, broken),
+        }
+    }
+}
+
+fn entry_of(drama: &Drama) -> &'static roommate_core::policy::Entry {
+    roommate_core::policy::find(&drama.scene.policy).unwrap()
+}
+
+/// Dramas for each policy; with seven policies the registry sees more than ten thousand.
+const DRAMAS: u64 = 1_600;
+
+#[test]
+fn every_policy_keeps_every_law() {
+    let mut cases = 0;
+    for entry in POLICIES {
+        for seed in 0..DRAMAS {
+            let drama = Drama::random(seed, entry);
+            if let Err(broken) = check(&drama, &from_registry) {
+                let (drama, broken) = shrink(drama, broken, &from_registry);
+                panic!("{drama}{:?}: {}", broken.0, broken.1);
+            }
+            cases += 1;
+        }
+    }
+    eprintln!("{cases} random dramas kept all laws");
+    assert!(cases >= 10_000, "only {cases} cases were tried");
+}

@@ -1,0 +1,76 @@
+//! The books, from scratch: everything that the state keeps incrementally is recomputed from the jobs.
+
+use crate::drama::{Broken, Law};
+use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::job::Phase;
+use roommate_core::knobs::Knobs;
+use roommate_core::state::State;
+
+/// Whether the books agree with the jobs and no limit is exceeded.
+pub(crate) fn check(state: &State) -> Result<(), Broken> {
+    let hold = |holds: bool, what: &str| Broken::unless(holds, Law::Books, || what.to_string());
+    jobs(state)?;
+    for (i, gpu) in state.gpus.iter().enumerate() {
+        let here = |j: &JobIdx| state.job(*j).gpus.iter().any(|g| g.usize() == i);
+        let tenants: Vec<JobIdx> =
+            (0..state.jobs.len()).map(JobIdx::from_usize).filter(here).collect();
+        let sum = |f: fn(&Knobs) -> u32| tenants.iter().map(|t| f(&state.job(*t).knobs)).sum::<u32>();
+        let (mem, sm) = (sum(|k| k.mem_mib), sum(|k| u32::from(k.sm_permille)));
+        let room = state.kinds[usize::from(gpu.kind)].mem_mib;
+        hold(gpu.tenants[..] == tenants[..], &format!("tenants of GPU {i}: {gpu:?}"))?;
+        hold(gpu.mem_used_mib == mem, &format!("memory of GPU {i}: {gpu:?}"))?;
+        hold(u32::from(gpu.sm_used_permille) == sm, &format!("share of GPU {i}: {gpu:?}"))?;
+        hold(room == 0 || mem <= room, &format!("GPU {i} is over its memory: {gpu:?}"))?;
+        hold(sm <= u32::from(Knobs::SM_ALL), &format!("GPU {i} is given away twice: {gpu:?}"))?;
+        let slots = usize::from(state.max_tenants);
+        hold(tenants.len() <= slots, &format!("GPU {i} has too many tenants: {gpu:?}"))?;
+        let node = state.node(gpu.node);
+        hold(node.up || tenants.is_empty(), &format!("GPU {i} is down and has tenants: {gpu:?}"))?;
+    }
+    nodes(state)
+}
+
+fn nodes(state: &State) -> Result<(), Broken> {
+    let hold = |holds: bool, what: String| Broken::unless(holds, Law::Books, || what);
+    let mut by_kind = vec![0; state.kinds.len()];
+    for (n, node) in state.nodes.iter().enumerate() {
+        let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
+        let tenants = node.gpus().flat_map(|g| state.gpu(g).tenants.iter());
+        let cpu: u32 = tenants.map(|t| state.job(*t).knobs.cpu_milli).sum();
+        hold(node.idle == idle, format!("idle GPUs of node {n}: {node:?}"))?;
+        hold(node.cpu_used_milli == cpu, format!("CPU of node {n}: {node:?}"))?;
+        let within = node.cpu_milli == 0 || cpu <= node.cpu_milli;
+        hold(within, format!("node {n} is over its CPU: {node:?}"))?;
+        for kind in 0..state.kinds.len() as u8 {
+            for count in 0..=state.idle.largest(kind) {
+                let listed = state.idle.nodes(kind, count).iter().any(|i| i.usize() == n);
+                let belongs = node.up && kind == node.kind && count == idle;
+                hold(listed == belongs, format!("node {n} in the idle index at {count}"))?;
+            }
+        }
+        by_kind[usize::from(node.kind)] += if node.up { u32::from(idle) } else { 0 };
+    }
+    for (kind, idle) in by_kind.into_iter().enumerate() {
+        hold(state.idle.gpus(kind as u8) == idle, format!("idle GPUs of kind {kind}"))?;
+    }
+    Ok(())
+}
+
+fn jobs(state: &State) -> Result<(), Broken> {
+    for (j, job) in state.jobs.iter().enumerate() {
+        let idx = JobIdx::from_usize(j);
+        let spec = state.spec(idx);
+        let count = usize::from(spec.gpus)..=usize::from(spec.gpus_max);
+        let kinds = job.gpus.iter().all(|g| spec.allows(state.gpu(*g).kind));
+        let sound = job.gpus.is_empty()
+            || (count.contains(&job.gpus.len()) && kinds && job.gpus.is_sorted_by(|a, b| a < b));
+        let holds = matches!(job.phase, Phase::Starting | Phase::Running);
+        let listed = state.placed.contains(idx) == holds
+            && state.pending.contains(idx) == (job.phase == Phase::Pending);
+        let fine = sound && listed && job.is_placed() == holds;
+        Broken::unless(fine, Law::Books, || format!("job {j} is in the wrong set: {job:?}"))?;
+    }
+    let known = |i: JobIdx| i.usize() < state.jobs.len();
+    let fine = state.pending.iter().chain(state.placed.iter()).all(known);
+    Broken::unless(fine, Law::Books, || "a set has a job that does not exist".into())
+}

@@ -1,0 +1,215 @@
+//! Policies that break one law each. If a check lets one of them pass, the check is worth nothing.
+
+use crate::drama::{Broken, Drama, Law};
+use crate::{Build, books, check, from_registry, random};
+use roommate_core::idx::{GpuIdx, JobIdx};
+use roommate_core::knobs::Knobs;
+use roommate_core::math::rng::Rng;
+use roommate_core::place::{self, Rule};
+use roommate_core::plan::Plan;
+use roommate_core::policy::{self, POLICIES, Policy};
+use roommate_core::state::{Costs, Infeasible, State};
+use roommate_core::time::Span;
+use roommate_core::why::Why;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One edit of any kind, sensible or not.
+pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
+    if plan.jobs.is_empty() {
+        return;
+    }
+    let job = JobIdx(rng.below(plan.jobs.len() as u64) as u32);
+    let knobs = Knobs {
+        sm_permille: [100, 300, 500, 1000, 1001, u16::MAX][rng.below(6) as usize],
+        mem_mib: [0, 5_000, 9_000, 50_000][rng.below(4) as usize],
+        cpu_milli: [0, 500, 2_000][rng.below(3) as usize],
+        ..Knobs::WHOLE
+    };
+    match rng.below(8) {
+        0..=2 => {
+            let wanted = u64::from(plan.spec(job).gpus);
+            let from = rng.below(plan.gpus.len() as u64 + 1) as u32;
+            let mut gpus: Vec<GpuIdx> = (from..from + wanted as u32).map(GpuIdx).collect();
+            if rng.chance(0.1) {
+                gpus.reverse();
+            }
+            let _ = plan.place(job, &gpus, knobs);
+        }
+        3 => {
+            place::place(plan, job, Rule::Spread);
+        }
+        4 => {
+            let _ = plan.tune(job, knobs);
+        }
+        5 | 6 => plan.release(job),
+        _ if rng.chance(0.2) => {
+            let _ = plan.reject(job, Why::Cancelled);
+        }
+        _ => plan.note(job, Why::Promoted),
+    }
+    if rng.chance(0.1) {
+        plan.wake_at(plan.now + Span(1 + rng.below(9_000_000)));
+    }
+}
+
+/// Does anything at all, and means it.
+pub(crate) struct Chaos(Rng);
+
+impl Chaos {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Rng::stream(seed, 80))
+    }
+}
+
+impl Policy for Chaos {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        for _ in 0..self.0.below(8) {
+            random_edit(plan, &mut self.0);
+        }
+    }
+}
+
+/// Never starts anybody.
+struct Sleeper;
+
+impl Policy for Sleeper {
+    fn schedule(&mut self, _: &mut Plan<'_>) {}
+}
+
+/// Starts who fits; but whoever it finds running when it looks, it sends away.
+struct FlipFlop;
+
+impl Policy for FlipFlop {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        if let Some(job) = plan.placed.first().filter(|_| plan.news.events.is_empty()) {
+            plan.release(job);
+        } else {
+            start_all(plan, false);
+        }
+    }
+}
+
+/// Starts who fits, from the front or from the back, as a counter outside of it says.
+struct Fickle;
+
+static MOOD: AtomicU64 = AtomicU64::new(0);
+
+impl Policy for Fickle {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        let mood = MOOD.fetch_add(1, Ordering::Relaxed);
+        start_all(plan, mood % 3 == 0);
+    }
+}
+
+/// Refuses whoever has to wait.
+struct Snob;
+
+impl Policy for Snob {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        start_all(plan, false);
+        let waiting: Vec<JobIdx> = plan.pending.iter().collect();
+        for job in waiting {
+            let _ = plan.reject(job, Why::Cancelled);
+        }
+    }
+}
+
+struct Panics;
+
+impl Policy for Panics {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        assert!(plan.placed.len() < 2, "two jobs are too many for me");
+        start_all(plan, false);
+    }
+}
+
+fn start_all(plan: &mut Plan<'_>, backwards: bool) {
+    let mut waiting: Vec<JobIdx> = plan.pending.iter().collect();
+    if backwards {
+        waiting.reverse();
+    }
+    for job in waiting {
+        place::place(plan, job, Rule::Count);
+    }
+}
+
+/// The laws that this policy breaks in the first few dramas of `fifo-backfill`.
+fn broken_by(build: Build<'_>) -> Vec<Law> {
+    let entry = policy::find("fifo-backfill").unwrap();
+    let broken = |seed| check(&Drama::random(seed, entry), build).err().map(|Broken(law, _)| law);
+    (0..40).filter_map(broken).collect()
+}
+
+fn caught(build: Build<'_>, law: Law) {
+    let found = broken_by(build);
+    assert!(found.contains(&law), "{law:?} was not missed; found {found:?}");
+}
+
+#[test]
+fn policies_that_break_a_law_are_caught() {
+    caught(&|_| Box::new(Sleeper), Law::EveryFeasibleJobFinishes);
+    caught(&|_| Box::new(Snob), Law::EveryFeasibleJobFinishes);
+    caught(&|_| Box::new(FlipFlop), Law::SecondLook);
+    caught(&|_| Box::new(Fickle), Law::SameSeedSameJournal);
+    caught(&|_| Box::new(Panics), Law::NeverPanics);
+    // The journal says `fifo-backfill`; somebody else decided.
+    let stranger = || policy::find("srtf").unwrap().build(&policy::Params::new()).unwrap();
+    caught(&|_| stranger(), Law::Replay);
+    assert_eq!(broken_by(&from_registry), [], "the real policy passes the same dramas");
+}
+
+/// Tries to give every GPU away twice, and remembers what it was told.
+struct Overcommitter;
+
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+impl Policy for Overcommitter {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        start_all(plan, false);
+        let waiting: Vec<JobIdx> = plan.pending.iter().collect();
+        for job in waiting {
+            let taken: Vec<GpuIdx> = plan.placed.iter().flat_map(|j| plan.job(j).gpus.to_vec()).collect();
+            for gpu in taken {
+                if plan.spec(job).gpus == 1 && plan.spec(job).allows(plan.gpu(gpu).kind) {
+                    let knobs = plan.spec(job).knobs;
+                    assert_eq!(plan.place(job, &[gpu], knobs), Err(Infeasible::Share));
+                    REFUSED.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
+    let entry = policy::find("fifo-backfill").unwrap();
+    for seed in 0..40 {
+        let played = crate::drama::play(&Drama::random(seed, entry), Box::new(Overcommitter), false);
+        assert_eq!(played.err(), None);
+    }
+    assert!(REFUSED.load(Ordering::Relaxed) > 100, "it hardly tried");
+}
+
+#[test]
+fn cooked_books_are_noticed() {
+    let cook = |cook: fn(&mut State)| {
+        let scene = random::scene(3, &POLICIES[0], random::Taste::PLAIN);
+        let mut state = State::new(&scene.cluster, Costs::default());
+        state.profiles.clone_from(&scene.profiles);
+        for actor in &scene.actors {
+            state.specs.push(actor.spec.clone());
+            state.jobs.push(roommate_core::job::Job::expected());
+        }
+        assert_eq!(books::check(&state), Ok(()));
+        cook(&mut state);
+        books::check(&state).expect_err("it was cooked").0
+    };
+    assert_eq!(cook(|s| s.gpus[0].mem_used_mib += 1), Law::Books);
+    assert_eq!(cook(|s| s.gpus[0].sm_used_permille = 1), Law::Books);
+    assert_eq!(cook(|s| s.gpus[0].tenants.push(JobIdx(0))), Law::Books);
+    assert_eq!(cook(|s| s.nodes[0].cpu_used_milli = 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[0].idle -= 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[0].up = false), Law::Books);
+    assert_eq!(cook(|s| assert!(s.pending.insert(JobIdx(0)))), Law::Books);
+    assert_eq!(cook(|s| s.jobs[0].gpus.push(GpuIdx(0))), Law::Books);
+}

@@ -1,0 +1,344 @@
+//! A world with mishaps: scenes played tick by tick, with crashes, lost nodes, cancelled jobs, wrong
+//! measurements and slow confirmations, looked at after every step.
+
+use crate::books;
+use crate::random::{self, Taste, compact};
+use roommate_core::engine::Engine;
+use roommate_core::event::{Action, Event, Sample};
+use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
+use roommate_core::interference::Undisturbed;
+use roommate_core::job::Phase;
+use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
+use roommate_core::math::rng::Rng;
+use roommate_core::metrics::{Fold, Metrics};
+use roommate_core::policy::{Entry, Policy};
+use roommate_core::testing::Scene;
+use roommate_core::time::Time;
+use roommate_core::why::Why;
+use std::fmt;
+
+/// What must hold for every policy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Law {
+    NeverPanics,
+    Books,
+    /// The engine never calls a world that tells the truth a liar.
+    Truth,
+    EveryFeasibleJobFinishes,
+    SecondLook,
+    SameSeedSameJournal,
+    Replay,
+    RoundTrip,
+    Undo,
+}
+
+/// Which law was broken, and how.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Broken(pub(crate) Law, pub(crate) String);
+
+impl Broken {
+    pub(crate) fn unless(holds: bool, law: Law, how: impl FnOnce() -> String) -> Result<(), Self> {
+        if holds { Ok(()) } else { Err(Self(law, how())) }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mishap {
+    Crash(JobIdx),
+    Cancel(JobIdx),
+    /// A node goes down; with or without a report about each job on it.
+    Down(NodeIdx, bool),
+    Up(NodeIdx),
+    /// Somebody measures this many seconds for a step.
+    Measure(JobIdx, f64),
+}
+
+/// A scene and what goes wrong in it.
+pub(crate) struct Drama {
+    pub(crate) scene: Scene,
+    /// By tick, ascending.
+    pub(crate) mishaps: Vec<(u64, Mishap)>,
+    /// Ticks until a stop is confirmed.
+    pub(crate) stop_lag: u64,
+}
+
+impl Drama {
+    pub(crate) fn random(seed: u64, entry: &Entry) -> Self {
+        let scene = random::scene(seed, entry, Taste::WILD);
+        let mut rng = Rng::stream(seed, 78);
+        let mut mishaps = Vec::new();
+        let some = if rng.chance(0.5) { rng.below(8) } else { 0 };
+        for _ in 0..some {
+            let at = 1 + rng.below(60);
+            let job = JobIdx(rng.below(scene.actors.len() as u64) as u32);
+            let node = NodeIdx(rng.below(u64::from(scene.cluster.nodes())) as u32);
+            match rng.below(5) {
+                0 | 1 => mishaps.push((at, Mishap::Crash(job))),
+                2 => mishaps.push((at, Mishap::Cancel(job))),
+                3 => mishaps.push((at, Mishap::Measure(job, 0.25 + rng.unit() * 3.0))),
+                _ => {
+                    mishaps.push((at, Mishap::Down(node, rng.chance(0.5))));
+                    mishaps.push((at + rng.below(20), Mishap::Up(node)));
+                }
+            }
+        }
+        mishaps.sort_by_key(|m| m.0);
+        Self { scene, mishaps, stop_lag: if rng.chance(0.7) { 0 } else { 1 + rng.below(3) } }
+    }
+}
+
+impl fmt::Display for Drama {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}  stops after {} mishaps {:?}", compact(&self.scene), self.stop_lag, self.mishaps)
+    }
+}
+
+/// What came of a drama.
+pub(crate) struct Story {
+    pub(crate) journal: String,
+    /// All steps with actions: the decisions without the reasons.
+    pub(crate) actions: Vec<(Time, Vec<Action>)>,
+    /// Folded while it was played.
+    pub(crate) metrics: Metrics,
+}
+
+/// Ticks after which somebody is called starved. The longest good drama takes a few hundred.
+const LIMIT: u64 = 5_000;
+
+/// The world's own view of a job.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    gpus: GpuSet,
+    ready_at: Option<u64>,
+    running: bool,
+    stopped_at: Option<u64>,
+    done: f64,
+    pace: f64,
+}
+
+struct Stage<'a> {
+    drama: &'a Drama,
+    engine: Engine,
+    told: Vec<Told>,
+    wake: Option<Time>,
+    look: bool,
+    observer: (Writer<Vec<u8>>, Fold),
+    actions: Vec<(Time, Vec<Action>)>,
+}
+
+/// Plays a drama and checks, after every step, the books and the world's honesty; with `look` also
+/// that a second look changes nothing.
+pub(crate) fn play(drama: &Drama, policy: Box<dyn Policy>, look: bool) -> Result<Story, Broken> {
+    let Scene { cluster, costs, seed, .. } = &drama.scene;
+    let engine = Engine::new(cluster, *costs, policy, Box::new(Undisturbed), *seed);
+    let observer = (Writer::new(Vec::new()), Fold::default());
+    let (told, actions) = (Vec::new(), Vec::new());
+    let mut stage = Stage { drama, engine, told, wake: None, look, observer, actions };
+    stage.play()?;
+    let (writer, fold) = stage.observer;
+    let journal = writer.finish().expect("writing to memory cannot fail");
+    let journal = String::from_utf8(journal).expect("journals are UTF-8");
+    Ok(Story { journal, actions: stage.actions, metrics: fold.metrics() })
+}
+
+impl Stage<'_> {
+    fn play(&mut self) -> Result<(), Broken> {
+        let scene = &self.drama.scene;
+        self.observer.head(&Head {
+            version: journal::VERSION,
+            world: "laws".into(),
+            policy: scene.policy.clone(),
+            params: scene.params.clone(),
+            cluster: scene.cluster.clone(),
+            costs: scene.costs,
+            seed: scene.seed,
+        });
+        for profile in &scene.profiles {
+            let idx = self.engine.add_profile(profile.clone());
+            let line = ProfileLine { idx, name: "work".into(), profile: profile.clone() };
+            self.observer.profile(&line);
+        }
+        for tick in 0..LIMIT {
+            let now = Time(tick * scene.tick.0);
+            let mut facts = self.facts(tick);
+            // Like a real world, call only when there is news or when the engine asked for it.
+            while !facts.is_empty() || self.wake.is_some_and(|w| w <= now) {
+                facts = self.step(now, tick, &facts)?;
+            }
+            let over = |j: &roommate_core::job::Job| j.phase == Phase::Done;
+            if self.told.len() == scene.actors.len() && self.engine.state().jobs.iter().all(over) {
+                self.observer.end(now);
+                return Ok(());
+            }
+            for job in self.told.iter_mut().filter(|j| j.running) {
+                job.done += scene.tick.secs() / job.pace;
+            }
+        }
+        let waiting = self.engine.state().jobs.iter().enumerate();
+        let waiting: Vec<_> = waiting.filter(|(_, j)| j.phase != Phase::Done).collect();
+        Err(Broken(Law::EveryFeasibleJobFinishes, format!("still here: {waiting:?}")))
+    }
+
+    /// Everything that happens at this tick.
+    fn facts(&mut self, tick: u64) -> Vec<Event> {
+        let mut facts = Vec::new();
+        for (i, job) in self.told.iter_mut().enumerate() {
+            let idx = JobIdx::from_usize(i);
+            if job.running && job.done >= self.drama.scene.actors[i].work - 1e-6 {
+                *job = Told { done: job.done, ..Told::default() };
+                facts.push(Event::Finished(idx));
+            } else if job.stopped_at == Some(tick) {
+                job.stopped_at = None;
+                facts.push(Event::Stopped { job: idx, done: job.done });
+            } else if job.ready_at == Some(tick) {
+                (job.ready_at, job.running) = (None, true);
+                facts.push(Event::Started(idx));
+            }
+        }
+        let due = self.drama.mishaps.iter().filter(|m| m.0 == tick);
+        for (_, mishap) in due {
+            self.happen(*mishap, &mut facts);
+        }
+        let arrived = self.told.len();
+        for actor in self.drama.scene.actors[arrived..].iter().filter(|a| a.submit == tick) {
+            let idx = self.engine.add_job(actor.spec.clone());
+            let line = JobLine { idx, name: actor.name.clone(), spec: actor.spec.clone() };
+            self.observer.job(&line);
+            self.told.push(Told::default());
+            facts.push(Event::Submitted(idx));
+        }
+        facts
+    }
+
+    fn happen(&mut self, mishap: Mishap, facts: &mut Vec<Event>) {
+        let state = self.engine.state();
+        // What the engine will know once it has heard the facts so far.
+        let gone = |j: JobIdx, facts: &[Event]| {
+            let ended = |f: &Event| match f {
+                Event::Finished(k) | Event::Cancelled(k) | Event::Failed { job: k, .. } => *k == j,
+                _ => false,
+            };
+            state.jobs[j.usize()].phase == Phase::Done || facts.iter().any(ended)
+        };
+        match mishap {
+            Mishap::Crash(j) => {
+                let Some(told) = self.told.get_mut(j.usize()) else { return };
+                if !told.gpus.is_empty() {
+                    let why = if told.running { Why::Crashed } else { Why::StartFailed };
+                    facts.push(told.fail(j, why));
+                }
+            }
+            Mishap::Cancel(j) => {
+                if j.usize() < self.told.len() && !gone(j, facts) {
+                    self.told[j.usize()] = Told::default();
+                    facts.push(Event::Cancelled(j));
+                }
+            }
+            Mishap::Down(n, reported) => {
+                let down = |f: &Event| matches!(f, Event::NodeDown(m) if *m == n);
+                if !state.node(n).up || facts.iter().any(down) {
+                    return;
+                }
+                for (i, told) in self.told.iter_mut().enumerate() {
+                    if told.gpus.iter().any(|g| state.gpu(*g).node == n) {
+                        let fact = told.fail(JobIdx::from_usize(i), Why::NodeLost(n));
+                        facts.extend(reported.then_some(fact));
+                    }
+                }
+                facts.push(Event::NodeDown(n));
+            }
+            Mishap::Up(n) => {
+                let last = facts.iter().rev().find_map(|f| match f {
+                    Event::NodeDown(m) if *m == n => Some(false),
+                    Event::NodeUp(m) if *m == n => Some(true),
+                    _ => None,
+                });
+                if !last.unwrap_or(state.node(n).up) {
+                    facts.push(Event::NodeUp(n));
+                }
+            }
+            Mishap::Measure(job, step_s) => {
+                if self.told.get(job.usize()).is_some_and(|t| t.running) {
+                    let sample = Sample { step_s, ..Sample::default() };
+                    facts.push(Event::Sampled { job, sample });
+                }
+            }
+        }
+    }
+
+    /// One step with everything that must hold after it; returns what the world confirms at once.
+    fn step(&mut self, now: Time, tick: u64, facts: &[Event]) -> Result<Vec<Event>, Broken> {
+        let step = self.engine.step(now, facts);
+        self.observer.step(&StepView::of(now, facts, &step));
+        let honest = step.contradictions.is_empty();
+        Broken::unless(honest, Law::Truth, || format!("at {now}: {:?}", step.contradictions))?;
+        let (asked, actions) = (step.asked, step.actions.to_vec());
+        self.wake = step.wake;
+        let ahead = step.wake.is_none_or(|w| w > now);
+        Broken::unless(ahead, Law::Truth, || format!("at {now}: asks to be woken in the past"))?;
+        books::check(self.engine.state())?;
+        if asked && self.look {
+            let again = self.engine.look_again();
+            let calm = again.actions.is_empty();
+            Broken::unless(calm, Law::SecondLook, || {
+                format!("at {now}: first {actions:?}, then {:?}", again.actions)
+            })?;
+            self.wake = again.wake;
+            books::check(self.engine.state())?;
+        }
+        let confirmed = actions.iter().filter_map(|a| self.act(tick, a)).collect();
+        if !actions.is_empty() {
+            self.actions.push((now, actions));
+        }
+        Ok(confirmed)
+    }
+
+    fn act(&mut self, tick: u64, action: &Action) -> Option<Event> {
+        let idx = action.job();
+        let state = self.engine.state();
+        let told = &mut self.told[idx.usize()];
+        match action {
+            Action::Start(_, p) | Action::Move(_, p) => {
+                let cost = state.start_cost(idx).0.div_ceil(self.drama.scene.tick.0);
+                let pace = state.profile(idx).step_s / state.solo_speed(idx, &p.gpus);
+                let ready_at = (cost > 0).then_some(tick + cost);
+                let (gpus, running) = (p.gpus.clone(), cost == 0);
+                *told = Told { gpus, ready_at, running, pace, done: told.done, stopped_at: None };
+                running.then_some(Event::Started(idx))
+            }
+            Action::Stop(_) => {
+                let lag = self.drama.stop_lag;
+                let stopped_at = (lag > 0).then_some(tick + lag);
+                *told = Told { done: told.done, stopped_at, ..Told::default() };
+                (lag == 0).then_some(Event::Stopped { job: idx, done: told.done })
+            }
+            Action::Tune(..) => Some(Event::Tuned(idx)),
+            Action::Reject(..) => None,
+        }
+    }
+}
+
+impl Told {
+    /// Half of what it did is lost.
+    fn fail(&mut self, job: JobIdx, why: Why) -> Event {
+        let done = (self.done / 2.0).floor();
+        *self = Self { done, ..Self::default() };
+        Event::Failed { job, why, done }
+    }
+}
+
+impl Drama {
+    /// Takes a job out; mishaps of those behind it follow them.
+    pub(crate) fn without_actor(&mut self, gone: usize) {
+        self.scene.actors.remove(gone);
+        let gone = JobIdx::from_usize(gone);
+        self.mishaps.retain_mut(|(_, m)| match m {
+            Mishap::Crash(j) | Mishap::Cancel(j) | Mishap::Measure(j, _) => {
+                let stays = *j != gone;
+                *j = JobIdx(j.0 - u32::from(*j > gone));
+                stays
+            }
+            Mishap::Down(..) | Mishap::Up(_) => true,
+        });
+    }
+}

@@ -1,0 +1,141 @@
+//! Facts without sense: an engine must survive any sequence of them, whatever the policy.
+
+use crate::canary::Chaos;
+use crate::drama::{Broken, Law};
+use crate::{books, random};
+use roommate_core::engine::Engine;
+use roommate_core::event::{Action, Event, Sample};
+use roommate_core::idx::{JobIdx, NodeIdx};
+use roommate_core::interference::Undisturbed;
+use roommate_core::math::rng::Rng;
+use roommate_core::policy::{Entry, POLICIES, Policy};
+use roommate_core::testing::Scene;
+use roommate_core::time::{Span, Time};
+use roommate_core::why::Why;
+
+/// Numbers that break arithmetic.
+const ODD: &[f64] =
+    &[0.0, -0.0, 1.0, 7.5, -3.0, 1e-310, 1e300, f64::MAX, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+
+fn odd(rng: &mut Rng) -> f64 {
+    ODD[rng.below(ODD.len() as u64) as usize]
+}
+
+/// Any fact about any job or node, existing or not.
+fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
+    let job = JobIdx(match rng.below(30) {
+        0 => u32::MAX,
+        _ => rng.below(engine.state().jobs.len() as u64 + 2) as u32,
+    });
+    let node = NodeIdx(rng.below(engine.state().nodes.len() as u64 + 2) as u32);
+    let done = odd(rng);
+    match rng.below(16) {
+        0..=2 => Event::Submitted(job),
+        3..=5 => Event::Started(job),
+        6 => Event::Stopped { job, done },
+        7 => Event::Tuned(job),
+        8 => Event::Finished(job),
+        9 => Event::Failed { job, why: Why::Crashed, done },
+        10 => Event::Failed { job, why: Why::NodeLost(node), done },
+        11 => Event::Cancelled(job),
+        12 | 13 => {
+            let done = rng.chance(0.5).then(|| odd(rng));
+            let sample = Sample { step_s: odd(rng), done, p99_us: 1, ..Sample::default() };
+            Event::Sampled { job, sample }
+        }
+        14 => Event::NodeUp(node),
+        _ => Event::NodeDown(node),
+    }
+}
+
+/// What a world would say to an action; now and then it says it twice.
+fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
+    let job = action.job();
+    let fact = match action {
+        Action::Start(..) | Action::Move(..) => Event::Started(job),
+        Action::Stop(_) => Event::Stopped { job, done: odd(rng) },
+        Action::Tune(..) => Event::Tuned(job),
+        Action::Reject(..) => Event::Cancelled(job),
+    };
+    vec![fact; 1 + usize::from(rng.chance(0.1))]
+}
+
+/// Feeds nonsense to an engine; the books and the second look must hold all the same.
+fn check(seed: u64, scene: &Scene, policy: Box<dyn Policy>, calm: bool) -> Result<(), Broken> {
+    let mut rng = Rng::stream(seed, 79);
+    let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), seed);
+    for profile in &scene.profiles {
+        engine.add_profile(profile.clone());
+    }
+    let mut now = Time::ZERO;
+    let mut answers: Vec<Event> = Vec::new();
+    for step in 0..50 {
+        if let Some(actor) = scene.actors.get(step) {
+            engine.add_job(actor.spec.clone());
+        }
+        let mut facts: Vec<Event> = answers.extract_if(.., |_| rng.chance(0.6)).collect();
+        for _ in 0..rng.below(4) {
+            facts.push(nonsense(&mut rng, &engine));
+        }
+        // From the same instant again to a century later.
+        now += match rng.below(12) {
+            0..=3 => Span::ZERO,
+            4..=10 => Span(rng.below(5_000_000)),
+            _ => Span::from_secs(1e6 * rng.unit() * 3e3),
+        };
+        let step = engine.step(now, &facts);
+        let (asked, actions) = (step.asked, step.actions.to_vec());
+        books::check(engine.state())?;
+        if asked && calm {
+            let again = engine.look_again();
+            Broken::unless(again.actions.is_empty(), Law::SecondLook, || {
+                format!("at {now} after {facts:?}: {actions:?}, then {:?}", again.actions)
+            })?;
+        }
+        for action in &actions {
+            answers.extend(answer(&mut rng, action));
+        }
+    }
+    Ok(())
+}
+
+fn run(entry: &Entry, seeds: u64, calm: bool, build: &dyn Fn(&Scene) -> Box<dyn Policy>) {
+    for seed in 0..seeds {
+        let scene = random::scene(seed, entry, random::Taste::WILD);
+        let tried = std::panic::AssertUnwindSafe(|| check(seed, &scene, build(&scene), calm));
+        let found = std::panic::catch_unwind(tried);
+        let broken = found.unwrap_or_else(|_| Err(Broken(Law::NeverPanics, "see above".into())));
+        if let Err(Broken(law, how)) = broken {
+            panic!("{}{law:?}: {how}", random::compact(&scene));
+        }
+    }
+}
+
+#[test]
+fn no_sequence_of_facts_makes_an_engine_panic() {
+    for entry in POLICIES {
+        run(entry, 700, true, &|scene| entry.build(&scene.params).unwrap());
+    }
+}
+
+#[test]
+fn not_even_with_a_policy_that_does_anything_at_all() {
+    // It shares GPUs, tunes, moves and rejects at random; only the books are asked of it.
+    run(&POLICIES[0], 2_000, false, &|scene| Box::new(Chaos::new(scene.seed)));
+}
+
+#[test]
+fn a_node_goes_down_under_a_job_whose_progress_is_beyond_all_numbers() {
+    // The belief overflows to infinity; the job must lose its place all the same.
+    let scene = Scene::new("fifo", "1x1", "a 0 1 5");
+    let policy = roommate_core::policy::find("fifo").unwrap().build(&scene.params).unwrap();
+    let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), 0);
+    engine.add_profile(scene.profiles[0].clone());
+    let job = engine.add_job(scene.actors[0].spec.clone());
+    let sample = Sample { step_s: 1e-310, ..Sample::default() };
+    engine.step(Time::ZERO, &[Event::Submitted(job)]);
+    engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);
+    engine.step(Time::from_secs(9.0), &[Event::NodeDown(NodeIdx(0))]);
+    assert!(!engine.state().job(job).is_placed());
+    assert!(!engine.state().node(NodeIdx(0)).up);
+}
