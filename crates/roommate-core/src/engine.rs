@@ -46,7 +46,6 @@ pub struct Engine {
     /// Jobs that wait out a pause, by its end.
     pauses: BTreeSet<(Time, JobIdx)>,
     policy_wake: Option<Time>,
-    last_asked: Option<Time>,
     events: Vec<Event>,
     ready: Vec<JobIdx>,
     left: Vec<JobIdx>,
@@ -72,7 +71,6 @@ impl Engine {
             draft: Draft::default(),
             pauses: BTreeSet::new(),
             policy_wake: None,
-            last_asked: None,
             events: Vec::new(),
             ready: Vec::new(),
             left: Vec::new(),
@@ -104,17 +102,17 @@ impl Engine {
 
     /// Takes in facts and says what to do. Time never runs backwards.
     pub fn step(&mut self, now: Time, facts: &[Event]) -> Step<'_> {
-        self.take_in(now, facts);
-        let moved_on = self.last_asked != Some(now);
+        let rested = self.take_in(now, facts);
         let due = self.policy_wake.is_some_and(|w| w <= now);
         // Confirmations of what was just asked are no reason to think again; a late stop is, because
         // its job may be placed again from now on.
+        let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) => false,
-            Event::Stopped { .. } => moved_on,
+            Event::Stopped { job, .. } => late(*job),
             _ => true,
         };
-        let asked = due || facts.iter().any(matters) || (moved_on && !self.ready.is_empty());
+        let asked = due || rested || facts.iter().any(matters);
         if asked {
             self.ask();
         }
@@ -142,15 +140,18 @@ impl Engine {
         }
     }
 
-    fn take_in(&mut self, now: Time, facts: &[Event]) {
+    /// Makes the state true; says whether a job has waited out its pause.
+    fn take_in(&mut self, now: Time, facts: &[Event]) -> bool {
         assert!(now >= self.state.now, "time runs forward");
         self.actions.clear();
         self.notes.clear();
         self.contradictions.clear();
         self.state.now = now;
+        let mut rested = false;
         while let Some(&(at, job)) = self.pauses.first().filter(|(at, _)| *at <= now) {
             self.pauses.remove(&(at, job));
             self.make_ready(job);
+            rested = true;
         }
         for fact in facts {
             if self.apply(fact).is_none() {
@@ -159,10 +160,10 @@ impl Engine {
                 self.events.push(*fact);
             }
         }
+        rested
     }
 
     fn ask(&mut self) {
-        let now = self.state.now;
         if self.state.costs.charge == Charge::EveryStep {
             self.charge_all();
         }
@@ -172,7 +173,6 @@ impl Engine {
         self.policy.schedule(&mut plan);
         self.draft.commit(&mut self.state, &mut self.actions, &mut self.notes);
         self.policy_wake = self.draft.wake();
-        self.last_asked = Some(now);
         self.events.clear();
         self.ready.clear();
         self.left.clear();
@@ -197,7 +197,8 @@ impl Engine {
             Event::Tuned(job) => self.state.jobs.get(job.usize())?.is_placed().then_some(()),
             Event::Finished(job) => self.ended(job, None),
             Event::Cancelled(job) => self.ended(job, Some(Why::Cancelled)),
-            Event::Failed { job, why, done } => self.failed(job, why, done),
+            Event::Failed { job, why, done } if done.is_finite() => self.failed(job, why, done),
+            Event::Failed { .. } => None,
             Event::Sampled { job, sample } => self.sampled(job, &sample),
             Event::NodeUp(node) => self.node_up(node),
             Event::NodeDown(node) => self.node_down(node),
@@ -214,16 +215,10 @@ impl Engine {
         hot.submitted = now;
         hot.since = now;
         hot.meter.since = now;
-        let spec = self.state.spec(job);
-        let suits = |g: &&crate::state::Gpu| spec.allows(g.kind);
-        // Counting GPUs for every arrival would be a scan; only gangs that could be too large pay it.
-        let exist = if spec.kinds == u32::MAX {
-            self.state.gpus.len()
-        } else {
-            self.state.gpus.iter().filter(suits).count()
-        };
-        if usize::from(spec.gpus) > exist {
-            let why = Why::TooLarge { need: spec.gpus, exist: exist as u32 };
+        // A job that could never run would hold up all behind it in a strict queue.
+        let (need, exist) = (self.state.spec(job).gpus, self.state.usable_by(job));
+        if u32::from(need) > exist {
+            let why = Why::TooLarge { need, exist };
             self.state.jobs[job.usize()].phase = Phase::Done;
             self.actions.push(Action::Reject(job, why));
         } else {
@@ -275,12 +270,12 @@ impl Engine {
         let retries = self.state.specs.get(job.usize())?.retries;
         let hot = self.hot(job)?;
         let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
-        if !alive || !done.is_finite() {
+        if !alive {
             return None;
         }
         // Losing a node is not the job's fault; only its own failures use up its retries.
         let own_fault = !matches!(why, Why::NodeLost(_));
-        hot.failures += u16::from(own_fault);
+        hot.failures = hot.failures.saturating_add(u16::from(own_fault));
         let failures = hot.failures;
         self.leave(job);
         let hot = self.hot(job)?;

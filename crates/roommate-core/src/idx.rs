@@ -130,6 +130,11 @@ impl<I: Idx> IdxSet<I> {
 
     /// The smallest member at or after `from`.
     pub fn first_from(&self, from: usize) -> Option<I> {
+        // Most questions end in the first word: nodes of a small cluster, jobs close together.
+        let word = self.levels[0].get(from / 64)? & (!0 << (from % 64));
+        if word != 0 {
+            return Some(I::from_usize(from / 64 * 64 + word.trailing_zeros() as usize));
+        }
         let mut at = from;
         for (k, level) in self.levels.iter().enumerate() {
             let word = level.get(at / 64)? & (!0 << (at % 64));

@@ -27,5 +27,6 @@ pub mod rank;
 pub mod replay;
 pub mod state;
 pub mod testing;
+pub mod tier;
 pub mod time;
 pub mod why;

@@ -116,7 +116,7 @@ impl Metrics {
             row("failures", "failed attempts", "", count(self.failures), Neither),
             row("failed", "failed for good", "", count(self.failed), Lower),
             row("rejected", "rejected", "", count(self.rejected), Lower),
-            row("gpu_util", "GPU time held", "share", self.gpu_util, Higher),
+            row("gpu_util", "GPU time held", "share", self.gpu_util, Neither),
             row("mem_util", "GPU memory held", "share", self.mem_util, Neither),
             row("cpu_util", "CPU held", "share", self.cpu_util, Neither),
             row("storage_util", "storage busy", "share", stage(0), Neither),

@@ -7,6 +7,7 @@ use crate::plan::Plan;
 use crate::state::State;
 use crate::why::Why;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 /// How a gang is laid over the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
@@ -54,10 +55,20 @@ pub fn place(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
     place_anew(plan, job, rule)
 }
 
-/// Places the gang where the rule finds room, wherever it was before.
+/// Places the gang on the nodes where the rule finds room, wherever it was before. Only if those are
+/// the nodes where it was, it keeps its GPUs there.
 pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
     let knobs = plan.spec(job).knobs;
-    find(plan, job, rule).is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
+    let Some(mut gpus) = find(plan, job, rule) else { return false };
+    let before = plan.was_on(job);
+    let stays = before.len() == gpus.len()
+        && gpus.iter().zip(before).all(|(new, old)| {
+            plan.gpu(*new).node == plan.gpu(*old).node && plan.gpu(*old).tenants.is_empty()
+        });
+    if stays {
+        gpus.copy_from_slice(before);
+    }
+    plan.place(job, &gpus, knobs).is_ok()
 }
 
 /// Says why there was no room for this job.
@@ -76,7 +87,7 @@ fn kinds_by_speed(state: &State, job: JobIdx) -> impl Iterator<Item = u8> {
         let own = measured.iter().find(|(kind, _)| *kind == k).map(|(_, s)| *s);
         own.unwrap_or(state.kinds[usize::from(k)].speed)
     };
-    let mut kinds: smallvec::SmallVec<[u8; 8]> =
+    let mut kinds: SmallVec<[u8; 8]> =
         (0..state.kinds.len() as u8).filter(|k| spec.allows(*k)).collect();
     kinds.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
     kinds.into_iter()
@@ -84,8 +95,15 @@ fn kinds_by_speed(state: &State, job: JobIdx) -> impl Iterator<Item = u8> {
 
 /// Adds the first `count` idle GPUs of a node.
 fn take(state: &State, node: NodeIdx, count: u16, into: &mut GpuSet) {
-    let idle = state.node(node).gpus().filter(|g| state.gpu(*g).tenants.is_empty());
-    into.extend(idle.take(usize::from(count)));
+    let full = into.len() + usize::from(count);
+    for gpu in state.node(node).gpus() {
+        if into.len() == full {
+            break;
+        }
+        if state.gpu(gpu).tenants.is_empty() {
+            into.push(gpu);
+        }
+    }
 }
 
 /// Whether `count` more GPUs of this job can be on the node, by CPU and memory.
@@ -109,10 +127,22 @@ fn one_node(
     rule: Rule,
     taken: &[NodeIdx],
 ) -> Option<NodeIdx> {
-    let fits = |n: &NodeIdx| !taken.contains(n) && node_suits(state, job, *n, count);
-    let mut by_idle = (count..=state.idle.largest(kind))
-        .filter_map(|idle| state.idle.nodes(kind, idle).iter().find(fits));
-    if rule == Rule::FirstFit { by_idle.min() } else { by_idle.next() }
+    let mut best: Option<NodeIdx> = None;
+    for idle in count..=state.idle.largest(kind) {
+        let nodes = state.idle.nodes(kind, idle);
+        let mut next = nodes.first();
+        while let Some(node) = next.filter(|n| best.is_none_or(|b| *n < b)) {
+            if !taken.contains(&node) && node_suits(state, job, node, count) {
+                best = Some(node);
+                break;
+            }
+            next = nodes.first_from(node.usize() + 1);
+        }
+        if best.is_some() && rule != Rule::FirstFit {
+            break;
+        }
+    }
+    best
 }
 
 /// The gang on as few nodes of one kind as possible.
@@ -124,6 +154,7 @@ fn together(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<GpuSet> 
         take(state, one_node(state, job, kind, gpus, rule, &[])?, gpus, &mut set);
         return Some(set);
     }
+    // Whole nodes, largest first, until one more node holds the rest.
     let mut nodes: Vec<NodeIdx> = Vec::new();
     let mut left = gpus;
     for size in (1..=largest).rev() {
@@ -131,19 +162,21 @@ fn together(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<GpuSet> 
             if left < size {
                 break;
             }
-            if state.node(node).size == size && node_suits(state, job, node, size) {
-                take(state, node, size, &mut set);
-                nodes.push(node);
-                left -= size;
+            if state.node(node).size != size || !node_suits(state, job, node, size) {
+                continue;
+            }
+            take(state, node, size, &mut set);
+            nodes.push(node);
+            left -= size;
+            let rest = (1..=largest).contains(&left);
+            if rest && let Some(last) = one_node(state, job, kind, left, rule, &nodes) {
+                take(state, last, left, &mut set);
+                left = 0;
             }
         }
     }
-    if left > 0 {
-        // The rest needs one more node; with whole nodes of the largest size still to place it waits.
-        take(state, one_node(state, job, kind, left, rule, &nodes)?, left, &mut set);
-    }
     set.sort_unstable();
-    Some(set)
+    (left == 0).then_some(set)
 }
 
 /// Any idle GPUs of the kinds the job may use, most fragmented nodes first.
@@ -171,8 +204,9 @@ fn anywhere(state: &State, job: JobIdx) -> Option<GpuSet> {
 
 /// Making room: who has to leave so that a job fits.
 ///
-/// Victims are offered worst first. They are only counted until a place for the job comes in sight,
-/// and then only those who are in the way there leave; the others never notice.
+/// Victims are offered worst first. They are only counted until a place for the job comes in sight.
+/// Then those who were counted for that place stand in line again, by rank; and the job is put where the
+/// best of them are not in the way, so that those whose turn comes find their GPUs as they left them.
 #[derive(Debug, Default)]
 pub struct Room {
     /// GPUs per node that the victims seen so far would free.
@@ -183,10 +217,10 @@ pub struct Room {
     freed_gpus: u32,
     /// Victims seen so far.
     seen: Vec<JobIdx>,
-    /// Nodes that would be wholly idle, and their GPUs.
-    whole: Vec<NodeIdx>,
-    whole_gpus: u32,
-    /// Who had to leave, worst first.
+    /// For gangs wider than the nodes of a kind, by kind: GPUs of nodes that would be wholly idle, and
+    /// the most that would be idle on any other node.
+    whole: Vec<(u32, u16)>,
+    /// Who was released and has to be tried again, worst first.
     pub evicted: Vec<JobIdx>,
 }
 
@@ -197,35 +231,35 @@ impl Room {
         plan: &mut Plan<'_>,
         job: JobIdx,
         rule: Rule,
-        mut victims: impl Iterator<Item = JobIdx>,
+        victims: impl Iterator<Item = JobIdx>,
     ) -> bool {
-        self.freed.resize(plan.nodes.len(), 0);
-        self.evicted.clear();
-        let mut found = false;
-        while let Some(victim) = victims.next().filter(|_| !found) {
-            found = self.count(plan, job, victim, rule);
-        }
         for node in self.touched.drain(..) {
             self.freed[node.usize()] = 0;
         }
+        self.freed.resize(plan.nodes.len(), 0);
+        self.freed_gpus = 0;
         self.seen.clear();
         self.whole.clear();
-        self.freed_gpus = 0;
-        self.whole_gpus = 0;
-        found
+        self.whole.extend((0..plan.kinds.len() as u8).map(|k| whole_nodes(plan, job, k)));
+        self.evicted.clear();
+        for victim in victims {
+            if self.count(plan, job, victim, rule) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Counts one more victim; evicts and places when that brings a place in sight.
     fn count(&mut self, plan: &mut Plan<'_>, job: JobIdx, victim: JobIdx, rule: Rule) -> bool {
         let need = plan.spec(job).gpus;
-        let mut promising: Option<NodeIdx> = None;
-        let mut useful = false;
-        for g in &plan.job(victim).gpus {
-            let gpu = plan.gpu(*g);
+        let mut on_one_node: SmallVec<[NodeIdx; 4]> = SmallVec::new();
+        let mut on_whole_nodes = false;
+        let before = self.freed_gpus;
+        for gpu in plan.job(victim).gpus.iter().map(|g| plan.gpu(*g)) {
             if !plan.spec(job).allows(gpu.kind) {
                 continue;
             }
-            useful = true;
             let node = plan.node(gpu.node);
             let freed = &mut self.freed[gpu.node.usize()];
             if *freed == 0 {
@@ -233,52 +267,80 @@ impl Room {
             }
             *freed += 1;
             self.freed_gpus += 1;
-            if node.idle + *freed >= need {
-                promising = Some(gpu.node);
-            }
-            if node.idle + *freed == node.size {
-                self.whole.push(gpu.node);
-                self.whole_gpus += u32::from(node.size);
+            let idle = node.idle + *freed;
+            if need > plan.idle.largest(gpu.kind) {
+                let (whole, rest) = &mut self.whole[usize::from(gpu.kind)];
+                *whole += if idle == node.size { u32::from(idle) } else { 0 };
+                *rest = idle.min(node.size - 1).max(*rest);
+                on_whole_nodes |= *whole + u32::from(*rest) >= u32::from(need);
+            } else if idle >= need && !on_one_node.contains(&gpu.node) {
+                on_one_node.push(gpu.node);
             }
         }
-        if !useful {
+        if self.freed_gpus == before {
             return false;
         }
         self.seen.push(victim);
-        let idle = plan.idle_for(job);
-        if rule != Rule::Count && promising.is_some() {
-            self.evict(plan, job, rule, |_, n| Some(n) == promising)
-        } else if matches!(rule, Rule::Count | Rule::Spread) {
-            idle + self.freed_gpus >= u32::from(need) && self.evict(plan, job, rule, |_, _| true)
-        } else if promising.is_none() && idle + self.whole_gpus >= u32::from(need) {
-            // Only a gang wider than a node gets here with a chance: it needs whole nodes.
-            self.evict(plan, job, rule, |room, n| room.whole.contains(&n))
-        } else {
-            false
-        }
+        let anywhere = plan.idle_for(job) + self.freed_gpus >= u32::from(need);
+        let together = rule != Rule::Count;
+        let scattered = matches!(rule, Rule::Count | Rule::Spread);
+        (together && on_one_node.iter().any(|n| self.evict(plan, job, rule, Some(*n))))
+            || (((together && on_whole_nodes) || (scattered && anywhere))
+                && self.evict(plan, job, rule, None))
     }
 
-    /// Releases the seen victims that are in the way on the wanted nodes and places the job.
-    fn evict(
-        &mut self,
-        plan: &mut Plan<'_>,
-        job: JobIdx,
-        rule: Rule,
-        wanted: impl Fn(&Self, NodeIdx) -> bool,
-    ) -> bool {
+    /// Releases the seen victims, or those on one node, and places the job out of the way of the best
+    /// of them.
+    fn evict(&mut self, plan: &mut Plan<'_>, job: JobIdx, rule: Rule, on: Option<NodeIdx>) -> bool {
         let mark = plan.mark();
-        for i in 0..self.seen.len() {
-            let victim = self.seen[i];
-            if plan.job(victim).gpus.iter().any(|g| wanted(self, plan.gpu(*g).node)) {
-                plan.release(victim);
+        for &victim in &self.seen {
+            let here = |n: NodeIdx| plan.job(victim).gpus.iter().any(|g| plan.gpu(*g).node == n);
+            if on.is_none_or(here) {
                 self.evicted.push(victim);
             }
         }
-        if place(plan, job, rule) {
-            return true;
+        for &victim in &self.evicted {
+            plan.release(victim);
         }
-        plan.undo_to(mark);
-        self.evicted.clear();
-        false
+        if find(plan, job, rule).is_none() {
+            plan.undo_to(mark);
+            self.evicted.clear();
+            return false;
+        }
+        for &victim in self.evicted.iter().rev() {
+            put_back(plan, victim, job, rule);
+        }
+        let placed = place(plan, job, rule);
+        for &victim in &self.evicted {
+            plan.release(victim);
+        }
+        placed
     }
+}
+
+/// Puts a released victim back if the job fits all the same.
+fn put_back(plan: &mut Plan<'_>, victim: JobIdx, job: JobIdx, rule: Rule) {
+    let (gpus, knobs) = (GpuSet::from_slice(plan.was_on(victim)), plan.job(victim).knobs);
+    let mark = plan.mark();
+    if plan.place(victim, &gpus, knobs).is_err() || find(plan, job, rule).is_none() {
+        plan.undo_to(mark);
+    }
+}
+
+/// For a gang wider than the nodes of a kind: GPUs of its wholly idle nodes, and the most idle GPUs of
+/// any other node.
+fn whole_nodes(state: &State, job: JobIdx, kind: u8) -> (u32, u16) {
+    let (mut whole, mut rest) = (0, 0);
+    if state.spec(job).gpus > state.idle.largest(kind) {
+        for idle in 1..=state.idle.largest(kind) {
+            for node in state.idle.nodes(kind, idle).iter() {
+                if state.node(node).size == idle {
+                    whole += u32::from(idle);
+                } else {
+                    rest = idle;
+                }
+            }
+        }
+    }
+    (whole, rest)
 }

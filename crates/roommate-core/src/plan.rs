@@ -15,7 +15,7 @@ use std::ops::Deref;
 /// An edit, with what is needed to take it back.
 #[derive(Debug)]
 enum Edit {
-    Place(JobIdx),
+    Place(JobIdx, Knobs),
     Release(JobIdx, GpuSet, Knobs),
     Tune(JobIdx, Knobs),
     Reject(JobIdx),
@@ -29,7 +29,6 @@ struct Before {
     knobs: Knobs,
     attained_gpu_us: u64,
     since: Time,
-    first_edit: usize,
 }
 
 /// Buffers that the engine keeps between plans, so that planning allocates nothing when warm.
@@ -48,6 +47,7 @@ pub struct Draft {
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
     edits: usize,
+    before: usize,
     rejected: usize,
     notes: usize,
     wake: Option<Time>,
@@ -111,8 +111,9 @@ impl<'a> Plan<'a> {
         }
         self.state.check(job, gpus, knobs)?;
         self.touch(job);
+        let old = self.state.job(job).knobs;
         self.state.occupy(job, gpus, knobs);
-        self.draft.edits.push(Edit::Place(job));
+        self.draft.edits.push(Edit::Place(job, old));
         Ok(())
     }
 
@@ -142,9 +143,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Refuses a waiting job for good.
+    /// Refuses a waiting job for good. A job that had GPUs before this plan was not waiting.
     pub fn reject(&mut self, job: JobIdx, why: Why) -> Result<(), Infeasible> {
-        if !self.state.pending.contains(job) {
+        if !self.state.pending.contains(job) || !self.was_on(job).is_empty() {
             return Err(Infeasible::NotPending);
         }
         self.touch(job);
@@ -180,6 +181,7 @@ impl<'a> Plan<'a> {
     pub fn mark(&self) -> Mark {
         Mark {
             edits: self.draft.edits.len(),
+            before: self.draft.before.len(),
             rejected: self.draft.rejected.len(),
             notes: self.draft.notes.len(),
             wake: self.draft.wake,
@@ -191,8 +193,9 @@ impl<'a> Plan<'a> {
         while self.draft.edits.len() > mark.edits {
             let last = self.draft.edits.pop().expect("there are more edits than at the mark");
             match last {
-                Edit::Place(job) => {
+                Edit::Place(job, old) => {
                     let (_, _) = self.state.vacate(job);
+                    self.state.jobs[job.usize()].knobs = old;
                     self.state.pending.insert(job);
                 }
                 Edit::Release(job, gpus, knobs) => self.state.occupy(job, &gpus, knobs),
@@ -205,13 +208,11 @@ impl<'a> Plan<'a> {
                 }
             }
         }
-        while self.draft.before.last().is_some_and(|b| b.first_edit >= mark.edits) {
-            let b = self.draft.before.pop().expect("just seen");
+        for b in self.draft.before.drain(mark.before..) {
             self.draft.touched[b.job.usize()] = 0;
             let hot = &mut self.state.jobs[b.job.usize()];
             hot.attained_gpu_us = b.attained_gpu_us;
             hot.since = b.since;
-            hot.knobs = b.knobs;
         }
         self.draft.rejected.truncate(mark.rejected);
         self.draft.notes.truncate(mark.notes);
@@ -232,7 +233,6 @@ impl<'a> Plan<'a> {
             knobs: hot.knobs,
             attained_gpu_us: hot.attained_gpu_us,
             since: hot.since,
-            first_edit: self.draft.edits.len(),
         });
         self.draft.touched[job.usize()] = self.draft.before.len() as u32;
         hot.attained_gpu_us += hot.service(now - hot.since);
@@ -251,6 +251,10 @@ impl Draft {
     pub(crate) fn commit(&mut self, state: &mut State, actions: &mut Vec<Action>, notes: &mut Vec<Note>) {
         let now = state.now;
         for note in self.notes.drain(..) {
+            // Who found GPUs again in the same plan was not preempted.
+            if matches!(note.why, Why::PreemptedBy(_)) && state.job(note.job).is_placed() {
+                continue;
+            }
             let said = &mut state.jobs[note.job.usize()].last_why;
             if *said != Some(note.why) {
                 *said = Some(note.why);

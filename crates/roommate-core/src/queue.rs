@@ -52,6 +52,8 @@ struct Lane<K> {
     /// Key, job, stamp; an entry whose stamp is not the job's last is dead.
     heap: BinaryHeap<Reverse<(K, JobIdx, u32)>>,
     open: bool,
+    /// How many jobs the walk had placed when the lane was closed.
+    closed_at: Option<usize>,
 }
 
 /// Waiting jobs in order of a key (smaller first), job index on ties.
@@ -76,7 +78,7 @@ impl<K: Ord + Copy> Queue<K> {
         let next = self.lanes.len();
         let lane = *self.lane_of.entry(shape).or_insert(next);
         if lane == next {
-            self.lanes.push(Lane { shape, heap: BinaryHeap::new(), open: true });
+            self.lanes.push(Lane { shape, heap: BinaryHeap::new(), open: true, closed_at: None });
         }
         if self.stamps.len() <= job.usize() {
             self.stamps.resize(state.jobs.len(), 0);
@@ -126,11 +128,29 @@ impl<K: Ord + Copy> Queue<K> {
     }
 
     /// The job that [`Self::next`] gave does not fit: skip all that are at least as hard to place.
-    pub fn close(&mut self, plan: &Plan<'_>) {
+    /// `placed` says how many jobs the walk has placed so far, for [`Self::close_again`].
+    pub fn close(&mut self, plan: &Plan<'_>, placed: usize) {
         let shape = self.lanes[self.at].shape;
         let uniform = plan.nodes_alike();
         for lane in &mut self.lanes {
-            lane.open &= !lane.shape.at_least(&shape, uniform);
+            if lane.open && lane.shape.at_least(&shape, uniform) {
+                lane.open = false;
+                lane.closed_at = Some(placed);
+            }
+        }
+    }
+
+    /// Closes the lanes that the last walk had closed after placing this many jobs.
+    pub fn close_again(&mut self, placed: usize) {
+        for lane in &mut self.lanes {
+            lane.open &= lane.closed_at != Some(placed);
+        }
+    }
+
+    /// Forgets which lanes the last walk had closed after placing more than this many jobs.
+    pub fn forget_later(&mut self, placed: usize) {
+        for lane in &mut self.lanes {
+            lane.closed_at = lane.closed_at.filter(|at| *at <= placed);
         }
     }
 }

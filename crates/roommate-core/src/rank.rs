@@ -3,6 +3,7 @@
 //! The policy file says what the number is and whether a small number may push out a large one; the
 //! walk itself is here once.
 
+use crate::event::Event;
 use crate::idx::JobIdx;
 use crate::place::{self, Room, Rule};
 use crate::plan::Plan;
@@ -39,12 +40,14 @@ pub struct Walk {
     room: Room,
     /// Running jobs by key, ascending; filled at most once a step, when somebody is blocked.
     running: Vec<(u64, JobIdx)>,
+    /// Repacking: the jobs that the last walk placed, in its order.
+    order: Vec<JobIdx>,
 }
 
 impl Walk {
     /// A walk in the order of `key`, smaller first.
     pub fn new(style: Style, key: fn(&State, JobIdx) -> u64) -> Self {
-        Self { style, key, queue: Queue::default(), room: Room::default(), running: Vec::new() }
+        Self { style, key, queue: Queue::default(), room: Room::default(), running: Vec::new(), order: Vec::new() }
     }
 
     /// Takes in the news and gives GPUs to those who come first.
@@ -54,19 +57,14 @@ impl Walk {
                 self.queue.push(plan, *job, (self.key)(plan, *job), 0);
             }
         }
-        if self.style.repack {
-            self.release_all(plan);
-        }
+        self.queue.open();
         self.running.clear();
         let mut ranked = !self.style.preempt || self.style.repack;
-        self.queue.open();
+        if self.style.repack {
+            self.release_what_changed(plan);
+        }
         while let Some((key, job)) = self.queue.next(plan) {
-            let fits = if self.style.repack {
-                place::place_anew(plan, job, self.style.rule)
-            } else {
-                place::place(plan, job, self.style.rule)
-            };
-            if fits {
+            if self.fits(plan, job) {
                 self.queue.take();
                 continue;
             }
@@ -79,7 +77,7 @@ impl Walk {
                 self.requeue_evicted(plan, job);
             } else {
                 place::note_no_room(plan, job);
-                self.queue.close(plan);
+                self.queue.close(plan, self.order.len());
                 if !self.style.overtake {
                     self.note_blocked(plan, job);
                     break;
@@ -88,13 +86,42 @@ impl Walk {
         }
     }
 
-    fn release_all(&mut self, plan: &mut Plan<'_>) {
-        self.running.clear();
-        self.running.extend(plan.placed.iter().map(|j| (0, j)));
-        for i in 0..self.running.len() {
-            let job = self.running[i].1;
+    fn fits(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        if !self.style.repack {
+            return place::place(plan, job, self.style.rule);
+        }
+        let fits = place::place_anew(plan, job, self.style.rule);
+        if fits {
+            self.order.push(job);
+        }
+        fits
+    }
+
+    /// Prepares a walk over an empty cluster. As long as the jobs come in the same order as in the
+    /// last walk they would get the same GPUs, and who did not fit between them would not fit again;
+    /// so only those behind the first change are released.
+    fn release_what_changed(&mut self, plan: &mut Plan<'_>) {
+        let nodes_changed = |e: &Event| matches!(e, Event::NodeUp(_) | Event::NodeDown(_));
+        if plan.news.events.iter().any(nodes_changed) {
+            self.order.clear();
+        }
+        self.rank_running(plan);
+        let mut kept = 0;
+        loop {
+            self.queue.close_again(kept);
+            let Some(run) = self.running.get(kept) else { break };
+            let overtaken = self.queue.next(plan).is_some_and(|head| head < *run);
+            if overtaken || self.order.get(kept) != Some(&run.1) {
+                break;
+            }
+            kept += 1;
+        }
+        self.queue.forget_later(kept);
+        self.order.truncate(kept);
+        for i in kept..self.running.len() {
+            let (key, job) = self.running[i];
             plan.release(job);
-            self.queue.push(plan, job, (self.key)(plan, job), 0);
+            self.queue.push(plan, job, key, 0);
         }
     }
 
@@ -106,7 +133,7 @@ impl Walk {
 
     /// Places the job by pushing out running jobs with larger keys, worst first.
     fn push_out(&mut self, plan: &mut Plan<'_>, key: u64, job: JobIdx) -> bool {
-        if !self.style.preempt || self.running.last().is_none_or(|worst| *worst <= (key, job)) {
+        if !self.style.preempt || self.style.repack || self.running.last().is_none_or(|worst| *worst <= (key, job)) {
             return false;
         }
         let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);

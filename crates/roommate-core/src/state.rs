@@ -260,6 +260,25 @@ impl State {
         (0..self.kinds.len() as u8).filter(|k| spec.allows(*k)).map(|k| self.idle.gpus(k)).sum()
     }
 
+    /// GPUs that the job could use if nobody else were there: the right kind, with enough memory, as
+    /// many on each node as its CPU allows.
+    pub fn usable_by(&self, job: JobIdx) -> u32 {
+        let spec = self.spec(job);
+        let knobs = spec.knobs;
+        // Most jobs say nothing of the kind; they need no scan.
+        if spec.kinds == u32::MAX && knobs.mem_mib == 0 && knobs.cpu_milli == 0 {
+            return self.gpus.len() as u32;
+        }
+        let on = |n: &Node| {
+            let mem_mib = self.kinds[usize::from(n.kind)].mem_mib;
+            let by_cpu = if n.cpu_milli == 0 { None } else { n.cpu_milli.checked_div(knobs.cpu_milli) };
+            let suits = spec.allows(n.kind) && (mem_mib == 0 || knobs.mem_mib <= mem_mib);
+            let size = u32::from(n.size);
+            if suits { by_cpu.map_or(size, |c| c.min(size)) } else { 0 }
+        };
+        self.nodes.iter().map(on).sum()
+    }
+
     /// Idle GPUs of all kinds.
     pub fn idle_gpus(&self) -> u32 {
         self.idle.gpus.iter().sum()
@@ -362,7 +381,7 @@ impl State {
         let mem_mib = u64::from(self.kinds[usize::from(node.kind)].mem_mib);
         for gpu in gpus.iter().map(|g| self.gpu(*g)) {
             let mem = u64::from(gpu.mem_used_mib) + u64::from(knobs.mem_mib);
-            if gpu.sm_used_permille + knobs.sm_permille > Knobs::SM_ALL {
+            if gpu.sm_used_permille.saturating_add(knobs.sm_permille) > Knobs::SM_ALL {
                 return Err(Infeasible::Share);
             } else if gpu.tenants.len() >= usize::from(self.max_tenants) {
                 return Err(Infeasible::Slots);
@@ -382,9 +401,13 @@ impl State {
             let mut filled = 0;
             for g in &rest[..here] {
                 let gpu = &mut self.gpus[g.usize()];
-                filled += i16::from(gpu.tenants.is_empty());
-                let at = gpu.tenants.iter().take_while(|t| **t < job).count();
-                gpu.tenants.insert(at, job);
+                if gpu.tenants.is_empty() {
+                    filled += 1;
+                    gpu.tenants.push(job);
+                } else {
+                    let at = gpu.tenants.partition_point(|t| *t < job);
+                    gpu.tenants.insert(at, job);
+                }
                 gpu.sm_used_permille += knobs.sm_permille;
                 gpu.mem_used_mib += knobs.mem_mib;
             }

@@ -198,7 +198,11 @@ fn metric_text(value: f64, unit: &str, extra: usize) -> (String, String) {
     if let Some(scale) = seconds_in(unit) {
         return (text::duration_in(value * scale, 2 + extra), full);
     }
-    let plain = if extra == 0 { text::number(value) } else { text::exact(value) };
+    let plain = match extra {
+        0 => text::number(value),
+        1 => text::exact((value * 1e4).round() / 1e4),
+        _ => text::exact(value),
+    };
     let decimals = 1 + 2 * extra;
     match unit {
         "%" => (format!("{value:.decimals$} %"), full),
@@ -255,6 +259,10 @@ fn push_metric_row(page: &mut String, runs: &[RunView], row: usize, metric: &Met
         .iter()
         .map(|r| r.metrics.get(row).and_then(|m| m.value).filter(|v| v.is_finite()))
         .collect();
+    // What happened in no run is not worth a row.
+    if values.iter().all(|v| v.is_none_or(|v| v == 0.0)) {
+        return;
+    }
     let marks = best(&values, metric.better);
     let (arrow, words) = match metric.better {
         Better::Lower => ("↓", "lower is better"),
@@ -798,6 +806,7 @@ mod tests {
         check("s", 140_700.0, 140_707.0, ["1 d 15 h 5 m", "1 d 15 h 5 m 7 s"]);
         check("share", 0.5001, 0.5, ["50.010 %", "50.000 %"]);
         check("", 1_234.25, 1_234.0, ["1,234.25", "1,234"]);
+        check("x", 2.371_034_567_8, 2.374, ["2.371 ×", "2.374 ×"]);
         check("", 5.0, 5.0, ["5", "5"]);
     }
 

@@ -1,9 +1,11 @@
 //! Files that are there whole or not at all: written beside their place, then renamed into it.
 
+use crate::process;
 use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use std::io::{BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -14,20 +16,23 @@ pub(crate) struct AtomicFile {
 }
 
 enum Sink {
-    Plain(BufWriter<NamedTempFile>),
-    Gzip(GzEncoder<BufWriter<NamedTempFile>>),
+    Plain(BufWriter<Place>),
+    Gzip(GzEncoder<BufWriter<Place>>),
+}
+
+/// Where the bytes go first.
+enum Place {
+    /// Beside the file that is to be.
+    Beside(NamedTempFile, PathBuf),
+    /// Into a pipe or a device, which a rename would replace by a plain file.
+    Straight(File),
 }
 
 impl AtomicFile {
     /// Begins a file; a name that ends in `.gz` is compressed.
     pub(crate) fn create(to: &Path) -> anyhow::Result<Self> {
-        let folder = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let begun = || {
-            std::fs::create_dir_all(folder)?;
-            NamedTempFile::new_in(folder)
-        };
-        let file = begun().with_context(|| format!("could not write {}", to.display()))?;
-        let plain = BufWriter::with_capacity(1 << 16, file);
+        let place = Place::of(to).with_context(|| problem(to))?;
+        let plain = BufWriter::with_capacity(1 << 16, place);
         let out = if to.extension().is_some_and(|e| e == "gz") {
             Sink::Gzip(GzEncoder::new(plain, Compression::fast()))
         } else {
@@ -36,55 +41,110 @@ impl AtomicFile {
         Ok(Self { to: to.into(), out })
     }
 
+    /// Writes a whole text and puts the file in its place.
+    pub(crate) fn fill(mut self, text: &str) -> anyhow::Result<()> {
+        self.write_all(text.as_bytes()).with_context(|| problem(&self.to))?;
+        self.keep()
+    }
+
     /// Puts the finished file in its place.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
-        let to = self.to;
-        let finish = || -> anyhow::Result<()> {
+        let finish = || {
             let plain = match self.out {
                 Sink::Plain(p) => p,
                 Sink::Gzip(g) => g.finish()?,
             };
-            let file = plain.into_inner().map_err(std::io::IntoInnerError::into_error)?;
-            readable_by_all(file.path())?;
-            file.persist(&to)?;
-            Ok(())
+            match plain.into_inner().map_err(io::IntoInnerError::into_error)? {
+                Place::Straight(_) => Ok(()),
+                Place::Beside(file, to) => {
+                    readable_by_all(file.path())?;
+                    file.persist(to).map(drop).map_err(|e| e.error)
+                }
+            }
         };
-        finish().with_context(|| format!("could not write {}", to.display()))
+        finish().with_context(|| problem(&self.to))
     }
+}
+
+fn problem(to: &Path) -> String {
+    format!("could not write {}", to.display())
+}
+
+/// Refuses to write over something that was just read.
+pub(crate) fn keep_apart(read: &Path, write: &Path) -> anyhow::Result<()> {
+    let same = read.canonicalize().is_ok_and(|r| write.canonicalize().is_ok_and(|w| r == w));
+    if same && read.is_file() {
+        let what = format!("{}: it is what was to be read", problem(write));
+        return Err(process::advise(what, "name another file to write"));
+    }
+    Ok(())
+}
+
+impl Place {
+    fn of(to: &Path) -> anyhow::Result<Self> {
+        // A link stays a link: what it points at is replaced.
+        let to = match to.metadata() {
+            Ok(there) if there.is_dir() => anyhow::bail!("it is a folder"),
+            Ok(there) if there.is_file() => to.canonicalize()?,
+            Ok(_) => return Ok(Self::Straight(File::options().write(true).open(to)?)),
+            Err(_) if to.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+                anyhow::bail!("it is the name of a folder");
+            }
+            Err(_) => to.to_path_buf(),
+        };
+        let folder = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("could not create folder {}", folder.display()))?;
+        let file = NamedTempFile::new_in(folder).map_err(|e| nameless(&e))?;
+        Ok(Self::Beside(file, to))
+    }
+}
+
+/// The error without the name of the temporary file, which tells nobody anything.
+fn nameless(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
 /// Temporary files are private; the result is an ordinary file.
 #[cfg(unix)]
-fn readable_by_all(path: &Path) -> std::io::Result<()> {
+fn readable_by_all(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))
 }
 
 #[cfg(not(unix))]
-fn readable_by_all(_: &Path) -> std::io::Result<()> {
+fn readable_by_all(_: &Path) -> io::Result<()> {
     Ok(())
 }
 
+impl Write for Place {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Beside(file, _) => file.write(bytes),
+            Self::Straight(file) => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Beside(file, _) => file.flush(),
+            Self::Straight(file) => file.flush(),
+        }
+    }
+}
+
 impl Write for AtomicFile {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.out {
             Sink::Plain(w) => w.write(bytes),
             Sink::Gzip(w) => w.write(bytes),
         }
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         match &mut self.out {
             Sink::Plain(w) => w.flush(),
             Sink::Gzip(w) => w.flush(),
         }
     }
-}
-
-/// Writes a whole text.
-pub(crate) fn write(to: &Path, text: &str) -> anyhow::Result<()> {
-    let mut file = AtomicFile::create(to)?;
-    file.write_all(text.as_bytes())
-        .with_context(|| format!("could not write {}", to.display()))?;
-    file.keep()
 }

@@ -92,6 +92,9 @@ pub(crate) struct WorldArgs {
     /// Seconds without progress at the first start
     #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
     pub(crate) start_cost: f64,
+    /// Let gangs run as fast spread over nodes as they do together
+    #[arg(long)]
+    pub(crate) no_spread_penalty: bool,
     /// Mean hours between failures of a node; nodes do not fail unless given
     #[arg(long, value_name = "H", value_parser = hours)]
     pub(crate) node_mtbf: Option<f64>,

@@ -73,16 +73,19 @@ impl Lab {
         let compat = world.compat.as_deref().and_then(compat::find);
         let (source, trace) = match trace {
             Some(path) => (path.display().to_string(), read_trace(path, input)?),
-            None => (format!("{INVENTED_JOBS} invented jobs"), invented(world)),
+            None => ("invented trace".to_string(), invented(world)),
         };
         let format = trace.format.to_string();
         let dropped = trace.dropped;
-        let (workload, unfit) =
+        let (mut workload, unfit) =
             workload::prepare(trace.jobs, &world.cluster, compat, input.skip_bad_rows)?;
         if let Some(first) = unfit.first() {
             process::say(&format!("dropped {} jobs, the first: {first}", unfit.len()));
         }
         let dropped = dropped + unfit.len() as u64;
+        if world.no_spread_penalty {
+            workload.profiles.iter_mut().for_each(|(_, p)| p.spread_speed = 1.0);
+        }
         Ok(Self { workload, world: world.clone(), compat, source, format, dropped })
     }
 

@@ -70,7 +70,9 @@ fn duration(s: f64) -> String {
 /// A column for each run, a row for each figure, the best of each row marked with a star.
 pub(crate) fn metrics(runs: &[(String, Metrics)]) -> String {
     let columns: Vec<_> = runs.iter().map(|(_, m)| m.rows()).collect();
-    let mut rows = vec![std::iter::once(String::new()).chain(runs.iter().map(|r| r.0.clone())).collect::<Vec<_>>()];
+    // Figures end in room for a star; the names above them do too.
+    let names = runs.iter().map(|r| format!("{}  ", r.0));
+    let mut rows = vec![std::iter::once(String::new()).chain(names).collect::<Vec<_>>()];
     let Some(first) = columns.first() else { return String::new() };
     for (i, row) in first.iter().enumerate() {
         let values: Vec<Option<f64>> = columns.iter().map(|c| c[i].value).collect();

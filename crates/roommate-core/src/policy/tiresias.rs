@@ -22,12 +22,14 @@
 //! in place of its learnt one. `--compat muri` is the variant of the Muri simulator: bounds 3250 and
 //! 7200 GPU-s, node boundaries ignored, demotion wakes rounded up to whole seconds of service.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{GpuSet, Idx, JobIdx};
+use crate::job::Phase;
 use crate::place::{self, Room, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
 use crate::state::State;
+use crate::tier::Tiers;
 use crate::time::{Span, Time};
 use crate::why::Why;
 use serde::{Deserialize, Serialize};
@@ -124,6 +126,10 @@ impl Default for Params {
 /// Queue, then place in it; smaller first.
 type Key = (u8, i64);
 
+/// Places of waiting jobs lie around this, those of running jobs below: in a queue those who run stand
+/// before those who wait.
+const WAITING: i64 = 1 << 62;
+
 /// What the policy keeps of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
@@ -146,14 +152,23 @@ struct Tiresias {
     params: Params,
     bounds_us: Vec<u64>,
     records: Vec<Record>,
+    /// GPUs of each running job.
+    held: Vec<GpuSet>,
+    tiers: Tiers,
     queue: Queue<Key>,
     room: Room,
     running: BTreeSet<(Key, JobIdx)>,
     demotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
     promotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
+    /// The last place given to a running job, the foremost and the last given to a waiting one.
+    started: i64,
     head: i64,
     tail: i64,
+    /// Jobs that lost their GPUs and still stand where they stood when they ran.
+    stopped: Vec<JobIdx>,
     history: History,
+    /// Whether the waiting jobs are in the order of the Gittins index.
+    by_index: bool,
     due: Vec<JobIdx>,
 }
 
@@ -174,14 +189,19 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         params,
         bounds_us,
         records: Vec::new(),
+        held: Vec::new(),
+        tiers: Tiers::default(),
         queue: Queue::default(),
         room: Room::default(),
         running: BTreeSet::new(),
         demotions: BinaryHeap::new(),
         promotions: BinaryHeap::new(),
-        head: 0,
-        tail: 0,
+        started: 0,
+        head: WAITING,
+        tail: WAITING,
+        stopped: Vec::new(),
         history,
+        by_index: false,
         due: Vec::new(),
     })
 }
@@ -189,10 +209,13 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 impl Policy for Tiresias {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.records.resize(plan.jobs.len(), Record::default());
+        self.held.resize(plan.jobs.len(), GpuSet::new());
+        self.tiers.prepare(plan, self.bounds_us.len());
         self.take_in(plan);
         self.demote(plan);
         self.promote(plan);
         self.walk(plan);
+        self.settle(plan);
         self.set_alarms(plan);
     }
 }
@@ -200,24 +223,33 @@ impl Policy for Tiresias {
 impl Tiresias {
     fn take_in(&mut self, plan: &Plan<'_>) {
         for job in plan.news.left {
-            if self.records[job.usize()].running {
-                self.stop(plan, *job);
-                self.wait_in_front(plan, *job);
-            }
-            if plan.job(*job).phase == crate::job::Phase::Done {
-                let ran = self.records[job.usize()].total;
-                self.history.add(self.service(plan, *job, ran));
+            let was_running = self.records[job.usize()].running;
+            let demoted = was_running && self.stop(plan, *job);
+            if plan.job(*job).phase == Phase::Done {
+                // It may have left twice since the last call: failed, then cancelled.
+                if std::mem::take(&mut self.records[job.usize()].known) {
+                    let ran = self.records[job.usize()].total;
+                    self.history.add(self.service(plan, *job, ran));
+                }
+            } else if demoted {
+                self.wait_at_the_end(*job);
+            } else if was_running {
+                self.stopped.push(*job);
             }
         }
+        self.settle(plan);
         for job in plan.news.ready {
             let record = &mut self.records[job.usize()];
             if !record.known {
                 self.tail += 1;
                 *record = Record { known: true, place: self.tail, changed: plan.now, ..*record };
             }
+            // An alarm that rang while it could not be placed had no effect.
+            self.arm_promotion(*job);
             self.enqueue(plan, *job);
         }
-        if self.gittins() && self.history.refresh() {
+        if self.gittins() && (self.history.refresh() || !self.by_index) {
+            self.by_index = true;
             self.queue.clear();
             for job in plan.pending.iter() {
                 self.enqueue(plan, job);
@@ -284,35 +316,42 @@ impl Tiresias {
         self.queue.push(plan, job, key, strict);
     }
 
-    /// Books a start: behind all that run in its queue.
+    /// Books a start: behind all that run in its queue, or where it stood if it ran until now.
     fn start(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        self.tail += 1;
+        self.started += 1;
         let r = &mut self.records[job.usize()];
         if r.total > Span::ZERO {
             r.waited = r.waited + (plan.now - r.changed);
         }
         r.running = true;
         r.changed = plan.now;
-        r.place = self.tail;
+        r.place = r.place.min(self.started);
         r.stamp += 1;
         let (queue, place, stamp) = (r.queue, r.place, r.stamp);
         self.running.insert(((queue, place), job));
+        self.held[job.usize()] = plan.job(job).gpus.clone();
+        self.tiers.take(plan, &self.held[job.usize()], queue);
         if let Some(bound) = self.bounds_us.get(usize::from(queue)) {
             let left = self.time_for(plan, job, *bound).saturating_sub(self.records[job.usize()].ran);
             self.demotions.push(Reverse((plan.now + left, job, stamp)));
         }
     }
 
-    /// Books a stop; the caller says where the job now stands.
-    fn stop(&mut self, plan: &Plan<'_>, job: JobIdx) {
+    /// Books a stop and says whether the job has used up its bound by now; the caller says where the
+    /// job now stands.
+    fn stop(&mut self, plan: &Plan<'_>, job: JobIdx) -> bool {
+        let used = self.service(plan, job, self.ran(plan, job));
+        let queue = self.bounds_us.partition_point(|b| *b <= used) as u8;
         let r = &mut self.records[job.usize()];
         let ran = plan.now - r.changed;
         self.running.remove(&((r.queue, r.place), job));
+        self.tiers.leave(plan, &std::mem::take(&mut self.held[job.usize()]), r.queue);
         r.ran = r.ran + ran;
         r.total = r.total + ran;
         r.running = false;
         r.changed = plan.now;
         r.stamp += 1;
+        std::mem::replace(&mut r.queue, queue) != queue
     }
 
     /// Running jobs that used up their bound go to the tail of a later queue, where they have to
@@ -330,16 +369,10 @@ impl Tiresias {
         }
         due.sort_unstable();
         for &job in &due {
-            let used = self.service(plan, job, self.ran(plan, job));
-            let queue = self.bounds_us.partition_point(|b| *b <= used);
             self.stop(plan, job);
-            self.tail += 1;
-            let r = &mut self.records[job.usize()];
-            r.queue = queue as u8;
-            r.place = self.tail;
+            self.wait_at_the_end(job);
             plan.release(job);
-            plan.note(job, Why::Demoted(queue as u8 + 1));
-            self.arm_promotion(plan, job);
+            plan.note(job, Why::Demoted(self.records[job.usize()].queue + 1));
             self.enqueue(plan, job);
         }
         self.due = due;
@@ -378,34 +411,52 @@ impl Tiresias {
                 self.start(plan, job);
             } else if self.push_out(plan, key, job, rule) {
                 self.queue.take();
-                self.start(plan, job);
                 for i in 0..self.room.evicted.len() {
                     let victim = self.room.evicted[i];
                     self.stop(plan, victim);
-                    self.wait_in_front(plan, victim);
+                    self.stopped.push(victim);
                     plan.note(victim, Why::PreemptedBy(job));
                     self.enqueue(plan, victim);
                 }
+                self.start(plan, job);
             } else {
                 place::note_no_room(plan, job);
-                self.queue.close(plan);
+                self.queue.close(plan, 0);
             }
         }
     }
 
-    /// A stopped job stands in front of those that wait in its queue.
-    fn wait_in_front(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        self.head -= 1;
-        self.records[job.usize()].place = self.head;
-        self.arm_promotion(plan, job);
+    /// Jobs that lost their GPUs stand in front of those that waited before, in the order in which they
+    /// ran.
+    fn settle(&mut self, plan: &Plan<'_>) {
+        let mut stopped = std::mem::take(&mut self.stopped);
+        stopped.sort_unstable_by_key(|j| Reverse(self.records[j.usize()].place));
+        for job in stopped.drain(..) {
+            // It may have found other GPUs in the same step.
+            if self.records[job.usize()].running {
+                continue;
+            }
+            self.head -= 1;
+            self.records[job.usize()].place = self.head;
+            self.arm_promotion(job);
+            self.enqueue(plan, job);
+        }
+        self.stopped = stopped;
     }
 
-    /// Sets the alarm for the return of a job that just stopped to the first queue.
-    fn arm_promotion(&mut self, plan: &Plan<'_>, job: JobIdx) {
+    /// A job that moved to a later queue stands behind those that wait there.
+    fn wait_at_the_end(&mut self, job: JobIdx) {
+        self.tail += 1;
+        self.records[job.usize()].place = self.tail;
+        self.arm_promotion(job);
+    }
+
+    /// Sets the alarm for the return of a stopped job to the first queue.
+    fn arm_promotion(&mut self, job: JobIdx) {
         let r = &self.records[job.usize()];
         if let Some(knob) = self.params.promote_knob.filter(|_| r.queue > 0) {
             let needed = Span::from_secs(r.ran.secs() * knob);
-            let at = plan.now + needed.saturating_sub(r.waited);
+            let at = r.changed + needed.saturating_sub(r.waited);
             self.promotions.push(Reverse((at, job, r.stamp)));
         }
     }
@@ -414,6 +465,9 @@ impl Tiresias {
     /// also less urgent jobs of the same queue.
     fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx, rule: Rule) -> bool {
         if !self.gittins() {
+            if !self.tiers.could_fit(plan, job, key.0, rule) {
+                return false;
+            }
             let later = self.running.range(((key.0 + 1, i64::MIN), JobIdx(0))..).rev().map(|r| r.1);
             return self.room.make(plan, job, rule, later);
         }

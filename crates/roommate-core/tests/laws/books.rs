@@ -14,7 +14,8 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
         let here = |j: &JobIdx| state.job(*j).gpus.iter().any(|g| g.usize() == i);
         let tenants: Vec<JobIdx> =
             (0..state.jobs.len()).map(JobIdx::from_usize).filter(here).collect();
-        let sum = |f: fn(&Knobs) -> u32| tenants.iter().map(|t| f(&state.job(*t).knobs)).sum::<u32>();
+        let sum =
+            |f: fn(&Knobs) -> u32| tenants.iter().map(|t| f(&state.job(*t).knobs)).sum::<u32>();
         let (mem, sm) = (sum(|k| k.mem_mib), sum(|k| u32::from(k.sm_permille)));
         let room = state.kinds[usize::from(gpu.kind)].mem_mib;
         hold(gpu.tenants[..] == tenants[..], &format!("tenants of GPU {i}: {gpu:?}"))?;

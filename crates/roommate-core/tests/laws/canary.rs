@@ -97,7 +97,7 @@ static MOOD: AtomicU64 = AtomicU64::new(0);
 impl Policy for Fickle {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         let mood = MOOD.fetch_add(1, Ordering::Relaxed);
-        start_all(plan, mood % 3 == 0);
+        start_all(plan, mood.is_multiple_of(3));
     }
 }
 
@@ -168,7 +168,8 @@ impl Policy for Overcommitter {
         start_all(plan, false);
         let waiting: Vec<JobIdx> = plan.pending.iter().collect();
         for job in waiting {
-            let taken: Vec<GpuIdx> = plan.placed.iter().flat_map(|j| plan.job(j).gpus.to_vec()).collect();
+            let taken: Vec<GpuIdx> =
+                plan.placed.iter().flat_map(|j| plan.job(j).gpus.to_vec()).collect();
             for gpu in taken {
                 if plan.spec(job).gpus == 1 && plan.spec(job).allows(plan.gpu(gpu).kind) {
                     let knobs = plan.spec(job).knobs;
@@ -184,7 +185,8 @@ impl Policy for Overcommitter {
 fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
     let entry = policy::find("fifo-backfill").unwrap();
     for seed in 0..40 {
-        let played = crate::drama::play(&Drama::random(seed, entry), Box::new(Overcommitter), false);
+        let played =
+            crate::drama::play(&Drama::random(seed, entry), Box::new(Overcommitter), false);
         assert_eq!(played.err(), None);
     }
     assert!(REFUSED.load(Ordering::Relaxed) > 100, "it hardly tried");

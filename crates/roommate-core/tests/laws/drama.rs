@@ -89,7 +89,13 @@ impl Drama {
 
 impl fmt::Display for Drama {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}  stops after {} mishaps {:?}", compact(&self.scene), self.stop_lag, self.mishaps)
+        writeln!(
+            f,
+            "{}  stops after {} mishaps {:?}",
+            compact(&self.scene),
+            self.stop_lag,
+            self.mishaps
+        )
     }
 }
 
@@ -121,6 +127,7 @@ struct Stage<'a> {
     engine: Engine,
     told: Vec<Told>,
     wake: Option<Time>,
+    asked_at: Option<Time>,
     look: bool,
     observer: (Writer<Vec<u8>>, Fold),
     actions: Vec<(Time, Vec<Action>)>,
@@ -133,7 +140,8 @@ pub(crate) fn play(drama: &Drama, policy: Box<dyn Policy>, look: bool) -> Result
     let engine = Engine::new(cluster, *costs, policy, Box::new(Undisturbed), *seed);
     let observer = (Writer::new(Vec::new()), Fold::default());
     let (told, actions) = (Vec::new(), Vec::new());
-    let mut stage = Stage { drama, engine, told, wake: None, look, observer, actions };
+    let (wake, asked_at) = (None, None);
+    let mut stage = Stage { drama, engine, told, wake, asked_at, look, observer, actions };
     stage.play()?;
     let (writer, fold) = stage.observer;
     let journal = writer.finish().expect("writing to memory cannot fail");
@@ -277,7 +285,10 @@ impl Stage<'_> {
         let ahead = step.wake.is_none_or(|w| w > now);
         Broken::unless(ahead, Law::Truth, || format!("at {now}: asks to be woken in the past"))?;
         books::check(self.engine.state())?;
-        if asked && self.look {
+        if asked {
+            self.asked_at = Some(now);
+        }
+        if self.look && self.asked_at == Some(now) {
             let again = self.engine.look_again();
             let calm = again.actions.is_empty();
             Broken::unless(calm, Law::SecondLook, || {

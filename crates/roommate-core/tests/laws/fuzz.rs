@@ -14,8 +14,19 @@ use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
 
 /// Numbers that break arithmetic.
-const ODD: &[f64] =
-    &[0.0, -0.0, 1.0, 7.5, -3.0, 1e-310, 1e300, f64::MAX, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+const ODD: &[f64] = &[
+    0.0,
+    -0.0,
+    1.0,
+    7.5,
+    -3.0,
+    1e-310,
+    1e300,
+    f64::MAX,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::NAN,
+];
 
 fn odd(rng: &mut Rng) -> f64 {
     ODD[rng.below(ODD.len() as u64) as usize]

@@ -52,10 +52,14 @@ fn some_state(seed: u64) -> State {
         let job = engine.add_job(actor.spec.clone());
         facts.push(Event::Submitted(job));
         let step = engine.step(Time::from_secs(i as f64), &facts);
-        facts = step.actions.iter().filter_map(|a| match a {
-            Action::Start(j, _) if j.0 % 3 > 0 => Some(Event::Started(*j)),
-            _ => None,
-        }).collect();
+        facts = step
+            .actions
+            .iter()
+            .filter_map(|a| match a {
+                Action::Start(j, _) if j.0 % 3 > 0 => Some(Event::Started(*j)),
+                _ => None,
+            })
+            .collect();
     }
     let mut state = engine.state().clone();
     state.now += Span(2_500_000);

@@ -29,6 +29,7 @@ const MIXED: &[&str] = &[
 
 /// What a scene may contain.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "five independent choices")]
 pub(crate) struct Taste {
     /// Clusters whose nodes differ.
     pub(crate) mixed: bool,
@@ -162,7 +163,10 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("repack", json!(rng.chance(0.3)));
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
-    set("quantum", pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone());
+    set(
+        "quantum",
+        pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone(),
+    );
     let past: Vec<u64> = (0..rng.below(30)).map(|_| rng.below(60)).collect();
     set("min_history", json!(past.len() as u64 + rng.below(4)));
     set("history_gpu_s", json!(past));
@@ -176,7 +180,7 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     let widest = scene.actors.iter().map(|a| u64::from(a.spec.gpus)).max().unwrap_or(1);
     let least = if knob { (cost + 1) * widest } else { 1 };
     let mut bound = 0;
-    let bounds: Vec<u64> = (0..1 + rng.below(3))
+    let bounds: Vec<u64> = (0..=rng.below(3))
         .map(|_| {
             bound += least + rng.below(30);
             bound

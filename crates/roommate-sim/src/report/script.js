@@ -82,8 +82,9 @@
     let ticks = inside([1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1, 10, 60, 600, 3600, 36000, 86400, 864000, 8640000, 86400000, 864000000]);
     if (ticks.length < 3) {
       const all = [];
-      for (let p = Math.floor(Math.log10(low)); p <= Math.log10(high); p++) {
-        for (const m of [1, 2, 5]) all.push(m * 10 ** p);
+      const unit = [86400, 3600, 60].find((u) => low >= u) ?? 1;
+      for (let p = Math.floor(Math.log10(low / unit)); p <= Math.log10(high / unit); p++) {
+        for (const m of [1, 2, 5]) all.push(m * unit * 10 ** p);
       }
       ticks = inside(all);
     }

@@ -1,0 +1,77 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need by themselves.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+RELEASE := target/release/roommate
+SHARED ?= ../shared
+ANCHORS := $(wildcard $(SHARED)/anchors/*)
+DIR ?=
+INPUTS ?=
+OUT ?= out
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: build
+build: ## build the program
+	@cargo build --release --quiet
+
+.PHONY: demo
+demo: build ## compare all policies on an invented trace and write a report
+	@$(RELEASE) compare --cluster 4x8 --seed 7 --journals $(OUT)/demo --report $(OUT)/report.html
+	@$(RELEASE) replay $(OUT)/demo/tiresias.jsonl | sed 's/^/replay of tiresias: /'
+	@echo "next: open $(OUT)/report.html, or try"
+	@echo "  $(RELEASE) explain job-000100 --journal $(OUT)/demo/tiresias.jsonl"
+	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
+
+.PHONY: test
+test: lint ## run all tests
+	@cargo test --workspace --quiet
+	@$(MAKE) --no-print-directory browser budgets
+
+.PHONY: lint
+lint: ## format and lints
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+.PHONY: browser
+browser: build browser-setup ## the report in a real Chromium
+	@$(RELEASE) compare --cluster 4x8 --seed 7 --report $(OUT)/browser/all.html -o csv > /dev/null
+	@$(RELEASE) sim --cluster 2x4 --policy srtf --journal $(OUT)/browser/one.jsonl -o csv > /dev/null
+	@$(RELEASE) report $(OUT)/browser/one.jsonl -o $(OUT)/browser/one.html 2> /dev/null
+	@cd tests/browser && REPORT_HTML=$(CURDIR)/$(OUT)/browser/all.html:$(CURDIR)/$(OUT)/browser/one.html npm test --silent
+
+.PHONY: browser-setup
+browser-setup:
+	@command -v chromium > /dev/null || scripts/apt-install chromium
+	@cd tests/browser && { [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund; }
+
+.PHONY: budgets
+budgets: build ## instruction budgets of the hot paths
+	@command -v valgrind > /dev/null || scripts/apt-install valgrind
+	@python3 bench/budgets.py
+
+.PHONY: anchors
+anchors: build ## results of published simulators: make anchors [DIR=../shared/anchors/muri] [INPUTS=...]
+	@failed=0; for dir in $(or $(DIR),$(ANCHORS)); do \
+	  python3 bench/anchors.py $$dir $(if $(INPUTS),--inputs $(INPUTS)) || failed=$$?; done; exit $$failed
+
+.PHONY: shared
+shared: ## tests that need the public traces in ../shared
+	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_anchors
+
+.PHONY: bench
+bench: build ## large runs with limits on time and memory
+	@python3 bench/speed.py $(if $(wildcard $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz),--venus $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz)
+
+.PHONY: deny
+deny: ## licences and sources of all dependencies
+	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny
+	@cargo deny check bans licenses sources
+
+.PHONY: clean
+clean: ## remove what was built
+	@rm -rf target $(OUT) tests/browser/node_modules

@@ -1,0 +1,300 @@
+//! Tiresias against the definition of 2D-LAS, written down as lists that are walked from front to back
+//! at every tick; and the laws that follow from the definition.
+
+use crate::random::{self, Taste};
+use crate::{assert_same_decisions, fold};
+use roommate_core::engine::Engine;
+use roommate_core::gantt::Stays;
+use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::job::Phase;
+use roommate_core::math::rng::Rng;
+use roommate_core::plan::Plan;
+use roommate_core::policy::{self, Policy};
+use roommate_core::state::State;
+use roommate_core::testing::{Outcome, Scene};
+use roommate_core::time::{Span, Time};
+use serde_json::json;
+
+const SECOND: u64 = 1_000_000;
+
+/// What the definition keeps of a job. Times in µs.
+#[derive(Clone, Copy, Default)]
+struct Record {
+    queue: usize,
+    ran: u64,
+    waited: u64,
+    running: bool,
+    ran_before: bool,
+}
+
+/// The nine steps of the definition, in its order and in its words.
+struct Literal {
+    bounds: Vec<u64>,
+    knob: Option<u64>,
+    queues: Vec<Vec<JobIdx>>,
+    records: Vec<Record>,
+    last: Time,
+}
+
+impl Literal {
+    fn new(bounds_s: &[u64], knob: Option<u64>) -> Self {
+        let bounds: Vec<u64> = bounds_s.iter().map(|b| b * SECOND).collect();
+        let queues = vec![Vec::new(); bounds.len() + 1];
+        Self { bounds, knob, queues, records: Vec::new(), last: Time::ZERO }
+    }
+
+    fn move_to_tail(&mut self, job: JobIdx, queue: usize) {
+        self.queues.iter_mut().for_each(|q| q.retain(|j| *j != job));
+        self.queues[queue].push(job);
+        self.records[job.usize()].queue = queue;
+    }
+
+    /// All jobs in the queues, in order of admission.
+    fn everybody(&self) -> Vec<JobIdx> {
+        let mut all: Vec<JobIdx> = self.queues.concat();
+        all.sort();
+        all
+    }
+}
+
+impl Policy for Literal {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        let passed = (plan.now - self.last).0;
+        self.last = plan.now;
+        // 1. Completions leave their queue.
+        self.queues.iter_mut().for_each(|q| q.retain(|j| plan.job(*j).phase != Phase::Done));
+        // 3. Accounting, before the newcomers of step 2, who have nothing to account for.
+        for job in self.everybody() {
+            let r = &mut self.records[job.usize()];
+            if r.running {
+                r.ran += passed;
+                r.ran_before = true;
+            } else if r.ran_before {
+                r.waited += passed;
+            }
+        }
+        // 2. Arrivals are appended to the first queue.
+        for job in (self.records.len()..plan.jobs.len()).map(JobIdx::from_usize) {
+            self.records.push(Record::default());
+            if plan.pending.contains(job) {
+                self.queues[0].push(job);
+            }
+        }
+        // 4. Demotion, repeated while it holds.
+        let mut demoted: Vec<JobIdx> = Vec::new();
+        for job in self.everybody() {
+            let gpus = u64::from(plan.spec(job).gpus);
+            let r = self.records[job.usize()];
+            let mut queue = r.queue;
+            while r.running && queue < self.bounds.len() && r.ran * gpus >= self.bounds[queue] {
+                queue += 1;
+                self.move_to_tail(job, queue);
+                demoted.push(job);
+            }
+        }
+        // 5. Promotion. A job that was demoted just now has to ask for its GPUs again, so it counts as
+        // waiting; otherwise one that is overdue would change its queue at a second look.
+        for job in self.everybody() {
+            let r = self.records[job.usize()];
+            let waits = (!r.running || demoted.contains(&job)) && r.queue > 0 && r.ran > 0;
+            if waits && self.knob.is_some_and(|knob| r.waited >= knob * r.ran) {
+                self.move_to_tail(job, 0);
+                let r = &mut self.records[job.usize()];
+                (r.ran, r.waited) = (0, 0);
+            }
+        }
+        // 6. The walk.
+        let mut free = plan.gpus.len();
+        let mut chosen: Vec<JobIdx> = Vec::new();
+        for &job in self.queues.iter().flatten() {
+            let gpus = usize::from(plan.spec(job).gpus);
+            if gpus <= free {
+                free -= gpus;
+                chosen.push(job);
+            }
+        }
+        // 7. Preempt, then start.
+        for job in self.everybody().into_iter().filter(|j| !chosen.contains(j)) {
+            plan.release(job);
+            self.records[job.usize()].running = false;
+        }
+        for &job in chosen.iter().filter(|j| !self.records[j.usize()].running) {
+            let idle = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+            let idle = idle.filter(|g| plan.gpu(*g).tenants.is_empty());
+            let gpus: Vec<GpuIdx> = idle.take(usize::from(plan.spec(job).gpus)).collect();
+            plan.place(job, &gpus, plan.spec(job).knobs).unwrap();
+        }
+        for job in chosen {
+            self.records[job.usize()].running = true;
+        }
+        // 8. Settle: those who wait stand behind those who run.
+        for queue in &mut self.queues {
+            queue.sort_by_key(|j| !self.records[j.usize()].running);
+        }
+        // 9. The obvious one looks every second.
+        plan.wake_at(plan.now + Span(SECOND));
+    }
+}
+
+/// A scene for `tiresias` that ignores nodes, with these bounds and this knob.
+fn scene(seed: u64, bounds: &[u64], knob: Option<u64>) -> Scene {
+    let mut scene = random::scene(seed, policy::find("tiresias").unwrap(), Taste::PLAIN);
+    scene.params = policy::Params::new();
+    scene.params.insert("placement".into(), json!("count"));
+    scene.params.insert("bounds_gpu_s".into(), json!(bounds));
+    scene.params.insert("promote_knob".into(), json!(knob));
+    scene
+}
+
+fn some_bounds(seed: u64, multiple_of: u64) -> Vec<u64> {
+    let mut rng = Rng::stream(seed, 83);
+    let mut bound = 0;
+    let mut next = |_| {
+        bound += multiple_of * (1 + rng.below(40 / multiple_of));
+        bound
+    };
+    (0..=seed % 3).map(&mut next).collect()
+}
+
+/// GPUs that each job holds in each second.
+fn held(outcome: &Outcome) -> Vec<Vec<usize>> {
+    let mut held: Vec<Vec<usize>> = vec![Vec::new(); outcome.finished.len()];
+    for stay in fold(outcome, Stays::default()).ended {
+        let row = &mut held[stay.job.usize()];
+        let (from, to) = ((stay.from.0 / SECOND) as usize, (stay.to.0 / SECOND) as usize);
+        row.resize(row.len().max(to), 0);
+        row[from..to].iter_mut().for_each(|h| *h += stay.gpus.len());
+    }
+    held
+}
+
+#[test]
+fn tiresias_is_what_its_definition_says() {
+    let (mut preempted, mut promoted) = (0, 0);
+    for seed in 0..4_000 {
+        let bounds = some_bounds(seed, 1);
+        let knob = [None, Some(1), Some(2), Some(5)][seed as usize % 4];
+        let scene = scene(seed, &bounds, knob);
+        let fast = scene.run();
+        let slow = scene.run_policy(Box::new(Literal::new(&bounds, knob)), &mut |_| {});
+        let context = random::compact(&scene);
+        assert!(fast.ended && slow.ended, "{context}does not end");
+        assert_eq!(held(&fast), held(&slow), "{context}{}\n{}", fast.chart(), slow.chart());
+        assert_eq!(fast.finished, slow.finished, "{context}");
+        preempted += fast.metrics().preemptions;
+        promoted += fast.journal.matches("promoted").count();
+    }
+    assert!(preempted > 1_000 && promoted > 100, "dull scenes: {preempted} {promoted}");
+}
+
+/// The queue of a job that was never promoted, from the service it has had.
+fn queue_of(state: &State, job: JobIdx, bounds: &[u64]) -> usize {
+    let attained = state.attained(job);
+    bounds.iter().filter(|b| **b * SECOND <= attained).count()
+}
+
+/// Looks after every step of a run without promotions.
+fn watch(seeds: u64, look: &mut dyn FnMut(&State, &[u64], &str)) {
+    for seed in 0..seeds {
+        let bounds = some_bounds(seed, 1);
+        let scene = scene(seed, &bounds, None);
+        let context = random::compact(&scene);
+        let outcome = scene.run_looking(&mut |e: &mut Engine| look(e.state(), &bounds, &context));
+        assert!(outcome.ended, "{context}");
+    }
+}
+
+#[test]
+fn nobody_waits_for_gpus_that_later_queues_hold() {
+    watch(1_500, &mut |state, bounds, context| {
+        let queue = |j: JobIdx| queue_of(state, j, bounds);
+        let gpus = |j: JobIdx| u32::from(state.spec(j).gpus);
+        let stopped = |j: &JobIdx| state.job(*j).phase == Phase::Stopping;
+        let told = (0..state.jobs.len()).map(JobIdx::from_usize).filter(stopped);
+        for waits in state.pending.iter().chain(told) {
+            let lower = state.placed.iter().filter(|j| queue(*j) > queue(waits)).map(gpus);
+            let room = state.idle_gpus() + lower.sum::<u32>();
+            assert!(gpus(waits) > room, "{context}at {}: {waits} could run", state.now);
+        }
+    });
+}
+
+#[test]
+fn only_the_demoted_and_those_of_later_queues_are_stopped() {
+    let mut stops = 0;
+    watch(1_500, &mut |state, bounds, context| {
+        let jobs = || (0..state.jobs.len()).map(JobIdx::from_usize);
+        let now =
+            |j: &JobIdx, phase| state.job(*j).since == state.now && state.job(*j).phase == phase;
+        for stopped in jobs().filter(|j| now(j, Phase::Stopping)) {
+            stops += 1;
+            let a_second_ago =
+                state.attained(stopped) - u64::from(state.spec(stopped).gpus) * SECOND;
+            let crossed =
+                |b: &u64| a_second_ago < b * SECOND && b * SECOND <= state.attained(stopped);
+            let queue = |j| queue_of(state, j, bounds);
+            let urgent = |j: JobIdx| queue(j) < queue(stopped);
+            let allowed = bounds.iter().any(crossed)
+                || jobs().filter(|j| now(j, Phase::Starting)).any(urgent);
+            assert!(allowed, "{context}at {}: {stopped} was stopped for nobody", state.now);
+        }
+    });
+    assert!(stops > 500, "only {stops} stops were seen");
+}
+
+#[test]
+fn without_bounds_it_is_fifo_with_backfill() {
+    for seed in 0..1_000 {
+        let mut scene = scene(seed, &[1_000_000_000], None);
+        let las = scene.run();
+        assert_eq!(las.metrics().preemptions, 0);
+        scene.policy = "fifo-backfill".into();
+        scene.params = policy::Params::new();
+        scene.params.insert("rule".into(), json!("count"));
+        assert_same_decisions(&las, &scene.run(), &random::compact(&scene));
+    }
+}
+
+#[test]
+fn times_have_no_scale() {
+    for seed in 0..800 {
+        // Bounds that every gang reaches at a whole second, so that ticks do not round.
+        let bounds = some_bounds(seed, 12);
+        let knob = [None, Some(2)][seed as usize % 2];
+        let mut small = scene(seed, &bounds, knob);
+        small.actors.retain(|a| 12 % a.spec.gpus == 0);
+        let mut large = scene(seed, &bounds.iter().map(|b| b * 7).collect::<Vec<_>>(), knob);
+        large.actors.clone_from(&small.actors);
+        for actor in &mut large.actors {
+            actor.submit *= 7;
+            actor.work *= 7.0;
+            actor.spec.work = Some(actor.work);
+        }
+        let scaled: Vec<_> = small.run().finished.iter().map(|f| f.map(|t| t * 7)).collect();
+        assert_eq!(large.run().finished, scaled, "{}", random::compact(&small));
+    }
+}
+
+#[test]
+fn what_jobs_had_is_what_gpus_gave() {
+    for seed in 0..800 {
+        let scene = scene(seed, &some_bounds(seed, 1), [None, Some(2)][seed as usize % 2]);
+        let mut had = 0;
+        let outcome = scene.run_looking(&mut |engine: &mut Engine| {
+            let state = engine.state();
+            had = (0..state.jobs.len()).map(|j| state.attained(JobIdx::from_usize(j))).sum();
+        });
+        let stays = fold(&outcome, Stays::default()).ended;
+        let gave: u64 = stays.iter().map(|s| (s.to.0 - s.from.0) * s.gpus.len() as u64).sum();
+        let work: f64 = scene
+            .actors
+            .iter()
+            .zip(&outcome.finished)
+            .filter(|(_, f)| f.is_some())
+            .map(|(a, _)| a.work * f64::from(a.spec.gpus))
+            .sum();
+        assert_eq!(had, gave, "{}", random::compact(&scene));
+        // Restarts are free here, so nothing was held for nothing either.
+        assert_eq!(gave as f64 / SECOND as f64, work, "{}", random::compact(&scene));
+    }
+}

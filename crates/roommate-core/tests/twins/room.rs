@@ -1,0 +1,256 @@
+//! Placement against brute force on small clusters.
+
+use crate::random::{self, Taste};
+use roommate_core::idx::{GpuIdx, Idx, JobIdx, NodeIdx};
+use roommate_core::interference::Undisturbed;
+use roommate_core::job::Job;
+use roommate_core::math::rng::Rng;
+use roommate_core::place::{Room, Rule, find};
+use roommate_core::plan::{Draft, News, Plan};
+use roommate_core::policy::POLICIES;
+use roommate_core::state::{Node, State};
+use std::cmp::Reverse;
+
+const RULES: [Rule; 4] = [Rule::Consolidated, Rule::FirstFit, Rule::Spread, Rule::Count];
+
+/// How many GPUs of the job could be on the node now.
+fn capacity(state: &State, job: JobIdx, node: &Node) -> u16 {
+    let spec = state.spec(job);
+    let mem = state.kinds[usize::from(node.kind)].mem_mib;
+    let suits = node.up && spec.allows(node.kind) && (mem == 0 || spec.knobs.mem_mib <= mem);
+    let cpu = match (node.cpu_milli, spec.knobs.cpu_milli) {
+        (0, _) | (_, 0) => u16::MAX,
+        (has, each) => ((has - node.cpu_used_milli) / each) as u16,
+    };
+    let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
+    if suits { idle.min(cpu) } else { 0 }
+}
+
+fn idle_on(state: &State, node: &Node, count: u16) -> Vec<GpuIdx> {
+    let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty());
+    idle.take(usize::from(count)).collect()
+}
+
+/// Kinds, fastest for the job first.
+fn kinds(state: &State, job: JobIdx) -> Vec<u8> {
+    let speed = |k: u8| {
+        let own = state.profile(job).kind_speed.iter().find(|(kind, _)| *kind == k);
+        own.map_or(state.kinds[usize::from(k)].speed, |(_, s)| *s)
+    };
+    let mut kinds: Vec<u8> = (0..state.kinds.len() as u8).collect();
+    kinds.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
+    kinds
+}
+
+/// The definition of the rules, by looking at all nodes.
+pub(crate) fn find_slowly(state: &State, job: JobIdx, rule: Rule) -> Option<Vec<GpuIdx>> {
+    let mut found = None;
+    if rule != Rule::Count {
+        found = kinds(state, job).into_iter().find_map(|k| together_slowly(state, job, k, rule));
+    }
+    if found.is_none() && matches!(rule, Rule::Count | Rule::Spread) {
+        found = anywhere_slowly(state, job);
+    }
+    found.map(|mut gpus| {
+        gpus.sort();
+        gpus
+    })
+}
+
+fn together_slowly(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<Vec<GpuIdx>> {
+    let need = state.spec(job).gpus;
+    let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+    let largest = nodes.iter().map(|n| n.size).max()?;
+    let one = |nodes: &[&Node], count: u16| {
+        let fitting = nodes.iter().filter(|n| capacity(state, job, n) >= count);
+        let best =
+            fitting.min_by_key(|n| (if rule == Rule::FirstFit { 0 } else { n.idle }, n.first));
+        best.map(|n| idle_on(state, n, count))
+    };
+    if need <= largest {
+        return one(&nodes, need);
+    }
+    // Whole nodes, largest first; as soon as one more node holds the rest, that is it.
+    let mut gpus = Vec::new();
+    loop {
+        let left = need - gpus.len() as u16;
+        if left == 0 {
+            return Some(gpus);
+        }
+        if let Some(rest) = one(&nodes, left).filter(|_| left <= largest) {
+            return Some([gpus, rest].concat());
+        }
+        let whole = |n: &&&Node| n.size <= left && capacity(state, job, n) == n.size;
+        let next = nodes.iter().filter(whole).min_by_key(|n| (Reverse(n.size), n.first))?;
+        let first = next.first;
+        gpus.extend(idle_on(state, next, next.size));
+        nodes.retain(|n| n.first != first);
+    }
+}
+
+fn anywhere_slowly(state: &State, job: JobIdx) -> Option<Vec<GpuIdx>> {
+    let need = usize::from(state.spec(job).gpus);
+    let mut gpus = Vec::new();
+    for kind in kinds(state, job) {
+        let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+        nodes.sort_by_key(|n| (n.idle, n.first));
+        for node in nodes {
+            let count = capacity(state, job, node).min((need - gpus.len()) as u16);
+            gpus.extend(idle_on(state, node, count));
+        }
+    }
+    (gpus.len() == need).then_some(gpus)
+}
+
+/// The fewest nodes of one kind on which the gang fits as whole nodes plus one for the rest (or as one
+/// node, if any is large enough), by trying all sets of nodes.
+fn fewest_nodes(state: &State, job: JobIdx, kind: u8) -> Option<u32> {
+    let need = state.spec(job).gpus;
+    let nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+    let most = if nodes.iter().any(|n| n.size >= need) { 1 } else { u32::MAX };
+    let holds = |set: u32, rest: usize| {
+        let mut sum = 0;
+        for (i, node) in nodes.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1) {
+            let can = capacity(state, job, node);
+            sum += if i == rest || can == node.size { can } else { 0 };
+        }
+        sum >= need
+    };
+    let fits = |set: &u32| (0..nodes.len()).any(|rest| set >> rest & 1 == 1 && holds(*set, rest));
+    (1..1 << nodes.len()).filter(fits).map(u32::count_ones).filter(|n| *n <= most).min()
+}
+
+/// A cluster in some state: some jobs on some GPUs, the last job still waiting.
+fn some_state(seed: u64) -> State {
+    let scene = random::scene(seed, &POLICIES[0], Taste::WILD);
+    let mut state = State::new(&scene.cluster, scene.costs);
+    state.profiles.clone_from(&scene.profiles);
+    for actor in &scene.actors {
+        state.pending.insert(JobIdx::from_usize(state.jobs.len()));
+        state.specs.push(actor.spec.clone());
+        state.jobs.push(Job::expected());
+    }
+    let last = JobIdx::from_usize(state.jobs.len() - 1);
+    let mut rng = Rng::stream(seed, 81);
+    edit(&mut state, |plan| {
+        for job in (0..last.0).map(JobIdx) {
+            let rule = RULES[rng.below(4) as usize];
+            let knobs = plan.spec(job).knobs;
+            if let Some(gpus) = find(plan, job, rule).filter(|_| rng.chance(0.8)) {
+                plan.place(job, &gpus, knobs).unwrap();
+            }
+        }
+        // Holes, so that not everything is packed from the left.
+        for job in (0..last.0).map(JobIdx).filter(|_| rng.chance(0.3)) {
+            plan.release(job);
+        }
+    });
+    state
+}
+
+fn edit<T>(state: &mut State, f: impl FnOnce(&mut Plan<'_>) -> T) -> T {
+    let (mut draft, mut rng) = (Draft::default(), Rng::new(0));
+    let news = News { events: &[], ready: &[], left: &[] };
+    f(&mut Plan::new(state, &mut draft, news, &Undisturbed, &mut rng))
+}
+
+#[test]
+fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
+    let mut found = [0; 4];
+    for seed in 0..6_000 {
+        let state = some_state(seed);
+        let job = JobIdx::from_usize(state.jobs.len() - 1);
+        for (i, rule) in RULES.into_iter().enumerate() {
+            let fast = find(&state, job, rule).map(|g| g.to_vec());
+            assert_eq!(fast, find_slowly(&state, job, rule), "seed {seed} {rule:?}");
+            found[i] += u32::from(fast.is_some());
+            if let Some(gpus) = &fast {
+                assert_eq!(state.check(job, gpus, state.spec(job).knobs), Ok(()), "seed {seed}");
+            }
+            let best = kinds(&state, job).into_iter().find_map(|k| fewest_nodes(&state, job, k));
+            let nodes = fast.map(|gpus| {
+                let mut nodes: Vec<NodeIdx> = gpus.iter().map(|g| state.gpu(*g).node).collect();
+                nodes.dedup();
+                nodes.len() as u32
+            });
+            match rule {
+                Rule::Consolidated | Rule::FirstFit => {
+                    assert_eq!(nodes, best, "seed {seed} {rule:?}");
+                }
+                Rule::Spread if best.is_some() => assert_eq!(nodes, best, "seed {seed}"),
+                Rule::Spread | Rule::Count => {
+                    let room: u16 = state.nodes.iter().map(|n| capacity(&state, job, n)).sum();
+                    let enough = room >= state.spec(job).gpus;
+                    assert_eq!(nodes.is_some(), enough, "seed {seed} {rule:?}");
+                }
+            }
+        }
+    }
+    assert!(found.iter().all(|f| (500..5_500).contains(f)), "one-sided scenes: {found:?}");
+}
+
+#[test]
+fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
+    let (mut made, mut failed, mut spared) = (0, 0, 0);
+    for seed in 0..8_000 {
+        let mut state = some_state(seed);
+        let job = JobIdx::from_usize(state.jobs.len() - 1);
+        let mut rng = Rng::stream(seed, 82);
+        let rule = RULES[rng.below(4) as usize];
+        if find(&state, job, rule).is_some() {
+            continue;
+        }
+        let mut victims: Vec<JobIdx> = state.placed.iter().filter(|_| rng.chance(0.7)).collect();
+        for i in (1..victims.len()).rev() {
+            victims.swap(i, rng.below(i as u64 + 1) as usize);
+        }
+        let before = state.clone();
+        let mut all_gone = before.clone();
+        let possible = edit(&mut all_gone, |plan| {
+            for victim in &victims {
+                plan.release(*victim);
+            }
+            find_slowly(plan, job, rule).is_some()
+        });
+        let mut room = Room::default();
+        let success = edit(&mut state, |plan| room.make(plan, job, rule, victims.iter().copied()));
+        let context = format!("seed {seed} {rule:?} job {job} victims {victims:?}");
+        assert_eq!(success, possible, "{context}");
+        if !success {
+            failed += 1;
+            assert!(state == before, "{context}: a failure leaves a trace");
+            continue;
+        }
+        made += 1;
+        let mut offered = victims.iter();
+        let in_order = room.evicted.iter().all(|e| offered.any(|v| v == e));
+        assert!(in_order, "{context}: evicted {:?} are not worst first", room.evicted);
+        for other in before.placed.iter().filter(|j| !room.evicted.contains(j)) {
+            assert_eq!(state.job(other).gpus, before.job(other).gpus, "{context}: {other} moved");
+        }
+        // Whose GPUs are still there could stay; whose are not was really in the way.
+        let (stay, leave): (Vec<JobIdx>, Vec<JobIdx>) = room
+            .evicted
+            .iter()
+            .partition(|v| before.job(**v).gpus.iter().all(|g| state.gpu(*g).tenants.is_empty()));
+        let back = |plan: &mut Plan<'_>, v: JobIdx| {
+            plan.place(v, &before.job(v).gpus, before.job(v).knobs)
+        };
+        edit(&mut state, |plan| {
+            for &v in &stay {
+                back(plan, v).unwrap();
+            }
+        });
+        for &evicted in &leave {
+            let needless = edit(&mut state.clone(), |plan| {
+                plan.release(job);
+                back(plan, evicted).unwrap();
+                find_slowly(plan, job, rule).is_some()
+            });
+            assert!(!needless, "{context}: {evicted} left for nothing");
+        }
+        spared += stay.len();
+    }
+    assert!(spared > 100, "only {spared} victims were spared");
+    assert!(made > 500 && failed > 500, "one-sided scenes: {made} made, {failed} failed");
+}

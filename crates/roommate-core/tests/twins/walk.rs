@@ -1,0 +1,164 @@
+//! Ranked walks against the simple thing: look at every job, serve the smallest key, skip nobody.
+
+use crate::random::{self, Taste};
+use crate::room::find_slowly;
+use crate::{assert_same_decisions, fold};
+use roommate_core::gantt::Stays;
+use roommate_core::idx::{GpuIdx, JobIdx};
+use roommate_core::place::{self, Room, Rule};
+use roommate_core::plan::Plan;
+use roommate_core::policy::{self, Policy};
+use roommate_core::state::State;
+use serde_json::Value;
+
+type Key = fn(&State, JobIdx) -> f64;
+
+/// Ranks all jobs at every call.
+#[derive(Clone, Copy)]
+struct Naive {
+    key: Key,
+    rule: Rule,
+    preempt: bool,
+    repack: bool,
+    overtake: bool,
+}
+
+impl Naive {
+    fn before(&self, plan: &State, a: JobIdx, b: JobIdx) -> std::cmp::Ordering {
+        (self.key)(plan, a).total_cmp(&(self.key)(plan, b)).then(a.cmp(&b))
+    }
+
+    /// Running jobs that come after this one, last first.
+    fn after(&self, plan: &State, job: JobIdx) -> Vec<JobIdx> {
+        let mut after: Vec<JobIdx> =
+            plan.placed.iter().filter(|j| self.before(plan, job, *j).is_lt()).collect();
+        after.sort_by(|a, b| self.before(plan, *b, *a));
+        after
+    }
+}
+
+/// On the nodes where it was a job keeps its GPUs, if nobody has them yet: which of a node's GPUs it
+/// has is nothing worth a restart.
+fn same_nodes(plan: &Plan<'_>, job: JobIdx, gpus: Vec<GpuIdx>) -> Vec<GpuIdx> {
+    let nodes = |gpus: &[GpuIdx]| gpus.iter().map(|g| plan.gpu(*g).node).collect::<Vec<_>>();
+    let was_on = plan.was_on(job);
+    let free = was_on.iter().all(|g| plan.gpu(*g).tenants.is_empty());
+    if free && nodes(was_on) == nodes(&gpus) { was_on.to_vec() } else { gpus }
+}
+
+impl Policy for Naive {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        if self.repack {
+            let all: Vec<JobIdx> = plan.placed.iter().collect();
+            for job in all {
+                plan.release(job);
+            }
+        }
+        let mut tried: Vec<JobIdx> = Vec::new();
+        loop {
+            let waiting = plan.pending.iter().filter(|j| !tried.contains(j));
+            let Some(job) = waiting.min_by(|a, b| self.before(plan, *a, *b)) else { return };
+            tried.push(job);
+            let knobs = plan.spec(job).knobs;
+            let fits = if self.repack {
+                find_slowly(plan, job, self.rule)
+                    .map(|gpus| same_nodes(plan, job, gpus))
+                    .is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
+            } else {
+                place::place(plan, job, self.rule)
+            };
+            if fits {
+                continue;
+            }
+            let worse = self.after(plan, job);
+            let mut room = Room::default();
+            if self.preempt && room.make(plan, job, self.rule, worse.into_iter()) {
+                tried.retain(|j| !room.evicted.contains(j));
+            } else if !self.overtake {
+                return;
+            }
+        }
+    }
+}
+
+fn alone_s(state: &State, job: JobIdx) -> f64 {
+    state.spec(job).work.map_or(f64::INFINITY, |w| w * state.profile(job).step_s)
+}
+
+fn left_s(state: &State, job: JobIdx) -> f64 {
+    state.remaining_s(job).unwrap_or(f64::INFINITY)
+}
+
+/// The same walk for a policy of the registry, from its parameters.
+fn naive(name: &str, params: &Value) -> Naive {
+    let key: Key = match name {
+        "sjf" => alone_s,
+        "srtf" => left_s,
+        "srsf" => |s, j| left_s(s, j) * f64::from(s.spec(j).gpus),
+        _ => |_, j| f64::from(j.0),
+    };
+    Naive {
+        key,
+        rule: serde_json::from_value(params["rule"].clone()).unwrap(),
+        preempt: name == "srtf" || name == "srsf",
+        repack: params["repack"] == true,
+        overtake: name != "fifo",
+    }
+}
+
+#[test]
+fn walks_decide_as_if_they_had_looked_at_everybody() {
+    let mut repacked = 0;
+    for name in ["fifo", "fifo-backfill", "sjf", "srtf", "srsf"] {
+        let entry = policy::find(name).unwrap();
+        for seed in 0..800 {
+            let scene = random::scene(seed, entry, Taste::WILD);
+            let twin = naive(name, &entry.params(&scene.params).unwrap());
+            let (fast, slow) = (scene.run(), scene.run_policy(Box::new(twin), &mut |_| {}));
+            assert_same_decisions(&fast, &slow, &random::compact(&scene));
+            repacked += u32::from(twin.repack);
+        }
+    }
+    assert!(repacked > 300, "only {repacked} scenes were packed anew");
+}
+
+#[test]
+fn packing_anew_at_every_step_is_first_fit_in_order_of_the_key() {
+    for name in ["srtf", "srsf"] {
+        let entry = policy::find(name).unwrap();
+        for seed in 0..1_000 {
+            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let rule = if seed % 2 == 0 { "first_fit" } else { "count" };
+            scene.params.insert("rule".into(), rule.into());
+            scene.params.insert("repack".into(), true.into());
+            let twin = naive(name, &entry.params(&scene.params).unwrap());
+            let slow = scene.run_policy(Box::new(twin), &mut |_| {});
+            assert_same_decisions(&scene.run(), &slow, &random::compact(&scene));
+        }
+    }
+}
+
+#[test]
+fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
+    // Who runs is decided by the order alone; leaving jobs where they are must not change it.
+    let (mut moves, mut preemptions) = (0, 0);
+    for name in ["srtf", "srsf"] {
+        let entry = policy::find(name).unwrap();
+        for seed in 0..500 {
+            let mut scene = random::scene(seed, entry, Taste::PLAIN);
+            scene.params.insert("rule".into(), "count".into());
+            scene.params.insert("repack".into(), false.into());
+            let stay = scene.run();
+            scene.params.insert("repack".into(), true.into());
+            let anew = scene.run();
+            assert_eq!(stay.finished, anew.finished, "{}", random::compact(&scene));
+            moves += stay.metrics().moves;
+            preemptions += stay.metrics().preemptions;
+            let held =
+                |o| fold(o, Stays::default()).ended.iter().map(|s| s.to.0 - s.from.0).sum::<u64>();
+            assert_eq!(held(&stay), held(&anew), "{}", random::compact(&scene));
+        }
+    }
+    // Only who was pushed out and then finds room that a wider one left in the same step moves.
+    assert!(moves * 20 < preemptions, "{moves} moves, {preemptions} preemptions");
+}

@@ -1,0 +1,289 @@
+//! The event-driven world against the tick world, and against what must hold in any world.
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
+// The same random scenes as the laws of the core use.
+#[path = "../../roommate-core/tests/scene/random.rs"]
+mod random;
+
+use random::Taste;
+use roommate_core::event::{Action, Event};
+use roommate_core::gantt::Stays;
+use roommate_core::idx::Idx;
+use roommate_core::interference::Undisturbed;
+use roommate_core::journal::{self, JobLine, Observer, StepView, Writer};
+use roommate_core::math::rng::Rng;
+use roommate_core::metrics::{Fold, Metrics};
+use roommate_core::policy::{self, Entry, POLICIES};
+use roommate_core::replay::Replay;
+use roommate_core::state::Charge;
+use roommate_core::testing::Scene;
+use roommate_core::time::{Span, Time};
+use roommate_core::why::Why;
+use roommate_sim::fault::Faults;
+use roommate_sim::world::{Arrival, Setup, SimError, simulate};
+use serde_json::json;
+
+/// When and how each job ended, and how far it had come when it was interrupted.
+#[derive(Debug, Default)]
+struct Ends {
+    finished: Vec<Option<Time>>,
+    given_up: Vec<bool>,
+    rejected: Vec<bool>,
+    /// The most steps that were ever reported as done.
+    most_done: Vec<f64>,
+    failures: u64,
+}
+
+impl Observer for Ends {
+    fn job(&mut self, _: &JobLine) {
+        self.finished.push(None);
+        self.given_up.push(false);
+        self.rejected.push(false);
+        self.most_done.push(0.0);
+    }
+    fn step(&mut self, step: &StepView<'_>) {
+        for fact in step.facts {
+            match fact {
+                Event::Finished(j) => self.finished[j.usize()] = Some(step.at),
+                Event::Stopped { job, done } | Event::Failed { job, done, .. } => {
+                    self.failures += u64::from(matches!(fact, Event::Failed { .. }));
+                    let most = &mut self.most_done[job.usize()];
+                    *most = most.max(*done);
+                }
+                _ => {}
+            }
+        }
+        for note in step.notes.iter().filter(|n| n.why == Why::OutOfRetries) {
+            self.given_up[note.job.usize()] = true;
+        }
+        for action in step.actions {
+            if let Action::Reject(j, _) = action {
+                self.rejected[j.usize()] = true;
+            }
+        }
+    }
+}
+
+struct Run {
+    journal: String,
+    ends: Ends,
+    stays: Stays,
+    metrics: Metrics,
+}
+
+/// Plays a scene of the tick world in the simulated one.
+fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
+    let entry = policy::find(&scene.policy).unwrap();
+    let setup = Setup {
+        cluster: scene.cluster.clone(),
+        costs: scene.costs,
+        policy_name: scene.policy.clone(),
+        params: scene.params.clone(),
+        policy: entry.build(&scene.params).unwrap(),
+        belief: Box::new(Undisturbed),
+        truth: Box::new(Undisturbed),
+        faults,
+        seed: scene.seed,
+        profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
+        teams: vec!["all".into()],
+    };
+    let arrivals = scene.actors.iter().map(|a| Arrival {
+        at: Time(a.submit * scene.tick.0),
+        name: a.name.clone(),
+        spec: a.spec.clone(),
+        work: a.work,
+    });
+    let folds = (Ends::default(), (Stays::default(), Fold::default()));
+    let mut observer = (Writer::new(Vec::new()), folds);
+    simulate(setup, arrivals, &mut observer, &mut |_| {})?;
+    let (writer, (ends, (stays, fold))) = observer;
+    let journal = String::from_utf8(writer.finish().unwrap()).unwrap();
+    Ok(Run { journal, ends, stays, metrics: fold.metrics() })
+}
+
+/// A scene in which everything that happens falls on a tick, so that the two worlds must agree to the
+/// microsecond.
+fn exact_scene(seed: u64, entry: &Entry) -> Scene {
+    let preempts = !matches!(entry.name, "fifo" | "fifo-backfill" | "sjf");
+    let mut scene = random::scene(seed, entry, Taste { speeds: !preempts, ..Taste::WILD });
+    if preempts {
+        // A job that moves between speeds has fractions of steps left; here all speeds are one.
+        scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);
+    } else {
+        // The fastest pace is a quarter of a second for a step.
+        scene.tick = Span(250_000);
+    }
+    if let Some(bounds) = scene.params.get_mut("bounds_gpu_s") {
+        // Gangs whose size divides twelve reach such bounds at whole seconds.
+        let whole = |(i, b): (usize, u64)| b.next_multiple_of(12) + 12 * i as u64;
+        let old = bounds.as_array().unwrap().iter().map(|b| b.as_u64().unwrap());
+        *bounds = json!(old.enumerate().map(whole).collect::<Vec<_>>());
+        let all = scene.cluster.gpus();
+        scene.actors.retain(|a| 12 % a.spec.gpus == 0 || u32::from(a.spec.gpus) > all);
+        if let Some(knob) = scene.params.get_mut("promote_knob") {
+            *knob = json!(knob.as_f64().unwrap().ceil());
+        }
+    }
+    scene
+}
+
+#[test]
+fn both_worlds_finish_every_job_at_the_same_instant() {
+    let (mut scenes, mut preempted) = (0, 0);
+    for entry in POLICIES {
+        for seed in 0..400 {
+            let scene = exact_scene(seed, entry);
+            if scene.actors.is_empty() {
+                continue;
+            }
+            scenes += 1;
+            let slow = scene.run();
+            let fast = play(&scene, Faults::default()).unwrap();
+            let ticks = |t: &Option<u64>| t.map(|t| Time(t * scene.tick.0));
+            let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
+            assert_eq!(fast.ends.finished, slow_finished, "{}", random::compact(&scene));
+            let (a, b) = (&fast.metrics, slow.metrics());
+            let (fast_counts, slow_counts) =
+                ((a.preemptions, a.moves, a.rejected), (b.preemptions, b.moves, b.rejected));
+            assert_eq!(fast_counts, slow_counts, "{}", random::compact(&scene));
+            preempted += a.preemptions;
+        }
+    }
+    assert!(scenes >= 1_500, "only {scenes} scenes were compared");
+    assert!(preempted > 1_000, "only {preempted} jobs were ever stopped");
+}
+
+/// Faults that hit often but let everybody get on.
+fn some_faults(seed: u64) -> Faults {
+    let mut rng = Rng::stream(seed, 90);
+    let seconds = |s: u64| Span::from_secs(s as f64);
+    Faults {
+        node_mtbf: rng.chance(0.7).then(|| seconds(40 + rng.below(300))),
+        node_repair: seconds(1 + rng.below(20)),
+        crash: if rng.chance(0.7) { 0.3 * rng.unit() } else { 0.0 },
+        checkpoint: seconds(rng.below(4)),
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
+    let (mut failures, mut given_up) = (0, 0);
+    for entry in POLICIES {
+        for seed in 0..250 {
+            let scene = random::scene(seed, entry, Taste::WILD);
+            let context = random::compact(&scene);
+            let run = play(&scene, some_faults(seed)).unwrap_or_else(|e| panic!("{context}{e}"));
+            for (i, actor) in scene.actors.iter().enumerate() {
+                let ends =
+                    [run.ends.finished[i].is_some(), run.ends.given_up[i], run.ends.rejected[i]];
+                assert_eq!(ends.iter().filter(|e| **e).count(), 1, "{context}job {i}: {ends:?}");
+                given_up += u32::from(ends[1]);
+                let most = run.ends.most_done[i];
+                assert!(most <= actor.work + 1e-6, "{context}job {i} did {most} steps");
+                let kinds = scene.cluster.kinds.iter().map(|k| k.speed);
+                let measured = scene.profiles.iter().flat_map(|p| p.kind_speed.iter().map(|k| k.1));
+                let fastest = kinds.chain(measured).fold(0.0, f64::max);
+                let stays = run.stays.ended.iter().filter(|s| s.job.usize() == i);
+                let held: f64 = stays.map(|s| (s.to - s.from).secs() * s.gpus.len() as f64).sum();
+                let least = actor.work * f64::from(actor.spec.gpus) / fastest;
+                let enough = !ends[0] || held >= least - 1e-3;
+                assert!(enough, "{context}job {i} held {held} GPU-s for {least} of work");
+            }
+            failures += run.ends.failures;
+        }
+    }
+    assert!(failures > 1_000 && given_up > 50, "tame faults: {failures} {given_up}");
+}
+
+#[test]
+fn a_journal_with_faults_is_the_same_again_and_replays() {
+    for entry in POLICIES {
+        for seed in 0..120 {
+            let scene = random::scene(seed, entry, Taste::WILD);
+            let context = random::compact(&scene);
+            let run = play(&scene, some_faults(seed)).unwrap();
+            let again = play(&scene, some_faults(seed)).unwrap();
+            assert!(run.journal == again.journal, "{context}the same seed, another journal");
+            let mut folds = (Replay::default(), Fold::default());
+            journal::read(run.journal.as_bytes(), &mut folds).unwrap();
+            assert_eq!(folds.0.refused, None, "{context}");
+            assert_eq!(folds.0.difference, None, "{context}");
+            assert!(folds.0.steps > 0, "{context}nothing was replayed");
+            assert_eq!(folds.1.metrics(), run.metrics, "{context}");
+        }
+    }
+}
+
+#[test]
+fn another_seed_brings_other_faults() {
+    // Otherwise the test above would compare nothing with nothing.
+    let entry = policy::find("fifo").unwrap();
+    let mut scene = random::scene(4, entry, Taste::PLAIN);
+    let faults = Faults { crash: 0.5, ..some_faults(1) };
+    let one = play(&scene, faults).unwrap().journal;
+    scene.seed = 5;
+    let other = play(&scene, faults).unwrap().journal;
+    let steps = |j: &str| j.lines().skip(1).map(String::from).collect::<Vec<_>>();
+    assert_ne!(steps(&one), steps(&other));
+}
+
+fn finished_s(scene: &Scene) -> Vec<f64> {
+    let run = play(scene, Faults::default()).unwrap();
+    run.ends.finished.iter().map(|f| f.unwrap().secs()).collect()
+}
+
+#[test]
+fn a_restart_costs_once_and_nothing_else_does() {
+    // a runs 0–1, makes way for b (1–3), restarts for 3 s and has 4 s of work left.
+    let mut scene = Scene::new("srtf", "1x1", "a 0 1 5, b 1 1 2");
+    scene.costs.restart = Span::from_secs(3.0);
+    assert_eq!(finished_s(&scene), [10.0, 3.0]);
+    scene.costs.start = Span::from_secs(0.5);
+    assert_eq!(finished_s(&scene), [11.0, 3.5], "first starts cost their own price");
+}
+
+#[test]
+fn who_is_never_stopped_never_pays_for_a_restart() {
+    let mut calm = 0;
+    for entry in POLICIES {
+        for seed in 0..150 {
+            let mut scene = random::scene(seed, entry, Taste { costs: false, ..Taste::WILD });
+            let free = play(&scene, Faults::default()).unwrap();
+            // With restarts this dear a policy that does restart might never come to an end.
+            if free.metrics.preemptions + free.metrics.moves == 0 {
+                calm += 1;
+                scene.costs.restart = Span::from_secs(62.0);
+                let dear = play(&scene, Faults::default()).unwrap();
+                assert_eq!(dear.ends.finished, free.ends.finished, "{}", random::compact(&scene));
+            }
+        }
+    }
+    assert!(calm > 400, "only {calm} runs without a restart");
+}
+
+#[test]
+fn charged_at_every_step_each_running_job_pays_for_the_steps_of_others() {
+    // At 4 b arrives: a has lost 1 of its 4 s and has 7 left, until 11. b runs from 4 to 9, and at 9 a
+    // has lost another second of the 5 since then: 3 left, until 12.
+    let mut scene = Scene::new("fifo", "1x2", "a 0 1 10, b 4 1 5");
+    scene.costs.restart = Span::from_secs(1.0);
+    scene.costs.charge = Charge::EveryStep;
+    assert_eq!(finished_s(&scene), [12.0, 9.0]);
+    // An interval shorter than the cost is lost as a whole, and no more than that: c arrives half a
+    // second after b, so a and b lose only that half.
+    let mut scene = Scene::new("fifo", "1x3", "a 0 1 20, b 8 1 20, c 9 1 2");
+    scene.tick = Span(500_000);
+    scene.costs.restart = Span::from_secs(1.0);
+    scene.costs.charge = Charge::EveryStep;
+    // a: 3 of 4 s, then 0 of 0.5 s, then c (4.5–6.5) ends: 1 of 2 s; 16 left, until 22.5. At 24 b
+    // would come to its end but for what it lost: 0.5 s at 4.5, 1 s at 6.5 and 1 s at 22.5.
+    assert_eq!(finished_s(&scene), [22.5, 26.5, 6.5]);
+}
+
+#[test]
+fn jobs_that_come_in_the_wrong_order_are_refused() {
+    let mut scene = Scene::new("fifo", "1x1", "a 0 1 5, b 9 1 2");
+    scene.actors.reverse();
+    let refused = play(&scene, Faults::default()).err();
+    assert_eq!(refused, Some(SimError::OutOfOrder { name: "a".into() }));
+}

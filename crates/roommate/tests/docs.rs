@@ -1,0 +1,67 @@
+//! The reference pages are generated; this test fails when they are stale.
+//! `UPDATE_EXPECT=1 cargo test -p roommate --test docs` writes them anew.
+
+use expect_test::expect_file;
+use roommate_core::policy::{Entry, POLICIES, Params};
+use std::process::Command;
+
+fn policy_page(entry: &Entry) -> String {
+    let params = entry.params(&Params::new()).unwrap();
+    let mut page = format!("## `{}`\n\n{}.\n\n", entry.name, entry.summary);
+    if entry.paper != "-" {
+        page += &format!("Paper: {}.\n\n", entry.paper);
+    }
+    // The headings of a policy's file become one level deeper here.
+    for line in entry.doc().lines() {
+        page += &if line.starts_with("# ") { format!("##{line}\n") } else { format!("{line}\n") };
+    }
+    page += "\n### Parameters\n\n| name | default |\n|---|---|\n";
+    for (name, value) in params.as_object().unwrap() {
+        page += &format!("| `{name}` | `{value}` |\n");
+    }
+    for (name, preset) in entry.compat {
+        page += &format!("\n`--compat {name}` sets `{preset}`.\n");
+    }
+    page + "\n"
+}
+
+#[test]
+fn the_page_about_policies_is_what_the_source_says() {
+    let mut page = String::from("# Policies\n\nGenerated from the headers of the policy files.\n\n");
+    POLICIES.iter().for_each(|e| page += &policy_page(e));
+    expect_file!["../../../docs/reference/policies.md"].assert_eq(page.trim_end_matches('\n'));
+}
+
+fn help(words: &[&str]) -> String {
+    let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
+        .args(words)
+        .arg("--help")
+        .env("COLUMNS", "100")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{words:?}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn the_page_about_commands_is_what_the_program_says() {
+    let mut page = String::from("# Commands\n\nGenerated from the program's own help.\n");
+    let commands: &[&[&str]] = &[
+        &[],
+        &["sim"],
+        &["compare"],
+        &["replay"],
+        &["explain"],
+        &["policies"],
+        &["report"],
+        &["trace", "stats"],
+        &["trace", "synth"],
+        &["trace", "convert"],
+        &["completions"],
+    ];
+    for words in commands {
+        let name = format!("roommate {}", words.join(" "));
+        page += &format!("\n## `{}`\n\n```text\n{}```\n", name.trim_end(), help(words));
+    }
+    expect_file!["../../../docs/reference/commands.md"].assert_eq(&page);
+}

@@ -1,0 +1,335 @@
+//! The rules of the house as a test over its source text: who may depend on whom, what a room may not
+//! contain, and what every file has to say. Each rule has a reason and a sample that it must refuse.
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A rule over the text of some files.
+struct Rule {
+    /// What it demands.
+    name: &'static str,
+    /// Why.
+    reason: &'static str,
+    /// Which files, by their path from the root.
+    applies: fn(&str) -> bool,
+    /// What offends in a text.
+    find: fn(&str) -> Vec<String>,
+    /// A text that offends.
+    bad: &'static str,
+    /// One that does not.
+    good: &'static str,
+}
+
+const RULES: &[Rule] = &[
+    Rule {
+        name: "the core has no clock, no IO, no thread and no hash order",
+        reason: "the same facts must give the same decisions in every world, for ever",
+        applies: |path| in_core(path),
+        find: |text| {
+            let never = [
+                "std::time",
+                "Instant",
+                "SystemTime",
+                "std::fs",
+                "std::net",
+                "std::thread",
+                "std::env",
+                "std::process",
+                "HashMap",
+                "HashSet",
+                "println!",
+                "eprintln!",
+            ];
+            words_of(&code(text), &never)
+        },
+        bad: "use std::collections::HashMap;",
+        good: "//! There is no HashMap here.\nuse std::collections::BTreeMap;",
+    },
+    Rule {
+        name: "no strings below the edge",
+        reason: "inside, everything is a dense index; names exist where people are. (The error text \
+                 of a policy's `build` is for a person and leaves at once.)",
+        applies: below_the_edge,
+        find: |text| {
+            let code = without_tests(&code(text));
+            let code = code.replace("Result<impl Policy, String>", "");
+            words_of(&code, &["String", "to_string", "format!"])
+        },
+        bad: "struct Job {\n    name: String,\n}",
+        good: "pub(super) fn build(p: Params) -> Result<impl Policy, String> {}\n\
+               #[cfg(test)]\nmod tests {\n    fn f() -> String {}\n}",
+    },
+    Rule {
+        name: "a policy uses the plan and its helpers, never another policy",
+        reason: "a policy is one file that can be read, moved and removed alone",
+        applies: is_policy,
+        find: |text| {
+            let allowed = [
+                "idx",
+                "interference",
+                "job",
+                "knobs",
+                "math",
+                "place",
+                "plan",
+                "policy::Policy;",
+                "queue",
+                "rank",
+                "state",
+                "tier",
+                "time",
+                "why",
+            ];
+            let code = without_tests(&code(text));
+            let uses = code.split("crate::").skip(1);
+            let strange = uses.filter(|rest| !allowed.iter().any(|a| is_module(rest, a)));
+            let strange = strange.map(|rest| format!("crate::{}", first_line(rest)));
+            strange.chain(words_of(&code, &["super::"])).collect()
+        },
+        bad: "use crate::policy::fifo;\nuse crate::policy::Policy;",
+        good: "use crate::policy::Policy;\nuse crate::math::rng::Rng;",
+    },
+    Rule {
+        name: "a policy's header says what it is",
+        reason: "its page in the documentation is made from these headings",
+        applies: is_policy,
+        find: |text| {
+            let headings = ["# Idea", "# Reads / does / wakes", "# Differs from the paper"];
+            let has = |h: &&str| text.lines().any(|l| l == format!("//! {h}"));
+            headings.iter().filter(|h| !has(h)).map(|h| format!("no {h:?}")).collect()
+        },
+        bad: "//! # Idea\n//! # Differs from the paper\n",
+        good: "//! # Idea\n//! # Reads / does / wakes\n//! # Differs from the paper\n",
+    },
+    Rule {
+        name: "nothing is half done",
+        reason: "what is not finished is not committed, and a test that does not run proves nothing",
+        applies: |path| has_extension(path, &["rs"]),
+        find: |text| {
+            let never = [
+                concat!("to", "do!"),
+                concat!("unimple", "mented!"),
+                concat!("db", "g!"),
+                concat!("#[ig", "nore"),
+                concat!("FIX", "ME"),
+            ];
+            words_of(text, &never)
+        },
+        bad: concat!("fn later() {\n    to", "do!()\n}"),
+        good: "fn now() {}",
+    },
+    Rule {
+        name: "a file fits in a head",
+        reason: "900 lines are the most that anybody reads in one go",
+        applies: |path| has_extension(path, &["rs", "py", "js", "mjs", "css", "html"]),
+        find: |text| {
+            let lines = text.lines().count();
+            if lines > 900 { vec![format!("{lines} lines")] } else { Vec::new() }
+        },
+        bad: LONG,
+        good: "fn short() {}",
+    },
+    Rule {
+        name: "no paths of one machine",
+        reason: "what only works on the author's machine does not work",
+        applies: |path| !has_extension(path, &["png", "gz", "ico", "woff2"]),
+        find: |text| {
+            let homes = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tm", "p/")];
+            words_of(text, &homes)
+        },
+        bad: concat!("let trace = \"/wo", "rk/traces/philly.csv\";"),
+        good: "let trace = \"../shared/traces/philly.csv\";",
+    },
+    Rule {
+        name: "every crate takes the lints of the workspace",
+        reason: "one set of rules, written down once",
+        applies: is_crate,
+        find: |text| {
+            let lints = section(text, "lints").any(|line| line == "workspace = true");
+            if lints { Vec::new() } else { vec!["no [lints] workspace = true".into()] }
+        },
+        bad: "[package]\nname = \"loose\"\n",
+        good: "[package]\nname = \"tidy\"\n[lints]\nworkspace = true\n",
+    },
+    Rule {
+        name: "the core knows no other room, and no runtime",
+        reason: "worlds depend on the core; the other way round it could not be tested alone",
+        applies: |path| path == "crates/roommate-core/Cargo.toml",
+        find: |text| ours(text, &[]),
+        bad: "[dependencies]\nroommate-sim.workspace = true\n",
+        good: "[dependencies]\nserde.workspace = true\n[package]\nname = \"roommate-core\"\n",
+    },
+    Rule {
+        name: "the simulator knows only the core",
+        reason: "it is one of several worlds, and they do not know each other",
+        applies: |path| path == "crates/roommate-sim/Cargo.toml",
+        find: |text| ours(text, &["roommate-core"]),
+        bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
+        good: "[dependencies]\nroommate-core.workspace = true\n",
+    },
+];
+
+/// A file that is one line too long.
+const LONG: &str = {
+    const LINES: [u8; 1_802] = {
+        let mut lines = [b'\n'; 1_802];
+        let mut i = 0;
+        while i < lines.len() {
+            lines[i] = b'.';
+            i += 2;
+        }
+        lines
+    };
+    match std::str::from_utf8(&LINES) {
+        Ok(text) => text,
+        Err(_) => "",
+    }
+};
+
+fn in_core(path: &str) -> bool {
+    path.starts_with("crates/roommate-core/src/") && has_extension(path, &["rs"])
+}
+
+fn is_policy(path: &str) -> bool {
+    path.starts_with("crates/roommate-core/src/policy/") && has_extension(path, &["rs"])
+}
+
+fn below_the_edge(path: &str) -> bool {
+    let inside = ["state", "plan", "queue", "place", "rank", "tier"];
+    let core = path.strip_prefix("crates/roommate-core/src/");
+    is_policy(path) || core.is_some_and(|p| inside.iter().any(|i| p == format!("{i}.rs")))
+}
+
+fn is_crate(path: &str) -> bool {
+    path.starts_with("crates/") && path.ends_with("/Cargo.toml")
+}
+
+fn has_extension(path: &str, extensions: &[&str]) -> bool {
+    let found = Path::new(path).extension().and_then(|e| e.to_str());
+    found.is_some_and(|e| extensions.contains(&e))
+}
+
+/// The text without comments, which may speak about anything.
+fn code(text: &str) -> String {
+    let lines = text.lines().map(|l| l.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The text up to its tests, which stand at the end of a file.
+fn without_tests(code: &str) -> String {
+    code.split("#[cfg(test)]").next().unwrap_or_default().into()
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or_default()
+}
+
+/// Whether a path that follows `crate::` begins with this module, or is exactly this item.
+fn is_module(rest: &str, module: &str) -> bool {
+    let end = rest.strip_prefix(module).map(|r| r.chars().next());
+    end.is_some_and(|next| module.ends_with(';') || !next.is_some_and(char::is_alphanumeric))
+}
+
+/// Lines that contain one of these words as a word of its own.
+fn words_of(text: &str, words: &[&str]) -> Vec<String> {
+    let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    let mut found = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        for word in words {
+            let own = line.match_indices(word).any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                let after = line[at + word.len()..].chars().next();
+                let starts = !part(word.chars().next()) || !part(before);
+                starts && (!part(word.chars().next_back()) || !part(after))
+            });
+            if own {
+                found.push(format!("line {}: {word}", i + 1));
+            }
+        }
+    }
+    found
+}
+
+/// The lines of one section of a Cargo.toml.
+fn section<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    let header = format!("[{name}]");
+    let lines = text.lines().map(str::trim).skip_while(move |l| *l != header).skip(1);
+    lines.take_while(|l| !l.starts_with('['))
+}
+
+/// Dependencies on our own crates, and on a runtime, that are not allowed.
+fn ours(text: &str, allowed: &[&str]) -> Vec<String> {
+    let sections = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let lines = sections.iter().flat_map(|s| section(text, s));
+    let names = lines.map(|l| l.split(['.', ' ', '=']).next().unwrap_or_default());
+    let strange = names.filter(|n| n.starts_with("roommate") || *n == "tokio");
+    strange.filter(|n| !allowed.contains(n)).map(String::from).collect()
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// All text files of the project by their path from the root; not what is built or downloaded.
+fn files() -> Vec<(String, String)> {
+    const SKIPPED: &[&str] =
+        &["target", ".git", ".venv", "node_modules", "out", "__pycache__", ".mypy_cache"];
+    let (root, mut folders, mut found) = (root(), vec![root()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            let name = entry.file_name();
+            if SKIPPED.iter().any(|s| name == *s) {
+                continue;
+            }
+            if entry.file_type().unwrap().is_dir() {
+                folders.push(path);
+            } else if let Ok(text) = fs::read_to_string(&path) {
+                let path = path.strip_prefix(&root).unwrap().to_str().unwrap();
+                found.push((path.replace('\\', "/"), text));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn the_house_is_tidy() {
+    let files = files();
+    let mut offences: Vec<String> = Vec::new();
+    for rule in RULES {
+        let mut applied = false;
+        for (path, text) in files.iter().filter(|(path, _)| (rule.applies)(path)) {
+            applied = true;
+            for offence in (rule.find)(text) {
+                offences.push(format!("{path}: {offence}\n  {}: {}", rule.name, rule.reason));
+            }
+        }
+        assert!(applied, "no file is subject to {:?}: has something moved?", rule.name);
+    }
+    assert!(offences.is_empty(), "\n{}", offences.join("\n"));
+}
+
+#[test]
+fn every_rule_can_fail_and_can_hold() {
+    for rule in RULES {
+        assert!(!(rule.find)(rule.bad).is_empty(), "{:?} lets its bad sample pass", rule.name);
+        let found = (rule.find)(rule.good);
+        assert!(found.is_empty(), "{:?} refuses its good sample: {found:?}", rule.name);
+    }
+}
+
+#[test]
+fn words_are_found_as_words_only() {
+    let check = |text: &str, word: &str, expect: bool| {
+        assert_eq!(!words_of(text, &[word]).is_empty(), expect, "{word} in {text:?}");
+    };
+    check("let s: String = x;", "String", true);
+    check("let s: BitString = x;", "String", false);
+    check("Strings", "String", false);
+    check("println!(\"x\")", "println!", true);
+    check("eprintln!(\"x\")", "println!", false);
+    check("use std::fs::File;", "std::fs", true);
+}
