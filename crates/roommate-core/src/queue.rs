@@ -147,6 +147,13 @@ impl<K: Ord + Copy> Queue<K> {
         }
     }
 
+    /// Forgets which lanes the last walk had closed: what did not fit then may fit now.
+    pub fn forget_closed(&mut self) {
+        for lane in &mut self.lanes {
+            lane.closed_at = None;
+        }
+    }
+
     /// Forgets which lanes the last walk had closed after placing more than this many jobs.
     pub fn forget_later(&mut self, placed: usize) {
         for lane in &mut self.lanes {

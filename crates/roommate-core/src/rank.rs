@@ -104,6 +104,7 @@ impl Walk {
         let nodes_changed = |e: &Event| matches!(e, Event::NodeUp(_) | Event::NodeDown(_));
         if plan.news.events.iter().any(nodes_changed) {
             self.order.clear();
+            self.queue.forget_closed();
         }
         self.rank_running(plan);
         let mut kept = 0;

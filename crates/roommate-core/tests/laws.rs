@@ -123,6 +123,10 @@ fn shrink(mut drama: Drama, mut broken: Broken, build: Build<'_>) -> (Drama, Bro
             less.scene.actors.clone_from(&drama.scene.actors);
             less.mishaps.clone_from(&drama.mishaps);
             if i < drama.mishaps.len() {
+                // A node that never comes back would be a reason of its own to wait for ever.
+                if matches!(drama.mishaps[i].1, drama::Mishap::Up(_)) {
+                    return None;
+                }
                 less.mishaps.remove(i);
             } else {
                 less.without_actor(i - drama.mishaps.len());

@@ -8,10 +8,11 @@ use std::path::Path;
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BUFFER: usize = 64 << 10;
 
-/// Opens a file, plain or gzip. The name says nothing: files are renamed, and browsers unpack .gz
-/// files on the way.
+/// Opens a file, plain or gzip; `-` is standard input. The name says nothing else: files are renamed,
+/// and browsers unpack .gz files on the way.
 pub fn open(path: &Path) -> io::Result<BufReader<Box<dyn Read>>> {
-    let mut file = File::open(path)?;
+    let mut file: Box<dyn Read> =
+        if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };
     let mut magic = Vec::with_capacity(MAGIC.len());
     file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
     let zipped = magic == MAGIC;

@@ -156,7 +156,7 @@ impl Maker<'_> {
             return unfit("no GPU has the memory, or no node the CPU, that it asks for".into());
         }
         if job.gpus > gpus {
-            return unfit(format!("it needs {} GPUs, {gpus} suitable ones exist", job.gpus));
+            return unfit(format!("it needs {} suitable GPUs, there are {gpus}", job.gpus));
         }
         let all = mask.count_ones() as usize == self.cluster.kinds.len();
         Ok(if all { u32::MAX } else { mask })

@@ -84,7 +84,7 @@ pub enum SimError {
     },
 }
 
-/// Steps without any fact after which a policy that keeps waking itself is called stuck.
+/// Steps without any fact about a job after which a policy that keeps waking itself is called stuck.
 const IDLE_STEPS: u32 = 1_000_000;
 
 /// Runs jobs, given in order of submission, to the end; tells the observer everything.
@@ -188,9 +188,11 @@ impl World {
         let mut steps: u64 = 0;
         while self.unfinished > 0 || jobs.peek().is_some() {
             self.drop_void_alarms();
+            // Nodes would come and go for ever; that alone brings nobody to an end.
+            let hopeless = idle_steps >= IDLE_STEPS && self.engine.state().placed.is_empty();
             let next = [
                 jobs.peek().map(|j| j.at),
-                self.alarms.peek().map(|a| a.0.0),
+                self.alarms.peek().map(|a| a.0.0).filter(|_| !hopeless),
                 self.wake.filter(|_| idle_steps < IDLE_STEPS),
             ];
             let Some(at) = next.into_iter().flatten().min() else {
@@ -205,7 +207,8 @@ impl World {
             while let Some(job) = jobs.next_if(|j| j.at == now) {
                 self.submit(job, observer);
             }
-            idle_steps = if self.facts.is_empty() { idle_steps + 1 } else { 0 };
+            let of_a_node = |f: &Event| matches!(f, Event::NodeUp(_) | Event::NodeDown(_));
+            idle_steps = if self.facts.iter().all(of_a_node) { idle_steps + 1 } else { 0 };
             self.step(now, observer);
             steps += 1;
             if steps.is_multiple_of(4_096) {

@@ -281,6 +281,18 @@ fn charged_at_every_step_each_running_job_pays_for_the_steps_of_others() {
 }
 
 #[test]
+fn a_job_that_no_rule_can_place_is_reported_even_while_nodes_come_and_go() {
+    // Six GPUs exist for it, three on each node by their CPU, but no node is ever wholly its own.
+    let mut scene = Scene::new("fifo", "2x4:3c", "a 0 6 5, b 1 1 2");
+    scene.actors[0].spec.knobs.cpu_milli = 1_000;
+    let quiet = play(&scene, Faults::default()).err();
+    assert!(matches!(quiet, Some(SimError::Stuck { waiting: 2, .. })), "{quiet:?}");
+    let faults = Faults { node_mtbf: Some(Span::from_secs(9.0)), ..Faults::default() };
+    let noisy = play(&scene, faults).err();
+    assert!(matches!(noisy, Some(SimError::Stuck { waiting: 2, .. })), "{noisy:?}");
+}
+
+#[test]
 fn jobs_that_come_in_the_wrong_order_are_refused() {
     let mut scene = Scene::new("fifo", "1x1", "a 0 1 5, b 9 1 2");
     scene.actors.reverse();

@@ -63,7 +63,7 @@ pub(crate) struct TraceInput {
     #[arg(long, default_value = "v100", value_name = "KIND")]
     pub(crate) gpu_kind: String,
     /// Read only the first so many jobs
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = some)]
     pub(crate) max_jobs: Option<usize>,
 }
 
@@ -87,25 +87,25 @@ pub(crate) struct WorldArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Seconds without progress when a job starts again
-    #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds)]
+    #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) restart_cost: f64,
     /// Seconds without progress at the first start
-    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
+    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) start_cost: f64,
     /// Let gangs run as fast spread over nodes as they do together
     #[arg(long)]
     pub(crate) no_spread_penalty: bool,
     /// Mean hours between failures of a node; nodes do not fail unless given
-    #[arg(long, value_name = "H", value_parser = hours)]
+    #[arg(long, value_name = "H", value_parser = hours, allow_negative_numbers = true)]
     pub(crate) node_mtbf: Option<f64>,
     /// Mean hours until a failed node is back
-    #[arg(long, default_value_t = 1.0, value_name = "H", value_parser = hours)]
+    #[arg(long, default_value_t = 1.0, value_name = "H", value_parser = hours, allow_negative_numbers = true)]
     pub(crate) node_repair: f64,
     /// Chance that an attempt of a job crashes
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance)]
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance, allow_negative_numbers = true)]
     pub(crate) crash: f64,
     /// Minutes between checkpoints; a crash loses what came after the last
-    #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds)]
+    #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct Compare {
     #[command(flatten)]
     pub(crate) world: WorldArgs,
     /// Simulations at the same time; as many as there are cores, unless given
-    #[arg(long, short, value_name = "N")]
+    #[arg(long, short, value_name = "N", value_parser = some)]
     pub(crate) jobs: Option<usize>,
     /// Write a journal for each policy into this folder
     #[arg(long, value_name = "DIR")]
@@ -237,7 +237,7 @@ pub(crate) enum Trace {
 #[derive(Args, Debug)]
 pub(crate) struct Synth {
     /// How many jobs
-    #[arg(long, short = 'n', default_value_t = 1_000)]
+    #[arg(long, short = 'n', default_value_t = 1_000, value_parser = some)]
     pub(crate) jobs: usize,
     /// Seed
     #[arg(long, default_value_t = 0)]
@@ -249,7 +249,7 @@ pub(crate) struct Synth {
     #[arg(long, default_value = "philly", value_parser = named::<synth::Mix>)]
     pub(crate) mix: synth::Mix,
     /// GPU time asked for, as a share of what the cluster has
-    #[arg(long, default_value_t = 0.9)]
+    #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub(crate) load: f64,
     /// The cluster that the load refers to
     #[arg(long, default_value = "8x8")]
@@ -271,12 +271,18 @@ fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, St
     value.ok_or_else(|| format!("expected {what}"))
 }
 
+/// How many of something; the limit keeps a typing error from filling the memory.
+fn some(text: &str) -> Result<usize, String> {
+    let value = text.parse().ok().filter(|n| (1..=10_000_000).contains(n));
+    value.ok_or_else(|| "expected a whole number from 1 to 10000000".into())
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
-    number(text, |v| (0.0..=1e9).contains(&v), "a number of at least 0")
+    number(text, |v| (0.0..=1e9).contains(&v), "a number from 0 to 1e9")
 }
 
 fn hours(text: &str) -> Result<f64, String> {
-    number(text, |v| v > 0.0 && v <= 1e9, "a number above 0")
+    number(text, |v| v > 0.0 && v <= 1e9, "a number above 0, at most 1e9")
 }
 
 fn chance(text: &str) -> Result<f64, String> {

@@ -13,7 +13,10 @@ use crate::process;
 use anyhow::Context;
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use roommate_core::journal::{self, Observer};
+use roommate_core::journal::{self, JournalError, Observer};
+use roommate_sim::gzip;
+use roommate_sim::trace::Problem;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -37,9 +40,19 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
 
 /// Feeds a journal file, plain or compressed, to an observer.
 fn read_journal(path: &Path, to: &mut dyn Observer) -> anyhow::Result<()> {
-    let problem = || format!("could not read journal {:?}", path.display().to_string());
-    let from = roommate_sim::gzip::open(path).with_context(problem)?;
-    journal::read(from, to).with_context(problem)
+    let plainly = |e: &io::Error| anyhow::anyhow!("{}", Problem::from(e));
+    let from = gzip::open(path).map_err(|e| plainly(&e));
+    let read = from.and_then(|from| {
+        journal::read(from, to).map_err(|e| match e {
+            JournalError::Io { line, error } => plainly(&error).context(format!("line {line}")),
+            other => other.into(),
+        })
+    });
+    read.with_context(|| unreadable(path))
+}
+
+fn unreadable(journal: &Path) -> String {
+    format!("could not read journal {:?}", journal.display().to_string())
 }
 
 /// A progress bar over jobs; draws only where a person watches.

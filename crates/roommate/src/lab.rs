@@ -2,17 +2,17 @@
 
 use crate::atomic::AtomicFile;
 use crate::cli::{TraceInput, WorldArgs};
-use crate::process;
+use crate::{process, table};
 use anyhow::Context;
 use roommate_core::interference::Undisturbed;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
-use roommate_core::policy::{self, Params};
+use roommate_core::policy::{self, Entry, Params};
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
-use roommate_sim::trace::{self, ReadOptions, Trace, synth};
+use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::workload::{self, Workload};
 use roommate_sim::world::{Setup, simulate};
 use serde_json::{Map, Value, json};
@@ -36,6 +36,47 @@ pub(crate) struct Run {
     wall_s: f64,
 }
 
+/// A policy with its parameters, known to be good before anything is read or written.
+pub(crate) struct Choice {
+    entry: &'static Entry,
+    params: Params,
+}
+
+impl Choice {
+    /// The policy of this name, as in a published simulator if that is asked for, then with these
+    /// `name=value` pairs.
+    pub(crate) fn new(name: &str, compat: Option<&str>, set: &[&str]) -> anyhow::Result<Self> {
+        let entry = policy::find(name)?;
+        let mut params = compat.map_or(Ok(Params::new()), |c| entry.compat_params(c))?;
+        let given = set.iter().map(|pair| param(pair)).collect::<anyhow::Result<Vec<_>>>()?;
+        params.extend(given.iter().cloned());
+        if let Err(wrong) = entry.build(&params) {
+            // Mostly one of them is wrong by itself and can be named.
+            for (pair, param) in set.iter().zip(given) {
+                let alone = entry.build(&Params::from_iter([param]));
+                alone.with_context(|| format!("--set {pair:?}"))?;
+            }
+            return Err(wrong.into());
+        }
+        Ok(Self { entry, params })
+    }
+
+    /// The name of the policy.
+    pub(crate) fn name(&self) -> &'static str {
+        self.entry.name
+    }
+}
+
+/// A `name=value` pair; a value that is not JSON is taken as text.
+fn param(pair: &str) -> anyhow::Result<(String, Value)> {
+    let (name, value) = pair.split_once('=').ok_or_else(|| {
+        let what = format!("--set {pair:?}: expected NAME=VALUE");
+        process::advise(what, "for example --set backfill=true")
+    })?;
+    let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
+    Ok((name.into(), value))
+}
+
 /// The trace of people who have none yet: a day and a half on a small cluster, a bit too busy.
 const INVENTED_JOBS: usize = 500;
 
@@ -49,17 +90,18 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
     };
     let trace = trace::read(path, &options)?;
     if trace.dropped > 0 {
-        process::say(&format!("dropped {} bad rows, the first of them:", trace.dropped));
+        let rows = table::count(trace.dropped, "bad row");
+        process::say(&format!("dropped {rows}, the first of them:"));
         for error in &trace.first_dropped {
             process::say(&format!("  {error}"));
         }
     }
     if trace.cpu_jobs > 0 {
-        process::say(&format!("left out {} jobs that ask for no GPU", trace.cpu_jobs));
+        let jobs = table::count(trace.cpu_jobs, "job");
+        process::say(&format!("left out {jobs} without a GPU"));
     }
     if trace.jobs.is_empty() {
-        let what = format!("trace {:?} has no jobs", path.display().to_string());
-        return Err(process::advise(what, "`roommate trace stats` shows what a trace holds"));
+        anyhow::bail!("trace {:?} has no jobs that could run", path.display().to_string());
     }
     Ok(trace)
 }
@@ -80,7 +122,11 @@ impl Lab {
         let (mut workload, unfit) =
             workload::prepare(trace.jobs, &world.cluster, compat, input.skip_bad_rows)?;
         if let Some(first) = unfit.first() {
-            process::say(&format!("dropped {} jobs, the first: {first}", unfit.len()));
+            let jobs = table::count(unfit.len() as u64, "job");
+            process::say(&format!("dropped {jobs}, the first: {first}"));
+        }
+        if workload.arrivals.is_empty() {
+            anyhow::bail!("{source:?} has no jobs that could run on {}", world.cluster);
         }
         let dropped = dropped + unfit.len() as u64;
         if world.no_spread_penalty {
@@ -95,28 +141,23 @@ impl Lab {
 
     /// One line about what is run.
     pub(crate) fn title(&self) -> String {
-        let gpus = self.world.cluster.gpus();
-        let jobs = self.jobs();
-        format!("{}: {jobs} jobs on {} ({gpus} GPUs)", self.source, self.world.cluster)
+        let gpus = table::count(self.world.cluster.gpus().into(), "GPU");
+        let jobs = table::count(self.jobs() as u64, "job");
+        format!("{}: {jobs} on {} ({gpus})", self.source, self.world.cluster)
     }
 
     /// Runs a policy. The observer hears everything; the journal is written if asked for.
     pub(crate) fn run(
         &self,
-        name: &str,
-        given: &Params,
+        choice: &Choice,
         journal: Option<&Path>,
         extra: &mut dyn Observer,
         progress: &mut dyn FnMut(u64),
     ) -> anyhow::Result<Run> {
-        let entry = policy::find(name)?;
-        let mut params = match self.compat {
-            Some(compat) => entry.compat_params(compat.name)?,
-            None => Params::new(),
-        };
-        params.extend(given.clone());
-        let policy = entry.build(&params)?;
-        let Value::Object(all_params) = entry.params(&params)? else {
+        let Choice { entry, params } = choice;
+        let name = entry.name;
+        let policy = entry.build(params)?;
+        let Value::Object(all_params) = entry.params(params)? else {
             anyhow::bail!("parameters of {name} are not an object");
         };
         let setup = Setup {
@@ -214,19 +255,6 @@ pub(crate) fn csv(runs: &[Run]) -> String {
     text
 }
 
-/// `name=value` pairs as parameters; a value that is not JSON is taken as text.
-pub(crate) fn params<'a>(pairs: impl Iterator<Item = &'a str>) -> anyhow::Result<Params> {
-    let mut params = Params::new();
-    for pair in pairs {
-        let (name, value) = pair.split_once('=').ok_or_else(|| {
-            process::advise(format!("--set {pair:?}: expected NAME=VALUE"), "for example --set backfill=true")
-        })?;
-        let value = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.into()));
-        params.insert(name.into(), value);
-    }
-    Ok(params)
-}
-
 /// Jobs of our own generator, for a first look without a trace.
 fn invented(world: &WorldArgs) -> Trace {
     let options = synth::SynthOptions {
@@ -238,8 +266,12 @@ fn invented(world: &WorldArgs) -> Trace {
         mix: synth::Mix::Small,
         ..synth::SynthOptions::default()
     };
+    // Whatever the GPUs are, the first look is not an error.
+    let memories = world.cluster.kinds.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
+    let least = memories.min().unwrap_or(u32::MAX);
+    let fits = |job: TraceJob| TraceJob { mem_mib: job.mem_mib.min(least), ..job };
     Trace {
-        jobs: synth::synth(&options).collect(),
+        jobs: synth::synth(&options).map(fits).collect(),
         format: trace::Format::Roommate,
         dropped: 0,
         first_dropped: Vec::new(),

@@ -1,21 +1,25 @@
 //! What the program is to the operating system: its streams, its memory, its errors.
 
+use anyhow::Context;
 use roommate_core::policy::{POLICIES, PolicyError};
 use roommate_sim::trace::TraceError;
+use roommate_sim::workload::Unfit;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 /// Says something to the person, not to the pipe.
-#[expect(clippy::print_stderr, reason = "the one place where the program talks to a person")]
 pub(crate) fn say(text: &str) {
-    eprintln!("{text}");
+    // A person who is gone cannot be told, which is no reason to stop (or to panic, as `eprintln!` would).
+    let _ = writeln!(io::stderr(), "{text}");
 }
+
+/// Said where standard output refuses.
+pub(crate) const UNWRITTEN: &str = "could not write to standard output";
 
 /// Writes data to standard output.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(UNWRITTEN)
 }
 
 /// Whether a person watches.
@@ -68,12 +72,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(e) = cause.downcast_ref::<TraceError>() {
             return e.hint();
         }
-        if let Some(e) = cause.downcast_ref::<roommate_sim::workload::Unfit>() {
-            let _ = e;
-            return Some(
-                "use a larger --cluster, or pass --skip-bad-rows to drop such jobs and count them"
-                    .into(),
-            );
+        if cause.is::<Unfit>() {
+            let hint = "use another --cluster, or --skip-bad-rows to drop such jobs and count them";
+            return Some(hint.into());
         }
         match cause.downcast_ref::<PolicyError>() {
             Some(PolicyError::Unknown(_)) => {

@@ -46,6 +46,11 @@ pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// So many of something.
+pub(crate) fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// A figure for a person.
 pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
     let Some(v) = value else { return "-".into() };

@@ -244,6 +244,7 @@ pub(super) fn header(source: &mut Source) -> Result<Header, TraceError> {
         return Err(source.whole_file(Problem::Empty));
     }
     let split = source.text().and_then(|line| record.split(line, ','));
-    split.map_err(|problem| source.error_here(problem))?;
+    // Not a row that could be dropped: without the header no row can be read.
+    split.map_err(|problem| source.error_here(Problem::Columns(problem.to_string())))?;
     Ok(Header::new(&record))
 }

@@ -89,7 +89,9 @@ fn first_line(source: &mut Source) -> Result<FirstLine, TraceError> {
     if !source.next_line()? {
         return Err(source.whole_file(Problem::Empty));
     }
-    let line = source.text().map_err(|problem| source.error_here(problem))?.to_owned();
+    // No row can be dropped here: without its first line the layout of a file is not known.
+    let text = source.text();
+    let line = text.map_err(|p| source.error_here(Problem::Layout(format!("is {p}"))))?.to_owned();
     source.hold();
     let mut record = Record::default();
     // A broken quote is reported by the reader proper; here it only means "not recognised".

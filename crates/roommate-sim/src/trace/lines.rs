@@ -30,7 +30,7 @@ impl Source {
             path: path.into(),
             line: None,
             column: None,
-            problem: io_problem(e),
+            problem: e.into(),
         };
         let reader = crate::gzip::open(path).map_err(|e| fail(&e))?;
         Self::over(reader, path, what)
@@ -76,7 +76,7 @@ impl Source {
         // the second call finds the buffer full and does nothing.
         while let Err(e) = self.reader.fill_buf() {
             if e.kind() != io::ErrorKind::Interrupted {
-                let mut error = self.error_at(self.line + 1, io_problem(&e).into());
+                let mut error = self.error_at(self.line + 1, Problem::from(&e).into());
                 if matches!(error.problem, Problem::Io(_)) {
                     error.line = None;
                 }
@@ -177,16 +177,19 @@ impl Source {
     }
 }
 
-fn io_problem(error: &io::Error) -> Problem {
-    match error.kind() {
-        io::ErrorKind::NotFound => Problem::Io("no such file".to_owned()),
-        io::ErrorKind::PermissionDenied => Problem::Io("permission denied".to_owned()),
-        io::ErrorKind::IsADirectory => Problem::Io("it is a directory".to_owned()),
-        // Only the decoder gives these: a plain file just ends.
-        io::ErrorKind::UnexpectedEof => Problem::Truncated,
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
-            Problem::Gzip(error.to_string())
+/// What went wrong in [`crate::gzip`], in words.
+impl From<&io::Error> for Problem {
+    fn from(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::Io("no such file".to_owned()),
+            io::ErrorKind::PermissionDenied => Self::Io("permission denied".to_owned()),
+            io::ErrorKind::IsADirectory => Self::Io("it is a directory".to_owned()),
+            // Only the decoder gives these: a plain file just ends.
+            io::ErrorKind::UnexpectedEof => Self::Truncated,
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
+                Self::Gzip(error.to_string())
+            }
+            _ => Self::Io(error.to_string()),
         }
-        _ => Problem::Io(error.to_string()),
     }
 }

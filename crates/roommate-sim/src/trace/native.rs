@@ -125,9 +125,10 @@ pub(super) fn read_jsonl(source: &mut Source, collector: &mut Collector) -> Resu
 pub(super) fn json_message(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
+    let text = text.replace("expected f64", "expected a number");
     // Flattened structs lose the place; then there is none to tell.
     match (error.line(), error.column()) {
-        (0, _) | (1, 0) => text.to_owned(),
+        (0, _) | (1, 0) => text,
         (1, column) => format!("{text}, at character {column}"),
         (line, _) => format!("{text}, at line {line} of the object"),
     }
@@ -273,8 +274,11 @@ fn to_raw(job: &TraceJob) -> Raw {
 /// A line break inside a name is an error: our files have one job per line.
 pub fn write_csv(to: &mut impl Write, jobs: &[TraceJob]) -> io::Result<()> {
     let mut used = [false; OPTIONAL.len()];
+    // Looked through before the first byte is written, so that a refusal leaves no half a file.
     for job in jobs {
-        for (used, cell) in used.iter_mut().zip(to_raw(job).more.cells()) {
+        let cells = to_raw(job).more.cells();
+        cells.iter().flatten().chain([&job.id]).try_for_each(|text| one_line(text))?;
+        for (used, cell) in used.iter_mut().zip(cells) {
             *used |= cell.is_some();
         }
     }
@@ -293,11 +297,15 @@ pub fn write_csv(to: &mut impl Write, jobs: &[TraceJob]) -> io::Result<()> {
     Ok(())
 }
 
-fn write_cell(to: &mut impl Write, text: &str) -> io::Result<()> {
-    if text.contains(['\n', '\r']) {
-        let message = format!("a line break in {text:?} cannot be written as CSV");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+fn one_line(text: &str) -> io::Result<()> {
+    if !text.contains(['\n', '\r']) {
+        return Ok(());
     }
+    let message = format!("a line break in {text:?} cannot be written as CSV, only as .jsonl");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+}
+
+fn write_cell(to: &mut impl Write, text: &str) -> io::Result<()> {
     if text.contains([',', '"']) {
         write!(to, "\"{}\"", text.replace('"', "\"\""))
     } else {

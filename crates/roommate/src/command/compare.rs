@@ -1,11 +1,12 @@
 //! `roommate compare`: several policies on the same trace, side by side.
 
+use crate::atomic::{self, AtomicFile};
 use crate::cli::{Compare, Output};
-use crate::lab::{self, Lab, Run};
-use crate::{atomic, process, table};
+use crate::lab::{self, Choice, Lab, Run};
+use crate::{process, table};
 use anyhow::Context;
 use indicatif::MultiProgress;
-use roommate_core::policy::{self, POLICIES, Params};
+use roommate_core::policy::{self, POLICIES};
 use roommate_sim::report;
 use roommate_sim::view::View;
 use serde_json::Value;
@@ -14,15 +15,18 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
-    let names = chosen(args)?;
-    let params = names.iter().map(|n| params_of(n, args)).collect::<anyhow::Result<Vec<_>>>()?;
+    let choices = chosen(args)?;
+    if let (Some(trace), Some(report)) = (&args.trace, &args.report) {
+        atomic::keep_apart(trace, report)?;
+    }
+    let page = args.report.as_deref().map(AtomicFile::create).transpose()?;
     let lab = Lab::new(args.trace.as_deref(), &args.input, &args.world)?;
     if args.output == Output::Table {
         process::say(&lab.title());
     }
-    let (runs, views) = run_all(&lab, &names, &params, args)?;
-    if let Some(path) = &args.report {
-        atomic::write(path, &report::render(&lab.title(), &views))?;
+    let (runs, views) = run_all(&lab, &choices, args)?;
+    if let Some(page) = page {
+        page.fill(&report::render(&lab.title(), &views))?;
     }
     match args.output {
         Output::Json => {
@@ -45,8 +49,29 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The policies to run: those asked for, or all that know the compat mode.
-fn chosen(args: &Compare) -> anyhow::Result<Vec<String>> {
+/// The policies to run, with their parameters.
+fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
+    let names = names(args)?;
+    let mut sets: Vec<Vec<&str>> = vec![Vec::new(); names.len()];
+    for pair in &args.set {
+        let split = pair.split_once('.').filter(|(policy, _)| !policy.contains('='));
+        let Some((policy, rest)) = split else {
+            let what = format!("--set {pair:?}: expected POLICY.NAME=VALUE");
+            return Err(process::advise(what, "for example --set tiresias.promote_knob=8"));
+        };
+        policy::find(policy).with_context(|| format!("--set {pair:?}"))?;
+        let Some(i) = names.iter().position(|n| n == policy) else {
+            let what = format!("--set {pair:?}: policy {policy:?} is not among those to run");
+            return Err(process::advise(what, "name it in --policies too"));
+        };
+        sets[i].push(rest);
+    }
+    let compat = args.world.compat.as_deref();
+    names.iter().zip(sets).map(|(name, set)| Choice::new(name, compat, &set)).collect()
+}
+
+/// Those asked for, or all that know the compat mode.
+fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
     if args.policies.is_empty() {
         let knows = |e: &&policy::Entry| match &args.world.compat {
             Some(compat) => e.compat_params(compat).is_ok(),
@@ -66,47 +91,27 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-fn params_of(name: &str, args: &Compare) -> anyhow::Result<Params> {
-    let of = |pair: &str| {
-        let (policy, rest) = pair.split_once('.')?;
-        Some((policy.to_string(), rest.to_string()))
-    };
-    let mut own = Vec::new();
-    for pair in &args.set {
-        let Some((policy, rest)) = of(pair) else {
-            let what = format!("--set {pair:?}: expected POLICY.NAME=VALUE");
-            return Err(process::advise(what, "for example --set tiresias.promote_knob=8"));
-        };
-        policy::find(&policy)?;
-        if policy == name {
-            own.push(rest);
-        }
-    }
-    lab::params(own.iter().map(String::as_str))
-}
-
-/// Runs the policies on a few threads, each simulation on one; results in the order of the names.
+/// Runs the policies on a few threads, each simulation on one; results in their order.
 fn run_all(
     lab: &Lab,
-    names: &[String],
-    params: &[Params],
+    choices: &[Choice],
     args: &Compare,
 ) -> anyhow::Result<(Vec<Run>, Vec<report::RunView>)> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.jobs.unwrap_or(cores).clamp(1, names.len().max(1));
+    let threads = args.jobs.unwrap_or(cores).clamp(1, choices.len().max(1));
     let bars = MultiProgress::new();
     let next = AtomicUsize::new(0);
     let done: Vec<Mutex<Option<anyhow::Result<(Run, Option<View>)>>>> =
-        names.iter().map(|_| Mutex::new(None)).collect();
+        choices.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
-            let Some(name) = names.get(i) else { return };
-            let bar = bars.add(super::progress_bar(lab.jobs(), name));
-            let file = format!("{name}.jsonl");
+            let Some(choice) = choices.get(i) else { return };
+            let bar = bars.add(super::progress_bar(lab.jobs(), choice.name()));
+            let file = format!("{}.jsonl", choice.name());
             let journal = args.journals.as_ref().map(|dir| dir.join(file));
             let mut view = args.report.is_some().then(View::default);
-            let run = lab.run(name, &params[i], journal.as_deref(), &mut view, &mut |n| {
+            let run = lab.run(choice, journal.as_deref(), &mut view, &mut |n| {
                 bar.set_position(n);
             });
             bar.finish_and_clear();
@@ -122,7 +127,8 @@ fn run_all(
     });
     let mut runs = Vec::new();
     let mut views = Vec::new();
-    for (name, slot) in names.iter().zip(done) {
+    for (choice, slot) in choices.iter().zip(done) {
+        let name = choice.name();
         let result = slot.into_inner().ok().flatten();
         let (run, view) = result.with_context(|| format!("policy {name} did not run"))??;
         views.extend(view.map(|v| v.finish(name, "")));

@@ -11,7 +11,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     super::read_journal(&args.journal, &mut story)?;
     if !story.found() {
         let what = format!("there is no job {:?} in {}", args.job, args.journal.display());
-        let similar: Vec<&str> = story.similar().take(5).collect();
+        let similar: Vec<String> = story.similar().take(5).map(|n| format!("{n:?}")).collect();
         let hint = if similar.is_empty() {
             "job names are the ids of the trace".to_string()
         } else {

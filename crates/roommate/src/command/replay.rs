@@ -2,6 +2,7 @@
 
 use crate::cli::{Output, Replay};
 use crate::{ANSWER_NO, process};
+use anyhow::Context;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -9,7 +10,7 @@ pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
     let mut replay = roommate_core::replay::Replay::default();
     super::read_journal(&args.journal, &mut replay)?;
     if let Some(refused) = replay.refused {
-        return Err(refused.into());
+        return Err(refused).with_context(|| super::unreadable(&args.journal));
     }
     let (steps, actions) = (replay.steps, replay.actions);
     let same = replay.difference.is_none();

@@ -1,13 +1,15 @@
 //! `roommate report`: journals in, one HTML page out.
 
+use crate::atomic::{self, AtomicFile};
 use crate::cli::Report;
-use crate::{atomic, process};
+use crate::process;
 use roommate_sim::report;
 use roommate_sim::view::View;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &Report) -> anyhow::Result<ExitCode> {
     let mut views: Vec<report::RunView> = Vec::new();
+    args.journals.iter().try_for_each(|path| atomic::keep_apart(path, &args.output))?;
     for path in &args.journals {
         let mut view = View::default();
         super::read_journal(path, &mut view)?;
@@ -16,7 +18,7 @@ pub(super) fn run(args: &Report) -> anyhow::Result<ExitCode> {
         let label = if same == 0 { policy } else { format!("{policy} ({})", same + 1) };
         views.push(view.finish(&label, &path.display().to_string()));
     }
-    atomic::write(&args.output, &report::render(&args.title, &views))?;
+    AtomicFile::create(&args.output)?.fill(&report::render(&args.title, &views))?;
     process::say(&format!("report: {}", args.output.display()));
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,8 @@
 //! `roommate sim`: one policy, one trace.
 
 use crate::cli::{Output, Sim};
-use crate::lab::{self, Lab};
-use crate::{process, table};
+use crate::lab::{self, Choice, Lab};
+use crate::{atomic, process, table};
 use roommate_core::gantt::Gantt;
 use std::process::ExitCode;
 
@@ -11,12 +11,16 @@ const CHART_COLUMNS: usize = 90;
 const CHART_ROWS: usize = 64;
 
 pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
+    let set: Vec<&str> = args.set.iter().map(String::as_str).collect();
+    let choice = Choice::new(&args.policy, args.world.compat.as_deref(), &set)?;
+    if let (Some(trace), Some(journal)) = (&args.trace, &args.journal) {
+        atomic::keep_apart(trace, journal)?;
+    }
     let lab = Lab::new(args.trace.as_deref(), &args.input, &args.world)?;
-    let params = lab::params(args.set.iter().map(String::as_str))?;
     let bar = super::progress_bar(lab.jobs(), &args.policy);
     let mut gantt = args.gantt.then(Gantt::default);
     let journal = args.journal.as_deref();
-    let run = lab.run(&args.policy, &params, journal, &mut gantt, &mut |n| bar.set_position(n));
+    let run = lab.run(&choice, journal, &mut gantt, &mut |n| bar.set_position(n));
     bar.finish_and_clear();
     let run = run?;
     match args.output {

@@ -49,8 +49,8 @@ fn invent(args: &Synth) -> anyhow::Result<()> {
 fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
     if to == Path::new("-") {
         let mut out = BufWriter::new(std::io::stdout().lock());
-        native::write_csv(&mut out, jobs)?;
-        return Ok(out.flush()?);
+        let written = native::write_csv(&mut out, jobs).and_then(|()| out.flush());
+        return written.context(process::UNWRITTEN);
     }
     let mut file = AtomicFile::create(to)?;
     let name = to.to_string_lossy();
