@@ -119,7 +119,8 @@ impl Cluster {
             None => (text, None),
             Some((name, s)) => {
                 let speed = s.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
-                let speed = speed.ok_or_else(|| format!("expected a speed above 0, found {s:?}"))?;
+                let speed =
+                    speed.ok_or_else(|| format!("expected a speed above 0, found {s:?}"))?;
                 (name, Some(speed))
             }
         };
@@ -207,9 +208,18 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         check("", r#"could not read cluster "": expected NODESxGPUS such as 8x8, found """#);
-        check("8*8", r#"could not read cluster "8*8": expected NODESxGPUS such as 8x8, found "8*8""#);
-        check("0x8", r#"could not read cluster "0x8": expected NODESxGPUS such as 8x8, found "0x8""#);
-        check("1x1:a=-1", r#"could not read cluster "1x1:a=-1": expected a speed above 0, found "-1""#);
+        check(
+            "8*8",
+            r#"could not read cluster "8*8": expected NODESxGPUS such as 8x8, found "8*8""#,
+        );
+        check(
+            "0x8",
+            r#"could not read cluster "0x8": expected NODESxGPUS such as 8x8, found "0x8""#,
+        );
+        check(
+            "1x1:a=-1",
+            r#"could not read cluster "1x1:a=-1": expected a speed above 0, found "-1""#,
+        );
         check(
             "1x1:a=1,1x1:a=2",
             r#"could not read cluster "1x1:a=1,1x1:a=2": GPU kind "a" has two different speeds"#,

@@ -100,7 +100,9 @@ impl Explain {
                 self.tell(at, what);
             }
             Event::Started(_) => self.tell(at, "makes progress".into()),
-            Event::Stopped { done, .. } => self.tell(at, format!("stopped with {done:.0} steps done")),
+            Event::Stopped { done, .. } => {
+                self.tell(at, format!("stopped with {done:.0} steps done"));
+            }
             Event::Finished(_) => self.tell(at, "finished".into()),
             Event::Cancelled(_) => self.tell(at, "cancelled by its user".into()),
             Event::Failed { why, done, .. } => {

@@ -22,6 +22,9 @@ pub const VERSION: u32 = 1;
 /// No line of ours comes near this; a longer one is not a journal.
 const LONGEST_LINE: u64 = 64 << 20;
 
+/// Later than any run; sums of times beyond it would not fit their integers.
+const LATEST: Time = Time(1_000 * 366 * 86_400 * 1_000_000);
+
 /// The first line: what was run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -389,6 +392,10 @@ impl Check {
             }
             In::Profile(p) => {
                 self.require(p.idx.0 == self.profiles, "profiles are not numbered in order")?;
+                let positive = |v: f64| v.is_finite() && v > 0.0;
+                let speeds = p.profile.kind_speed.iter().all(|(_, s)| positive(*s));
+                let sane = positive(p.profile.step_s) && positive(p.profile.spread_speed) && speeds;
+                self.require(sane, "a profile with a time or speed that is not above 0")?;
                 self.profiles += 1;
                 to.profile(&p);
             }
@@ -402,6 +409,8 @@ impl Check {
                 self.require(j.spec.profile.0 < self.profiles, "a job of an unknown profile")?;
                 let sizes = j.spec.gpus > 0 && j.spec.gpus_max >= j.spec.gpus;
                 self.require(sizes, "a job without GPUs")?;
+                let work = j.spec.work.is_none_or(|w| w.is_finite() && w >= 0.0);
+                self.require(work, "a job with a negative amount of work")?;
                 self.jobs += 1;
                 to.job(&j);
             }
@@ -440,6 +449,7 @@ impl Check {
     /// Folds index by job, GPU and node; a number that does not exist must not reach them.
     fn step(&mut self, s: &StepLine) -> Result<(), JournalError> {
         self.require(s.at >= self.at, "time runs backwards")?;
+        self.require(s.at <= LATEST, "a time of more than a thousand years")?;
         self.at = s.at;
         let mut known = true;
         for fact in &s.facts {

@@ -97,7 +97,8 @@ impl Metrics {
     /// The figures as rows of a table, always the same rows in the same order.
     pub fn rows(&self) -> Vec<Row> {
         use Better::{Higher, Lower, Neither};
-        let row = |key, label, unit, value: Option<f64>, better| Row { key, label, unit, value, better };
+        let row =
+            |key, label, unit, value: Option<f64>, better| Row { key, label, unit, value, better };
         let count = |n: u64| Some(n as f64);
         let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
         let stage = |i: usize| self.stage_util.map(|s| s[i]);
@@ -123,7 +124,13 @@ impl Metrics {
             row("prep_util", "CPU busy", "share", stage(1), Neither),
             row("compute_util", "GPU busy", "share", stage(2), Neither),
             row("network_util", "network busy", "share", stage(3), Neither),
-            row("slo_misses", "SLO misses", "share", share(self.slo_misses, self.slo_windows), Lower),
+            row(
+                "slo_misses",
+                "SLO misses",
+                "share",
+                share(self.slo_misses, self.slo_windows),
+                Lower,
+            ),
             row(
                 "deadline_misses",
                 "deadline misses",
@@ -398,7 +405,7 @@ mod tests {
         // a shares the system with b for 3 of its 4 seconds: its fair time is 4 × 7/4.
         let rho_a = 4.0 / (4.0 * 7.0 / 4.0);
         let rho_b = 5.0 / (2.0 * 8.0 / 5.0);
-        assert!((m.avg_rho.unwrap() - (rho_a + rho_b) / 2.0).abs() < 1e-12);
+        assert!((m.avg_rho.unwrap() - f64::midpoint(rho_a, rho_b)).abs() < 1e-12);
         let (x, y) = (1.0, 0.4);
         assert!((m.jain.unwrap() - (x + y) * (x + y) / (2.0 * (x * x + y * y))).abs() < 1e-12);
     }

@@ -2,9 +2,9 @@
 //!
 //! Helpers for policies that give jobs whole GPUs. Nothing here decides who should run.
 
-use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
 use crate::plan::Plan;
-use crate::state::State;
+use crate::state::{Node, State};
 use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -25,8 +25,23 @@ pub enum Rule {
     Count,
 }
 
+impl Rule {
+    /// The rule that holds for this job: a gang that no single kind could ever hold is spread over
+    /// several, because insisting on one would be to refuse it.
+    pub fn for_job(self, state: &State, job: JobIdx) -> Self {
+        if self == Self::Count || state.kinds.len() == 1 {
+            return self;
+        }
+        let need = u32::from(state.spec(job).gpus);
+        let mut kinds = 0..state.kinds.len() as u8;
+        let one_kind = kinds.any(|k| state.usable_of_kind(job, k) >= need);
+        if one_kind { self } else { Self::Spread }
+    }
+}
+
 /// Idle GPUs for the whole gang of this job, ascending.
 pub fn find(state: &State, job: JobIdx, rule: Rule) -> Option<GpuSet> {
+    let rule = rule.for_job(state, job);
     if state.idle_for(job) < u32::from(state.spec(job).gpus) {
         return None;
     }
@@ -76,7 +91,10 @@ pub fn note_no_room(plan: &mut Plan<'_>, job: JobIdx) {
     let need = plan.spec(job).gpus;
     let idle = plan.idle_for(job);
     let scattered = idle >= u32::from(need);
-    plan.note(job, if scattered { Why::Scattered { need, idle } } else { Why::NoRoom { need, idle } });
+    plan.note(
+        job,
+        if scattered { Why::Scattered { need, idle } } else { Why::NoRoom { need, idle } },
+    );
 }
 
 /// Kinds that the job may use, fastest for it first.
@@ -204,9 +222,9 @@ fn anywhere(state: &State, job: JobIdx) -> Option<GpuSet> {
 
 /// Making room: who has to leave so that a job fits.
 ///
-/// Victims are offered worst first. They are only counted until a place for the job comes in sight.
-/// Then those who were counted for that place stand in line again, by rank; and the job is put where the
-/// best of them are not in the way, so that those whose turn comes find their GPUs as they left them.
+/// Victims are offered worst first. They are only counted until a place for the job comes in sight;
+/// then those who were counted for it stand in line again, by rank, and the job is put where the best
+/// of them are not in the way, so that those whose turn comes find their GPUs as they left them.
 #[derive(Debug, Default)]
 pub struct Room {
     /// GPUs per node that the victims seen so far would free.
@@ -233,6 +251,7 @@ impl Room {
         rule: Rule,
         victims: impl Iterator<Item = JobIdx>,
     ) -> bool {
+        let rule = rule.for_job(plan, job);
         for node in self.touched.drain(..) {
             self.freed[node.usize()] = 0;
         }
@@ -284,37 +303,56 @@ impl Room {
         let anywhere = plan.idle_for(job) + self.freed_gpus >= u32::from(need);
         let together = rule != Rule::Count;
         let scattered = matches!(rule, Rule::Count | Rule::Spread);
-        (together && on_one_node.iter().any(|n| self.evict(plan, job, rule, Some(*n))))
-            || (((together && on_whole_nodes) || (scattered && anywhere))
-                && self.evict(plan, job, rule, None))
+        (together && on_one_node.iter().any(|n| self.evict(plan, job, rule, |_, m, _| m == *n)))
+            || (together
+                && on_whole_nodes
+                && (self.evict(plan, job, rule, Self::helps_wide)
+                    || self.evict(plan, job, rule, |_, _, _| true)))
+            || (scattered && anywhere && self.evict(plan, job, rule, |_, _, _| true))
     }
 
-    /// Releases the seen victims, or those on one node, and places the job out of the way of the best
-    /// of them.
-    fn evict(&mut self, plan: &mut Plan<'_>, job: JobIdx, rule: Rule, on: Option<NodeIdx>) -> bool {
+    /// Whether freeing a node helps a gang that is wider than nodes: it becomes wholly idle, or it
+    /// offers as much as any other for the rest of the gang.
+    fn helps_wide(&self, idx: NodeIdx, node: &Node) -> bool {
+        let idle = node.idle + self.freed[idx.usize()];
+        idle == node.size || idle >= self.whole[usize::from(node.kind)].1
+    }
+
+    /// Releases the seen victims on the wanted nodes and places the job out of the way of the best of
+    /// them.
+    fn evict(
+        &mut self,
+        plan: &mut Plan<'_>,
+        job: JobIdx,
+        rule: Rule,
+        wanted: impl Fn(&Self, NodeIdx, &Node) -> bool,
+    ) -> bool {
         let mark = plan.mark();
-        for &victim in &self.seen {
-            let here = |n: NodeIdx| plan.job(victim).gpus.iter().any(|g| plan.gpu(*g).node == n);
-            if on.is_none_or(here) {
-                self.evicted.push(victim);
+        let mut evicted = std::mem::take(&mut self.evicted);
+        let in_sight = |g: &GpuIdx| {
+            let node = plan.gpu(*g).node;
+            wanted(self, node, plan.node(node))
+        };
+        let there = |v: &&JobIdx| plan.job(**v).gpus.iter().any(in_sight);
+        evicted.extend(self.seen.iter().filter(there));
+        for &victim in &evicted {
+            plan.release(victim);
+        }
+        let fits = find(plan, job, rule).is_some();
+        if fits {
+            for &victim in evicted.iter().rev() {
+                put_back(plan, victim, job, rule);
             }
-        }
-        for &victim in &self.evicted {
-            plan.release(victim);
-        }
-        if find(plan, job, rule).is_none() {
+            place(plan, job, rule);
+            for &victim in &evicted {
+                plan.release(victim);
+            }
+        } else {
             plan.undo_to(mark);
-            self.evicted.clear();
-            return false;
+            evicted.clear();
         }
-        for &victim in self.evicted.iter().rev() {
-            put_back(plan, victim, job, rule);
-        }
-        let placed = place(plan, job, rule);
-        for &victim in &self.evicted {
-            plan.release(victim);
-        }
-        placed
+        self.evicted = evicted;
+        fits
     }
 }
 

@@ -248,7 +248,12 @@ impl Draft {
 
     /// Turns the difference between before and after into actions, sets the phases accordingly, and
     /// hands out the notes that say something new.
-    pub(crate) fn commit(&mut self, state: &mut State, actions: &mut Vec<Action>, notes: &mut Vec<Note>) {
+    pub(crate) fn commit(
+        &mut self,
+        state: &mut State,
+        actions: &mut Vec<Action>,
+        notes: &mut Vec<Note>,
+    ) {
         let now = state.now;
         for note in self.notes.drain(..) {
             // Who found GPUs again in the same plan was not preempted.

@@ -47,7 +47,14 @@ pub struct Walk {
 impl Walk {
     /// A walk in the order of `key`, smaller first.
     pub fn new(style: Style, key: fn(&State, JobIdx) -> u64) -> Self {
-        Self { style, key, queue: Queue::default(), room: Room::default(), running: Vec::new(), order: Vec::new() }
+        Self {
+            style,
+            key,
+            queue: Queue::default(),
+            room: Room::default(),
+            running: Vec::new(),
+            order: Vec::new(),
+        }
     }
 
     /// Takes in the news and gives GPUs to those who come first.
@@ -79,7 +86,7 @@ impl Walk {
                 place::note_no_room(plan, job);
                 self.queue.close(plan, self.order.len());
                 if !self.style.overtake {
-                    self.note_blocked(plan, job);
+                    note_blocked(plan, job);
                     break;
                 }
             }
@@ -134,7 +141,10 @@ impl Walk {
 
     /// Places the job by pushing out running jobs with larger keys, worst first.
     fn push_out(&mut self, plan: &mut Plan<'_>, key: u64, job: JobIdx) -> bool {
-        if !self.style.preempt || self.style.repack || self.running.last().is_none_or(|worst| *worst <= (key, job)) {
+        if !self.style.preempt
+            || self.style.repack
+            || self.running.last().is_none_or(|worst| *worst <= (key, job))
+        {
             return false;
         }
         let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
@@ -148,14 +158,14 @@ impl Walk {
             self.queue.push(plan, victim, (self.key)(plan, victim), 0);
         }
     }
+}
 
-    /// Those behind a blocked head hear once whom they wait for.
-    fn note_blocked(&self, plan: &mut Plan<'_>, head: JobIdx) {
-        for i in 0..plan.news.ready.len() {
-            let job = plan.news.ready[i];
-            if job != head && plan.pending.contains(job) {
-                plan.note(job, Why::Behind(head));
-            }
+/// Those behind a blocked head hear once whom they wait for.
+fn note_blocked(plan: &mut Plan<'_>, head: JobIdx) {
+    for i in 0..plan.news.ready.len() {
+        let job = plan.news.ready[i];
+        if job != head && plan.pending.contains(job) {
+            plan.note(job, Why::Behind(head));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! All books (idle GPUs, memory, shares, CPU) are kept here, in two primitive moves, `occupy` and
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
-use crate::cluster::{Cluster, Kind};
+use crate::cluster::{Cluster, Kind, NodeGroup};
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
@@ -168,7 +168,8 @@ pub struct State {
     pub costs: Costs,
     /// Most tenants of one GPU.
     pub max_tenants: u8,
-    alike: bool,
+    /// Groups of equal nodes, as described.
+    groups: Vec<NodeGroup>,
 }
 
 impl State {
@@ -187,7 +188,7 @@ impl State {
             idle: Idle::default(),
             costs,
             max_tenants: 4,
-            alike: cluster.groups.iter().all(|g| g.gpus == cluster.groups[0].gpus),
+            groups: cluster.groups.clone(),
         };
         let largest = |k: usize| {
             let of_kind = cluster.groups.iter().filter(|g| usize::from(g.kind) == k);
@@ -226,7 +227,7 @@ impl State {
 
     /// Whether all nodes have the same number of GPUs.
     pub fn nodes_alike(&self) -> bool {
-        self.alike
+        self.groups.iter().all(|g| g.gpus == self.groups[0].gpus)
     }
 
     /// The job.
@@ -260,23 +261,24 @@ impl State {
         (0..self.kinds.len() as u8).filter(|k| spec.allows(*k)).map(|k| self.idle.gpus(k)).sum()
     }
 
-    /// GPUs that the job could use if nobody else were there: the right kind, with enough memory, as
-    /// many on each node as its CPU allows.
-    pub fn usable_by(&self, job: JobIdx) -> u32 {
+    /// GPUs of one kind that the job could use if nobody else were there: with enough memory, as many
+    /// on each node as its CPU allows.
+    pub fn usable_of_kind(&self, job: JobIdx, kind: u8) -> u32 {
         let spec = self.spec(job);
-        let knobs = spec.knobs;
-        // Most jobs say nothing of the kind; they need no scan.
-        if spec.kinds == u32::MAX && knobs.mem_mib == 0 && knobs.cpu_milli == 0 {
-            return self.gpus.len() as u32;
+        let mem_mib = self.kinds[usize::from(kind)].mem_mib;
+        if !spec.allows(kind) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
+            return 0;
         }
-        let on = |n: &Node| {
-            let mem_mib = self.kinds[usize::from(n.kind)].mem_mib;
-            let by_cpu = if n.cpu_milli == 0 { None } else { n.cpu_milli.checked_div(knobs.cpu_milli) };
-            let suits = spec.allows(n.kind) && (mem_mib == 0 || knobs.mem_mib <= mem_mib);
-            let size = u32::from(n.size);
-            if suits { by_cpu.map_or(size, |c| c.min(size)) } else { 0 }
+        let on_each = |g: &NodeGroup| match g.cpu_milli.checked_div(spec.knobs.cpu_milli) {
+            Some(by_cpu) if g.cpu_milli > 0 => by_cpu.min(u32::from(g.gpus)),
+            _ => u32::from(g.gpus),
         };
-        self.nodes.iter().map(on).sum()
+        self.groups.iter().filter(|g| g.kind == kind).map(|g| g.count * on_each(g)).sum()
+    }
+
+    /// GPUs of all kinds that the job could use if nobody else were there.
+    pub fn usable_by(&self, job: JobIdx) -> u32 {
+        (0..self.kinds.len() as u8).map(|k| self.usable_of_kind(job, k)).sum()
     }
 
     /// Idle GPUs of all kinds.
@@ -349,7 +351,9 @@ impl State {
         if gpus.len() < usize::from(spec.gpus) || gpus.len() > usize::from(spec.gpus_max) {
             return Err(Infeasible::WrongCount);
         }
-        if !gpus.is_sorted_by(|a, b| a < b) || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len()) {
+        if !gpus.is_sorted_by(|a, b| a < b)
+            || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len())
+        {
             return Err(Infeasible::BadSet);
         }
         let mut rest = gpus;

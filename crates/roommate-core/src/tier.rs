@@ -77,7 +77,7 @@ impl Tiers {
         let Some(t) = self.tiers.get(usize::from(tier)) else { return false };
         let spec = state.spec(job);
         let kinds = (0..state.kinds.len()).filter(|k| spec.allows(*k as u8));
-        if matches!(rule, Rule::Count | Rule::Spread) {
+        if matches!(rule.for_job(state, job), Rule::Count | Rule::Spread) {
             return kinds.map(|k| t.gpus[k]).sum::<u32>() >= u32::from(spec.gpus);
         }
         let mut kinds = kinds;

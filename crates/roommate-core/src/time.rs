@@ -111,8 +111,9 @@ mod tests {
 
     #[test]
     fn lengths_read_like_a_person_says_them() {
-        let said: Vec<String> =
-            [0, 12_500_000, 250_000_000, 7_500_000_000, 273_600_000_000].map(|us| Span(us).to_string()).into();
+        let said: Vec<String> = [0, 12_500_000, 250_000_000, 7_500_000_000, 273_600_000_000]
+            .map(|us| Span(us).to_string())
+            .into();
         assert_eq!(said, ["0.0s", "12.5s", "4m 10s", "2h 05m", "3d 04h"]);
     }
 }

@@ -2,7 +2,7 @@
 //! are browsers.
 //!
 //! What lives here: the view of a run that the page needs, the metrics table, the captions, and
-//! the data embedded for the figures. The figures themselves are drawn by `report/script.js`.
+//! the data embedded for the figures. The figures themselves are drawn by the scripts in `report/`.
 //! What does not: reading journals and computing metrics. The same runs give the same page, byte
 //! for byte.
 
@@ -19,7 +19,11 @@ use condense::{clean_steps, distribution, heat, mean_over_time, means, thin_step
 use text::{count, duration, html, script_safe};
 
 const STYLE: &str = include_str!("report/style.css");
-const SCRIPT: &str = include_str!("report/script.js");
+const SCRIPT: &str = concat!(
+    include_str!("report/words.js"),
+    include_str!("report/figures.js"),
+    include_str!("report/gantt.js")
+);
 
 /// Points of one step function at most: more than a wide screen has pixels.
 const STEP_POINTS_MAX: usize = 2_000;
@@ -732,176 +736,4 @@ fn tick_of(end_s: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(label: &str) -> RunView {
-        RunView {
-            policy: label.to_owned(),
-            label: label.to_owned(),
-            source: format!("{label}.jsonl"),
-            cluster: "1x2:v100".to_owned(),
-            seed: 1,
-            gpus: 2,
-            nodes: vec![(0, 2)],
-            end_s: 100.0,
-            metrics: Vec::new(),
-            stays: vec![Stay { job: 0, gpu: 1, from_s: 0.0, to_s: 100.0, sm_permille: 1000 }],
-            job_names: vec!["a".to_owned()],
-            job_teams: vec!["team".to_owned()],
-            jcts_s: vec![100.0],
-            queue: vec![(0.0, 0)],
-            busy: vec![(0.0, 1.0), (100.0, 0.0)],
-        }
-    }
-
-    fn with_metric(label: &str, unit: &str, value: f64, better: Better) -> RunView {
-        let row = MetricRow { name: "m".into(), unit: unit.into(), value: Some(value), better };
-        RunView { metrics: vec![row], ..run(label) }
-    }
-
-    fn embedded(page: &str) -> serde_json::Value {
-        let start = page.find("id=\"data\">").expect("a start") + "id=\"data\">".len();
-        let length = page[start..].find("</script>").expect("an end");
-        serde_json::from_str(&page[start..start + length]).expect("JSON")
-    }
-
-    #[test]
-    fn best_marks_all_winners_and_nothing_where_there_is_no_race() {
-        let check = |values: &[Option<f64>], better, expect: &[bool]| {
-            assert_eq!(best(values, better), expect, "{values:?} {better:?}");
-        };
-        check(&[Some(1.0), Some(2.0), Some(1.0)], Better::Lower, &[true, false, true]);
-        check(&[Some(1.0), Some(2.0), None], Better::Higher, &[false, true, false]);
-        check(&[Some(1.0), Some(2.0)], Better::Neither, &[false, false]);
-        check(&[Some(2.0), Some(2.0)], Better::Lower, &[false, false]);
-        check(&[Some(2.0)], Better::Lower, &[false]);
-        check(&[Some(2.0), None], Better::Lower, &[false, false]);
-        check(&[], Better::Lower, &[]);
-    }
-
-    #[test]
-    fn the_table_marks_the_best_and_keeps_the_exact_value() {
-        let runs = [
-            with_metric("fifo", "s", 8_040.25, Better::Lower),
-            with_metric("srtf", "s", 60.0, Better::Lower),
-        ];
-        let page = render("t", &runs);
-        assert!(page.contains("title=\"8,040.25 s\">2 h 14 m</data>"));
-        assert_eq!(page.matches("class=\"best\"").count(), 1);
-        let star = page.find("class=\"best\"").expect("a mark");
-        assert!(page[star..].starts_with("class=\"best\"><span aria-hidden=\"true\">★ </span>"));
-        assert!(page[star..star + 200].contains(">1 m</data>"));
-    }
-
-    #[test]
-    fn a_star_is_always_explained_by_the_digits() {
-        let check = |unit: &str, a: f64, b: f64, expect: [&str; 2]| {
-            let values = [Some(a), Some(b)];
-            let extra = extra_digits(&values, &best(&values, Better::Lower), unit);
-            let shown = [a, b].map(|v| metric_text(v, unit, extra).0);
-            assert_eq!(shown, expect);
-        };
-        check("s", 140_700.0, 138_900.0, ["1 d 15 h 5 m", "1 d 14 h 35 m"]);
-        check("s", 140_700.0, 140_707.0, ["1 d 15 h 5 m", "1 d 15 h 5 m 7 s"]);
-        check("share", 0.5001, 0.5, ["50.010 %", "50.000 %"]);
-        check("", 1_234.25, 1_234.0, ["1,234.25", "1,234"]);
-        check("x", 2.371_034_567_8, 2.374, ["2.371 ×", "2.374 ×"]);
-        check("", 5.0, 5.0, ["5", "5"]);
-    }
-
-    #[test]
-    fn foreign_text_never_becomes_markup() {
-        let evil = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>";
-        let mut view = run(evil);
-        view.cluster = evil.to_owned();
-        view.job_names = vec![evil.to_owned()];
-        view.job_teams = vec![evil.to_owned()];
-        view.metrics = with_metric("x", evil, 1.0, Better::Lower).metrics;
-        view.metrics[0].name = evil.to_owned();
-        let page = render(evil, &[view]);
-        assert!(!page.contains("<script>") && !page.contains("<!--") && !page.contains("<img"));
-        assert_eq!(page.matches("</script").count(), 2);
-        assert_eq!(embedded(&page)["names"][0], evil);
-    }
-
-    #[test]
-    fn the_script_cannot_end_its_own_element() {
-        assert!(!SCRIPT.contains("</script") && !SCRIPT.contains("<!--"));
-        assert!(!STYLE.contains("</style"));
-    }
-
-    /// A cluster of 1,000 GPUs with 100,000 stays and lively step functions.
-    fn large(label: &str) -> RunView {
-        let mut view = run(label);
-        view.gpus = 1_000;
-        view.nodes = (0..125).map(|n| (n * 8, 8)).collect();
-        view.end_s = 360_000.0;
-        view.stays = (0..100_000)
-            .map(|i| {
-                let from_s = f64::from(i / 1_000) * 3_600.0;
-                let to_s = from_s + f64::from(i % 3_600);
-                Stay { job: i, gpu: i % 1_000, from_s, to_s, sm_permille: 1000 }
-            })
-            .collect();
-        view.job_names = (0..100_000).map(|i| format!("a job with a usual name {i}")).collect();
-        view.queue = (0..200_000).map(|i| (f64::from(i) * 1.7, i * 7 % 997)).collect();
-        view.queue[77_777].1 = 123_456;
-        view.busy =
-            (0..200_000).map(|i| (f64::from(i) * 1.7, f64::from(i * 7 % 997) / 3.0)).collect();
-        view.jcts_s = (1..=100_000).map(|i| f64::from(i) * 1.234_567).collect();
-        view
-    }
-
-    #[test]
-    fn a_page_is_bounded_however_large_its_runs() {
-        for n in [1, 4, 12] {
-            let runs: Vec<RunView> = (0..n).map(|i| large(&format!("run {i}"))).collect();
-            let page = render("large", &runs);
-            assert!(page.len() < 5_000_000, "{n} runs: {} bytes", page.len());
-            assert!(page.contains("condensed"));
-            let data = embedded(&page);
-            let first = &data["runs"][0];
-            assert_eq!(first["gantt"]["kind"], "heat");
-            assert!(first["queue"]["x"].as_array().expect("an array").len() <= STEP_POINTS_MAX);
-            assert!(first["queue"]["y"].as_array().expect("an array").contains(&123_456.into()));
-            assert!(first["cdf"]["x"].as_array().expect("an array").len() <= CDF_POINTS_MAX);
-        }
-    }
-
-    #[test]
-    fn stays_are_counted_as_dear_as_they_are() {
-        let mut view = large("exact");
-        view.stays.retain(|s| s.job < 40_000);
-        let (gantt, _, cost) = gantt(&view, &mut Names::default(), GANTT_BUDGET_BYTES);
-        assert!(matches!(gantt, Gantt::Stays { .. }));
-        let names: usize = view.job_names[..40_000].iter().map(|n| n.len() + 3).sum();
-        assert!(serde_json::to_string(&gantt).expect("JSON").len() + names <= cost);
-    }
-
-    #[test]
-    fn degenerate_runs_still_make_a_page() {
-        assert!(render("t", &[]).contains("No runs to show"));
-        let mut nothing = run("nothing");
-        (nothing.gpus, nothing.end_s) = (0, f64::NAN);
-        nothing.nodes.clear();
-        nothing.queue.clear();
-        nothing.busy = vec![(f64::NAN, 1.0), (1.0, f64::INFINITY)];
-        nothing.jcts_s = vec![f64::NAN];
-        nothing.metrics = with_metric("x", "s", f64::NAN, Better::Lower).metrics;
-        let mut forever = run("forever");
-        (forever.end_s, forever.stays[0].to_s) = (1e9, 1e9);
-        forever.stays.push(Stay { job: 9, gpu: 0, from_s: 5.0, to_s: f64::NAN, sm_permille: 0 });
-        forever.stays.push(Stay { job: 9, gpu: 0, from_s: 5.0, to_s: 5.0, sm_permille: 0 });
-        let page = render("t", &[nothing, forever]);
-        let data = embedded(&page);
-        assert_eq!(data["runs"][0]["end_s"], 0);
-        assert_eq!(data["runs"][1]["gantt"]["length"], serde_json::json!([0, 10_000_000]));
-        assert!(!page.contains("NaN") && data["names"].to_string().contains("job 9"));
-    }
-
-    #[test]
-    fn the_same_runs_make_the_same_page() {
-        assert_eq!(render("t", &[run("a"), run("b")]), render("t", &[run("a"), run("b")]));
-    }
-}
+mod tests;

@@ -67,7 +67,9 @@ pub struct Setup {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SimError {
     /// Jobs wait and nothing will ever happen.
-    #[error("the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen")]
+    #[error(
+        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen"
+    )]
     Stuck {
         /// When.
         at: Time,
@@ -84,8 +86,9 @@ pub enum SimError {
     },
 }
 
-/// Steps without any fact about a job after which a policy that keeps waking itself is called stuck.
-const IDLE_STEPS: u32 = 1_000_000;
+/// Steps in which no job arrives or ends after which nothing more is expected: nodes that come and go,
+/// or a policy that moves jobs to and fro, could go on for ever.
+const FRUITLESS_STEPS: usize = 2_000_000;
 
 /// Runs jobs, given in order of submission, to the end; tells the observer everything.
 pub fn simulate<O: Observer>(
@@ -184,22 +187,19 @@ impl World {
             self.arm_node(Time::ZERO, node);
         }
         let mut now = Time::ZERO;
-        let mut idle_steps = 0;
+        let mut fruitless = 0;
         let mut steps: u64 = 0;
         while self.unfinished > 0 || jobs.peek().is_some() {
             self.drop_void_alarms();
-            // Nodes would come and go for ever; that alone brings nobody to an end.
-            let hopeless = idle_steps >= IDLE_STEPS && self.engine.state().placed.is_empty();
-            let next = [
-                jobs.peek().map(|j| j.at),
-                self.alarms.peek().map(|a| a.0.0).filter(|_| !hopeless),
-                self.wake.filter(|_| idle_steps < IDLE_STEPS),
-            ];
-            let Some(at) = next.into_iter().flatten().min() else {
+            let next = [jobs.peek().map(|j| j.at), self.alarms.peek().map(|a| a.0.0), self.wake];
+            let hopeless = fruitless > FRUITLESS_STEPS + 100 * self.unfinished;
+            let Some(at) = next.into_iter().flatten().min().filter(|_| !hopeless) else {
                 return Err(self.stuck(now));
             };
             if at < now {
-                return Err(SimError::OutOfOrder { name: jobs.next().map_or(String::new(), |j| j.name) });
+                return Err(SimError::OutOfOrder {
+                    name: jobs.next().map_or(String::new(), |j| j.name),
+                });
             }
             now = at;
             self.facts.clear();
@@ -207,8 +207,8 @@ impl World {
             while let Some(job) = jobs.next_if(|j| j.at == now) {
                 self.submit(job, observer);
             }
-            let of_a_node = |f: &Event| matches!(f, Event::NodeUp(_) | Event::NodeDown(_));
-            idle_steps = if self.facts.iter().all(of_a_node) { idle_steps + 1 } else { 0 };
+            let fruit = |f: &Event| matches!(f, Event::Submitted(_) | Event::Finished(_));
+            fruitless = if self.facts.iter().any(fruit) { 0 } else { fruitless + 1 };
             self.step(now, observer);
             steps += 1;
             if steps.is_multiple_of(4_096) {
@@ -419,9 +419,8 @@ impl World {
         let cost = self.engine.state().start_cost(job);
         let live = &mut self.live[job.usize()];
         live.gpus = gpus;
-        live.crash_at = crash.map_or(f64::INFINITY, |share| {
-            live.meter.done + share * (live.work - live.meter.done)
-        });
+        live.crash_at = crash
+            .map_or(f64::INFINITY, |share| live.meter.done + share * (live.work - live.meter.done));
         if cost == Span::ZERO {
             self.facts.push(Event::Started(job));
             self.begin(now, job);

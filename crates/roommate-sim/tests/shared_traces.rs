@@ -2,8 +2,8 @@
 //! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
-use std::path::{Path, PathBuf};
 use roommate_sim::trace::{Format, ReadOptions, Trace, TraceClass, native, read, stats::stats};
+use std::path::{Path, PathBuf};
 
 /// The shared folder, or `None` after saying that it is absent.
 fn shared() -> Option<PathBuf> {

@@ -84,7 +84,7 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "NAME", value_parser = ["muri"])]
     pub(crate) compat: Option<String>,
     /// Seed of all randomness
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Seconds without progress when a job starts again
     #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
@@ -240,7 +240,7 @@ pub(crate) struct Synth {
     #[arg(long, short = 'n', default_value_t = 1_000, value_parser = some)]
     pub(crate) jobs: usize,
     /// Seed
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// How jobs arrive
     #[arg(long, default_value = "poisson", value_parser = named::<synth::Arrivals>)]

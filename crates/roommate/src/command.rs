@@ -63,7 +63,8 @@ fn progress_bar(jobs: usize, what: &str) -> ProgressBar {
         ProgressDrawTarget::hidden()
     };
     let bar = ProgressBar::with_draw_target(Some(jobs as u64), target);
-    let style = ProgressStyle::with_template("{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
+    let style =
+        ProgressStyle::with_template("{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_message(what.to_string());
     bar

@@ -4,6 +4,7 @@ use crate::atomic::AtomicFile;
 use crate::cli::{TraceInput, WorldArgs};
 use crate::{process, table};
 use anyhow::Context;
+use roommate_core::cluster::Cluster;
 use roommate_core::interference::Undisturbed;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
@@ -101,7 +102,9 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
         process::say(&format!("left out {jobs} without a GPU"));
     }
     if trace.jobs.is_empty() {
-        anyhow::bail!("trace {:?} has no jobs that could run", path.display().to_string());
+        let left_out = trace.dropped + trace.cpu_jobs > 0;
+        let which = if left_out { " that could run" } else { "" };
+        anyhow::bail!("trace {:?} has no jobs{which}", path.display().to_string());
     }
     Ok(trace)
 }
@@ -255,6 +258,19 @@ pub(crate) fn csv(runs: &[Run]) -> String {
     text
 }
 
+/// Makes invented jobs fit a cluster of many kinds: no gang is larger than the largest kind, nor needs
+/// more memory than the smallest GPU has.
+pub(crate) fn fitted(cluster: &Cluster) -> impl Fn(TraceJob) -> TraceJob + use<> {
+    let mut gpus = vec![0; cluster.kinds.len()];
+    for group in &cluster.groups {
+        gpus[usize::from(group.kind)] += group.count * u32::from(group.gpus);
+    }
+    let most = gpus.into_iter().max().unwrap_or(u32::MAX);
+    let memories = cluster.kinds.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
+    let least = memories.min().unwrap_or(u32::MAX);
+    move |job| TraceJob { gpus: job.gpus.min(most), mem_mib: job.mem_mib.min(least), ..job }
+}
+
 /// Jobs of our own generator, for a first look without a trace.
 fn invented(world: &WorldArgs) -> Trace {
     let options = synth::SynthOptions {
@@ -266,12 +282,8 @@ fn invented(world: &WorldArgs) -> Trace {
         mix: synth::Mix::Small,
         ..synth::SynthOptions::default()
     };
-    // Whatever the GPUs are, the first look is not an error.
-    let memories = world.cluster.kinds.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
-    let least = memories.min().unwrap_or(u32::MAX);
-    let fits = |job: TraceJob| TraceJob { mem_mib: job.mem_mib.min(least), ..job };
     Trace {
-        jobs: synth::synth(&options).map(fits).collect(),
+        jobs: synth::synth(&options).map(fitted(&world.cluster)).collect(),
         format: trace::Format::Roommate,
         dropped: 0,
         first_dropped: Vec::new(),

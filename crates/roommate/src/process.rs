@@ -1,6 +1,7 @@
 //! What the program is to the operating system: its streams, its memory, its errors.
 
 use anyhow::Context;
+use roommate_core::journal::JournalError;
 use roommate_core::policy::{POLICIES, PolicyError};
 use roommate_sim::trace::TraceError;
 use roommate_sim::workload::Unfit;
@@ -75,6 +76,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         if cause.is::<Unfit>() {
             let hint = "use another --cluster, or --skip-bad-rows to drop such jobs and count them";
             return Some(hint.into());
+        }
+        if let Some(JournalError::Newer { .. }) = cause.downcast_ref() {
+            return Some("read it with the program that wrote it, or a newer one".into());
         }
         match cause.downcast_ref::<PolicyError>() {
             Some(PolicyError::Unknown(_)) => {

@@ -1,6 +1,8 @@
 //! The reference pages are generated; this test fails when they are stale.
 //! `UPDATE_EXPECT=1 cargo test -p roommate --test docs` writes them anew.
 
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
 use expect_test::expect_file;
 use roommate_core::policy::{Entry, POLICIES, Params};
 use std::process::Command;
@@ -27,7 +29,8 @@ fn policy_page(entry: &Entry) -> String {
 
 #[test]
 fn the_page_about_policies_is_what_the_source_says() {
-    let mut page = String::from("# Policies\n\nGenerated from the headers of the policy files.\n\n");
+    let mut page =
+        String::from("# Policies\n\nGenerated from the headers of the policy files.\n\n");
     POLICIES.iter().for_each(|e| page += &policy_page(e));
     expect_file!["../../../docs/reference/policies.md"].assert_eq(page.trim_end_matches('\n'));
 }

@@ -33,8 +33,7 @@ pub(super) struct Params {
 struct Srsf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style =
-        Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
+    let style = Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
     Ok(Srsf(Walk::new(style, service_left)))
 }
 

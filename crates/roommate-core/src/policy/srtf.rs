@@ -38,8 +38,7 @@ pub(super) struct Params {
 struct Srtf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style =
-        Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
+    let style = Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
     Ok(Srtf(Walk::new(style, time_left)))
 }
 

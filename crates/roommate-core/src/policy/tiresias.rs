@@ -329,10 +329,11 @@ impl Tiresias {
         r.stamp += 1;
         let (queue, place, stamp) = (r.queue, r.place, r.stamp);
         self.running.insert(((queue, place), job));
-        self.held[job.usize()] = plan.job(job).gpus.clone();
+        self.held[job.usize()].clone_from(&plan.job(job).gpus);
         self.tiers.take(plan, &self.held[job.usize()], queue);
         if let Some(bound) = self.bounds_us.get(usize::from(queue)) {
-            let left = self.time_for(plan, job, *bound).saturating_sub(self.records[job.usize()].ran);
+            let left =
+                self.time_for(plan, job, *bound).saturating_sub(self.records[job.usize()].ran);
             self.demotions.push(Reverse((plan.now + left, job, stamp)));
         }
     }
@@ -578,7 +579,7 @@ mod tests {
     use crate::testing::picture_with;
     use expect_test::expect;
 
-    fn check(params: &str, cluster: &str, jobs: &str, expect: expect_test::Expect) {
+    fn check(params: &str, cluster: &str, jobs: &str, expect: &expect_test::Expect) {
         expect.assert_eq(&picture_with("tiresias", params, cluster, jobs));
     }
 
@@ -588,7 +589,7 @@ mod tests {
             r#"{"bounds_gpu_s": [4]}"#,
             "1x2",
             "a 0 2 6, b 3 1 3, c 3 1 2",
-            expect![[r"
+            &expect![[r"
                 gpu0  aaabbbaaa
                 gpu1  aaacc.aaa
             "]],
@@ -601,7 +602,7 @@ mod tests {
             r#"{"bounds_gpu_s": [2]}"#,
             "1x1",
             "a 0 1 5, b 0 1 3, c 4 1 1",
-            expect![[r"
+            &expect![[r"
                 gpu0  aabbcaaab
             "]],
         );
@@ -614,7 +615,7 @@ mod tests {
             r#"{"bounds_gpu_s": [2]}"#,
             "1x1",
             jobs,
-            expect![[r"
+            &expect![[r"
                 gpu0  aabbccadda
             "]],
         );
@@ -622,7 +623,7 @@ mod tests {
             r#"{"bounds_gpu_s": [2], "promote_knob": 2}"#,
             "1x1",
             jobs,
-            expect![[r"
+            &expect![[r"
                 gpu0  aabbccaadd
             "]],
         );

@@ -153,7 +153,8 @@ impl TraceError {
             }
             Problem::Layout(_) | Problem::Columns(_) if self.what == "trace" => {
                 let names: Vec<&str> = Format::ALL[1..].iter().map(|f| f.name()).collect();
-                return Some(format!("pass --format with one of {}", names.join(", ")));
+                let own = "our own columns are id, submit_s, gpus, duration_s";
+                return Some(format!("pass --format with one of {}; {own}", names.join(", ")));
             }
             Problem::NoThroughputs => {
                 "pass --throughputs with a CSV of columns gpu, job_type, scale_factor, steps_per_s"

@@ -36,7 +36,11 @@ impl Source {
         Self::over(reader, path, what)
     }
 
-    fn over(reader: BufReader<Box<dyn Read>>, path: &Path, what: &'static str) -> Result<Self, TraceError> {
+    fn over(
+        reader: BufReader<Box<dyn Read>>,
+        path: &Path,
+        what: &'static str,
+    ) -> Result<Self, TraceError> {
         let mut source = Self {
             what,
             path: path.into(),

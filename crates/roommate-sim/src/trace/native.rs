@@ -413,8 +413,11 @@ mod tests {
 
     #[test]
     fn a_line_break_is_refused() {
-        let job = TraceJob::new("a\nb".into(), 0, 1, 1.0);
-        let error = write_csv(&mut Vec::new(), &[job]).unwrap_err();
-        assert_eq!(error.to_string(), "a line break in \"a\\nb\" cannot be written as CSV");
+        let jobs = ["a", "a\nb"].map(|name| TraceJob::new(name.into(), 0, 1, 1.0));
+        let mut text = Vec::new();
+        let error = write_csv(&mut text, &jobs).unwrap_err();
+        let expected = "a line break in \"a\\nb\" cannot be written as CSV, only as .jsonl";
+        assert_eq!(error.to_string(), expected);
+        assert!(text.is_empty(), "no half a file");
     }
 }

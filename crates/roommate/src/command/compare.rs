@@ -91,6 +91,10 @@ fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Where a thread leaves what a policy made of the trace.
+type Slot = Mutex<Option<anyhow::Result<(Run, Option<View>)>>>;
+
+
 /// Runs the policies on a few threads, each simulation on one; results in their order.
 fn run_all(
     lab: &Lab,
@@ -101,8 +105,7 @@ fn run_all(
     let threads = args.jobs.unwrap_or(cores).clamp(1, choices.len().max(1));
     let bars = MultiProgress::new();
     let next = AtomicUsize::new(0);
-    let done: Vec<Mutex<Option<anyhow::Result<(Run, Option<View>)>>>> =
-        choices.iter().map(|_| Mutex::new(None)).collect();
+    let done: Vec<Slot> = choices.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);

@@ -42,7 +42,7 @@ fn invent(args: &Synth) -> anyhow::Result<()> {
         ..synth::SynthOptions::default()
     };
     options.check()?;
-    let jobs: Vec<TraceJob> = synth::synth(&options).collect();
+    let jobs: Vec<TraceJob> = synth::synth(&options).map(lab::fitted(&args.cluster)).collect();
     write(&jobs, &args.output)
 }
 
@@ -54,11 +54,12 @@ fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
     }
     let mut file = AtomicFile::create(to)?;
     let name = to.to_string_lossy();
-    let written = if name.trim_end_matches(".gz").ends_with(".jsonl") {
-        native::write_jsonl(&mut file, jobs)
-    } else {
-        native::write_csv(&mut file, jobs)
-    };
+    let written =
+        if Path::new(name.trim_end_matches(".gz")).extension().is_some_and(|e| e == "jsonl") {
+            native::write_jsonl(&mut file, jobs)
+        } else {
+            native::write_csv(&mut file, jobs)
+        };
     written.with_context(|| format!("could not write {}", to.display()))?;
     file.keep()
 }

@@ -1,0 +1,322 @@
+//! Journals: written the same every time, replayed, explained, and refused when they are broken.
+
+use crate::{GOOD, PUSHED, Room, gzip};
+use expect_test::{Expect, expect};
+
+/// A room with the journal `j.jsonl` of [`PUSHED`] under a policy that preempts.
+fn pushed() -> Room {
+    let room = Room::with(&[("t.csv", PUSHED), ("old.html", "old")]);
+    let _ = room.works("sim t.csv --cluster 1x1 -p srtf --journal j.jsonl");
+    room
+}
+
+/// Every reader of journals refuses these bytes with the same words.
+fn broken(bytes: impl AsRef<[u8]>, expected: Expect) {
+    let room = Room::with(&[("old.html", "old")]);
+    room.put("j.jsonl", bytes);
+    room.refuses("replay j.jsonl", expected);
+    let words = room.run("replay j.jsonl").err;
+    for line in
+        ["explain long -j j.jsonl", "report j.jsonl -o old.html", "report j.jsonl -o new.html"]
+    {
+        let before = room.everything();
+        let said = room.run(line);
+        assert_eq!(
+            (said.code, said.out, said.err),
+            (Some(2), String::new(), words.clone()),
+            "{line}"
+        );
+        assert!(room.everything() == before, "{line} has left something behind");
+    }
+}
+
+#[test]
+fn a_journal_must_be_a_file() {
+    let room = Room::with(&[("old.html", "old")]);
+    room.refuses(
+        "replay nope.jsonl",
+        expect![[r#"
+            error: could not read journal "nope.jsonl": no such file
+        "#]],
+    );
+    room.refuses(
+        "explain a -j .",
+        expect![[r#"
+            error: could not read journal ".": it is a directory
+        "#]],
+    );
+    room.refuses(
+        "report nope.jsonl -o old.html",
+        expect![[r#"
+            error: could not read journal "nope.jsonl": no such file
+        "#]],
+    );
+    room.refuses(
+        "report -o old.html",
+        expect![[r#"
+            error: the following required arguments were not provided:
+              <JOURNALS>...
+
+            Usage: roommate report --output <FILE> <JOURNALS>...
+
+            For more information, try '--help'.
+        "#]],
+    );
+}
+
+#[test]
+fn a_journal_that_is_none_or_was_cut_off_is_refused() {
+    let good = pushed().text("j.jsonl");
+    let lines: Vec<&str> = good.lines().collect();
+    let without_end = lines[..lines.len() - 1].join("\n");
+    broken(
+        "",
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: the file is empty
+        "#]],
+    );
+    broken(
+        "\n\n",
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 2: the journal was cut off: there is no end line
+        "#]],
+    );
+    broken(
+        GOOD,
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: this is not a Roommate journal: it has no head
+        "#]],
+    );
+    broken(
+        [0xff, 0xfe, 0, 7],
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: this is not a Roommate journal: it has no head
+        "#]],
+    );
+    broken(
+        good.replace("\"version\":1", "\"version\":2"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: the journal has version 2, this program reads up to 1
+            hint: read it with the program that wrote it, or a newer one
+        "#]],
+    );
+    broken(
+        good.replace("\"version\":1", "\"version\":2,\"new\":[]"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: the journal has version 2, this program reads up to 1
+            hint: read it with the program that wrote it, or a newer one
+        "#]],
+    );
+    broken(
+        good.replace("\"cluster\":\"1x1\"", "\"cluster\":\"1y1\""),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1, column 114: could not read cluster "1y1": expected NODESxGPUS such as 8x8, found "1y1"
+        "#]],
+    );
+    broken(
+        &without_end,
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 12: the journal was cut off: there is no end line
+        "#]],
+    );
+    broken(
+        &without_end[..without_end.len() - 9],
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 12, column 42: EOF while parsing a string
+        "#]],
+    );
+    broken(
+        &gzip(&good)[..15],
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 1: the gzip data ends early, so the file is not complete
+        "#]],
+    );
+}
+
+#[test]
+fn a_journal_is_refused_where_it_makes_no_sense() {
+    let good = pushed().text("j.jsonl");
+    let lines: Vec<&str> = good.lines().collect();
+    let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at..]].concat().join("\n");
+    broken(
+        good.replace("{\"finished\":1}", "{\"finished\":7}"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 10: a job, GPU or node that does not exist
+        "#]],
+    );
+    broken(good.replace("\"preempted_by\":1", "\"preempted_by\":7"), expect![[""]]);
+    broken(
+        good.replace("{\"gpus\":[0]}", "{\"gpus\":[9]}"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 5: a job, GPU or node that does not exist
+        "#]],
+    );
+    broken(
+        good.replace("\"job\":{\"idx\":1", "\"job\":{\"idx\":2"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 7: jobs are not numbered in order
+        "#]],
+    );
+    broken(
+        with(4, "what is this"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 5, column 1: expected value
+        "#]],
+    );
+    broken(
+        with(4, "{\"step\":{\"at\":-1}}"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 5, column 16: invalid value: integer `-1`, expected u64
+        "#]],
+    );
+    broken(
+        with(4, "{\"party\":{}}"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 5, column 8: unknown variant `party`, expected one of `head`, `profile`, `team`, `job`, `step`, `end`
+        "#]],
+    );
+    broken(
+        with(4, lines[0]),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 5: a second head
+        "#]],
+    );
+    broken(
+        with(6, "{\"step\":{\"at\":5}}\n{\"step\":{\"at\":4}}"),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 8: time runs backwards
+        "#]],
+    );
+    broken(
+        format!("{good}{}", lines[1]),
+        expect![[r#"
+            error: could not read journal "j.jsonl": line 14: there is something after the end line
+        "#]],
+    );
+}
+
+#[test]
+fn one_broken_journal_among_good_ones_makes_no_report() {
+    let room = pushed();
+    room.put("cut.jsonl", &room.bytes("j.jsonl")[..500]);
+    room.refuses(
+        "report j.jsonl cut.jsonl -o old.html",
+        expect![[r#"
+            error: could not read journal "cut.jsonl": line 5, column 59: EOF while parsing a string
+        "#]],
+    );
+    let said = room.run("report j.jsonl j.jsonl -o old.html");
+    assert_eq!((said.code, said.err.as_str()), (Some(0), "report: old.html\n"));
+    assert!(room.text("old.html").contains("srtf (2)"));
+}
+
+#[test]
+fn replay_says_same_or_where_not() {
+    let room = pushed();
+    let good = room.text("j.jsonl");
+    assert_eq!(room.works("replay j.jsonl"), "same: 7 steps, 4 actions\n");
+    room.put("renamed", gzip(&good));
+    assert_eq!(room.works("replay renamed"), "same: 7 steps, 4 actions\n");
+    assert_eq!(room.works("replay j.jsonl -o csv"), "same,steps,actions\ntrue,7,4\n");
+    room.put("other.jsonl", good.replace("{\"stop\":0},", ""));
+    let said = room.run("replay other.jsonl");
+    expect![[r#"
+        different at step 3 (1m 40s)
+          recorded  {"at":100000000,"facts":[{"submitted":1}],"actions":[{"start":[1,{"gpus":[0]}]}],"notes":[{"job":0,"why":{"preempted_by":1}},{"job":0,"why":{"no_room":{"need":1,"idle":0}}}]}
+          replayed  {"at":100000000,"facts":[{"submitted":1}],"actions":[{"stop":0},{"start":[1,{"gpus":[0]}]}],"notes":[{"job":0,"why":{"preempted_by":1}},{"job":0,"why":{"no_room":{"need":1,"idle":0}}}]}
+    "#]].assert_eq(&said.out);
+    assert_eq!((said.code, said.err.as_str()), (Some(1), ""));
+    let said = room.run("replay other.jsonl -o json");
+    let answer: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(said.code, Some(1));
+    assert_eq!((&answer["same"], &answer["difference"]["step"]), (&false.into(), &3.into()));
+    room.put("unknown.jsonl", good.replace("\"policy\":\"srtf\"", "\"policy\":\"lottery\""));
+    room.refuses(
+        "replay unknown.jsonl",
+        expect![[r#"
+            error: could not read journal "unknown.jsonl": there is no policy "lottery"
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins
+        "#]],
+    );
+}
+
+#[test]
+fn explain_tells_the_story_of_a_job() {
+    let room = pushed();
+    expect![[r#"
+            0.0s  submitted; 1 GPUs not held, 0 other jobs waiting
+            0.0s  started on node 0: GPU 0
+            0.0s  makes progress
+          1m 40s  stopped in favour of job short
+          1m 40s  no room: needs 1 GPUs, 0 idle in the cluster
+          1m 40s  told to leave its GPUs
+          1m 40s  stopped with 100 steps done
+          1m 50s  started on node 0: GPU 0
+          2m 52s  makes progress
+         17m 52s  finished
+    "#]]
+    .assert_eq(&room.works("explain long -j j.jsonl"));
+    let story = room.json("explain short -j j.jsonl");
+    assert_eq!(story["job"], "short");
+    assert_eq!(story["story"][0]["at_s"], 100.0);
+    let csv = room.works("explain long -j j.jsonl -o csv");
+    assert!(csv.starts_with("at_s,what\n0,\"submitted; 1 GPUs"), "{csv}");
+    room.refuses(
+        "explain LON -j j.jsonl",
+        expect![[r#"
+            error: there is no job "LON" in j.jsonl
+            hint: did you mean "long"?
+        "#]],
+    );
+    room.refuses(
+        "explain other -j j.jsonl",
+        expect![[r#"
+            error: there is no job "other" in j.jsonl
+            hint: job names are the ids of the trace
+        "#]],
+    );
+}
+
+#[test]
+fn a_seed_gives_one_journal_and_another_seed_another() {
+    let room = Room::with(&[]);
+    let sim = |seed: u32, to: &str| {
+        let world = "--cluster 2x4 --node-mtbf 20 --node-repair 0.5 --crash 0.3";
+        let result = room.json(&format!("sim --seed {seed} {world} --journal {to}"));
+        assert!(result["failures"].as_u64() > Some(0), "{result}");
+        let settled = ["finished", "failed", "rejected"].map(|k| result[k].as_u64().unwrap());
+        assert_eq!(settled.iter().sum::<u64>(), 500, "{result}");
+    };
+    sim(1, "a.jsonl");
+    sim(1, "b.jsonl");
+    sim(1, "c.jsonl.gz");
+    sim(2, "d.jsonl");
+    assert!(room.bytes("a.jsonl") == room.bytes("b.jsonl"));
+    assert!(room.bytes("a.jsonl") != room.bytes("d.jsonl"));
+    assert!(room.bytes("c.jsonl.gz").len() < room.bytes("a.jsonl").len() / 3);
+    let same = room.works("replay a.jsonl");
+    assert!(same.starts_with("same: "), "{same}");
+    assert_eq!(room.works("replay c.jsonl.gz"), same);
+    // The seed is told by the faults, not only by the invented jobs.
+    let _ = room.works("trace synth -n 50 --cluster 1x4 -o t.csv");
+    for seed in [1, 2] {
+        let _ = room
+            .works(&format!("sim t.csv --cluster 1x4 --crash 0.5 --seed {seed} --journal s{seed}"));
+    }
+    let body = |name: &str| room.text(name).split_once('\n').unwrap().1.to_owned();
+    assert!(body("s1") != body("s2"));
+}
+
+#[test]
+fn every_policy_replays_the_same_with_faults() {
+    let room = Room::with(&[]);
+    let faults = "--node-mtbf 10 --node-repair 1 --crash 0.2 --checkpoint 10 --start-cost 5";
+    let _ = room.works(&format!("compare --cluster 1x4:v100,1x4:a100 {faults} --journals all"));
+    let journals: Vec<_> = std::fs::read_dir(room.path("all")).unwrap().collect();
+    assert!(journals.len() >= 7);
+    for journal in journals {
+        let path = journal.unwrap().path();
+        let same = room.works(&format!("replay {}", path.display()));
+        assert!(same.starts_with("same: "), "{}: {same}", path.display());
+    }
+}
