@@ -145,22 +145,15 @@ fn one_node(
     rule: Rule,
     taken: &[NodeIdx],
 ) -> Option<NodeIdx> {
-    let mut best: Option<NodeIdx> = None;
-    for idle in count..=state.idle.largest(kind) {
-        let nodes = state.idle.nodes(kind, idle);
-        let mut next = nodes.first();
-        while let Some(node) = next.filter(|n| best.is_none_or(|b| *n < b)) {
-            if !taken.contains(&node) && node_suits(state, job, node, count) {
-                best = Some(node);
-                break;
-            }
-            next = nodes.first_from(node.usize() + 1);
-        }
-        if best.is_some() && rule != Rule::FirstFit {
-            break;
-        }
+    let fits = |n: &NodeIdx| !taken.contains(n) && node_suits(state, job, *n, count);
+    if rule == Rule::FirstFit {
+        let idle = |n: &Node| n.idle >= count && n.kind == kind && n.up;
+        let nodes = state.nodes.iter().enumerate().filter(|(_, n)| idle(n));
+        let mut nodes = nodes.map(|(i, _)| NodeIdx::from_usize(i));
+        return nodes.find(fits);
     }
-    best
+    let mut by_idle = (count..=state.idle.largest(kind)).map(|idle| state.idle.nodes(kind, idle));
+    by_idle.find_map(|nodes| nodes.iter().find(fits))
 }
 
 /// The gang on as few nodes of one kind as possible.

@@ -136,7 +136,7 @@ impl Maker<'_> {
             return unfit(format!("it needs a GPU of kind {}", job.kinds.join(" or ")));
         }
         let mut mask = 0u32;
-        let mut gpus = vec![0u32; self.cluster.kinds.len()];
+        let mut gpus = 0u32;
         for group in &self.cluster.groups {
             let kind = &self.cluster.kinds[usize::from(group.kind)];
             let mem_fits = kind.mem_mib == 0 || job.mem_mib <= kind.mem_mib;
@@ -149,17 +149,14 @@ impl Maker<'_> {
             let whole = per_node == u32::from(group.gpus);
             if wanted(&kind.name) && mem_fits && (whole || job.gpus <= per_node) {
                 mask |= 1 << group.kind;
-                gpus[usize::from(group.kind)] += group.count * per_node;
+                gpus += group.count * per_node;
             }
         }
         if mask == 0 {
             return unfit("no GPU has the memory, or no node the CPU, that it asks for".into());
         }
-        // A gang that is kept together is kept on one kind; see `roommate_core::place`.
-        let most = gpus.into_iter().max().unwrap_or(0);
-        if job.gpus > most {
-            let of = if self.cluster.kinds.len() > 1 { " of one kind" } else { "" };
-            return unfit(format!("it needs {} suitable GPUs{of}, there are {most}", job.gpus));
+        if job.gpus > gpus {
+            return unfit(format!("it needs {} suitable GPUs, there are {gpus}", job.gpus));
         }
         let all = mask.count_ones() as usize == self.cluster.kinds.len();
         Ok(if all { u32::MAX } else { mask })

@@ -127,6 +127,7 @@ pub fn simulate<O: Observer>(
         facts: Vec::new(),
         acts: Vec::new(),
         crowded: Vec::new(),
+        first_to_end: Vec::new(),
         last_name: String::new(),
         wake: None,
     };
@@ -156,6 +157,8 @@ struct Live {
     began_done: f64,
     /// Counts changes of pace; an alarm of another epoch is void.
     epoch: u32,
+    /// Whether somebody else is on one of its GPUs.
+    shares: bool,
 }
 
 struct World {
@@ -172,6 +175,8 @@ struct World {
     acts: Vec<Action>,
     /// Jobs whose roommates changed.
     crowded: Vec<JobIdx>,
+    /// Under [`Charge::EveryStep`]: the running jobs that end first if nothing happens.
+    first_to_end: Vec<JobIdx>,
     last_name: String,
     wake: Option<Time>,
 }
@@ -322,9 +327,11 @@ impl World {
         live.epoch += 1;
         let gpus = std::mem::take(&mut live.gpus);
         self.running.remove(job);
+        // Only who shared a GPU until now can run differently without the job.
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(gpu).tenants;
-            self.crowded.extend(tenants.iter().filter(|t| **t != job));
+            let shared = |t: &&JobIdx| **t != job && self.live[t.usize()].shares;
+            self.crowded.extend(tenants.iter().filter(shared));
         }
     }
 
@@ -338,6 +345,7 @@ impl World {
             began: job.at,
             began_done: 0.0,
             epoch: 0,
+            shares: false,
         });
         self.unfinished += 1;
         self.facts.push(Event::Submitted(idx));
@@ -356,7 +364,8 @@ impl World {
             let asked = step.asked;
             self.acts.clear();
             self.acts.extend_from_slice(step.actions);
-            if asked && self.engine.state().costs.charge == Charge::EveryStep {
+            let all_change = asked && self.engine.state().costs.charge == Charge::EveryStep;
+            if all_change {
                 self.charge_all(now);
             }
             self.facts.clear();
@@ -364,6 +373,9 @@ impl World {
                 self.act(now, i);
             }
             self.settle_crowded(now);
+            if all_change {
+                self.arm_first_to_end();
+            }
             if self.facts.is_empty() {
                 return;
             }
@@ -372,14 +384,34 @@ impl World {
 
     /// Every running job loses its restart cost of the interval since the last step.
     fn charge_all(&mut self, now: Time) {
-        // All their alarms are about to be void; without this the heap would fill with dead ones.
-        self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
             let pause = self.engine.state().restart_cost(job);
             self.live[job.usize()].meter.advance(now, pause);
-            self.arm_job(job);
             from = job.usize() + 1;
+        }
+    }
+
+    /// Sets alarms where all jobs change at every step: only for those that end first.
+    fn arm_first_to_end(&mut self) {
+        self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
+        self.first_to_end.clear();
+        let mut first = Time(u64::MAX);
+        let mut from = 0;
+        while let Some(job) = self.running.first_from(from) {
+            from = job.usize() + 1;
+            let live = &self.live[job.usize()];
+            let ends = live.meter.finishes(live.work.min(live.crash_at)).unwrap_or(first);
+            if ends < first {
+                self.first_to_end.clear();
+                first = ends;
+            }
+            if ends == first {
+                self.first_to_end.push(job);
+            }
+        }
+        for i in 0..self.first_to_end.len() {
+            self.arm_job(self.first_to_end[i]);
         }
     }
 
@@ -454,12 +486,15 @@ impl World {
     }
 
     /// Seconds of a step where the job is now: alone, and with whom it is there now.
-    fn pace(&self, job: JobIdx) -> (f64, f64) {
+    fn pace(&mut self, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
+        let live = &mut self.live[job.usize()];
+        let gpus = &live.gpus;
         let mut speed: f64 = 1.0;
+        live.shares = false;
         for g in gpus {
             let gpu = state.gpu(*g);
+            live.shares |= gpu.tenants.len() > 1;
             if gpu.tenants.len() > 1 || gpu.sm_used_permille < Knobs::SM_ALL {
                 let tenants: SmallVec<[(JobIdx, Knobs); 4]> =
                     gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();

@@ -258,17 +258,11 @@ pub(crate) fn csv(runs: &[Run]) -> String {
     text
 }
 
-/// Makes invented jobs fit a cluster of many kinds: no gang is larger than the largest kind, nor needs
-/// more memory than the smallest GPU has.
+/// Makes invented jobs fit a cluster: none needs more memory than the smallest GPU has.
 pub(crate) fn fitted(cluster: &Cluster) -> impl Fn(TraceJob) -> TraceJob + use<> {
-    let mut gpus = vec![0; cluster.kinds.len()];
-    for group in &cluster.groups {
-        gpus[usize::from(group.kind)] += group.count * u32::from(group.gpus);
-    }
-    let most = gpus.into_iter().max().unwrap_or(u32::MAX);
     let memories = cluster.kinds.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
     let least = memories.min().unwrap_or(u32::MAX);
-    move |job| TraceJob { gpus: job.gpus.min(most), mem_mib: job.mem_mib.min(least), ..job }
+    move |job| TraceJob { mem_mib: job.mem_mib.min(least), ..job }
 }
 
 /// Jobs of our own generator, for a first look without a trace.

@@ -94,7 +94,6 @@ fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
 /// Where a thread leaves what a policy made of the trace.
 type Slot = Mutex<Option<anyhow::Result<(Run, Option<View>)>>>;
 
-
 /// Runs the policies on a few threads, each simulation on one; results in their order.
 fn run_all(
     lab: &Lab,

@@ -150,6 +150,15 @@ fn faster_kinds_finish_earlier() {
 }
 
 #[test]
+fn a_gang_wider_than_any_kind_runs_over_several() {
+    let room = Room::with(&[("t.csv", "id,submit_s,gpus,duration_s\na,0,3,100\nb,0,2,100\n")]);
+    let compared = room.json("compare t.csv --cluster 1x2:v100,1x2:a100");
+    for result in compared["results"].as_array().unwrap() {
+        assert_eq!(result["finished"], 2, "{result}");
+    }
+}
+
+#[test]
 fn a_first_look_needs_no_trace_on_any_cluster() {
     let room = Room::with(&[]);
     for cluster in ["1x1", "2x4:k80", "1x2:v100,1x2:k80", "4x8:h200", "1x1:mine=0.5:4c"] {

@@ -189,11 +189,14 @@ fn jobs_must_fit_the_cluster() {
         "#]],
     );
     let room = Room::with(&[("t.csv", "id,submit_s,gpus,duration_s,mem_mib\na,0,1,1,20000\n")]);
-    room.put("wide.csv", "id,submit_s,gpus,duration_s\na,0,3,1\n");
-    room.refuses("sim wide.csv --cluster 1x2:v100,1x2:a100", expect![[r#"
-        error: job "a" can never run on 1x2:v100,1x2:a100: it needs 3 suitable GPUs of one kind, there are 2
-        hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
-    "#]]);
+    room.put("wide.csv", "id,submit_s,gpus,duration_s\na,0,5,1\n");
+    room.refuses(
+        "sim wide.csv --cluster 1x2:v100,1x2:a100",
+        expect![[r#"
+            error: job "a" can never run on 1x2:v100,1x2:a100: it needs 5 suitable GPUs, there are 4
+            hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
+        "#]],
+    );
     room.refuses("sim t.csv --cluster 1x1:v100", expect![[r#"
         error: job "a" can never run on 1x1:v100: no GPU has the memory, or no node the CPU, that it asks for
         hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
