@@ -59,7 +59,8 @@ pub struct Cluster {
 #[error("could not read cluster {text:?}: {what}")]
 pub struct ClusterError {
     text: String,
-    what: String,
+    /// What is wrong with it.
+    pub what: String,
 }
 
 impl Cluster {
@@ -101,15 +102,20 @@ impl Cluster {
             .and_then(|(n, g)| Some((n.parse::<u32>().ok()?, g.parse::<u16>().ok()?)))
             .filter(|(n, g)| *n > 0 && *g > 0)
             .ok_or_else(|| format!("expected NODESxGPUS such as 8x8, found {size:?}"))?;
-        let mut kind_text = "gpu";
+        let mut kind_text = None;
         let mut cpu_milli = 0;
         for field in fields {
-            match field.strip_suffix('c').and_then(|n| n.parse::<f64>().ok()) {
-                Some(cores) if cores > 0.0 => cpu_milli = (cores * 1000.0) as u32,
-                _ => kind_text = field,
+            let cores = field.strip_suffix('c').and_then(|n| n.parse::<f64>().ok());
+            match cores {
+                Some(cores) if cores > 0.0 && cores <= 100_000.0 => {
+                    cpu_milli = (cores * 1000.0) as u32;
+                }
+                Some(_) => return Err(format!("expected 1c to 100000c, found {field:?}")),
+                None if kind_text.is_none() => kind_text = Some(field),
+                None => return Err(format!("a node has one kind of GPU, found also {field:?}")),
             }
         }
-        let kind = self.parse_kind(kind_text)?;
+        let kind = self.parse_kind(kind_text.unwrap_or("gpu"))?;
         self.groups.push(NodeGroup { count, gpus, kind, cpu_milli });
         Ok(())
     }
@@ -218,8 +224,13 @@ mod tests {
         );
         check(
             "1x1:a=-1",
-            r#"could not read cluster "1x1:a=-1": expected a speed above 0, found "-1""#,
+            r#"could not read cluster "1x1:a=-1": expected a speed of 0.001 to 1000, found "-1""#,
         );
+        check(
+            "1x1:a:b",
+            r#"could not read cluster "1x1:a:b": a node has one kind of GPU, found also "b""#,
+        );
+        check("1x1:0c", r#"could not read cluster "1x1:0c": expected 1c to 100000c, found "0c""#);
         check(
             "1x1:a=1,1x1:a=2",
             r#"could not read cluster "1x1:a=1,1x1:a=2": GPU kind "a" has two different speeds"#,

@@ -335,7 +335,7 @@ impl Engine {
     fn leave(&mut self, job: JobIdx) {
         let now = self.state.now;
         let hot = &mut self.state.jobs[job.usize()];
-        hot.attained_gpu_us += hot.service(now - hot.since);
+        hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
         hot.since = now;
         hot.meter.stop_at(now, hot.meter.done_at(now).max(hot.meter.done));
         self.state.vacate(job);

@@ -96,7 +96,8 @@ impl Explain {
             Event::Submitted(_) => {
                 let idle = self.gpus.saturating_sub(self.busy);
                 let others = self.waiting - 1;
-                let what = format!("submitted; {idle} GPUs not held, {others} other jobs waiting");
+                let what =
+                    format!("submitted; GPUs not held: {idle}, other jobs waiting: {others}");
                 self.tell(at, what);
             }
             Event::Started(_) => self.tell(at, "makes progress".into()),

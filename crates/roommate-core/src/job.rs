@@ -163,7 +163,7 @@ impl Job {
 
     /// GPU-µs that a span on its present GPUs is worth.
     pub fn service(&self, span: Span) -> u64 {
-        let whole = span.0 * self.gpus.len() as u64;
+        let whole = span.0.saturating_mul(self.gpus.len() as u64);
         match self.knobs.sm_permille {
             Knobs::SM_ALL => whole,
             share => (u128::from(whole) * u128::from(share) / 1000) as u64,

@@ -6,13 +6,13 @@
 
 use crate::cluster::Cluster;
 use crate::engine::Step;
-use crate::event::{Action, Event};
+use crate::event::{Action, Event, Placement};
 use crate::idx::{JobIdx, ProfileIdx, TeamIdx};
 use crate::job::Spec;
 use crate::profile::Profile;
 use crate::state::Costs;
 use crate::time::Time;
-use crate::why::Note;
+use crate::why::{Note, Why};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Write};
 
@@ -21,9 +21,6 @@ pub const VERSION: u32 = 1;
 
 /// No line of ours comes near this; a longer one is not a journal.
 const LONGEST_LINE: u64 = 64 << 20;
-
-/// Later than any run; sums of times beyond it would not fit their integers.
-const LATEST: Time = Time(1_000 * 366 * 86_400 * 1_000_000);
 
 /// The first line: what was run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -330,6 +327,7 @@ pub enum JournalError {
 pub fn read(mut from: impl BufRead, to: &mut dyn Observer) -> Result<(), JournalError> {
     let mut text = Vec::new();
     let mut check = Check::default();
+    let mut blank = true;
     loop {
         text.clear();
         let line = check.line + 1;
@@ -345,9 +343,10 @@ pub fn read(mut from: impl BufRead, to: &mut dyn Observer) -> Result<(), Journal
         if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
+        blank = false;
         check.take(&text, to)?;
     }
-    if check.line == 0 {
+    if blank {
         return Err(JournalError::Bad { line: 1, column: None, what: "the file is empty".into() });
     }
     if check.ended { Ok(()) } else { Err(JournalError::CutOff { line: check.line }) }
@@ -449,25 +448,30 @@ impl Check {
     /// Folds index by job, GPU and node; a number that does not exist must not reach them.
     fn step(&mut self, s: &StepLine) -> Result<(), JournalError> {
         self.require(s.at >= self.at, "time runs backwards")?;
-        self.require(s.at <= LATEST, "a time of more than a thousand years")?;
+        self.require(s.at <= Time::LATEST, "a time of more than a thousand years")?;
         self.at = s.at;
-        let mut known = true;
-        for fact in &s.facts {
-            known &= match fact {
-                Event::NodeUp(n) | Event::NodeDown(n) => n.0 < self.nodes,
-                Event::Submitted(j) | Event::Started(j) | Event::Tuned(j) => j.0 < self.jobs,
-                Event::Finished(j) | Event::Cancelled(j) => j.0 < self.jobs,
-                Event::Stopped { job, .. } | Event::Failed { job, .. } => job.0 < self.jobs,
-                Event::Sampled { job, .. } => job.0 < self.jobs,
-            };
-        }
-        for action in &s.actions {
-            known &= action.job().0 < self.jobs;
-            if let Action::Start(_, p) | Action::Move(_, p) = action {
-                known &= !p.gpus.is_empty() && p.gpus.iter().all(|g| g.0 < self.gpus);
-            }
-        }
-        known &= s.notes.iter().all(|n| n.job.0 < self.jobs);
+        let job = |j: &JobIdx| j.0 < self.jobs;
+        let why = |w: &Why| match w {
+            Why::Behind(j) | Why::PreemptedBy(j) => job(j),
+            Why::NodeLost(n) => n.0 < self.nodes,
+            _ => true,
+        };
+        let fact = |f: &Event| match f {
+            Event::NodeUp(n) | Event::NodeDown(n) => n.0 < self.nodes,
+            Event::Submitted(j) | Event::Started(j) | Event::Tuned(j) => job(j),
+            Event::Finished(j) | Event::Cancelled(j) => job(j),
+            Event::Stopped { job: j, .. } | Event::Sampled { job: j, .. } => job(j),
+            Event::Failed { job: j, why: w, .. } => job(j) && why(w),
+        };
+        let gpus = |p: &Placement| !p.gpus.is_empty() && p.gpus.iter().all(|g| g.0 < self.gpus);
+        let action = |a: &Action| match a {
+            Action::Start(j, p) | Action::Move(j, p) => job(j) && gpus(p),
+            Action::Reject(j, w) => job(j) && why(w),
+            Action::Stop(j) | Action::Tune(j, _) => job(j),
+        };
+        let known = s.facts.iter().all(fact)
+            && s.actions.iter().all(action)
+            && s.notes.iter().all(|n| job(&n.job) && why(&n.why));
         self.require(known, "a job, GPU or node that does not exist")
     }
 }

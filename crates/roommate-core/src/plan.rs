@@ -235,7 +235,7 @@ impl<'a> Plan<'a> {
             since: hot.since,
         });
         self.draft.touched[job.usize()] = self.draft.before.len() as u32;
-        hot.attained_gpu_us += hot.service(now - hot.since);
+        hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
         hot.since = now;
     }
 }

@@ -289,7 +289,7 @@ impl State {
     /// GPU-µs that the job has held so far, weighted by its share.
     pub fn attained(&self, job: JobIdx) -> u64 {
         let job = self.job(job);
-        job.attained_gpu_us + job.service(self.now - job.since)
+        job.attained_gpu_us.saturating_add(job.service(self.now - job.since))
     }
 
     /// Steps that the job has done, as believed.

@@ -17,6 +17,8 @@ pub struct Span(pub u64);
 impl Time {
     /// The beginning of the run.
     pub const ZERO: Self = Self(0);
+    /// A thousand years: later than any run, and early enough for sums of times to fit.
+    pub const LATEST: Self = Self(1_000 * 366 * 86_400 * 1_000_000);
 
     /// Seconds since the run began.
     pub fn secs(self) -> f64 {

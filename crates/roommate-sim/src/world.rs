@@ -78,6 +78,26 @@ pub enum SimError {
         /// One of them.
         first: String,
     },
+    /// Much happens, but no job arrives or ends any more.
+    #[error(
+        "the simulation goes round in circles: no job arrived or ended in {steps} steps up to {at}, {left} are left"
+    )]
+    Circles {
+        /// When it was given up.
+        at: Time,
+        /// Steps without a result.
+        steps: usize,
+        /// Jobs that have not ended.
+        left: usize,
+    },
+    /// The next thing would happen in the far future.
+    #[error(
+        "the simulation would go on for more than a thousand years; {left} jobs have not ended"
+    )]
+    TooLong {
+        /// Jobs that have not ended.
+        left: usize,
+    },
     /// Jobs that come in the wrong order.
     #[error("job {name:?} is submitted before the one in front of it")]
     OutOfOrder {
@@ -197,10 +217,15 @@ impl World {
         while self.unfinished > 0 || jobs.peek().is_some() {
             self.drop_void_alarms();
             let next = [jobs.peek().map(|j| j.at), self.alarms.peek().map(|a| a.0.0), self.wake];
-            let hopeless = fruitless > FRUITLESS_STEPS + 100 * self.unfinished;
-            let Some(at) = next.into_iter().flatten().min().filter(|_| !hopeless) else {
+            let left = self.unfinished;
+            let Some(at) = next.into_iter().flatten().min() else {
                 return Err(self.stuck(now));
             };
+            if fruitless > FRUITLESS_STEPS + 100 * left {
+                return Err(SimError::Circles { at, steps: fruitless, left });
+            } else if at > Time::LATEST {
+                return Err(SimError::TooLong { left });
+            }
             if at < now {
                 return Err(SimError::OutOfOrder {
                     name: jobs.next().map_or(String::new(), |j| j.name),

@@ -78,7 +78,7 @@ fn format_parser() -> impl clap::builder::TypedValueParser<Value = trace::Format
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
     /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c` adds CPU cores of a node
-    #[arg(long, default_value = "8x8")]
+    #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator
     #[arg(long, value_name = "NAME", value_parser = ["muri"])]
@@ -111,7 +111,7 @@ pub(crate) struct WorldArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct Sim {
-    /// The trace; without one, a small invented one
+    /// The trace, `-` for standard input; without one, a small invented one
     pub(crate) trace: Option<PathBuf>,
     /// The policy
     #[arg(long, short, default_value = "tiresias")]
@@ -136,7 +136,7 @@ pub(crate) struct Sim {
 
 #[derive(Args, Debug)]
 pub(crate) struct Compare {
-    /// The trace; without one, a small invented one
+    /// The trace, `-` for standard input; without one, a small invented one
     pub(crate) trace: Option<PathBuf>,
     /// The policies, separated by commas; all, unless given
     #[arg(long, short, value_delimiter = ',', value_name = "NAME,...")]
@@ -164,7 +164,7 @@ pub(crate) struct Compare {
 
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// The journal
+    /// The journal, `-` for standard input
     pub(crate) journal: PathBuf,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
@@ -209,12 +209,12 @@ pub(crate) struct Report {
 pub(crate) enum Trace {
     /// Say what the Philly study says of a trace: sizes, durations, arrivals, load, failures
     Stats {
-        /// The trace
+        /// The trace, `-` for standard input
         trace: PathBuf,
         #[command(flatten)]
         input: TraceInput,
         /// The cluster, for the load
-        #[arg(long)]
+        #[arg(long, value_parser = cluster)]
         cluster: Option<Cluster>,
         /// How to print the result
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
@@ -224,7 +224,7 @@ pub(crate) enum Trace {
     Synth(Synth),
     /// Write a trace in Roommate's own layout
     Convert {
-        /// The trace
+        /// The trace, `-` for standard input
         trace: PathBuf,
         #[command(flatten)]
         input: TraceInput,
@@ -252,7 +252,7 @@ pub(crate) struct Synth {
     #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub(crate) load: f64,
     /// The cluster that the load refers to
-    #[arg(long, default_value = "8x8")]
+    #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
     #[arg(long, short, value_name = "FILE", default_value = "-")]
@@ -287,4 +287,8 @@ fn hours(text: &str) -> Result<f64, String> {
 
 fn chance(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
+}
+
+fn cluster(text: &str) -> Result<Cluster, String> {
+    text.parse().map_err(|e: roommate_core::cluster::ClusterError| e.what)
 }

@@ -265,7 +265,7 @@ impl Tiresias {
     /// Service that this much running time is worth, in GPU-µs (or µs in one dimension).
     fn service(&self, state: &State, job: JobIdx, ran: Span) -> u64 {
         match self.params.service {
-            Service::GpuTime => ran.0 * u64::from(state.spec(job).gpus),
+            Service::GpuTime => ran.0.saturating_mul(u64::from(state.spec(job).gpus)),
             Service::Time => ran.0,
         }
     }

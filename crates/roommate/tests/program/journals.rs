@@ -78,7 +78,7 @@ fn a_journal_that_is_none_or_was_cut_off_is_refused() {
     broken(
         "\n\n",
         expect![[r#"
-            error: could not read journal "j.jsonl": line 2: the journal was cut off: there is no end line
+            error: could not read journal "j.jsonl": line 1: the file is empty
         "#]],
     );
     broken(
@@ -138,6 +138,9 @@ fn a_journal_is_refused_where_it_makes_no_sense() {
     let good = pushed().text("j.jsonl");
     let lines: Vec<&str> = good.lines().collect();
     let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at..]].concat().join("\n");
+    broken(good.replace("\"preempted_by\":1", "\"preempted_by\":7"), expect![[r#"
+        error: could not read journal "j.jsonl": line 8: a job, GPU or node that does not exist
+    "#]]);
     broken(
         good.replace("{\"finished\":1}", "{\"finished\":7}"),
         expect![[r#"
@@ -244,7 +247,7 @@ fn explain_tells_the_story_of_a_job() {
     let room = pushed();
     expect![[r#"
         the story of long:
-            0.0s  submitted; 1 GPUs not held, 0 other jobs waiting
+            0.0s  submitted; GPUs not held: 1, other jobs waiting: 0
             0.0s  started on node 0: GPU 0
             0.0s  makes progress
           1m 40s  stopped in favour of job short

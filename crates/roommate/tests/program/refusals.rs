@@ -439,22 +439,22 @@ fn so_are_those_of_a_comparison() {
 fn flags_are_checked() {
     let room = Room::with(&[("t.csv", GOOD)]);
     room.refuses("sim t.csv --cluster 8y8", expect![[r#"
-        error: invalid value '8y8' for '--cluster <CLUSTER>': could not read cluster "8y8": expected NODESxGPUS such as 8x8, found "8y8"
+        error: invalid value '8y8' for '--cluster <CLUSTER>': expected NODESxGPUS such as 8x8, found "8y8"
 
         For more information, try '--help'.
     "#]]);
     room.refuses_with(&["sim", "t.csv", "--cluster", ""], expect![[r#"
-        error: invalid value '' for '--cluster <CLUSTER>': could not read cluster "": expected NODESxGPUS such as 8x8, found ""
+        error: invalid value '' for '--cluster <CLUSTER>': expected NODESxGPUS such as 8x8, found ""
 
         For more information, try '--help'.
     "#]]);
     room.refuses("sim t.csv --cluster 0x8", expect![[r#"
-        error: invalid value '0x8' for '--cluster <CLUSTER>': could not read cluster "0x8": expected NODESxGPUS such as 8x8, found "0x8"
+        error: invalid value '0x8' for '--cluster <CLUSTER>': expected NODESxGPUS such as 8x8, found "0x8"
 
         For more information, try '--help'.
     "#]]);
     room.refuses("sim t.csv --cluster 9999999x8", expect![[r#"
-        error: invalid value '9999999x8' for '--cluster <CLUSTER>': could not read cluster "9999999x8": 79999992 GPUs are more than the limit of 1000000
+        error: invalid value '9999999x8' for '--cluster <CLUSTER>': 79999992 GPUs are more than the limit of 1000000
 
         For more information, try '--help'.
     "#]]);
