@@ -24,7 +24,7 @@ demo: build ## compare all policies on an invented trace and write a report
 	@$(RELEASE) compare --cluster 4x8 --seed 7 --journals $(OUT)/demo --report $(OUT)/report.html
 	@$(RELEASE) replay $(OUT)/demo/tiresias.jsonl | sed 's/^/replay of tiresias: /'
 	@echo "next: open $(OUT)/report.html, or try"
-	@echo "  $(RELEASE) explain job-000100 --journal $(OUT)/demo/tiresias.jsonl"
+	@echo "  $(RELEASE) explain 100 --journal $(OUT)/demo/tiresias.jsonl"
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
 
 .PHONY: test
