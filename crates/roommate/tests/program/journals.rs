@@ -138,9 +138,12 @@ fn a_journal_is_refused_where_it_makes_no_sense() {
     let good = pushed().text("j.jsonl");
     let lines: Vec<&str> = good.lines().collect();
     let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at..]].concat().join("\n");
-    broken(good.replace("\"preempted_by\":1", "\"preempted_by\":7"), expect![[r#"
+    broken(
+        good.replace("\"preempted_by\":1", "\"preempted_by\":7"),
+        expect![[r#"
         error: could not read journal "j.jsonl": line 8: a job, GPU or node that does not exist
-    "#]]);
+    "#]],
+    );
     broken(
         good.replace("{\"finished\":1}", "{\"finished\":7}"),
         expect![[r#"

@@ -443,11 +443,14 @@ fn flags_are_checked() {
 
         For more information, try '--help'.
     "#]]);
-    room.refuses_with(&["sim", "t.csv", "--cluster", ""], expect![[r#"
+    room.refuses_with(
+        &["sim", "t.csv", "--cluster", ""],
+        expect![[r#"
         error: invalid value '' for '--cluster <CLUSTER>': expected NODESxGPUS such as 8x8, found ""
 
         For more information, try '--help'.
-    "#]]);
+    "#]],
+    );
     room.refuses("sim t.csv --cluster 0x8", expect![[r#"
         error: invalid value '0x8' for '--cluster <CLUSTER>': expected NODESxGPUS such as 8x8, found "0x8"
 
