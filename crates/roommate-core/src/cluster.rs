@@ -124,9 +124,9 @@ impl Cluster {
         let (name, speed) = match text.split_once('=') {
             None => (text, None),
             Some((name, s)) => {
-                let speed = s.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
-                let speed =
-                    speed.ok_or_else(|| format!("expected a speed above 0, found {s:?}"))?;
+                let speed = s.parse::<f64>().ok().filter(|s| (1e-3..=1e3).contains(s));
+                let speed = speed
+                    .ok_or_else(|| format!("expected a speed of 0.001 to 1000, found {s:?}"))?;
                 (name, Some(speed))
             }
         };

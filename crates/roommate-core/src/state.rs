@@ -74,6 +74,11 @@ pub struct Costs {
     pub start: Span,
     /// Time without progress at each later start, unless the profile knows better.
     pub restart: Span,
+    /// Time without progress when a job is moved; as a restart, unless said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub migrate: Option<Span>,
+    /// Time without progress when a job's knobs are turned.
+    pub tune: Span,
     /// Pause after a job's first failure; doubles with each further one.
     pub backoff: Span,
 }
@@ -85,6 +90,8 @@ impl Default for Costs {
             charge: Charge::OnRestart,
             start: Span::ZERO,
             restart: Span::from_secs(62.0),
+            migrate: None,
+            tune: Span::ZERO,
             backoff: Span::from_secs(30.0),
         }
     }
@@ -311,6 +318,14 @@ impl State {
             Charge::EveryStep => Span::ZERO,
             Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
             Charge::OnRestart => self.restart_cost(job),
+        }
+    }
+
+    /// Time without progress when the job is moved to other GPUs, under [`Charge::OnRestart`].
+    pub fn move_cost(&self, job: JobIdx) -> Span {
+        match self.costs.charge {
+            Charge::EveryStep => Span::ZERO,
+            Charge::OnRestart => self.costs.migrate.unwrap_or_else(|| self.restart_cost(job)),
         }
     }
 

@@ -242,7 +242,10 @@ impl Stage<'_> {
         let job = &mut self.jobs[idx.usize()];
         match action {
             Action::Start(..) | Action::Move(..) => {
-                let cost = self.engine.state().start_cost(idx);
+                let cost = match action {
+                    Action::Move(..) => self.engine.state().move_cost(idx),
+                    _ => self.engine.state().start_cost(idx),
+                };
                 let step_s = self.engine.state().profile(idx).step_s / speed(&self.engine);
                 job.placed = true;
                 job.step_s = step_s;

@@ -51,7 +51,7 @@ impl Compat {
     /// What changes cost in this world.
     pub fn costs(&self, costs: Costs) -> Costs {
         let restart = Span::from_secs(self.other_restart_s);
-        Costs { charge: self.charge, restart, start: Span::ZERO, ..costs }
+        Costs { charge: self.charge, restart, start: Span::ZERO, migrate: None, ..costs }
     }
 
     /// What a profile is in this world.

@@ -162,6 +162,7 @@ enum Alarm {
     NodeDown(NodeIdx),
     NodeUp(NodeIdx),
     Ready(JobIdx, u32),
+    Tuned(JobIdx, u32),
 }
 
 /// The truth about a job.
@@ -257,7 +258,7 @@ impl World {
 
     fn is_void(&self, alarm: Alarm) -> bool {
         match alarm {
-            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
+            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) | Alarm::Tuned(j, e) => {
                 self.live[j.usize()].epoch != e
             }
             Alarm::NodeDown(_) | Alarm::NodeUp(_) => false,
@@ -297,6 +298,15 @@ impl World {
                 Alarm::Ready(job, _) => {
                     self.facts.push(Event::Started(job));
                     self.begin(now, job);
+                }
+                Alarm::Tuned(job, _) => {
+                    self.facts.push(Event::Tuned(job));
+                    self.begin(now, job);
+                    // The engine went on counting while the job stood still; it is told the truth.
+                    let meter = self.live[job.usize()].meter;
+                    let (step_s, done) = (meter.step_s, Some(meter.done));
+                    let sample = Sample { step_s, done, ..Sample::default() };
+                    self.facts.push(Event::Sampled { job, sample });
                 }
             }
         }
@@ -445,9 +455,14 @@ impl World {
         match &self.acts[i] {
             Action::Start(_, p) | Action::Move(_, p) => {
                 let gpus = p.gpus.clone();
+                let state = self.engine.state();
+                let cost = match self.acts[i] {
+                    Action::Move(..) => state.move_cost(job),
+                    _ => state.start_cost(job),
+                };
                 self.halt(now, job);
                 self.depart(job);
-                self.move_in(now, job, gpus);
+                self.move_in(now, job, gpus, cost);
             }
             Action::Stop(_) => {
                 self.halt(now, job);
@@ -455,14 +470,27 @@ impl World {
                 let done = self.live[job.usize()].meter.done;
                 self.facts.push(Event::Stopped { job, done });
             }
-            Action::Tune(..) => {
-                self.crowded.push(job);
-                let gpus = self.live[job.usize()].gpus.clone();
-                self.crowd(job, &gpus);
-                self.facts.push(Event::Tuned(job));
-            }
+            Action::Tune(..) => self.tune(now, job),
             Action::Reject(..) => self.unfinished -= 1,
         }
+    }
+
+    /// The job turns its knobs; while it does, it makes no progress. One that is still starting will
+    /// start with the new ones.
+    fn tune(&mut self, now: Time, job: JobIdx) {
+        let cost = self.engine.state().costs.tune;
+        let gpus = self.live[job.usize()].gpus.clone();
+        self.crowd(job, &gpus);
+        if cost == Span::ZERO || !self.running.contains(job) {
+            self.crowded.push(job);
+            self.facts.push(Event::Tuned(job));
+            return;
+        }
+        self.halt(now, job);
+        self.running.remove(job);
+        let live = &mut self.live[job.usize()];
+        live.epoch += 1;
+        self.alarms.push(Reverse((now + cost, Alarm::Tuned(job, live.epoch))));
     }
 
     fn halt(&mut self, now: Time, job: JobIdx) {
@@ -470,10 +498,9 @@ impl World {
         meter.stop_at(now, meter.done_at(now));
     }
 
-    fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet) {
+    fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet, cost: Span) {
         self.crowd(job, &gpus);
         let crash = self.faults.crash_point();
-        let cost = self.engine.state().start_cost(job);
         let live = &mut self.live[job.usize()];
         live.gpus = gpus;
         live.crash_at = crash

@@ -89,6 +89,12 @@ pub(crate) struct WorldArgs {
     /// Seconds without progress when a job starts again
     #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) restart_cost: f64,
+    /// Seconds without progress when a job is moved; as a restart, unless given
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) migrate_cost: Option<f64>,
+    /// Seconds without progress when a job's knobs are turned
+    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
+    pub(crate) tune_cost: f64,
     /// Seconds without progress at the first start
     #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) start_cost: f64,

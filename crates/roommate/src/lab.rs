@@ -195,6 +195,8 @@ impl Lab {
         let costs = Costs {
             restart: Span::from_secs(self.world.restart_cost),
             start: Span::from_secs(self.world.start_cost),
+            migrate: self.world.migrate_cost.map(Span::from_secs),
+            tune: Span::from_secs(self.world.tune_cost),
             ..Costs::default()
         };
         self.compat.map_or(costs, |c| c.costs(costs))

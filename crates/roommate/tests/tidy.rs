@@ -333,3 +333,44 @@ fn words_are_found_as_words_only() {
     check("eprintln!(\"x\")", "println!", false);
     check("use std::fs::File;", "std::fs", true);
 }
+
+/// Whether a licence expression can be satisfied with the allowed licences.
+fn licence_allowed(expression: &str, allowed: &[String]) -> bool {
+    let one = |l: &str| allowed.iter().any(|a| a == l.trim().trim_matches(['(', ')']));
+    let plain = expression.replace('/', " OR ");
+    plain.split(" AND ").all(|part| part.split(" OR ").any(one))
+}
+
+#[test]
+fn every_dependency_has_a_licence_that_deny_toml_allows() {
+    let text = std::fs::read_to_string(root().join("deny.toml")).unwrap();
+    let list = text.split("allow = [").nth(1).and_then(|t| t.split(']').next()).unwrap();
+    let allowed: Vec<String> =
+        list.split(',').map(|l| l.trim().trim_matches('"').to_string()).collect();
+    assert!(licence_allowed("MIT OR GPL-3.0", &allowed));
+    assert!(licence_allowed("(MIT OR Apache-2.0) AND Unicode-3.0", &allowed));
+    assert!(!licence_allowed("GPL-3.0", &allowed), "this rule can fail");
+    assert!(!licence_allowed("MIT AND GPL-3.0", &allowed), "this rule can fail");
+    // Only this platform's dependencies are sure to be on this machine.
+    let about = std::process::Command::new("rustc").arg("-vV").output().unwrap();
+    let about = String::from_utf8(about.stdout).unwrap();
+    let host = about.lines().find_map(|l| l.strip_prefix("host: ")).unwrap();
+    let out = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(["--filter-platform", host])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 20, "cargo metadata lists all dependencies");
+    for package in packages {
+        let licence = package["license"].as_str().unwrap_or("none");
+        assert!(
+            licence_allowed(licence, &allowed),
+            "{} is under {licence}, which deny.toml does not allow",
+            package["name"]
+        );
+    }
+}

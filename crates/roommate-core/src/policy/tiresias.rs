@@ -643,6 +643,30 @@ mod tests {
     }
 
     #[test]
+    fn gittins_knows_when_a_job_is_about_to_finish() {
+        // Past jobs took 2 or 10. After 4 units `a` will need 6 more: the newcomer goes first. After 7
+        // it is nearly done, more urgent than a newcomer: least attained service says the opposite.
+        let params = r#"{"order": "gittins", "bounds_gpu_s": [1000], "quantum": {"fixed": 4},
+            "history_gpu_s": [2, 2, 2, 10, 10], "min_history": 5}"#;
+        check(
+            params,
+            "1x1",
+            "a 0 1 10, b 4 1 2",
+            &expect![[r"
+                gpu0  aaaabbaaaaaa
+            "]],
+        );
+        check(
+            params,
+            "1x1",
+            "a 0 1 10, b 7 1 2",
+            &expect![[r"
+                gpu0  aaaaaaaaaabb
+            "]],
+        );
+    }
+
+    #[test]
     fn the_index_of_the_worked_example() {
         let history = History::new(&[2.0, 2.0, 2.0, 10.0, 10.0]);
         let s = 1_000_000;

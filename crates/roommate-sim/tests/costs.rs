@@ -1,0 +1,106 @@
+//! What changes cost, when they happen and only then: moving and tuning, which no policy of the
+//! registry is sure to do, with policies made for it.
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
+use roommate_core::idx::{GpuIdx, JobIdx, ProfileIdx};
+use roommate_core::interference::Undisturbed;
+use roommate_core::job::Spec;
+use roommate_core::knobs::Knobs;
+use roommate_core::metrics::Fold;
+use roommate_core::plan::Plan;
+use roommate_core::policy::{Params, Policy};
+use roommate_core::profile::Profile;
+use roommate_core::state::Costs;
+use roommate_core::time::{Span, Time};
+use roommate_sim::fault::Faults;
+use roommate_sim::world::{Arrival, Setup, simulate};
+
+/// Starts job 0 on GPU 0 and does something to it, once, after ten seconds.
+struct Once<F>(F, bool);
+
+impl<F: FnMut(&mut Plan<'_>) + Send> Policy for Once<F> {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        let ten = Time::from_secs(10.0);
+        if plan.pending.contains(JobIdx(0)) {
+            plan.place(JobIdx(0), &[GpuIdx(0)], Knobs::WHOLE).unwrap();
+        }
+        if plan.now >= ten && !std::mem::replace(&mut self.1, true) {
+            (self.0)(plan);
+        } else if plan.now < ten {
+            plan.wake_at(ten);
+        }
+    }
+}
+
+/// When a job of 100 seconds ends under this policy and these costs.
+fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64 {
+    let setup = Setup {
+        cluster: "1x2".parse().unwrap(),
+        costs,
+        policy_name: "once".into(),
+        params: Params::new(),
+        policy: Box::new(Once(what, false)),
+        belief: Box::new(Undisturbed),
+        truth: Box::new(Undisturbed),
+        faults: Faults::default(),
+        seed: 0,
+        profiles: vec![("work".into(), Profile::of_step(1.0))],
+        teams: vec!["all".into()],
+    };
+    let job = Arrival {
+        at: Time::ZERO,
+        name: "a".into(),
+        spec: Spec::training(1, 100.0, ProfileIdx(0)),
+        work: 100.0,
+    };
+    let mut fold = Fold::default();
+    simulate(setup, std::iter::once(job), &mut fold, &mut |_| {}).unwrap();
+    fold.metrics().makespan_s
+}
+
+fn costs(restart_s: f64, migrate_s: Option<f64>, tune_s: f64) -> Costs {
+    Costs {
+        restart: Span::from_secs(restart_s),
+        migrate: migrate_s.map(Span::from_secs),
+        tune: Span::from_secs(tune_s),
+        ..Costs::default()
+    }
+}
+
+fn move_it(plan: &mut Plan<'_>) {
+    plan.release(JobIdx(0));
+    plan.place(JobIdx(0), &[GpuIdx(1)], Knobs::WHOLE).unwrap();
+}
+
+fn halve_it(plan: &mut Plan<'_>) {
+    plan.tune(JobIdx(0), Knobs { sm_permille: 500, ..Knobs::WHOLE }).unwrap();
+}
+
+#[test]
+fn nothing_costs_nothing() {
+    assert_eq!(ends_s(costs(62.0, Some(20.0), 5.0), |_| {}), 100.0);
+}
+
+#[test]
+fn moving_costs_a_restart_unless_it_has_a_price_of_its_own() {
+    assert_eq!(ends_s(costs(62.0, None, 5.0), move_it), 162.0);
+    assert_eq!(ends_s(costs(62.0, Some(20.0), 5.0), move_it), 120.0);
+    assert_eq!(ends_s(costs(62.0, Some(0.0), 5.0), move_it), 100.0);
+}
+
+#[test]
+fn back_where_it_was_is_no_move() {
+    let there_and_back = |plan: &mut Plan<'_>| {
+        move_it(plan);
+        plan.release(JobIdx(0));
+        plan.place(JobIdx(0), &[GpuIdx(0)], Knobs::WHOLE).unwrap();
+    };
+    assert_eq!(ends_s(costs(62.0, Some(20.0), 5.0), there_and_back), 100.0);
+}
+
+#[test]
+fn tuning_pauses_and_then_runs_at_the_new_pace() {
+    // Ten seconds at full speed, the pause, then 90 steps at half the speed.
+    assert_eq!(ends_s(costs(62.0, None, 0.0), halve_it), 190.0);
+    assert_eq!(ends_s(costs(62.0, None, 5.0), halve_it), 195.0);
+}
