@@ -207,7 +207,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
     room.refuses(
         "report j.jsonl cut.jsonl -o old.html",
         expect![[r#"
-            error: could not read journal "cut.jsonl": line 5, column 59: EOF while parsing a string
+            error: could not read journal "cut.jsonl": line 5, column 50: EOF while parsing a string
         "#]],
     );
     let said = room.run("report j.jsonl j.jsonl -o old.html");
@@ -266,7 +266,7 @@ fn explain_tells_the_story_of_a_job() {
     assert_eq!(story["job"], "short");
     assert_eq!(story["story"][0]["at_s"], 100.0);
     let csv = room.works("explain long -j j.jsonl -o csv");
-    assert!(csv.starts_with("at_s,what\n0,\"submitted; 1 GPUs"), "{csv}");
+    assert!(csv.starts_with("at_s,what\n0,\"submitted; GPUs not held: 1"), "{csv}");
     room.refuses(
         "explain LON -j j.jsonl",
         expect![[r#"
