@@ -42,8 +42,22 @@ fn kinds(state: &State, job: JobIdx) -> Vec<u8> {
     kinds
 }
 
+/// Whether one kind alone could hold the job if the cluster were empty and up.
+fn one_kind_could(state: &State, job: JobIdx) -> bool {
+    let empty = |n: &Node| Node { idle: n.size, up: true, cpu_used_milli: 0, ..n.clone() };
+    let mut cleared = state.clone();
+    cleared.gpus.iter_mut().for_each(|g| g.tenants.clear());
+    let of_kind = |k: u8| {
+        let nodes = state.nodes.iter().filter(|n| n.kind == k);
+        nodes.map(|n| u32::from(capacity(&cleared, job, &empty(n)))).sum::<u32>()
+    };
+    (0..state.kinds.len() as u8).any(|k| of_kind(k) >= u32::from(state.spec(job).gpus))
+}
+
 /// The definition of the rules, by looking at all nodes.
 pub(crate) fn find_slowly(state: &State, job: JobIdx, rule: Rule) -> Option<Vec<GpuIdx>> {
+    let insists = rule == Rule::Count || one_kind_could(state, job);
+    let rule = if insists { rule } else { Rule::Spread };
     let mut found = None;
     if rule != Rule::Count {
         found = kinds(state, job).into_iter().find_map(|k| together_slowly(state, job, k, rule));
@@ -173,7 +187,7 @@ fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
                 nodes.dedup();
                 nodes.len() as u32
             });
-            match rule {
+            match rule.for_job(&state, job) {
                 Rule::Consolidated | Rule::FirstFit => {
                     assert_eq!(nodes, best, "seed {seed} {rule:?}");
                 }
