@@ -289,7 +289,7 @@ fn a_job_that_no_rule_can_place_is_reported_even_while_nodes_come_and_go() {
     assert!(matches!(quiet, Some(SimError::Stuck { waiting: 2, .. })), "{quiet:?}");
     let faults = Faults { node_mtbf: Some(Span::from_secs(9.0)), ..Faults::default() };
     let noisy = play(&scene, faults).err();
-    assert!(matches!(noisy, Some(SimError::Stuck { waiting: 2, .. })), "{noisy:?}");
+    assert!(matches!(noisy, Some(SimError::Circles { left: 2, .. })), "{noisy:?}");
 }
 
 #[test]
