@@ -12,7 +12,7 @@ use crate::math::rng::Rng;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
 use crate::profile::Profile;
-use crate::state::{Charge, Costs, State};
+use crate::state::{Costs, State};
 use crate::time::{Span, Time};
 use crate::why::{Note, Why};
 use std::collections::BTreeSet;
@@ -46,6 +46,7 @@ pub struct Engine {
     /// Jobs that wait out a pause, by its end.
     pauses: BTreeSet<(Time, JobIdx)>,
     policy_wake: Option<Time>,
+    last_asked: Option<Time>,
     events: Vec<Event>,
     ready: Vec<JobIdx>,
     left: Vec<JobIdx>,
@@ -71,6 +72,7 @@ impl Engine {
             draft: Draft::default(),
             pauses: BTreeSet::new(),
             policy_wake: None,
+            last_asked: None,
             events: Vec::new(),
             ready: Vec::new(),
             left: Vec::new(),
@@ -110,6 +112,8 @@ impl Engine {
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) => false,
             Event::Stopped { job, .. } => late(*job),
+            // What is measured at the instant of a decision is its consequence.
+            Event::Sampled { .. } => self.last_asked != Some(now),
             _ => true,
         };
         let asked = due || rested || facts.iter().any(matters);
@@ -164,7 +168,8 @@ impl Engine {
     }
 
     fn ask(&mut self) {
-        if self.state.costs.charge == Charge::EveryStep {
+        let charged = self.state.costs.charge.at_every_step();
+        if charged {
             self.charge_all();
         }
         let news = News { events: &self.events, ready: &self.ready, left: &self.left };
@@ -172,19 +177,31 @@ impl Engine {
             Plan::new(&mut self.state, &mut self.draft, news, &*self.belief, &mut self.rng);
         self.policy.schedule(&mut plan);
         self.draft.commit(&mut self.state, &mut self.actions, &mut self.notes);
+        if charged {
+            self.set_step_costs();
+        }
         self.policy_wake = self.draft.wake();
+        self.last_asked = Some(self.state.now);
         self.events.clear();
         self.ready.clear();
         self.left.clear();
     }
 
-    /// Every running job loses its restart cost of the interval since the last step.
+    /// Every running job loses of the interval since the last step what was due then.
     fn charge_all(&mut self) {
-        let now = self.state.now;
-        let State { placed, jobs, specs, profiles, costs, .. } = &mut self.state;
+        let State { placed, jobs, now, .. } = &mut self.state;
         for job in placed.iter().map(Idx::usize) {
-            let restart = profiles[specs[job].profile.usize()].restart.unwrap_or(costs.restart);
-            jobs[job].meter.advance(now, restart);
+            let cost = jobs[job].step_cost;
+            jobs[job].meter.advance(*now, cost);
+        }
+    }
+
+    /// What every running job will lose at the next step depends on with whom it is now.
+    fn set_step_costs(&mut self) {
+        let mut from = 0;
+        while let Some(job) = self.state.placed.first_from(from) {
+            self.state.jobs[job.usize()].step_cost = self.state.step_cost(job);
+            from = job.usize() + 1;
         }
     }
 

@@ -3,6 +3,8 @@
 //! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
 //! only a belief and samples.
 
+pub mod stages;
+
 use crate::event::Sample;
 use crate::idx::JobIdx;
 use crate::knobs::Knobs;

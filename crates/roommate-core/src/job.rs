@@ -48,6 +48,9 @@ pub struct Spec {
     /// Steps in all, as declared; policies that must not know the length do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<f64>,
+    /// Seconds it takes alone, as its user says; may differ from `work` × the profile's step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub declared_s: Option<f64>,
     /// When it has to be finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
@@ -73,6 +76,7 @@ impl Spec {
             team: TeamIdx(0),
             class: Class::Guaranteed,
             work: Some(work),
+            declared_s: None,
             deadline: None,
             slo: None,
             kinds: u32::MAX,
@@ -131,6 +135,8 @@ pub struct Job {
     pub attained_gpu_us: u64,
     /// Its believed progress.
     pub meter: Meter,
+    /// What it loses at the next step, where steps are charged.
+    pub step_cost: Span,
     /// How often it started.
     pub starts: u32,
     /// Failures of its own so far.
@@ -150,6 +156,7 @@ impl Job {
             since: Time::ZERO,
             attained_gpu_us: 0,
             meter: Meter::default(),
+            step_cost: Span::ZERO,
             starts: 0,
             failures: 0,
             last_why: None,

@@ -1,4 +1,5 @@
 //! Numerical helpers with laws and slow twins of their own; nothing here knows about jobs or GPUs.
 
+pub mod matching;
 pub mod rng;
 pub mod stat;

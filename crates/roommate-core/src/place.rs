@@ -74,7 +74,12 @@ pub fn place(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
 /// the nodes where it was, it keeps its GPUs there.
 pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
     let knobs = plan.spec(job).knobs;
-    let Some(mut gpus) = find(plan, job, rule) else { return false };
+    find_anew(plan, job, rule).is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
+}
+
+/// Idle GPUs as [`place_anew`] would choose them.
+pub fn find_anew(plan: &Plan<'_>, job: JobIdx, rule: Rule) -> Option<GpuSet> {
+    let mut gpus = find(plan, job, rule)?;
     let before = plan.was_on(job);
     let stays = before.len() == gpus.len()
         && gpus.iter().zip(before).all(|(new, old)| {
@@ -83,7 +88,50 @@ pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
     if stays {
         gpus.copy_from_slice(before);
     }
-    plan.place(job, &gpus, knobs).is_ok()
+    Some(gpus)
+}
+
+/// A cluster on paper: only how many GPUs of each node are idle, to count what would fit by first fit.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    /// Idle GPUs and size of each node that is up.
+    nodes: Vec<(u16, u16)>,
+    largest: u16,
+}
+
+impl Sketch {
+    /// The cluster with nobody on it.
+    pub fn empty(state: &State) -> Self {
+        let up = state.nodes.iter().filter(|n| n.up);
+        let nodes: Vec<(u16, u16)> = up.map(|n| (n.size, n.size)).collect();
+        let largest = nodes.iter().map(|n| n.1).max().unwrap_or(0);
+        Self { nodes, largest }
+    }
+
+    /// Takes GPUs for a gang, as [`Rule::FirstFit`] would; false and nothing taken if it does not fit.
+    pub fn take(&mut self, gpus: u16) -> bool {
+        if gpus <= self.largest {
+            let fits = self.nodes.iter_mut().find(|n| n.0 >= gpus);
+            return fits.map(|n| n.0 -= gpus).is_some();
+        }
+        let mut left = gpus;
+        let mut taken: SmallVec<[(usize, u16); 8]> = SmallVec::new();
+        for (i, (idle, size)) in self.nodes.iter().enumerate() {
+            if idle == size && *size <= left {
+                taken.push((i, *size));
+                left -= size;
+            }
+        }
+        if left > 0 {
+            let other = |i: &usize| taken.iter().all(|t| t.0 != *i) && self.nodes[*i].0 >= left;
+            let Some(rest) = (0..self.nodes.len()).find(other) else { return false };
+            taken.push((rest, left));
+        }
+        for (i, count) in taken {
+            self.nodes[i].0 -= count;
+        }
+        true
+    }
 }
 
 /// Says why there was no room for this job.

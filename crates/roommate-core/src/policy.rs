@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 mod fifo;
+mod muri;
 mod sjf;
 mod srsf;
 mod srtf;
@@ -63,7 +64,16 @@ pub struct Entry {
     defaults: fn(Params) -> Result<Value, String>,
 }
 
+/// Policies that exist to show what a part of another is worth.
+const ABLATIONS: &[&str] = &["muri-l-worst-ordering", "muri-l-no-blossom"];
+
 impl Entry {
+    /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
+    /// is named.
+    pub fn is_ablation(&self) -> bool {
+        ABLATIONS.contains(&self.name)
+    }
+
     /// The policy with its defaults, then these parameters.
     pub fn build(&self, params: &Params) -> Result<Box<dyn Policy>, PolicyError> {
         (self.build)(self.merged(params)).map_err(|what| self.wrong(what))
@@ -158,6 +168,22 @@ pub static POLICIES: &[Entry] = &[
     entry!(tiresias, "tiresias-gittins", preset: r#"{"order": "gittins"}"#,
         summary: "as tiresias, ordered by the Gittins index of past jobs",
         paper: "Gu et al., Tiresias, NSDI 2019", compat: &[]),
+    entry!(muri, "muri-s", preset: r"{}",
+        summary: "interleaves the stages of up to four jobs, shortest remaining service first",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "fill": false, "repack": true}"#)]),
+    entry!(muri, "muri-l", preset: r#"{"urgency": "attained"}"#,
+        summary: "the same, least attained service first, needs no durations",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "fill": false, "repack": true}"#)]),
+    entry!(muri, "muri-l-worst-ordering", preset: r#"{"urgency": "attained", "worst_order": true}"#,
+        summary: "an ablation of muri-l: groups sit in the worst order",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "fill": false, "repack": true}"#)]),
+    entry!(muri, "muri-l-no-blossom", preset: r#"{"urgency": "attained", "grouping": "in_order"}"#,
+        summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"guard": false, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)]),
 ];
 
 /// The policy of this name.

@@ -62,6 +62,15 @@ pub enum Charge {
     OnRestart,
     /// At every scheduling step it lives through, as some published simulators have it.
     EveryStep,
+    /// The same, and roommates pay for each other: all lose the sum of their costs.
+    EveryStepTogether,
+}
+
+impl Charge {
+    /// Whether running jobs pay at every step.
+    pub fn at_every_step(self) -> bool {
+        self != Self::OnRestart
+    }
 }
 
 /// What it costs to change something, as the world has it. Data: policies read the price.
@@ -315,7 +324,7 @@ impl State {
     /// Time without progress when the job starts (again), under [`Charge::OnRestart`].
     pub fn start_cost(&self, job: JobIdx) -> Span {
         match self.costs.charge {
-            Charge::EveryStep => Span::ZERO,
+            Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
             Charge::OnRestart => self.restart_cost(job),
         }
@@ -324,8 +333,21 @@ impl State {
     /// Time without progress when the job is moved to other GPUs, under [`Charge::OnRestart`].
     pub fn move_cost(&self, job: JobIdx) -> Span {
         match self.costs.charge {
-            Charge::EveryStep => Span::ZERO,
+            Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart => self.costs.migrate.unwrap_or_else(|| self.restart_cost(job)),
+        }
+    }
+
+    /// What the job will lose at the next step if it lives through it, where that is charged.
+    pub fn step_cost(&self, job: JobIdx) -> Span {
+        match self.costs.charge {
+            Charge::OnRestart => Span::ZERO,
+            Charge::EveryStep => self.restart_cost(job),
+            Charge::EveryStepTogether => {
+                let roommates = self.job(job).gpus.first().map(|g| &self.gpu(*g).tenants);
+                let costs = roommates.into_iter().flatten().map(|t| self.restart_cost(*t));
+                costs.fold(Span::ZERO, |sum, cost| sum + cost)
+            }
         }
     }
 

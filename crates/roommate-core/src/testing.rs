@@ -7,7 +7,8 @@ use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::gantt::Gantt;
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
-use crate::interference::Undisturbed;
+use crate::interference::stages::Interleaved;
+use crate::interference::{Interference, Undisturbed};
 use crate::job::Spec;
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
 use crate::metrics::{Fold, Metrics};
@@ -63,20 +64,26 @@ pub struct Outcome {
 const LIMIT: u64 = 100_000;
 
 impl Scene {
-    /// Jobs as `name submit gpus length`, separated by commas; a tick is a second.
+    /// Jobs as `name submit gpus length`, separated by commas; a tick is a second. A fifth word such as
+    /// `.6/.3/.1` says how much of a step is data, compute and network.
     pub fn new(policy: &str, cluster: &str, jobs: &str) -> Self {
         let mut actors: Vec<Actor> = Vec::new();
+        let mut profiles = vec![Profile::of_step(1.0)];
         for job in jobs.split(',') {
             let words: Vec<&str> = job.split_whitespace().collect();
-            let [name, submit, gpus, length] = words[..] else {
+            let [name, submit, gpus, length] = words[..words.len().min(4)] else {
                 panic!("expected `name submit gpus length`, found {job:?}");
             };
+            let profile = words.get(4).map_or(ProfileIdx(0), |stages| {
+                profiles.push(staged(stages));
+                ProfileIdx::from_usize(profiles.len() - 1)
+            });
             let number = |w: &str| w.parse::<u64>().expect("a number");
             let work = number(length) as f64;
             actors.push(Actor {
                 name: name.into(),
                 submit: number(submit),
-                spec: Spec::training(number(gpus) as u16, work, ProfileIdx(0)),
+                spec: Spec::training(number(gpus) as u16, work, profile),
                 work,
             });
         }
@@ -87,7 +94,7 @@ impl Scene {
             costs: free,
             policy: policy.into(),
             params: Params::new(),
-            profiles: vec![Profile::of_step(1.0)],
+            profiles,
             actors,
             tick: Span::from_secs(1.0),
             seed: 0,
@@ -125,6 +132,16 @@ impl Scene {
     }
 }
 
+/// A profile with these shares of data, compute and network in a step of one second.
+fn staged(shares: &str) -> Profile {
+    let share = |s: &str| s.parse::<f64>().expect("a share of a step");
+    let shares: Vec<f64> = shares.split('/').map(share).collect();
+    let [data, compute, network] = shares[..] else { panic!("expected data/compute/network") };
+    let mut profile = Profile::of_step(1.0);
+    profile.stages_s = Some([data, 0.0, compute, network]);
+    profile
+}
+
 #[derive(Clone, Debug, Default)]
 struct Played {
     placed: bool,
@@ -132,7 +149,6 @@ struct Played {
     /// Ticks of the start-up cost left.
     starting: u64,
     done: f64,
-    step_s: f64,
     finished: Option<u64>,
     refused: bool,
 }
@@ -238,7 +254,6 @@ impl Stage<'_> {
 
     fn act(&mut self, action: &Action) -> Option<Event> {
         let idx = action.job();
-        let speed = |e: &Engine| e.state().solo_speed(idx, &e.state().job(idx).gpus);
         let job = &mut self.jobs[idx.usize()];
         match action {
             Action::Start(..) | Action::Move(..) => {
@@ -246,9 +261,7 @@ impl Stage<'_> {
                     Action::Move(..) => self.engine.state().move_cost(idx),
                     _ => self.engine.state().start_cost(idx),
                 };
-                let step_s = self.engine.state().profile(idx).step_s / speed(&self.engine);
                 job.placed = true;
-                job.step_s = step_s;
                 job.starting = cost.0.div_ceil(self.scene.tick.0);
                 job.running = job.starting == 0;
                 job.running.then_some(Event::Started(idx))
@@ -266,10 +279,26 @@ impl Stage<'_> {
         }
     }
 
+    /// Seconds of a step where the job is now, with whom it is there now.
+    fn pace(&self, idx: JobIdx) -> f64 {
+        let state = self.engine.state();
+        let speed = state.solo_speed(idx, &state.job(idx).gpus);
+        let mut shared: f64 = 1.0;
+        for gpu in state.job(idx).gpus.iter().map(|g| state.gpu(*g)) {
+            let tenants: Vec<_> = gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();
+            let who = gpu.tenants.iter().position(|t| *t == idx).expect("it is a tenant");
+            shared = shared.min(Interleaved::default().speed(state, gpu.kind, &tenants, who).mean);
+        }
+        state.profile(idx).step_s / (speed * shared)
+    }
+
     fn advance(&mut self) {
-        for job in &mut self.jobs {
+        let paces: Vec<f64> = (0..self.jobs.len())
+            .map(|i| if self.jobs[i].running { self.pace(JobIdx::from_usize(i)) } else { 1.0 })
+            .collect();
+        for (job, step_s) in self.jobs.iter_mut().zip(paces) {
             if job.running {
-                job.done += self.scene.tick.secs() / job.step_s;
+                job.done += self.scene.tick.secs() / step_s;
             } else if job.placed {
                 job.starting -= 1;
             }

@@ -3,6 +3,7 @@
 //! A compat mode changes numbers of the world (here) and of the policies (their registry entries);
 //! there is no second simulator and no second copy of a policy.
 
+use roommate_core::interference::stages::Interleaved;
 use roommate_core::profile::Profile;
 use roommate_core::state::{Charge, Costs};
 use roommate_core::time::Span;
@@ -17,6 +18,10 @@ pub struct Compat {
     /// Factor on every solo step time.
     step_factor: f64,
     charge: Charge,
+    /// Policies whose groups pay together, at every step the sum of their overheads.
+    together: &'static [&'static str],
+    /// Policies with another inflation of groups of four than the others.
+    inflation_of_four: &'static [(&'static str, f64)],
     /// Restart overhead in seconds by model and GPUs (1, 2, 4, 8, 16, 32).
     restart_s: &'static [(&'static str, [u8; 6])],
     /// The same for models that are not listed.
@@ -34,6 +39,8 @@ const MURI: Compat = Compat {
     summary: "the simulator of the Muri artifact (SIGCOMM 2022)",
     step_factor: 1.015,
     charge: Charge::EveryStep,
+    together: &["muri-s", "muri-l", "muri-l-worst-ordering", "muri-l-no-blossom"],
+    inflation_of_four: &[("muri-l-no-blossom", 1.30 / 1.015)],
     restart_s: &[
         ("vgg16", [7, 7, 8, 9, 9, 10]),
         ("vgg19", [7, 7, 8, 9, 10, 10]),
@@ -48,10 +55,21 @@ const MURI: Compat = Compat {
 };
 
 impl Compat {
+    /// How roommates disturb each other in this world.
+    pub fn truth(&self, policy: &str) -> Interleaved {
+        let mut truth = Interleaved::default();
+        if let Some((_, four)) = self.inflation_of_four.iter().find(|(p, _)| *p == policy) {
+            truth.inflation[4] = *four;
+        }
+        truth
+    }
+
     /// What changes cost in this world.
-    pub fn costs(&self, costs: Costs) -> Costs {
+    pub fn costs(&self, costs: Costs, policy: &str) -> Costs {
         let restart = Span::from_secs(self.other_restart_s);
-        Costs { charge: self.charge, restart, start: Span::ZERO, migrate: None, ..costs }
+        let together = self.together.contains(&policy);
+        let charge = if together { Charge::EveryStepTogether } else { self.charge };
+        Costs { charge, restart, start: Span::ZERO, migrate: None, ..costs }
     }
 
     /// What a profile is in this world.

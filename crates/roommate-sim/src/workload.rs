@@ -113,6 +113,7 @@ impl Maker<'_> {
                 TraceClass::BestEffort => Class::BestEffort,
                 TraceClass::Service => Class::Service,
             },
+            declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
             kinds,
             retries: 3,

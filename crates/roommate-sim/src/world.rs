@@ -17,7 +17,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
 use roommate_core::progress::Meter;
-use roommate_core::state::{Charge, Costs};
+use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
 use smallvec::SmallVec;
@@ -180,6 +180,8 @@ struct Live {
     epoch: u32,
     /// Whether somebody else is on one of its GPUs.
     shares: bool,
+    /// What it loses at the next step, where steps are charged.
+    step_cost: Span,
 }
 
 struct World {
@@ -196,7 +198,7 @@ struct World {
     acts: Vec<Action>,
     /// Jobs whose roommates changed.
     crowded: Vec<JobIdx>,
-    /// Under [`Charge::EveryStep`]: the running jobs that end first if nothing happens.
+    /// Where all are charged at every step: the running jobs that end first if nothing happens.
     first_to_end: Vec<JobIdx>,
     last_name: String,
     wake: Option<Time>,
@@ -381,6 +383,7 @@ impl World {
             began_done: 0.0,
             epoch: 0,
             shares: false,
+            step_cost: Span::ZERO,
         });
         self.unfinished += 1;
         self.facts.push(Event::Submitted(idx));
@@ -399,7 +402,7 @@ impl World {
             let asked = step.asked;
             self.acts.clear();
             self.acts.extend_from_slice(step.actions);
-            let all_change = asked && self.engine.state().costs.charge == Charge::EveryStep;
+            let all_change = asked && self.engine.state().costs.charge.at_every_step();
             if all_change {
                 self.charge_all(now);
             }
@@ -417,17 +420,18 @@ impl World {
         }
     }
 
-    /// Every running job loses its restart cost of the interval since the last step.
+    /// Every running job loses of the interval since the last step what was due then.
     fn charge_all(&mut self, now: Time) {
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
-            let pause = self.engine.state().restart_cost(job);
-            self.live[job.usize()].meter.advance(now, pause);
+            let live = &mut self.live[job.usize()];
+            live.meter.advance(now, live.step_cost);
             from = job.usize() + 1;
         }
     }
 
-    /// Sets alarms where all jobs change at every step: only for those that end first.
+    /// Sets alarms where all jobs change at every step: only for those that end first. Notes what each
+    /// will lose at the next step.
     fn arm_first_to_end(&mut self) {
         self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
         self.first_to_end.clear();
@@ -435,7 +439,8 @@ impl World {
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
             from = job.usize() + 1;
-            let live = &self.live[job.usize()];
+            let live = &mut self.live[job.usize()];
+            live.step_cost = self.engine.state().step_cost(job);
             let ends = live.meter.finishes(live.work.min(live.crash_at)).unwrap_or(first);
             if ends < first {
                 self.first_to_end.clear();

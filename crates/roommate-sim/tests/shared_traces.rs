@@ -116,3 +116,45 @@ fn real_traces_survive_our_own_format() {
     native::write_csv(&mut file, &trace.jobs).unwrap();
     assert_eq!(read_strictly(file.path()).jobs, trace.jobs);
 }
+
+/// The published group times and efficiencies, to half of the last printed digit.
+#[test]
+fn groups_take_as_long_as_the_published_model_says() {
+    use roommate_core::interference::stages::{INFLATION, Stages, seat};
+    let Some(shared) = shared() else { return };
+    let table = |file: &str| {
+        let text = std::fs::read_to_string(shared.join("anchors/muri").join(file)).unwrap();
+        let rows: Vec<Vec<String>> =
+            text.lines().map(|l| l.split(',').map(str::to_owned).collect()).collect();
+        rows
+    };
+    let number = |s: &str| s.parse::<f64>().unwrap();
+    let profiles = table("model_stage_profiles.csv");
+    let profile = |model: &str, gpus: &str| -> (f64, Stages) {
+        let row = profiles.iter().find(|r| r[0] == model && r[1] == gpus).unwrap();
+        (number(&row[3]) * 1.015, [number(&row[4]), number(&row[5]), number(&row[6])])
+    };
+    let mut checked = 0;
+    for row in table("group_time_vectors.csv").iter().skip(1) {
+        let members: Vec<(f64, Stages)> = row[2].split('+').map(|m| profile(m, &row[0])).collect();
+        let stages: Vec<Stages> = members.iter().map(|m| m.1).collect();
+        let best = seat(&stages, false).step_s;
+        let inflated = best * INFLATION[stages.len() - 2];
+        let busy = stages.iter().fold(0.0, |sum, s| sum + ((s[0] + s[1]) + s[2]));
+        let alone: f64 = members.iter().map(|m| m.0).sum();
+        let speeds: f64 = members.iter().map(|m| m.0 / inflated).sum();
+        let close = |ours: f64, column: usize, half_digit: f64| {
+            let expected = number(&row[column]);
+            assert!((ours - expected).abs() <= half_digit * 1.001, "{row:?}: {ours} at {column}");
+        };
+        close(best, 3, 5e-7);
+        close(inflated, 4, 5e-7);
+        close(seat(&stages, true).step_s, 5, 5e-7);
+        close(busy / (inflated * 4.0), 6, 5e-10);
+        close(alone, 7, 5e-7);
+        assert_eq!(row[8] == "1", inflated / alone > 1.0, "{row:?}");
+        close(speeds, 9, 5e-7);
+        checked += 1;
+    }
+    assert_eq!(checked, 64);
+}

@@ -105,7 +105,8 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
 /// microsecond.
 fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let preempts = !matches!(entry.name, "fifo" | "fifo-backfill" | "sjf");
-    let mut scene = random::scene(seed, entry, Taste { speeds: !preempts, ..Taste::WILD });
+    let mut scene =
+        random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
         scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);

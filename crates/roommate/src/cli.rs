@@ -144,7 +144,7 @@ pub(crate) struct Sim {
 pub(crate) struct Compare {
     /// The trace, `-` for standard input; without one, a small invented one
     pub(crate) trace: Option<PathBuf>,
-    /// The policies, separated by commas; all, unless given
+    /// The policies, separated by commas; all but ablations, unless given
     #[arg(long, short, value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) policies: Vec<String>,
     /// Set a parameter of one policy: policy.name=value

@@ -6,6 +6,7 @@ use crate::{process, table};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference::Undisturbed;
+use roommate_core::interference::stages::Interleaved;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Entry, Params};
@@ -165,12 +166,12 @@ impl Lab {
         };
         let setup = Setup {
             cluster: self.world.cluster.clone(),
-            costs: self.costs(),
+            costs: self.costs(name),
             policy_name: name.into(),
             params: all_params,
             policy,
             belief: Box::new(Undisturbed),
-            truth: Box::new(Undisturbed),
+            truth: Box::new(self.compat.map_or(Interleaved::default(), |c| c.truth(name))),
             faults: self.faults(),
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
@@ -191,7 +192,7 @@ impl Lab {
         Ok(Run { policy: name.into(), metrics: fold.metrics(), wall_s })
     }
 
-    fn costs(&self) -> Costs {
+    fn costs(&self, policy: &str) -> Costs {
         let costs = Costs {
             restart: Span::from_secs(self.world.restart_cost),
             start: Span::from_secs(self.world.start_cost),
@@ -199,7 +200,7 @@ impl Lab {
             tune: Span::from_secs(self.world.tune_cost),
             ..Costs::default()
         };
-        self.compat.map_or(costs, |c| c.costs(costs))
+        self.compat.map_or(costs, |c| c.costs(costs, policy))
     }
 
     fn faults(&self) -> Faults {

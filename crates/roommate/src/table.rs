@@ -93,7 +93,31 @@ pub(crate) fn metrics(runs: &[(String, Metrics)]) -> String {
         rows.push(std::iter::once(row.label.to_string()).chain(cells).collect());
     }
     let note = if runs.len() > 1 { "* best of its row\n" } else { "" };
-    align(&rows) + note
+    in_blocks(&rows) + note
+}
+
+/// Wide tables are cut into blocks of columns that fit a terminal, each with the names of the rows.
+fn in_blocks(rows: &[Vec<String>]) -> String {
+    const WIDTH: usize = 120;
+    let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0) + 2;
+    let mut blocks: Vec<Vec<usize>> = Vec::new();
+    let mut used = 0;
+    for c in 1..rows[0].len() {
+        if used == 0 || used + width(c) > WIDTH {
+            blocks.push(vec![0]);
+            used = width(0);
+        }
+        used += width(c);
+        if let Some(block) = blocks.last_mut() {
+            block.push(c);
+        }
+    }
+    let cut = |block: &Vec<usize>| {
+        let part: Vec<Vec<String>> =
+            rows.iter().map(|r| block.iter().map(|c| r[*c].clone()).collect()).collect();
+        align(&part)
+    };
+    blocks.iter().map(cut).collect::<Vec<_>>().join("\n")
 }
 
 /// The best value of a row, if there is something to choose.

@@ -66,6 +66,7 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "event",
                 "idx",
                 "interference",
                 "job",

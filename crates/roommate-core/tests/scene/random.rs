@@ -41,15 +41,23 @@ pub(crate) struct Taste {
     pub(crate) liars: bool,
     /// Spreading that slows down, kinds measured to be faster than usual.
     pub(crate) speeds: bool,
+    /// Work of which the stages are known, so that jobs may share GPUs.
+    pub(crate) stages: bool,
 }
 
 impl Taste {
     /// Everything.
     pub(crate) const WILD: Self =
-        Self { mixed: true, limits: true, costs: true, liars: true, speeds: true };
+        Self { mixed: true, limits: true, costs: true, liars: true, speeds: true, stages: true };
     /// GPUs that are all alike, jobs that only count them, changes for free.
-    pub(crate) const PLAIN: Self =
-        Self { mixed: false, limits: false, costs: false, liars: false, speeds: false };
+    pub(crate) const PLAIN: Self = Self {
+        mixed: false,
+        limits: false,
+        costs: false,
+        liars: false,
+        speeds: false,
+        stages: false,
+    };
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -70,6 +78,9 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     }
     scene.costs.backoff = whole_seconds(rng.below(4));
     scene.profiles = (0..3).map(|_| profile(&mut rng, &scene, taste)).collect();
+    if taste.stages {
+        give_stages(&mut Rng::stream(seed, 78), &mut scene.profiles);
+    }
     let jobs = 1 + rng.below(12);
     let mut submit = 0;
     for i in 0..jobs {
@@ -99,6 +110,16 @@ fn profile(rng: &mut Rng, scene: &Scene, taste: Taste) -> Profile {
         profile.restart = Some(whole_seconds(rng.below(6)));
     }
     profile
+}
+
+/// Most kinds of work were profiled: a share of the step in each stage.
+fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
+    for profile in profiles {
+        if rng.chance(0.8) {
+            let shares: [f64; 4] = std::array::from_fn(|_| rng.below(6) as f64 / 8.0);
+            profile.stages_s = Some(shares);
+        }
+    }
 }
 
 fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Actor {
@@ -161,6 +182,11 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     };
     set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
     set("repack", json!(rng.chance(0.3)));
+    let mut own = Rng::stream(scene.seed, 79);
+    set("packing", json!(1 + own.below(4)));
+    set("autopack", json!(own.chance(0.5)));
+    set("guard", json!(own.chance(0.5)));
+    set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(

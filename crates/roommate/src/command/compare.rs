@@ -75,7 +75,7 @@ fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
     if args.policies.is_empty() {
         let knows = |e: &&policy::Entry| match &args.world.compat {
             Some(compat) => e.compat_params(compat).is_ok(),
-            None => true,
+            None => !e.is_ablation(),
         };
         return Ok(POLICIES.iter().filter(knows).map(|e| e.name.into()).collect());
     }

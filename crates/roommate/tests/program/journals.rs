@@ -207,7 +207,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
     room.refuses(
         "report j.jsonl cut.jsonl -o old.html",
         expect![[r#"
-            error: could not read journal "cut.jsonl": line 5, column 50: EOF while parsing a string
+            error: could not read journal "cut.jsonl": line 5, column 30: EOF while parsing a string
         "#]],
     );
     let said = room.run("report j.jsonl j.jsonl -o old.html");
@@ -240,7 +240,7 @@ fn replay_says_same_or_where_not() {
         "replay unknown.jsonl",
         expect![[r#"
             error: could not read journal "unknown.jsonl": there is no policy "lottery"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
         "#]],
     );
 }
