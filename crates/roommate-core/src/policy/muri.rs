@@ -23,7 +23,7 @@
 //! times inflated by its fitted constants, everything placed anew at every event.
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::stages::{self, SLOTS, Stages};
 use crate::job::Phase;
 use crate::knobs::Knobs;
@@ -127,6 +127,9 @@ impl Default for Params {
         }
     }
 }
+
+/// Nodes that are tried when room is made for a gang.
+const GATHER_NODES: usize = 4;
 
 /// Jobs of equal width on the same GPUs, in the order in which they were merged.
 type Group = SmallVec<[JobIdx; SLOTS]>;
@@ -508,18 +511,63 @@ impl Muri {
         homeless.sort_by_key(|g| std::cmp::Reverse(plan.spec(g[0]).gpus));
         for group in homeless {
             self.place_group(plan, group);
+            if group.iter().all(|j| plan.pending.contains(*j)) {
+                self.gather(plan, group);
+            }
         }
+    }
+
+    /// Makes room for a gang on one node by moving narrower groups from there to GPUs that are idle
+    /// elsewhere.
+    fn gather(&self, plan: &mut Plan<'_>, group: &Group) {
+        let need = plan.spec(group[0]).gpus;
+        if plan.idle_for(group[0]) < u32::from(need) {
+            return;
+        }
+        let mut nodes: Vec<NodeIdx> = (0..plan.nodes.len()).map(NodeIdx::from_usize).collect();
+        nodes.retain(|n| plan.node(*n).up && plan.node(*n).size >= need);
+        nodes.sort_by_key(|n| std::cmp::Reverse(plan.node(*n).idle));
+        for node in nodes.into_iter().take(GATHER_NODES) {
+            let mark = plan.mark();
+            if self.gather_on(plan, group, node) {
+                return;
+            }
+            plan.undo_to(mark);
+        }
+    }
+
+    fn gather_on(&self, plan: &mut Plan<'_>, group: &Group, node: NodeIdx) -> bool {
+        let need = plan.spec(group[0]).gpus;
+        let mut moved: Vec<Group> = Vec::new();
+        for gpu in plan.node(node).gpus() {
+            if plan.node(node).idle >= need {
+                break;
+            }
+            let there: Group = plan.gpu(gpu).tenants.iter().copied().collect();
+            if there.first().is_some_and(|j| plan.spec(*j).gpus < need) {
+                for job in &there {
+                    plan.release(*job);
+                }
+                moved.push(there);
+            }
+        }
+        self.place_group(plan, group);
+        plan.job(group[0]).is_placed()
+            && moved.iter().all(|g| {
+                self.place_group(plan, g);
+                g.iter().all(|j| plan.job(*j).is_placed())
+            })
     }
 
     /// Where GPUs would stay idle, the last to join a group gets its own, if it gains more than the move
     /// costs.
     fn unpack(&mut self, plan: &mut Plan<'_>, groups: &[Group]) {
+        // Somebody who waits will need the room: to leave now would be to come back soon.
+        if !plan.pending.is_empty() {
+            return;
+        }
         for group in groups.iter().filter(|g| g.len() > 1) {
             let gpus = u32::from(plan.spec(group[0]).gpus);
-            let waits = |j: &JobIdx| plan.pending.contains(*j) && plan.spec(*j).gpus <= gpus as u16;
-            if plan.idle_gpus() < gpus || self.list.iter().any(waits) {
-                continue;
-            }
             let mut left = group.clone();
             while left.len() > 1 && plan.idle_gpus() >= gpus {
                 let job = left[left.len() - 1];
