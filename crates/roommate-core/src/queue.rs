@@ -62,12 +62,20 @@ pub struct Queue<K> {
     lanes: Vec<Lane<K>>,
     lane_of: BTreeMap<Shape, usize>,
     stamps: Vec<u32>,
+    /// The lane in which each job stood last.
+    lanes_of_jobs: Vec<u32>,
     at: usize,
 }
 
 impl<K: Ord + Copy> Default for Queue<K> {
     fn default() -> Self {
-        Self { lanes: Vec::new(), lane_of: BTreeMap::new(), stamps: Vec::new(), at: 0 }
+        Self {
+            lanes: Vec::new(),
+            lane_of: BTreeMap::new(),
+            stamps: Vec::new(),
+            lanes_of_jobs: Vec::new(),
+            at: 0,
+        }
     }
 }
 
@@ -82,7 +90,9 @@ impl<K: Ord + Copy> Queue<K> {
         }
         if self.stamps.len() <= job.usize() {
             self.stamps.resize(state.jobs.len(), 0);
+            self.lanes_of_jobs.resize(state.jobs.len(), 0);
         }
+        self.lanes_of_jobs[job.usize()] = lane as u32;
         let stamp = &mut self.stamps[job.usize()];
         *stamp += 1;
         self.lanes[lane].heap.push(Reverse((key, job, *stamp)));
@@ -120,6 +130,13 @@ impl<K: Ord + Copy> Queue<K> {
         let (key, job, lane) = best?;
         self.at = lane;
         Some((key, job))
+    }
+
+    /// Looks at a job that stood in line before but does not now, as if [`Self::next`] had given it;
+    /// false if jobs of its shape are skipped in this walk. Follow with [`Self::close`] or nothing.
+    pub fn seek(&mut self, job: JobIdx) -> bool {
+        self.at = self.lanes_of_jobs[job.usize()] as usize;
+        self.lanes[self.at].open
     }
 
     /// The job that [`Self::next`] gave was placed: it no longer waits.

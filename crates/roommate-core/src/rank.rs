@@ -42,6 +42,10 @@ pub struct Walk {
     running: Vec<(u64, JobIdx)>,
     /// Repacking: the jobs that the last walk placed, in its order.
     order: Vec<JobIdx>,
+    /// Repacking: the first of the running jobs that was released and has not had its turn.
+    released: usize,
+    /// Whether the present candidate comes from the queue.
+    waited: bool,
 }
 
 impl Walk {
@@ -54,6 +58,8 @@ impl Walk {
             room: Room::default(),
             running: Vec::new(),
             order: Vec::new(),
+            released: 0,
+            waited: true,
         }
     }
 
@@ -70,9 +76,9 @@ impl Walk {
         if self.style.repack {
             self.release_what_changed(plan);
         }
-        while let Some((key, job)) = self.queue.next(plan) {
+        while let Some((key, job)) = self.candidate(plan) {
             if self.fits(plan, job) {
-                self.queue.take();
+                self.taken();
                 continue;
             }
             if !ranked {
@@ -80,7 +86,7 @@ impl Walk {
                 ranked = true;
             }
             if self.push_out(plan, key, job) {
-                self.queue.take();
+                self.taken();
                 self.requeue_evicted(plan, job);
             } else {
                 place::note_no_room(plan, job);
@@ -90,6 +96,31 @@ impl Walk {
                     break;
                 }
             }
+        }
+    }
+
+    /// Who comes next: a waiting job, or one that was released to be placed anew.
+    fn candidate(&mut self, plan: &Plan<'_>) -> Option<(u64, JobIdx)> {
+        let head = self.queue.next(plan);
+        while let Some(run) = self.running.get(self.released).filter(|_| self.style.repack).copied()
+        {
+            if head.is_some_and(|h| h < run) {
+                break;
+            }
+            self.released += 1;
+            if self.queue.seek(run.1) {
+                self.waited = false;
+                return Some(run);
+            }
+        }
+        self.waited = true;
+        head
+    }
+
+    /// The candidate has its GPUs; if it waited, it no longer does.
+    fn taken(&mut self) {
+        if self.waited {
+            self.queue.take();
         }
     }
 
@@ -126,10 +157,9 @@ impl Walk {
         }
         self.queue.forget_later(kept);
         self.order.truncate(kept);
-        for i in kept..self.running.len() {
-            let (key, job) = self.running[i];
-            plan.release(job);
-            self.queue.push(plan, job, key, 0);
+        self.released = kept;
+        for (_, job) in &self.running[kept..] {
+            plan.release(*job);
         }
     }
 
