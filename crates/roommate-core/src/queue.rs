@@ -135,8 +135,11 @@ impl<K: Ord + Copy> Queue<K> {
     /// Looks at a job that stood in line before but does not now, as if [`Self::next`] had given it;
     /// false if jobs of its shape are skipped in this walk. Follow with [`Self::close`] or nothing.
     pub fn seek(&mut self, job: JobIdx) -> bool {
-        self.at = self.lanes_of_jobs[job.usize()] as usize;
-        self.lanes[self.at].open
+        let lane = self.lanes_of_jobs[job.usize()] as usize;
+        if self.lanes[lane].open {
+            self.at = lane;
+        }
+        self.lanes[lane].open
     }
 
     /// The job that [`Self::next`] gave was placed: it no longer waits.
