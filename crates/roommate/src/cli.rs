@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
+use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
 use std::path::PathBuf;
 
@@ -74,6 +75,11 @@ fn format_parser() -> impl clap::builder::TypedValueParser<Value = trace::Format
         .map(|s| s.parse::<trace::Format>().expect("clap has checked the name"))
 }
 
+fn compat_parser() -> clap::builder::PossibleValuesParser {
+    let values = COMPATS.iter().map(|c| clap::builder::PossibleValue::new(c.name).help(c.summary));
+    values.collect::<Vec<_>>().into()
+}
+
 /// The world to simulate.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
@@ -81,7 +87,7 @@ pub(crate) struct WorldArgs {
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator
-    #[arg(long, value_name = "NAME", value_parser = ["muri"])]
+    #[arg(long, value_name = "NAME", value_parser = compat_parser())]
     pub(crate) compat: Option<String>,
     /// Seed of all randomness
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
