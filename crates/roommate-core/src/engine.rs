@@ -247,8 +247,7 @@ impl Engine {
     fn started(&mut self, job: JobIdx) -> Option<()> {
         let now = self.state.now;
         self.hot(job).filter(|j| j.phase == Phase::Starting)?.phase = Phase::Running;
-        let speed = self.state.solo_speed(job, &self.state.job(job).gpus);
-        let step_s = self.state.profile(job).step_s / speed;
+        let step_s = self.state.alone_step_s(job, &self.state.job(job).gpus);
         self.hot(job)?.meter.set_step(now, step_s);
         Some(())
     }

@@ -172,7 +172,8 @@ impl Job {
     pub fn service(&self, span: Span) -> u64 {
         let whole = span.0.saturating_mul(self.gpus.len() as u64);
         match self.knobs.sm_permille {
-            Knobs::SM_ALL => whole,
+            // One that is promised nothing still keeps others from having the GPU for themselves.
+            Knobs::SM_ALL | 0 => whole,
             share => (u128::from(whole) * u128::from(share) / 1000) as u64,
         }
     }
