@@ -176,7 +176,7 @@ impl Explain {
                 self.hold(job, p.gpus.len() as u16);
             }
             Action::Move(_, p) => self.hold(job, p.gpus.len() as u16),
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 self.waiting += 1;
                 self.hold(job, 0);
             }
@@ -189,6 +189,7 @@ impl Explain {
         let what = match action {
             Action::Start(_, p) => format!("started on {}", self.place(p)),
             Action::Move(_, p) => format!("moved to {}", self.place(p)),
+            Action::Suspend(_) => "suspended: waits in host memory".into(),
             Action::Stop(_) => "told to leave its GPUs".into(),
             Action::Tune(_, knobs) => {
                 format!("told to run with batch {}{}", knobs.batch, share(*knobs))

@@ -343,7 +343,7 @@ impl Fold {
                     self.take_gpus(*job, at, held.gpus, *knobs);
                 }
             }
-            Action::Stop(job) => {
+            Action::Stop(job) | Action::Suspend(job) => {
                 self.totals.preemptions += 1;
                 self.leave_gpus(*job, at);
             }

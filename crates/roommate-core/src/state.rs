@@ -83,6 +83,8 @@ pub struct Costs {
     pub start: Span,
     /// Time without progress at each later start, unless the profile knows better.
     pub restart: Span,
+    /// Time without progress when a suspended job goes on, on the nodes where it was.
+    pub resume: Span,
     /// Time without progress when a job is moved; as a restart, unless said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migrate: Option<Span>,
@@ -102,6 +104,7 @@ impl Default for Costs {
             charge: Charge::OnRestart,
             start: Span::ZERO,
             restart: Span::from_secs(62.0),
+            resume: Span::from_secs(1.0),
             migrate: None,
             tune: Span::ZERO,
             host_mib_s: 12_000,
@@ -332,8 +335,17 @@ impl State {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
+            Charge::OnRestart if self.is_parked_here(job) => self.costs.resume,
+            Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),
             Charge::OnRestart => self.restart_cost(job),
         }
+    }
+
+    /// Whether a suspended job has its GPUs on the nodes where it waits.
+    fn is_parked_here(&self, job: JobIdx) -> bool {
+        let Job { gpus, parked_on, .. } = self.job(job);
+        let is_home = |g: &GpuIdx| parked_on.iter().any(|p| self.gpu(*p).node == self.gpu(*g).node);
+        !parked_on.is_empty() && gpus.iter().all(is_home)
     }
 
     /// Time without progress when the job is moved to other GPUs, under [`Charge::OnRestart`].

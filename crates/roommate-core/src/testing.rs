@@ -280,7 +280,7 @@ impl Stage<'_> {
                 job.told_s = 0.0;
                 job.running.then_some(Event::Started(idx))
             }
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 job.running = false;
                 job.placed = false;
                 Some(Event::Stopped { job: idx, done: job.done })

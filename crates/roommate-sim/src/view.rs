@@ -121,7 +121,7 @@ impl Observer for View {
             let job = action.job().usize();
             match action {
                 Action::Start(..) | Action::Move(..) | Action::Reject(..) => self.wait(job, false),
-                Action::Stop(_) => self.wait(job, true),
+                Action::Stop(_) | Action::Suspend(_) => self.wait(job, true),
                 Action::Tune(..) => {}
             }
         }

@@ -484,7 +484,7 @@ impl World {
                 self.depart(job);
                 self.move_in(now, job, gpus, cost);
             }
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 self.halt(now, job);
                 self.depart(job);
                 let done = self.live[job.usize()].meter.done;

@@ -196,6 +196,7 @@ impl Lab {
         let costs = Costs {
             restart: Span::from_secs(self.world.restart_cost),
             start: Span::from_secs(self.world.start_cost),
+            resume: Span::from_secs(self.world.resume_cost),
             migrate: self.world.migrate_cost.map(Span::from_secs),
             tune: Span::from_secs(self.world.tune_cost),
             ..Costs::default()
