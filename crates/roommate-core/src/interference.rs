@@ -10,6 +10,7 @@ use crate::event::Sample;
 use crate::idx::JobIdx;
 use crate::knobs::Knobs;
 use crate::state::State;
+use std::sync::Arc;
 
 /// A guess with its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +41,17 @@ pub trait Interference: Send + Sync {
 
     /// Learns from a measurement.
     fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
+}
+
+/// A model that several hold; nobody can teach it.
+impl<T: Interference + ?Sized> Interference for Arc<T> {
+    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        (**self).speed(state, kind, tenants, who)
+    }
+
+    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
+        (**self).counters(state, job)
+    }
 }
 
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.

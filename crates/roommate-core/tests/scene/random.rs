@@ -2,7 +2,7 @@
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
-use roommate_core::job::{Job, Spec};
+use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
 use roommate_core::policy::{Entry, Params};
@@ -43,12 +43,21 @@ pub(crate) struct Taste {
     pub(crate) speeds: bool,
     /// Work of which the stages are known, so that jobs may share GPUs.
     pub(crate) stages: bool,
+    /// Jobs without a promise among those that have one.
+    pub(crate) classes: bool,
 }
 
 impl Taste {
     /// Everything.
-    pub(crate) const WILD: Self =
-        Self { mixed: true, limits: true, costs: true, liars: true, speeds: true, stages: true };
+    pub(crate) const WILD: Self = Self {
+        mixed: true,
+        limits: true,
+        costs: true,
+        liars: true,
+        speeds: true,
+        stages: true,
+        classes: true,
+    };
     /// GPUs that are all alike, jobs that only count them, changes for free.
     pub(crate) const PLAIN: Self = Self {
         mixed: false,
@@ -57,6 +66,7 @@ impl Taste {
         liars: false,
         speeds: false,
         stages: false,
+        classes: false,
     };
 }
 
@@ -88,6 +98,9 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
         let actor = actor(&mut rng, &scene, taste, i, submit);
         scene.actors.push(actor);
     }
+    if taste.classes {
+        give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
+    }
     scene.params = params(&mut rng, entry, &scene);
     scene
 }
@@ -118,6 +131,14 @@ fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
         if rng.chance(0.8) {
             let shares: [f64; 4] = std::array::from_fn(|_| rng.below(6) as f64 / 8.0);
             profile.stages_s = Some(shares);
+        }
+    }
+}
+
+fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if rng.chance(0.4) {
+            actor.spec.class = Class::BestEffort;
         }
     }
 }
@@ -187,6 +208,12 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("autopack", json!(own.chance(0.5)));
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
+    set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
+    set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
+    set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
+    set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
+    set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
+    set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
