@@ -56,6 +56,8 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["replay"],
         &["explain"],
         &["policies"],
+        &["profile", "fit"],
+        &["profile", "check"],
         &["report"],
         &["trace", "stats"],
         &["trace", "synth"],
