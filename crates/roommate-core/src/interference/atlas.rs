@@ -94,13 +94,6 @@ pub struct Noise {
 #[error("no task was measured alone on the whole GPU")]
 pub struct Empty;
 
-/// A pair row of which some task is not in the atlas.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unknown {
-    /// The task.
-    pub name: String,
-}
-
 impl Atlas {
     /// From the rows of some sessions (files). Pairs are divided by the solo speeds of their own
     /// session where it has them. Pairs of tasks without solo rows are left out.
@@ -152,7 +145,7 @@ impl Atlas {
     fn add_pairs(&mut self, rows: &[Row]) {
         let session = Session::of(rows);
         for row in rows {
-            let Ok(Some(sides)) = self.read_pair(row, &session) else { continue };
+            let Some(sides) = self.read_pair(row, &session) else { continue };
             let pair = self.pairs();
             for side in sides {
                 let [a, b] = side.tenants;
@@ -178,40 +171,47 @@ impl Atlas {
         Errors::of(pairs.map(|s| (s[0].measured - s[1].measured).abs()))
     }
 
-    /// The sides of a pair with their tenants; nothing for a row that is no pair.
-    fn read_pair(&self, row: &Row, session: &Session) -> Result<Option<Vec<Seen>>, Unknown> {
-        let find = |kind, name: &str| {
-            self.task(kind, name).ok_or_else(|| Unknown { name: name.to_string() })
+    /// The tasks of a pair that were not measured alone.
+    fn strangers<'a>(&self, row: &'a Row) -> Vec<&'a str> {
+        let tasks = match row {
+            Row::Solo(_) | Row::Alone(_) => return Vec::new(),
+            Row::Trainings(r) => [(TaskKind::Train, &r.a), (TaskKind::Train, &r.b)],
+            Row::Mixed(r) => [(TaskKind::Train, &r.a), (TaskKind::Serve, &r.b)],
         };
-        let alone = |task, name: &str, batch| {
-            session.it_s(name, batch).unwrap_or_else(|| self.steps_per_s(task, batch))
+        let strangers = tasks.into_iter().filter(|(kind, name)| self.task(*kind, name).is_none());
+        strangers.map(|(_, name)| name.as_str()).collect()
+    }
+
+    /// The sides of a pair of known tasks; nothing for other rows.
+    fn read_pair(&self, row: &Row, session: &Session) -> Option<Vec<Seen>> {
+        let alone = |t: &Tenant, name: &str| {
+            session.it_s(name, t.batch).unwrap_or_else(|| self.steps_per_s(t.task, t.batch))
         };
         match row {
-            Row::Solo(_) | Row::Alone(_) => Ok(None),
+            Row::Solo(_) | Row::Alone(_) => None,
             Row::Trainings(Trainings { a, batch_a, b, batch_b, ra, rb }) => {
                 let kind = PairKind::Trainings;
-                let tenant =
-                    |task, batch: &u32| Tenant { task, batch: *batch, sms: None, load: 1.0 };
-                let one = tenant(find(TaskKind::Train, a)?, batch_a);
-                let two = tenant(find(TaskKind::Train, b)?, batch_b);
-                let speeds = [
-                    ra.it_s / alone(one.task, a, *batch_a),
-                    rb.it_s / alone(two.task, b, *batch_b),
-                ];
-                Ok(Some(vec![
-                    Seen { kind, tenants: [one, two], speed: speeds[0] },
-                    Seen { kind, tenants: [two, one], speed: speeds[1] },
-                ]))
+                let tenant = |name: &str, batch: u32| {
+                    let task = self.task(TaskKind::Train, name)?;
+                    Some(Tenant { task, batch, sms: None, load: 1.0 })
+                };
+                let (one, two) = (tenant(a, *batch_a)?, tenant(b, *batch_b)?);
+                let speeds = (ra.it_s / alone(&one, a), rb.it_s / alone(&two, b));
+                Some(vec![
+                    Seen { kind, tenants: [one, two], speed: speeds.0 },
+                    Seen { kind, tenants: [two, one], speed: speeds.1 },
+                ])
             }
             Row::Mixed(Mixed { a, batch_a, b, batch_b, sms_a, sms_b, rate_b, ra }) => {
-                let (task, service) = (find(TaskKind::Train, a)?, find(TaskKind::Serve, b)?);
+                let task = self.task(TaskKind::Train, a)?;
+                let service = self.task(TaskKind::Serve, b)?;
                 let load = (rate_b / self.steps_per_s(service, *batch_b)).min(1.0);
                 let tenants = [
                     Tenant { task, batch: *batch_a, sms: Some(*sms_a), load: 1.0 },
                     Tenant { task: service, batch: *batch_b, sms: Some(*sms_b), load },
                 ];
-                let speed = ra.it_s / alone(task, a, *batch_a);
-                Ok(Some(vec![Seen { kind: PairKind::Mixed, tenants, speed }]))
+                let speed = ra.it_s / alone(&tenants[0], a);
+                Some(vec![Seen { kind: PairKind::Mixed, tenants, speed }])
             }
         }
     }
@@ -334,19 +334,14 @@ impl Atlas {
         let mut check = Check::default();
         let (mut answers, mut model) = (Vec::new(), Vec::new());
         for row in rows {
-            match self.read_pair(row, &session) {
-                Ok(None) => {}
-                Ok(Some(sides)) => {
-                    check.pairs += 1;
-                    for Seen { kind, tenants, speed } in sides {
-                        answers.push((kind, (self.speed(&tenants, 0) - speed).abs()));
-                        model.push((kind, (self.model_speed(&tenants, 0) - speed).abs()));
-                    }
-                }
-                Err(Unknown { name }) => {
-                    check.skipped += 1;
-                    check.unknown.insert(name);
-                }
+            let strangers = self.strangers(row);
+            check.skipped += usize::from(!strangers.is_empty());
+            check.unknown.extend(strangers.into_iter().map(String::from));
+            let Some(sides) = self.read_pair(row, &session) else { continue };
+            check.pairs += 1;
+            for Seen { kind, tenants, speed } in sides {
+                answers.push((kind, (self.speed(&tenants, 0) - speed).abs()));
+                model.push((kind, (self.model_speed(&tenants, 0) - speed).abs()));
             }
         }
         check.answers = ByKind::of(&answers);
