@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Read, describe, convert and invent traces
     #[command(subcommand)]
     Trace(Trace),
-    /// Say what measured profiles are worth: fit a model of interference, check it against pairs
+    /// Fit a model of interference to measurements, and check it against others
     #[command(subcommand)]
     Profile(Profile),
     /// Turn journals into one self-contained HTML page

@@ -271,11 +271,15 @@ impl Atlas {
 
     /// Speed of one of these tenants, relative to alone on the whole GPU at the same batch: from the
     /// measured pairs as far as there are any, from the model for the rest.
+    ///
+    /// A pair by itself is answered as measured, even where that is faster than the solo curve, which
+    /// has its own noise; among more tenants nobody is taken for a help.
     pub fn speed(&self, tenants: &[Tenant], who: usize) -> f64 {
+        let least = if tenants.len() > 2 { 0.0 } else { f64::NEG_INFINITY };
         self.speed_with(tenants, who, |a, b, kept| {
             let met = self.met.get(&(a.seat(), b.seat()))?;
             let same = (met.load - b.load).abs() <= SAME_LOAD;
-            same.then(|| kept * f64::from(met.runs) / met.sum - 1.0)
+            same.then(|| (kept * f64::from(met.runs) / met.sum - 1.0).max(least))
         })
     }
 

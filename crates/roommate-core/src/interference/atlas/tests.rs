@@ -68,6 +68,19 @@ fn more_roommates_never_help() {
 }
 
 #[test]
+fn a_third_never_helps_a_measured_pair() {
+    let atlas = h200();
+    let tenant = |s: Seat, load| Tenant { task: s.task, batch: s.batch, sms: s.sms, load };
+    assert!(atlas.met.len() > 180);
+    for ((a, b), met) in &atlas.met {
+        let (a, b) = (tenant(*a, 1.0), tenant(*b, met.load));
+        let speeds = [2, 3, 4].map(|n| atlas.speed(&[a, b, b, b][..n], 0));
+        assert!((speeds[0] - (met.sum / f64::from(met.runs)).min(1.0)).abs() < 1e-9, "{a:?} {b:?}");
+        assert!(speeds.is_sorted_by(|a, b| a >= b) && speeds[2] > 0.02, "{a:?} {b:?} {speeds:?}");
+    }
+}
+
+#[test]
 fn the_model_predicts_what_it_has_not_seen() {
     let validation = h200().validate();
     let unseen = validation.unseen_tasks;
