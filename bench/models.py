@@ -99,6 +99,13 @@ class Net:
         self.layer_norm().attention(heads).act_()
         return self.layer_norm().linear(hidden).act_(8).linear(d).act_()
 
+    def loss(self):
+        """Cross-entropy over a vocabulary, which frameworks compute in single precision: the scores, the
+        logarithms of their probabilities, and the gradient of each."""
+        self.act += 4 * 4 * size(self.shape)
+        self.ops += 1
+        return self.act_(5)
+
     def embed(self, rows, dim, tokens):
         return self.emit((tokens, dim), 0, rows * dim, "embedding")
 
@@ -418,7 +425,7 @@ def text(vocabulary, seq, head, positions=512, d=768, layers=12):
     if head == "words":
         net.linear(vocabulary, bias=False)
         net.params -= vocabulary * d  # shared with the embedding
-        return net.act_(5).emit(net.shape, 5 * size(net.shape))
+        return net.loss()
     net.shape = (d,)
     return net.linear(d).act_().linear(2)
 
@@ -434,7 +441,7 @@ def translator():
         net.layer_norm().attention(8).act_().block(8, 2048)
     net.linear(37_000, bias=False)
     net.params -= 37_000 * 512
-    return net.act_(5)
+    return net.loss()
 
 
 def lstm_words():
@@ -442,7 +449,7 @@ def lstm_words():
     net = Net(35)
     net.seq = 35
     net.embed(33_278, 650, 35).act_().lstm(650, 2, 35)
-    return net.act_().linear(33_278).act_(5)
+    return net.act_().linear(33_278).loss()
 
 
 def ncf():

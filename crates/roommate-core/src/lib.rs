@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod place;
 pub mod plan;
 pub mod policy;
+pub mod predict;
 pub mod profile;
 pub mod progress;
 pub mod queue;

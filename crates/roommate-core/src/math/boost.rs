@@ -206,7 +206,8 @@ mod tests {
 
     #[test]
     fn depth_two_learns_what_depends_on_two_features() {
-        let rows: Vec<Vec<f64>> = (0..16).map(|i| vec![f64::from(i % 4), f64::from(i / 4)]).collect();
+        let rows: Vec<Vec<f64>> =
+            (0..16).map(|i| vec![f64::from(i % 4), f64::from(i / 4)]).collect();
         let targets: Vec<f64> =
             rows.iter().map(|r| if r[0] > 1.5 && r[1] > 0.5 { 4.0 } else { 0.0 }).collect();
         let options = |depth| Options { trees: 1, depth, rate: 1.0, min_leaf: 1 };
