@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 mod fifo;
+mod horus;
 mod muri;
 mod sjf;
 mod srsf;
@@ -184,6 +185,12 @@ pub static POLICIES: &[Entry] = &[
         summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"guard": false, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)]),
+    entry!(horus, "horus", preset: r"{}",
+        summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
+        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
+    entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
+        summary: "the same with lines of similar jobs, the one that waited most first",
+        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
 ];
 
 /// The policy of this name.

@@ -8,6 +8,24 @@ fn distance<const D: usize>(a: &[f64; D], b: &[f64; D]) -> f64 {
     a.iter().zip(b).map(|(x, y)| (x - y).abs()).sum()
 }
 
+/// Factors that give every dimension its weight, whatever it is measured in: its standard deviation
+/// becomes the weight.
+pub fn scale<const D: usize>(points: &[[f64; D]], weights: &[f64; D]) -> [f64; D] {
+    let mean = |of: &dyn Fn(&[f64; D]) -> f64| {
+        points.iter().map(of).sum::<f64>() / points.len().max(1) as f64
+    };
+    std::array::from_fn(|d| {
+        let middle = mean(&|p| p[d]);
+        let std = mean(&|p| (p[d] - middle).powi(2)).sqrt();
+        if std > 0.0 { weights[d] / std } else { weights[d] }
+    })
+}
+
+/// A point times these factors.
+pub fn scaled<const D: usize>(point: &[f64; D], scale: &[f64; D]) -> [f64; D] {
+    std::array::from_fn(|d| point[d] * scale[d])
+}
+
 /// The centre nearest to a point; the first of equals.
 pub fn nearest<const D: usize>(centres: &[[f64; D]], point: &[f64; D]) -> usize {
     let mut best = (f64::INFINITY, 0);
@@ -75,6 +93,13 @@ mod tests {
         assert_eq!(centres(&points[..1], 3), [[0.0, 0.0]]);
         assert_eq!(centres(&[[1.0]; 5], 3), [[1.0]], "equal points are one cluster");
         assert!(centres::<2>(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn scaled_dimensions_spread_as_they_weigh() {
+        let points = [[0.0, 7.0], [2.0, 7.0]];
+        let scale = scale(&points, &[3.0, 1.0]);
+        assert_eq!(points.map(|p| scaled(&p, &scale)), [[0.0, 7.0], [6.0, 7.0]]);
     }
 
     proptest! {
