@@ -25,7 +25,7 @@
 //! In `horus-plus` jobs are clustered anew after every fifth of the line has been replaced, a line that
 //! has nothing that fits passes its turn on, and a job that was put back earns no credit beyond its
 //! waiting, since a second look would earn it twice. Nothing is held back for wide gangs: under constant
-//! load they wait, in `horus` also heavy jobs; in `horus-plus` a line that grows without end wins for ever.
+//! load they wait, in `horus` also heavy jobs; in `horus-plus` a line that grows for ever wins for ever.
 
 use crate::event::{Event, Sample};
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, Shelves};
@@ -289,7 +289,10 @@ impl Horus {
             let point = [gpus.into(), mean.into(), max.into(), mem_mib.into()];
             self.lines.add(Waiting { key: (mean, hot.submitted, *job), since: hot.since, point });
         }
-        self.lines.regroup();
+        // Only arrivals change the lines; otherwise a second look would, once fewer wait.
+        if !plan.news.ready.is_empty() {
+            self.lines.regroup();
+        }
     }
 
     /// Keeps what was measured of a job that nobody disturbs.
