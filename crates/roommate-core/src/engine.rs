@@ -247,8 +247,8 @@ impl Engine {
     fn started(&mut self, job: JobIdx) -> Option<()> {
         let now = self.state.now;
         self.hot(job).filter(|j| j.phase == Phase::Starting)?.phase = Phase::Running;
-        let speed = self.state.solo_speed(job, &self.state.job(job).gpus);
-        let step_s = self.state.profile(job).step_s / speed;
+        let step_s = self.state.alone_step_s(job, &self.state.job(job).gpus);
+        self.hot(job)?.parked_on.clear();
         self.hot(job)?.meter.set_step(now, step_s);
         Some(())
     }
@@ -344,8 +344,20 @@ impl Engine {
                 self.failed(job, Why::NodeLost(node), done);
             }
         }
+        self.forget_parked(node);
         self.state.set_up(node, false);
         Some(())
+    }
+
+    /// Who waited in the memory of a lost node starts anew somewhere.
+    fn forget_parked(&mut self, node: NodeIdx) {
+        let State { jobs, gpus, pending, .. } = &mut self.state;
+        for job in pending.iter() {
+            let parked_on = &mut jobs[job.usize()].parked_on;
+            if parked_on.iter().any(|g| gpus[g.usize()].node == node) {
+                parked_on.clear();
+            }
+        }
     }
 
     /// Takes a job off its GPUs, or out of the queue, for good or for now.
@@ -355,6 +367,7 @@ impl Engine {
         hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
         hot.since = now;
         hot.meter.stop_at(now, hot.meter.done_at(now).max(hot.meter.done));
+        hot.parked_on.clear();
         self.state.vacate(job);
         self.state.pending.remove(job);
         self.left.push(job);

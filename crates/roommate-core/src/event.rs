@@ -98,6 +98,8 @@ pub struct Placement {
 pub enum Action {
     /// Take the job off its GPUs, keeping its progress.
     Stop(JobIdx),
+    /// The same, but the process waits in host memory, ready to go on where it was.
+    Suspend(JobIdx),
     /// Refuse the job for good.
     Reject(JobIdx, Why),
     /// Change how the job runs, where it is.
@@ -112,7 +114,7 @@ impl Action {
     /// The job it is about.
     pub fn job(&self) -> JobIdx {
         match self {
-            Self::Stop(j) | Self::Reject(j, _) | Self::Tune(j, _) => *j,
+            Self::Stop(j) | Self::Suspend(j) | Self::Reject(j, _) | Self::Tune(j, _) => *j,
             Self::Move(j, _) | Self::Start(j, _) => *j,
         }
     }
@@ -120,7 +122,7 @@ impl Action {
     /// Stops come before starts, so that a world that acts in order never needs a GPU twice.
     pub(crate) fn rank(&self) -> u8 {
         match self {
-            Self::Stop(_) => 0,
+            Self::Stop(_) | Self::Suspend(_) => 0,
             Self::Reject(..) => 1,
             Self::Tune(..) => 2,
             Self::Move(..) => 3,

@@ -3,6 +3,7 @@
 use crate::event::{Action, Event, Placement};
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::journal::{Head, JobLine, Observer, StepView};
+use crate::knobs::Knobs;
 use crate::time::Time;
 use crate::why::Why;
 
@@ -80,10 +81,7 @@ impl Explain {
             text += &format!("{semicolon}node {node}: {plural} {}", numbers.join(" "));
             rest = &rest[here..];
         }
-        if p.knobs.sm_permille < 1000 {
-            text += &format!(", {} % of each", f64::from(p.knobs.sm_permille) / 10.0);
-        }
-        text
+        text + &share(p.knobs)
     }
 
     fn hold(&mut self, job: JobIdx, gpus: u16) {
@@ -178,7 +176,7 @@ impl Explain {
                 self.hold(job, p.gpus.len() as u16);
             }
             Action::Move(_, p) => self.hold(job, p.gpus.len() as u16),
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 self.waiting += 1;
                 self.hold(job, 0);
             }
@@ -191,16 +189,32 @@ impl Explain {
         let what = match action {
             Action::Start(_, p) => format!("started on {}", self.place(p)),
             Action::Move(_, p) => format!("moved to {}", self.place(p)),
+            Action::Suspend(_) => "suspended: waits in host memory".into(),
             Action::Stop(_) => "told to leave its GPUs".into(),
-            Action::Tune(_, knobs) => format!(
-                "told to run with batch {}, {} % of each GPU",
-                knobs.batch,
-                f64::from(knobs.sm_permille) / 10.0
-            ),
+            Action::Tune(_, knobs) => {
+                format!("told to run with batch {}{}", knobs.batch, share(*knobs))
+            }
             Action::Reject(_, why) => format!("rejected: {}", reason(why, &self.names)),
         };
         self.tell(at, what);
     }
+}
+
+/// What it has of each of its GPUs, where that is not all: `, 50 % of each, 4096 MiB`.
+fn share(knobs: Knobs) -> String {
+    let percent = |permille: u16| f64::from(permille) / 10.0;
+    let mut text = match knobs.sm_permille {
+        Knobs::SM_ALL => String::new(),
+        0 => ", sharing them freely".into(),
+        sm => format!(", {} % of each", percent(sm)),
+    };
+    if knobs.pace_permille < Knobs::PACE_FULL {
+        text += &format!(", at most at {} % of its speed", percent(knobs.pace_permille));
+    }
+    if knobs.floor_permille > 0 {
+        text += &format!(", promised {} % of its speed", percent(knobs.floor_permille));
+    }
+    text
 }
 
 fn reason(why: &Why, names: &[String]) -> String {

@@ -55,7 +55,9 @@ impl Observer for Stays {
         }
         for action in step.actions {
             match action {
-                Action::Stop(job) | Action::Reject(job, _) => self.close(*job, step.at),
+                Action::Stop(job) | Action::Suspend(job) | Action::Reject(job, _) => {
+                    self.close(*job, step.at);
+                }
                 Action::Start(job, p) | Action::Move(job, p) => {
                     self.close(*job, step.at);
                     self.open[job.usize()] = Some((p.gpus.clone(), p.knobs, step.at));

@@ -3,6 +3,7 @@
 //! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
 //! only a belief and samples.
 
+pub mod shadow;
 pub mod stages;
 
 use crate::event::Sample;
@@ -27,9 +28,15 @@ impl Estimate {
 }
 
 /// A model of how much the tenants of one GPU disturb each other.
-pub trait Interference: Send {
+pub trait Interference: Send + Sync {
     /// Speed of tenant `who` on a GPU of this kind next to the others; 1 = undisturbed.
     fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate;
+
+    /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job
+    /// runs alone; `None` if this model has no counters.
+    fn counters(&self, _state: &State, _job: JobIdx) -> Option<(f32, f32)> {
+        None
+    }
 
     /// Learns from a measurement.
     fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
@@ -41,6 +48,6 @@ pub struct Undisturbed;
 
 impl Interference for Undisturbed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        Estimate::certain(f64::from(tenants[who].1.sm_permille) / f64::from(Knobs::SM_ALL))
+        Estimate::certain(tenants[who].1.reach())
     }
 }

@@ -135,6 +135,8 @@ pub struct Job {
     pub attained_gpu_us: u64,
     /// Its believed progress.
     pub meter: Meter,
+    /// Where it waits in host memory since it was suspended; empty if it does not.
+    pub parked_on: GpuSet,
     /// What it loses at the next step, where steps are charged.
     pub step_cost: Span,
     /// How often it started.
@@ -156,6 +158,7 @@ impl Job {
             since: Time::ZERO,
             attained_gpu_us: 0,
             meter: Meter::default(),
+            parked_on: GpuSet::new(),
             step_cost: Span::ZERO,
             starts: 0,
             failures: 0,
@@ -172,7 +175,8 @@ impl Job {
     pub fn service(&self, span: Span) -> u64 {
         let whole = span.0.saturating_mul(self.gpus.len() as u64);
         match self.knobs.sm_permille {
-            Knobs::SM_ALL => whole,
+            // One that is promised nothing still keeps others from having the GPU for themselves.
+            Knobs::SM_ALL | 0 => whole,
             share => (u128::from(whole) * u128::from(share) / 1000) as u64,
         }
     }

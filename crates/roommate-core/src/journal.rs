@@ -467,7 +467,7 @@ impl Check {
         let action = |a: &Action| match a {
             Action::Start(j, p) | Action::Move(j, p) => job(j) && gpus(p),
             Action::Reject(j, w) => job(j) && why(w),
-            Action::Stop(j) | Action::Tune(j, _) => job(j),
+            Action::Stop(j) | Action::Suspend(j) | Action::Tune(j, _) => job(j),
         };
         let known = s.facts.iter().all(fact)
             && s.actions.iter().all(action)

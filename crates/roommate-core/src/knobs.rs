@@ -9,9 +9,17 @@ pub struct Knobs {
     /// Batch size per GPU; 0 = the job's own choice.
     #[serde(skip_serializing_if = "is_zero")]
     pub batch: u32,
-    /// Share of the GPU's streaming multiprocessors in permille; 1000 = the whole GPU.
+    /// Share of the GPU's streaming multiprocessors that it is promised, in permille, and confined to
+    /// where others are promised the rest; 1000 = the whole GPU, 0 = promised none, may use all.
     #[serde(skip_serializing_if = "is_whole")]
     pub sm_permille: u16,
+    /// Most of its own speed that it may run at, in permille: it is held back between kernels.
+    #[serde(skip_serializing_if = "is_whole")]
+    pub pace_permille: u16,
+    /// Share of its solo speed that roommates without a floor must leave it, in permille: the machine
+    /// holds them back until they do; 0 = nothing is promised.
+    #[serde(skip_serializing_if = "is_none")]
+    pub floor_permille: u16,
     /// GPU memory in MiB per GPU; 0 = not known, not checked.
     #[serde(skip_serializing_if = "is_zero")]
     pub mem_mib: u32,
@@ -25,10 +33,29 @@ pub struct Knobs {
 
 impl Knobs {
     /// A whole GPU, nothing else said.
-    pub const WHOLE: Self =
-        Self { batch: 0, sm_permille: Self::SM_ALL, mem_mib: 0, cpu_milli: 0, stage: 0 };
+    pub const WHOLE: Self = Self {
+        batch: 0,
+        sm_permille: Self::SM_ALL,
+        pace_permille: Self::PACE_FULL,
+        floor_permille: 0,
+        mem_mib: 0,
+        cpu_milli: 0,
+        stage: 0,
+    };
     /// The whole of a GPU's multiprocessors.
     pub const SM_ALL: u16 = 1000;
+    /// A job that is not held back.
+    pub const PACE_FULL: u16 = 1000;
+
+    /// Share of the multiprocessors that it can use with nobody else there.
+    pub fn reach(&self) -> f64 {
+        if self.sm_permille == 0 { 1.0 } else { f64::from(self.sm_permille) / 1000.0 }
+    }
+
+    /// Whether all values are in their range.
+    pub fn are_sane(&self) -> bool {
+        [self.sm_permille, self.pace_permille, self.floor_permille].iter().all(|v| *v <= 1000)
+    }
 }
 
 impl Default for Knobs {
@@ -44,7 +71,12 @@ fn is_zero(v: &u32) -> bool {
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_whole(v: &u16) -> bool {
-    *v == Knobs::SM_ALL
+    *v == 1000
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_none(v: &u16) -> bool {
+    *v == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

@@ -1,10 +1,11 @@
 //! Metrics: one fold over a journal gives every figure we print. Definitions are here and nowhere else.
 
 use crate::event::{Action, Event};
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::math::stat;
+use crate::occupancy::Occupancy;
 use crate::profile::STAGES;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -146,7 +147,7 @@ impl Metrics {
 }
 
 /// What the fold keeps of a job while it lives.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Live {
     submitted: Time,
     /// When it last got or lost GPUs.
@@ -163,9 +164,9 @@ struct Live {
     present: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Held {
-    gpus: u16,
+    gpus: GpuSet,
     knobs: Knobs,
 }
 
@@ -186,7 +187,9 @@ pub struct Fold {
     last_step: Time,
     present: u32,
     crowd: f64,
-    held_gpu_s: f64,
+    occupancy: Occupancy,
+    held_since: Time,
+    held_permille_us: u128,
     held_mem: f64,
     held_cpu: f64,
     stages_gpu_s: Option<[f64; 4]>,
@@ -196,6 +199,11 @@ impl Fold {
     /// Completion times of finished jobs, in order of completion.
     pub fn jcts_s(&self) -> &[f64] {
         &self.jcts_s
+    }
+
+    /// GPUs held now; one that is shared counts once.
+    pub fn held_gpus(&self) -> f64 {
+        self.occupancy.permille() as f64 / 1000.0
     }
 
     /// The figures so far.
@@ -216,7 +224,7 @@ impl Fold {
         m.makespan_s = self.last_finish.secs();
         let over = |held: f64, exists: f64| (exists > 0.0).then(|| held / exists);
         let gpu_s = f64::from(self.gpus) * m.makespan_s;
-        m.gpu_util = over(self.held_gpu_s, gpu_s);
+        m.gpu_util = over(self.held_permille_us as f64 / 1e9, gpu_s);
         m.mem_util = over(self.held_mem, self.mem_mib * m.makespan_s).filter(|u| *u > 0.0);
         m.cpu_util = over(self.held_cpu, self.cpu_milli * m.makespan_s).filter(|u| *u > 0.0);
         m.stage_util = self.stages_gpu_s.filter(|_| gpu_s > 0.0).map(|s| s.map(|v| v / gpu_s));
@@ -234,13 +242,26 @@ impl Fold {
         let span = at - live.since;
         live.since = at;
         if let Some(held) = live.held.take() {
-            let gpu_s = f64::from(held.gpus) * span.secs();
-            self.held_gpu_s += gpu_s * f64::from(held.knobs.sm_permille) / f64::from(Knobs::SM_ALL);
+            let gpu_s = held.gpus.len() as f64 * span.secs();
+            self.count_held(at);
+            self.occupancy.leave(&held.gpus, held.knobs);
             self.held_mem += gpu_s * f64::from(held.knobs.mem_mib);
             self.held_cpu += gpu_s * f64::from(held.knobs.cpu_milli);
         } else {
             live.waited = live.waited + span;
         }
+    }
+
+    fn take_gpus(&mut self, job: JobIdx, at: Time, gpus: GpuSet, knobs: Knobs) {
+        self.count_held(at);
+        self.occupancy.enter(&gpus, knobs);
+        self.live[job.usize()].held = Some(Held { gpus, knobs });
+    }
+
+    fn count_held(&mut self, at: Time) {
+        let span = (at - self.held_since).0;
+        self.held_permille_us += u128::from(self.occupancy.permille()) * u128::from(span);
+        self.held_since = at;
     }
 
     fn depart(&mut self, job: JobIdx, at: Time) {
@@ -252,7 +273,7 @@ impl Fold {
 
     fn finish(&mut self, job: JobIdx, at: Time) {
         self.depart(job, at);
-        let live = self.live[job.usize()];
+        let live = &self.live[job.usize()];
         let jct_s = (at - live.submitted).secs();
         self.totals.finished += 1;
         self.last_finish = self.last_finish.max(at);
@@ -288,7 +309,7 @@ impl Fold {
                 self.totals.jobs += 1;
                 let crowd = self.crowd;
                 let live = &mut self.live[job.usize()];
-                *live = Live { submitted: at, since: at, crowd, present: true, ..*live };
+                (live.submitted, live.since, live.crowd, live.present) = (at, at, crowd, true);
                 self.totals.deadline_jobs += u64::from(live.deadline.is_some());
             }
             Event::Finished(job) => self.finish(job, at),
@@ -313,15 +334,16 @@ impl Fold {
             Action::Start(job, p) | Action::Move(job, p) => {
                 self.totals.moves += u64::from(matches!(action, Action::Move(..)));
                 self.leave_gpus(*job, at);
-                let held = Held { gpus: p.gpus.len() as u16, knobs: p.knobs };
-                self.live[job.usize()].held = Some(held);
+                self.take_gpus(*job, at, p.gpus.clone(), p.knobs);
             }
             Action::Tune(job, knobs) => {
-                let gpus = self.live[job.usize()].held.map(|h| h.gpus);
+                let held = self.live[job.usize()].held.clone();
                 self.leave_gpus(*job, at);
-                self.live[job.usize()].held = gpus.map(|gpus| Held { gpus, knobs: *knobs });
+                if let Some(held) = held {
+                    self.take_gpus(*job, at, held.gpus, *knobs);
+                }
             }
-            Action::Stop(job) => {
+            Action::Stop(job) | Action::Suspend(job) => {
                 self.totals.preemptions += 1;
                 self.leave_gpus(*job, at);
             }

@@ -17,6 +17,7 @@ use std::ops::Deref;
 enum Edit {
     Place(JobIdx, Knobs),
     Release(JobIdx, GpuSet, Knobs),
+    Suspend(JobIdx),
     Tune(JobIdx, Knobs),
     Reject(JobIdx),
 }
@@ -29,6 +30,8 @@ struct Before {
     knobs: Knobs,
     attained_gpu_us: u64,
     since: Time,
+    /// Whether it is to wait in host memory if it has no GPUs in the end.
+    suspend: bool,
 }
 
 /// Buffers that the engine keeps between plans, so that planning allocates nothing when warm.
@@ -143,6 +146,16 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Takes the job off its GPUs for a while: its process waits in host memory, and goes on cheaply on
+    /// the same node. Does nothing to a job without GPUs.
+    pub fn suspend(&mut self, job: JobIdx) {
+        if self.state.job(job).is_placed() {
+            self.release(job);
+            self.before_mut(job).suspend = true;
+            self.draft.edits.push(Edit::Suspend(job));
+        }
+    }
+
     /// Refuses a waiting job for good. A job that had GPUs before this plan was not waiting.
     pub fn reject(&mut self, job: JobIdx, why: Why) -> Result<(), Infeasible> {
         if !self.state.pending.contains(job) || !self.was_on(job).is_empty() {
@@ -203,6 +216,7 @@ impl<'a> Plan<'a> {
                     let (gpus, _) = self.state.vacate(job);
                     self.state.occupy(job, &gpus, old);
                 }
+                Edit::Suspend(job) => self.before_mut(job).suspend = false,
                 Edit::Reject(job) => {
                     self.state.pending.insert(job);
                 }
@@ -219,6 +233,11 @@ impl<'a> Plan<'a> {
         self.draft.wake = mark.wake;
     }
 
+    fn before_mut(&mut self, job: JobIdx) -> &mut Before {
+        let at = self.draft.touched[job.usize()] as usize;
+        &mut self.draft.before[at - 1]
+    }
+
     /// Remembers what the job was like, once, and brings its service up to now, so that it is right
     /// whatever the plan does to its GPUs.
     fn touch(&mut self, job: JobIdx) {
@@ -233,6 +252,7 @@ impl<'a> Plan<'a> {
             knobs: hot.knobs,
             attained_gpu_us: hot.attained_gpu_us,
             since: hot.since,
+            suspend: false,
         });
         self.draft.touched[job.usize()] = self.draft.before.len() as u32;
         hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
@@ -272,6 +292,7 @@ impl Draft {
             let action = match (b.gpus.is_empty(), hot.gpus.is_empty()) {
                 (true, true) => continue,
                 (true, false) => Action::Start(b.job, placement()),
+                (false, true) if b.suspend => Action::Suspend(b.job),
                 (false, true) => Action::Stop(b.job),
                 (false, false) if b.gpus != hot.gpus => Action::Move(b.job, placement()),
                 (false, false) if b.knobs != hot.knobs => Action::Tune(b.job, hot.knobs),
@@ -284,7 +305,10 @@ impl Draft {
                     hot.starts += 1;
                     hot.last_why = None;
                 }
-                Action::Stop(_) => {
+                Action::Stop(_) | Action::Suspend(_) => {
+                    if b.suspend {
+                        hot.parked_on.clone_from(&b.gpus);
+                    }
                     hot.meter.stop_at(now, hot.meter.done_at(now));
                     hot.phase = Phase::Stopping;
                     state.pending.remove(b.job);

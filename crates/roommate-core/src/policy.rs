@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+mod antman;
 mod fifo;
 mod horus;
 mod muri;
@@ -185,6 +186,10 @@ pub static POLICIES: &[Entry] = &[
         summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"guard": false, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)]),
+    entry!(antman, "antman", preset: r"{}",
+        summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
+        paper: "Xiao et al., AntMan, OSDI 2020",
+        compat: &[("muri", r#"{"mode": "static"}"#)]),
     entry!(horus, "horus", preset: r"{}",
         summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),

@@ -83,11 +83,16 @@ pub struct Costs {
     pub start: Span,
     /// Time without progress at each later start, unless the profile knows better.
     pub restart: Span,
+    /// Time without progress when a suspended job goes on, on the nodes where it was.
+    pub resume: Span,
     /// Time without progress when a job is moved; as a restart, unless said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub migrate: Option<Span>,
     /// Time without progress when a job's knobs are turned.
     pub tune: Span,
+    /// MiB per second between host and GPU: a job with less GPU memory than it asked for keeps the
+    /// rest on the host and moves it in and out at every step.
+    pub host_mib_s: u32,
     /// Pause after a job's first failure; doubles with each further one.
     pub backoff: Span,
 }
@@ -99,8 +104,10 @@ impl Default for Costs {
             charge: Charge::OnRestart,
             start: Span::ZERO,
             restart: Span::from_secs(62.0),
+            resume: Span::from_secs(1.0),
             migrate: None,
             tune: Span::ZERO,
+            host_mib_s: 12_000,
             backoff: Span::from_secs(30.0),
         }
     }
@@ -125,6 +132,8 @@ pub enum Infeasible {
     Memory,
     /// Not enough of the multiprocessors left.
     Share,
+    /// A knob beyond its range.
+    Knob,
     /// Too many tenants.
     Slots,
     /// Not enough CPU on the node.
@@ -326,8 +335,17 @@ impl State {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
+            Charge::OnRestart if self.is_parked_here(job) => self.costs.resume,
+            Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),
             Charge::OnRestart => self.restart_cost(job),
         }
+    }
+
+    /// Whether a suspended job has its GPUs on the nodes where it waits.
+    fn is_parked_here(&self, job: JobIdx) -> bool {
+        let Job { gpus, parked_on, .. } = self.job(job);
+        let is_home = |g: &GpuIdx| parked_on.iter().any(|p| self.gpu(*p).node == self.gpu(*g).node);
+        !parked_on.is_empty() && gpus.iter().all(is_home)
     }
 
     /// Time without progress when the job is moved to other GPUs, under [`Charge::OnRestart`].
@@ -377,6 +395,18 @@ impl State {
         if spread { speed * profile.spread_speed } else { speed }
     }
 
+    /// Seconds of a step of the job on these GPUs with nobody else there, with its present knobs.
+    pub fn alone_step_s(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
+        self.profile(job).step_s / self.solo_speed(job, gpus) + self.spill_s(job)
+    }
+
+    /// Seconds that a step takes longer because a part of the job's memory is on the host.
+    fn spill_s(&self, job: JobIdx) -> f64 {
+        let (asked, has) = (self.spec(job).knobs.mem_mib, self.job(job).knobs.mem_mib);
+        let out_mib = if has == 0 { 0 } else { asked.saturating_sub(has) };
+        if out_mib == 0 { 0.0 } else { 2.0 * f64::from(out_mib) / f64::from(self.costs.host_mib_s) }
+    }
+
     /// On how few nodes as many GPUs as these could lie.
     fn fewest_nodes(&self, gpus: &[GpuIdx]) -> usize {
         gpus.len().div_ceil(usize::from(self.node(self.gpu(gpus[0]).node).size))
@@ -387,6 +417,9 @@ impl State {
         let spec = self.spec(job);
         if gpus.len() < usize::from(spec.gpus) || gpus.len() > usize::from(spec.gpus_max) {
             return Err(Infeasible::WrongCount);
+        }
+        if !knobs.are_sane() {
+            return Err(Infeasible::Knob);
         }
         if !gpus.is_sorted_by(|a, b| a < b)
             || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len())

@@ -4,7 +4,7 @@
 
 use crate::cluster::Cluster;
 use crate::engine::Engine;
-use crate::event::{Action, Event};
+use crate::event::{Action, Event, Sample};
 use crate::gantt::Gantt;
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::stages::Interleaved;
@@ -15,7 +15,9 @@ use crate::metrics::{Fold, Metrics};
 use crate::policy::{self, Params};
 use crate::profile::Profile;
 use crate::state::Costs;
+use crate::throttle;
 use crate::time::{Span, Time};
+use std::sync::Arc;
 
 /// A job of a scene.
 #[derive(Clone, Debug)]
@@ -48,6 +50,8 @@ pub struct Scene {
     pub tick: Span,
     /// Seed of the policy's randomness.
     pub seed: u64,
+    /// How roommates really disturb each other.
+    pub truth: Arc<dyn Interference>,
 }
 
 /// What came of a scene.
@@ -98,6 +102,7 @@ impl Scene {
             actors,
             tick: Span::from_secs(1.0),
             seed: 0,
+            truth: Arc::new(Interleaved::default()),
         }
     }
 
@@ -149,6 +154,10 @@ struct Played {
     /// Ticks of the start-up cost left.
     starting: u64,
     done: f64,
+    /// Seconds of a step as the engine believes, or was told.
+    told_s: f64,
+    /// Ticks for which the throttle of a protected roommate makes it stand still.
+    held: u64,
     finished: Option<u64>,
     refused: bool,
 }
@@ -232,9 +241,11 @@ impl Stage<'_> {
         for (i, job) in self.jobs.iter_mut().enumerate() {
             if job.placed && !job.running && job.starting == 0 && job.finished.is_none() {
                 job.running = true;
+                job.told_s = 0.0;
                 facts.push(Event::Started(JobIdx::from_usize(i)));
             }
         }
+        self.begin_started(&facts);
         loop {
             let step = self.engine.step(now, &facts);
             let asked = step.asked;
@@ -246,6 +257,8 @@ impl Stage<'_> {
                 look(&mut self.engine);
             }
             facts = actions.iter().filter_map(|a| self.act(a)).collect();
+            self.begin_started(&facts);
+            self.measure(&mut facts);
             if facts.is_empty() {
                 return;
             }
@@ -264,9 +277,10 @@ impl Stage<'_> {
                 job.placed = true;
                 job.starting = cost.0.div_ceil(self.scene.tick.0);
                 job.running = job.starting == 0;
+                job.told_s = 0.0;
                 job.running.then_some(Event::Started(idx))
             }
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 job.running = false;
                 job.placed = false;
                 Some(Event::Stopped { job: idx, done: job.done })
@@ -282,14 +296,55 @@ impl Stage<'_> {
     /// Seconds of a step where the job is now, with whom it is there now.
     fn pace(&self, idx: JobIdx) -> f64 {
         let state = self.engine.state();
-        let speed = state.solo_speed(idx, &state.job(idx).gpus);
-        let mut shared: f64 = 1.0;
-        for gpu in state.job(idx).gpus.iter().map(|g| state.gpu(*g)) {
-            let tenants: Vec<_> = gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();
-            let who = gpu.tenants.iter().position(|t| *t == idx).expect("it is a tenant");
-            shared = shared.min(Interleaved::default().speed(state, gpu.kind, &tenants, who).mean);
+        let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
+        let gpus = &state.job(idx).gpus;
+        throttle::disturbed_step_s(&*self.scene.truth, state, idx, gpus, &held)
+    }
+
+    /// Where throttles protect somebody: a protected job that begins is measured with the others held,
+    /// and an opportunist climbs from standstill.
+    fn begin_started(&mut self, facts: &[Event]) {
+        for fact in facts {
+            let Event::Started(job) = *fact else { continue };
+            let state = self.engine.state();
+            for gpu in &state.job(job).gpus {
+                if !throttle::is_protected(state, *gpu) {
+                    continue;
+                }
+                let settled = throttle::settled(&*self.scene.truth, state, *gpu);
+                for tenant in &state.gpu(*gpu).tenants {
+                    let span = if state.job(job).knobs.floor_permille > 0 {
+                        throttle::hold(state, job, settled)
+                    } else {
+                        throttle::climb(settled)
+                    };
+                    let concerned = *tenant == job || state.job(job).knobs.floor_permille > 0;
+                    if concerned && state.job(*tenant).knobs.floor_permille == 0 {
+                        let held = &mut self.jobs[tenant.usize()].held;
+                        *held = span.0.div_ceil(self.scene.tick.0).max(*held);
+                    }
+                }
+            }
         }
-        state.profile(idx).step_s / (speed * shared)
+    }
+
+    /// Tells the engine of every job whose step takes another time than it believes.
+    fn measure(&mut self, facts: &mut Vec<Event>) {
+        for i in 0..self.jobs.len() {
+            let job = JobIdx::from_usize(i);
+            if !self.jobs[i].running {
+                continue;
+            }
+            let step_s = self.pace(job).min(1e12);
+            let alone_s = self.engine.state().alone_step_s(job, &self.engine.state().job(job).gpus);
+            let told_s = &mut self.jobs[i].told_s;
+            let believed_s = if *told_s == 0.0 { alone_s } else { *told_s };
+            *told_s = step_s;
+            if step_s != believed_s {
+                let sample = Sample { step_s, ..Sample::default() };
+                facts.push(Event::Sampled { job, sample });
+            }
+        }
     }
 
     fn advance(&mut self) {
@@ -302,6 +357,7 @@ impl Stage<'_> {
             } else if job.placed {
                 job.starting -= 1;
             }
+            job.held = job.held.saturating_sub(1);
         }
     }
 }

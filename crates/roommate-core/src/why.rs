@@ -32,6 +32,10 @@ pub enum Why {
     Demoted(u8),
     /// Waited so long that it moved back to the first queue.
     Promoted,
+    /// Was promised GPUs, waited for long, and begins without the promise.
+    BeganWithoutPromise,
+    /// Began without a promise and has it now.
+    Upgraded,
     /// The cluster could never hold it.
     TooLarge {
         /// GPUs it needs.
@@ -69,6 +73,10 @@ impl Why {
             Self::PreemptedBy(j) => format!("stopped in favour of job {}", name(*j)),
             Self::Demoted(q) => format!("has used enough to be moved to queue {q}"),
             Self::Promoted => "waited long enough to be moved back to queue 1".into(),
+            Self::BeganWithoutPromise => {
+                "waited so long that it begins in the gaps of others, without a promise".into()
+            }
+            Self::Upgraded => "now has its GPUs with the promise it was due".into(),
             Self::TooLarge { need, exist } => {
                 format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
             }

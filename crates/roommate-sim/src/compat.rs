@@ -3,6 +3,8 @@
 //! A compat mode changes numbers of the world (here) and of the policies (their registry entries);
 //! there is no second simulator and no second copy of a policy.
 
+use roommate_core::interference::Interference;
+use roommate_core::interference::shadow::Shadowed;
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::profile::Profile;
 use roommate_core::state::{Charge, Costs};
@@ -20,6 +22,8 @@ pub struct Compat {
     charge: Charge,
     /// Policies whose groups pay together, at every step the sum of their overheads.
     together: &'static [&'static str],
+    /// Policies whose opportunists run in the gaps of guaranteed jobs.
+    shadowed: &'static [&'static str],
     /// Policies with another inflation of groups of four than the others.
     inflation_of_four: &'static [(&'static str, f64)],
     /// Restart overhead in seconds by model and GPUs (1, 2, 4, 8, 16, 32).
@@ -40,6 +44,7 @@ const MURI: Compat = Compat {
     step_factor: 1.015,
     charge: Charge::EveryStep,
     together: &["muri-s", "muri-l", "muri-l-worst-ordering", "muri-l-no-blossom"],
+    shadowed: &["antman"],
     inflation_of_four: &[("muri-l-no-blossom", 1.30 / 1.015)],
     restart_s: &[
         ("vgg16", [7, 7, 8, 9, 9, 10]),
@@ -56,12 +61,15 @@ const MURI: Compat = Compat {
 
 impl Compat {
     /// How roommates disturb each other in this world.
-    pub fn truth(&self, policy: &str) -> Interleaved {
+    pub fn truth(&self, policy: &str) -> Box<dyn Interference> {
+        if self.shadowed.contains(&policy) {
+            return Box::new(Shadowed);
+        }
         let mut truth = Interleaved::default();
         if let Some((_, four)) = self.inflation_of_four.iter().find(|(p, _)| *p == policy) {
             truth.inflation[4] = *four;
         }
-        truth
+        Box::new(truth)
     }
 
     /// What changes cost in this world.

@@ -5,7 +5,6 @@ use roommate_core::event::{Action, Event};
 use roommate_core::gantt::Stays;
 use roommate_core::idx::Idx;
 use roommate_core::journal::{Head, JobLine, Observer, StepView, TeamLine};
-use roommate_core::knobs::Knobs;
 use roommate_core::metrics::Fold;
 use roommate_core::time::Time;
 
@@ -19,9 +18,7 @@ pub struct View {
     teams: Vec<String>,
     job_teams: Vec<usize>,
     waiting: Vec<bool>,
-    held: Vec<f64>,
     in_queue: u32,
-    in_use: f64,
     queue: Vec<(f64, u32)>,
     busy: Vec<(f64, f64)>,
     end: Time,
@@ -83,14 +80,6 @@ impl View {
         let was = std::mem::replace(&mut self.waiting[job], waits);
         self.in_queue = self.in_queue + u32::from(waits) - u32::from(was);
     }
-
-    fn hold(&mut self, job: usize, gpus: f64) {
-        self.in_use += gpus - std::mem::replace(&mut self.held[job], gpus);
-    }
-
-    fn share(gpus: usize, knobs: Knobs) -> f64 {
-        gpus as f64 * f64::from(knobs.sm_permille) / f64::from(Knobs::SM_ALL)
-    }
 }
 
 impl Observer for View {
@@ -111,7 +100,6 @@ impl Observer for View {
         self.names.push(line.name.clone());
         self.job_teams.push(line.spec.team.usize());
         self.waiting.push(false);
-        self.held.push(0.0);
         self.fold.job(line);
         self.stays.job(line);
     }
@@ -121,15 +109,8 @@ impl Observer for View {
         self.stays.step(step);
         for fact in step.facts {
             match fact {
-                Event::Submitted(job) => self.wait(job.usize(), true),
-                Event::Failed { job, .. } => {
-                    self.hold(job.usize(), 0.0);
-                    self.wait(job.usize(), true);
-                }
-                Event::Finished(job) | Event::Cancelled(job) => {
-                    self.hold(job.usize(), 0.0);
-                    self.wait(job.usize(), false);
-                }
+                Event::Submitted(job) | Event::Failed { job, .. } => self.wait(job.usize(), true),
+                Event::Finished(job) | Event::Cancelled(job) => self.wait(job.usize(), false),
                 _ => {}
             }
         }
@@ -139,15 +120,8 @@ impl Observer for View {
         for action in step.actions {
             let job = action.job().usize();
             match action {
-                Action::Start(_, p) | Action::Move(_, p) => {
-                    self.wait(job, false);
-                    self.hold(job, Self::share(p.gpus.len(), p.knobs));
-                }
-                Action::Stop(_) => {
-                    self.wait(job, true);
-                    self.hold(job, 0.0);
-                }
-                Action::Reject(..) => self.wait(job, false),
+                Action::Start(..) | Action::Move(..) | Action::Reject(..) => self.wait(job, false),
+                Action::Stop(_) | Action::Suspend(_) => self.wait(job, true),
                 Action::Tune(..) => {}
             }
         }
@@ -155,8 +129,9 @@ impl Observer for View {
         if self.queue.last().is_none_or(|q| q.1 != self.in_queue) {
             self.queue.push((at, self.in_queue));
         }
-        if self.busy.last().is_none_or(|b| b.1 != self.in_use) {
-            self.busy.push((at, self.in_use));
+        let held = self.fold.held_gpus();
+        if self.busy.last().is_none_or(|b| b.1 != held) {
+            self.busy.push((at, held));
         }
     }
 

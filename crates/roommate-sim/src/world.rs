@@ -9,18 +9,17 @@ use crate::fault::{FaultSource, Faults};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
+use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::Interference;
 use roommate_core::job::Spec;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
-use roommate_core::knobs::Knobs;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
 use roommate_core::progress::Meter;
 use roommate_core::state::Costs;
+use roommate_core::throttle;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
-use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -148,6 +147,7 @@ pub fn simulate<O: Observer>(
         acts: Vec::new(),
         crowded: Vec::new(),
         first_to_end: Vec::new(),
+        counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
     };
@@ -163,6 +163,8 @@ enum Alarm {
     NodeUp(NodeIdx),
     Ready(JobIdx, u32),
     Tuned(JobIdx, u32),
+    /// A job that was held may go on.
+    LetGo(JobIdx),
 }
 
 /// The truth about a job.
@@ -182,6 +184,8 @@ struct Live {
     shares: bool,
     /// What it loses at the next step, where steps are charged.
     step_cost: Span,
+    /// Until when the throttle of a protected roommate makes it stand still.
+    held_until: Time,
 }
 
 struct World {
@@ -200,9 +204,14 @@ struct World {
     crowded: Vec<JobIdx>,
     /// Where all are charged at every step: the running jobs that end first if nothing happens.
     first_to_end: Vec<JobIdx>,
+    /// Kinds of work whose counters were reported.
+    counted: IdxSet<ProfileIdx>,
     last_name: String,
     wake: Option<Time>,
 }
+
+/// What a standing job's step is reported to take: measurements are finite.
+const STANDSTILL_S: f64 = 1e12;
 
 impl World {
     fn run<O: Observer>(
@@ -263,7 +272,7 @@ impl World {
             Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) | Alarm::Tuned(j, e) => {
                 self.live[j.usize()].epoch != e
             }
-            Alarm::NodeDown(_) | Alarm::NodeUp(_) => false,
+            Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::LetGo(_) => false,
         }
     }
 
@@ -296,6 +305,11 @@ impl World {
                 Alarm::NodeUp(node) => {
                     self.facts.push(Event::NodeUp(node));
                     self.arm_node(now, node);
+                }
+                Alarm::LetGo(job) => {
+                    let gpus = self.live[job.usize()].gpus.clone();
+                    self.crowd(job, &gpus);
+                    self.crowded.push(job);
                 }
                 Alarm::Ready(job, _) => {
                     self.facts.push(Event::Started(job));
@@ -384,6 +398,7 @@ impl World {
             epoch: 0,
             shares: false,
             step_cost: Span::ZERO,
+            held_until: Time::ZERO,
         });
         self.unfinished += 1;
         self.facts.push(Event::Submitted(idx));
@@ -469,7 +484,7 @@ impl World {
                 self.depart(job);
                 self.move_in(now, job, gpus, cost);
             }
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 self.halt(now, job);
                 self.depart(job);
                 let done = self.live[job.usize()].meter.done;
@@ -529,7 +544,8 @@ impl World {
 
     /// From now on the job makes progress.
     fn begin(&mut self, now: Time, job: JobIdx) {
-        let (alone, disturbed) = self.pace(job);
+        self.hold_opportunists(now, job);
+        let (alone, disturbed) = self.pace(now, job);
         let live = &mut self.live[job.usize()];
         live.began = now;
         live.began_done = live.meter.done;
@@ -540,44 +556,74 @@ impl World {
         if disturbed != alone {
             self.report_pace(job, disturbed);
         }
+        self.report_counters(job);
+    }
+
+    /// Where throttles protect somebody: a protected job that begins is measured with the others held,
+    /// and an opportunist climbs from standstill.
+    fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
+        let state = self.engine.state();
+        let gpus = self.live[job.usize()].gpus.clone();
+        let protected = state.job(job).knobs.floor_permille > 0;
+        for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
+            let settled = throttle::settled(&*self.truth, state, *gpu);
+            let (span, tenants) = if protected {
+                (throttle::hold(state, job, settled), &state.gpu(*gpu).tenants[..])
+            } else {
+                (throttle::climb(settled), std::slice::from_ref(&job))
+            };
+            for tenant in tenants.iter().filter(|t| state.job(**t).knobs.floor_permille == 0) {
+                let held_until = &mut self.live[tenant.usize()].held_until;
+                if now + span > *held_until {
+                    *held_until = now + span;
+                    self.alarms.push(Reverse((now + span, Alarm::LetGo(*tenant))));
+                }
+                self.crowded.push(*tenant);
+            }
+        }
     }
 
     /// Seconds of a step where the job is now: alone, and with whom it is there now.
-    fn pace(&mut self, job: JobIdx) -> (f64, f64) {
+    fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let live = &mut self.live[job.usize()];
-        let gpus = &live.gpus;
-        let mut speed: f64 = 1.0;
-        live.shares = false;
-        for g in gpus {
-            let gpu = state.gpu(*g);
-            live.shares |= gpu.tenants.len() > 1;
-            if gpu.tenants.len() > 1 || gpu.sm_used_permille < Knobs::SM_ALL {
-                let tenants: SmallVec<[(JobIdx, Knobs); 4]> =
-                    gpu.tenants.iter().map(|t| (*t, state.job(*t).knobs)).collect();
-                let who = gpu.tenants.iter().position(|t| *t == job);
-                let who = who.expect("a job is a tenant of its GPUs");
-                speed = speed.min(self.truth.speed(state, gpu.kind, &tenants, who).mean);
-            }
-        }
-        let alone = state.profile(job).step_s / state.solo_speed(job, gpus);
-        (alone, alone / speed)
+        let gpus = &self.live[job.usize()].gpus;
+        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let alone = state.alone_step_s(job, gpus);
+        let disturbed = throttle::disturbed_step_s(&*self.truth, state, job, gpus, &held);
+        let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
+        self.live[job.usize()].shares = shares;
+        (alone, disturbed)
     }
 
     fn report_pace(&mut self, job: JobIdx, step_s: f64) {
-        let sample = Sample { step_s, ..Sample::default() };
+        let sample = Sample { step_s: step_s.min(STANDSTILL_S), ..Sample::default() };
         self.facts.push(Event::Sampled { job, sample });
+    }
+
+    /// What counters show of a kind of work, once.
+    fn report_counters(&mut self, job: JobIdx) {
+        let state = self.engine.state();
+        let profile = state.spec(job).profile;
+        if self.counted.contains(profile) {
+            return;
+        }
+        if let Some((sm_util, dram_util)) = self.truth.counters(state, job) {
+            self.counted.insert(profile);
+            let sample = Sample { sm_util, dram_util, ..Sample::default() };
+            self.facts.push(Event::Sampled { job, sample });
+        }
     }
 
     fn settle_crowded(&mut self, now: Time) {
         let mut crowded = std::mem::take(&mut self.crowded);
+        self.add_neighbours_of_held_gangs(&mut crowded);
         crowded.sort_unstable();
         crowded.dedup();
         for job in crowded.drain(..) {
             if !self.running.contains(job) {
                 continue;
             }
-            let (_, pace) = self.pace(job);
+            let (_, pace) = self.pace(now, job);
             if pace != self.live[job.usize()].meter.step_s {
                 self.live[job.usize()].meter.set_step(now, pace);
                 self.arm_job(job);
@@ -585,6 +631,17 @@ impl World {
             }
         }
         self.crowded = crowded;
+    }
+
+    /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
+    fn add_neighbours_of_held_gangs(&self, crowded: &mut Vec<JobIdx>) {
+        let state = self.engine.state();
+        for i in 0..crowded.len() {
+            let gpus = &self.live[crowded[i].usize()].gpus;
+            if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
+                crowded.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
+            }
+        }
     }
 
     /// Sets the alarm for what will end this stretch of progress.

@@ -95,6 +95,9 @@ pub(crate) struct WorldArgs {
     /// Seconds without progress when a job starts again
     #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) restart_cost: f64,
+    /// Seconds without progress when a suspended job goes on where it was
+    #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = seconds)]
+    pub(crate) resume_cost: f64,
     /// Seconds without progress when a job is moved; as a restart, unless given
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) migrate_cost: Option<f64>,

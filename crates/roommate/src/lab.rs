@@ -171,7 +171,7 @@ impl Lab {
             params: all_params,
             policy,
             belief: Box::new(Undisturbed),
-            truth: Box::new(self.compat.map_or(Interleaved::default(), |c| c.truth(name))),
+            truth: self.compat.map_or_else(|| Box::new(Interleaved::default()) as _, |c| c.truth(name)),
             faults: self.faults(),
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
@@ -196,6 +196,7 @@ impl Lab {
         let costs = Costs {
             restart: Span::from_secs(self.world.restart_cost),
             start: Span::from_secs(self.world.start_cost),
+            resume: Span::from_secs(self.world.resume_cost),
             migrate: self.world.migrate_cost.map(Span::from_secs),
             tune: Span::from_secs(self.world.tune_cost),
             ..Costs::default()

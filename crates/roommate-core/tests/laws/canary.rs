@@ -20,7 +20,9 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
     }
     let job = JobIdx(rng.below(plan.jobs.len() as u64) as u32);
     let knobs = Knobs {
-        sm_permille: [100, 300, 500, 1000, 1001, u16::MAX][rng.below(6) as usize],
+        sm_permille: [0, 100, 300, 500, 1000, 1001, u16::MAX][rng.below(7) as usize],
+        pace_permille: [0, 400, 1000, 1000, 1001][rng.below(5) as usize],
+        floor_permille: [0, 0, 0, 990, u16::MAX][rng.below(5) as usize],
         mem_mib: [0, 5_000, 9_000, 50_000][rng.below(4) as usize],
         cpu_milli: [0, 500, 2_000][rng.below(3) as usize],
         ..Knobs::WHOLE
@@ -41,7 +43,8 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
         4 => {
             let _ = plan.tune(job, knobs);
         }
-        5 | 6 => plan.release(job),
+        5 => plan.release(job),
+        6 => plan.suspend(job),
         _ if rng.chance(0.2) => {
             let _ = plan.reject(job, Why::Cancelled);
         }

@@ -317,7 +317,7 @@ impl Stage<'_> {
                 *told = Told { gpus, ready_at, running, pace, done: told.done, stopped_at: None };
                 running.then_some(Event::Started(idx))
             }
-            Action::Stop(_) => {
+            Action::Stop(_) | Action::Suspend(_) => {
                 let lag = self.drama.stop_lag;
                 let stopped_at = (lag > 0).then_some(tick + lag);
                 *told = Told { done: told.done, stopped_at, ..Told::default() };

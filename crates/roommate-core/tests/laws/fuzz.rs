@@ -64,7 +64,7 @@ fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
     let job = action.job();
     let fact = match action {
         Action::Start(..) | Action::Move(..) => Event::Started(job),
-        Action::Stop(_) => Event::Stopped { job, done: odd(rng) },
+        Action::Stop(_) | Action::Suspend(_) => Event::Stopped { job, done: odd(rng) },
         Action::Tune(..) => Event::Tuned(job),
         Action::Reject(..) => Event::Cancelled(job),
     };

@@ -207,7 +207,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
     room.refuses(
         "report j.jsonl cut.jsonl -o old.html",
         expect![[r#"
-            error: could not read journal "cut.jsonl": line 5, column 30: EOF while parsing a string
+            error: could not read journal "cut.jsonl": line 4, column 156: EOF while parsing an object
         "#]],
     );
     let said = room.run("report j.jsonl j.jsonl -o old.html");
