@@ -171,7 +171,9 @@ impl Lab {
             params: all_params,
             policy,
             belief: Box::new(Undisturbed),
-            truth: self.compat.map_or_else(|| Box::new(Interleaved::default()) as _, |c| c.truth(name)),
+            truth: self
+                .compat
+                .map_or_else(|| Box::new(Interleaved::default()) as _, |c| c.truth(name)),
             faults: self.faults(),
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),

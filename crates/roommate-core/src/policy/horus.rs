@@ -607,12 +607,15 @@ fn choose(scratch: &Scratch, wanted: usize) -> Option<Choice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Engine;
     use crate::event::Action;
     use crate::idx::ProfileIdx;
+    use crate::interference::Undisturbed;
     use crate::journal::{self, JobLine, Observer, StepView};
     use crate::profile::{Predicted, Profile};
     use crate::testing::{Outcome, Scene};
     use expect_test::expect;
+    use std::sync::Arc;
 
     /// A scene in which every job has a profile of its own; its fifth word is its utilisation in percent,
     /// `?` if that is not known.
@@ -726,8 +729,15 @@ mod tests {
     fn light_first_then_up_to_100_percent() {
         // The first picture of the specification: c and d alone, b beside c (90 %), a beside d (110 %).
         let jobs = "a 0 1 4 80, b 0 1 6 60, c 0 1 4 30, d 0 1 3 30";
-        expect!["0 a on 1, 0 b on 0, 0 c on 0, 0 d on 1"]
-            .assert_eq(&placed("horus", "{}", "1x2", jobs));
+        let mut scene = scene("horus", "{}", "1x2", jobs);
+        scene.truth = Arc::new(Undisturbed);
+        let outcome = scene.run();
+        expect!["0 a on 1, 0 b on 0, 0 c on 0, 0 d on 1"].assert_eq(&starts(&outcome));
+        expect![[r#"
+            gpu0  ####bb
+            gpu1  ###a
+        "#]]
+        .assert_eq(&outcome.chart());
     }
 
     #[test]
@@ -831,13 +841,9 @@ mod tests {
 
     #[test]
     fn measurements_replace_predictions() {
-        use crate::cluster::Cluster;
-        use crate::engine::Engine;
-        use crate::interference::Undisturbed;
         let scene = scene("horus", r#"{"overcommit_cap": 100}"#, "1x1", "a 0 1 9 ?, b 0 1 9 30");
-        let cluster: Cluster = scene.cluster.clone();
         let policy = crate::policy::find("horus").unwrap().build(&scene.params).unwrap();
-        let mut engine = Engine::new(&cluster, scene.costs, policy, Box::new(Undisturbed), 0);
+        let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), 0);
         scene.profiles.iter().for_each(|p| _ = engine.add_profile(p.clone()));
         let jobs: Vec<JobIdx> =
             scene.actors.iter().map(|a| engine.add_job(a.spec.clone())).collect();
