@@ -308,7 +308,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "-p tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
         "#]],
     );
     sim(
@@ -357,7 +357,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "-p fifo --compat muri",
         expect![[r#"
             error: policy "fifo" has no parameters for --compat muri
-            hint: these have: srtf, srsf, tiresias, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: these have: srtf, srsf, tiresias, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman
         "#]],
     );
     sim(
@@ -381,7 +381,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,nope",
         expect![[r#"
             error: there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
         "#]],
     );
     compare(
@@ -409,7 +409,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,sjf --set nope.rule=8",
         expect![[r#"
             error: --set "nope.rule=8": there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
         "#]],
     );
     compare(
@@ -423,14 +423,14 @@ fn so_are_those_of_a_comparison() {
         "-p srtf,fifo --compat muri",
         expect![[r#"
             error: policy "fifo" has no parameters for --compat muri
-            hint: these have: srtf, srsf, tiresias, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: these have: srtf, srsf, tiresias, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman
         "#]],
     );
     room.refuses(
         "policies tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
         "#]],
     );
 }
