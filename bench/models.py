@@ -21,7 +21,9 @@ class Net:
     def __init__(self, *shape):
         self.shape = shape
         self.flops = self.params = self.act = 0
-        self.counts = dict.fromkeys(("conv", "linear", "attention", "norm", "embedding", "recurrent"), 0)
+        self.counts = dict.fromkeys(
+            ("conv", "linear", "attention", "norm", "embedding", "recurrent"), 0
+        )
         self.ops = self.depth = 0
         self.input = size(shape)
         self.seq = 1
@@ -70,7 +72,12 @@ class Net:
     def pool(self, kernel, stride=None, pad=0, ceil=False):
         stride = stride or kernel
         c, *hw = self.shape
-        out = [-(-(x + 2 * pad - kernel) // stride) + 1 if ceil else (x + 2 * pad - kernel) // stride + 1 for x in hw]
+        out = [
+            -(-(x + 2 * pad - kernel) // stride) + 1
+            if ceil
+            else (x + 2 * pad - kernel) // stride + 1
+            for x in hw
+        ]
         return self.emit((c, *out), kernel * kernel * size((c, *out)))
 
     def squash(self, to=1):
@@ -114,7 +121,12 @@ class Net:
         for _ in range(layers):
             for _ in range(1 + both_ways):
                 weights = 4 * hidden * (d + hidden)
-                self.emit((steps, hidden), 2 * weights * steps + 9 * hidden * steps, weights + 8 * hidden, "recurrent")
+                self.emit(
+                    (steps, hidden),
+                    2 * weights * steps + 9 * hidden * steps,
+                    weights + 8 * hidden,
+                    "recurrent",
+                )
                 self.act += 4 * hidden * steps * BYTES
                 self.ops += steps - 1
             d = hidden * (1 + both_ways)
@@ -189,7 +201,9 @@ def resnet(blocks, bottleneck, side):
 def squeezenet(side):
     """SqueezeNet 1.1."""
     net = Net(3, side, side).conv(64, 3, 2, 0, bias=True).act_().pool(3, 2, ceil=True)
-    for i, (squeeze, expand) in enumerate([(16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)]):
+    for i, (squeeze, expand) in enumerate(
+        [(16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)]
+    ):
         net.conv(squeeze, 1, bias=True).act_()
         branches(
             net,
@@ -204,7 +218,9 @@ def squeezenet(side):
 def gate(net, inner):
     """Squeeze and excitation."""
     c, h, w = net.shape
-    net.squash().conv(inner, 1, bias=True, deep=False).act_().conv(c, 1, bias=True, deep=False).act_(2)
+    net.squash().conv(inner, 1, bias=True, deep=False).act_().conv(
+        c, 1, bias=True, deep=False
+    ).act_(2)
     net.shape = (c, h, w)
     return net.act_()
 
@@ -257,7 +273,15 @@ def deeplab():
 
 def mobile_v2():
     net = Net(3, 224, 224).cbr(32, 3, 2)
-    for t, out, n, stride in [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]:
+    for t, out, n, stride in [
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    ]:
         for i in range(n):
             wide = net.shape[0] * t
             if t > 1:
@@ -314,13 +338,20 @@ def inception_v3():
             lambda n: n.cbr(64, 1).cbr(96, 3).cbr(96, 3),
             lambda n, p=pooled: n.pool(3, 1, 1).cbr(p, 1),
         )
-    branches(net, lambda n: n.cbr(384, 3, 2, pad=0), lambda n: n.cbr(64, 1).cbr(96, 3).cbr(96, 3, 2, pad=0), lambda n: n.pool(3, 2))
+    branches(
+        net,
+        lambda n: n.cbr(384, 3, 2, pad=0),
+        lambda n: n.cbr(64, 1).cbr(96, 3).cbr(96, 3, 2, pad=0),
+        lambda n: n.pool(3, 2),
+    )
     for mid in (128, 160, 160, 192):
         branches(
             net,
             lambda n: n.cbr(192, 1),
             lambda n, m=mid: n.cbr(m, 1).cbr(m, (1, 7)).cbr(192, (7, 1)),
-            lambda n, m=mid: n.cbr(m, 1).cbr(m, (7, 1)).cbr(m, (1, 7)).cbr(m, (7, 1)).cbr(192, (1, 7)),
+            lambda n, m=mid: (
+                n.cbr(m, 1).cbr(m, (7, 1)).cbr(m, (1, 7)).cbr(m, (7, 1)).cbr(192, (1, 7))
+            ),
             lambda n: n.pool(3, 1, 1).cbr(192, 1),
         )
     branches(
@@ -358,14 +389,21 @@ def inception_v4():
             lambda n: n.cbr(64, 1).cbr(96, 3),
             lambda n: n.cbr(64, 1).cbr(96, 3).cbr(96, 3),
         )
-    branches(net, lambda n: n.pool(3, 2), lambda n: n.cbr(384, 3, 2, pad=0), lambda n: n.cbr(192, 1).cbr(224, 3).cbr(256, 3, 2, pad=0))
+    branches(
+        net,
+        lambda n: n.pool(3, 2),
+        lambda n: n.cbr(384, 3, 2, pad=0),
+        lambda n: n.cbr(192, 1).cbr(224, 3).cbr(256, 3, 2, pad=0),
+    )
     for _ in range(7):
         branches(
             net,
             lambda n: n.pool(3, 1, 1).cbr(128, 1),
             lambda n: n.cbr(384, 1),
             lambda n: n.cbr(192, 1).cbr(224, (1, 7)).cbr(256, (7, 1)),
-            lambda n: n.cbr(192, 1).cbr(192, (1, 7)).cbr(224, (7, 1)).cbr(224, (1, 7)).cbr(256, (7, 1)),
+            lambda n: (
+                n.cbr(192, 1).cbr(192, (1, 7)).cbr(224, (7, 1)).cbr(224, (1, 7)).cbr(256, (7, 1))
+            ),
         )
     branches(
         net,
@@ -491,14 +529,18 @@ def cyclegan():
         for _ in range(9):
             net.cbr(256, 3).conv(256, 3).norm().act_()
         net.up(128, 3).norm().act_().up(64, 3).norm().act_().conv(3, 7).act_()
-        net.conv(64, 4, 2, 1).act_().cbr(128, 4, 2, pad=1).cbr(256, 4, 2, pad=1).cbr(512, 4, 1, pad=1).conv(1, 4, 1, 1)
+        net.conv(64, 4, 2, 1).act_().cbr(128, 4, 2, pad=1).cbr(256, 4, 2, pad=1).cbr(
+            512, 4, 1, pad=1
+        ).conv(1, 4, 1, 1)
     return net
 
 
 def atari():
     """The network of the 2015 DQN paper, also of the usual A2C and A3C: four frames of 84 x 84."""
     net = Net(4, 84, 84)
-    net.conv(32, 8, 4, 0, bias=True).act_().conv(64, 4, 2, 0, bias=True).act_().conv(64, 3, 1, 0, bias=True).act_()
+    net.conv(32, 8, 4, 0, bias=True).act_().conv(64, 4, 2, 0, bias=True).act_().conv(
+        64, 3, 1, 0, bias=True
+    ).act_()
     return net.flat().linear(512).act_().linear(7)
 
 

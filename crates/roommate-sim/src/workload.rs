@@ -233,3 +233,42 @@ impl Maker<'_> {
         team
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: &str, model: &str, batch: u32) -> TraceJob {
+        let model = Some(model.into());
+        TraceJob { model, batch, ..TraceJob::new(id.into(), 0, 1, 60.0) }
+    }
+
+    fn profiles(jobs: Vec<TraceJob>, cluster: &str) -> Vec<(String, Profile)> {
+        prepare(jobs, &cluster.parse().unwrap(), None, false).unwrap().0.profiles
+    }
+
+    #[test]
+    fn models_that_are_known_come_with_a_prediction() {
+        let known = profiles(vec![job("a", "ResNet-50", 64), job("b", "resnet50", 64)], "1x1:h200");
+        assert!(known[0].1.predicted.is_some());
+        assert_eq!(known[0].1.predicted, known[1].1.predicted);
+        let both = profiles(vec![job("a", "resnet50", 64), job("b", "resnet50", 16)], "1x1:h200");
+        assert_ne!(both[0].1.predicted, both[1].1.predicted, "the batch size matters");
+        let mixed = profiles(vec![job("a", "resnet50", 64)], "1x1:h200,1x1:t4");
+        let small = profiles(vec![job("a", "resnet50", 64)], "1x1:t4");
+        assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
+    }
+
+    #[test]
+    fn what_is_not_known_stays_as_it_was() {
+        let mut service = job("s", "resnet50", 64);
+        service.class = TraceClass::Service;
+        let jobs = vec![job("a", "mystery", 64), job("b", "mystery", 32), service];
+        let plain = profiles(jobs, "1x1");
+        assert_eq!(plain.len(), 2, "batch sizes that change nothing share a profile");
+        for (_, profile) in plain {
+            assert_eq!(profile.predicted, None);
+            assert!(!serde_json::to_string(&profile).unwrap().contains("predicted"));
+        }
+    }
+}
