@@ -198,7 +198,7 @@ impl<I: Idx> FromIterator<I> for IdxSet<I> {
 /// the number of shelves.
 #[derive(Clone, Debug)]
 pub struct Shelves<K, I> {
-    shelves: BTreeMap<K, IdxSet<I>>,
+    by_key: BTreeMap<K, IdxSet<I>>,
     keys: Vec<Option<K>>,
     /// Emptied sets, kept for their room.
     spare: Vec<IdxSet<I>>,
@@ -206,7 +206,7 @@ pub struct Shelves<K, I> {
 
 impl<K, I> Default for Shelves<K, I> {
     fn default() -> Self {
-        Self { shelves: BTreeMap::new(), keys: Vec::new(), spare: Vec::new() }
+        Self { by_key: BTreeMap::new(), keys: Vec::new(), spare: Vec::new() }
     }
 }
 
@@ -221,16 +221,16 @@ impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
             return;
         }
         if let Some(old) = old
-            && let Some(shelf) = self.shelves.get_mut(&old)
+            && let Some(shelf) = self.by_key.get_mut(&old)
         {
             shelf.remove(i);
             if shelf.is_empty() {
-                self.spare.extend(self.shelves.remove(&old));
+                self.spare.extend(self.by_key.remove(&old));
             }
         }
         if let Some(key) = key {
             let spare = &mut self.spare;
-            self.shelves.entry(key).or_insert_with(|| spare.pop().unwrap_or_default()).insert(i);
+            self.by_key.entry(key).or_insert_with(|| spare.pop().unwrap_or_default()).insert(i);
         }
     }
 
@@ -241,12 +241,12 @@ impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
 
     /// All shelves that are not empty, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &IdxSet<I>)> {
-        self.shelves.iter()
+        self.by_key.iter()
     }
 
     /// What is on the shelf of this key, ascending.
     pub fn on(&self, key: &K) -> impl Iterator<Item = I> {
-        self.shelves.get(key).into_iter().flat_map(IdxSet::iter)
+        self.by_key.get(key).into_iter().flat_map(IdxSet::iter)
     }
 }
 
