@@ -2,14 +2,33 @@
 //!
 //! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
 //! only a belief and samples.
+//!
+//! | model | what it is |
+//! |---|---|
+//! | [`measured`] | measured pairs, and for the rest a [`contention`] model fitted to them |
+//! | [`table`] | speeds by pair of profiles, given |
+//! | [`utilization`] | demands on processors, memory, bus and CPU beyond what there is |
+//! | [`stages`] | jobs that interleave their stages |
+//! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
+//! | [`pairwise`] | any of these for two, extended to more |
+//! | [`noisy`] | any of these, seen through noise |
 
+pub mod atlas;
+pub mod contention;
+pub mod measured;
+pub mod noisy;
+pub mod pairwise;
+pub mod rows;
 pub mod shadow;
 pub mod stages;
+pub mod table;
+pub mod utilization;
 
 use crate::event::Sample;
 use crate::idx::JobIdx;
 use crate::knobs::Knobs;
 use crate::state::State;
+use std::sync::Arc;
 
 /// A guess with its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +61,17 @@ pub trait Interference: Send + Sync {
     fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
 }
 
+/// A model that several hold; nobody can teach it.
+impl<T: Interference + ?Sized> Interference for Arc<T> {
+    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        (**self).speed(state, kind, tenants, who)
+    }
+
+    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
+        (**self).counters(state, job)
+    }
+}
+
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;
@@ -49,5 +79,31 @@ pub struct Undisturbed;
 impl Interference for Undisturbed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         Estimate::certain(tenants[who].1.reach())
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! Small states for the tests of models.
+
+    use crate::cluster::Cluster;
+    use crate::idx::{JobIdx, ProfileIdx};
+    use crate::job::Spec;
+    use crate::knobs::Knobs;
+    use crate::profile::Profile;
+    use crate::state::{Costs, State};
+
+    /// One job of each of these profiles.
+    pub(super) fn state(profiles: &[ProfileIdx]) -> State {
+        let cluster: Cluster = "1x1".parse().unwrap();
+        let mut state = State::new(&cluster, Costs::default());
+        state.profiles = vec![Profile::of_step(1.0); 16];
+        state.specs = profiles.iter().map(|p| Spec::training(1, 1.0, *p)).collect();
+        state
+    }
+
+    /// Whole-GPU tenants.
+    pub(super) fn whole(jobs: &[u32]) -> Vec<(JobIdx, Knobs)> {
+        jobs.iter().map(|j| (JobIdx(*j), Knobs::WHOLE)).collect()
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod boost;
 pub mod kmeans;
+pub mod least_squares;
 pub mod matching;
 pub mod rng;
 pub mod stat;

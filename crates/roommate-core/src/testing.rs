@@ -137,6 +137,11 @@ impl Scene {
     }
 }
 
+fn started_in(facts: &[Event]) -> Vec<JobIdx> {
+    let started = |f: &Event| if let Event::Started(job) = f { Some(*job) } else { None };
+    facts.iter().filter_map(started).collect()
+}
+
 /// A profile with these shares of data, compute and network in a step of one second.
 fn staged(shares: &str) -> Profile {
     let share = |s: &str| s.parse::<f64>().expect("a share of a step");
@@ -246,6 +251,9 @@ impl Stage<'_> {
             }
         }
         self.begin_started(&facts);
+        for job in started_in(&facts) {
+            self.measure(job, &mut facts);
+        }
         loop {
             let step = self.engine.step(now, &facts);
             let asked = step.asked;
@@ -258,7 +266,9 @@ impl Stage<'_> {
             }
             facts = actions.iter().filter_map(|a| self.act(a)).collect();
             self.begin_started(&facts);
-            self.measure(&mut facts);
+            for i in 0..self.jobs.len() {
+                self.measure(JobIdx::from_usize(i), &mut facts);
+            }
             if facts.is_empty() {
                 return;
             }
@@ -304,8 +314,7 @@ impl Stage<'_> {
     /// Where throttles protect somebody: a protected job that begins is measured with the others held,
     /// and an opportunist climbs from standstill.
     fn begin_started(&mut self, facts: &[Event]) {
-        for fact in facts {
-            let Event::Started(job) = *fact else { continue };
+        for job in started_in(facts) {
             let state = self.engine.state();
             for gpu in &state.job(job).gpus {
                 if !throttle::is_protected(state, *gpu) {
@@ -328,22 +337,20 @@ impl Stage<'_> {
         }
     }
 
-    /// Tells the engine of every job whose step takes another time than it believes.
-    fn measure(&mut self, facts: &mut Vec<Event>) {
-        for i in 0..self.jobs.len() {
-            let job = JobIdx::from_usize(i);
-            if !self.jobs[i].running {
-                continue;
-            }
-            let step_s = self.pace(job).min(1e12);
-            let alone_s = self.engine.state().alone_step_s(job, &self.engine.state().job(job).gpus);
-            let told_s = &mut self.jobs[i].told_s;
-            let believed_s = if *told_s == 0.0 { alone_s } else { *told_s };
-            *told_s = step_s;
-            if step_s != believed_s {
-                let sample = Sample { step_s, ..Sample::default() };
-                facts.push(Event::Sampled { job, sample });
-            }
+    /// Tells the engine if a step of the job takes another time than it believes.
+    fn measure(&mut self, job: JobIdx, facts: &mut Vec<Event>) {
+        if !self.jobs[job.usize()].running {
+            return;
+        }
+        let state = self.engine.state();
+        let step_s = self.pace(job).min(1e12);
+        let alone_s = state.alone_step_s(job, &state.job(job).gpus);
+        let told_s = &mut self.jobs[job.usize()].told_s;
+        let believed_s = if *told_s == 0.0 { alone_s } else { *told_s };
+        *told_s = step_s;
+        if step_s != believed_s {
+            let sample = Sample { step_s, ..Sample::default() };
+            facts.push(Event::Sampled { job, sample });
         }
     }
 

@@ -22,6 +22,7 @@ use roommate_core::why::Why;
 use roommate_sim::fault::Faults;
 use roommate_sim::world::{Arrival, Setup, SimError, simulate};
 use serde_json::json;
+use std::sync::Arc;
 
 /// When and how each job ended, and how far it had come when it was interrupted.
 #[derive(Debug, Default)]
@@ -81,7 +82,7 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
         params: scene.params.clone(),
         policy: entry.build(&scene.params).unwrap(),
         belief: Box::new(Undisturbed),
-        truth: Box::new(Undisturbed),
+        truth: Box::new(Arc::clone(&scene.truth)),
         faults,
         seed: scene.seed,
         profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
@@ -107,12 +108,17 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let preempts = !matches!(entry.name, "fifo" | "fifo-backfill" | "sjf");
     let mut scene =
         random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
+    scene.truth = Arc::new(Undisturbed);
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
         scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);
     } else {
         // The fastest pace is a quarter of a second for a step.
         scene.tick = Span(250_000);
+    }
+    // Memory on the host makes steps longer by fractions of a tick.
+    if let Some(least) = scene.params.get_mut("min_memory") {
+        *least = json!(1.0);
     }
     if let Some(bounds) = scene.params.get_mut("bounds_gpu_s") {
         // Gangs whose size divides twelve reach such bounds at whole seconds.

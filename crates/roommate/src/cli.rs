@@ -29,6 +29,9 @@ pub(crate) enum Command {
     /// Read, describe, convert and invent traces
     #[command(subcommand)]
     Trace(Trace),
+    /// Fit a model of interference to measurements, and check it against others
+    #[command(subcommand)]
+    Profile(Profile),
     /// Turn journals into one self-contained HTML page
     Report(Report),
     /// Print completions for a shell
@@ -246,6 +249,28 @@ pub(crate) enum Trace {
         /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
         #[arg(long, short, value_name = "FILE", default_value = "-")]
         output: PathBuf,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Profile {
+    /// Fit the model of contention and say how well it predicts tasks and pairs it has not seen
+    Fit {
+        /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
+        prefix: PathBuf,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
+    /// Compare what a simulation would be told with measured pairs
+    Check {
+        /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
+        prefix: PathBuf,
+        /// The pairs, `-` for standard input
+        pairs: PathBuf,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
     },
 }
 

@@ -3,6 +3,7 @@
 mod compare;
 mod explain;
 mod policies;
+mod profile;
 mod replay;
 mod report;
 mod sim;
@@ -28,6 +29,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::Trace(args) => trace::run(args),
+        Command::Profile(command) => profile::run(command),
         Command::Report(args) => report::run(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();

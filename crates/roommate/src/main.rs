@@ -4,6 +4,7 @@ mod atomic;
 mod cli;
 mod command;
 mod lab;
+mod measurements;
 mod process;
 mod table;
 

@@ -5,6 +5,7 @@
 
 use expect_test::expect_file;
 use roommate_core::policy::{Entry, POLICIES, Params};
+use std::path::Path;
 use std::process::Command;
 
 fn policy_page(entry: &Entry) -> String {
@@ -56,6 +57,8 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["replay"],
         &["explain"],
         &["policies"],
+        &["profile", "fit"],
+        &["profile", "check"],
         &["report"],
         &["trace", "stats"],
         &["trace", "synth"],
@@ -67,4 +70,25 @@ fn the_page_about_commands_is_what_the_program_says() {
         page += &format!("\n## `{}`\n\n```text\n{}```\n", name.trim_end(), help(words));
     }
     expect_file!["../../../docs/reference/commands.md"].assert_eq(&page);
+}
+
+/// The text between the lines after which the page shows what a command prints.
+fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
+    let rest = page.split_once(line).unwrap().1;
+    rest.split_once("```text\n").unwrap().1.split_once("```").unwrap().0
+}
+
+#[test]
+fn the_page_about_interference_shows_the_fit_of_today() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
+        .args(["profile", "fit", "profiles/h200"])
+        .current_dir(&root)
+        .output()
+        .unwrap();
+    let fit = String::from_utf8(out.stdout).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/reference/interference.md")).unwrap();
+    let shown = shown_after(&page, "Made by `roommate profile fit profiles/h200`");
+    let fresh = page.replacen(&format!("```text\n{shown}```"), &format!("```text\n{fit}```"), 1);
+    expect_file!["../../../docs/reference/interference.md"].assert_eq(&fresh);
 }

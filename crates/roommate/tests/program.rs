@@ -11,6 +11,8 @@ mod formats;
 mod journals;
 #[path = "program/outputs.rs"]
 mod outputs;
+#[path = "program/profiles.rs"]
+mod profiles;
 #[path = "program/refusals.rs"]
 mod refusals;
 

@@ -193,7 +193,9 @@ fn in_core(path: &str) -> bool {
 }
 
 fn is_policy(path: &str) -> bool {
-    path.starts_with("crates/roommate-core/src/policy/") && has_extension(path, &["rs"])
+    path.starts_with("crates/roommate-core/src/policy/")
+        && has_extension(path, &["rs"])
+        && !path.ends_with("/tests.rs")
 }
 
 fn below_the_edge(path: &str) -> bool {

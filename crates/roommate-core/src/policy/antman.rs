@@ -135,15 +135,14 @@ struct AntMan {
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let share = |name: &str, value: f64, least: f64| {
-        let good = value.is_finite() && (least..=10.0).contains(&value);
-        good.then_some(()).ok_or(format!("{name}: expected a number from {least} to 10"))
-    };
-    share("util_max", params.util_max, 0.0)?;
-    share("util_default", params.util_default, 0.0)?;
-    share("eps", params.eps, 0.0)?;
-    share("min_memory", params.min_memory, 0.0)?;
-    share("memory_margin", params.memory_margin, 0.0)?;
+    let share = |value: f64| value.is_finite() && (0.0..=10.0).contains(&value);
+    let shares = [params.util_max, params.util_default, params.eps, params.memory_margin];
+    if !shares.into_iter().all(share) {
+        return Err("util_max, util_default, eps, memory_margin: expected 0 to 10".into());
+    }
+    if !(0.0..=1.0).contains(&params.min_memory) {
+        return Err("min_memory: expected 0 to 1".into());
+    }
     if !(1..=3).contains(&params.max_opportunists) {
         return Err("max_opportunists: expected 1 to 3".into());
     }
@@ -177,8 +176,13 @@ impl Policy for AntMan {
                 self.fill_lightest(plan);
             }
             Mode::Coordinated => {
-                self.upgrade_in_place(plan);
-                self.place_guaranteed(plan);
+                // Who begins without a promise may be first in line for it.
+                loop {
+                    self.place_guaranteed(plan);
+                    if !self.begin_as_opportunists(plan) {
+                        break;
+                    }
+                }
                 self.place_opportunists(plan);
                 self.move_stalled(plan);
                 self.give_memory_back(plan);
@@ -298,6 +302,15 @@ impl AntMan {
     }
 }
 
+/// GPUs of the node for which there is CPU left.
+fn by_cpu(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> usize {
+    let (node, each) = (plan.node(node), plan.spec(job).knobs.cpu_milli);
+    match node.cpu_milli.saturating_sub(node.cpu_used_milli).checked_div(each) {
+        Some(gpus) if node.cpu_milli > 0 => gpus as usize,
+        _ => usize::MAX,
+    }
+}
+
 /// A GPU in the order of loads; equal loads by index.
 fn entry(load: f64, gpu: usize) -> (u64, GpuIdx) {
     let bits = load.to_bits();
@@ -307,33 +320,24 @@ fn entry(load: f64, gpu: usize) -> (u64, GpuIdx) {
 
 // Guaranteed jobs.
 impl AntMan {
-    /// Who was promised GPUs, began without them, and now could have them where it is, has them.
-    fn upgrade_in_place(&mut self, plan: &mut Plan<'_>) {
-        let began: Vec<(Time, JobIdx)> = self
-            .waiting
-            .values()
-            .flatten()
-            .copied()
-            .filter(|(_, j)| plan.job(*j).is_placed())
-            .collect();
-        for place in began {
-            let job = place.1;
-            let gpus = plan.job(job).gpus.clone();
-            let reserved = |g: &GpuIdx| self.is_closed(job, plan.gpu(*g).node);
-            let free = |g: &GpuIdx| self.owner[g.usize()].is_none() && !reserved(g);
-            if !gpus.iter().all(free) || !self.has_quota(plan, job) {
-                continue;
-            }
-            let mark = plan.mark();
-            if self.make_room(plan, job, &gpus) {
-                plan.note(job, Why::Upgraded);
-                let load = self.stays[job.usize()].load;
-                self.settle(plan, job, gpus, true, load);
-                self.leave_queue(plan, job);
-            } else {
-                plan.undo_to(mark);
-            }
+    /// Gives a job that began as an opportunist its promise where it is, if nobody else has one there.
+    fn upgrade(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        let gpus = plan.job(job).gpus.clone();
+        let closed = |g: &GpuIdx| self.is_closed(job, plan.gpu(*g).node);
+        let free = |g: &GpuIdx| self.owner[g.usize()].is_none() && !closed(g);
+        if !gpus.iter().all(free) {
+            return false;
         }
+        let mark = plan.mark();
+        if !self.make_room(plan, job, &gpus) {
+            plan.undo_to(mark);
+            return false;
+        }
+        plan.note(job, Why::Upgraded);
+        let load = self.stays[job.usize()].load;
+        self.settle(plan, job, gpus, true, load);
+        self.leave_queue(plan, job);
+        true
     }
 
     fn leave_queue(&mut self, plan: &Plan<'_>, job: JobIdx) {
@@ -368,10 +372,12 @@ impl AntMan {
                 teams.retain(|t| *t != team);
             }
         }
-        self.begin_as_opportunists(plan);
     }
 
     fn place_head(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        if plan.job(job).is_placed() && self.upgrade(plan, job) {
+            return true;
+        }
         // One that began as an opportunist moves only if that costs less than it would have waited.
         let began = plan.job(job).is_placed();
         let patience = self.params.wait_to_opportunist_s.map(Span::from_secs);
@@ -413,8 +419,11 @@ impl AntMan {
         if !empty && (!n.up || self.is_closed(job, node)) {
             return 0;
         }
-        let (free, cpu_used) =
-            if empty { (n.size, 0) } else { (self.free[node.usize()], self.owned_cpu[node.usize()]) };
+        let (free, cpu_used) = if empty {
+            (n.size, 0)
+        } else {
+            (self.free[node.usize()], self.owned_cpu[node.usize()])
+        };
         match (n.cpu_milli - cpu_used.min(n.cpu_milli)).checked_div(spec.knobs.cpu_milli) {
             Some(by_cpu) if n.cpu_milli > 0 => free.min(by_cpu.min(u32::from(u16::MAX)) as u16),
             _ => free,
@@ -498,7 +507,8 @@ impl AntMan {
         }
         leave.sort_unstable();
         leave.dedup();
-        self.shrink(plan, job, &leave, gpus);
+        self.shrink(plan, job, self.params.memory_margin, &leave, gpus);
+        let mut gone: Vec<JobIdx> = Vec::new();
         loop {
             let tried = if plan.job(job).is_placed() {
                 plan.tune(job, knobs)
@@ -507,7 +517,7 @@ impl AntMan {
             };
             let here = |t: &JobIdx| plan.job(*t).gpus.iter().any(|g| gpus.contains(g));
             let goes = match tried {
-                Ok(()) => return true,
+                Ok(()) => break,
                 Err(Infeasible::Cpu) => leave.pop(),
                 Err(Infeasible::Memory | Infeasible::Slots | Infeasible::Share) => {
                     leave.iter().rposition(here).map(|i| leave.remove(i))
@@ -517,19 +527,38 @@ impl AntMan {
             let Some(goes) = goes else { return false };
             plan.note(goes, Why::PreemptedBy(job));
             plan.release(goes);
+            gone.push(goes);
+        }
+        for job in gone {
+            self.back_to_queue(plan, job);
+        }
+        true
+    }
+
+    /// An opportunist that lost its place looks for another at once. One that was promised GPUs never
+    /// left its queue.
+    fn back_to_queue(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let stay = std::mem::take(&mut self.stays[job.usize()]);
+        self.add_load(&stay.gpus, -stay.load);
+        if plan.spec(job).class == Class::BestEffort {
+            self.opportunists.insert((plan.job(job).submitted, job));
         }
     }
 
     /// A guaranteed job that waited for long begins without a promise, and keeps its place in the queue.
-    fn begin_as_opportunists(&mut self, plan: &mut Plan<'_>) {
-        let Some(patience) = self.params.wait_to_opportunist_s.map(Span::from_secs) else { return };
+    fn begin_as_opportunists(&mut self, plan: &mut Plan<'_>) -> bool {
+        let Some(patience) = self.params.wait_to_opportunist_s.map(Span::from_secs) else {
+            return false;
+        };
+        let mut began = false;
         let mut due: Vec<(Time, JobIdx)> = Vec::new();
         let mut next: Option<Time> = None;
         for (submitted, job) in self.waiting.values().flatten() {
             let at = *submitted + patience;
             if !plan.pending.contains(*job) {
                 continue;
-            } else if at <= plan.now {
+            }
+            if at <= plan.now {
                 due.push((*submitted, *job));
             } else {
                 next = Some(next.map_or(at, |n| n.min(at)));
@@ -539,11 +568,13 @@ impl AntMan {
         for (_, job) in due {
             if self.place_opportunist(plan, job) {
                 plan.note(job, Why::BeganWithoutPromise);
+                began = true;
             }
         }
         if let Some(next) = next {
             plan.wake_at(next);
         }
+        began
     }
 }
 
@@ -568,7 +599,7 @@ impl AntMan {
         };
         let mark = plan.mark();
         let others: Vec<JobIdx> = gpus.iter().flat_map(|g| plan.gpu(*g).tenants.clone()).collect();
-        self.shrink(plan, job, &others, &gpus);
+        self.shrink(plan, job, 0.0, &others, &gpus);
         let mem_mib = gpus.iter().map(|g| self.memory_left(plan, job, *g)).min().unwrap_or(0);
         let knobs = Knobs { sm_permille: 0, mem_mib, ..plan.spec(job).knobs };
         if plan.place(job, &gpus, knobs).is_err() {
@@ -589,11 +620,15 @@ impl AntMan {
         let mut all = GpuSet::new();
         let mut by_node: BTreeMap<NodeIdx, GpuSet> = BTreeMap::new();
         for gpu in fitting {
+            let node = plan.gpu(gpu).node;
+            let here = by_node.entry(node).or_default();
+            if here.len() >= by_cpu(plan, job, node) {
+                continue;
+            }
+            here.push(gpu);
             if all.len() < need {
                 all.push(gpu);
             }
-            let here = by_node.entry(plan.gpu(gpu).node).or_default();
-            here.push(gpu);
             if here.len() == need {
                 all = std::mem::take(here);
                 break;
@@ -644,9 +679,12 @@ impl AntMan {
             .tenants
             .iter()
             .filter(|t| **t != job)
-            .map(|t| match self.stays[t.usize()].guaranteed {
-                true => self.least_memory(plan, *t),
-                false => u64::from(plan.job(*t).knobs.mem_mib),
+            .map(|t| {
+                if self.stays[t.usize()].guaranteed {
+                    self.least_memory(plan, *t)
+                } else {
+                    u64::from(plan.job(*t).knobs.mem_mib)
+                }
             })
             .sum();
         // Never nothing: 0 would mean that it is not known.
@@ -654,8 +692,15 @@ impl AntMan {
     }
 
     /// Opportunists on these GPUs give memory away, as much as `job` lacks and they can spare.
-    fn shrink(&self, plan: &mut Plan<'_>, job: JobIdx, others: &[JobIdx], gpus: &[GpuIdx]) {
-        let asked = u64::from(plan.spec(job).knobs.mem_mib);
+    fn shrink(
+        &self,
+        plan: &mut Plan<'_>,
+        job: JobIdx,
+        margin: f64,
+        others: &[JobIdx],
+        gpus: &[GpuIdx],
+    ) {
+        let asked = (f64::from(plan.spec(job).knobs.mem_mib) * (1.0 + margin)).ceil() as u64;
         for other in others {
             if self.stays[other.usize()].guaranteed || !plan.job(*other).is_placed() {
                 continue;
@@ -700,14 +745,16 @@ impl AntMan {
             let Some(since) = self.stays[job.usize()].stalled_since else { continue };
             if plan.job(job).phase != Phase::Running {
                 continue;
-            } else if since + patience > plan.now {
+            }
+            if since + patience > plan.now {
                 plan.wake_at(since + patience);
                 continue;
             }
             let here = plan.job(job).gpus.clone();
             let mark = plan.mark();
             plan.release(job);
-            let elsewhere = self.find_light(plan, job).filter(|g| here.iter().all(|h| !g.contains(h)));
+            let elsewhere =
+                self.find_light(plan, job).filter(|g| here.iter().all(|h| !g.contains(h)));
             let moved = elsewhere.is_some() && self.place_opportunist(plan, job);
             if !moved {
                 plan.undo_to(mark);
@@ -769,8 +816,7 @@ impl AntMan {
         self.own(plan, job, &new, true);
         self.add_load(&new, TAKES);
         // What was not started is taken back as it was taken.
-        self.stays[job.usize()] =
-            Stay { gpus, guaranteed: true, load: TAKES, stalled_since: None };
+        self.stays[job.usize()] = Stay { gpus, guaranteed: true, load: TAKES, stalled_since: None };
     }
 
     /// Opportunists take the lightest GPUs, wherever they are.
@@ -797,3 +843,6 @@ impl AntMan {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
-use roommate_core::job::{Job, Spec};
+use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
 use roommate_core::policy::{Entry, Params};
@@ -43,12 +43,21 @@ pub(crate) struct Taste {
     pub(crate) speeds: bool,
     /// Work of which the stages are known, so that jobs may share GPUs.
     pub(crate) stages: bool,
+    /// Jobs without a promise among those that have one.
+    pub(crate) classes: bool,
 }
 
 impl Taste {
     /// Everything.
-    pub(crate) const WILD: Self =
-        Self { mixed: true, limits: true, costs: true, liars: true, speeds: true, stages: true };
+    pub(crate) const WILD: Self = Self {
+        mixed: true,
+        limits: true,
+        costs: true,
+        liars: true,
+        speeds: true,
+        stages: true,
+        classes: true,
+    };
     /// GPUs that are all alike, jobs that only count them, changes for free.
     pub(crate) const PLAIN: Self = Self {
         mixed: false,
@@ -57,6 +66,7 @@ impl Taste {
         liars: false,
         speeds: false,
         stages: false,
+        classes: false,
     };
 }
 
@@ -88,6 +98,9 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
         submit += pick(&mut rng, &[0, 0, 1, 2, 5, 9]);
         let actor = actor(&mut rng, &scene, taste, i, submit);
         scene.actors.push(actor);
+    }
+    if taste.classes {
+        give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
     scene.params = params(&mut rng, entry, &scene);
     scene
@@ -132,6 +145,14 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
             let sm_util_max = (sm_util + rng.unit() * 0.2).min(1.0);
             profile.predicted =
                 Some(Predicted { sm_util, sm_util_max, std: 0.1, dram_util: 0.1, mem_mib });
+        }
+    }
+}
+
+fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if rng.chance(0.4) {
+            actor.spec.class = Class::BestEffort;
         }
     }
 }
@@ -201,7 +222,13 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("autopack", json!(own.chance(0.5)));
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
-    let mut own = Rng::stream(scene.seed, 81);
+    set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
+    set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
+    set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
+    set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
+    set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
+    set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
+    let mut own = Rng::stream(scene.seed, 82);
     set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
     set("mem_term", json!(pick(&mut own, &["intended", "released"])));
     set("max_tasks", json!(1 + own.below(5)));

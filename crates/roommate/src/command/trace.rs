@@ -65,7 +65,7 @@ fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
 }
 
 /// Nested figures as `path,value` lines.
-fn flat_csv(value: &serde_json::Value) -> String {
+pub(super) fn flat_csv(value: &serde_json::Value) -> String {
     fn walk(path: &str, value: &serde_json::Value, text: &mut String) {
         let deeper = |key: &str| if path.is_empty() { key.into() } else { format!("{path}.{key}") };
         match value {

@@ -1,0 +1,416 @@
+//! A model of contention on one GPU, from counters that each task shows when it runs alone.
+//!
+//! A step is a chain of kernels. Beside a roommate each of them may have to wait until one of the
+//! roommate's kernels lets it in, so what a task loses is how many kernels it launches per second,
+//! times how long the roommate's are, times how often those fill the GPU:
+//!
+//! ```text
+//! speed_a = kept_a / (1 + Σ_b extra_ab)
+//! extra_ab = load_b · (overlap_ab · queue · (λ_a · busy_a^slack) · (busy_b / λ_b) · (sm_b / busy_b)^fill
+//!                      + memory · dram_a · dram_b)
+//! ```
+//!
+//! - `kept`: the speed on the task's own share of the multiprocessors, from its solo curve.
+//! - `λ`: launches, known by what they cost on the bus (inputs stay on the GPU); only ratios matter.
+//!   `busy / λ` is then the length of a kernel.
+//! - `busy^slack`: a task that leaves the GPU idle is bound by its CPU, and waits in time it has.
+//! - `sm / busy`: how much of the GPU a kernel fills while it runs; a half empty GPU lets others in.
+//! - `overlap`: 1 for tenants on the same multiprocessors, 0 for those confined to their own.
+//! - `load`: the part of the time in which a service has something to do; 1 for training.
+//!
+//! Four coefficients are fitted. For tasks that were measured in pairs, two factors each say how they
+//! differ from what their counters promise ([`Character`]); tasks never seen have none.
+//!
+//! More, heavier or busier roommates never help, and n equal tenants that fill the GPU get 1/n each.
+
+use crate::math::least_squares::minimise;
+use crate::math::stat;
+use serde::Serialize;
+
+/// A measured task.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct TaskId(pub u16);
+
+/// What a task does to a GPU that it has for itself; shares of 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Footprint {
+    /// Time in which any of its kernels runs.
+    pub busy: f64,
+    /// Multiprocessors with work, on average.
+    pub sm: f64,
+    /// Memory bandwidth.
+    pub dram: f64,
+    /// Launches, as MiB/s of commands over the bus.
+    pub launches: f64,
+}
+
+/// How a task differs from what its counters promise, as logarithms of factors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Character {
+    /// On what it suffers from others.
+    pub takes: f64,
+    /// On what others suffer from it.
+    pub gives: f64,
+}
+
+/// A tenant as the model sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Guest {
+    /// What it does alone.
+    pub footprint: Footprint,
+    /// How it differs from that.
+    pub character: Character,
+    /// Its speed alone on its multiprocessors.
+    pub kept: f64,
+    /// The share of the multiprocessors that it is confined to; `None` = it may use all.
+    pub share: Option<f64>,
+    /// The part of the time in which it has something to do.
+    pub load: f64,
+}
+
+/// The fitted numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Coefficients {
+    /// What a kernel waits for one that fills the GPU, in lengths of that kernel.
+    pub queue: f64,
+    /// Power of the filled share: how fast a GPU that is not full lets others in.
+    pub fill: f64,
+    /// Power of the busy share of the one who waits.
+    pub slack: f64,
+    /// What is lost to shared memory bandwidth.
+    pub memory: f64,
+}
+
+/// Nobody stops altogether.
+pub const SLOWEST: f64 = 1e-3;
+/// Below so few MiB/s of commands the bus tells nothing about launches.
+const FEWEST_LAUNCHES: f64 = 1.0;
+
+impl Default for Coefficients {
+    /// Round numbers near the fit, for those who have measured no pairs.
+    fn default() -> Self {
+        Self { queue: 1.0, fill: 3.0, slack: 1.0, memory: 1.0 }
+    }
+}
+
+impl Coefficients {
+    fn from_logs(logs: &[f64]) -> Self {
+        let [queue, fill, slack, memory] = std::array::from_fn(|i| logs[i].exp());
+        Self { queue, fill, slack, memory }
+    }
+
+    fn logs(self) -> [f64; 4] {
+        [self.queue, self.fill, self.slack, self.memory].map(f64::ln)
+    }
+
+    /// What `a` loses to `b`, in parts of its undisturbed step.
+    pub fn extra(&self, a: &Guest, b: &Guest, overlap: f64) -> f64 {
+        let (own, other) = (&a.footprint, &b.footprint);
+        let queue = if overlap > 0.0 {
+            let launches = own.launches.max(FEWEST_LAUNCHES) * own.busy.powf(self.slack);
+            let length = other.busy / other.launches.max(FEWEST_LAUNCHES);
+            let filled = (other.sm / other.busy.max(1e-9)).clamp(0.0, 1.0).powf(self.fill);
+            let character = (a.character.takes + b.character.gives).exp();
+            overlap * self.queue * launches * length * filled * character
+        } else {
+            0.0
+        };
+        b.load * (queue + self.memory * own.dram * other.dram)
+    }
+
+    /// Speed of one of these tenants, in `(0, 1]`.
+    pub fn speed(&self, guests: &[Guest], who: usize) -> f64 {
+        let confined: f64 = guests.iter().filter_map(|g| g.share).sum();
+        let others = guests.iter().enumerate().filter(|(i, _)| *i != who);
+        let a = &guests[who];
+        settle(a.kept, others.map(|(_, b)| self.extra(a, b, overlap(a, b, confined))).sum())
+    }
+}
+
+/// The speed of a tenant that keeps so much by itself and loses so much to others.
+pub fn settle(kept: f64, extra: f64) -> f64 {
+    (kept / (1.0 + extra)).clamp(SLOWEST, 1.0)
+}
+
+/// How much of `a`'s multiprocessors `b` may run on; `confined` is the sum of all confined shares.
+pub fn overlap(a: &Guest, b: &Guest, confined: f64) -> f64 {
+    match (a.share, b.share) {
+        (_, None) => 1.0,
+        (None, Some(share)) => share,
+        // Partitions lie side by side as long as they fit.
+        (Some(_), Some(_)) => (1.0 - 1.0 / confined.max(1.0)).max(0.0),
+    }
+}
+
+/// What was measured side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PairKind {
+    /// Two training tasks, the whole GPU each.
+    Trainings,
+    /// A training task beside a service, on multiprocessors of its own.
+    Mixed,
+}
+
+/// One side of a measured pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Side {
+    /// Which kind of pair.
+    pub kind: PairKind,
+    /// Which pair: both sides of one have the same number.
+    pub pair: usize,
+    /// Who was measured, and beside whom.
+    pub tasks: [TaskId; 2],
+    /// The same two for the model, without character.
+    pub guests: [Guest; 2],
+    /// Speed beside the other, 1 = alone on the whole GPU. Above 1 is noise.
+    pub measured: f64,
+}
+
+/// What follows from measured pairs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fit {
+    /// The coefficients.
+    pub coefficients: Coefficients,
+    /// The character of each task, by its index; those beyond the end have none.
+    pub characters: Vec<Character>,
+}
+
+/// Keeps parameters near their start where the data say nothing about them.
+const PRIOR: f64 = 1e-3;
+/// The same for characters: strong enough that one odd pair does not make one.
+const SHYNESS: f64 = 0.03;
+
+impl Fit {
+    /// Fits the coefficients to all sides, then the characters to what is left.
+    pub fn of(sides: &[&Side]) -> Self {
+        let coefficients = coefficients(sides);
+        Self { coefficients, characters: characters(coefficients, sides) }
+    }
+
+    /// The character of a task.
+    pub fn character(&self, task: TaskId) -> Character {
+        self.characters.get(usize::from(task.0)).copied().unwrap_or_default()
+    }
+
+    /// What the model says of a side.
+    pub fn predict(&self, side: &Side) -> f64 {
+        let [mut a, mut b] = side.guests;
+        a.character = self.character(side.tasks[0]);
+        b.character = self.character(side.tasks[1]);
+        self.coefficients.speed(&[a, b], 0)
+    }
+}
+
+/// A measured speed as far as it can be true.
+fn target(side: &Side) -> f64 {
+    side.measured.min(1.0)
+}
+
+fn coefficients(sides: &[&Side]) -> Coefficients {
+    if sides.is_empty() {
+        return Coefficients::default();
+    }
+    let start = Coefficients::default().logs();
+    let found = minimise(&start, |logs| {
+        let tried = Coefficients::from_logs(logs);
+        let errors = sides.iter().map(|s| tried.speed(&s.guests, 0) - target(s));
+        let pull = logs.iter().zip(start).map(|(now, start)| PRIOR.sqrt() * (now - start));
+        errors.chain(pull).collect()
+    });
+    Coefficients::from_logs(&found)
+}
+
+fn characters(coefficients: Coefficients, sides: &[&Side]) -> Vec<Character> {
+    // On multiprocessors of their own, tasks show no character.
+    let sides: Vec<&Side> =
+        sides.iter().copied().filter(|s| s.kind == PairKind::Trainings).collect();
+    let tasks = sides.iter().flat_map(|s| s.tasks).map(|t| usize::from(t.0) + 1).max().unwrap_or(0);
+    let of = |values: &[f64]| -> Vec<Character> {
+        values.chunks_exact(2).map(|v| Character { takes: v[0], gives: v[1] }).collect()
+    };
+    let found = minimise(&vec![0.0; 2 * tasks], |values| {
+        let fit = Fit { coefficients, characters: of(values) };
+        let errors = sides.iter().map(|s| fit.predict(s) - target(s));
+        errors.chain(values.iter().map(|v| SHYNESS.sqrt() * v)).collect()
+    });
+    of(&found)
+}
+
+/// How far predictions are off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Errors {
+    /// How many predictions.
+    pub sides: usize,
+    /// Mean absolute error.
+    pub mae: f64,
+    /// 90th percentile of the absolute error.
+    pub p90_abs_error: f64,
+}
+
+impl Errors {
+    /// From absolute errors.
+    pub fn of(errors: impl IntoIterator<Item = f64>) -> Self {
+        let mut errors: Vec<f64> = errors.into_iter().collect();
+        errors.sort_by(f64::total_cmp);
+        Self {
+            sides: errors.len(),
+            mae: stat::mean(&errors).unwrap_or(0.0),
+            p90_abs_error: stat::quantile(&errors, 0.9).unwrap_or(0.0),
+        }
+    }
+}
+
+/// Errors by the kind of pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ByKind {
+    /// Two training tasks.
+    pub tt: Errors,
+    /// A training task beside a service.
+    pub ts: Errors,
+    /// Both.
+    pub all: Errors,
+}
+
+impl ByKind {
+    /// From absolute errors.
+    pub fn of(errors: &[(PairKind, f64)]) -> Self {
+        let of = |kind| Errors::of(errors.iter().filter(|(k, _)| *k == kind).map(|(_, e)| *e));
+        Self {
+            tt: of(PairKind::Trainings),
+            ts: of(PairKind::Mixed),
+            all: Errors::of(errors.iter().map(|(_, e)| *e)),
+        }
+    }
+}
+
+/// How well the model predicts what it was not fitted on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Validation {
+    /// Tasks never seen: each task in turn, fitted on the pairs without it, on the pairs with it.
+    pub by_task: Vec<(TaskId, Errors)>,
+    /// The same over all tasks.
+    pub unseen_tasks: ByKind,
+    /// Pairs never seen, of tasks that were seen in others: each pair in turn.
+    pub unseen_pairs: ByKind,
+}
+
+/// Fits again and again, each time without some of the pairs, and predicts those.
+pub fn validate(sides: &[Side]) -> Validation {
+    let mut tasks: Vec<TaskId> = sides.iter().flat_map(|s| s.tasks).collect();
+    tasks.sort_unstable();
+    tasks.dedup();
+    let by_task: Vec<_> =
+        tasks.iter().map(|t| (*t, held_out(sides, |s| s.tasks.contains(t)))).collect();
+    let mut pairs: Vec<usize> = sides.iter().map(|s| s.pair).collect();
+    pairs.dedup();
+    let by_pair: Vec<_> = pairs.iter().flat_map(|p| held_out(sides, |s| s.pair == *p)).collect();
+    let all: Vec<_> = by_task.iter().flat_map(|(_, errors)| errors.iter().copied()).collect();
+    let errors = |of: &[(PairKind, f64)]| Errors::of(of.iter().map(|(_, e)| *e));
+    Validation {
+        by_task: by_task.iter().map(|(task, of)| (*task, errors(of))).collect(),
+        unseen_tasks: ByKind::of(&all),
+        unseen_pairs: ByKind::of(&by_pair),
+    }
+}
+
+/// Absolute errors on some sides of a fit on the others.
+fn held_out(sides: &[Side], out: impl Fn(&Side) -> bool) -> Vec<(PairKind, f64)> {
+    let rest: Vec<&Side> = sides.iter().filter(|s| !out(s)).collect();
+    let fit = Fit::of(&rest);
+    let tests = sides.iter().filter(|s| out(s));
+    tests.map(|s| (s.kind, (fit.predict(s) - s.measured).abs())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::math::rng::Rng;
+
+    fn guest(rng: &mut Rng) -> Guest {
+        let busy = 0.05 + 0.95 * rng.unit();
+        let kept = 0.05 + 0.95 * rng.unit();
+        Guest {
+            footprint: Footprint {
+                busy,
+                sm: busy * rng.unit(),
+                dram: rng.unit(),
+                launches: 200.0 * rng.unit(),
+            },
+            character: Character { takes: rng.normal(), gives: rng.normal() },
+            kept,
+            // Partitions of four fit.
+            share: rng.chance(0.5).then(|| 0.25 * rng.unit()),
+            load: rng.unit(),
+        }
+    }
+
+    #[test]
+    fn more_and_heavier_roommates_never_help() {
+        let model = Coefficients { queue: 1.3, fill: 3.2, slack: 1.3, memory: 0.6 };
+        let mut rng = Rng::new(1);
+        for _ in 0..2_000 {
+            let four: Vec<Guest> = (0..4).map(|_| guest(&mut rng)).collect();
+            let speeds: Vec<f64> = (1..=4).map(|n| model.speed(&four[..n], 0)).collect();
+            assert!(speeds.is_sorted_by(|a, b| a >= b), "{four:?} {speeds:?}");
+            assert!(speeds.iter().all(|s| *s > 0.0 && *s <= four[0].kept.min(1.0)), "{speeds:?}");
+            let heavier = |change: &dyn Fn(&mut Guest)| {
+                let mut with = four.clone();
+                change(&mut with[1]);
+                let slower = model.speed(&with, 0);
+                assert!(slower <= speeds[3] + 1e-12, "{four:?} {slower} {speeds:?}");
+            };
+            heavier(&|g| g.footprint.sm = f64::midpoint(g.footprint.sm, g.footprint.busy));
+            heavier(&|g| g.footprint.dram *= 1.5);
+            heavier(&|g| g.load = 1.0);
+            heavier(&|g| g.share = None);
+            // Fewer launches for the same busy time are longer kernels.
+            heavier(&|g| g.footprint.launches /= 2.0);
+        }
+    }
+
+    #[test]
+    fn equals_that_fill_the_gpu_share_it() {
+        let footprint = Footprint { busy: 1.0, sm: 1.0, dram: 0.0, launches: 50.0 };
+        let one = Guest { footprint, character: <_>::default(), kept: 1.0, share: None, load: 1.0 };
+        let model = Coefficients::default();
+        for n in 1..=4 {
+            assert!((model.speed(&vec![one; n], 0) - 1.0 / n as f64).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn partitions_disturb_each_other_only_through_memory() {
+        let mut rng = Rng::new(2);
+        let confined = |rng: &mut Rng, share| Guest { share: Some(share), ..guest(rng) };
+        let two = [confined(&mut rng, 0.6), confined(&mut rng, 0.4)];
+        let model = Coefficients { memory: 1e-300, ..Coefficients::default() };
+        assert_eq!(model.speed(&two, 0), two[0].kept);
+        let crowded = [two[0], Guest { share: Some(0.9), ..two[1] }];
+        assert!(model.speed(&crowded, 0) < two[0].kept);
+    }
+
+    #[test]
+    fn a_fit_finds_the_model_that_made_the_data() {
+        let truth = Coefficients { queue: 1.4, fill: 2.5, slack: 0.8, memory: 0.7 };
+        let mut rng = Rng::new(3);
+        let sides: Vec<Side> = (0..200)
+            .map(|i| {
+                let plain = |g: Guest| Guest { character: Character::default(), ..g };
+                let guests = [plain(guest(&mut rng)), plain(guest(&mut rng))];
+                Side {
+                    kind: PairKind::Trainings,
+                    pair: i,
+                    tasks: [TaskId(i as u16 % 7), TaskId(i as u16 % 5)],
+                    guests,
+                    measured: truth.speed(&guests, 0),
+                }
+            })
+            .collect();
+        let found = Fit::of(&sides.iter().collect::<Vec<_>>());
+        for (found, true_) in found.coefficients.logs().iter().zip(truth.logs()) {
+            assert!((found - true_).abs() < 0.05, "{found} {true_}");
+        }
+        assert!(validate(&sides).unseen_tasks.all.mae < 0.01);
+        assert_eq!(Fit::of(&[]).coefficients, Coefficients::default());
+    }
+}

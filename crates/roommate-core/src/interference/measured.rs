@@ -1,0 +1,178 @@
+//! Tenants disturb each other as was measured: an [`Atlas`] behind the trait.
+
+use crate::idx::{Idx, JobIdx};
+use crate::interference::atlas::{Atlas, Counters, Tenant};
+use crate::interference::contention::TaskId;
+use crate::interference::rows::TaskKind;
+use crate::interference::{Estimate, Interference};
+use crate::knobs::Knobs;
+use crate::state::State;
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// What a profile stands for in the atlas.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// The measured task.
+    pub task: TaskId,
+    /// The profile's own batch size.
+    pub batch: u32,
+    /// The part of the time in which it has something to do; 1 for training.
+    pub load: f64,
+}
+
+/// The truth that was measured.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    atlas: Arc<Atlas>,
+    works: Vec<Option<Work>>,
+    fallback: Work,
+}
+
+impl Measured {
+    /// `works` says of each profile, by its index, what it stands for. Those that stand for nothing, or
+    /// lie beyond its end, are taken for the [`typical`] training task.
+    pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
+        let fallback = typical(&atlas);
+        Self { atlas, works, fallback }
+    }
+
+    /// What a job stands for.
+    pub fn work(&self, state: &State, job: JobIdx) -> Work {
+        let profile = state.spec(job).profile.usize();
+        self.works.get(profile).copied().flatten().unwrap_or(self.fallback)
+    }
+
+    /// What a monitor would see of a job that has the GPU for itself.
+    pub fn monitor(&self, state: &State, job: JobIdx, knobs: Knobs) -> Counters {
+        let work = self.work(state, job);
+        self.atlas.counters(work.task, batch(work, knobs))
+    }
+
+    fn tenant(&self, state: &State, job: JobIdx, knobs: Knobs) -> Tenant {
+        let work = self.work(state, job);
+        let sms = match knobs.sm_permille {
+            0 | Knobs::SM_ALL.. => None,
+            part => {
+                let exact =
+                    f64::from(part) / f64::from(Knobs::SM_ALL) * f64::from(self.atlas.sms());
+                Some((exact.round() as u32).max(1))
+            }
+        };
+        Tenant { task: work.task, batch: batch(work, knobs), sms, load: work.load }
+    }
+
+    /// Items per second alone at another batch size, relative to the profile's own.
+    fn batch_speed(&self, work: Work, knobs: Knobs) -> f64 {
+        let items = |b: u32| self.atlas.steps_per_s(work.task, b) * f64::from(b);
+        let (now, own) = (batch(work, knobs), work.batch.max(1));
+        if now == own { 1.0 } else { items(now) / items(own) }
+    }
+}
+
+fn batch(work: Work, knobs: Knobs) -> u32 {
+    if knobs.batch == 0 { work.batch.max(1) } else { knobs.batch }
+}
+
+/// The training task, at its middle batch size, with the median use of the multiprocessors; where no
+/// training was measured, the same of the services.
+pub fn typical(atlas: &Atlas) -> Work {
+    let of_kind = |kind: TaskKind| {
+        let tasks = atlas.tasks().filter(move |(_, k, _)| *k == kind);
+        let works = tasks.map(|(task, _, _)| {
+            let batches: Vec<u32> = atlas.batches(task).collect();
+            Work { task, batch: batches[batches.len() / 2], load: 1.0 }
+        });
+        let mut works: Vec<Work> = works.collect();
+        let sm = |w: &Work| atlas.footprint(w.task, w.batch).sm;
+        works.sort_by(|a, b| sm(a).total_cmp(&sm(b)));
+        works.get(works.len() / 2).copied()
+    };
+    let found = of_kind(TaskKind::Train).or_else(|| of_kind(TaskKind::Serve));
+    found.expect("an atlas has at least one task")
+}
+
+impl Interference for Measured {
+    /// Relative to alone on the whole GPU at the profile's own batch, in items (not steps) per second:
+    /// at most 1 at that batch; a larger batch may be faster.
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        let (job, knobs) = tenants[who];
+        let seated: SmallVec<[Tenant; 4]> =
+            tenants.iter().map(|(job, knobs)| self.tenant(state, *job, *knobs)).collect();
+        let batch_speed = self.batch_speed(self.work(state, job), knobs);
+        Estimate::certain(self.atlas.speed(&seated, who) * batch_speed)
+    }
+
+    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
+        let Counters { sm_util, dram_util, .. } = self.monitor(state, job, state.job(job).knobs);
+        Some((sm_util as f32, dram_util as f32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idx::ProfileIdx;
+    use crate::interference::atlas::tests::h200;
+    use crate::interference::testing::state;
+
+    fn truth(works: &[(&str, u32)]) -> (Measured, Arc<Atlas>) {
+        let atlas = Arc::new(h200());
+        let work = |(name, batch): &(&str, u32)| {
+            let task = atlas.task(TaskKind::Train, name)?;
+            Some(Work { task, batch: *batch, load: 1.0 })
+        };
+        let works = works.iter().map(work).collect();
+        (Measured::new(Arc::clone(&atlas), works), atlas)
+    }
+
+    fn speed(truth: &Measured, tenants: &[(u32, Knobs)], who: usize) -> f64 {
+        let state = state(&tenants.iter().map(|(p, _)| ProfileIdx(*p)).collect::<Vec<_>>());
+        let tenants: Vec<(JobIdx, Knobs)> =
+            tenants.iter().enumerate().map(|(i, (_, k))| (JobIdx(i as u32), *k)).collect();
+        truth.speed(&state, 0, &tenants, who).mean
+    }
+
+    #[test]
+    fn a_measured_pair_is_answered_as_measured() {
+        let (truth, _) = truth(&[("resnet18-imagenet", 128), ("vit-b16-imagenet", 64)]);
+        let pair = [(0, Knobs::WHOLE), (1, Knobs::WHOLE)];
+        assert!((speed(&truth, &pair, 0) - 27.2 / 41.746).abs() < 0.01);
+        let promised_nothing = Knobs { sm_permille: 0, ..Knobs::WHOLE };
+        let same = [(0, promised_nothing), (1, Knobs::WHOLE)];
+        assert_eq!(speed(&truth, &pair, 1), speed(&truth, &same, 1));
+        assert_eq!(speed(&truth, &pair[..1], 0), 1.0);
+    }
+
+    #[test]
+    fn confined_jobs_follow_their_curve() {
+        let (truth, atlas) = truth(&[("vit-b16-imagenet", 64), ("resnet18-imagenet", 128)]);
+        let half = Knobs { sm_permille: 500, ..Knobs::WHOLE };
+        let vit = atlas.task(TaskKind::Train, "vit-b16-imagenet").unwrap();
+        let alone = speed(&truth, &[(0, half)], 0);
+        assert_eq!(alone, atlas.kept(vit, 64, 66));
+        let beside = speed(&truth, &[(0, half), (1, half)], 0);
+        assert!(beside < alone && beside > 0.9 * alone, "{beside} {alone}");
+        let crowded = speed(&truth, &[(0, half), (1, Knobs::WHOLE)], 0);
+        assert!(crowded < beside);
+    }
+
+    #[test]
+    fn another_batch_counts_in_items() {
+        let (truth, _) = truth(&[("vit-b16-imagenet", 64)]);
+        let with = |batch| speed(&truth, &[(0, Knobs { batch, ..Knobs::WHOLE })], 0);
+        assert_eq!((with(0), with(64)), (1.0, 1.0));
+        assert!((with(128) - 2.0 * 17.019 / 29.908).abs() < 1e-9);
+        assert!(with(32) < 1.0);
+    }
+
+    #[test]
+    fn a_profile_without_a_task_is_taken_for_a_typical_one() {
+        let (truth, atlas) = truth(&[("no such task", 1)]);
+        let typical = typical(&atlas);
+        let sm = atlas.footprint(typical.task, typical.batch).sm;
+        assert!((0.5..0.8).contains(&sm), "{sm}");
+        let pair = speed(&truth, &[(0, Knobs::WHOLE), (9, Knobs::WHOLE)], 0);
+        assert!(pair > 0.3 && pair < 1.0, "{pair}");
+    }
+}

@@ -1,0 +1,263 @@
+//! Rows of measurements as they lie in files: one JSON object a line. `profiles/README.md` says what
+//! the fields mean.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What kind of task was measured.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// A training task: one step after the other.
+    Train,
+    /// A service: batches when they come.
+    Serve,
+}
+
+/// Counters of the GPU over a run: percent, and MiB/s where the name says so.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Gpm {
+    /// Time in which anything ran.
+    pub graphics: f64,
+    /// SMs with work.
+    pub sm_util: f64,
+    /// Memory bandwidth.
+    pub dram: f64,
+    /// What came over the bus: inputs stay on the GPU, so mostly the commands that launch kernels.
+    pub pcie_rx_mib_s: f64,
+}
+
+/// A task alone on some SMs.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Solo {
+    /// Training or service.
+    pub kind: TaskKind,
+    /// Its name.
+    pub name: String,
+    /// Its batch size.
+    pub batch: u32,
+    /// SMs that it was confined to.
+    pub sms: u32,
+    /// Memory reserved at peak, MiB.
+    pub mem_mib: f64,
+    /// Steps per second.
+    pub it_s: f64,
+    /// The counters.
+    pub gpm: Gpm,
+}
+
+/// A training task alone on the whole GPU in a session that measured pairs.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Alone {
+    /// The task.
+    pub a: String,
+    /// Its batch size.
+    pub batch: u32,
+    /// Steps per second.
+    pub it_s: f64,
+    /// The counters.
+    pub gpm: Gpm,
+}
+
+/// What one side of a pair came to.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Rate {
+    /// Steps per second.
+    pub it_s: f64,
+}
+
+/// Two training tasks side by side, the whole GPU each.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Trainings {
+    /// One task.
+    pub a: String,
+    /// Its batch size.
+    pub batch_a: u32,
+    /// The other task.
+    pub b: String,
+    /// Its batch size.
+    pub batch_b: u32,
+    /// What `a` came to.
+    pub ra: Rate,
+    /// What `b` came to.
+    pub rb: Rate,
+}
+
+/// A training task beside a service, each on SMs of its own.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Mixed {
+    /// The training task.
+    pub a: String,
+    /// Its batch size.
+    pub batch_a: u32,
+    /// The service.
+    pub b: String,
+    /// Its batch size.
+    pub batch_b: u32,
+    /// SMs of the training task.
+    pub sms_a: u32,
+    /// SMs of the service.
+    pub sms_b: u32,
+    /// Batches that arrive per second.
+    pub rate_b: f64,
+    /// What the training task came to.
+    pub ra: Rate,
+}
+
+/// A row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Row {
+    /// Alone on some SMs.
+    Solo(Solo),
+    /// Alone, in a session that measured pairs.
+    Alone(Alone),
+    /// Two training tasks.
+    Trainings(Trainings),
+    /// A training task and a service.
+    Mixed(Mixed),
+}
+
+/// A row that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowError {
+    /// Its line, from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+impl fmt::Display for RowError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.what)
+    }
+}
+
+impl std::error::Error for RowError {}
+
+/// All rows of a file; empty lines are passed over.
+pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(i, line)| row(line).map_err(|what| RowError { line: i + 1, what })).collect()
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "k", rename_all = "snake_case")]
+enum Tagged {
+    Solo(Alone),
+    Tt(Trainings),
+    Ts(Mixed),
+}
+
+#[derive(Deserialize)]
+struct Probe {
+    k: Option<serde_json::Value>,
+    kind: Option<serde_json::Value>,
+}
+
+fn row(line: &str) -> Result<Row, String> {
+    let plainly = |e: serde_json::Error| {
+        // There is only one line, and the caller says which.
+        let text = e.to_string();
+        text.split(" at line ").next().unwrap_or(&text).to_string()
+    };
+    let probe: Probe = serde_json::from_str(line).map_err(plainly)?;
+    let row = match probe {
+        Probe { k: Some(_), .. } => match serde_json::from_str(line).map_err(plainly)? {
+            Tagged::Solo(alone) => Row::Alone(alone),
+            Tagged::Tt(pair) => Row::Trainings(pair),
+            Tagged::Ts(pair) => Row::Mixed(pair),
+        },
+        Probe { kind: Some(_), .. } => Row::Solo(serde_json::from_str(line).map_err(plainly)?),
+        Probe { .. } => return Err("neither `kind` (a run alone) nor `k` (a pair)".into()),
+    };
+    row.check().map(|()| row)
+}
+
+impl Row {
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Solo(r) => {
+                all([whole("batch", r.batch), whole("sms", r.sms), positive("it_s", r.it_s)])?;
+                all([positive("mem_mib", r.mem_mib), r.gpm.check()])
+            }
+            Self::Alone(r) => {
+                all([whole("batch", r.batch), positive("it_s", r.it_s), r.gpm.check()])
+            }
+            Self::Trainings(r) => {
+                all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
+                all([r.ra.check(), r.rb.check()])
+            }
+            Self::Mixed(r) => {
+                all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
+                all([whole("sms_a", r.sms_a), whole("sms_b", r.sms_b)])?;
+                all([r.ra.check(), positive("rate_b", r.rate_b)])
+            }
+        }
+    }
+}
+
+impl Gpm {
+    fn check(&self) -> Result<(), String> {
+        let percent = |name: &str, v: f64| {
+            let ok = (0.0..=110.0).contains(&v);
+            if ok { Ok(()) } else { Err(format!("{name} is {v}, expected percent")) }
+        };
+        percent("graphics", self.graphics)?;
+        percent("sm_util", self.sm_util)?;
+        percent("dram", self.dram)?;
+        not_negative("pcie_rx_mib_s", self.pcie_rx_mib_s)
+    }
+}
+
+impl Rate {
+    /// Beside a bad roommate a short run may see no step at all.
+    fn check(self) -> Result<(), String> {
+        not_negative("it_s", self.it_s)
+    }
+}
+
+fn all<const N: usize>(checks: [Result<(), String>; N]) -> Result<(), String> {
+    checks.into_iter().collect()
+}
+
+fn positive(name: &str, v: f64) -> Result<(), String> {
+    let ok = v.is_finite() && v > 0.0;
+    if ok { Ok(()) } else { Err(format!("{name} is {v}, expected a number above 0")) }
+}
+
+fn not_negative(name: &str, v: f64) -> Result<(), String> {
+    let ok = v.is_finite() && v >= 0.0;
+    if ok { Ok(()) } else { Err(format!("{name} is {v}, expected 0 or more")) }
+}
+
+fn whole(name: &str, v: u32) -> Result<(), String> {
+    if v > 0 { Ok(()) } else { Err(format!("{name} is 0, expected 1 or more")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_row_is_named_by_its_line() {
+        let gpm = r#""gpm":{"graphics":90,"sm_util":80,"dram":20,"pcie_rx_mib_s":50}"#;
+        let good = format!(r#"{{"k":"solo","a":"x","batch":8,"it_s":2.5,{gpm}}}"#);
+        assert_eq!(parse(&format!("{good}\n\n{good}\n")).map(|rows| rows.len()), Ok(2));
+        let wrong = |line: &str| parse(&format!("{good}\n{line}\n")).unwrap_err().to_string();
+        assert_eq!(wrong("{}"), "line 2: neither `kind` (a run alone) nor `k` (a pair)");
+        assert_eq!(wrong("{"), "line 2: EOF while parsing an object");
+        assert_eq!(
+            wrong(&good.replace("solo", "trio")),
+            "line 2: unknown variant `trio`, expected one of `solo`, `tt`, `ts`"
+        );
+        assert_eq!(wrong(&good.replace(r#""it_s":2.5,"#, "")), "line 2: missing field `it_s`");
+        assert_eq!(
+            wrong(&good.replace("2.5", "-1")),
+            "line 2: it_s is -1, expected a number above 0"
+        );
+        assert_eq!(
+            wrong(&good.replace(":80", ":8000")),
+            "line 2: sm_util is 8000, expected percent"
+        );
+    }
+}

@@ -1,0 +1,251 @@
+//! Pictures and laws of AntMan.
+
+use crate::event::{Action, Event};
+use crate::idx::{Idx, JobIdx};
+use crate::interference::{Estimate, Interference};
+use crate::job::Class;
+use crate::journal::{self, Observer, StepView};
+use crate::knobs::Knobs;
+use crate::math::rng::Rng;
+use crate::state::State;
+use crate::testing::{Outcome, Scene};
+use crate::time::Time;
+use expect_test::{Expect, expect};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Everybody on a shared GPU has this speed.
+struct Alike(f64);
+
+impl Interference for Alike {
+    fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {
+        Estimate::certain(if tenants.len() > 1 { self.0 } else { 1.0 })
+    }
+}
+
+/// A scene in which jobs with lower-case names are opportunists.
+fn scene(cluster: &str, jobs: &str, params: serde_json::Value) -> Scene {
+    let mut scene = Scene::new("antman", cluster, jobs);
+    let serde_json::Value::Object(params) = params else { panic!("parameters are an object") };
+    scene.params = params;
+    scene.truth = Arc::new(Alike(1.0));
+    for actor in &mut scene.actors {
+        if actor.name.starts_with(char::is_lowercase) {
+            actor.spec.class = Class::BestEffort;
+        }
+    }
+    scene
+}
+
+fn draw(scene: &Scene, expected: &Expect) {
+    let outcome = scene.run();
+    assert!(outcome.ended);
+    let mut text = outcome.chart();
+    for (actor, end) in scene.actors.iter().zip(&outcome.finished) {
+        text += &format!("{} ends at {}\n", actor.name, end.expect("all ended"));
+    }
+    expected.assert_eq(&text);
+}
+
+/// When each job first started, by name.
+fn starts(scene: &Scene, outcome: &Outcome) -> BTreeMap<String, Time> {
+    struct Starts(Vec<Option<Time>>);
+    impl Observer for Starts {
+        fn job(&mut self, _: &journal::JobLine) {
+            self.0.push(None);
+        }
+        fn step(&mut self, step: &StepView<'_>) {
+            for fact in step.facts {
+                if let Event::Started(job) = fact {
+                    self.0[job.usize()].get_or_insert(step.at);
+                }
+            }
+        }
+    }
+    let mut starts = Starts(Vec::new());
+    journal::read(outcome.journal.as_bytes(), &mut starts).expect("a journal of ours");
+    let named = scene.actors.iter().zip(starts.0);
+    named.filter_map(|(a, at)| Some((a.name.clone(), at?))).collect()
+}
+
+#[test]
+fn an_opportunist_yields_and_comes_back() {
+    // Full speed together costs each 2 %; R may lose 1 %, so the throttle settles near one half.
+    let mut yields = scene("1x1", "o 0 1 60, R 20 1 40", json!({}));
+    yields.truth = Arc::new(Alike(0.98));
+    draw(
+        &yields,
+        &expect![[r#"
+        gpu0  aaaaaaaaaaaaaaaaaaaa#########################################aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+        o ends at 98
+        R ends at 61
+    "#]],
+    );
+}
+
+#[test]
+fn what_is_reserved_is_lent() {
+    let scene = scene("1x4", "A 0 2 6, B 1 4 4, o 2 1 5", json!({}));
+    draw(
+        &scene,
+        &expect![[r#"
+        gpu0  aaaaaabbbb
+        gpu1  aaaaaabbbb
+        gpu2  ..cccc####c
+        gpu3  ......bbbb
+        A ends at 6
+        B ends at 10
+        o ends at 11
+    "#]],
+    );
+}
+
+#[test]
+fn a_burst_does_not_land_on_one_gpu() {
+    // 30 % each and a limit of 80: three to a GPU, spread evenly; the seventh waits.
+    let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, d 0 1 9, e 0 1 9, f 0 1 9, g 0 1 9";
+    draw(
+        &scene("1x2", jobs, json!({})),
+        &expect![[r#"
+        gpu0  #########ggggggggg
+        gpu1  #########
+        a ends at 9
+        b ends at 9
+        c ends at 9
+        d ends at 9
+        e ends at 9
+        f ends at 9
+        g ends at 18
+    "#]],
+    );
+}
+
+#[test]
+fn memory_shrinks_for_the_guaranteed_and_grows_back() {
+    let mut scene = scene("1x1:v100", "o 0 1 30, R 5 1 10", json!({"min_memory": 0.1}));
+    scene.actors[0].spec.knobs.mem_mib = 12_000;
+    scene.actors[1].spec.knobs.mem_mib = 9_000;
+    let outcome = scene.run();
+    let tunes: Vec<&str> = outcome.journal.lines().filter(|l| l.contains("{\"tune\"")).collect();
+    assert_eq!(tunes.len(), 2, "{tunes:#?}");
+    // 16384 less what R asked for and a tenth more, then everything.
+    assert!(tunes[0].contains("\"mem_mib\":6484"), "{tunes:#?}");
+    assert!(tunes[1].contains("\"mem_mib\":12000"), "{tunes:#?}");
+}
+
+#[test]
+fn who_waits_for_long_begins_without_a_promise_and_has_it_later_without_a_restart() {
+    let jobs = "A 0 1 20, B 0 1 20";
+    let scene = scene("1x1", jobs, json!({"wait_to_opportunist_s": 5.0}));
+    let outcome = scene.run();
+    let upgraded = outcome.journal.matches("upgraded").count();
+    let starts = outcome.journal.matches("{\"start\":").count();
+    assert_eq!((upgraded, starts), (1, 2), "{}", outcome.journal);
+    assert_eq!(outcome.metrics().preemptions, 0);
+}
+
+/// Random mixes of both classes on a few GPUs under a truth of random harm.
+fn mix(seed: u64, params: serde_json::Value) -> Scene {
+    let mut rng = Rng::stream(seed, 1);
+    let mut jobs = String::new();
+    for i in 0..2 + rng.below(8) {
+        let class = if rng.chance(0.5) { 'r' } else { 'R' };
+        let (submit, gpus, work) = (rng.below(40), 1 + rng.below(4), 1 + rng.below(60));
+        let comma = if i > 0 { "," } else { "" };
+        jobs += &format!("{comma}{class}{i} {submit} {gpus} {work}");
+    }
+    let clusters = ["1x4", "2x4", "3x4"];
+    let mut scene = scene(clusters[rng.below(3) as usize], &jobs, params);
+    scene.truth = Arc::new(Alike(0.3 + 0.7 * rng.below(8) as f64 / 7.0));
+    scene
+}
+
+fn is_guaranteed(name: &str) -> bool {
+    name.starts_with('R')
+}
+
+#[test]
+fn no_guaranteed_job_is_slower_than_its_bound() {
+    for seed in 0..600 {
+        let eps = [0.0, 0.01, 0.1][seed as usize % 3];
+        let scene = mix(seed, json!({"eps": eps, "wait_to_opportunist_s": null}));
+        let outcome = scene.run();
+        let starts = starts(&scene, &outcome);
+        for (actor, end) in scene.actors.iter().zip(&outcome.finished) {
+            if is_guaranteed(&actor.name) {
+                let ran = end.expect("all ended") as f64 - starts[&actor.name].secs();
+                let most = (actor.work * (1.0 + eps)).ceil();
+                assert!(ran <= most + 1e-6, "seed {seed}: {} ran {ran} s > {most}", actor.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn opportunists_change_no_start_of_a_guaranteed_job() {
+    for seed in 0..400 {
+        let params = json!({"eps": 0.0, "wait_to_opportunist_s": null});
+        let with = mix(seed, params.clone());
+        let mut without = mix(seed, params);
+        without.actors.retain(|a| is_guaranteed(&a.name));
+        if without.actors.is_empty() {
+            continue;
+        }
+        let mut shadows = starts(&with, &with.run());
+        shadows.retain(|name, _| is_guaranteed(name));
+        assert_eq!(shadows, starts(&without, &without.run()), "seed {seed}");
+    }
+}
+
+#[test]
+fn without_opportunists_it_is_first_come_first_served() {
+    for seed in 0..300 {
+        let mut antman = mix(seed, json!({"wait_to_opportunist_s": null}));
+        antman.actors.iter_mut().for_each(|a| a.spec.class = Class::Guaranteed);
+        let ends = antman.run().finished;
+        antman.policy = "fifo".into();
+        antman.params.clear();
+        assert_eq!(ends, antman.run().finished, "seed {seed}");
+    }
+}
+
+#[test]
+fn no_gpu_has_two_guaranteed_jobs_and_opportunists_have_no_promise() {
+    for seed in 0..300 {
+        let scene = mix(seed, json!({"wait_to_opportunist_s": 7.0}));
+        scene.run_looking(&mut |engine| {
+            let state = engine.state();
+            for gpu in &state.gpus {
+                let promised = |j: &&JobIdx| state.job(**j).knobs.sm_permille > 0;
+                assert!(gpu.tenants.iter().filter(promised).count() <= 1, "seed {seed}");
+                let best_effort = |j: &&JobIdx| state.spec(**j).class == Class::BestEffort;
+                assert!(!gpu.tenants.iter().filter(best_effort).any(|j| promised(&j)));
+            }
+        });
+    }
+}
+
+#[test]
+fn the_study_holds_gpus_while_it_waits() {
+    // B holds the two GPUs that A leaves; C, also promised, finds none; o runs on the lightest.
+    let jobs = "A 0 2 6, B 1 4 4, C 2 1 2, o 2 1 3";
+    let scene = scene("1x4", jobs, json!({"mode": "static"}));
+    draw(
+        &scene,
+        &expect![[r#"
+        gpu0  aaaaaabbbbcc
+        gpu1  aaaaaabbbb
+        gpu2  ..ddd.bbbb
+        gpu3  ......bbbb
+        A ends at 6
+        B ends at 10
+        C ends at 12
+        o ends at 5
+    "#]],
+    );
+    let moved = |a: &Action| matches!(a, Action::Move(..) | Action::Stop(_));
+    scene.run_looking(&mut |engine| {
+        assert!(engine.look_again().actions.iter().all(|a| !moved(a)));
+    });
+}

@@ -1,0 +1,67 @@
+//! Files of measurements: which ones a prefix means, and what they hold.
+
+use crate::process;
+use anyhow::Context;
+use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::rows::{self, Row};
+use roommate_sim::gzip;
+use roommate_sim::trace::Problem;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Everything that was measured under a prefix, with the model fitted to it.
+pub(crate) fn atlas(prefix: &Path) -> anyhow::Result<Atlas> {
+    let files = files(prefix)?;
+    let sessions = files.iter().map(|f| read(f)).collect::<anyhow::Result<Vec<_>>>()?;
+    Atlas::new(&sessions).map_err(|empty| {
+        let what = format!("measurements {}: {empty}", quoted(prefix));
+        process::advise(what, "rows of tasks alone have `kind`, `name`, `batch`, `sms` and `it_s`")
+    })
+}
+
+/// The rows of one file; `-` is standard input.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
+    let text = text(path).map_err(|e| anyhow::anyhow!("{}", Problem::from(&e)));
+    let rows = text.and_then(|text| rows::parse(&text).map_err(Into::into));
+    rows.with_context(|| format!("could not read measurements {}", quoted(path)))
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    gzip::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// The files that a prefix means, by name: all of a folder, or those whose names begin like it.
+fn files(prefix: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    if prefix.is_file() {
+        return Ok(vec![prefix.to_owned()]);
+    }
+    let (folder, begin) = if prefix.is_dir() {
+        (prefix, String::new())
+    } else {
+        let name = prefix.file_name().map(|n| n.to_string_lossy().into_owned());
+        (prefix.parent().unwrap_or(Path::new("")), name.unwrap_or_default())
+    };
+    let here = if folder == Path::new("") { Path::new(".") } else { folder };
+    let names = fs::read_dir(here).into_iter().flatten().filter_map(Result::ok);
+    let wanted = names.map(|entry| entry.file_name()).filter(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with(&begin) && name.ends_with(".jsonl")
+    });
+    let mut files: Vec<PathBuf> = wanted.map(|name| folder.join(name)).collect();
+    files.sort();
+    if files.is_empty() {
+        let what = format!("no measurements at {}", quoted(prefix));
+        let hint =
+            "give the beginning of the names of .jsonl files, such as profiles/h200, or a folder";
+        return Err(process::advise(what, hint));
+    }
+    Ok(files)
+}
+
+/// A path as errors show it.
+pub(crate) fn quoted(path: &Path) -> String {
+    format!("{:?}", path.display().to_string())
+}

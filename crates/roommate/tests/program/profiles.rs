@@ -1,0 +1,177 @@
+//! Measured profiles: what is fitted to them, what is checked against them, and what is refused.
+
+use crate::{Room, gzip};
+use expect_test::expect;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The measurements that come with the repository.
+fn measured(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles").join(name)
+}
+
+/// A room with all of them.
+fn room() -> Room {
+    let room = Room::with(&[]);
+    for name in ["h200.jsonl", "h200-pairs.jsonl"] {
+        room.put(name, fs::read(measured(name)).unwrap());
+    }
+    room
+}
+
+/// A task alone, as a row.
+fn alone(name: &str, sms: u32, it_s: f64) -> String {
+    format!(
+        "{{\"kind\":\"train\",\"name\":\"{name}\",\"batch\":8,\"sms\":{sms},\"mem_mib\":900,\
+         \"it_s\":{it_s},\"gpm\":{{\"graphics\":90,\"sm_util\":80,\"dram\":20,\"pcie_rx_mib_s\":50}}}}\n"
+    )
+}
+
+/// Two training tasks beside each other, as a row.
+fn pair(a: &str, b: &str, it_s: f64) -> String {
+    let side = format!("{{\"it_s\":{it_s}}}");
+    format!(
+        "{{\"k\":\"tt\",\"a\":\"{a}\",\"batch_a\":8,\"b\":\"{b}\",\"batch_b\":8,\
+         \"ra\":{side},\"rb\":{side}}}\n"
+    )
+}
+
+#[test]
+fn a_fit_says_how_well_it_predicts_what_it_has_not_seen() {
+    let fit = room().json("profile fit h200");
+    assert_eq!((&fit["tasks"], &fit["pairs"]), (&18.into(), &148.into()));
+    for kind in ["tt", "ts", "all"] {
+        for left_out in ["leave_one_task_out", "leave_one_pair_out"] {
+            let mae = fit[left_out][kind]["mae"].as_f64().unwrap();
+            assert!(mae > 0.0 && mae < 0.1, "{left_out} {kind} {mae}");
+        }
+    }
+    let coefficients = fit["coefficients"].as_object().unwrap();
+    assert!(coefficients.values().all(|v| v.as_f64() > Some(0.0)), "{coefficients:?}");
+    assert_eq!(fit["leave_one_task_out"]["tasks"].as_array().unwrap().len(), 18);
+}
+
+#[test]
+fn a_check_prefers_what_was_measured() {
+    let room = room();
+    let check = room.json("profile check h200 h200-pairs.jsonl");
+    assert_eq!((&check["pairs"], &check["sides"]), (&148.into(), &196.into()));
+    let number = |key: &str| check[key].as_f64().unwrap();
+    assert!(number("mae") < 0.03 && number("mae") < number("model_mae"), "{check}");
+    assert!(number("model_mae") < 0.1 && number("p90_abs_error") < 0.1, "{check}");
+    assert_eq!(check["by_kind"]["tt"]["sides"], 96);
+    assert_eq!(check["by_kind"]["ts"]["sides"], 100);
+    // A folder is all its files; compressed pairs are read as well.
+    fs::create_dir(room.path("all")).unwrap();
+    room.put("all/solo.jsonl", room.bytes("h200.jsonl"));
+    room.put("all/pairs.jsonl", room.bytes("h200-pairs.jsonl"));
+    room.put("pairs.gz", gzip(room.bytes("h200-pairs.jsonl")));
+    assert_eq!(room.json("profile check all pairs.gz"), check);
+    for line in ["profile check h200 h200-pairs.jsonl", "profile fit h200"] {
+        let csv = room.works(&format!("{line} -o csv"));
+        assert!(csv.lines().count() > 10 && csv.starts_with("figure,value\n"), "{csv}");
+    }
+}
+
+#[test]
+fn pairs_are_checked_against_their_own_session() {
+    let room = Room::with(&[
+        ("own.jsonl", &(alone("x", 132, 10.0) + &alone("y", 132, 10.0))),
+        ("pairs.jsonl", &pair("x", "y", 5.0)),
+    ]);
+    let by_profile = room.json("profile check own pairs.jsonl");
+    // In a session in which both ran half as fast alone, the same figures mean no loss at all.
+    let slow = |name: &str| {
+        alone(name, 132, 5.0).replace("\"kind\":\"train\",\"name\"", "\"k\":\"solo\",\"a\"")
+    };
+    room.put("pairs.jsonl", slow("x") + &slow("y") + &pair("x", "y", 5.0));
+    let by_session = room.json("profile check own pairs.jsonl");
+    assert!(by_profile["mae"].as_f64() < Some(0.2), "{by_profile}");
+    assert!(by_session["mae"].as_f64() > Some(0.3), "{by_session}");
+}
+
+#[test]
+fn a_check_prints_a_table_and_says_what_it_left_out() {
+    let room = Room::with(&[
+        ("own.jsonl", &(alone("x", 132, 10.0) + &alone("x", 66, 6.0))),
+        ("pairs.jsonl", &(pair("x", "x", 6.0) + &pair("x", "stranger", 5.0))),
+    ]);
+    let said = room.run("profile check own pairs.jsonl");
+    assert_eq!(said.code, Some(0));
+    expect![[r#"
+        left out 1 pair of unknown tasks: stranger
+    "#]]
+    .assert_eq(&said.err);
+    expect![[r#"
+        own against 1 pair of pairs.jsonl
+
+                                   sides  error    p90  model only    p90
+        two training tasks             2  0.022  0.022       0.022  0.022
+        training beside a service      0  0.000  0.000       0.000  0.000
+        all                            2  0.022  0.022       0.022  0.022
+    "#]]
+    .assert_eq(&said.out);
+    assert_eq!(room.json("profile check own pairs.jsonl")["skipped"], 1);
+}
+
+#[test]
+fn measurements_must_be_there_and_readable() {
+    let good = alone("x", 132, 10.0);
+    let room = Room::with(&[
+        ("own.jsonl", &good),
+        ("pairs.jsonl", &pair("x", "x", 5.0)),
+        ("strangers.jsonl", &pair("y", "z", 5.0)),
+        ("bad.jsonl", &format!("{good}\n{}", good.replace("10", "\"fast\""))),
+        ("negative.jsonl", &pair("x", "x", -1.0)),
+    ]);
+    room.refuses(
+        "profile fit nope",
+        expect![[r#"
+            error: no measurements at "nope"
+            hint: give the beginning of the names of .jsonl files, such as profiles/h200, or a folder
+        "#]],
+    );
+    room.refuses(
+        "profile fit own",
+        expect![[r#"
+            error: measurements "own" have no pairs to fit
+            hint: rows of pairs have `k` (tt or ts), `a` and `b`
+        "#]],
+    );
+    room.refuses(
+        "profile fit pairs",
+        expect![[r#"
+            error: measurements "pairs": no task was measured alone on the whole GPU
+            hint: rows of tasks alone have `kind`, `name`, `batch`, `sms` and `it_s`
+        "#]],
+    );
+    room.refuses("profile fit bad", expect![[r#"
+        error: could not read measurements "bad.jsonl": line 3: invalid type: string "fast", expected f64
+    "#]]);
+    room.refuses(
+        "profile check own negative.jsonl",
+        expect![[r#"
+        error: could not read measurements "negative.jsonl": line 1: it_s is -1, expected 0 or more
+    "#]],
+    );
+    room.refuses(
+        "profile check own nope.jsonl",
+        expect![[r#"
+        error: could not read measurements "nope.jsonl": no such file
+    "#]],
+    );
+    room.refuses(
+        "profile check own own.jsonl",
+        expect![[r#"
+        error: "own.jsonl" has no pairs
+        hint: rows of pairs have `k` (tt or ts), `a` and `b`
+    "#]],
+    );
+    room.refuses(
+        "profile check own strangers.jsonl",
+        expect![[r#"
+            error: "own" knows none of the pairs of "strangers.jsonl": no y, z
+            hint: it knows x
+        "#]],
+    );
+}
