@@ -72,6 +72,20 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
     }
 }
 
+impl<T: Interference + ?Sized> Interference for Box<T> {
+    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        (**self).speed(state, kind, tenants, who)
+    }
+
+    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
+        (**self).counters(state, job)
+    }
+
+    fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
+        (**self).learn(state, job, sample);
+    }
+}
+
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;

@@ -18,6 +18,7 @@ mod mix;
 mod muri;
 pub mod native;
 mod pai;
+pub mod pairs;
 mod philly;
 mod philly_log;
 pub mod stats;

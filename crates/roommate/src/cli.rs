@@ -83,6 +83,20 @@ fn compat_parser() -> clap::builder::PossibleValuesParser {
     values.collect::<Vec<_>>().into()
 }
 
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TruthName {
+    /// As measured on real GPUs, with a model fitted to that for the rest
+    Measured,
+    /// As a table of pairs says
+    Table,
+    /// By how much of each resource they ask for together
+    Utilization,
+    /// By the stages of a step that they interleave
+    Stages,
+    /// Not at all
+    None,
+}
+
 /// The world to simulate.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
@@ -92,6 +106,18 @@ pub(crate) struct WorldArgs {
     /// Use the rules of a published simulator
     #[arg(long, value_name = "NAME", value_parser = compat_parser())]
     pub(crate) compat: Option<String>,
+    /// How roommates really disturb each other
+    #[arg(long, value_enum, default_value_t = TruthName::Measured, conflicts_with = "compat")]
+    pub(crate) truth: TruthName,
+    /// Measurements for --truth measured|utilization: files that begin so, or a folder; ours, unless given
+    #[arg(long, value_name = "PREFIX", conflicts_with = "compat")]
+    pub(crate) measurements: Option<PathBuf>,
+    /// Speeds of pairs for --truth table: a,b,speed_a,speed_b, or Gavel's or Lucid's table
+    #[arg(long, value_name = "FILE", conflicts_with = "compat", required_if_eq("truth", "table"))]
+    pub(crate) pairs: Option<PathBuf>,
+    /// Scatter of the truth around what its model says, as a share
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, conflicts_with = "compat")]
+    pub(crate) truth_noise: f64,
     /// Seed of all randomness
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,

@@ -1,12 +1,14 @@
 //! The laboratory: reads a trace once and runs policies on it.
 
 use crate::atomic::AtomicFile;
-use crate::cli::{TraceInput, WorldArgs};
-use crate::{process, table};
+use crate::cli::{TraceInput, TruthName, WorldArgs};
+use crate::{measurements, process, table};
 use anyhow::Context;
+use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
+use roommate_core::interference::Interference;
 use roommate_core::interference::Undisturbed;
-use roommate_core::interference::stages::Interleaved;
+use roommate_core::interference::noisy::Noisy;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Entry, Params};
@@ -15,10 +17,12 @@ use roommate_core::time::Span;
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
+use roommate_sim::truth::{self, Truth};
 use roommate_sim::workload::{self, Workload};
 use roommate_sim::world::{Setup, simulate};
 use serde_json::{Map, Value, json};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A trace made ready for a cluster.
@@ -26,6 +30,9 @@ pub(crate) struct Lab {
     workload: Workload,
     world: WorldArgs,
     compat: Option<&'static Compat>,
+    truth: Truth,
+    /// Jobs whose model the trace does not name, taken for measured ones.
+    stand_ins: u64,
     source: String,
     format: String,
     dropped: u64,
@@ -117,10 +124,12 @@ impl Lab {
         world: &WorldArgs,
     ) -> anyhow::Result<Self> {
         let compat = world.compat.as_deref().and_then(compat::find);
-        let (source, trace) = match trace {
+        let truth = truth(world, input)?;
+        let (source, mut trace) = match trace {
             Some(path) => (path.display().to_string(), read_trace(path, input)?),
             None => ("invented trace".to_string(), invented(world)),
         };
+        let stand_ins = if compat.is_none() { truth.name_models(&mut trace.jobs) } else { 0 };
         let format = trace.format.to_string();
         let dropped = trace.dropped;
         let (mut workload, unfit) =
@@ -136,7 +145,16 @@ impl Lab {
         if world.no_spread_penalty {
             workload.profiles.iter_mut().for_each(|(_, p)| p.spread_speed = 1.0);
         }
-        Ok(Self { workload, world: world.clone(), compat, source, format, dropped })
+        Ok(Self {
+            workload,
+            world: world.clone(),
+            compat,
+            truth,
+            stand_ins,
+            source,
+            format,
+            dropped,
+        })
     }
 
     pub(crate) fn jobs(&self) -> usize {
@@ -171,9 +189,7 @@ impl Lab {
             params: all_params,
             policy,
             belief: Box::new(Undisturbed),
-            truth: self
-                .compat
-                .map_or_else(|| Box::new(Interleaved::default()) as _, |c| c.truth(name)),
+            truth: self.truth_for(name),
             faults: self.faults(),
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
@@ -192,6 +208,21 @@ impl Lab {
             file.with_context(|| format!("could not write {}", path.display()))?.keep()?;
         }
         Ok(Run { policy: name.into(), metrics: fold.metrics(), wall_s })
+    }
+
+    fn truth_name(&self) -> Option<String> {
+        let name = self.world.truth.to_possible_value().map(|v| v.get_name().to_owned());
+        name.filter(|_| self.compat.is_none())
+    }
+
+    /// How roommates really disturb each other in the world of this policy.
+    fn truth_for(&self, policy: &str) -> Box<dyn Interference> {
+        if let Some(compat) = self.compat {
+            return compat.truth(policy);
+        }
+        let (model, _) = self.truth.model(&self.workload.profiles);
+        let spread = self.world.truth_noise;
+        if spread == 0.0 { model } else { Box::new(Noisy { model, spread, seed: self.world.seed }) }
     }
 
     fn costs(&self, policy: &str) -> Costs {
@@ -224,6 +255,8 @@ impl Lab {
             "cluster": self.world.cluster.to_string(),
             "gpus": self.world.cluster.gpus(),
             "compat": self.world.compat,
+            "truth": self.truth_name(),
+            "jobs_without_model": self.stand_ins,
             "seed": self.world.seed,
         });
         match about {
@@ -245,6 +278,25 @@ impl Run {
         map.insert("peak_rss_mib".into(), json!(process::peak_rss_mib()));
         Ok(map)
     }
+}
+
+fn truth(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<Truth> {
+    let atlas = || match &world.measurements {
+        Some(prefix) => measurements::atlas(prefix).map(Arc::new),
+        None => Ok(Arc::new(truth::h200()?)),
+    };
+    Ok(match (world.truth, &world.pairs) {
+        _ if world.compat.is_some() => Truth::Stages,
+        (TruthName::Measured, _) => Truth::Measured(atlas()?),
+        (TruthName::Utilization, _) => Truth::Utilization(atlas()?),
+        (TruthName::Table, Some(file)) => {
+            let alone = input.throughputs.as_deref();
+            Truth::Table(trace::pairs::read(file, alone, &input.gpu_kind)?)
+        }
+        (TruthName::Table, None) => anyhow::bail!("--truth table needs --pairs FILE"),
+        (TruthName::Stages, _) => Truth::Stages,
+        (TruthName::None, _) => Truth::None,
+    })
 }
 
 /// All figures of runs as CSV.

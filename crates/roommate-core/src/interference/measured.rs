@@ -46,7 +46,7 @@ impl Measured {
     /// What a monitor would see of a job that has the GPU for itself.
     pub fn monitor(&self, state: &State, job: JobIdx, knobs: Knobs) -> Counters {
         let work = self.work(state, job);
-        self.atlas.counters(work.task, batch(work, knobs))
+        self.atlas.counters(work.task, batch(state, job, work, knobs))
     }
 
     fn tenant(&self, state: &State, job: JobIdx, knobs: Knobs) -> Tenant {
@@ -59,19 +59,28 @@ impl Measured {
                 Some((exact.round() as u32).max(1))
             }
         };
-        Tenant { task: work.task, batch: batch(work, knobs), sms, load: work.load }
+        let batch = batch(state, job, work, knobs);
+        Tenant { task: work.task, batch, sms, load: work.load }
     }
 
     /// Items per second alone at another batch size, relative to the profile's own.
-    fn batch_speed(&self, work: Work, knobs: Knobs) -> f64 {
+    fn batch_speed(&self, work: Work, now: u32) -> f64 {
         let items = |b: u32| self.atlas.steps_per_s(work.task, b) * f64::from(b);
-        let (now, own) = (batch(work, knobs), work.batch.max(1));
+        let own = work.batch.max(1);
         if now == own { 1.0 } else { items(now) / items(own) }
     }
 }
 
-fn batch(work: Work, knobs: Knobs) -> u32 {
-    if knobs.batch == 0 { work.batch.max(1) } else { knobs.batch }
+/// The measured batch size that a job's own stands for: as many times the profile's as the job has turned
+/// its knob away from what it asked for.
+fn batch(state: &State, job: JobIdx, work: Work, knobs: Knobs) -> u32 {
+    let asked = state.spec(job).knobs.batch;
+    let turned = if asked == 0 { work.batch } else { asked };
+    if knobs.batch == 0 || knobs.batch == turned {
+        return work.batch.max(1);
+    }
+    let times = f64::from(knobs.batch) / f64::from(turned.max(1));
+    (f64::from(work.batch) * times).round().max(1.0) as u32
 }
 
 /// The training task, at its middle batch size, with the median use of the multiprocessors; where no
@@ -96,10 +105,10 @@ impl Interference for Measured {
     /// Relative to alone on the whole GPU at the profile's own batch, in items (not steps) per second:
     /// at most 1 at that batch; a larger batch may be faster.
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let (job, knobs) = tenants[who];
+        let (job, _) = tenants[who];
         let seated: SmallVec<[Tenant; 4]> =
             tenants.iter().map(|(job, knobs)| self.tenant(state, *job, *knobs)).collect();
-        let batch_speed = self.batch_speed(self.work(state, job), knobs);
+        let batch_speed = self.batch_speed(self.work(state, job), seated[who].batch);
         Estimate::certain(self.atlas.speed(&seated, who) * batch_speed)
     }
 

@@ -86,14 +86,14 @@ fn batch_size(job_type: &str) -> u32 {
 }
 
 /// Steps per second of each kind of job alone on the reference GPU.
-struct Throughputs {
+pub(super) struct Throughputs {
     kind: String,
     by_type: HashMap<String, Vec<(u32, f64)>>,
 }
 
 impl Throughputs {
     /// Keeps the rows of `kind` with the workers side by side and no other job.
-    fn read(path: &Path, kind: &str) -> Result<Self, TraceError> {
+    pub(super) fn read(path: &Path, kind: &str) -> Result<Self, TraceError> {
         let mut source = Source::open(path, "throughput table")?;
         let header = csv::header(&mut source)?;
         let [gpu, job_type, scale, rate] = header
@@ -123,7 +123,7 @@ impl Throughputs {
         Ok(Self { kind: kind.to_owned(), by_type })
     }
 
-    fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+    pub(super) fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
         let rates = self.by_type.get(job_type).map_or(&[][..], Vec::as_slice);
         match rates.iter().find(|(count, _)| *count == gpus) {
             Some((_, rate)) if *rate > 0.0 => Ok(1.0 / rate),

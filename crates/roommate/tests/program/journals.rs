@@ -116,13 +116,13 @@ fn a_journal_that_is_none_or_was_cut_off_is_refused() {
     broken(
         &without_end,
         expect![[r#"
-            error: could not read journal "j.jsonl": line 12: the journal was cut off: there is no end line
+            error: could not read journal "j.jsonl": line 13: the journal was cut off: there is no end line
         "#]],
     );
     broken(
         &without_end[..without_end.len() - 9],
         expect![[r#"
-            error: could not read journal "j.jsonl": line 12, column 42: EOF while parsing a string
+            error: could not read journal "j.jsonl": line 13, column 42: EOF while parsing a string
         "#]],
     );
     broken(
@@ -141,25 +141,25 @@ fn a_journal_is_refused_where_it_makes_no_sense() {
     broken(
         good.replace("\"preempted_by\":1", "\"preempted_by\":7"),
         expect![[r#"
-        error: could not read journal "j.jsonl": line 8: a job, GPU or node that does not exist
-    "#]],
+            error: could not read journal "j.jsonl": line 9: a job, GPU or node that does not exist
+        "#]],
     );
     broken(
         good.replace("{\"finished\":1}", "{\"finished\":7}"),
         expect![[r#"
-            error: could not read journal "j.jsonl": line 10: a job, GPU or node that does not exist
+            error: could not read journal "j.jsonl": line 11: a job, GPU or node that does not exist
         "#]],
     );
     broken(
         good.replace("{\"gpus\":[0]}", "{\"gpus\":[9]}"),
         expect![[r#"
-            error: could not read journal "j.jsonl": line 5: a job, GPU or node that does not exist
+            error: could not read journal "j.jsonl": line 6: a job, GPU or node that does not exist
         "#]],
     );
     broken(
         good.replace("\"job\":{\"idx\":1", "\"job\":{\"idx\":2"),
         expect![[r#"
-            error: could not read journal "j.jsonl": line 7: jobs are not numbered in order
+            error: could not read journal "j.jsonl": line 8: jobs are not numbered in order
         "#]],
     );
     broken(
@@ -195,7 +195,7 @@ fn a_journal_is_refused_where_it_makes_no_sense() {
     broken(
         format!("{good}{}", lines[1]),
         expect![[r#"
-            error: could not read journal "j.jsonl": line 14: there is something after the end line
+            error: could not read journal "j.jsonl": line 15: there is something after the end line
         "#]],
     );
 }
@@ -207,7 +207,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
     room.refuses(
         "report j.jsonl cut.jsonl -o old.html",
         expect![[r#"
-            error: could not read journal "cut.jsonl": line 4, column 156: EOF while parsing an object
+            error: could not read journal "cut.jsonl": line 5, column 78: EOF while parsing a string
         "#]],
     );
     let said = room.run("report j.jsonl j.jsonl -o old.html");

@@ -1,0 +1,175 @@
+//! Which truth a simulated world has: from kinds of work, by name, to models of interference.
+
+use crate::trace::TraceJob;
+use crate::trace::pairs::Pairs;
+use roommate_core::interference::atlas::{Atlas, Empty};
+use roommate_core::interference::measured::{Measured, Work};
+use roommate_core::interference::rows::{self, TaskKind};
+use roommate_core::interference::stages::Interleaved;
+use roommate_core::interference::utilization::{Demand, Utilization};
+use roommate_core::interference::{Interference, Undisturbed};
+use roommate_core::profile::Profile;
+use std::sync::Arc;
+
+/// How roommates really disturb each other.
+#[derive(Clone, Debug)]
+pub enum Truth {
+    /// As measured, with a fitted model for what was not.
+    Measured(Arc<Atlas>),
+    /// By how much they ask for together, with the demands of measured tasks.
+    Utilization(Arc<Atlas>),
+    /// By a table of pairs.
+    Table(Pairs),
+    /// By the stages of a step that they interleave.
+    Stages,
+    /// Not at all.
+    None,
+}
+
+/// Our measurements of one H200.
+const H200: [&str; 2] = [
+    include_str!("../../../profiles/h200.jsonl"),
+    include_str!("../../../profiles/h200-pairs.jsonl"),
+];
+
+/// What was measured on our H200, as part of the program.
+pub fn h200() -> Result<Atlas, Empty> {
+    let sessions = H200.map(|text| rows::parse(text).unwrap_or_default());
+    Atlas::new(&sessions)
+}
+
+/// Which measured task stands for a model of the public traces, and at which batch size. The first entry whose word
+/// begins the model's name counts. Reinforcement learning (a2c, a3c, dqn) waits for its simulators most
+/// of the time; the task that leaves the GPU idle most stands for it.
+const STAND_INS: &[(&str, &str, u32)] = &[
+    ("vgg", "vgg16-cifar", 128),
+    ("alexnet", "vgg16-cifar", 128),
+    ("resnet18", "resnet18-imagenet", 128),
+    ("resnet", "resnet50-imagenet", 64),
+    ("resnext", "resnet50-imagenet", 64),
+    ("inception", "resnet50-imagenet", 64),
+    ("googlenet", "resnet50-imagenet", 64),
+    ("shufflenet", "mobilenetv3l-imagenet", 64),
+    ("mobilenet", "mobilenetv3l-imagenet", 64),
+    ("efficientnet", "mobilenetv3l-imagenet", 64),
+    ("squeezenet", "squeezenet-cifar", 512),
+    ("bert", "bert-squad", 8),
+    ("gpt", "gpt2-lm", 4),
+    ("vit", "vit-b16-imagenet", 32),
+    ("transformer", "vit-b16-imagenet", 32),
+    ("lm", "lstm-wikitext", 64),
+    ("lstm", "lstm-wikitext", 64),
+    ("gnmt", "lstm-wikitext", 64),
+    ("deepspeech", "lstm-wikitext", 64),
+    ("recommendation", "ncf-ml20m", 8192),
+    ("ncf", "ncf-ml20m", 8192),
+    ("neumf", "ncf-ml20m", 8192),
+    ("autoencoder", "ncf-ml20m", 8192),
+    ("a2c", "squeezenet-cifar", 128),
+    ("a3c", "squeezenet-cifar", 128),
+    ("dqn", "squeezenet-cifar", 128),
+    ("cyclegan", "deeplab-mbv3", 16),
+    ("deeplab", "deeplab-mbv3", 16),
+    ("yolo", "deeplab-mbv3", 16),
+];
+
+/// The measured task that a model is, or that stands for it.
+fn work(atlas: &Atlas, model: &str) -> Option<Work> {
+    let name = model.to_ascii_lowercase().replace(['_', ' '], "-");
+    let middle = |task| {
+        let batches: Vec<u32> = atlas.batches(task).collect();
+        Work { task, batch: batches[batches.len() / 2], load: 1.0 }
+    };
+    if let Some(task) = atlas.task(TaskKind::Train, &name) {
+        return Some(middle(task));
+    }
+    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let (_, task, batch) = STAND_INS.iter().find(|(word, ..)| plain.starts_with(word))?;
+    let task = atlas.task(TaskKind::Train, task)?;
+    Some(Work { task, batch: *batch, load: 1.0 })
+}
+
+impl Truth {
+    /// The model for profiles of these names, and how many of the names it knows.
+    pub fn model(&self, profiles: &[(String, Profile)]) -> (Box<dyn Interference>, usize) {
+        let works = |atlas: &Atlas| -> Vec<Option<Work>> {
+            profiles.iter().map(|(name, _)| work(atlas, name)).collect()
+        };
+        let known = |works: &[Option<Work>]| works.iter().flatten().count();
+        match self {
+            Self::Measured(atlas) => {
+                let works = works(atlas);
+                let known = known(&works);
+                (Box::new(Measured::new(Arc::clone(atlas), works)), known)
+            }
+            Self::Utilization(atlas) => {
+                let works = works(atlas);
+                let demands =
+                    works.iter().map(|w| w.map_or(Demand::default(), |w| demand(atlas, w)));
+                (Box::new(Utilization::new(demands.collect())), known(&works))
+            }
+            Self::Table(pairs) => {
+                let names: Vec<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
+                let (table, known) = pairs.table(&names);
+                (Box::new(table), known)
+            }
+            Self::Stages => (Box::new(Interleaved::default()), profiles.len()),
+            Self::None => (Box::new(Undisturbed), profiles.len()),
+        }
+    }
+
+    /// Gives jobs of traces that do not name their models one of the measured tasks, by the job's name; says how
+    /// many. Without that all of them would be the same kind of work to every policy.
+    pub fn name_models(&self, jobs: &mut [TraceJob]) -> u64 {
+        let (Self::Measured(atlas) | Self::Utilization(atlas)) = self else { return 0 };
+        let tasks: Vec<&str> =
+            atlas.tasks().filter(|(_, k, _)| *k == TaskKind::Train).map(|(_, _, n)| n).collect();
+        let mut named = 0;
+        for job in jobs.iter_mut().filter(|j| j.model.is_none()) {
+            let lot = fnv(&job.id) % tasks.len().max(1) as u64;
+            job.model = tasks.get(lot as usize).map(|t| (*t).to_owned());
+            named += 1;
+        }
+        named
+    }
+}
+
+fn demand(atlas: &Atlas, work: Work) -> Demand {
+    let footprint = atlas.footprint(work.task, work.batch);
+    let counters = atlas.counters(work.task, work.batch);
+    Demand {
+        sm: counters.sm_util,
+        dram: counters.dram_util,
+        // Inputs stay on the GPU in our measurements: what crosses the bus is commands, from one thread.
+        pcie_mib_s: footprint.launches,
+        cpu_cores: 1.0,
+    }
+}
+
+fn fnv(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_of_the_public_traces_have_stand_ins() {
+        let atlas = h200().unwrap();
+        let is = |model: &str, task: &str| {
+            work(&atlas, model).map(|w| w.task) == atlas.task(TaskKind::Train, task)
+        };
+        assert!(is("ResNet-18 (batch size 32)", "resnet18-imagenet"));
+        assert!(is("ResNet-50 (batch size 32)", "resnet50-imagenet"));
+        assert!(is("shufflenet_v2_x1_0", "mobilenetv3l-imagenet"));
+        assert!(is("resnet50-cifar", "resnet50-cifar"));
+        assert!(work(&atlas, "work").is_none());
+        for (_, task, batch) in STAND_INS {
+            let task = atlas.task(TaskKind::Train, task).expect(task);
+            assert!(atlas.batches(task).any(|b| b == *batch), "{task:?} at {batch}");
+        }
+    }
+}
