@@ -52,6 +52,7 @@ browser-setup:
 .PHONY: budgets
 budgets: build ## instruction budgets of the hot paths
 	@command -v valgrind > /dev/null || scripts/apt-install valgrind
+	@cargo build --release --quiet -p roommate-core --example rounds
 	@python3 bench/budgets.py
 
 .PHONY: anchors

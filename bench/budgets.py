@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / "target/release/roommate"
+ROUNDS = ROOT / "target/release/examples/rounds"
 BUDGETS = ROOT / "bench/budgets.toml"
 #: Room for another compiler version; a real regression on a hot path is larger.
 MARGIN = 1.10
@@ -44,6 +45,10 @@ def measure(config: dict, scratch: Path) -> dict[str, int]:
     counts = {"read-and-describe": instructions([str(BINARY), "trace", "stats", str(file)])}
     for policy in config.get("policies", ["fifo", "srtf", "tiresias"]):
         counts[policy] = instructions([*sim, policy])
+    crowd = config["crowd"]
+    for policy in crowd["policies"]:
+        sizes = [crowd["cluster"], str(crowd["jobs"]), str(crowd["rounds"])]
+        counts[f"{policy}-crowd"] = instructions([str(ROUNDS), policy, *sizes])
     return counts
 
 

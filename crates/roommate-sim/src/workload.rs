@@ -186,6 +186,10 @@ impl Maker<'_> {
 
     /// What its model takes of a GPU; nothing for services, which are not training.
     fn predicted(&mut self, job: &TraceJob) -> Option<Predicted> {
+        // No published simulator predicts, and training takes longer than some of their runs.
+        if self.compat.is_some() {
+            return None;
+        }
         let model = job.model.as_deref().filter(|_| job.class != TraceClass::Service)?;
         if let Some(known) = self.predicted.get(model).and_then(|m| m.get(&job.batch)) {
             return *known;

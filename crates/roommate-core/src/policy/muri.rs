@@ -15,8 +15,8 @@
 //! # Differs from the paper
 //! The model has three measured times (storage and CPU together), as the artifact has, and it lets the
 //! data stages of two neighbours overlap for free, so it believes that jobs which are all bound by data
-//! gain from sharing. Budgets of a node's storage, CPU and network are not modelled yet. By default an edge
-//! weighs what sharing gains over taking turns (`weight = gain`), a group that would slow a member down
+//! gain from sharing; `budget` limits what a group may ask of its node's storage, CPU and network (none by
+//! default, because no public trace says what a node can do). By default an edge weighs what sharing gains over taking turns (`weight = gain`), a group that would slow a member down
 //! more than taking turns would is not formed (`guard`), jobs are matched by class, groups stay where they
 //! are until somebody has to join or leave, and a job leaves a group for idle GPUs when that pays.
 //! `--compat muri` is the artifact: weights by interleaving efficiency, its matcher digit by digit, group
@@ -98,6 +98,9 @@ pub(super) struct Params {
     matcher: Matching,
     /// Seat groups in the worst order instead of the best, an ablation.
     worst_order: bool,
+    /// What a node's storage, CPU and network can do for each of its GPUs, in jobs that would use
+    /// them all the time; a group that needs more is not formed. None = no limit.
+    budget: Option<[f64; 3]>,
     /// Factor on the step of a group of 2, 3 and 4 jobs.
     inflation: [f64; 3],
     /// Give GPUs that a round leaves idle to jobs that wait.
@@ -120,6 +123,7 @@ impl Default for Params {
             grouping: Grouping::Blossom,
             matcher: Matching::Classes,
             worst_order: false,
+            budget: None,
             inflation: stages::INFLATION,
             fill: true,
             repack: false,
@@ -157,11 +161,16 @@ struct Muri {
     steps: BTreeMap<u16, StepTable>,
     released: Matcher,
     classes: ClassMatcher,
+    /// Groups of each width in each round as they were last matched, by classes, and their mates.
+    matched: BTreeMap<(u16, u8), (Vec<[u8; SLOTS]>, Vec<Option<usize>>)>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(1..=SLOTS as u8).contains(&params.packing) {
         return Err("packing: expected 1 to 4".into());
+    }
+    if params.budget.is_some_and(|b| b.iter().any(|r| !(r.is_finite() && *r > 0.0))) {
+        return Err("budget: expected three numbers above 0".into());
     }
     if params.inflation.iter().any(|f| !(f.is_finite() && *f > 0.0)) {
         return Err("inflation: expected three numbers above 0".into());
@@ -175,6 +184,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         steps: BTreeMap::new(),
         released: Matcher::default(),
         classes: ClassMatcher::new(),
+        matched: BTreeMap::new(),
     })
 }
 
@@ -333,9 +343,9 @@ impl Muri {
         if required <= capacity && !self.params.repack {
             return;
         }
-        for _ in 0..self.params.packing {
+        for round in 0..self.params.packing {
             for bucket in &mut *buckets {
-                let mates = self.match_groups(plan, bucket);
+                let mates = self.mates(plan, bucket, round);
                 let old = std::mem::take(&mut bucket.groups);
                 for (u, group) in old.iter().enumerate() {
                     match mates[u] {
@@ -359,13 +369,27 @@ impl Muri {
         }
     }
 
-    /// The mate of each group of the bucket, if it has one.
-    fn match_groups(&mut self, plan: &Plan<'_>, bucket: &Bucket) -> Vec<Option<usize>> {
+    /// The mate of each group of the bucket, if it has one. A bucket that has not changed since the last
+    /// time is not matched again.
+    fn mates(&mut self, plan: &Plan<'_>, bucket: &Bucket, round: u8) -> Vec<Option<usize>> {
         let table = self.steps.entry(bucket.gpus).or_default();
         let entries: Vec<Member> = bucket.groups.iter().map(|g| table.enter(plan, g)).collect();
+        let kinds = || entries.iter().map(|e| if e.known { e.classes } else { [0; SLOTS] });
+        if let Some((of, mates)) = self.matched.get(&(bucket.gpus, round))
+            && of.iter().copied().eq(kinds())
+        {
+            return mates.clone();
+        }
+        let mates = self.match_groups(bucket.gpus, &entries);
+        self.matched.insert((bucket.gpus, round), (kinds().collect(), mates.clone()));
+        mates
+    }
+
+    fn match_groups(&mut self, gpus: u16, entries: &[Member]) -> Vec<Option<usize>> {
+        let table = self.steps.entry(gpus).or_default();
         let partner = |m: &u32| (*m != NONE).then_some(*m as usize);
         if self.params.matcher == Matching::Released {
-            let Some(weights) = table.weights(&entries, &self.params) else {
+            let Some(weights) = table.weights(entries, &self.params) else {
                 return vec![None; entries.len()];
             };
             let mates = self.released.solve(entries.len(), |u, v| weights[u * entries.len() + v]);
@@ -614,11 +638,14 @@ impl Muri {
             Some(m) if m.len() > 1 => stages::seat(&m, self.params.worst_order).offsets,
             _ => SmallVec::from_elem(0, group.len()),
         };
-        let share = Knobs::SM_ALL / group.len() as u16;
+        // Who interleaves has the whole GPU when it is its turn.
+        let shared = group.len() > 1;
         // Those who are there make room before the others come; who does not fit beside them waits.
         for there in [true, false] {
             for (job, stage) in group.iter().zip(&offsets) {
-                let knobs = Knobs { stage: *stage, sm_permille: share, ..plan.spec(*job).knobs };
+                let knobs = plan.spec(*job).knobs;
+                let sm_permille = if shared { 0 } else { knobs.sm_permille };
+                let knobs = Knobs { stage: *stage, sm_permille, ..knobs };
                 let job = *job;
                 if plan.job(job).is_placed() != there {
                     continue;
@@ -639,6 +666,8 @@ struct Member {
     known: bool,
     /// Stage times of the members, added up in member order.
     busy_s: f64,
+    /// The same for storage, CPU and network, each by itself.
+    use_s: [f64; 3],
     /// Steps of the members alone: all together, and the shortest.
     alone_s: f64,
     shortest_s: f64,
@@ -650,6 +679,7 @@ struct StepTable {
     classes: Vec<ProfileIdx>,
     stages: Vec<Stages>,
     busy_s: Vec<f64>,
+    use_s: Vec<[f64; 3]>,
     alone_s: Vec<f64>,
     steps: BTreeMap<[u8; SLOTS], f64>,
     /// The same for few classes, without a search; NaN = not known yet.
@@ -666,6 +696,7 @@ impl StepTable {
             len: group.len(),
             known: true,
             busy_s: 0.0,
+            use_s: [0.0; 3],
             alone_s: 0.0,
             shortest_s: f64::INFINITY,
         };
@@ -676,6 +707,8 @@ impl StepTable {
             };
             member.classes[i] = class + 1;
             member.busy_s += self.busy_s[usize::from(class)];
+            let use_s = self.use_s[usize::from(class)];
+            member.use_s.iter_mut().zip(use_s).for_each(|(sum, s)| *sum += s);
             member.alone_s += self.alone_s[usize::from(class)];
             member.shortest_s = member.shortest_s.min(self.alone_s[usize::from(class)]);
         }
@@ -705,6 +738,13 @@ impl StepTable {
         if step_s <= 0.0 || (params.guard && step_s > one_by_one) {
             return 0.0;
         }
+        let within = |limits: [f64; 3]| {
+            let uses = a.use_s.iter().zip(b.use_s).map(|(a, b)| (a + b) / step_s);
+            uses.zip(limits).all(|(used, limit)| used <= limit + 1e-9)
+        };
+        if !params.budget.is_none_or(within) {
+            return 0.0;
+        }
         match params.weight {
             Weight::Efficiency => {
                 // Added in member order, as the artifact does: the last bit decides between equals.
@@ -728,6 +768,8 @@ impl StepTable {
         self.classes.push(profile);
         self.stages.push(times);
         self.busy_s.push((times[0] + times[1]) + times[2]);
+        let [storage, cpu, _, network] = plan.profile(job).stages_s?;
+        self.use_s.push([storage, cpu, network]);
         self.alone_s.push(plan.profile(job).step_s);
         self.dense.clear();
         if self.classes.len() <= DENSE_CLASSES {
@@ -768,7 +810,7 @@ impl StepTable {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{Scene, picture};
+    use crate::testing::{Scene, picture, picture_with};
     use expect_test::expect;
 
     const DATA: &str = ".9/.1/0";
@@ -819,6 +861,17 @@ mod tests {
         "]]
         .assert_eq(&guarded);
         assert!(unguarded.contains('#'), "{unguarded}");
+    }
+
+    #[test]
+    fn a_group_that_asks_too_much_of_its_node_is_not_formed() {
+        // Together a step takes 1.57 s, and 1.2 s of it they read: 76 % of the time.
+        let jobs = "a 0 1 4 .6/.4/0, b 0 1 4 .6/.4/0";
+        let shared = |budget: &str| {
+            let params = format!(r#"{{"budget": {budget}, "autopack": false, "guard": false}}"#);
+            picture_with("muri-l", &params, "1x1", jobs).contains('#')
+        };
+        assert!(shared("null") && shared("[0.8, 1, 1]") && !shared("[0.7, 1, 1]"));
     }
 
     #[test]
