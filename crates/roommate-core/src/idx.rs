@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
 /// A dense index that can be turned into a position in a vector.
@@ -193,11 +194,87 @@ impl<I: Idx> FromIterator<I> for IdxSet<I> {
     }
 }
 
+/// Indices by a key that many of them share: those on one shelf are interchangeable, so a search costs
+/// the number of shelves.
+#[derive(Clone, Debug)]
+pub struct Shelves<K, I> {
+    by_key: BTreeMap<K, IdxSet<I>>,
+    keys: Vec<Option<K>>,
+    /// Emptied sets, kept for their room.
+    spare: Vec<IdxSet<I>>,
+}
+
+impl<K, I> Default for Shelves<K, I> {
+    fn default() -> Self {
+        Self { by_key: BTreeMap::new(), keys: Vec::new(), spare: Vec::new() }
+    }
+}
+
+impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
+    /// Puts `i` on the shelf of this key, or nowhere.
+    pub fn set(&mut self, i: I, key: Option<K>) {
+        if self.keys.len() <= i.usize() {
+            self.keys.resize(i.usize() + 1, None);
+        }
+        let old = std::mem::replace(&mut self.keys[i.usize()], key);
+        if old == key {
+            return;
+        }
+        if let Some(old) = old
+            && let Some(shelf) = self.by_key.get_mut(&old)
+        {
+            shelf.remove(i);
+            if shelf.is_empty() {
+                self.spare.extend(self.by_key.remove(&old));
+            }
+        }
+        if let Some(key) = key {
+            let spare = &mut self.spare;
+            self.by_key.entry(key).or_insert_with(|| spare.pop().unwrap_or_default()).insert(i);
+        }
+    }
+
+    /// The shelf on which `i` is.
+    pub fn key_of(&self, i: I) -> Option<&K> {
+        self.keys.get(i.usize())?.as_ref()
+    }
+
+    /// All shelves that are not empty, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &IdxSet<I>)> {
+        self.by_key.iter()
+    }
+
+    /// What is on the shelf of this key, ascending.
+    pub fn on(&self, key: &K) -> impl Iterator<Item = I> {
+        self.by_key.get(key).into_iter().flat_map(IdxSet::iter)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn shelves_hold_what_was_last_put_there(
+            puts in prop::collection::vec((0u32..40, prop::option::of(0u8..6)), 0..120)
+        ) {
+            let mut fast: Shelves<u8, JobIdx> = Shelves::default();
+            let mut slow = BTreeMap::new();
+            for (i, key) in puts {
+                fast.set(JobIdx(i), key);
+                slow.insert(JobIdx(i), key);
+                let all = fast.iter().flat_map(|(k, set)| set.iter().map(|i| (*k, i)));
+                let mut known: Vec<_> = slow.iter().filter_map(|(i, k)| k.map(|k| (k, *i))).collect();
+                known.sort_unstable();
+                prop_assert_eq!(all.collect::<Vec<_>>(), known);
+                prop_assert!(fast.iter().all(|(_, set)| !set.is_empty()));
+                prop_assert_eq!(fast.key_of(JobIdx(i)).copied(), key);
+            }
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]

@@ -21,6 +21,7 @@ pub mod occupancy;
 pub mod place;
 pub mod plan;
 pub mod policy;
+pub mod predict;
 pub mod profile;
 pub mod progress;
 pub mod queue;

@@ -1,5 +1,7 @@
 //! Numerical helpers with laws and slow twins of their own; nothing here knows about jobs or GPUs.
 
+pub mod boost;
+pub mod kmeans;
 pub mod least_squares;
 pub mod matching;
 pub mod rng;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 mod antman;
 mod fifo;
 mod gandiva;
+mod horus;
 mod muri;
 mod sjf;
 mod srsf;
@@ -197,6 +198,12 @@ pub static POLICIES: &[Entry] = &[
         summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)]),
+    entry!(horus, "horus", preset: r"{}",
+        summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
+        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
+    entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
+        summary: "the same with lines of similar jobs, the one that waited most first",
+        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
 ];
 
 /// The policy of this name.

@@ -28,6 +28,25 @@ pub struct Profile {
     /// Time without progress at each restart, where it is not the world's usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Span>,
+    /// What it will take of a GPU, where that could be predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
+}
+
+/// What a kind of work is expected to take of a GPU that it has for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// Busy share of the multiprocessors, on average.
+    pub sm_util: f64,
+    /// The same where it peaks or where the prediction errs: one standard deviation more.
+    pub sm_util_max: f64,
+    /// Standard deviation of `sm_util`.
+    pub std: f64,
+    /// Busy share of the memory bandwidth.
+    pub dram_util: f64,
+    /// GPU memory in MiB, one standard deviation above the expectation.
+    pub mem_mib: u32,
 }
 
 impl Profile {
@@ -40,6 +59,7 @@ impl Profile {
             skew: None,
             stages_s: None,
             restart: None,
+            predicted: None,
         }
     }
 }

@@ -8,9 +8,11 @@ use roommate_core::cluster::Cluster;
 use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Spec};
 use roommate_core::knobs::Knobs;
-use roommate_core::profile::Profile;
+use roommate_core::predict::{Device, Predictor};
+use roommate_core::profile::{Predicted, Profile};
 use roommate_core::time::Time;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// Jobs with all they refer to.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +53,20 @@ const MODELS: &[(&str, f32, f64)] = &[
     ("googlenet", 0.146, 1.07),
 ];
 
+/// Learned once, when the first job names a model.
+static PREDICTOR: LazyLock<Predictor> = LazyLock::new(|| {
+    let measured = include_str!("../../../profiles/h200.jsonl");
+    let models = include_str!("../../../profiles/models.jsonl");
+    Predictor::train(measured, models).expect("the profiles that come with the program are sound")
+});
+
+/// What training this model takes of a GPU: of the busiest kind, where the cluster has several.
+fn predict(cluster: &Cluster, model: &str, batch: u32) -> Option<Predicted> {
+    let of = |kind: &str| PREDICTOR.predict(model, batch, &Device::of_kind(kind));
+    let all = cluster.kinds.iter().filter_map(|k| of(&k.name));
+    all.max_by(|a, b| a.sm_util.total_cmp(&b.sm_util))
+}
+
 /// Makes a workload for a cluster. Jobs that can never run there are an error, or are dropped and
 /// returned if `drop_unfit`.
 pub fn prepare(
@@ -64,6 +80,7 @@ pub fn prepare(
         compat,
         workload: Workload::default(),
         profiles: BTreeMap::new(),
+        predicted: BTreeMap::new(),
         teams: BTreeMap::new(),
     };
     let mut dropped = Vec::new();
@@ -81,6 +98,8 @@ pub fn prepare(
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct ProfileKey {
     model: Option<String>,
+    /// 0 where nothing was predicted from it.
+    batch: u32,
     restart_class: u32,
     step: u64,
     stages: Option<[u64; 4]>,
@@ -91,6 +110,8 @@ struct Maker<'a> {
     compat: Option<&'a Compat>,
     workload: Workload,
     profiles: BTreeMap<ProfileKey, ProfileIdx>,
+    /// By model and batch size; a trace has many profiles, because steps differ, but few of these.
+    predicted: BTreeMap<String, BTreeMap<u32, Option<Predicted>>>,
     teams: BTreeMap<String, TeamIdx>,
 }
 
@@ -163,9 +184,22 @@ impl Maker<'_> {
         Ok(if all { u32::MAX } else { mask })
     }
 
+    /// What its model takes of a GPU; nothing for services, which are not training.
+    fn predicted(&mut self, job: &TraceJob) -> Option<Predicted> {
+        let model = job.model.as_deref().filter(|_| job.class != TraceClass::Service)?;
+        if let Some(known) = self.predicted.get(model).and_then(|m| m.get(&job.batch)) {
+            return *known;
+        }
+        let predicted = predict(self.cluster, model, job.batch);
+        self.predicted.entry(model.into()).or_default().insert(job.batch, predicted);
+        predicted
+    }
+
     fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
+        let predicted = self.predicted(job);
         let key = ProfileKey {
             model: job.model.clone(),
+            batch: predicted.map_or(0, |_| job.batch),
             restart_class: if self.compat.is_some() { job.gpus } else { 0 },
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
@@ -175,6 +209,7 @@ impl Maker<'_> {
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
+            profile.predicted = predicted;
             let model = job.model.as_deref();
             if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
                 profile.skew = Some(*skew);
@@ -196,5 +231,44 @@ impl Maker<'_> {
         self.workload.teams.push(name.into());
         self.teams.insert(name.into(), team);
         team
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: &str, model: &str, batch: u32) -> TraceJob {
+        let model = Some(model.into());
+        TraceJob { model, batch, ..TraceJob::new(id.into(), 0, 1, 60.0) }
+    }
+
+    fn profiles(jobs: Vec<TraceJob>, cluster: &str) -> Vec<(String, Profile)> {
+        prepare(jobs, &cluster.parse().unwrap(), None, false).unwrap().0.profiles
+    }
+
+    #[test]
+    fn models_that_are_known_come_with_a_prediction() {
+        let known = profiles(vec![job("a", "ResNet-50", 64), job("b", "resnet50", 64)], "1x1:h200");
+        assert!(known[0].1.predicted.is_some());
+        assert_eq!(known[0].1.predicted, known[1].1.predicted);
+        let both = profiles(vec![job("a", "resnet50", 64), job("b", "resnet50", 16)], "1x1:h200");
+        assert_ne!(both[0].1.predicted, both[1].1.predicted, "the batch size matters");
+        let mixed = profiles(vec![job("a", "resnet50", 64)], "1x1:h200,1x1:t4");
+        let small = profiles(vec![job("a", "resnet50", 64)], "1x1:t4");
+        assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
+    }
+
+    #[test]
+    fn what_is_not_known_stays_as_it_was() {
+        let mut service = job("s", "resnet50", 64);
+        service.class = TraceClass::Service;
+        let jobs = vec![job("a", "mystery", 64), job("b", "mystery", 32), service];
+        let plain = profiles(jobs, "1x1");
+        assert_eq!(plain.len(), 2, "batch sizes that change nothing share a profile");
+        for (_, profile) in plain {
+            assert_eq!(profile.predicted, None);
+            assert!(!serde_json::to_string(&profile).unwrap().contains("predicted"));
+        }
     }
 }

@@ -112,7 +112,7 @@ pub(crate) struct WorldArgs {
     /// Measurements for --truth measured|utilization: files that begin so, or a folder; ours, unless given
     #[arg(long, value_name = "PREFIX", conflicts_with = "compat")]
     pub(crate) measurements: Option<PathBuf>,
-    /// Speeds of pairs for --truth table: a,b,speed_a,speed_b, or Gavel's or Lucid's table
+    /// Speeds of pairs for --truth table: columns `a,b,speed_a,speed_b`, or Gavel's or Lucid's table
     #[arg(long, value_name = "FILE", conflicts_with = "compat", required_if_eq("truth", "table"))]
     pub(crate) pairs: Option<PathBuf>,
     /// Scatter of the truth around what its model says, as a share

@@ -88,6 +88,7 @@ fn param(pair: &str) -> anyhow::Result<(String, Value)> {
 
 /// The trace of people who have none yet: a day and a half on a small cluster, a bit too busy.
 const INVENTED_JOBS: usize = 500;
+const INVENTED_LOAD: f64 = 1.5;
 
 pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trace> {
     let options = ReadOptions {
@@ -329,11 +330,19 @@ fn invented(world: &WorldArgs) -> Trace {
         jobs: INVENTED_JOBS,
         seed: world.seed,
         arrivals: synth::Arrivals::Diurnal,
-        load: 1.05,
+        load: INVENTED_LOAD,
         cluster_gpus: world.cluster.gpus(),
         mix: synth::Mix::Small,
+        best_effort: 0.4,
         ..synth::SynthOptions::default()
     };
+    // Few jobs of a heavy tail are less work than their mean says; let them come faster accordingly.
+    let probe: Vec<TraceJob> = synth::synth(&options).collect();
+    let work: f64 = probe.iter().map(|j| f64::from(j.gpus) * j.duration_s).sum();
+    let span_s = probe.last().map_or(1.0, |j| j.submit_us as f64 / 1e6);
+    let offered = work / (span_s * f64::from(world.cluster.gpus()));
+    let load = (INVENTED_LOAD * INVENTED_LOAD / offered).clamp(0.01, 1000.0);
+    let options = synth::SynthOptions { load, ..options };
     Trace {
         jobs: synth::synth(&options).map(fitted(&world.cluster)).collect(),
         format: trace::Format::Roommate,

@@ -68,7 +68,9 @@ pub(super) struct Params {
     memory_margin: f64,
     /// A guaranteed job that has waited so long may start as an opportunist, seconds; none = never.
     wait_to_opportunist_s: Option<f64>,
-    /// An opportunist that stood still for so long is moved, seconds.
+    /// An opportunist that is held back to less than this share of its speed counts as stalled.
+    stall_pace: f64,
+    /// One that has been stalled for so long is moved to an idle place, seconds.
     stall_s: f64,
     /// GPUs that the guaranteed jobs of a team may have; none = any number.
     quota_gpus: Option<u32>,
@@ -85,6 +87,7 @@ impl Default for Params {
             min_memory: 0.1,
             memory_margin: 0.1,
             wait_to_opportunist_s: Some(300.0),
+            stall_pace: 0.1,
             stall_s: 600.0,
             quota_gpus: None,
         }
@@ -140,8 +143,9 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !shares.into_iter().all(share) {
         return Err("util_max, util_default, eps, memory_margin: expected 0 to 10".into());
     }
-    if !(0.0..=1.0).contains(&params.min_memory) {
-        return Err("min_memory: expected 0 to 1".into());
+    let parts = [params.min_memory, params.stall_pace];
+    if !parts.iter().all(|p| (0.0..=1.0).contains(p)) {
+        return Err("min_memory, stall_pace: expected 0 to 1".into());
     }
     if !(1..=3).contains(&params.max_opportunists) {
         return Err("max_opportunists: expected 1 to 3".into());
@@ -218,7 +222,8 @@ impl AntMan {
                     self.measured[plan.spec(*job).profile.usize()] = sample.sm_util;
                 }
                 if sample.step_s > 0.0 {
-                    let still = sample.step_s > 1e3 * plan.profile(*job).step_s;
+                    let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
+                    let still = alone_s < self.params.stall_pace * sample.step_s;
                     let since = self.stays[job.usize()].stalled_since;
                     self.stays[job.usize()].stalled_since =
                         still.then(|| since.unwrap_or(plan.now));
@@ -433,12 +438,12 @@ impl AntMan {
     /// GPUs without an owner for the whole gang, on as few nodes as it could ever have.
     fn find_owned(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
         let need = plan.spec(job).gpus;
-        // The node that is left with fewest, first of equals.
-        for free in usize::from(need)..self.by_free.len() {
-            let mut fitting = self.by_free[free].iter();
-            if let Some(node) = fitting.find(|n| self.room_on(plan, job, *n, false) >= need) {
-                return Some(self.take_free(plan, job, &[node]));
-            }
+        // The node that is left with fewest, first of equals. Whether opportunists are there must not
+        // matter, or guaranteed jobs would start at other times because of them.
+        let fits = |n: &NodeIdx| self.room_on(plan, job, *n, false) >= need;
+        let mut by_free = self.by_free[usize::from(need).min(self.by_free.len())..].iter();
+        if let Some(node) = by_free.find_map(|nodes| nodes.iter().find(fits)) {
+            return Some(self.take_free(plan, job, &[node]));
         }
         let room = |empty: bool| {
             let nodes = (0..plan.nodes.len()).map(NodeIdx::from_usize);
@@ -457,14 +462,16 @@ impl AntMan {
         (nodes.len() <= fewest).then(|| self.take_free(plan, job, &nodes))
     }
 
-    /// The first GPUs without an owner on these nodes.
+    /// GPUs without an owner on these nodes, those with fewest opportunists first.
     fn take_free(&self, plan: &Plan<'_>, job: JobIdx, nodes: &[NodeIdx]) -> GpuSet {
         let mut left = plan.spec(job).gpus;
         let mut gpus = GpuSet::new();
         for node in nodes {
             let here = self.room_on(plan, job, *node, false).min(left);
             let free = plan.node(*node).gpus().filter(|g| self.owner[g.usize()].is_none());
-            gpus.extend(free.take(usize::from(here)));
+            let mut free: GpuSet = free.collect();
+            free.sort_by_key(|g| plan.gpu(*g).tenants.len());
+            gpus.extend(free.into_iter().take(usize::from(here)));
             left -= here;
         }
         gpus.sort_unstable();
@@ -753,8 +760,8 @@ impl AntMan {
             let here = plan.job(job).gpus.clone();
             let mark = plan.mark();
             plan.release(job);
-            let elsewhere =
-                self.find_light(plan, job).filter(|g| here.iter().all(|h| !g.contains(h)));
+            let idle = |g: &GpuIdx| !here.contains(g) && plan.gpu(*g).tenants.is_empty();
+            let elsewhere = self.find_light(plan, job).filter(|gpus| gpus.iter().all(idle));
             let moved = elsewhere.is_some() && self.place_opportunist(plan, job);
             if !moved {
                 plan.undo_to(mark);

@@ -6,7 +6,7 @@ use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
 use roommate_core::policy::{Entry, Params};
-use roommate_core::profile::Profile;
+use roommate_core::profile::{Predicted, Profile};
 use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
@@ -90,6 +90,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     scene.profiles = (0..3).map(|_| profile(&mut rng, &scene, taste)).collect();
     if taste.stages {
         give_stages(&mut Rng::stream(seed, 78), &mut scene.profiles);
+        give_predictions(&mut Rng::stream(seed, 80), &mut scene.profiles);
     }
     let jobs = 1 + rng.below(12);
     let mut submit = 0;
@@ -131,6 +132,19 @@ fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
         if rng.chance(0.8) {
             let shares: [f64; 4] = std::array::from_fn(|_| rng.below(6) as f64 / 8.0);
             profile.stages_s = Some(shares);
+        }
+    }
+}
+
+/// Of most kinds of work something was predicted, also what no GPU here could hold.
+fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
+    for profile in profiles {
+        if rng.chance(0.8) {
+            let sm_util = (1 + rng.below(10)) as f64 / 10.0;
+            let mem_mib = pick(rng, &[500, 4_000, 9_000, 100_000]);
+            let sm_util_max = (sm_util + rng.unit() * 0.2).min(1.0);
+            profile.predicted =
+                Some(Predicted { sm_util, sm_util_max, std: 0.1, dram_util: 0.1, mem_mib });
         }
     }
 }
@@ -215,6 +229,16 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
     set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
     set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
+    let mut own = Rng::stream(scene.seed, 82);
+    set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
+    set("mem_term", json!(pick(&mut own, &["intended", "released"])));
+    set("max_tasks", json!(1 + own.below(5)));
+    set("mem_margin_mib", json!(pick(&mut own, &[0, 500, 20_000])));
+    set("window", json!(1 + own.below(5)));
+    set("cap_resident", json!(own.chance(0.5)));
+    set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
+    set("migrate", json!(own.chance(0.4)));
+    set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
