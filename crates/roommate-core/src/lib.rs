@@ -27,6 +27,7 @@ pub mod progress;
 pub mod queue;
 pub mod rank;
 pub mod replay;
+pub mod rota;
 pub mod state;
 pub mod testing;
 pub mod throttle;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 mod antman;
 mod fifo;
+mod gandiva;
 mod horus;
 mod muri;
 mod sjf;
@@ -170,6 +171,13 @@ pub static POLICIES: &[Entry] = &[
     entry!(tiresias, "tiresias-gittins", preset: r#"{"order": "gittins"}"#,
         summary: "as tiresias, ordered by the Gittins index of past jobs",
         paper: "Gu et al., Tiresias, NSDI 2019", compat: &[]),
+    entry!(gandiva, "gandiva", preset: r"{}",
+        summary: "nobody queues: jobs take turns, and packs and moves that were measured to help are kept",
+        paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[]),
+    entry!(gandiva, "gandiva-tiresias-style",
+        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0}"#,
+        summary: "as the Tiresias simulator has gandiva: turns only, and nodes by each class's share of the demand",
+        paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[]),
     entry!(muri, "muri-s", preset: r"{}",
         summary: "interleaves the stages of up to four jobs, shortest remaining service first",
         paper: "Zhao et al., Muri, SIGCOMM 2022",

@@ -55,6 +55,12 @@ pub enum Why {
     Cancelled,
     /// It could not be started where it was placed.
     StartFailed,
+    /// More jobs live on its node than fit at once, and its turn has not come.
+    WaitsForTurn,
+    /// It is tried beside another job on the same GPUs.
+    TriedWith(JobIdx),
+    /// Beside this job the two were slower than taking turns.
+    NotWorthSharing(JobIdx),
 }
 
 impl Why {
@@ -86,6 +92,11 @@ impl Why {
             Self::BacksOff(s) => format!("waits {s} after a failure"),
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),
+            Self::WaitsForTurn => "waits for its turn on a node that it shares by time".into(),
+            Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
+            Self::NotWorthSharing(j) => {
+                format!("taking turns is faster than sharing with job {}", name(*j))
+            }
         }
     }
 }

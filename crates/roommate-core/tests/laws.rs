@@ -14,6 +14,8 @@ mod drama;
 mod fuzz;
 #[path = "scene/random.rs"]
 mod random;
+#[path = "laws/sharing.rs"]
+mod sharing;
 #[path = "laws/undo.rs"]
 mod undo;
 

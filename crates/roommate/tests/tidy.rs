@@ -77,6 +77,7 @@ const RULES: &[Rule] = &[
                 "policy::Policy;",
                 "queue",
                 "rank",
+                "rota",
                 "state",
                 "tier",
                 "time",
@@ -199,7 +200,7 @@ fn is_policy(path: &str) -> bool {
 }
 
 fn below_the_edge(path: &str) -> bool {
-    let inside = ["state", "plan", "queue", "place", "rank", "tier"];
+    let inside = ["state", "plan", "queue", "place", "rank", "rota", "tier"];
     let core = path.strip_prefix("crates/roommate-core/src/");
     is_policy(path) || core.is_some_and(|p| inside.iter().any(|i| p == format!("{i}.rs")))
 }

@@ -222,6 +222,7 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("autopack", json!(own.chance(0.5)));
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
+    set_gandiva(&mut Rng::stream(scene.seed, 80), &mut set);
     set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
     set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
     set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
@@ -268,6 +269,26 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
         set("promote_knob", json!(pick(rng, &[0.5, 1.0, 2.0, 8.0])));
     }
     params
+}
+
+/// Whole seconds, so that everything falls on ticks.
+fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    set("slice_s", json!(1 + rng.below(6)));
+    set("scan_s", json!(1 + rng.below(6)));
+    set("max_height", json!(1 + rng.below(4)));
+    set("pack", json!(rng.chance(0.7)));
+    set("pack_util_cap", json!(pick(rng, &[0.9, 1.0, 1.5, 2.0])));
+    set("trial_steps", json!(rng.below(4)));
+    set("trial_skip", json!(rng.below(2)));
+    set("trial_s", json!(1 + rng.below(3)));
+    set("keep_gain", json!(pick(rng, &[0.5, 1.05, 2.5])));
+    set("stale_s", json!(pick(rng, &[5, 20, 3_600])));
+    set("refuse_s", json!(pick(rng, &[2, 10, 3_600])));
+    set("migrate", json!(rng.chance(0.7)));
+    set("migrate_gain", json!(pick(rng, &[0.0, 0.05, 0.5, 2.0])));
+    set("defrag_stop", json!(pick(rng, &[0.25, 0.5, 0.75])));
+    set("cool_s", json!(pick(rng, &[0, 3, 20])));
+    set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
 }
 
 /// The scene in a few lines, to read and to replay by hand.

@@ -1,0 +1,875 @@
+//! Gandiva: nobody queues; jobs take turns, and what is tried is kept only if it was measured to help.
+//!
+//! # Idea
+//! A training job repeats the same step, so its pace is a precise speedometer, and it can be suspended
+//! between two steps almost for free. So jobs do not queue: a node takes more jobs than it has GPUs and
+//! gives them turns of about a minute, and everybody has early results. Jobs of one width share nodes
+//! (affinity), so that gangs find room. While a node has too many jobs, those that use little of a GPU
+//! are tried together on one; the pair stays if the paces add up to more than taking turns. Idle GPUs
+//! pull suspended jobs from crowded nodes, and thinly used nodes are emptied for wide jobs.
+//!
+//! # Reads / does / wakes
+//! Reads GPUs, measured paces (alone, and together), measured utilisation of a kind of work, memory, and
+//! how long a job has run; never durations, remaining work or stage times. Starts, suspends and moves
+//! jobs, and puts several on the same GPUs without confining them. Wakes when a job arrives or leaves
+//! and a node comes or goes; at the end of a slice while somebody is suspended, of a trial, and once a
+//! minute while there are packs or suspended jobs.
+//!
+//! # Differs from the paper
+//! No code was released, so every threshold is a parameter. A selected job moves to the end of its list
+//! when its slice ends, so a newcomer is next. A slice lasts at least twice as long as the start took,
+//! and as long as a trial on its node. Only suspended jobs are tried as roommates, and packs do not
+//! merge. A class without any node joins the least loaded one of another class instead of waiting.
+//! Gangs that span nodes are never suspended: they wait until there is room. A job is expected to run
+//! as long as it has, so a migration is made when it pays over that time; jobs of a pack part for idle
+//! GPUs by the same rule. A neighbour on another GPU is not thought to disturb. Elastic jobs do not
+//! grow: here a wider gang is not faster. `gandiva-tiresias-style` is how the Tiresias simulator has
+//! it: no packs, no limit to turns, and every ten seconds (`balance_s`) a node goes from the class with
+//! most GPUs above its share of the demand to the one furthest below; there sets of nodes for gangs
+//! wider than a node take turns too.
+
+use crate::event::Event;
+use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
+use crate::job::Phase;
+use crate::place;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::queue::Queue;
+use crate::rota::{Lives, Rota, class_of};
+use crate::state::State;
+use crate::time::{Span, Time};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// Parameters of `gandiva`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Length of a turn, seconds.
+    slice_s: f64,
+    /// Time between two looks for packs and migrations, seconds.
+    scan_s: f64,
+    /// How many times its GPUs a node may be asked for.
+    max_height: u16,
+    /// Whether jobs are tried together.
+    pack: bool,
+    /// Most that the utilisations of jobs that are tried together may add up to.
+    pack_util_cap: f64,
+    /// Utilisation of a kind of work that was never measured.
+    default_util: f64,
+    /// Share of a GPU's memory that a pack leaves free.
+    pack_mem_margin: f64,
+    /// Steps of the slower job that a trial takes.
+    trial_steps: f64,
+    /// Steps before those that do not count.
+    trial_skip: f64,
+    /// Seconds that a trial takes at least, and for which a pace alone is measured.
+    trial_s: f64,
+    /// A pack is kept if the paces, relative to those alone, add up to more.
+    keep_gain: f64,
+    /// Seconds for which a refused pair of kinds of work is not tried again.
+    refuse_s: f64,
+    /// Seconds after which a pace alone is out of date.
+    stale_s: f64,
+    /// Whether jobs are migrated.
+    migrate: bool,
+    /// Pace that a migration has to gain, or may lose where it makes room for others.
+    migrate_gain: f64,
+    /// A node is emptied if at least this share of its GPUs is idle.
+    defrag_stop: f64,
+    /// Seconds between two migrations of a job, and between two trials on a GPU.
+    cool_s: f64,
+    /// Seconds between two looks at how many nodes each class of jobs has; none = never.
+    balance_s: Option<f64>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            slice_s: 60.0,
+            scan_s: 60.0,
+            max_height: 4,
+            pack: true,
+            pack_util_cap: 1.0,
+            default_util: 0.5,
+            pack_mem_margin: 0.1,
+            trial_steps: 10.0,
+            trial_skip: 2.0,
+            trial_s: 5.0,
+            keep_gain: 1.05,
+            refuse_s: 3_600.0,
+            stale_s: 3_600.0,
+            migrate: true,
+            migrate_gain: 0.05,
+            defrag_stop: 0.75,
+            cool_s: 300.0,
+            balance_s: None,
+        }
+    }
+}
+
+/// A suspended job that runs beside a unit to see how that goes.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    host: JobIdx,
+    guest: JobIdx,
+    /// From when on both are expected to run.
+    from: Time,
+    /// Somebody left in the middle of it.
+    void: bool,
+}
+
+/// What the policy keeps of a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    /// Place in the waiting line; 0 = never seen.
+    stamp: u64,
+    /// Seconds of a step alone where it lives, and when that was measured.
+    solo: Option<(f64, Time)>,
+    migrated: Option<Time>,
+}
+
+struct Gandiva {
+    params: Params,
+    slice: Span,
+    scan: Span,
+    rota: Rota,
+    records: Vec<Record>,
+    queue: Queue<u64>,
+    stamp: u64,
+    trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
+    /// Utilisation by kind of work.
+    utils: BTreeMap<ProfileIdx, f64>,
+    refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
+    /// When the last trial on a GPU began.
+    tried: Vec<Option<Time>>,
+    scans: u64,
+    balances: u64,
+    /// Whether a waiting job may fit now that did not before; whether GPUs came free.
+    arrivals: bool,
+    departures: bool,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let above = |v: f64, least: f64| v.is_finite() && v >= least;
+    // Shorter would be a typing error, and a simulation would never end.
+    if [params.slice_s, params.scan_s, params.trial_s].iter().any(|s| !above(*s, 0.01)) {
+        return Err("slice_s, scan_s, trial_s: expected at least 0.01".into());
+    }
+    if params.balance_s.is_some_and(|s| !above(s, 0.01)) {
+        return Err("balance_s: expected at least 0.01".into());
+    }
+    if params.max_height == 0 {
+        return Err("max_height: expected at least 1".into());
+    }
+    if !above(params.pack_util_cap, 0.0) || !above(params.default_util, 0.0) {
+        return Err("pack_util_cap, default_util: expected numbers from 0 on".into());
+    }
+    if !(0.0..1.0).contains(&params.pack_mem_margin) {
+        return Err("pack_mem_margin: expected 0 to below 1".into());
+    }
+    let spans = [params.trial_steps, params.trial_skip, params.keep_gain];
+    let more = [params.refuse_s, params.stale_s, params.migrate_gain, params.cool_s];
+    if spans.iter().chain(&more).any(|v| !above(*v, 0.0)) {
+        return Err(
+            "trial_steps, trial_skip, keep_gain, refuse_s, stale_s, migrate_gain, cool_s: expected numbers from 0 on"
+                .into(),
+        );
+    }
+    if !(params.defrag_stop > 0.0 && params.defrag_stop <= 1.0) {
+        return Err("defrag_stop: expected above 0 to 1".into());
+    }
+    Ok(Gandiva {
+        slice: Span::from_secs(params.slice_s),
+        scan: Span::from_secs(params.scan_s),
+        params,
+        rota: Rota::default(),
+        records: Vec::new(),
+        queue: Queue::default(),
+        stamp: 0,
+        trials: BTreeMap::new(),
+        utils: BTreeMap::new(),
+        refused: BTreeMap::new(),
+        tried: Vec::new(),
+        scans: 0,
+        balances: 0,
+        arrivals: false,
+        departures: false,
+    })
+}
+
+impl Policy for Gandiva {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.take_in(plan);
+        self.end_trials(plan);
+        self.rotate(plan);
+        self.rota.fill(plan);
+        self.admit(plan);
+        self.balance(plan);
+        self.introspect(plan);
+        self.set_alarms(plan);
+    }
+}
+
+fn is_alone(state: &State, job: JobIdx) -> bool {
+    let job = state.job(job);
+    job.is_placed() && job.gpus.iter().all(|g| state.gpu(*g).tenants.len() == 1)
+}
+
+/// How long it has run so far, and so how long it is expected to run.
+fn age_s(state: &State, job: JobIdx) -> f64 {
+    Span(state.attained(job) / u64::from(state.spec(job).gpus)).secs()
+}
+
+/// Whether giving up this much time is worth a pace that is higher by this share of the pace alone.
+fn pays(state: &State, job: JobIdx, cost: Span, gain: f64) -> bool {
+    cost.secs() <= gain * age_s(state, job)
+}
+
+fn pair(state: &State, a: JobIdx, b: JobIdx) -> (ProfileIdx, ProfileIdx) {
+    let (a, b) = (state.spec(a).profile, state.spec(b).profile);
+    (a.min(b), a.max(b))
+}
+
+// Reactive: arrivals, departures, turns.
+impl Gandiva {
+    fn take_in(&mut self, plan: &Plan<'_>) {
+        self.records.resize(plan.jobs.len(), Record::default());
+        self.tried.resize(plan.gpus.len(), None);
+        self.rota.prepare(plan);
+        for job in plan.news.left {
+            self.depart(plan, *job);
+        }
+        for event in plan.news.events {
+            match event {
+                Event::NodeDown(node) | Event::NodeUp(node) => self.lose(plan, *node),
+                Event::Sampled { job, sample } if sample.sm_util > 0.0 && is_alone(plan, *job) => {
+                    let util = f64::from(sample.sm_util).min(1.0);
+                    self.utils.insert(plan.spec(*job).profile, util);
+                }
+                _ => {}
+            }
+        }
+        for job in plan.news.ready {
+            match self.rota.lives(*job) {
+                Lives::On(node) => self.rota.stir(node),
+                _ => self.enqueue(plan, *job),
+            }
+        }
+    }
+
+    fn depart(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let lived = self.rota.lives(job);
+        let mates = self.rota.part(plan, job);
+        for mate in &mates {
+            self.rota.begins_anew(*mate, plan.now);
+        }
+        if let Lives::On(node) = lived {
+            for trial in self.trials.get_mut(&node).into_iter().flatten() {
+                trial.void |=
+                    [trial.host, trial.guest].contains(&job) || mates.contains(&trial.host);
+            }
+        }
+        self.records[job.usize()].solo = None;
+        self.arrivals = true;
+        self.departures = true;
+    }
+
+    /// Who was suspended on a node that went away has to find another home.
+    fn lose(&mut self, plan: &Plan<'_>, node: NodeIdx) {
+        self.trials.remove(&node);
+        for job in self.rota.lose(plan, node) {
+            self.records[job.usize()].solo = None;
+            self.enqueue(plan, job);
+        }
+        self.arrivals = true;
+        self.departures = true;
+    }
+
+    fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let record = &mut self.records[job.usize()];
+        if record.stamp == 0 {
+            self.stamp += 1;
+            record.stamp = self.stamp;
+        }
+        if plan.pending.contains(job) {
+            // Classes have nodes of their own: that one has no room says nothing about another.
+            let class = class_of(plan.spec(job).gpus).ilog2() as u8;
+            self.queue.push(plan, job, record.stamp, u8::MAX - class);
+            self.arrivals = true;
+        }
+    }
+
+    /// Begins the slices that are due. A trial is not interrupted.
+    fn rotate(&mut self, plan: &mut Plan<'_>) {
+        for node in self.rota.begin_slice(plan.now.0 / self.slice.0) {
+            if !self.trials.contains_key(&node) {
+                self.measure(plan, node);
+                self.rota.rotate(plan, node);
+            }
+        }
+    }
+
+    fn admit(&mut self, plan: &mut Plan<'_>) {
+        if !std::mem::take(&mut self.arrivals) {
+            return;
+        }
+        self.queue.open();
+        let mut admitted = 0;
+        while let Some((_, job)) = self.queue.next(plan) {
+            if self.admit_one(plan, job) {
+                self.queue.take();
+                admitted += 1;
+            } else {
+                place::note_no_room(plan, job);
+                self.queue.close(plan, admitted);
+            }
+        }
+    }
+
+    fn admit_one(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        if let Some(node) = self.rota.calm_home(plan, job) {
+            self.rota.join(plan, job, node);
+        } else if let Some(gpus) = self.rota.room_across(plan, job)
+            && self.rota.put(plan, job, &gpus)
+        {
+            self.rota.settle(plan, job);
+        } else if let Some(node) = self.rota.busy_home(plan, job, self.params.max_height) {
+            self.rota.join(plan, job, node);
+        } else {
+            return false;
+        }
+        self.rota.fill(plan);
+        if !plan.job(job).is_placed() {
+            plan.note(job, Why::WaitsForTurn);
+        }
+        true
+    }
+}
+
+// Introspective: trials of packs.
+impl Gandiva {
+    /// Remembers the paces of those who run alone.
+    fn measure(&mut self, plan: &Plan<'_>, node: NodeIdx) {
+        let window = Span::from_secs(self.params.trial_s);
+        for unit in &self.rota.home(node).list {
+            let job = unit.jobs[0];
+            let hot = plan.job(job);
+            let undisturbed = hot.phase == Phase::Running
+                && is_alone(plan, job)
+                && plan.now >= self.rota.begins(job) + window;
+            if undisturbed && hot.meter.step_s.is_finite() {
+                self.records[job.usize()].solo = Some((hot.meter.step_s, plan.now));
+            }
+        }
+    }
+
+    fn solo_s(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
+        let (step_s, at) = self.records[job.usize()].solo?;
+        let fresh = plan.now - at <= Span::from_secs(self.params.stale_s);
+        fresh.then_some(step_s)
+    }
+
+    /// The paces of these jobs now, relative to those alone; `None` if one is not known.
+    fn gain(&self, plan: &Plan<'_>, jobs: impl Iterator<Item = JobIdx>) -> Option<f64> {
+        jobs.map(|j| Some(self.solo_s(plan, j)? / plan.job(j).meter.step_s)).sum()
+    }
+
+    fn util(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
+        let known = self.utils.get(&plan.spec(job).profile);
+        known.copied().unwrap_or(self.params.default_util)
+    }
+
+    fn members(&self, node: NodeIdx, of: JobIdx) -> SmallVec<[JobIdx; 2]> {
+        let mut list = self.rota.home(node).list.iter();
+        list.find(|u| u.jobs.contains(&of)).map(|u| u.jobs.clone()).unwrap_or_default()
+    }
+
+    /// When a trial has seen enough: some steps of the slower, but not more than a slice. How long that is
+    /// is known only once it has run for a while.
+    fn trial_end(&self, plan: &Plan<'_>, trial: &Trial, members: &[JobIdx]) -> Time {
+        let all = members.iter().chain([&trial.guest]);
+        let slowest_s = all.map(|j| plan.job(*j).meter.step_s).fold(0.0, f64::max);
+        let steps = self.params.trial_skip + self.params.trial_steps;
+        let least_s = self.params.trial_s;
+        let most_s = self.params.slice_s.max(least_s);
+        let first = trial.from + Span::from_secs(least_s);
+        let end = trial.from + Span::from_secs((steps * slowest_s).clamp(least_s, most_s));
+        if plan.now < first { first } else { end }
+    }
+
+    fn end_trials(&mut self, plan: &mut Plan<'_>) {
+        let mut after = None;
+        while let Some(node) = self.next_trying(after) {
+            after = Some(node);
+            let mut trials = self.trials.remove(&node).unwrap_or_default();
+            trials.retain(|t| !self.end_trial(plan, node, *t));
+            if !trials.is_empty() {
+                self.trials.insert(node, trials);
+            }
+            self.rota.review(plan, node);
+            self.rota.stir(node);
+        }
+    }
+
+    fn next_trying(&self, after: Option<NodeIdx>) -> Option<NodeIdx> {
+        let from = after.map_or(NodeIdx(0), |n| NodeIdx(n.0 + 1));
+        self.trials.range(from..).next().map(|(n, _)| *n)
+    }
+
+    /// Keeps or undoes what was tried, if it is time; says whether the trial is over.
+    fn end_trial(&mut self, plan: &mut Plan<'_>, node: NodeIdx, trial: Trial) -> bool {
+        let Trial { host, guest, .. } = trial;
+        if trial.void {
+            // Who is left without a host goes on alone.
+            let lives = self.rota.lives(guest) == Lives::On(node);
+            if lives && plan.job(guest).is_placed() && !is_alone(plan, guest) {
+                self.set_aside(plan, node, guest);
+            }
+            for job in [host, guest] {
+                self.rota.begins_anew(job, plan.now);
+            }
+            return true;
+        }
+        let members = self.members(node, host);
+        let runs = |j: &JobIdx| plan.job(*j).phase == Phase::Running;
+        let all_run = members.iter().chain([&guest]).all(runs);
+        if !all_run || plan.now < self.trial_end(plan, &trial, &members) {
+            return false;
+        }
+        let gain = self.gain(plan, members.iter().copied().chain([guest]));
+        if gain.is_some_and(|g| g > self.params.keep_gain) {
+            self.rota.merge(node, host, guest);
+        } else {
+            self.refuse(plan, &members, guest);
+            self.set_aside(plan, node, guest);
+            plan.note(guest, Why::NotWorthSharing(host));
+        }
+        true
+    }
+
+    /// Takes a job away from those beside it: onto idle GPUs of the node, or off them until its turn.
+    fn set_aside(&mut self, plan: &mut Plan<'_>, node: NodeIdx, job: JobIdx) {
+        let mark = plan.mark();
+        if let Some(gpus) = self.rota.spare(plan, job, node) {
+            plan.release(job);
+            if self.rota.put(plan, job, &gpus) {
+                return;
+            }
+            plan.undo_to(mark);
+        }
+        plan.suspend(job);
+    }
+
+    fn refuse(&mut self, plan: &Plan<'_>, members: &[JobIdx], guest: JobIdx) {
+        for member in members {
+            self.refused.insert(pair(plan, *member, guest), plan.now);
+            self.rota.begins_anew(*member, plan.now);
+        }
+    }
+
+    fn was_refused(&self, plan: &Plan<'_>, a: JobIdx, b: JobIdx) -> bool {
+        let decay = Span::from_secs(self.params.refuse_s);
+        self.refused.get(&pair(plan, a, b)).is_some_and(|at| plan.now - *at < decay)
+    }
+
+    /// Tries suspended jobs of a node beside running ones, those that use least first.
+    fn try_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
+        let list = &self.rota.home(node).list;
+        let trials = self.trials.get(&node);
+        let on_trial =
+            |j: JobIdx| trials.into_iter().flatten().any(|t| t.host == j || t.guest == j);
+        let mut guests: Vec<JobIdx> = Vec::new();
+        let mut hosts: Vec<SmallVec<[JobIdx; 2]>> = Vec::new();
+        for unit in list {
+            if unit.is_placed(plan) && !unit.jobs.iter().any(|j| on_trial(*j)) {
+                hosts.push(unit.jobs.clone());
+            } else if unit.is_ready(plan) && unit.jobs.len() == 1 {
+                guests.push(unit.jobs[0]);
+            }
+        }
+        let of_all = |jobs: &[JobIdx]| jobs.iter().map(|j| self.util(plan, *j)).sum::<f64>();
+        guests.sort_by(|a, b| self.util(plan, *a).total_cmp(&self.util(plan, *b)).then(a.cmp(b)));
+        hosts.sort_by(|a, b| {
+            let gpu = |h: &[JobIdx]| plan.job(h[0]).gpus[0];
+            of_all(a).total_cmp(&of_all(b)).then(gpu(a).cmp(&gpu(b)))
+        });
+        for guest in guests {
+            let fits = |h: &&SmallVec<[JobIdx; 2]>| self.may_share(plan, h, guest);
+            let Some(host) = hosts.iter().find(fits).cloned() else { continue };
+            if self.begin_trial(plan, node, &host, guest) {
+                hosts.retain(|h| h[0] != host[0]);
+            }
+        }
+    }
+
+    /// Whether it is worth a trial to put a suspended job beside these.
+    fn may_share(&self, plan: &Plan<'_>, host: &[JobIdx], guest: JobIdx) -> bool {
+        let all = || host.iter().copied().chain([guest]);
+        let cool = Span::from_secs(self.params.cool_s);
+        let gpus = &plan.job(host[0]).gpus;
+        let kind = plan.gpu(gpus[0]).kind;
+        let mem_mib = f64::from(plan.kinds[usize::from(kind)].mem_mib);
+        let room_mib = mem_mib * (1.0 - self.params.pack_mem_margin);
+        let peaks = all().map(|j| plan.spec(j).knobs.mem_mib);
+        let peak_mib: f64 = peaks.clone().map(f64::from).sum();
+        let all_known = mem_mib > 0.0 && peaks.clone().all(|m| m > 0);
+        // Sums of shares such as 0.4 and 0.6 are not exact.
+        let util: f64 = all().map(|j| self.util(plan, j)).sum();
+        // Who was suspended just now goes on at no cost where it was, and nowhere else.
+        let was = plan.was_on(guest);
+        plan.spec(guest).gpus == plan.spec(host[0]).gpus
+            && (was.is_empty() || was == &gpus[..])
+            && util <= self.params.pack_util_cap + 1e-9
+            && (!all_known || peak_mib <= room_mib)
+            && all().all(|j| self.solo_s(plan, j).is_some())
+            && !host.iter().any(|h| self.was_refused(plan, *h, guest))
+            && gpus.iter().all(|g| self.tried[g.usize()].is_none_or(|at| plan.now - at >= cool))
+    }
+
+    fn begin_trial(
+        &mut self,
+        plan: &mut Plan<'_>,
+        node: NodeIdx,
+        host: &[JobIdx],
+        guest: JobIdx,
+    ) -> bool {
+        let gpus = plan.job(host[0]).gpus.clone();
+        if !self.rota.put(plan, guest, &gpus) {
+            return false;
+        }
+        for gpu in &gpus {
+            self.tried[gpu.usize()] = Some(plan.now);
+        }
+        let from = host.iter().chain([&guest]).map(|j| self.rota.begins(*j)).max();
+        let from = from.unwrap_or(plan.now).max(plan.now);
+        plan.note(guest, Why::TriedWith(host[0]));
+        let trial = Trial { host: host[0], guest, from, void: false };
+        self.trials.entry(node).or_default().push(trial);
+        self.rota.review(plan, node);
+        true
+    }
+
+    /// Nodes with packs on which nothing is tried now.
+    fn calm_packed(&self) -> Vec<NodeIdx> {
+        self.rota.packed.iter().filter(|n| !self.trials.contains_key(n)).collect()
+    }
+
+    /// Looks after the packs of a node: those that are slower than taking turns part, and so do those
+    /// whose paces alone are out of date.
+    fn watch_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
+        let packs = self.rota.home(node).list.iter().filter(|u| u.jobs.len() > 1);
+        let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
+        for pack in packs {
+            if !pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
+                continue;
+            }
+            let gain = self.gain(plan, pack.iter().copied());
+            let strikes = self.rota.strike(node, pack[0], gain.is_none_or(|g| g >= 1.0));
+            if strikes >= 2 {
+                self.refuse(plan, &pack[..pack.len() - 1], pack[pack.len() - 1]);
+            }
+            if strikes >= 2 || gain.is_none() {
+                for job in &pack[1..] {
+                    self.rota.split(node, *job);
+                    self.set_aside(plan, node, *job);
+                }
+                self.rota.begins_anew(pack[0], plan.now);
+            }
+        }
+    }
+}
+
+// Introspective: migrations.
+impl Gandiva {
+    fn introspect(&mut self, plan: &mut Plan<'_>) {
+        let scan = plan.now.0 / self.scan.0;
+        let is_scan = scan > self.scans;
+        self.scans = self.scans.max(scan);
+        let departures = std::mem::take(&mut self.departures);
+        if is_scan {
+            for node in self.calm_packed() {
+                self.watch_packs(plan, node);
+            }
+            self.rota.fill(plan);
+        }
+        if self.params.migrate && (is_scan || departures) && plan.idle_gpus() > 0 {
+            self.relieve(plan);
+            self.unpack(plan);
+            self.gather(plan);
+            self.defragment(plan);
+            self.rota.fill(plan);
+        }
+        if is_scan && self.params.pack {
+            for node in self.rota.crowded.iter().collect::<Vec<_>>() {
+                self.try_packs(plan, node);
+            }
+        }
+    }
+
+    fn is_cool(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
+        let cool = Span::from_secs(self.params.cool_s);
+        self.records[job.usize()].migrated.is_none_or(|at| plan.now - at >= cool)
+    }
+
+    /// The job, which is not placed, goes to live on the node and starts there.
+    fn migrate(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &GpuSet) -> bool {
+        if !self.rota.put(plan, job, gpus) {
+            return false;
+        }
+        self.rota.part(plan, job);
+        self.rota.settle(plan, job);
+        let record = &mut self.records[job.usize()];
+        record.solo = None;
+        record.migrated = Some(plan.now);
+        true
+    }
+
+    /// Idle GPUs take suspended jobs from the most crowded nodes, who waits longest first.
+    fn relieve(&mut self, plan: &mut Plan<'_>) {
+        let mut crowded: Vec<NodeIdx> = self.rota.crowded.iter().collect();
+        crowded.sort_by_key(|n| {
+            let load = self.rota.home(*n).load;
+            (Reverse(load.div_ceil(u32::from(plan.node(*n).size))), Reverse(load), *n)
+        });
+        for node in crowded {
+            let share =
+                f64::from(plan.node(node).size) / f64::from(self.rota.home(node).load.max(1));
+            let gain = (1.0 - share).max(0.0);
+            let waiting = self.rota.home(node).list.iter();
+            let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
+            let waiting: SmallVec<[JobIdx; 16]> = waiting.map(|u| u.jobs[0]).collect();
+            for job in waiting {
+                if plan.idle_gpus() == 0 {
+                    return;
+                }
+                let started = plan.job(job).starts > 0;
+                let cost = if started { plan.move_cost(job) } else { Span::ZERO };
+                if !self.is_cool(plan, job) || !pays(plan, job, cost, gain) {
+                    continue;
+                }
+                let target = self.rota.calm_home(plan, job).filter(|n| *n != node);
+                let gpus = target.and_then(|n| self.rota.spare(plan, job, n));
+                if gpus.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
+                    self.rota.fill(plan);
+                }
+            }
+        }
+    }
+
+    /// Jobs of a pack part for idle GPUs, the one that it slows down most first.
+    fn unpack(&mut self, plan: &mut Plan<'_>) {
+        for node in self.calm_packed() {
+            let packs = self.rota.home(node).list.iter().filter(|u| u.jobs.len() > 1);
+            let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
+            for pack in packs {
+                if pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
+                    self.unpack_one(plan, node, &pack);
+                }
+            }
+        }
+    }
+
+    fn unpack_one(&mut self, plan: &mut Plan<'_>, node: NodeIdx, pack: &[JobIdx]) {
+        let pace = |j: JobIdx| self.gain(plan, [j].into_iter());
+        let known = pack.iter().filter_map(|j| Some((pace(*j)?, *j)));
+        let Some((pace, job)) = known.min_by(|a, b| a.0.total_cmp(&b.0)) else { return };
+        if !self.is_cool(plan, job) || !pays(plan, job, plan.move_cost(job), 1.0 - pace) {
+            return;
+        }
+        let here = self.rota.spare(plan, job, node);
+        let elsewhere = || {
+            let target = self.rota.calm_home(plan, job).filter(|n| *n != node)?;
+            self.rota.spare(plan, job, target)
+        };
+        let Some(gpus) = here.or_else(elsewhere) else { return };
+        let mark = plan.mark();
+        plan.release(job);
+        if self.migrate(plan, job, &gpus) {
+            for mate in pack {
+                self.rota.begins_anew(*mate, plan.now);
+            }
+            self.rota.fill(plan);
+        } else {
+            plan.undo_to(mark);
+        }
+    }
+
+    /// A gang that spans nodes is pulled into one that can hold it, if it is faster there.
+    fn gather(&mut self, plan: &mut Plan<'_>) {
+        for job in self.rota.spanning().collect::<Vec<_>>() {
+            if plan.job(job).phase != Phase::Running || !self.is_cool(plan, job) {
+                continue;
+            }
+            let was = plan.job(job).gpus.clone();
+            let cost = plan.move_cost(job);
+            let mark = plan.mark();
+            plan.release(job);
+            self.rota.part(plan, job);
+            let target = self.rota.calm_home(plan, job);
+            let gpus = target.and_then(|n| self.rota.spare(plan, job, n));
+            let better = gpus.filter(|new| {
+                let pace = plan.solo_speed(job, &was) / plan.solo_speed(job, new);
+                1.0 - pace > self.params.migrate_gain && pays(plan, job, cost, 1.0 - pace)
+            });
+            if !better.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
+                plan.undo_to(mark);
+                self.rota.settle(plan, job);
+            }
+        }
+    }
+
+    /// Empties thinly used nodes into fuller ones, so that wide jobs find room.
+    fn defragment(&mut self, plan: &mut Plan<'_>) {
+        let mut kept: SmallVec<[NodeIdx; 8]> = SmallVec::new();
+        while let Some(source) = self.thinnest(plan, &kept) {
+            let list = &self.rota.home(source).list;
+            let mut jobs: SmallVec<[JobIdx; 8]> = list.iter().map(|u| u.jobs[0]).collect();
+            jobs.sort_by_key(|j| (plan.spec(*j).gpus, *j));
+            let moved = jobs.iter().filter(|j| self.defragment_one(plan, source, **j)).count();
+            if moved == 0 {
+                kept.push(source);
+            }
+        }
+    }
+
+    /// The node with most idle GPUs among those where somebody runs, all alone.
+    fn thinnest(&self, plan: &Plan<'_>, kept: &[NodeIdx]) -> Option<NodeIdx> {
+        let thin = |n: &NodeIdx| {
+            let (home, node) = (self.rota.home(*n), plan.node(*n));
+            let idle = f64::from(node.idle) / f64::from(node.size);
+            !home.list.is_empty()
+                && home.spanned == 0
+                && idle >= self.params.defrag_stop
+                && !self.rota.crowded.contains(*n)
+                && !self.rota.packed.contains(*n)
+                && !self.trials.contains_key(n)
+                && !kept.contains(n)
+        };
+        let largest = (0..plan.kinds.len() as u8).map(|k| plan.idle.largest(k)).max()?;
+        (1..=largest).rev().find_map(|idle| {
+            let kinds = (0..plan.kinds.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
+            kinds.flat_map(|k| plan.idle.nodes(k, idle).iter()).filter(thin).max()
+        })
+    }
+
+    fn defragment_one(&mut self, plan: &mut Plan<'_>, source: NodeIdx, job: JobIdx) -> bool {
+        if plan.job(job).phase != Phase::Running || !self.is_cool(plan, job) {
+            return false;
+        }
+        let was = plan.job(job).gpus.clone();
+        let cost = plan.move_cost(job);
+        let mark = plan.mark();
+        let idle = plan.node(source).idle;
+        let last = self.rota.home(source).list.len() == 1;
+        let Some(gpus) = self.best_fit(plan, source, job, idle, last) else { return false };
+        let slower = 1.0 - plan.solo_speed(job, &gpus) / plan.solo_speed(job, &was);
+        let loss_s = cost.secs() + slower.max(0.0) * age_s(plan, job);
+        if loss_s > self.params.migrate_gain * age_s(plan, job) {
+            return false;
+        }
+        plan.release(job);
+        if !self.migrate(plan, job, &gpus) {
+            plan.undo_to(mark);
+            return false;
+        }
+        self.rota.fill(plan);
+        true
+    }
+
+    /// Idle GPUs on the fullest node that can take the job: one with fewer idle GPUs than where it is,
+    /// or as many if that becomes empty.
+    fn best_fit(
+        &self,
+        plan: &Plan<'_>,
+        source: NodeIdx,
+        job: JobIdx,
+        idle: u16,
+        last: bool,
+    ) -> Option<GpuSet> {
+        let most = if last { idle } else { idle - 1 };
+        (plan.spec(job).gpus..=most).find_map(|idle| {
+            let kinds = (0..plan.kinds.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
+            let nodes = kinds.flat_map(|k| plan.idle.nodes(k, idle).iter());
+            let mut used = nodes.filter(|n| *n != source && self.rota.is_calm_for(plan, job, *n));
+            used.find_map(|n| self.rota.spare(plan, job, n))
+        })
+    }
+
+    /// Gives a node of a class that has more GPUs than its share of the demand to one that has fewer.
+    fn balance(&mut self, plan: &mut Plan<'_>) {
+        let Some(every) = self.params.balance_s.map(Span::from_secs) else { return };
+        let balances = plan.now.0 / every.0;
+        if balances <= self.balances || self.rota.crowded.is_empty() {
+            return;
+        }
+        self.balances = balances;
+        let shares = self.rota.shares(plan);
+        let gpus: u32 = plan.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
+        let asked: u32 = shares.values().map(|(asked, _)| asked).sum();
+        let fair = |of: u32| (u64::from(of) * u64::from(gpus) / u64::from(asked.max(1))) as u32;
+        let gap = |(asked, has): &(u32, u32)| i64::from(fair(*asked).min(*asked)) - i64::from(*has);
+        let needy = shares.iter().max_by_key(|(c, s)| (gap(s), Reverse(**c)));
+        let rich = shares.iter().min_by_key(|(c, s)| (gap(s), **c));
+        let (Some((needy, lacks)), Some((rich, spare))) = (needy, rich) else { return };
+        let source = self.rota.of_class(*rich).find(|n| !self.trials.contains_key(n));
+        let Some(source) = source else { return };
+        let size = i64::from(plan.node(source).size);
+        if gap(lacks) > 0 && gap(spare) + size <= 0 {
+            for job in self.rota.vacate(plan, source) {
+                self.records[job.usize()].solo = None;
+            }
+            if self.rota.home(source).list.is_empty() {
+                self.resettle(plan, source, *needy);
+            }
+            self.rota.fill(plan);
+        }
+    }
+
+    /// Fills an empty node with suspended jobs of a class, from the most loaded nodes.
+    fn resettle(&mut self, plan: &mut Plan<'_>, node: NodeIdx, class: u16) {
+        let mut crowded: Vec<NodeIdx> = self.rota.crowded.iter().filter(|n| *n != node).collect();
+        crowded.sort_by_key(|n| (Reverse(self.rota.home(*n).load), *n));
+        let waiting = crowded.iter().flat_map(|n| &self.rota.home(*n).list);
+        let wanted = |j: &JobIdx| class_of(plan.spec(*j).gpus) == class;
+        let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
+        let waiting: Vec<JobIdx> = waiting.map(|u| u.jobs[0]).filter(wanted).collect();
+        for job in waiting {
+            if let Some(gpus) = self.rota.room_on(plan, job, node) {
+                self.migrate(plan, job, &gpus);
+            }
+        }
+    }
+
+    fn set_alarms(&self, plan: &mut Plan<'_>) {
+        let next = |span: Span| Time((plan.now.0 / span.0 + 1) * span.0);
+        let (slice, scan) = (next(self.slice), next(self.scan));
+        let mut wake: SmallVec<[Time; 4]> = SmallVec::new();
+        if !self.rota.crowded.is_empty() {
+            wake.push(slice);
+        }
+        if !self.rota.crowded.is_empty() || !self.rota.packed.is_empty() {
+            wake.push(scan);
+        }
+        if let Some(every) = self.params.balance_s.filter(|_| !self.rota.crowded.is_empty()) {
+            wake.push(next(Span::from_secs(every)));
+        }
+        for (node, trials) in &self.trials {
+            for trial in trials {
+                let end = self.trial_end(plan, trial, &self.members(*node, trial.host));
+                // One that starts late is looked at again later.
+                let least = plan.now + Span::from_secs(self.params.trial_s);
+                wake.push(if end > plan.now { end } else { least });
+            }
+        }
+        for at in wake {
+            plan.wake_at(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! The second look where sharing GPUs costs something, more or less by the pair, and from some time on
+//! more than it gains: measurements come in that dramas do not have.
+
+use crate::random::{self, Taste};
+use roommate_core::idx::JobIdx;
+use roommate_core::interference::{Estimate, Interference};
+use roommate_core::knobs::Knobs;
+use roommate_core::math::rng::Rng;
+use roommate_core::policy::POLICIES;
+use roommate_core::state::State;
+use std::sync::Arc;
+
+/// Speeds of three kinds of work beside each other.
+struct Fickle([[f64; 3]; 3]);
+
+impl Interference for Fickle {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        let kind = |i: usize| state.spec(tenants[i].0).profile.0 as usize;
+        let others = (0..tenants.len()).filter(|i| *i != who);
+        let speed: f64 = others.map(|i| self.0[kind(who)][kind(i)]).product();
+        let worse = tenants.len() > 1 && state.now.secs() >= 30.0;
+        Estimate::certain(if worse { speed * 0.2 } else { speed })
+    }
+}
+
+#[test]
+fn a_second_look_changes_nothing_whatever_sharing_does() {
+    let mut shared = 0;
+    for entry in POLICIES {
+        for seed in 0..250 {
+            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let mut rng = Rng::stream(seed, 82);
+            let mut speed = || 0.3 + 0.7 * rng.unit();
+            let speeds = std::array::from_fn(|_| std::array::from_fn(|_| speed()));
+            scene.truth = Arc::new(Fickle(speeds));
+            let plain = scene.run();
+            let looked = scene.run_looking(&mut |engine| {
+                let again = engine.look_again();
+                assert!(again.actions.is_empty(), "{}", random::compact(&scene));
+            });
+            assert!(plain.ended && looked.ended, "{}", random::compact(&scene));
+            assert_eq!(plain.finished, looked.finished, "{}", random::compact(&scene));
+            shared += usize::from(plain.chart().contains('#'));
+        }
+    }
+    assert!(shared > 100, "only {shared} scenes in which somebody shares");
+}
