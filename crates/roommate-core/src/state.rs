@@ -193,6 +193,8 @@ pub struct State {
     pub costs: Costs,
     /// Most tenants of one GPU.
     pub max_tenants: u8,
+    /// Placed jobs that were promised a speed; where there are none, nobody is held back.
+    pub protected: u32,
     /// Groups of equal nodes, as described.
     groups: Vec<NodeGroup>,
 }
@@ -213,6 +215,7 @@ impl State {
             idle: Idle::default(),
             costs,
             max_tenants: 4,
+            protected: 0,
             groups: cluster.groups.clone(),
         };
         let largest = |k: usize| {
@@ -492,6 +495,7 @@ impl State {
         let hot = &mut self.jobs[job.usize()];
         hot.gpus = GpuSet::from_slice(gpus);
         hot.knobs = knobs;
+        self.protected += u32::from(knobs.floor_permille > 0);
         self.pending.remove(job);
         self.placed.insert(job);
     }
@@ -516,7 +520,9 @@ impl State {
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
-        self.placed.remove(job);
+        // Only who is placed is counted; a job that leaves the queue comes here as well.
+        let counted = self.placed.remove(job) && knobs.floor_permille > 0;
+        self.protected -= u32::from(counted);
         (gpus, knobs)
     }
 
