@@ -109,6 +109,8 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let mut scene =
         random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
     scene.truth = Arc::new(Undisturbed);
+    // Steps of a job that grows would end between ticks.
+    scene.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
         scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);
