@@ -162,11 +162,11 @@ struct Muri {
     released: Matcher,
     classes: ClassMatcher,
     /// Groups of each width in each round as they were last matched, by classes, and their mates.
-    matched: BTreeMap<(u16, u8), (Vec<[u8; SLOTS]>, Mates)>,
+    matched: BTreeMap<(u16, u8), Matched>,
 }
 
-/// With whom each group was matched.
-type Mates = Vec<Option<usize>>;
+/// Groups by classes, and with whom each was matched.
+type Matched = (Vec<[u8; SLOTS]>, Vec<Option<usize>>);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(1..=SLOTS as u8).contains(&params.packing) {

