@@ -65,7 +65,7 @@ pub struct Metrics {
     pub p99_queue_s: Option<f64>,
     /// Running jobs that were told to leave their GPUs.
     pub preemptions: u64,
-    /// Running jobs that were moved to other GPUs.
+    /// Running jobs that were moved to other GPUs, or to more or fewer.
     pub moves: u64,
     /// Attempts that failed, by their own fault or by a node's.
     pub failures: u64,
