@@ -264,6 +264,22 @@ pub(crate) enum Trace {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// Reproduce the tables of the Philly study: queueing and its causes, locality, utilisation, failures
+    Study {
+        /// The trace, `-` for standard input
+        trace: PathBuf,
+        #[command(flatten)]
+        input: TraceInput,
+        /// GPUs that a team is entitled to, to tell waiting for quota from fragmentation
+        #[arg(long, value_name = "TEAM=GPUS,...", value_delimiter = ',', value_parser = quota)]
+        quota: Vec<(String, u32)>,
+        /// Also write an HTML page with plots
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
     /// Invent a trace from published mixes of sizes and durations
     Synth(Synth),
     /// Write a trace in Roommate's own layout
@@ -341,6 +357,13 @@ fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, St
 fn some(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|n| (1..=10_000_000).contains(n));
     value.ok_or_else(|| "expected a whole number from 1 to 10000000".into())
+}
+
+/// A team and its GPUs. The last `=` counts: names may hold any character.
+fn quota(text: &str) -> Result<(String, u32), String> {
+    let pair = text.rsplit_once('=').filter(|(team, _)| !team.is_empty());
+    let pair = pair.and_then(|(team, gpus)| Some((team.to_owned(), gpus.parse().ok()?)));
+    pair.ok_or_else(|| "expected a team and its GPUs, like vision=64".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

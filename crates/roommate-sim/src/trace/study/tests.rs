@@ -1,0 +1,3 @@
+//! The study over a dozen jobs, by eye.
+
+use super::*;
