@@ -12,7 +12,7 @@
 //! # Differs from the paper
 //! There is none; it is the baseline of all of them.
 
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk};
@@ -26,13 +26,17 @@ pub(super) struct Params {
     backfill: bool,
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
 }
 
 struct Fifo(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style =
-        Style { rule: params.rule, preempt: false, repack: false, overtake: params.backfill };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    let style = Style { layout, preempt: false, repack: false, overtake: params.backfill };
     // A job keeps its place in the line when it comes back after a failure.
     Ok(Fifo(Walk::new(style, |_, job| u64::from(job.0))))
 }

@@ -13,7 +13,7 @@
 //! There is none. It is the non-preemptive bound for what knowing durations is worth.
 
 use crate::idx::JobIdx;
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk, key_of_secs};
@@ -26,12 +26,17 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Params {
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
 }
 
 struct Sjf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style = Style { rule: params.rule, preempt: false, repack: false, overtake: true };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    let style = Style { layout, preempt: false, repack: false, overtake: true };
     Ok(Sjf(Walk::new(style, declared)))
 }
 

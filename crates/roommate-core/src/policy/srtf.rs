@@ -18,7 +18,7 @@
 //! running jobs where they are and pushes out only those that are in the way.
 
 use crate::idx::JobIdx;
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk, key_of_secs};
@@ -31,6 +31,10 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Params {
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
     /// Whether everything is placed anew at every step.
     repack: bool,
 }
@@ -38,7 +42,12 @@ pub(super) struct Params {
 struct Srtf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style = Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    if params.repack && params.patience_s.is_some() {
+        // Placed anew at every step, a job has always only just lost its GPUs.
+        return Err("patience_s: cannot be combined with repack".into());
+    }
+    let style = Style { layout, preempt: true, repack: params.repack, overtake: true };
     Ok(Srtf(Walk::new(style, time_left)))
 }
 

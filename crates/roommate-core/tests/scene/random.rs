@@ -216,7 +216,8 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
         }
     };
     set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
-    set("repack", json!(rng.chance(0.3)));
+    let repack = rng.chance(0.3);
+    set("repack", json!(repack));
     let mut own = Rng::stream(scene.seed, 79);
     set("packing", json!(1 + own.below(4)));
     set("autopack", json!(own.chance(0.5)));
@@ -239,12 +240,18 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
     set("migrate", json!(own.chance(0.4)));
     set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
+    let mut own = Rng::stream(scene.seed, 83);
+    set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
+    let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
         "quantum",
         pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone(),
     );
+    if known.get("repack").is_none() || !repack {
+        set("patience_s", json!(patience));
+    }
     let past: Vec<u64> = (0..rng.below(30)).map(|_| rng.below(60)).collect();
     set("min_history", json!(past.len() as u64 + rng.below(4)));
     set("history_gpu_s", json!(past));

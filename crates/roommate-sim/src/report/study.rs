@@ -1,7 +1,7 @@
 //! The study of a trace as a page: distributions by job size, bars, and all its tables.
 
 use super::condense::distribution;
-use super::text::{count, html};
+use super::text::{count, html, number};
 use super::{CDF_POINTS_MAX, Frame, Number, Points};
 use crate::trace::study::{Study, Table, Unit, by_class};
 use crate::trace::{Trace, TraceJob};
@@ -44,14 +44,17 @@ const CURVES: [(&str, &str, &str, &str); 3] = [
 pub fn study(title: &str, trace: &Trace, study: &Study) -> String {
     let data = Data::new(trace);
     let mut body = String::with_capacity(65_536);
-    push_gaps(&mut body, study);
     push_curves(&mut body, &data);
-    study.tables.iter().filter(|t| t.missing.is_empty()).for_each(|t| push_table(&mut body, t));
+    let answered: Vec<&Table> = study.tables.iter().filter(|t| t.missing.is_empty()).collect();
+    answered.iter().for_each(|table| push_table(&mut body, table));
+    push_gaps(&mut body, study);
     let subtitle = format!(
-        "{} · {:.0} GPU-hours · {} trace · tables of Jeon et al., USENIX ATC 2019",
+        "{} · {} GPU-hours · {} trace · {} of {} tables of Jeon et al., USENIX ATC 2019",
         count(trace.jobs.len(), "job"),
-        study.gpu_hours,
-        study.format
+        number(study.gpu_hours.round()),
+        study.format,
+        answered.len(),
+        study.tables.len()
     );
     let (script, maker) = (SCRIPT, "roommate trace study");
     Frame { title, subtitle: &subtitle, script, maker }.around(&body, &data)

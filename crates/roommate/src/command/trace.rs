@@ -32,7 +32,7 @@ pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
             let quotas = known_teams(&trace.jobs, quota)?;
             let study = study::study(&trace, &quotas);
             if let Some(page) = &report {
-                let title = format!("Philly study of {}", path.display());
+                let title = path.file_name().unwrap_or_default().to_string_lossy();
                 AtomicFile::create(page)?.fill(&report::study(&title, &trace, &study))?;
                 process::say(&format!("report: {}", page.display()));
             }
