@@ -3,6 +3,7 @@
 //! Helpers for policies that give jobs whole GPUs. Nothing here decides who should run.
 
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::job::Phase;
 use crate::plan::Plan;
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
@@ -137,9 +138,12 @@ impl Patience {
 
     /// Asks to be woken when the next waiting job stops insisting.
     pub fn wake(&mut self, layout: Layout, plan: &mut Plan<'_>) {
-        // Who has found GPUs since then waits no longer, or waits anew.
+        // Who has found GPUs since then waits no longer, or waits anew. Who was just told to leave them
+        // cannot be placed yet, but waits already.
         let waits = |at: Time, job: JobIdx| {
-            plan.pending.contains(job) && layout.relents(plan, job) == Some(at)
+            let hot = plan.job(job);
+            let unserved = !hot.is_placed() && hot.phase != Phase::Done;
+            unserved && layout.relents(plan, job) == Some(at)
         };
         while self.alarms.peek().is_some_and(|alarm| !waits(alarm.0.0, alarm.0.1)) {
             self.alarms.pop();
@@ -541,4 +545,53 @@ fn whole_nodes(state: &State, job: JobIdx, kind: u8) -> (u32, u16) {
         }
     }
     (whole, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Scene, picture_with};
+    use expect_test::expect;
+
+    /// Picture P2 of the Philly study's specification: c asks for two GPUs of one node, and only one is
+    /// free on each.
+    fn waits(policy: &str, params: &str) -> String {
+        picture_with(policy, params, "2x2", "a 0 1 9, x 0 1 1, b 0 1 9, y 0 1 1, c 1 2 4")
+    }
+
+    #[test]
+    fn a_job_that_has_waited_long_enough_is_spread() {
+        let spread = expect![[""]];
+        spread.assert_eq(&waits("fifo", r#"{"patience_s": 3}"#));
+        spread.assert_eq(&waits("tiresias", r#"{"patience_s": 3, "placement": "consolidated"}"#));
+        expect![[""]].assert_eq(&waits("fifo", "{}"));
+    }
+
+    #[test]
+    fn a_job_that_is_pushed_out_waits_for_locality_anew() {
+        // p pushes c out at 5; c insists again until 8, and by then a whole node is free for it.
+        let jobs = "a 0 1 7, x 0 1 1, b 0 1 20, y 0 1 1, c 1 2 9, p 5 1 1, q 5 1 3";
+        let mut scene = Scene::new("srtf", "2x2", jobs);
+        scene.params = serde_json::from_str(r#"{"patience_s": 3}"#).unwrap();
+        expect![[""]].assert_eq(&scene.run().chart());
+    }
+
+    /// Large jobs have nodes to themselves: no small one sits beside them, and they do not sit down
+    /// beside a small one.
+    #[test]
+    fn large_jobs_have_no_neighbours() {
+        let jobs = "a 0 1 6, w 1 3 4, b 2 1 3, c 2 1 3";
+        expect![[""]].assert_eq(&picture_with(
+            "fifo-backfill",
+            r#"{"dedicate_from": 3}"#,
+            "2x4",
+            jobs,
+        ));
+        expect![[""]].assert_eq(&picture_with("fifo-backfill", "{}", "2x4", jobs));
+    }
+
+    #[test]
+    fn a_wide_job_empties_whole_nodes() {
+        let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, w 2 3 2";
+        expect![[""]].assert_eq(&picture_with("srsf", r#"{"dedicate_from": 3}"#, "1x4", jobs));
+    }
 }

@@ -148,6 +148,15 @@ pub(crate) struct WorldArgs {
     /// Chance that an attempt of a job crashes
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance, allow_negative_numbers = true)]
     pub(crate) crash: f64,
+    /// Part of those failures that are errors of the user, which come back at the same point
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, allow_negative_numbers = true)]
+    pub(crate) user_errors: f64,
+    /// How often a job is started again after failures of its own
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) retries: u16,
+    /// How often after an error of the user; as often as after others, unless given
+    #[arg(long, value_name = "N")]
+    pub(crate) user_retries: Option<u16>,
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,

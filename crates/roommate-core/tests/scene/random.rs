@@ -102,6 +102,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     if taste.classes {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
+    give_retries(&mut Rng::stream(seed, 84), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
     scene
 }
@@ -157,6 +158,16 @@ fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
     }
 }
 
+/// Some classes of failure are worth more tries than others.
+fn give_retries(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if rng.chance(0.3) {
+            actor.spec.retries.user = 0;
+            actor.spec.retries.infra = rng.below(6) as u16;
+        }
+    }
+}
+
 fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Actor {
     let all = u64::from(scene.cluster.gpus());
     let gpus = match rng.below(20) {
@@ -167,7 +178,7 @@ fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Act
     let work = (1 + rng.below(20)) as f64;
     let profile = ProfileIdx(rng.below(scene.profiles.len() as u64) as u32);
     let mut spec = Spec::training(gpus as u16, work, profile);
-    spec.retries = rng.below(4) as u16;
+    spec.retries = (rng.below(4) as u16).into();
     if rng.chance(0.2) {
         spec.deadline = Some(Time::from_secs((submit + rng.below(40)) as f64));
     }
