@@ -549,49 +549,82 @@ fn whole_nodes(state: &State, job: JobIdx, kind: u8) -> (u32, u16) {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{Scene, picture_with};
+    use crate::testing::picture_with;
     use expect_test::expect;
 
-    /// Picture P2 of the Philly study's specification: c asks for two GPUs of one node, and only one is
-    /// free on each.
+    /// Picture P2 of the Philly study's specification: e asks for two GPUs of one node from 1 on, and
+    /// only one is free on each.
     fn waits(policy: &str, params: &str) -> String {
-        picture_with(policy, params, "2x2", "a 0 1 9, x 0 1 1, b 0 1 9, y 0 1 1, c 1 2 4")
+        picture_with(policy, params, "2x2", "a 0 1 9, b 0 1 1, c 0 1 9, d 0 1 1, e 1 2 4")
     }
 
     #[test]
     fn a_job_that_has_waited_long_enough_is_spread() {
-        let spread = expect![[""]];
-        spread.assert_eq(&waits("fifo", r#"{"patience_s": 3}"#));
-        spread.assert_eq(&waits("tiresias", r#"{"patience_s": 3, "placement": "consolidated"}"#));
-        expect![[""]].assert_eq(&waits("fifo", "{}"));
+        expect![[r#"
+            gpu0  aaaaaaaaa
+            gpu1  b...eeee
+            gpu2  ccccccccc
+            gpu3  d...eeee
+        "#]]
+        .assert_eq(&waits("fifo", r#"{"patience_s": 3}"#));
+        let as_tiresias = waits("tiresias", r#"{"patience_s": 3, "placement": "consolidated"}"#);
+        assert_eq!(waits("fifo", r#"{"patience_s": 3}"#), as_tiresias);
+        expect![[r#"
+            gpu0  aaaaaaaaaeeee
+            gpu1  b........eeee
+            gpu2  ccccccccc
+            gpu3  d
+        "#]]
+        .assert_eq(&waits("fifo", "{}"));
     }
 
-    #[test]
-    fn a_job_that_is_pushed_out_waits_for_locality_anew() {
-        // p pushes c out at 5; c insists again until 8, and by then a whole node is free for it.
-        let jobs = "a 0 1 7, x 0 1 1, b 0 1 20, y 0 1 1, c 1 2 9, p 5 1 1, q 5 1 3";
-        let mut scene = Scene::new("srtf", "2x2", jobs);
-        scene.params = serde_json::from_str(r#"{"patience_s": 3}"#).unwrap();
-        expect![[""]].assert_eq(&scene.run().chart());
-    }
-
-    /// Large jobs have nodes to themselves: no small one sits beside them, and they do not sit down
-    /// beside a small one.
     #[test]
     fn large_jobs_have_no_neighbours() {
-        let jobs = "a 0 1 6, w 1 3 4, b 2 1 3, c 2 1 3";
-        expect![[""]].assert_eq(&picture_with(
-            "fifo-backfill",
-            r#"{"dedicate_from": 3}"#,
-            "2x4",
-            jobs,
-        ));
-        expect![[""]].assert_eq(&picture_with("fifo-backfill", "{}", "2x4", jobs));
+        let shown =
+            |params| picture_with("fifo-backfill", params, "2x4", "a 0 1 6, b 1 3 4, c 2 1 3");
+        // b does not sit down beside a, nor c beside b.
+        expect![[r#"
+            gpu0  aaaaaa
+            gpu1  ..ccc
+            gpu2
+            gpu3
+            gpu4  .bbbb
+            gpu5  .bbbb
+            gpu6  .bbbb
+            gpu7
+        "#]]
+        .assert_eq(&shown(r#"{"dedicate_from": 3}"#));
+        expect![[r#"
+            gpu0  aaaaaa
+            gpu1  .bbbb
+            gpu2  .bbbb
+            gpu3  .bbbb
+            gpu4  ..ccc
+            gpu5
+            gpu6
+            gpu7
+        "#]]
+        .assert_eq(&shown("{}"));
     }
 
     #[test]
-    fn a_wide_job_empties_whole_nodes() {
-        let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, w 2 3 2";
-        expect![[""]].assert_eq(&picture_with("srsf", r#"{"dedicate_from": 3}"#, "1x4", jobs));
+    fn a_large_job_empties_its_node() {
+        let shown =
+            |params| picture_with("srsf", params, "1x4", "a 0 1 9, b 0 1 9, c 0 1 9, d 2 3 2");
+        // One GPU is idle, so two jobs in the way would be enough; but nobody is to stay beside d.
+        expect![[r#"
+            gpu0  aaddaaaaaaa
+            gpu1  bbddbbbbbbb
+            gpu2  ccddccccccc
+            gpu3
+        "#]]
+        .assert_eq(&shown(r#"{"dedicate_from": 3}"#));
+        expect![[r#"
+            gpu0  aaaaaaaaa
+            gpu1  bbddbbbbbbb
+            gpu2  ccddccccccc
+            gpu3  ..dd
+        "#]]
+        .assert_eq(&shown("{}"));
     }
 }

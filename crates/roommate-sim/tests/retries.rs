@@ -53,8 +53,14 @@ const CAREFUL: Retries = Retries { user: 0, infra: 3, unknown: 3 };
 fn an_error_of_the_user_is_not_tried_again() {
     let (blind, blind_metrics) = run("fifo", 1.0, 3.into());
     let (careful, careful_metrics) = run("fifo", 1.0, CAREFUL);
-    expect![[""]].assert_eq(&blind);
-    expect![[""]].assert_eq(&careful);
+    expect![[r#"
+        gpu0  aaaaaaabbbbbbbbbbbbbbbcccccccdddeeeeeeeeeefffffffffffff
+    "#]]
+    .assert_eq(&blind);
+    expect![[r#"
+        gpu0  aabbbbcdeeeeeeeeeeffff
+    "#]]
+    .assert_eq(&careful);
     // The same jobs finish, three retries of each of the others earlier.
     assert_eq!(blind_metrics.finished, careful_metrics.finished);
     assert_eq!(blind_metrics.failures, 4 * careful_metrics.failures);
