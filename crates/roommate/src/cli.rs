@@ -273,7 +273,7 @@ pub(crate) enum Trace {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// Reproduce the tables of the Philly study: queueing and its causes, locality, utilisation, failures
+    /// Reproduce the tables of the Philly study: queueing, locality, utilisation, failures
     Study {
         /// The trace, `-` for standard input
         trace: PathBuf,

@@ -7,7 +7,9 @@
 //!
 //! # Reads / does / wakes
 //! Reads the order of submission and the number of GPUs. Starts jobs on whole GPUs, never stops one.
-//! Wakes when a job arrives or leaves and when a node comes back; never by time.
+//! Wakes when a job arrives or leaves and when a node comes back; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! # Differs from the paper
 //! There is none; it is the baseline of all of them.

@@ -7,7 +7,9 @@
 //! # Reads / does / wakes
 //! Reads the declared length (steps × step time on the reference GPU) and the number of GPUs; jobs
 //! that declare nothing come last, in order of submission. Starts jobs on whole GPUs, never stops
-//! one; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//! one; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! # Differs from the paper
 //! There is none. It is the non-preemptive bound for what knowing durations is worth.

@@ -6,7 +6,9 @@
 //!
 //! # Reads / does / wakes
 //! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! # Differs from the paper
 //! There is none of its own; it is a baseline of Tiresias and Muri. `--compat muri` repacks the

@@ -7,7 +7,9 @@
 //!
 //! # Reads / does / wakes
 //! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! The order uses the time left alone on the reference GPU, not the pace where the job happens to
 //! run: otherwise two jobs on a slow GPU could push each other out for ever.

@@ -11,8 +11,9 @@
 //! # Reads / does / wakes
 //! Reads GPUs, service used, waiting time since the last start, and the skew of the model; never
 //! durations. Starts and stops jobs on whole GPUs. Wakes when a job arrives or leaves, when a running
-//! job has used up its queue's bound, and when a waiting job has waited `promote_knob` times as long
-//! as it ran.
+//! job has used up its queue's bound, when a waiting job has waited `promote_knob` times as long as it
+//! ran, and when one has waited `patience_s` for a compact place. Jobs of `dedicate_from` GPUs or more
+//! have their nodes to themselves.
 //!
 //! # Differs from the paper
 //! The released simulator demotes wide jobs late (it compares GPU-time with wall time) and truncates

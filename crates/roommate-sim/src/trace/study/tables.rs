@@ -182,9 +182,16 @@ fn outcomes_by_size(cases: &[Case<'_>]) -> Table {
     About { id: "outcomes_by_size", title, rows: CLASS, needs: &[STATUS] }.table_of_all(
         cases,
         by_size,
-        |_| {
+        |all| {
+            // Where some ends are not known, an end that nobody has may be among those.
+            let told = |status| {
+                let has = |wanted| all.iter().any(|case| case.status == wanted);
+                has(status) || !has(None)
+            };
             let of = |key, head, status: Option<Status>| {
-                share(key, head, move |case: &Case<'_>| case.status == status)
+                let told = told(status);
+                let part = share(key, head, move |case: &Case<'_>| case.status == status);
+                figure(key, head, Unit::Share, move |jobs| (part.of)(jobs).filter(|_| told))
             };
             let mut figures = vec![
                 figure("jobs", "jobs", Unit::Count, |jobs| Some(jobs.len() as f64)),
