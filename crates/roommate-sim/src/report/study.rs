@@ -194,6 +194,10 @@ fn push_table(page: &mut String, table: &Table) {
     page.push_str("</section>\n");
 }
 
+/// Pixels of one bar among several, and of one that stands alone.
+const THIN: usize = 9;
+const THICK: usize = 14;
+
 /// Bars of some share columns, one lane for each row. The table beside them has the numbers, so they
 /// are drawn for eyes only.
 fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
@@ -206,11 +210,10 @@ fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
         let _ = write!(page, "<li><svg class=\"swatch s{i}\"><rect/></svg>{}</li>", html(head));
     }
     page.push_str("</ul>\n<div class=\"lanes\">\n");
-    const THICK: usize = 9;
     // What all have of all is no news.
     let whole = keys.contains(&"of_gpu_time");
     for row in table.rows.iter().filter(|row| !(whole && row.name == "all")) {
-        let height = if stacked { 14 } else { series.len() * (THICK + 1) };
+        let height = if stacked { THICK } else { series.len() * (THIN + 1) };
         let _ = write!(
             page,
             "<span>{}</span><svg class=\"lane\" height=\"{height}\">",
@@ -219,7 +222,8 @@ fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
         let mut from = 0.0;
         for (i, (cell, head)) in series.iter().enumerate() {
             let Some(share) = row.cells[*cell].filter(|share| *share > 0.0) else { continue };
-            let (x, y, thick) = if stacked { (from, 0, 14) } else { (0.0, i * (THICK + 1), THICK) };
+            let (x, y, thick) =
+                if stacked { (from, 0, THICK) } else { (0.0, i * (THIN + 1), THIN) };
             from += share * 100.0;
             let _ = write!(
                 page,

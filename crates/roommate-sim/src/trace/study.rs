@@ -137,7 +137,7 @@ pub fn study(trace: &Trace, quotas: &Quotas) -> Study {
     Study {
         format: trace.format,
         jobs: cases.len() as u64,
-        gpu_hours: cases.iter().map(|case| case.gpu_s()).sum::<f64>() / 3_600.0,
+        gpu_hours: cases.iter().map(Case::gpu_s).sum::<f64>() / 3_600.0,
         tables: tables::all(&cases),
     }
 }
