@@ -179,3 +179,32 @@ fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
     // Only who was pushed out and then finds room that a wider one left in the same step moves.
     assert!(moves * 20 < preemptions, "{moves} moves, {preemptions} preemptions");
 }
+
+#[test]
+fn nobody_sits_beside_a_large_job() {
+    let mut seen = 0;
+    for entry in policy::POLICIES {
+        let known = entry.params(&policy::Params::new()).unwrap();
+        if known.get("dedicate_from").is_none() {
+            continue;
+        }
+        for seed in 0..300 {
+            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let from = 1 + (seed % 4) as u16;
+            scene.params.insert("dedicate_from".into(), from.into());
+            let _ = scene.run_looking(&mut |engine| {
+                let state = engine.state();
+                for node in &state.nodes {
+                    let mut on: Vec<JobIdx> =
+                        node.gpus().flat_map(|g| state.gpu(g).tenants.clone()).collect();
+                    on.sort_unstable();
+                    on.dedup();
+                    let large = on.iter().any(|j| state.spec(*j).gpus >= from);
+                    seen += u32::from(large);
+                    assert!(!large || on.len() == 1, "{on:?}\n{}", random::compact(&scene));
+                }
+            });
+        }
+    }
+    assert!(seen > 10_000, "only {seen} looks at large jobs");
+}
