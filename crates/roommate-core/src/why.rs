@@ -43,8 +43,12 @@ pub enum Why {
         /// Suitable GPUs that exist.
         exist: u32,
     },
-    /// Its process ended with an error.
+    /// Its process ended with an error, nobody knows whose.
     Crashed,
+    /// Its own code or input is wrong: it would fail again.
+    UserError,
+    /// Something beneath it failed: it may well work the next time.
+    InfraError,
     /// The node it ran on went away.
     NodeLost(NodeIdx),
     /// It failed more often than it may.
@@ -93,6 +97,8 @@ impl Why {
                 format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
             }
             Self::Crashed => "its process failed".into(),
+            Self::UserError => "its own code or input is wrong".into(),
+            Self::InfraError => "something beneath it failed".into(),
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),
             Self::BacksOff(s) => format!("waits {s} after a failure"),

@@ -22,6 +22,7 @@ pub mod pairs;
 mod philly;
 mod philly_log;
 pub mod stats;
+pub mod study;
 pub mod synth;
 mod tiresias;
 
@@ -85,6 +86,32 @@ pub struct TraceJob {
     pub gpu_milli: u32,
     /// GPU kinds it may run on; empty = any.
     pub kinds: Vec<String>,
+    /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
+    /// pointer.
+    pub observed: Option<Box<Observed>>,
+}
+
+/// What the original cluster recorded of a job beyond its end: for studies, not for scheduling.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Observed {
+    /// Machines of its last attempt; 0 = unknown.
+    pub machines: u32,
+    /// Share of the time in which its GPUs were busy, mean over GPUs and time, 0 to 1.
+    pub gpu_util: Option<f64>,
+    /// The part of its queueing during which its team was at its quota.
+    pub fair_share_s: Option<f64>,
+    /// Why it failed, in the trace's own words.
+    pub failure: Option<String>,
+}
+
+impl Observed {
+    const NOTHING: &'static Self =
+        &Self { machines: 0, gpu_util: None, fair_share_s: None, failure: None };
+
+    /// Boxed, unless nothing was recorded.
+    fn boxed(self) -> Option<Box<Self>> {
+        (self != *Self::NOTHING).then(|| Box::new(self))
+    }
 }
 
 impl TraceJob {
@@ -116,7 +143,13 @@ impl TraceJob {
             cpu_milli: 0,
             gpu_milli: 1000,
             kinds: Vec::new(),
+            observed: None,
         }
+    }
+
+    /// What else was recorded of it in the original cluster.
+    pub fn observed(&self) -> &Observed {
+        self.observed.as_deref().unwrap_or(Observed::NOTHING)
     }
 
     /// Seconds of work, alone on the reference GPU.

@@ -140,7 +140,7 @@ impl Maker<'_> {
             declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
             kinds,
-            retries: 3,
+            retries: 3.into(),
             ..Spec::training(gpus, job.steps, profile)
         };
         let at = Time(job.submit_us);

@@ -175,6 +175,8 @@ struct Live {
     gpus: GpuSet,
     /// Steps at which this attempt crashes.
     crash_at: f64,
+    /// Steps at which every attempt fails, because the job is wrong.
+    wrong_at: f64,
     /// When it began to make progress in its present stay, and from how many steps.
     began: Time,
     began_done: f64,
@@ -296,7 +298,11 @@ impl World {
                     self.finished += 1;
                     self.facts.push(Event::Finished(job));
                 }
-                Alarm::Crash(job, _) => self.fail(now, job, Why::Crashed),
+                Alarm::Crash(job, _) => {
+                    let live = &self.live[job.usize()];
+                    let own = live.crash_at >= live.wrong_at;
+                    self.fail(now, job, if own { Why::UserError } else { Why::Crashed });
+                }
                 Alarm::NodeDown(node) => {
                     self.fail_node(now, node);
                     let back = now + self.faults.repair();
@@ -364,10 +370,10 @@ impl World {
         let done = live.meter.done;
         self.depart(job);
         self.facts.push(Event::Failed { job, why, done });
-        let budget = self.engine.state().spec(job).retries;
         // The engine gives a job up by the same count; the world only has to stop expecting it.
+        let limit = self.engine.state().spec(job).retries.after(why);
         let failures = self.engine.state().job(job).failures + 1;
-        if why == Why::Crashed && failures > budget {
+        if limit.is_some_and(|limit| failures > limit) {
             self.unfinished -= 1;
         }
     }
@@ -388,11 +394,13 @@ impl World {
 
     fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
         let idx = self.engine.add_job(job.spec.clone());
+        let wrong_at = self.faults.mistake().map_or(f64::INFINITY, |share| share * job.work);
         self.live.push(Live {
             meter: Meter::default(),
             work: job.work,
             gpus: GpuSet::new(),
             crash_at: f64::INFINITY,
+            wrong_at,
             began: job.at,
             began_done: 0.0,
             epoch: 0,
@@ -523,8 +531,9 @@ impl World {
         let crash = self.faults.crash_point();
         let live = &mut self.live[job.usize()];
         live.gpus = gpus;
-        live.crash_at = crash
+        let crash_at = crash
             .map_or(f64::INFINITY, |share| live.meter.done + share * (live.work - live.meter.done));
+        live.crash_at = crash_at.min(live.wrong_at);
         if cost == Span::ZERO {
             self.facts.push(Event::Started(job));
             self.begin(now, job);

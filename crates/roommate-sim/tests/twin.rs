@@ -176,6 +176,7 @@ fn some_faults(seed: u64) -> Faults {
         node_repair: seconds(1 + rng.below(20)),
         crash: if rng.chance(0.7) { 0.3 * rng.unit() } else { 0.0 },
         checkpoint: seconds(rng.below(4)),
+        user_errors: if rng.chance(0.3) { 0.5 } else { 0.0 },
     }
 }
 

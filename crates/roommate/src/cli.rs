@@ -148,6 +148,15 @@ pub(crate) struct WorldArgs {
     /// Chance that an attempt of a job crashes
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance, allow_negative_numbers = true)]
     pub(crate) crash: f64,
+    /// Part of those failures that are errors of the user, which come back at the same point
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, allow_negative_numbers = true)]
+    pub(crate) user_errors: f64,
+    /// How often a job is started again after failures of its own
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) retries: u16,
+    /// How often after an error of the user; as often as after others, unless given
+    #[arg(long, value_name = "N")]
+    pub(crate) user_retries: Option<u16>,
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
@@ -264,6 +273,22 @@ pub(crate) enum Trace {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// Reproduce the tables of the Philly study: queueing, locality, utilisation, failures
+    Study {
+        /// The trace, `-` for standard input
+        trace: PathBuf,
+        #[command(flatten)]
+        input: TraceInput,
+        /// GPUs that a team is entitled to, to tell waiting for quota from fragmentation
+        #[arg(long, value_name = "TEAM=GPUS,...", value_delimiter = ',', value_parser = quota)]
+        quota: Vec<(String, u32)>,
+        /// Also write an HTML page with plots
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
     /// Invent a trace from published mixes of sizes and durations
     Synth(Synth),
     /// Write a trace in Roommate's own layout
@@ -344,6 +369,13 @@ fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, St
 fn some(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|n| (1..=10_000_000).contains(n));
     value.ok_or_else(|| "expected a whole number from 1 to 10000000".into())
+}
+
+/// A team and its GPUs. The last `=` counts: names may hold any character.
+fn quota(text: &str) -> Result<(String, u32), String> {
+    let pair = text.rsplit_once('=').filter(|(team, _)| !team.is_empty());
+    let pair = pair.and_then(|(team, gpus)| Some((team.to_owned(), gpus.parse().ok()?)));
+    pair.ok_or_else(|| "expected a team and its GPUs, like vision=64".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -9,6 +9,7 @@ use roommate_core::cluster::Cluster;
 use roommate_core::interference::Interference;
 use roommate_core::interference::Undisturbed;
 use roommate_core::interference::noisy::Noisy;
+use roommate_core::job::Retries;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Entry, Params};
@@ -146,6 +147,11 @@ impl Lab {
         if world.no_spread_penalty {
             workload.profiles.iter_mut().for_each(|(_, p)| p.spread_speed = 1.0);
         }
+        let retries = Retries {
+            user: world.user_retries.unwrap_or(world.retries),
+            ..Retries::from(world.retries)
+        };
+        workload.arrivals.iter_mut().for_each(|arrival| arrival.spec.retries = retries);
         Ok(Self {
             workload,
             world: world.clone(),
@@ -243,6 +249,7 @@ impl Lab {
             node_mtbf: self.world.node_mtbf.map(|h| Span::from_secs(h * 3_600.0)),
             node_repair: Span::from_secs(self.world.node_repair * 3_600.0),
             crash: self.world.crash,
+            user_errors: self.world.user_errors,
             checkpoint: Span::from_secs(self.world.checkpoint * 60.0),
         }
     }

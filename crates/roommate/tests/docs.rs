@@ -61,6 +61,7 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["profile", "check"],
         &["report"],
         &["trace", "stats"],
+        &["trace", "study"],
         &["trace", "synth"],
         &["trace", "convert"],
         &["completions"],

@@ -232,7 +232,13 @@ impl Stage<'_> {
             Mishap::Crash(j) => {
                 let Some(told) = self.told.get_mut(j.usize()) else { return };
                 if !told.gpus.is_empty() {
-                    let why = if told.running { Why::Crashed } else { Why::StartFailed };
+                    // The class of a failure must not matter to any law; let there be all.
+                    let why = match (told.running, j.0 % 4) {
+                        (false, _) => Why::StartFailed,
+                        (true, 2) => Why::UserError,
+                        (true, 3) => Why::InfraError,
+                        (true, _) => Why::Crashed,
+                    };
                     facts.push(told.fail(j, why));
                 }
             }

@@ -109,6 +109,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     if taste.elastic {
         make_elastic(&mut Rng::stream(seed, 84), &mut scene);
     }
+    give_retries(&mut Rng::stream(seed, 86), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
     scene
 }
@@ -176,6 +177,16 @@ fn make_elastic(rng: &mut Rng, scene: &mut Scene) {
     }
 }
 
+/// Some classes of failure are worth more tries than others.
+fn give_retries(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if rng.chance(0.3) {
+            actor.spec.retries.user = 0;
+            actor.spec.retries.infra = rng.below(6) as u16;
+        }
+    }
+}
+
 fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Actor {
     let all = u64::from(scene.cluster.gpus());
     let gpus = match rng.below(20) {
@@ -186,7 +197,7 @@ fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Act
     let work = (1 + rng.below(20)) as f64;
     let profile = ProfileIdx(rng.below(scene.profiles.len() as u64) as u32);
     let mut spec = Spec::training(gpus as u16, work, profile);
-    spec.retries = rng.below(4) as u16;
+    spec.retries = (rng.below(4) as u16).into();
     if rng.chance(0.2) {
         spec.deadline = Some(Time::from_secs((submit + rng.below(40)) as f64));
     }
@@ -235,7 +246,8 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
         }
     };
     set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
-    set("repack", json!(rng.chance(0.3)));
+    let repack = rng.chance(0.3);
+    set("repack", json!(repack));
     let mut own = Rng::stream(scene.seed, 79);
     set("packing", json!(1 + own.below(4)));
     set("autopack", json!(own.chance(0.5)));
@@ -262,12 +274,18 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("grow", json!(own.chance(0.9)));
     set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
     set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
+    let mut own = Rng::stream(scene.seed, 83);
+    set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
+    let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
         "quantum",
         pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone(),
     );
+    if known.get("repack").is_none() || !repack {
+        set("patience_s", json!(patience));
+    }
     let past: Vec<u64> = (0..rng.below(30)).map(|_| rng.below(60)).collect();
     set("min_history", json!(past.len() as u64 + rng.below(4)));
     set("history_gpu_s", json!(past));

@@ -101,6 +101,11 @@ pub(super) fn gpu_milli(value: f64) -> Result<u32, Problem> {
     }
 }
 
+/// A part of something whole.
+pub(super) fn share(value: f64) -> Result<f64, Problem> {
+    if number(value)? > 1.0 { wrong("a share from 0 to 1", value) } else { number(value) }
+}
+
 /// A count of training steps.
 pub(super) fn steps(value: f64) -> Result<f64, Problem> {
     if number(value)? > MAX_STEPS {

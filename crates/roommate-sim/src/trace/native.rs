@@ -9,7 +9,7 @@ use super::error::{Bad, Problem, TraceError};
 use super::field::{self, Unit};
 use super::layout::RowReader;
 use super::lines::Source;
-use super::{Status, TraceClass, TraceJob};
+use super::{Observed, Status, TraceClass, TraceJob};
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -87,8 +87,9 @@ macro_rules! optional {
 
 optional! {
     numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
-        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli;
-    texts: model, team, user, class, status, kinds, soft_deadlines;
+        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli, machines, gpu_util,
+        fair_share_s;
+    texts: model, team, user, class, status, kinds, soft_deadlines, failure;
 }
 
 const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
@@ -196,6 +197,18 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     job.mem_mib = count("mem_mib", more.mem_mib)?;
     job.cpu_milli = count("cpu_milli", more.cpu_milli)?;
     job.gpu_milli = maybe("gpu_milli", more.gpu_milli, field::gpu_milli)?.unwrap_or(1000);
+    let fair_share_s = maybe("fair_share_s", more.fair_share_s, seconds)?;
+    if let Some(part) = fair_share_s.filter(|part| job.queue_s.is_none_or(|all| *part > all)) {
+        let problem = Problem::expected("a part of queue_s", &part.to_string());
+        return Err(Bad::at("fair_share_s", problem));
+    }
+    job.observed = Observed {
+        machines: count("machines", more.machines)?,
+        gpu_util: maybe("gpu_util", more.gpu_util, field::share)?,
+        fair_share_s,
+        failure: more.failure,
+    }
+    .boxed();
     job.model = more.model;
     job.team = more.team;
     job.user = more.user;
@@ -269,6 +282,10 @@ fn to_raw(job: &TraceJob) -> Raw {
             status: job.status.map(|status| status.to_string()),
             kinds: joined(&job.kinds),
             soft_deadlines: joined(&soft),
+            machines: known(job.observed().machines, 0),
+            gpu_util: job.observed().gpu_util,
+            fair_share_s: job.observed().fair_share_s,
+            failure: job.observed().failure.clone(),
         },
     }
 }
@@ -362,6 +379,8 @@ mod tests {
             gpu_milli in 1u32..=1000,
             kinds in prop::collection::vec("[a-z0-9, ]{1,6}", 0..3),
             (more, scaling) in (option::of(0u32..65_535), option::of(0.0f64..2.0)),
+            (machines, gpu_util, fair_part) in (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
+            failure in option::of(name()),
         ) -> TraceJob {
             let class = TraceClass::ALL[class];
             let gpus_max = more.map(|more| (gpus + more).min(65_535));
@@ -370,6 +389,10 @@ mod tests {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
                 mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling,
+                observed: Observed {
+                    machines, gpu_util, failure,
+                    fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),
+                }.boxed(),
             }
         }
     }

@@ -127,9 +127,9 @@ fn the_philly_log_sums_attempts() {
         Format::Auto,
         LOG.replace(r#""attempts": []"#, r#""attempts": [{"detail": [{"gpus": ["g"]}]}]"#),
         expect![[r#"
-            philly: id,submit_s,gpus,duration_s,queue_s,attempts,team,user,status
-            j1,0,4,3660,30,3,v,"u {[""",killed
-            j2,2,1,0,,1,v,,passed
+            philly: id,submit_s,gpus,duration_s,queue_s,attempts,machines,team,user,status
+            j1,0,4,3660,30,3,2,v,"u {[""",killed
+            j2,2,1,0,,1,,v,,passed
         "#]],
     );
     check(

@@ -314,7 +314,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
     sim(
         "--set foo=1",
         expect![[r#"
-            error: --set "foo=1": policy "tiresias": unknown field `foo`, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
+            error: --set "foo=1": policy "tiresias": unknown field `foo`, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `patience_s`, `dedicate_from`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
             hint: `roommate policies tiresias` lists its parameters
         "#]],
     );
@@ -349,7 +349,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
     sim(
         "--set =",
         expect![[r#"
-            error: --set "=": policy "tiresias": unknown field ``, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
+            error: --set "=": policy "tiresias": unknown field ``, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `patience_s`, `dedicate_from`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
             hint: `roommate policies tiresias` lists its parameters
         "#]],
     );
@@ -394,7 +394,7 @@ fn so_are_those_of_a_comparison() {
     compare(
         "-p fifo,sjf --set sjf.nope=8",
         expect![[r#"
-            error: --set "nope=8": policy "sjf": unknown field `nope`, expected `rule`
+            error: --set "nope=8": policy "sjf": unknown field `nope`, expected one of `rule`, `patience_s`, `dedicate_from`
             hint: `roommate policies sjf` lists its parameters
         "#]],
     );
