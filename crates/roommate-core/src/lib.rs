@@ -28,6 +28,7 @@ pub mod queue;
 pub mod rank;
 pub mod replay;
 pub mod rota;
+pub mod sensitivity;
 pub mod state;
 pub mod testing;
 pub mod throttle;

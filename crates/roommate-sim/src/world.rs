@@ -651,6 +651,7 @@ impl World {
         let crashes = live.crash_at < live.work;
         let until = if crashes { live.crash_at } else { live.work };
         if let Some(at) = live.meter.finishes(until) {
+            let at = self.engine.state().costs.seen(live.began, at);
             let alarm = if crashes { Alarm::Crash } else { Alarm::Finish }(job, live.epoch);
             self.alarms.push(Reverse((at, alarm)));
         }

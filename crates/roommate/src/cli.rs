@@ -60,9 +60,13 @@ pub(crate) struct TraceInput {
     /// Drop rows that are wrong, and jobs that can never run, and count them
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
-    /// Table of steps per second, for traces that give steps without durations (gavel)
+    /// Table of steps per second, or of models, for traces that give steps without durations (gavel,
+    /// synergy)
     #[arg(long, value_name = "FILE")]
     pub(crate) throughputs: Option<PathBuf>,
+    /// Table of speeds by CPU and host memory for each GPU: columns `model,cpus,mem_gb,rel_throughput`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sensitivity: Option<PathBuf>,
     /// The GPU kind of that table that counts as the reference
     #[arg(long, default_value = "v100", value_name = "KIND")]
     pub(crate) gpu_kind: String,
@@ -100,7 +104,8 @@ pub(crate) enum TruthName {
 /// The world to simulate.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
-    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c` adds CPU cores of a node
+    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c:500g` adds CPU cores and
+    /// GiB of memory of a node
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator

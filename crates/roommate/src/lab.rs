@@ -95,6 +95,7 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
         format: input.format,
         skip_bad_rows: input.skip_bad_rows,
         throughputs: input.throughputs.clone(),
+        sensitivity: input.sensitivity.clone(),
         gpu_kind: input.gpu_kind.clone(),
         max_jobs: input.max_jobs,
     };

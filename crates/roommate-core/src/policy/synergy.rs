@@ -1,0 +1,612 @@
+//! Synergy: CPU and host memory by what a job makes of them, not by its GPUs.
+//!
+//! # Idea
+//! Clusters hand out CPU and memory in proportion to GPUs. Image and speech training starves on that
+//! share, language models leave most of it unused. Who runs is decided by GPUs alone, in any order;
+//! then each job gets what it can use, taken from what others do not need, and nobody gets less than its
+//! share unless it wants less. Four mechanisms: `proportional` gives everybody the share; `greedy` gives
+//! what is asked for or nothing, so GPUs may idle for want of CPU; `tune` falls back to the share, first
+//! of the newcomer, then of its neighbours, so that no GPU ever idles for want of CPU; `opt` solves for
+//! the largest sum of speeds.
+//!
+//! # Reads / does / wakes
+//! Reads GPUs, the sensitivity of the kind of work to CPU and memory (where none is known, what the job
+//! asks for), the declared length (`srtf`, `ftf`, `tetris`), service used (`las`), and what nodes have.
+//! Starts, stops and moves jobs on whole GPUs and turns their CPU and memory. Wakes every `round_s`;
+//! in between only GPUs that became idle are given away. Where a node does not say what CPU or memory it
+//! has, that resource is left alone.
+//!
+//! # Differs from the paper
+//! Jobs keep their GPUs from round to round where they can; idle GPUs do not wait for the next round; what
+//! is left after a round goes to jobs that fell back to their share (`top_up`); `ftf` puts those first who
+//! are treated worst (the released code those who are treated best); orders use the best speed of a job,
+//! not that of its last round; `opt` grants only what really fits on nodes. On unlike nodes the share of
+//! a job is that of the poorest node it may use. `--compat synergy` is the released simulator: everything
+//! is placed anew in rounds of 300 s, in which only whole steps count.
+
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::place;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::sensitivity::Host;
+use crate::state::{Node, State};
+use crate::time::{Span, Time};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Mechanism {
+    /// Everybody gets the share of its GPUs.
+    Proportional,
+    /// What is asked for, or nothing.
+    Greedy,
+    /// What is asked for, or the share.
+    #[default]
+    Tune,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Order {
+    /// By arrival.
+    Fifo,
+    /// By the time left.
+    #[default]
+    Srtf,
+    /// By service used, GPUs × time.
+    Las,
+    /// By how much longer it takes than alone.
+    Ftf,
+    /// By the largest part of the cluster's GPUs, CPU or memory that it asks for.
+    Drf,
+    /// By the time left × the parts of all three.
+    Tetris,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Layout {
+    /// On one node if it fits, the fullest; else on the fullest nodes.
+    #[default]
+    Consolidated,
+    /// The first GPUs whose nodes have what it asks for.
+    FirstFit,
+}
+
+/// Parameters of `synergy`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches that users set by name")]
+pub(super) struct Params {
+    /// How CPU and memory are given.
+    mechanism: Mechanism,
+    /// Who comes first.
+    order: Order,
+    /// How gangs are laid over nodes.
+    layout: Layout,
+    /// Length of a round in seconds.
+    round_s: f64,
+    /// When the first round may begin, in seconds.
+    first_round_s: f64,
+    /// Who did not run for so many hours comes before all others.
+    starved_h: f64,
+    /// Give GPUs that become idle within a round to jobs that wait.
+    fill: bool,
+    /// Give what a round leaves to jobs that fell back to their share.
+    top_up: bool,
+    /// Place everything anew in every round; otherwise jobs stay where they are.
+    repack: bool,
+    /// Keep what the released code does by oversight: `ftf` in reverse, orders by the speeds of the last
+    /// round, neighbours that fall back without need.
+    as_released: bool,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            mechanism: Mechanism::Tune,
+            order: Order::Srtf,
+            layout: Layout::Consolidated,
+            round_s: 300.0,
+            first_round_s: 0.0,
+            starved_h: 1_000.0,
+            fill: true,
+            top_up: true,
+            repack: false,
+            as_released: false,
+        }
+    }
+}
+
+/// What the policy keeps of a job.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    /// What it asks for on each GPU, and its share.
+    demand: Host,
+    share: Host,
+    /// Speeds with both, and with what it had last.
+    best_speed: f64,
+    share_speed: f64,
+    last_speed: f64,
+    /// Parts of the cluster's GPUs, CPU and memory that it asks for.
+    parts: [f64; 3],
+}
+
+struct Synergy {
+    params: Params,
+    records: Vec<Record>,
+    next_round: Option<Time>,
+    /// Who may run, first come first.
+    line: Vec<(u64, JobIdx)>,
+    /// Who was on each GPU when the round began.
+    home: Vec<Option<JobIdx>>,
+    nodes: Vec<(u32, NodeIdx)>,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    if !(params.round_s.is_finite() && params.round_s >= 0.001) {
+        return Err("round_s: expected a number of at least 0.001".into());
+    }
+    if !(params.first_round_s.is_finite() && params.first_round_s >= 0.0) {
+        return Err("first_round_s: expected a number of at least 0".into());
+    }
+    if params.starved_h.is_nan() || params.starved_h <= 0.0 {
+        return Err("starved_h: expected a number above 0".into());
+    }
+    Ok(Synergy {
+        params,
+        records: Vec::new(),
+        next_round: None,
+        line: Vec::new(),
+        home: Vec::new(),
+        nodes: Vec::new(),
+    })
+}
+
+impl Policy for Synergy {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        for job in (self.records.len()..plan.jobs.len()).map(JobIdx::from_usize) {
+            self.records.push(Record::of(plan, job));
+        }
+        if self.is_time_for_a_round(plan) {
+            self.round(plan);
+        } else if self.params.fill && plan.idle_gpus() > 0 {
+            self.fill(plan);
+        }
+        if let Some(at) = self.next_round {
+            plan.wake_at(at);
+        }
+    }
+}
+
+impl Record {
+    fn of(state: &State, job: JobIdx) -> Self {
+        let (share, demand) = (share(state, job), demand(state, job));
+        let speed = |host: Host| state.profile(job).fed_speed(host.on(state.spec(job).knobs));
+        let best_speed = speed(demand);
+        let gpus = f64::from(state.spec(job).gpus);
+        let part = |all: u64, each: f64| if all == 0 { 0.0 } else { gpus * each / all as f64 };
+        let sum = |of: fn(&Node) -> u64| state.nodes.iter().map(of).sum::<u64>();
+        Self {
+            demand,
+            share,
+            best_speed,
+            share_speed: speed(share),
+            last_speed: best_speed,
+            parts: [
+                part(sum(|n| n.size.into()), 1.0),
+                part(sum(|n| n.cpu_milli.into()), demand.cpu_milli.into()),
+                part(sum(|n| n.host_mib.into()), demand.mib.into()),
+            ],
+        }
+    }
+}
+
+impl Synergy {
+    /// Rounds lie on a grid. Whoever comes when nothing runs waits for its next line.
+    fn is_time_for_a_round(&mut self, plan: &Plan<'_>) -> bool {
+        if plan.pending.is_empty() && plan.placed.is_empty() {
+            self.next_round = None;
+            return false;
+        }
+        let round = Span::from_secs(self.params.round_s).0;
+        let first = Time::from_secs(self.params.first_round_s).0;
+        let since_first = plan.now.0.saturating_sub(first);
+        let due = *self.next_round.get_or_insert(Time(first + since_first.div_ceil(round) * round));
+        if due > plan.now {
+            return false;
+        }
+        self.next_round = Some(Time(first + (since_first / round + 1) * round));
+        true
+    }
+
+    fn round(&mut self, plan: &mut Plan<'_>) {
+        self.home.clear();
+        self.home.resize(plan.gpus.len(), None);
+        self.line.clear();
+        for job in plan.placed.iter().chain(plan.pending.iter()) {
+            self.line.push((self.urgency(plan, job), job));
+            for gpu in &plan.job(job).gpus {
+                self.home[gpu.usize()] = Some(job);
+            }
+        }
+        self.line.sort_unstable();
+        let mut line = std::mem::take(&mut self.line);
+        for (_, job) in &line {
+            plan.release(*job);
+            let record = &mut self.records[job.usize()];
+            record.last_speed = record.best_speed;
+        }
+        if self.params.order == Order::Las {
+            self.chosen_by_gpus_first(plan, &mut line);
+        }
+        self.walk(plan, &line);
+        if self.params.top_up && self.params.mechanism == Mechanism::Tune {
+            for (_, job) in &line {
+                self.top_up(plan, *job);
+            }
+        }
+        self.line = line;
+        self.home.clear();
+    }
+
+    /// Gives GPUs that became idle to those who wait.
+    fn fill(&mut self, plan: &mut Plan<'_>) {
+        let mut line = std::mem::take(&mut self.line);
+        line.clear();
+        line.extend(plan.pending.iter().map(|j| (self.urgency(plan, j), j)));
+        line.sort_unstable();
+        self.walk(plan, &line);
+        self.line = line;
+    }
+
+    /// Gives GPUs in the order of the line; who does not fit is overtaken.
+    fn walk(&mut self, plan: &mut Plan<'_>, line: &[(u64, JobIdx)]) {
+        for (_, job) in line {
+            if plan.idle_for(*job) < u32::from(plan.spec(*job).gpus) {
+                place::note_no_room(plan, *job);
+            } else if !self.allocate(plan, *job) {
+                plan.note(*job, Why::NoHost);
+            }
+        }
+    }
+
+    /// Least attained service fixes by GPUs alone who runs, and then places wide gangs first.
+    fn chosen_by_gpus_first(&self, plan: &Plan<'_>, line: &mut Vec<(u64, JobIdx)>) {
+        let mut idle = plan.idle_gpus();
+        let mut fits = |entry: &(u64, JobIdx)| {
+            let gpus = u32::from(plan.spec(entry.1).gpus);
+            let fits = gpus <= idle;
+            idle -= if fits { gpus } else { 0 };
+            fits
+        };
+        let (mut chosen, rest): (Vec<_>, Vec<_>) = line.iter().partition(|e| fits(e));
+        if self.params.mechanism == Mechanism::Tune {
+            chosen.sort_by_key(|(_, job)| Reverse(plan.spec(*job).gpus));
+        }
+        *line = chosen;
+        if self.params.fill {
+            line.extend(rest);
+        }
+    }
+
+    /// Smaller comes first; equals by arrival.
+    fn urgency(&self, plan: &Plan<'_>, job: JobIdx) -> u64 {
+        if self.params.order == Order::Fifo {
+            return 0;
+        }
+        let starved = Span::from_secs(self.params.starved_h * 3_600.0);
+        if plan.pending.contains(job) && plan.now - plan.job(job).since >= starved {
+            return 0;
+        }
+        let key = match self.params.order {
+            Order::Fifo => 0,
+            Order::Las => plan.attained(job),
+            Order::Srtf => micros(self.time_left_s(plan, job)),
+            Order::Tetris => {
+                let parts: f64 = self.records[job.usize()].parts.iter().sum();
+                micros(self.time_left_s(plan, job) * parts)
+            }
+            Order::Drf => {
+                let parts = self.records[job.usize()].parts;
+                micros(parts.into_iter().fold(0.0, f64::max) * 1e3)
+            }
+            Order::Ftf => {
+                let alone_s = plan.spec(job).work.unwrap_or(0.0) * plan.profile(job).step_s;
+                let waited_s = (plan.now - plan.job(job).submitted).secs();
+                let ratio = (waited_s + self.time_left_s(plan, job)) / alone_s.max(1e-6);
+                let ratio = micros(ratio * 1e3);
+                if self.params.as_released { ratio } else { u64::MAX - ratio }
+            }
+        };
+        key.saturating_add(1)
+    }
+
+    /// Seconds of work left at the speed that the job is expected to have.
+    fn time_left_s(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
+        let record = &self.records[job.usize()];
+        let speed = match self.params.mechanism {
+            Mechanism::Proportional => record.share_speed,
+            _ if self.params.as_released => record.last_speed,
+            _ => record.best_speed,
+        };
+        plan.remaining_s(job).unwrap_or(f64::INFINITY) / speed
+    }
+
+    fn allocate(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        let Record { demand, share, share_speed, .. } = self.records[job.usize()];
+        match self.params.mechanism {
+            Mechanism::Proportional => self.place(plan, job, share),
+            Mechanism::Greedy => self.place(plan, job, demand),
+            Mechanism::Tune => {
+                if self.place(plan, job, demand) {
+                    return true;
+                }
+                let modest = self.modest(job, demand);
+                if modest != demand {
+                    self.records[job.usize()].last_speed = share_speed;
+                    if self.place(plan, job, modest) {
+                        return true;
+                    }
+                }
+                let mark = plan.mark();
+                self.make_way(plan, job, modest);
+                let fits = self.place(plan, job, modest);
+                if !fits {
+                    plan.undo_to(mark);
+                }
+                fits
+            }
+        }
+    }
+
+    /// What a job that has so much may fall back to.
+    fn modest(&self, job: JobIdx, host: Host) -> Host {
+        let share = self.records[job.usize()].share;
+        if self.params.as_released && !host.within(share) { share } else { host.min(share) }
+    }
+
+    /// Gives the job GPUs on nodes that have so much for each of them.
+    fn place(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) -> bool {
+        let knobs = host.on(plan.spec(job).knobs);
+        if !self.params.repack && !plan.was_on(job).is_empty() {
+            let before = GpuSet::from_slice(plan.was_on(job));
+            let idle = before.iter().all(|g| plan.gpu(*g).tenants.is_empty());
+            if idle && plan.place(job, &before, knobs).is_ok() {
+                return true;
+            }
+        }
+        // GPUs to which nobody wants to return come first.
+        let polite = !self.params.repack && !self.home.is_empty();
+        let found = polite.then(|| self.find(plan, job, host, true)).flatten();
+        let found = found.or_else(|| self.find(plan, job, host, false));
+        found.is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
+    }
+
+    fn find(&mut self, plan: &Plan<'_>, job: JobIdx, host: Host, polite: bool) -> Option<GpuSet> {
+        let (need, knobs) = (u32::from(plan.spec(job).gpus), host.on(plan.spec(job).knobs));
+        self.nodes.clear();
+        for (i, node) in plan.nodes.iter().enumerate() {
+            if node.idle == 0 || !suits(plan, job, node) {
+                continue;
+            }
+            let free = match polite {
+                true => node.gpus().filter(|g| self.is_free(plan, job, *g)).count() as u32,
+                false => u32::from(node.idle),
+            };
+            self.nodes.push((free, NodeIdx::from_usize(i)));
+        }
+        let room = |(free, node): &(u32, NodeIdx)| plan.node(*node).room_for(knobs).min(*free);
+        if self.params.layout == Layout::Consolidated {
+            self.nodes.sort_unstable();
+            let whole = self.nodes.iter().filter(|n| room(n) >= need).map(|n| n.1).next();
+            if let Some(node) = whole.filter(|_| need > 1) {
+                self.nodes.clear();
+                self.nodes.push((need, node));
+            }
+        }
+        let mut set = GpuSet::new();
+        let mut left = need;
+        for node in &self.nodes {
+            let count = room(node).min(left);
+            self.take(plan, job, node.1, count, &mut set);
+            left -= count;
+            if left == 0 {
+                set.sort_unstable();
+                return Some(set);
+            }
+        }
+        None
+    }
+
+    /// Adds idle GPUs of a node: where the job was, then those to which nobody wants to return.
+    fn take(&self, plan: &Plan<'_>, job: JobIdx, node: NodeIdx, count: u32, set: &mut GpuSet) {
+        let full = set.len() + count as usize;
+        let home = |g: GpuIdx| self.home.get(g.usize()).copied().flatten();
+        let own = |g: GpuIdx| home(g) == Some(job);
+        for pass in 0..3 {
+            for gpu in plan.node(node).gpus() {
+                if set.len() == full {
+                    return;
+                }
+                let wanted = match pass {
+                    0 => own(gpu),
+                    1 => !own(gpu) && self.is_free(plan, job, gpu),
+                    _ => !set.contains(&gpu),
+                };
+                if wanted && plan.gpu(gpu).tenants.is_empty() {
+                    set.push(gpu);
+                }
+            }
+        }
+    }
+
+    /// Whether the GPU is idle and nobody else wants to return to it.
+    fn is_free(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> bool {
+        let home = self.home.get(gpu.usize()).copied().flatten();
+        plan.gpu(gpu).tenants.is_empty()
+            && home.is_none_or(|h| h == job || plan.job(h).is_placed())
+    }
+
+    /// Makes room for the job's CPU and memory on nodes that have GPUs for it.
+    fn make_way(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) {
+        let mut left = u32::from(plan.spec(job).gpus);
+        let idle = |n: &Node| u32::from(n.idle);
+        let fitting = plan.nodes.iter().enumerate().filter(|(_, n)| suits(plan, job, n));
+        let mut nodes: Vec<(u32, NodeIdx)> =
+            fitting.map(|(i, n)| (idle(n), NodeIdx::from_usize(i))).collect();
+        let whole = nodes.iter().find(|(idle, _)| left > 1 && *idle >= left).copied();
+        match whole {
+            Some(one) => nodes = vec![one],
+            None => nodes.sort_unstable(),
+        }
+        for (idle, node) in nodes {
+            let count = idle.min(left);
+            if count > 0 {
+                self.downgrade(plan, job, host, node, count);
+            }
+            left -= count;
+        }
+    }
+
+    /// Takes what so many GPUs of the job lack on a node from those there who have more than their share.
+    fn downgrade(&mut self, plan: &mut Plan<'_>, by: JobIdx, host: Host, node: NodeIdx, count: u32) {
+        let on = plan.node(node);
+        let lacks = |all: u32, used: u32, each: u32| {
+            if all == 0 { 0 } else { (each * count + used).saturating_sub(all) }
+        };
+        let mut need = Host {
+            cpu_milli: lacks(on.cpu_milli, on.cpu_used_milli, host.cpu_milli),
+            mib: lacks(on.host_mib, on.host_used_mib, host.mib),
+        };
+        for job in self.peers(plan, node) {
+            let hot = plan.job(job);
+            let here = hot.gpus.iter().filter(|g| plan.gpu(**g).node == node).count() as u32;
+            let (has, modest) = (Host::of(hot.knobs), self.modest(job, Host::of(hot.knobs)));
+            let modest = if self.params.as_released { self.records[job.usize()].share } else { modest };
+            let excess = Host {
+                cpu_milli: has.cpu_milli.saturating_sub(modest.cpu_milli) * here,
+                mib: has.mib.saturating_sub(modest.mib) * here,
+            };
+            let helps = excess.min(need) != Host::default();
+            if !helps && (!self.params.as_released || need == Host::default()) {
+                continue;
+            }
+            if plan.tune(job, modest.on(hot.knobs)).is_ok() {
+                self.records[job.usize()].last_speed = self.records[job.usize()].share_speed;
+                plan.note(job, Why::AtShare(by));
+            }
+            if need.within(excess) {
+                return;
+            }
+            need.cpu_milli = need.cpu_milli.saturating_sub(excess.cpu_milli);
+            need.mib = need.mib.saturating_sub(excess.mib);
+        }
+    }
+
+    /// Those on a node, who is on fewest nodes and has most CPU first.
+    fn peers(&self, plan: &Plan<'_>, node: NodeIdx) -> SmallVec<[JobIdx; 8]> {
+        let mut peers: SmallVec<[JobIdx; 8]> = SmallVec::new();
+        for gpu in plan.node(node).gpus() {
+            for job in &plan.gpu(gpu).tenants {
+                if !peers.contains(job) {
+                    peers.push(*job);
+                }
+            }
+        }
+        peers.sort_by_key(|job| {
+            let hot = plan.job(*job);
+            let span = hot.gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node).count();
+            (span, Reverse(hot.knobs.cpu_milli), Reverse(hot.knobs.host_mib))
+        });
+        peers
+    }
+
+    /// Gives a job that runs with less than it asks for what is left on its nodes, if that helps.
+    fn top_up(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
+        let hot = plan.job(job);
+        let (has, demand) = (Host::of(hot.knobs), self.records[job.usize()].demand);
+        if !hot.is_placed() || demand.within(has) {
+            return;
+        }
+        let mut more = demand;
+        for part in hot.gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node) {
+            let node = plan.node(plan.gpu(part[0]).node);
+            let left = |all: u32, used: u32, has: u32, wants: u32| {
+                if all == 0 { wants } else { has + (all - used.min(all)) / part.len() as u32 }
+            };
+            more = more.min(Host {
+                cpu_milli: left(node.cpu_milli, node.cpu_used_milli, has.cpu_milli, more.cpu_milli),
+                mib: left(node.host_mib, node.host_used_mib, has.mib, more.mib),
+            });
+        }
+        let speed = |host: Host| plan.profile(job).fed_speed(host.on(hot.knobs));
+        if speed(more) > speed(has) {
+            let knobs = more.on(hot.knobs);
+            let _ = plan.tune(job, knobs);
+        }
+    }
+}
+
+/// Whether the job may have GPUs of the node.
+fn suits(state: &State, job: JobIdx, node: &Node) -> bool {
+    node.up && may_use(state, job, node)
+}
+
+fn may_use(state: &State, job: JobIdx, node: &Node) -> bool {
+    let mem_mib = state.kinds[usize::from(node.kind)].mem_mib;
+    let spec = state.spec(job);
+    spec.allows(node.kind) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
+}
+
+/// What each GPU of the poorest node that the job may use has; 0 where a node does not say.
+fn share(state: &State, job: JobIdx) -> Host {
+    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n));
+    let each = |n: &Node| Host {
+        cpu_milli: n.cpu_milli / u32::from(n.size),
+        mib: n.host_mib / u32::from(n.size),
+    };
+    nodes.map(each).reduce(Host::min).unwrap_or_default()
+}
+
+/// What the job asks for on each GPU, at most what fits on a node; its share where it does not say, and
+/// where its gang is wider than nodes are.
+fn demand(state: &State, job: JobIdx) -> Host {
+    let (spec, share) = (state.spec(job), share(state, job));
+    let asked = match &state.profile(job).sensitivity {
+        Some(known) => known.best(),
+        None => Host::of(spec.knobs),
+    };
+    let gpus = u32::from(spec.gpus);
+    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n) && n.size >= spec.gpus);
+    let most = nodes.fold(Host::default(), |most, n| Host {
+        cpu_milli: most.cpu_milli.max(n.cpu_milli / gpus),
+        mib: most.mib.max(n.host_mib / gpus),
+    });
+    let one = |asked: u32, share: u32, most: u32| match asked {
+        0 => share,
+        _ if share == 0 => 0,
+        _ if most == 0 => asked.min(share),
+        _ => asked.min(most),
+    };
+    let demand = Host {
+        cpu_milli: one(asked.cpu_milli, share.cpu_milli, most.cpu_milli),
+        mib: one(asked.mib, share.mib, most.mib),
+    };
+    // On unlike nodes that may still be too much: then nobody could ever start it.
+    let knobs = demand.on(spec.knobs);
+    let room = |n: &Node| {
+        let empty = Node { cpu_used_milli: 0, host_used_mib: 0, ..n.clone() };
+        empty.room_for(knobs).min(u32::from(n.size))
+    };
+    let all: u32 = state.nodes.iter().filter(|n| may_use(state, job, n)).map(room).sum();
+    if all >= gpus { demand } else { demand.min(share) }
+}
+
+/// A key that orders numbers to a millionth, so that sums which differ in their last bits are equal.
+fn micros(value: f64) -> u64 {
+    (value * 1e6).round() as u64
+}
