@@ -25,6 +25,7 @@
 //! is placed anew in rounds of 300 s, in which only whole steps count.
 
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::knobs::Knobs;
 use crate::place;
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -133,6 +134,8 @@ struct Record {
     last_speed: f64,
     /// Parts of the cluster's GPUs, CPU and memory that it asks for.
     parts: [f64; 3],
+    /// Its place in the order in which GPUs were last given away.
+    turn: u64,
 }
 
 struct Synergy {
@@ -144,6 +147,8 @@ struct Synergy {
     /// Who was on each GPU when the round began.
     home: Vec<Option<JobIdx>>,
     nodes: Vec<(u32, NodeIdx)>,
+    /// How often GPUs were given away.
+    turns: u64,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -163,6 +168,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         line: Vec::new(),
         home: Vec::new(),
         nodes: Vec::new(),
+        turns: 0,
     })
 }
 
@@ -201,6 +207,7 @@ impl Record {
                 part(sum(|n| n.cpu_milli.into()), demand.cpu_milli.into()),
                 part(sum(|n| n.host_mib.into()), demand.mib.into()),
             ],
+            turn: 0,
         }
     }
 }
@@ -268,7 +275,10 @@ impl Synergy {
         for (_, job) in line {
             if plan.idle_for(*job) < u32::from(plan.spec(*job).gpus) {
                 place::note_no_room(plan, *job);
-            } else if !self.allocate(plan, *job) {
+            } else if self.allocate(plan, *job) {
+                self.turns += 1;
+                self.records[job.usize()].turn = self.turns;
+            } else {
                 plan.note(*job, Why::NoHost);
             }
         }
@@ -520,7 +530,8 @@ impl Synergy {
         peers.sort_by_key(|job| {
             let hot = plan.job(*job);
             let span = hot.gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node).count();
-            (span, Reverse(hot.knobs.cpu_milli), Reverse(hot.knobs.host_mib))
+            let Knobs { cpu_milli, host_mib, .. } = hot.knobs;
+            (span, Reverse(cpu_milli), Reverse(host_mib), self.records[job.usize()].turn)
         });
         peers
     }
