@@ -217,6 +217,10 @@ pub static POLICIES: &[Entry] = &[
         summary: "CPU and memory by what jobs make of them, nobody below its share",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-opt", preset: r#"{"mechanism": "opt"}"#,
+        summary: "CPU and memory such that the sum of all speeds is largest",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
 ];
 
 /// The policy of this name.

@@ -7,7 +7,7 @@ use crate::knobs::Knobs;
 use serde::{Deserialize, Serialize};
 
 /// CPU in thousandths of a core and host memory in MiB, for each GPU; 0 = not known.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
     /// CPU in thousandths of a core.
@@ -174,7 +174,8 @@ impl Sensitivity {
         };
         let (low, high) = (row(c), row(next_c));
         // Below the first point half the CPU does half the work.
-        let starved = f64::from(host.cpu_milli.min(self.cpu_milli[0])) / f64::from(self.cpu_milli[0]);
+        let starved =
+            f64::from(host.cpu_milli.min(self.cpu_milli[0])) / f64::from(self.cpu_milli[0]);
         (low + (high - low) * along_c) * starved
     }
 }

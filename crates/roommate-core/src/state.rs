@@ -63,8 +63,11 @@ impl Node {
             Some(gpus) if all > 0 => gpus,
             _ => u32::MAX,
         };
-        left(self.cpu_milli, self.cpu_used_milli, knobs.cpu_milli)
-            .min(left(self.host_mib, self.host_used_mib, knobs.host_mib))
+        left(self.cpu_milli, self.cpu_used_milli, knobs.cpu_milli).min(left(
+            self.host_mib,
+            self.host_used_mib,
+            knobs.host_mib,
+        ))
     }
 }
 

@@ -61,6 +61,8 @@ pub enum Why {
     NoHost,
     /// Fell back to its share of CPU and host memory so that another job could start.
     AtShare(JobIdx),
+    /// The best shares of CPU and host memory were not found in time; they were tuned instead.
+    Unsolved,
     /// It is tried beside another job on the same GPUs.
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
@@ -104,6 +106,10 @@ impl Why {
                 "fell back to its share of CPU and memory so that job {} could start",
                 name(*j)
             ),
+            Self::Unsolved => {
+                "the best CPU and memory for everybody were not found in time: its share was tuned"
+                    .into()
+            }
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))

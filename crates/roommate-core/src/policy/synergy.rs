@@ -24,8 +24,9 @@
 //! a job is that of the poorest node it may use. `--compat synergy` is the released simulator: everything
 //! is placed anew in rounds of 300 s, in which only whole steps count.
 
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::knobs::Knobs;
+use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
 use crate::place;
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -36,6 +37,7 @@ use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -47,6 +49,8 @@ enum Mechanism {
     /// What is asked for, or the share.
     #[default]
     Tune,
+    /// What makes the sum of all speeds largest.
+    Opt,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +102,8 @@ pub(super) struct Params {
     fill: bool,
     /// Give what a round leaves to jobs that fell back to their share.
     top_up: bool,
+    /// How far to search for the optimum: nodes of the search tree.
+    nodes: u64,
     /// Place everything anew in every round; otherwise jobs stay where they are.
     repack: bool,
     /// Keep what the released code does by oversight: `ftf` in reverse, orders by the speeds of the last
@@ -116,6 +122,7 @@ impl Default for Params {
             starved_h: 1_000.0,
             fill: true,
             top_up: true,
+            nodes: 1_000,
             repack: false,
             as_released: false,
         }
@@ -136,6 +143,8 @@ struct Record {
     parts: [f64; 3],
     /// Its place in the order in which GPUs were last given away.
     turn: u64,
+    /// What the optimum gives it in this round.
+    grant: Option<Host>,
 }
 
 struct Synergy {
@@ -149,6 +158,8 @@ struct Synergy {
     nodes: Vec<(u32, NodeIdx)>,
     /// How often GPUs were given away.
     turns: u64,
+    /// The last program and what came of it; mostly the next one is the same.
+    solved: (Vec<Class>, [f64; BUDGETS], Option<Chosen>),
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -169,6 +180,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         home: Vec::new(),
         nodes: Vec::new(),
         turns: 0,
+        solved: (Vec::new(), [0.0; BUDGETS], None),
     })
 }
 
@@ -191,8 +203,7 @@ impl Policy for Synergy {
 impl Record {
     fn of(state: &State, job: JobIdx) -> Self {
         let (share, demand) = (share(state, job), demand(state, job));
-        let speed = |host: Host| state.profile(job).fed_speed(host.on(state.spec(job).knobs));
-        let best_speed = speed(demand);
+        let best_speed = speed(state, job, demand);
         let gpus = f64::from(state.spec(job).gpus);
         let part = |all: u64, each: f64| if all == 0 { 0.0 } else { gpus * each / all as f64 };
         let sum = |of: fn(&Node) -> u64| state.nodes.iter().map(of).sum::<u64>();
@@ -200,7 +211,7 @@ impl Record {
             demand,
             share,
             best_speed,
-            share_speed: speed(share),
+            share_speed: speed(state, job, share),
             last_speed: best_speed,
             parts: [
                 part(sum(|n| n.size.into()), 1.0),
@@ -208,6 +219,7 @@ impl Record {
                 part(sum(|n| n.host_mib.into()), demand.mib.into()),
             ],
             turn: 0,
+            grant: None,
         }
     }
 }
@@ -246,12 +258,14 @@ impl Synergy {
             plan.release(*job);
             let record = &mut self.records[job.usize()];
             record.last_speed = record.best_speed;
+            record.grant = None;
         }
-        if self.params.order == Order::Las {
-            self.chosen_by_gpus_first(plan, &mut line);
+        let mechanism = self.params.mechanism;
+        if self.params.order == Order::Las || mechanism == Mechanism::Opt {
+            self.choose_by_gpus_first(plan, &mut line);
         }
         self.walk(plan, &line);
-        if self.params.top_up && self.params.mechanism == Mechanism::Tune {
+        if self.params.top_up && matches!(mechanism, Mechanism::Tune | Mechanism::Opt) {
             for (_, job) in &line {
                 self.top_up(plan, *job);
             }
@@ -284,8 +298,8 @@ impl Synergy {
         }
     }
 
-    /// Least attained service fixes by GPUs alone who runs, and then places wide gangs first.
-    fn chosen_by_gpus_first(&self, plan: &Plan<'_>, line: &mut Vec<(u64, JobIdx)>) {
+    /// Fixes by GPUs alone who runs; then wide gangs, or those with most CPU, are placed first.
+    fn choose_by_gpus_first(&mut self, plan: &mut Plan<'_>, line: &mut Vec<(u64, JobIdx)>) {
         let mut idle = plan.idle_gpus();
         let mut fits = |entry: &(u64, JobIdx)| {
             let gpus = u32::from(plan.spec(entry.1).gpus);
@@ -294,8 +308,14 @@ impl Synergy {
             fits
         };
         let (mut chosen, rest): (Vec<_>, Vec<_>) = line.iter().partition(|e| fits(e));
-        if self.params.mechanism == Mechanism::Tune {
-            chosen.sort_by_key(|(_, job)| Reverse(plan.spec(*job).gpus));
+        match self.params.mechanism {
+            Mechanism::Tune => chosen.sort_by_key(|(_, job)| Reverse(plan.spec(*job).gpus)),
+            Mechanism::Opt => {
+                self.optimise(plan, &chosen);
+                let granted = |job: JobIdx| self.records[job.usize()].grant.unwrap_or_default();
+                chosen.sort_by_key(|(_, job)| Reverse(granted(*job).cpu_milli));
+            }
+            Mechanism::Proportional | Mechanism::Greedy => {}
         }
         *line = chosen;
         if self.params.fill {
@@ -346,17 +366,82 @@ impl Synergy {
         plan.remaining_s(job).unwrap_or(f64::INFINITY) / speed
     }
 
+    /// Grants the chosen jobs what makes the sum of their speeds largest.
+    fn optimise(&mut self, plan: &mut Plan<'_>, chosen: &[(u64, JobIdx)]) {
+        let mut members: BTreeMap<(ProfileIdx, u16, Host), Vec<JobIdx>> = BTreeMap::new();
+        for (_, job) in chosen {
+            let spec = plan.spec(*job);
+            let alike = (spec.profile, spec.gpus, self.records[job.usize()].share);
+            members.entry(alike).or_default().push(*job);
+        }
+        let options: Vec<Vec<Host>> = members.values().map(|m| self.options(plan, m[0])).collect();
+        let classes: Vec<Class> = members
+            .values()
+            .zip(&options)
+            .map(|(m, hosts)| Class {
+                count: m.len() as u32,
+                options: hosts.iter().map(|h| choice(plan, m[0], *h)).collect(),
+            })
+            .collect();
+        let budgets = budgets(plan);
+        if (&self.solved.0, self.solved.1) != (&classes, budgets) {
+            let chosen = choice::choose(&classes, budgets, self.params.nodes);
+            self.solved = (classes, budgets, chosen);
+        }
+        let Some(found) = &self.solved.2 else {
+            // Without grants everybody is tuned.
+            chosen.iter().for_each(|(_, job)| plan.note(*job, Why::Unsolved));
+            return;
+        };
+        for ((jobs, hosts), counts) in members.values().zip(&options).zip(&found.counts) {
+            // Who comes first in line gets most.
+            let granted = hosts.iter().zip(counts).rev();
+            let granted = granted.flat_map(|(h, n)| std::iter::repeat_n(*h, *n as usize));
+            for (job, host) in jobs.iter().zip(granted) {
+                let record = &mut self.records[job.usize()];
+                record.grant = Some(host);
+                record.last_speed = speed(plan, *job, host);
+            }
+        }
+    }
+
+    /// What the job may be granted, slowest first: points of its profile with which it is not slower than
+    /// with its share.
+    fn options(&self, plan: &Plan<'_>, job: JobIdx) -> Vec<Host> {
+        let Record { demand, share, share_speed, .. } = self.records[job.usize()];
+        let mut hosts = vec![demand.min(share)];
+        let nodes = || plan.nodes.iter().filter(|n| may_use(plan, job, n));
+        let most = Host {
+            cpu_milli: nodes().map(|n| n.cpu_milli).max().unwrap_or(0),
+            mib: nodes().map(|n| n.host_mib).max().unwrap_or(0),
+        };
+        if let Some(known) = &plan.profile(job).sensitivity {
+            let told = |v: u32, share: u32| if share == 0 { 0 } else { v };
+            let points = known.points().map(|(h, _)| Host {
+                cpu_milli: told(h.cpu_milli, share.cpu_milli),
+                mib: told(h.mib, share.mib),
+            });
+            let fits = |h: &Host| h.within(most) && speed(plan, job, *h) >= share_speed;
+            hosts.extend(points.filter(fits));
+        }
+        let choices: Vec<Choice> = hosts.iter().map(|h| choice(plan, job, *h)).collect();
+        let mut kept = choice::undominated(&choices);
+        kept.sort_by(|a, b| choices[*a].gain.total_cmp(&choices[*b].gain));
+        kept.into_iter().map(|i| hosts[i]).collect()
+    }
+
     fn allocate(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
         let Record { demand, share, share_speed, .. } = self.records[job.usize()];
         match self.params.mechanism {
             Mechanism::Proportional => self.place(plan, job, share),
             Mechanism::Greedy => self.place(plan, job, demand),
-            Mechanism::Tune => {
-                if self.place(plan, job, demand) {
+            Mechanism::Tune | Mechanism::Opt => {
+                let wanted = self.records[job.usize()].grant.unwrap_or(demand);
+                if self.place(plan, job, wanted) {
                     return true;
                 }
-                let modest = self.modest(job, demand);
-                if modest != demand {
+                let modest = self.modest(job, wanted);
+                if modest != wanted {
                     self.records[job.usize()].last_speed = share_speed;
                     if self.place(plan, job, modest) {
                         return true;
@@ -410,8 +495,14 @@ impl Synergy {
             self.nodes.push((free, NodeIdx::from_usize(i)));
         }
         let room = |(free, node): &(u32, NodeIdx)| plan.node(*node).room_for(knobs).min(*free);
-        if self.params.layout == Layout::Consolidated {
+        let slack = |node: NodeIdx| plan.node(node).cpu_milli - plan.node(node).cpu_used_milli;
+        if self.params.mechanism == Mechanism::Opt {
+            // Those who need much CPU come first and keep out of each other's way.
+            self.nodes.sort_by_key(|(_, node)| (Reverse(slack(*node)), *node));
+        } else if self.params.layout == Layout::Consolidated {
             self.nodes.sort_unstable();
+        }
+        if self.params.mechanism == Mechanism::Opt || self.params.layout == Layout::Consolidated {
             let whole = self.nodes.iter().filter(|n| room(n) >= need).map(|n| n.1).next();
             if let Some(node) = whole.filter(|_| need > 1) {
                 self.nodes.clear();
@@ -457,8 +548,7 @@ impl Synergy {
     /// Whether the GPU is idle and nobody else wants to return to it.
     fn is_free(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> bool {
         let home = self.home.get(gpu.usize()).copied().flatten();
-        plan.gpu(gpu).tenants.is_empty()
-            && home.is_none_or(|h| h == job || plan.job(h).is_placed())
+        plan.gpu(gpu).tenants.is_empty() && home.is_none_or(|h| h == job || plan.job(h).is_placed())
     }
 
     /// Makes room for the job's CPU and memory on nodes that have GPUs for it.
@@ -483,7 +573,14 @@ impl Synergy {
     }
 
     /// Takes what so many GPUs of the job lack on a node from those there who have more than their share.
-    fn downgrade(&mut self, plan: &mut Plan<'_>, by: JobIdx, host: Host, node: NodeIdx, count: u32) {
+    fn downgrade(
+        &mut self,
+        plan: &mut Plan<'_>,
+        by: JobIdx,
+        host: Host,
+        node: NodeIdx,
+        count: u32,
+    ) {
         let on = plan.node(node);
         let lacks = |all: u32, used: u32, each: u32| {
             if all == 0 { 0 } else { (each * count + used).saturating_sub(all) }
@@ -496,7 +593,8 @@ impl Synergy {
             let hot = plan.job(job);
             let here = hot.gpus.iter().filter(|g| plan.gpu(**g).node == node).count() as u32;
             let (has, modest) = (Host::of(hot.knobs), self.modest(job, Host::of(hot.knobs)));
-            let modest = if self.params.as_released { self.records[job.usize()].share } else { modest };
+            let modest =
+                if self.params.as_released { self.records[job.usize()].share } else { modest };
             let excess = Host {
                 cpu_milli: has.cpu_milli.saturating_sub(modest.cpu_milli) * here,
                 mib: has.mib.saturating_sub(modest.mib) * here,
@@ -554,12 +652,32 @@ impl Synergy {
                 mib: left(node.host_mib, node.host_used_mib, has.mib, more.mib),
             });
         }
-        let speed = |host: Host| plan.profile(job).fed_speed(host.on(hot.knobs));
-        if speed(more) > speed(has) {
+        if speed(plan, job, more) > speed(plan, job, has) {
             let knobs = more.on(hot.knobs);
             let _ = plan.tune(job, knobs);
         }
     }
+}
+
+fn speed(state: &State, job: JobIdx, host: Host) -> f64 {
+    state.profile(job).fed_speed(host.on(state.spec(job).knobs))
+}
+
+/// What it is worth to grant a job so much, and what it takes: cores and GiB.
+fn choice(state: &State, job: JobIdx, host: Host) -> Choice {
+    let gpus = f64::from(state.spec(job).gpus);
+    let cost = [f64::from(host.cpu_milli) / 1000.0, f64::from(host.mib) / 1024.0];
+    Choice { gain: speed(state, job, host), cost: cost.map(|c| c * gpus) }
+}
+
+/// Cores and GiB of all nodes; no limit where one does not say.
+fn budgets(state: &State) -> [f64; BUDGETS] {
+    let up = || state.nodes.iter().filter(|n| n.up);
+    let sum = |of: fn(&Node) -> u32, unit: f64| {
+        let known = up().all(|n| of(n) > 0);
+        if known { up().map(|n| f64::from(of(n))).sum::<f64>() / unit } else { f64::INFINITY }
+    };
+    [sum(|n| n.cpu_milli, 1000.0), sum(|n| n.host_mib, 1024.0)]
 }
 
 /// Whether the job may have GPUs of the node.

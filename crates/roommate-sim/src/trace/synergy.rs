@@ -45,20 +45,13 @@ fn models(path: &Path) -> Result<HashMap<String, (f64, Arc<Sensitivity>)>, Trace
     let mut source = Source::open(path, "table of models")?;
     let header = csv::header(&mut source)?;
     let [model, step, cpus, mem, speedup] = header
-        .require([
-            "model",
-            "iter_time_s",
-            "best_cpus_per_gpu",
-            "best_mem_gb_per_gpu",
-            "speedup",
-        ])
+        .require(["model", "iter_time_s", "best_cpus_per_gpu", "best_mem_gb_per_gpu", "speedup"])
         .map_err(|problem| source.error_here(problem))?;
     let mut table = HashMap::new();
     csv::rows(&mut source, &header, ',', |source, row| {
         let take = || {
             let row = row.map_err(Bad::from)?;
-            let step_s =
-                row.value(step, |s| field::positive_seconds(s, Unit::Seconds))?;
+            let step_s = row.value(step, |s| field::positive_seconds(s, Unit::Seconds))?;
             let best = Host { cpu_milli: row.value(cpus, milli)?, mib: row.value(mem, mib)? };
             let found = Sensitivity::of_best(USUAL, best, row.number(speedup)?);
             let found = found.ok_or_else(|| row.bad(speedup, "a speed-up above 0"))?;
