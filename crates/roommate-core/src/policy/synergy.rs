@@ -147,6 +147,19 @@ struct Record {
     grant: Option<Host>,
 }
 
+/// A node with idle GPUs for a job.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    node: NodeIdx,
+    /// Idle GPUs, and for how many of them it has the CPU and memory.
+    free: u32,
+    room: u32,
+    /// CPU that is left.
+    slack: i64,
+    /// GPUs to take.
+    count: u32,
+}
+
 struct Synergy {
     params: Params,
     records: Vec<Record>,
@@ -155,7 +168,7 @@ struct Synergy {
     line: Vec<(u64, JobIdx)>,
     /// Who was on each GPU when the round began.
     home: Vec<Option<JobIdx>>,
-    nodes: Vec<(u32, NodeIdx)>,
+    open: Vec<Open>,
     /// How often GPUs were given away.
     turns: u64,
     /// The last program and what came of it; mostly the next one is the same.
@@ -178,7 +191,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         next_round: None,
         line: Vec::new(),
         home: Vec::new(),
-        nodes: Vec::new(),
+        open: Vec::new(),
         turns: 0,
         solved: (Vec::new(), [0.0; BUDGETS], None),
     })
@@ -411,9 +424,12 @@ impl Synergy {
         let Record { demand, share, share_speed, .. } = self.records[job.usize()];
         let mut hosts = vec![demand.min(share)];
         let nodes = || plan.nodes.iter().filter(|n| may_use(plan, job, n));
+        // A gang that needs the CPU of several nodes is slow for other reasons.
+        let gpus = if self.params.as_released { 1 } else { u32::from(plan.spec(job).gpus) };
+        let on = |n: &Node| gpus.min(u32::from(n.size));
         let most = Host {
-            cpu_milli: nodes().map(|n| n.cpu_milli).max().unwrap_or(0),
-            mib: nodes().map(|n| n.host_mib).max().unwrap_or(0),
+            cpu_milli: nodes().map(|n| n.cpu_milli / on(n)).max().unwrap_or(0),
+            mib: nodes().map(|n| n.host_mib / on(n)).max().unwrap_or(0),
         };
         if let Some(known) = &plan.profile(job).sensitivity {
             let told = |v: u32, share: u32| if share == 0 { 0 } else { v };
@@ -483,44 +499,60 @@ impl Synergy {
 
     fn find(&mut self, plan: &Plan<'_>, job: JobIdx, host: Host, polite: bool) -> Option<GpuSet> {
         let (need, knobs) = (u32::from(plan.spec(job).gpus), host.on(plan.spec(job).knobs));
-        self.nodes.clear();
-        for (i, node) in plan.nodes.iter().enumerate() {
-            if node.idle == 0 || !suits(plan, job, node) {
-                continue;
-            }
+        self.open.clear();
+        for (i, node) in plan.nodes.iter().enumerate().filter(|(_, n)| n.idle > 0) {
             let free = match polite {
                 true => node.gpus().filter(|g| self.is_free(plan, job, *g)).count() as u32,
                 false => u32::from(node.idle),
             };
-            self.nodes.push((free, NodeIdx::from_usize(i)));
-        }
-        let room = |(free, node): &(u32, NodeIdx)| plan.node(*node).room_for(knobs).min(*free);
-        let slack = |node: NodeIdx| plan.node(node).cpu_milli - plan.node(node).cpu_used_milli;
-        if self.params.mechanism == Mechanism::Opt {
-            // Those who need much CPU come first and keep out of each other's way.
-            self.nodes.sort_by_key(|(_, node)| (Reverse(slack(*node)), *node));
-        } else if self.params.layout == Layout::Consolidated {
-            self.nodes.sort_unstable();
-        }
-        if self.params.mechanism == Mechanism::Opt || self.params.layout == Layout::Consolidated {
-            let whole = self.nodes.iter().filter(|n| room(n) >= need).map(|n| n.1).next();
-            if let Some(node) = whole.filter(|_| need > 1) {
-                self.nodes.clear();
-                self.nodes.push((need, node));
+            let room = node.room_for(knobs).min(free);
+            if room > 0 && suits(plan, job, node) {
+                let slack = i64::from(node.cpu_milli) - i64::from(node.cpu_used_milli);
+                let node = NodeIdx::from_usize(i);
+                self.open.push(Open { node, free, room, slack, count: 0 });
             }
         }
+        if self.open.iter().map(|o| o.room).sum::<u32>() < need {
+            return None;
+        }
+        self.lay_out(need, i64::from(host.cpu_milli));
         let mut set = GpuSet::new();
-        let mut left = need;
-        for node in &self.nodes {
-            let count = room(node).min(left);
-            self.take(plan, job, node.1, count, &mut set);
-            left -= count;
-            if left == 0 {
-                set.sort_unstable();
-                return Some(set);
-            }
+        for open in &self.open {
+            self.take(plan, job, open.node, open.count, &mut set);
         }
-        None
+        set.sort_unstable();
+        Some(set)
+    }
+
+    /// Says how many GPUs to take of each open node.
+    fn lay_out(&mut self, need: u32, cpu_milli: i64) {
+        let even = self.params.mechanism == Mechanism::Opt;
+        if even {
+            // Those who need much CPU come first and keep out of each other's way.
+            self.open.sort_by_key(|o| (Reverse(o.slack), o.node));
+        } else if self.params.layout == Layout::Consolidated {
+            self.open.sort_by_key(|o| (o.free, o.node));
+        }
+        let together = need > 1 && (even || self.params.layout == Layout::Consolidated);
+        if let Some(whole) = self.open.iter_mut().find(|o| together && o.room >= need) {
+            whole.count = need;
+            return;
+        }
+        let mut left = need;
+        if !even {
+            for open in &mut self.open {
+                open.count = open.room.min(left);
+                left -= open.count;
+            }
+            return;
+        }
+        while left > 0 {
+            let fits = self.open.iter_mut().filter(|o| o.room > o.count);
+            let Some(most) = fits.max_by_key(|o| (o.slack, Reverse(o.node))) else { return };
+            most.slack -= cpu_milli;
+            most.count += 1;
+            left -= 1;
+        }
     }
 
     /// Adds idle GPUs of a node: where the job was, then those to which nobody wants to return.
