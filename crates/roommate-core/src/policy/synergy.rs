@@ -771,3 +771,111 @@ fn demand(state: &State, job: JobIdx) -> Host {
 fn micros(value: f64) -> u64 {
     (value * 1e6).round() as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sensitivity::{Host, Sensitivity};
+    use crate::testing::Scene;
+    use expect_test::expect;
+
+    /// Jobs called `x` run twice as fast with four cores as with their share of two; all others are as
+    /// fast with one core as with any.
+    fn picture(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
+        let mut scene = Scene::new(policy, cluster, jobs);
+        scene.params = serde_json::from_str(params).unwrap();
+        let usual = Host { cpu_milli: 2_000, mib: 1_000 };
+        let known = |cores: u32, speedup: f64| {
+            Sensitivity::of_best(usual, Host { cpu_milli: cores * 1_000, mib: 1_000 }, speedup)
+        };
+        scene.profiles = vec![scene.profiles[0].clone(); 2];
+        scene.profiles[0].sensitivity = known(1, 1.0).map(Box::new);
+        scene.profiles[1].sensitivity = known(4, 2.0).map(Box::new);
+        for actor in scene.actors.iter_mut().filter(|a| a.name.starts_with('x')) {
+            actor.spec.profile.0 = 1;
+        }
+        scene.run().chart()
+    }
+
+    const FIFO: &str = r#"{"order": "fifo", "round_s": 4, "top_up": false}"#;
+
+    #[test]
+    fn the_share_gives_everybody_the_same() {
+        expect![[r#"
+            gpu0  aaaaaaaa
+            gpu1  bbbb
+        "#]]
+        .assert_eq(&picture("synergy-proportional", FIFO, "1x2:4c", "x 0 1 8, b 0 1 4"));
+    }
+
+    #[test]
+    fn greed_leaves_gpus_idle() {
+        expect![[r#"
+            gpu0  aaaabbbb
+            gpu1
+        "#]]
+        .assert_eq(&picture("synergy-greedy", FIFO, "1x2:4c", "x 0 1 8, b 0 1 4"));
+    }
+
+    #[test]
+    fn tuning_takes_from_who_has_more_than_its_share() {
+        // `x` begins with four cores; when `b` comes it falls back to two, and is fast again without it.
+        expect![[r#"
+            gpu0  aaaaaaa
+            gpu1  ..bb
+        "#]]
+        .assert_eq(&picture("synergy-tune", FIFO, "1x2:4c", "x 0 1 12, b 2 1 2"));
+    }
+
+    #[test]
+    fn what_a_modest_job_leaves_is_used() {
+        // Two nodes, two jobs that want more: each gets a modest neighbour and nobody falls back.
+        let jobs = "x 0 1 8, xx 0 1 8, b 0 1 4, c 0 1 4";
+        expect![[r#"
+            gpu0  aaaa
+            gpu1  cccc
+            gpu2  bbbb
+            gpu3  dddd
+        "#]]
+        .assert_eq(&picture("synergy-tune", FIFO, "2x2:5c", jobs));
+    }
+
+    #[test]
+    fn who_comes_first_is_a_matter_of_order() {
+        let of = |order: &str| {
+            let params = format!(r#"{{"order": "{order}", "round_s": 2}}"#);
+            picture("synergy-tune", &params, "1x1:4c", "a 0 1 6, b 1 1 2, c 2 1 4")
+        };
+        expect![[r#"
+            gpu0  aaaaaabbcccc
+        "#]]
+        .assert_eq(&of("fifo"));
+        expect![[r#"
+            gpu0  aabbaaaacccc
+        "#]]
+        .assert_eq(&of("srtf"));
+        expect![[r#"
+            gpu0  aabbccaaccaa
+        "#]]
+        .assert_eq(&of("las"));
+        expect![[r#"
+            gpu0  aabbccaaccaa
+        "#]]
+        .assert_eq(&of("ftf"));
+    }
+
+    #[test]
+    fn idle_gpus_do_not_wait_for_the_next_round() {
+        let of = |fill: bool| {
+            let params = format!(r#"{{"order": "fifo", "round_s": 4, "fill": {fill}}}"#);
+            picture("synergy-tune", &params, "1x1:4c", "a 0 1 2, b 1 1 2")
+        };
+        expect![[r#"
+            gpu0  aabb
+        "#]]
+        .assert_eq(&of(true));
+        expect![[r#"
+            gpu0  aa..bb
+        "#]]
+        .assert_eq(&of(false));
+    }
+}
