@@ -10,6 +10,7 @@ pub mod engine;
 pub mod event;
 pub mod explain;
 pub mod gantt;
+pub mod growth;
 pub mod idx;
 pub mod interference;
 pub mod job;

@@ -2,6 +2,7 @@
 
 use crate::event::{Action, Event};
 use crate::idx::{GpuSet, Idx, JobIdx};
+use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::math::stat;
@@ -64,7 +65,7 @@ pub struct Metrics {
     pub p99_queue_s: Option<f64>,
     /// Running jobs that were told to leave their GPUs.
     pub preemptions: u64,
-    /// Running jobs that were moved to other GPUs.
+    /// Running jobs that were moved to other GPUs, or to more or fewer.
     pub moves: u64,
     /// Attempts that failed, by their own fault or by a node's.
     pub failures: u64,
@@ -90,6 +91,12 @@ pub struct Metrics {
     pub max_rho: Option<f64>,
     /// Jain's index over jobs of (time alone ÷ completion time).
     pub jain: Option<f64>,
+    /// Mean of time on GPUs ÷ time alone on them, guaranteed jobs: what roommates and restarts cost.
+    pub stretch_guaranteed: Option<f64>,
+    /// 99th percentile of the same.
+    pub p99_stretch_guaranteed: Option<f64>,
+    /// The mean for best-effort jobs.
+    pub stretch_best_effort: Option<f64>,
     /// Times the policy was asked.
     pub events: u64,
 }
@@ -142,6 +149,27 @@ impl Metrics {
             row("avg_rho", "finish-time fairness, mean", "", self.avg_rho, Lower),
             row("max_rho", "finish-time fairness, worst", "", self.max_rho, Lower),
             row("jain", "Jain index", "", self.jain, Higher),
+            row(
+                "stretch_guaranteed",
+                "stretch, guaranteed, mean",
+                "",
+                self.stretch_guaranteed,
+                Lower,
+            ),
+            row(
+                "p99_stretch_guaranteed",
+                "stretch, guaranteed, p99",
+                "",
+                self.p99_stretch_guaranteed,
+                Lower,
+            ),
+            row(
+                "stretch_best_effort",
+                "stretch, best effort, mean",
+                "",
+                self.stretch_best_effort,
+                Lower,
+            ),
         ]
     }
 }
@@ -154,6 +182,9 @@ struct Live {
     since: Time,
     held: Option<Held>,
     waited: Span,
+    /// Time with GPUs so far.
+    ran: Span,
+    best_effort: bool,
     /// Integral of the number of jobs in the system at its submission, job-seconds.
     crowd: f64,
     gpus: u16,
@@ -183,6 +214,8 @@ pub struct Fold {
     queues_s: Vec<f64>,
     rhos: Vec<f64>,
     paces: Vec<f64>,
+    /// Time on GPUs ÷ time alone: of guaranteed jobs and services, and of best-effort jobs.
+    stretches: [Vec<f64>; 2],
     last_finish: Time,
     last_step: Time,
     present: u32,
@@ -231,6 +264,9 @@ impl Fold {
         m.avg_rho = stat::mean(&self.rhos);
         m.max_rho = self.rhos.iter().copied().max_by(f64::total_cmp);
         m.jain = stat::jain(&self.paces);
+        m.stretch_guaranteed = stat::mean(&self.stretches[0]);
+        m.p99_stretch_guaranteed = stat::quantile(&sorted(&self.stretches[0]), 0.99);
+        m.stretch_best_effort = stat::mean(&self.stretches[1]);
         // Jobs whose deadline passed while they were still here.
         let late = self.live.iter().filter(|l| l.present && l.deadline.is_some());
         m.deadline_misses += late.count() as u64;
@@ -242,6 +278,7 @@ impl Fold {
         let span = at - live.since;
         live.since = at;
         if let Some(held) = live.held.take() {
+            live.ran = live.ran + span;
             let gpu_s = held.gpus.len() as f64 * span.secs();
             self.count_held(at);
             self.occupancy.leave(&held.gpus, held.knobs);
@@ -284,6 +321,9 @@ impl Fold {
             let part = (f64::from(live.gpus) * crowd / f64::from(self.gpus)).max(1.0);
             self.rhos.push(jct_s / (alone_s * part));
             self.paces.push(alone_s / jct_s);
+            if alone_s > 0.0 {
+                self.stretches[usize::from(live.best_effort)].push(live.ran.secs() / alone_s);
+            }
         }
         if let Some(stages) = live.stages_gpu_s {
             let sums = self.stages_gpu_s.get_or_insert([0.0; STAGES.len()]);
@@ -380,6 +420,7 @@ impl Observer for Fold {
             stages_gpu_s: spec.work.zip(stages_s).map(|(w, s)| s.map(|v| v * w * gpus)),
             deadline: spec.deadline,
             slo_us: spec.slo.map(|s| s.p99_us),
+            best_effort: spec.class == Class::BestEffort,
             ..Live::default()
         });
     }

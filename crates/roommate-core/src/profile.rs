@@ -21,6 +21,10 @@ pub struct Profile {
     /// Speed when its gang is spread over more nodes than needed, relative to consolidated.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub spread_speed: f64,
+    /// What more GPUs than asked for do for an elastic job: n instead of g give (n/g) to the power of
+    /// this; [`Self::SCALING`] where not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<f64>,
     /// Share of the largest tensor in all parameters; decides whether spreading hurts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew: Option<f32>,
@@ -55,12 +59,16 @@ pub struct Predicted {
 }
 
 impl Profile {
+    /// Twice the GPUs are 1.87 times as fast: what synchronous training loses on one node, roughly.
+    pub const SCALING: f64 = 0.9;
+
     /// A profile that knows only the length of a step.
     pub fn of_step(step_s: f64) -> Self {
         Self {
             step_s,
             kind_speed: SmallVec::new(),
             spread_speed: 1.0,
+            scaling: None,
             skew: None,
             stages_s: None,
             restart: None,

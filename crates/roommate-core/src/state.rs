@@ -236,6 +236,8 @@ pub struct State {
     pub costs: Costs,
     /// Most tenants of one GPU.
     pub max_tenants: u8,
+    /// Placed jobs that were promised a speed; where there are none, nobody is held back.
+    pub protected: u32,
     /// Groups of equal nodes, as described.
     groups: Vec<NodeGroup>,
 }
@@ -256,6 +258,7 @@ impl State {
             idle: Idle::default(),
             costs,
             max_tenants: 4,
+            protected: 0,
             groups: cluster.groups.clone(),
         };
         let largest = |k: usize| {
@@ -379,20 +382,27 @@ impl State {
         Some(left * self.profile(job).step_s)
     }
 
-    /// Time without progress when the job starts (again), under [`Charge::OnRestart`].
+    /// Time without progress at the start that the job was just told to make, under
+    /// [`Charge::OnRestart`]. Of one that is only planned see [`crate::plan::Plan::price`].
     pub fn start_cost(&self, job: JobIdx) -> Span {
+        let Job { starts, gpus, .. } = self.job(job);
+        self.cost_of_start(job, gpus, starts.saturating_sub(1))
+    }
+
+    /// Time without progress when the job, which started so often before, starts on these GPUs.
+    pub(crate) fn cost_of_start(&self, job: JobIdx, gpus: &[GpuIdx], before: u32) -> Span {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
-            Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
-            Charge::OnRestart if self.is_parked_here(job) => self.costs.resume,
+            Charge::OnRestart if before == 0 => self.costs.start,
+            Charge::OnRestart if self.is_parked_by(job, gpus) => self.costs.resume,
             Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),
             Charge::OnRestart => self.restart_cost(job),
         }
     }
 
-    /// Whether a suspended job has its GPUs on the nodes where it waits.
-    fn is_parked_here(&self, job: JobIdx) -> bool {
-        let Job { gpus, parked_on, .. } = self.job(job);
+    /// Whether the job is suspended, and these GPUs are on the nodes where it waits.
+    fn is_parked_by(&self, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+        let parked_on = &self.job(job).parked_on;
         let is_home = |g: &GpuIdx| parked_on.iter().any(|p| self.gpu(*p).node == self.gpu(*g).node);
         !parked_on.is_empty() && gpus.iter().all(is_home)
     }
@@ -424,7 +434,7 @@ impl State {
     }
 
     /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
-    /// consolidated gang: the slowest GPU sets the pace.
+    /// consolidated gang as wide as asked for: the slowest GPU sets the pace.
     pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let profile = self.profile(job);
         let of_kind = |k: u8| {
@@ -441,7 +451,13 @@ impl State {
             rest = &rest[here..];
         }
         let spread = nodes > 1 && nodes > self.fewest_nodes(gpus);
-        if spread { speed * profile.spread_speed } else { speed }
+        let speed = if spread { speed * profile.spread_speed } else { speed };
+        let asked = usize::from(self.spec(job).gpus);
+        if gpus.len() <= asked {
+            return speed;
+        }
+        let wider = gpus.len() as f64 / asked as f64;
+        speed * wider.powf(profile.scaling.unwrap_or(Profile::SCALING))
     }
 
     /// Seconds of a step of the job on these GPUs with nobody else there, with its present knobs.
@@ -548,6 +564,7 @@ impl State {
         let hot = &mut self.jobs[job.usize()];
         hot.gpus = GpuSet::from_slice(gpus);
         hot.knobs = knobs;
+        self.protected += u32::from(knobs.floor_permille > 0);
         self.pending.remove(job);
         self.placed.insert(job);
     }
@@ -573,7 +590,9 @@ impl State {
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
-        self.placed.remove(job);
+        // Only who is placed is counted; a job that leaves the queue comes here as well.
+        let counted = self.placed.remove(job) && knobs.floor_permille > 0;
+        self.protected -= u32::from(counted);
         (gpus, knobs)
     }
 

@@ -67,6 +67,12 @@ pub enum Why {
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
     NotWorthSharing(JobIdx),
+    /// GPUs of its node were idle for long, so it has this many now.
+    Grows(u16),
+    /// With more GPUs it was not enough faster, so it is back to this many.
+    NotWorthGrowing(u16),
+    /// It gives back GPUs that this job needs.
+    ShrinksFor(JobIdx),
 }
 
 impl Why {
@@ -114,6 +120,11 @@ impl Why {
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))
             }
+            Self::Grows(n) => format!("grows to {n} GPUs: those of its node have long been idle"),
+            Self::NotWorthGrowing(n) => {
+                format!("shrinks to {n} GPUs: it was not enough faster with more")
+            }
+            Self::ShrinksFor(j) => format!("gives back GPUs that job {} needs", name(*j)),
         }
     }
 }

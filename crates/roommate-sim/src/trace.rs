@@ -44,6 +44,10 @@ pub struct TraceJob {
     pub submit_us: u64,
     /// GPUs it asks for, at least 1.
     pub gpus: u32,
+    /// Most GPUs it can use, at least `gpus`; not said for a job that is not elastic.
+    pub gpus_max: Option<u32>,
+    /// What more GPUs do for it: n instead of g make it (n/g) to the power of this as fast.
+    pub scaling: Option<f64>,
     /// Work to do, in training steps. Where only a duration is known it is the duration in seconds.
     pub steps: f64,
     /// Seconds of one step, alone on the reference GPU; 1 where only a duration is known.
@@ -95,6 +99,8 @@ impl TraceJob {
             id,
             submit_us,
             gpus,
+            gpus_max: None,
+            scaling: None,
             steps: duration_s,
             step_s: 1.0,
             duration_s,

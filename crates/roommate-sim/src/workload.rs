@@ -103,6 +103,7 @@ struct ProfileKey {
     restart_class: u32,
     step: u64,
     stages: Option<[u64; 4]>,
+    scaling: Option<u64>,
 }
 
 struct Maker<'a> {
@@ -121,7 +122,9 @@ impl Maker<'_> {
         let profile = self.profile(&job);
         let team = self.team(job.team.as_deref().unwrap_or("all"));
         let gpus = u16::try_from(job.gpus).unwrap_or(u16::MAX);
+        let most = job.gpus_max.unwrap_or(job.gpus);
         let spec = Spec {
+            gpus_max: u16::try_from(most).unwrap_or(u16::MAX).max(gpus),
             knobs: Knobs {
                 batch: job.batch,
                 mem_mib: job.mem_mib,
@@ -207,12 +210,14 @@ impl Maker<'_> {
             restart_class: if self.compat.is_some() { job.gpus } else { 0 },
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
+            scaling: job.scaling.map(f64::to_bits),
         };
         let profiles = &mut self.workload.profiles;
         let compat = self.compat;
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
+            profile.scaling = job.scaling;
             profile.predicted = predicted;
             profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();
@@ -262,6 +267,18 @@ mod tests {
         let mixed = profiles(vec![job("a", "resnet50", 64)], "1x1:h200,1x1:t4");
         let small = profiles(vec![job("a", "resnet50", 64)], "1x1:t4");
         assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
+    }
+
+    #[test]
+    fn elastic_jobs_say_how_far_they_grow_and_how_well() {
+        let plain = job("a", "mystery", 0);
+        let elastic = TraceJob { gpus_max: Some(4), scaling: Some(0.5), ..job("b", "mystery", 0) };
+        let (workload, _) =
+            prepare(vec![plain, elastic], &"1x2".parse().unwrap(), None, false).unwrap();
+        let most: Vec<u16> = workload.arrivals.iter().map(|a| a.spec.gpus_max).collect();
+        assert_eq!(most, [1, 4]);
+        let scaling: Vec<Option<f64>> = workload.profiles.iter().map(|p| p.1.scaling).collect();
+        assert_eq!(scaling, [None, Some(0.5)]);
     }
 
     #[test]

@@ -563,6 +563,9 @@ impl World {
     /// and an opportunist climbs from standstill.
     fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
         let state = self.engine.state();
+        if state.protected == 0 {
+            return;
+        }
         let gpus = self.live[job.usize()].gpus.clone();
         let protected = state.job(job).knobs.floor_permille > 0;
         for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
@@ -589,10 +592,10 @@ impl World {
         let gpus = &self.live[job.usize()].gpus;
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let disturbed = throttle::disturbed_step_s(&*self.truth, state, job, gpus, &held);
+        let speed = throttle::speed_there(&*self.truth, state, job, gpus, &held);
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         self.live[job.usize()].shares = shares;
-        (alone, disturbed)
+        (alone, alone / speed)
     }
 
     fn report_pace(&mut self, job: JobIdx, step_s: f64) {
@@ -636,6 +639,9 @@ impl World {
     /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
     fn add_neighbours_of_held_gangs(&self, crowded: &mut Vec<JobIdx>) {
         let state = self.engine.state();
+        if state.protected == 0 {
+            return;
+        }
         for i in 0..crowded.len() {
             let gpus = &self.live[crowded[i].usize()].gpus;
             if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {

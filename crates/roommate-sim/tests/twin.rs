@@ -109,6 +109,13 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let mut scene =
         random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
     scene.truth = Arc::new(Undisturbed);
+    // Steps of a job that grows would end between ticks.
+    scene.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
+    // It grows once that pays: after twice, four or eight times the cost of it, but for five GPUs.
+    if let Some(keep) = scene.params.get_mut("grow_keep").filter(|k| **k == json!(0.7)) {
+        *keep = json!(1.0);
+    }
+    scene.actors.iter_mut().filter(|a| a.spec.gpus == 5).for_each(|a| a.spec.gpus_max = 5);
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
         scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);

@@ -322,6 +322,9 @@ pub(crate) struct Synth {
     /// GPU time asked for, as a share of what the cluster has
     #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub(crate) load: f64,
+    /// Share of jobs that can use two or four times the GPUs they ask for
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) elastic: f64,
     /// The cluster that the load refers to
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,

@@ -28,6 +28,9 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
         let node = state.node(gpu.node);
         hold(node.up || tenants.is_empty(), &format!("GPU {i} is down and has tenants: {gpu:?}"))?;
     }
+    let promised = |j: &&roommate_core::job::Job| j.is_placed() && j.knobs.floor_permille > 0;
+    let protected = state.jobs.iter().filter(promised).count();
+    hold(state.protected as usize == protected, "jobs that were promised a speed")?;
     nodes(state)
 }
 

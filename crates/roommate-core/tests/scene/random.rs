@@ -39,7 +39,7 @@ const HOSTED: &[&str] = &[
 
 /// What a scene may contain.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "five independent choices")]
+#[expect(clippy::struct_excessive_bools, reason = "independent choices")]
 pub(crate) struct Taste {
     /// Clusters whose nodes differ.
     pub(crate) mixed: bool,
@@ -55,6 +55,8 @@ pub(crate) struct Taste {
     pub(crate) stages: bool,
     /// Jobs without a promise among those that have one.
     pub(crate) classes: bool,
+    /// Jobs that can use more GPUs than they ask for.
+    pub(crate) elastic: bool,
 }
 
 impl Taste {
@@ -67,6 +69,7 @@ impl Taste {
         speeds: true,
         stages: true,
         classes: true,
+        elastic: true,
     };
     /// GPUs that are all alike, jobs that only count them, changes for free.
     pub(crate) const PLAIN: Self = Self {
@@ -77,6 +80,7 @@ impl Taste {
         speeds: false,
         stages: false,
         classes: false,
+        elastic: false,
     };
 }
 
@@ -120,6 +124,9 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     }
     if taste.classes {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
+    }
+    if taste.elastic {
+        make_elastic(&mut Rng::stream(seed, 84), &mut scene);
     }
     scene.params = params(&mut rng, entry, &scene);
     scene
@@ -186,6 +193,18 @@ fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
     for actor in actors {
         if rng.chance(0.4) {
             actor.spec.class = Class::BestEffort;
+        }
+    }
+}
+
+/// Some jobs can use more GPUs, with more or less success, and also more than there are.
+fn make_elastic(rng: &mut Rng, scene: &mut Scene) {
+    for profile in &mut scene.profiles {
+        profile.scaling = pick(rng, &[None, Some(0.0), Some(0.3), Some(0.7), Some(1.0)]);
+    }
+    for actor in &mut scene.actors {
+        if rng.chance(0.4) {
+            actor.spec.gpus_max += 1 + rng.below(7) as u16;
         }
     }
 }
@@ -275,6 +294,10 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
     set("migrate", json!(own.chance(0.4)));
     set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
+    let mut own = Rng::stream(scene.seed, 85);
+    set("grow", json!(own.chance(0.9)));
+    set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
+    set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
@@ -356,7 +379,8 @@ pub(crate) fn compact(scene: &Scene) -> String {
     );
     for a in &scene.actors {
         let s = &a.spec;
-        write!(text, "  {} at {} gpus {} work {}", a.name, a.submit, s.gpus, a.work).expect("text");
+        write!(text, "  {} at {} gpus {}", a.name, a.submit, s.gpus).expect("text");
+        write!(text, "..={} work {}", s.gpus_max, a.work).expect("text");
         write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
         writeln!(
             text,

@@ -358,7 +358,8 @@
         `${gpus.length === 1 ? "GPU" : "GPUs"} ${ranges(gpus)}, ${nodeText(gpus[0], gpus[gpus.length - 1])}`,
       ];
       if (team) lines.unshift(`team ${team}`);
-      if (c.sm[what] !== 1000 || c.lanes[what] > 1) lines.push(`${fixed(c.sm[what] / 10, 1)} % of the SMs`);
+      if (c.sm[what] === 0) lines.push('shares the GPU freely');
+      else if (c.sm[what] !== 1000 || c.lanes[what] > 1) lines.push(`${fixed(c.sm[what] / 10, 1)} % of the SMs`);
       if (starts.length > 1) lines.push(`stay ${starts.indexOf(at) + 1} of ${starts.length}`);
       return { title: data.names[run.gantt.job_name[job]], lines };
     }

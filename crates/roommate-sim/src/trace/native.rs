@@ -86,7 +86,7 @@ macro_rules! optional {
 }
 
 optional! {
-    numbers: steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
+    numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
         deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli;
     texts: model, team, user, class, status, kinds, soft_deadlines;
 }
@@ -166,6 +166,8 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     let gpus = field::gpus(raw.gpus).map_err(at("gpus"))?;
     let duration_s = seconds(raw.duration_s).map_err(at("duration_s"))?;
     let mut job = TraceJob::new(raw.id, submit_us, gpus, duration_s);
+    job.gpus_max = maybe("gpus_max", more.gpus_max, |v| field::gpus_max(v, gpus))?;
+    job.scaling = maybe("scaling", more.scaling, field::scaling)?;
     let steps = maybe("steps", more.steps, field::steps)?;
     let step_s = maybe("step_s", more.step_s, |v| field::positive_seconds(v, Unit::Seconds))?;
     (job.steps, job.step_s) = match (steps, step_s) {
@@ -243,6 +245,8 @@ fn to_raw(job: &TraceJob) -> Raw {
         gpus: f64::from(job.gpus),
         duration_s: job.duration_s,
         more: Optional {
+            gpus_max: job.gpus_max.map(f64::from),
+            scaling: job.scaling,
             steps: timed.then_some(job.steps),
             step_s: timed.then_some(job.step_s),
             batch: known(job.batch, 0),
@@ -357,13 +361,15 @@ mod tests {
             (batch, mem_mib, cpu_milli) in any::<(u32, u32, u32)>(),
             gpu_milli in 1u32..=1000,
             kinds in prop::collection::vec("[a-z0-9, ]{1,6}", 0..3),
+            (more, scaling) in (option::of(0u32..65_535), option::of(0.0f64..2.0)),
         ) -> TraceJob {
             let class = TraceClass::ALL[class];
+            let gpus_max = more.map(|more| (gpus + more).min(65_535));
             let status = status.map(|i| Status::ALL[i]);
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, kinds, sensitivity: None,
+                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None,
             }
         }
     }

@@ -59,6 +59,20 @@ const MURI: &str = "job_id,num_gpu,submit_time,iterations,model_name,batch_size,
     iteration_time,resource_time_0,resource_time_1,resource_time_2,priority\n";
 
 #[test]
+fn an_elastic_job_can_use_at_least_what_it_needs() {
+    let of = |row: &str| {
+        let text = format!("id,submit_s,gpus,duration_s,gpus_max,scaling\n{row}\n");
+        let trace = read_bytes(text.as_bytes(), &options(Format::Roommate));
+        trace.map(|t| (t.jobs[0].gpus_max, t.jobs[0].scaling))
+    };
+    assert_eq!(of("a,0,2,9,4,0.5").unwrap(), (Some(4), Some(0.5)));
+    assert_eq!(of("a,0,2,9,,").unwrap(), (None, None));
+    let less = of("a,0,2,9,1,").unwrap_err().to_string();
+    assert!(less.contains("at least the 2 GPUs that it needs"), "{less}");
+    assert!(of("a,0,2,9,4,3").is_err());
+}
+
+#[test]
 fn muri_is_in_milliseconds_with_stages() {
     check(
         Format::Auto,

@@ -39,6 +39,7 @@ fn invent(args: &Synth) -> anyhow::Result<()> {
         load: args.load,
         cluster_gpus: args.cluster.gpus(),
         mix: args.mix,
+        elastic: args.elastic,
         ..synth::SynthOptions::default()
     };
     options.check()?;

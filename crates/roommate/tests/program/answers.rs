@@ -42,6 +42,8 @@ fn sim_prints_a_table() {
         finish-time fairness, mean     2.147
         finish-time fairness, worst    4.613
         Jain index                     0.684
+        stretch, guaranteed, mean          1
+        stretch, guaranteed, p99           1
 
         gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbccccccccccccccc
         gpu1  ..................................................bbbbbbbbbbbbbbbbbbbbbbbbb
@@ -63,6 +65,8 @@ fn sim_prints_a_table() {
         finish-time fairness, mean     1.028 *    2.147
         finish-time fairness, worst    1.508 *    4.613
         Jain index                     0.871 *    0.684
+        stretch, guaranteed, mean          1          1
+        stretch, guaranteed, p99           1          1
         * best of its row
     "#]]
     .assert_eq(&said.out);
