@@ -62,7 +62,7 @@ pub enum Why {
     /// Fell back to its share of CPU and host memory so that another job could start.
     AtShare(JobIdx),
     /// The best shares of CPU and host memory were not found in time; they were tuned instead.
-    Unsolved,
+    SharesUnsolved,
     /// It is tried beside another job on the same GPUs.
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
@@ -112,7 +112,7 @@ impl Why {
                 "fell back to its share of CPU and memory so that job {} could start",
                 name(*j)
             ),
-            Self::Unsolved => {
+            Self::SharesUnsolved => {
                 "the best CPU and memory for everybody were not found in time: its share was tuned"
                     .into()
             }

@@ -76,6 +76,7 @@ fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
         seed: 0,
         profiles: workload.profiles,
         teams: workload.teams,
+        measure: None,
     };
     let mut jcts = Jcts::default();
     simulate(setup, workload.arrivals.into_iter(), &mut jcts, &mut |_| {}).unwrap();

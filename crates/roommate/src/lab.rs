@@ -196,9 +196,10 @@ impl Lab {
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
             teams: self.workload.teams.clone(),
+            measure: self.world.measure.clone(),
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
-        let mut observers = (Fold::default(), (writer, extra));
+        let mut observers = (Fold::measuring(self.world.measure.clone()), (writer, extra));
         let began = Instant::now();
         let arrivals = self.workload.arrivals.iter().cloned();
         simulate(setup, arrivals, &mut observers, progress)

@@ -403,7 +403,7 @@ impl Synergy {
         }
         let Some(found) = &self.solved.2 else {
             // Without grants everybody is tuned.
-            chosen.iter().for_each(|(_, job)| plan.note(*job, Why::Unsolved));
+            chosen.iter().for_each(|(_, job)| plan.note(*job, Why::SharesUnsolved));
             return;
         };
         for ((jobs, hosts), counts) in members.values().zip(&options).zip(&found.counts) {
