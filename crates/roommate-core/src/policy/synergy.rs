@@ -501,9 +501,10 @@ impl Synergy {
         let (need, knobs) = (u32::from(plan.spec(job).gpus), host.on(plan.spec(job).knobs));
         self.open.clear();
         for (i, node) in plan.nodes.iter().enumerate().filter(|(_, n)| n.idle > 0) {
-            let free = match polite {
-                true => node.gpus().filter(|g| self.is_free(plan, job, *g)).count() as u32,
-                false => u32::from(node.idle),
+            let free = if polite {
+                node.gpus().filter(|g| self.is_free(plan, job, *g)).count() as u32
+            } else {
+                u32::from(node.idle)
             };
             let room = node.room_for(knobs).min(free);
             if room > 0 && suits(plan, job, node) {
