@@ -69,7 +69,8 @@ pub struct Entry {
 }
 
 /// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &["muri-l-worst-ordering", "muri-l-no-blossom"];
+const ABLATIONS: &[&str] =
+    &["muri-l-worst-ordering", "muri-l-no-blossom", "synergy-proportional", "synergy-greedy"];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it

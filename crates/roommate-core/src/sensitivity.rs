@@ -3,7 +3,9 @@
 //! Image and speech training preprocess on the CPU and cache their data in host memory; with too little
 //! of either the GPU waits. Language models hardly care.
 
+use crate::idx::JobIdx;
 use crate::knobs::Knobs;
+use crate::state::{Node, State};
 use serde::{Deserialize, Serialize};
 
 /// CPU in thousandths of a core and host memory in MiB, for each GPU; 0 = not known.
@@ -189,6 +191,57 @@ fn bracket(axis: &[u32], value: u32) -> (usize, usize, f64) {
     }
     let (low, high) = (axis[next - 1], axis[next]);
     (next - 1, next, f64::from(value - low) / f64::from(high - low))
+}
+
+/// Whether GPUs of the node are of a kind that the job can use.
+pub fn may_use(state: &State, job: JobIdx, node: &Node) -> bool {
+    let mem_mib = state.kinds[usize::from(node.kind)].mem_mib;
+    let spec = state.spec(job);
+    spec.allows(node.kind) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
+}
+
+/// What each GPU of the poorest node that the job may use has; 0 where a node does not say.
+pub fn share(state: &State, job: JobIdx) -> Host {
+    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n));
+    let each = |n: &Node| Host {
+        cpu_milli: n.cpu_milli / u32::from(n.size),
+        mib: n.host_mib / u32::from(n.size),
+    };
+    nodes.map(each).reduce(Host::min).unwrap_or_default()
+}
+
+/// What the job asks for on each GPU, at most what fits on a node; its share where it does not say, and
+/// where its gang is wider than nodes are.
+pub fn demand(state: &State, job: JobIdx) -> Host {
+    let (spec, share) = (state.spec(job), share(state, job));
+    let asked = match &state.profile(job).sensitivity {
+        Some(known) => known.best(),
+        None => Host::of(spec.knobs),
+    };
+    let gpus = u32::from(spec.gpus);
+    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n) && n.size >= spec.gpus);
+    let most = nodes.fold(Host::default(), |most, n| Host {
+        cpu_milli: most.cpu_milli.max(n.cpu_milli / gpus),
+        mib: most.mib.max(n.host_mib / gpus),
+    });
+    let one = |asked: u32, share: u32, most: u32| match asked {
+        0 => share,
+        _ if share == 0 => 0,
+        _ if most == 0 => asked.min(share),
+        _ => asked.min(most),
+    };
+    let demand = Host {
+        cpu_milli: one(asked.cpu_milli, share.cpu_milli, most.cpu_milli),
+        mib: one(asked.mib, share.mib, most.mib),
+    };
+    // On unlike nodes that may still be too much: then nobody could ever start it.
+    let knobs = demand.on(spec.knobs);
+    let room = |n: &Node| {
+        let empty = Node { cpu_used_milli: 0, host_used_mib: 0, ..n.clone() };
+        empty.room_for(knobs).min(u32::from(n.size))
+    };
+    let all: u32 = state.nodes.iter().filter(|n| may_use(state, job, n)).map(room).sum();
+    if all >= gpus { demand } else { demand.min(share) }
 }
 
 #[cfg(test)]

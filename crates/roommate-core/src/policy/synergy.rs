@@ -30,7 +30,7 @@ use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
 use crate::place;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::sensitivity::Host;
+use crate::sensitivity::{Host, demand, may_use, share};
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
 use crate::why::Why;
@@ -273,6 +273,7 @@ impl Synergy {
             record.last_speed = record.best_speed;
             record.grant = None;
         }
+        self.forget_homes_of_the_last(plan, &line);
         let mechanism = self.params.mechanism;
         if self.params.order == Order::Las || mechanism == Mechanism::Opt {
             self.choose_by_gpus_first(plan, &mut line);
@@ -285,6 +286,19 @@ impl Synergy {
         }
         self.line = line;
         self.home.clear();
+    }
+
+    /// Nobody has to be polite to those for whom there will be no GPUs.
+    fn forget_homes_of_the_last(&mut self, plan: &Plan<'_>, line: &[(u64, JobIdx)]) {
+        let mut idle = plan.idle_gpus();
+        for (_, job) in line {
+            let gpus = u32::from(plan.spec(*job).gpus);
+            if gpus <= idle {
+                idle -= gpus;
+            } else {
+                plan.was_on(*job).iter().for_each(|g| self.home[g.usize()] = None);
+            }
+        }
     }
 
     /// Gives GPUs that became idle to those who wait.
@@ -453,10 +467,14 @@ impl Synergy {
             Mechanism::Greedy => self.place(plan, job, demand),
             Mechanism::Tune | Mechanism::Opt => {
                 let wanted = self.records[job.usize()].grant.unwrap_or(demand);
+                let modest = self.modest(job, wanted);
+                // To stay with less is better than to move: what is left tops it up.
+                if self.stay(plan, job, wanted) || self.stay_among_peers(plan, job, modest) {
+                    return true;
+                }
                 if self.place(plan, job, wanted) {
                     return true;
                 }
-                let modest = self.modest(job, wanted);
                 if modest != wanted {
                     self.records[job.usize()].last_speed = share_speed;
                     if self.place(plan, job, modest) {
@@ -480,16 +498,45 @@ impl Synergy {
         if self.params.as_released && !host.within(share) { share } else { host.min(share) }
     }
 
-    /// Gives the job GPUs on nodes that have so much for each of them.
-    fn place(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) -> bool {
-        let knobs = host.on(plan.spec(job).knobs);
-        if !self.params.repack && !plan.was_on(job).is_empty() {
-            let before = GpuSet::from_slice(plan.was_on(job));
-            let idle = before.iter().all(|g| plan.gpu(*g).tenants.is_empty());
-            if idle && plan.place(job, &before, knobs).is_ok() {
-                return true;
+    /// Leaves the job where it was before the round, with so much for each GPU.
+    fn stay(&self, plan: &mut Plan<'_>, job: JobIdx, host: Host) -> bool {
+        if self.params.repack || plan.was_on(job).is_empty() {
+            return false;
+        }
+        let before = GpuSet::from_slice(plan.was_on(job));
+        let idle = before.iter().all(|g| plan.gpu(*g).tenants.is_empty());
+        idle && plan.place(job, &before, host.on(plan.spec(job).knobs)).is_ok()
+    }
+
+    /// The same, and who has more than its share there falls back if that is needed.
+    fn stay_among_peers(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) -> bool {
+        if self.params.repack || self.stay(plan, job, host) {
+            return !self.params.repack;
+        }
+        let mark = plan.mark();
+        let before = GpuSet::from_slice(plan.was_on(job));
+        if before.iter().all(|g| plan.gpu(*g).tenants.is_empty()) {
+            let mut rest: &[GpuIdx] = &before;
+            while let Some(first) = rest.first() {
+                let node = plan.gpu(*first).node;
+                let here = rest.iter().take_while(|g| plan.gpu(**g).node == node).count();
+                self.downgrade(plan, job, host, node, here as u32);
+                rest = &rest[here..];
             }
         }
+        let stays = self.stay(plan, job, host);
+        if !stays {
+            plan.undo_to(mark);
+        }
+        stays
+    }
+
+    /// Gives the job GPUs on nodes that have so much for each of them.
+    fn place(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) -> bool {
+        if self.stay(plan, job, host) {
+            return true;
+        }
+        let knobs = host.on(plan.spec(job).knobs);
         // GPUs to which nobody wants to return come first.
         let polite = !self.params.repack && !self.home.is_empty();
         let found = polite.then(|| self.find(plan, job, host, true)).flatten();
@@ -716,56 +763,6 @@ fn budgets(state: &State) -> [f64; BUDGETS] {
 /// Whether the job may have GPUs of the node.
 fn suits(state: &State, job: JobIdx, node: &Node) -> bool {
     node.up && may_use(state, job, node)
-}
-
-fn may_use(state: &State, job: JobIdx, node: &Node) -> bool {
-    let mem_mib = state.kinds[usize::from(node.kind)].mem_mib;
-    let spec = state.spec(job);
-    spec.allows(node.kind) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
-}
-
-/// What each GPU of the poorest node that the job may use has; 0 where a node does not say.
-fn share(state: &State, job: JobIdx) -> Host {
-    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n));
-    let each = |n: &Node| Host {
-        cpu_milli: n.cpu_milli / u32::from(n.size),
-        mib: n.host_mib / u32::from(n.size),
-    };
-    nodes.map(each).reduce(Host::min).unwrap_or_default()
-}
-
-/// What the job asks for on each GPU, at most what fits on a node; its share where it does not say, and
-/// where its gang is wider than nodes are.
-fn demand(state: &State, job: JobIdx) -> Host {
-    let (spec, share) = (state.spec(job), share(state, job));
-    let asked = match &state.profile(job).sensitivity {
-        Some(known) => known.best(),
-        None => Host::of(spec.knobs),
-    };
-    let gpus = u32::from(spec.gpus);
-    let nodes = state.nodes.iter().filter(|n| may_use(state, job, n) && n.size >= spec.gpus);
-    let most = nodes.fold(Host::default(), |most, n| Host {
-        cpu_milli: most.cpu_milli.max(n.cpu_milli / gpus),
-        mib: most.mib.max(n.host_mib / gpus),
-    });
-    let one = |asked: u32, share: u32, most: u32| match asked {
-        0 => share,
-        _ if share == 0 => 0,
-        _ if most == 0 => asked.min(share),
-        _ => asked.min(most),
-    };
-    let demand = Host {
-        cpu_milli: one(asked.cpu_milli, share.cpu_milli, most.cpu_milli),
-        mib: one(asked.mib, share.mib, most.mib),
-    };
-    // On unlike nodes that may still be too much: then nobody could ever start it.
-    let knobs = demand.on(spec.knobs);
-    let room = |n: &Node| {
-        let empty = Node { cpu_used_milli: 0, host_used_mib: 0, ..n.clone() };
-        empty.room_for(knobs).min(u32::from(n.size))
-    };
-    let all: u32 = state.nodes.iter().filter(|n| may_use(state, job, n)).map(room).sum();
-    if all >= gpus { demand } else { demand.min(share) }
 }
 
 /// A key that orders numbers to a millionth, so that sums which differ in their last bits are equal.

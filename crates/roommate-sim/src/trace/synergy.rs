@@ -117,3 +117,64 @@ fn milli(cores: f64) -> Result<u32, Problem> {
 fn mib(gb: f64) -> Result<u32, Problem> {
     field::whole((field::number(gb)? * MIB_PER_GB).floor(), u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::trace::{Format, ReadOptions, Trace, TraceError, read};
+    use std::path::PathBuf;
+
+    const TRACE: &str =
+        "job_id,model,arrival_s,iterations,gpus\n0,alexnet,.5,3000,4\n1,gnmt,2,50,1\n";
+    const MODELS: &str = "model,iter_time_s,best_cpus_per_gpu,best_mem_gb_per_gpu,speedup\n\
+                          alexnet,0.6,12,125.0,2.94\ngnmt,0.12,1,20.0,1.0\n";
+
+    fn read_with(
+        trace: &str,
+        models: Option<&str>,
+        grid: Option<&str>,
+    ) -> Result<Trace, TraceError> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| -> PathBuf {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let options = ReadOptions {
+            throughputs: models.map(|m| file("models.csv", m)),
+            sensitivity: grid.map(|g| file("grid.csv", g)),
+            ..ReadOptions::default()
+        };
+        read(&file("trace.csv", trace), &options)
+    }
+
+    #[test]
+    fn jobs_know_what_their_models_make_of_cpu_and_memory() {
+        let trace = read_with(TRACE, Some(MODELS), None).unwrap();
+        assert_eq!(trace.format, Format::Synergy);
+        let job = &trace.jobs[0];
+        assert_eq!((job.submit_us, job.gpus, job.steps, job.step_s), (500_000, 4, 3000.0, 0.6));
+        let best = job.sensitivity.as_ref().unwrap().best();
+        assert_eq!((best.cpu_milli, best.mib), (12_000, 128_000));
+        // A measured grid says more than the best point.
+        let grid = "model,cpus,mem_gb,rel_throughput\nalexnet,3,62.5,1\nalexnet,6,62.5,1.75\n";
+        let told = read_with(TRACE, Some(MODELS), Some(grid)).unwrap();
+        assert_eq!(told.jobs[0].sensitivity.as_ref().unwrap().best().cpu_milli, 6_000);
+        assert_eq!(told.jobs[1].sensitivity, trace.jobs[1].sensitivity);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let wrong = |trace: &str, models: Option<&str>, grid: Option<&str>| {
+            let error = read_with(trace, models, grid).unwrap_err();
+            (error.problem.to_string(), error.hint().is_some())
+        };
+        let none = "the jobs have iterations of models, and no table of models was given";
+        assert_eq!(wrong(TRACE, None, None), (none.into(), true));
+        let short = MODELS.replace("gnmt", "bert");
+        let missing = "no throughput for model \"gnmt\"";
+        assert_eq!(wrong(TRACE, Some(&short), None), (missing.into(), true));
+        let grid = "model,cpus,mem_gb,rel_throughput\ngnmt,3,62.5,1\ngnmt,6,125,1\n";
+        let holes = "expected a speed above 0 for each pair of CPU and memory of gnmt, found \"a grid with holes\"";
+        assert_eq!(wrong(TRACE, Some(MODELS), Some(grid)).0, holes);
+    }
+}
