@@ -28,7 +28,7 @@ const MIXED: &[&str] = &[
     "1x1:v100,1x3:a100,1x2:k80",
 ];
 
-/// The same with host memory, for some of the scenes with mixed clusters.
+/// The same with host memory, for policies that give it away.
 const HOSTED: &[&str] = &[
     "2x4:8c:64g",
     "1x2:v100:4c:32g,2x2:t4:16c:48g",
@@ -95,7 +95,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     let mut cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
     let mut hosts = Rng::stream(seed, 83);
     let is_synergy = entry.name.starts_with("synergy");
-    if mixed && hosts.chance(if is_synergy { 0.7 } else { 0.2 }) {
+    if mixed && is_synergy && hosts.chance(0.7) {
         cluster = pick(&mut hosts, HOSTED);
     }
     let mut scene = Scene::new(entry.name, cluster, "a 0 1 1");
