@@ -29,6 +29,7 @@ pub mod queue;
 pub mod rank;
 pub mod replay;
 pub mod rota;
+pub mod sensitivity;
 pub mod state;
 pub mod testing;
 pub mod throttle;

@@ -293,13 +293,12 @@ fn take(state: &State, node: NodeIdx, count: u16, into: &mut GpuSet) {
 /// Whether `count` more GPUs of this job can be on the node, by CPU and memory.
 fn node_suits(state: &State, job: JobIdx, node: NodeIdx, count: u16) -> bool {
     let knobs = state.spec(job).knobs;
-    if knobs.cpu_milli == 0 && knobs.mem_mib == 0 {
+    if knobs.cpu_milli == 0 && knobs.mem_mib == 0 && knobs.host_mib == 0 {
         return true;
     }
     let node = state.node(node);
-    let cpu = u64::from(node.cpu_used_milli) + u64::from(count) * u64::from(knobs.cpu_milli);
     let mem = state.kinds[usize::from(node.kind)].mem_mib;
-    (node.cpu_milli == 0 || cpu <= u64::from(node.cpu_milli)) && (mem == 0 || knobs.mem_mib <= mem)
+    node.room_for(knobs) >= u32::from(count) && (mem == 0 || knobs.mem_mib <= mem)
 }
 
 /// The node for `count` GPUs of the job: best fit or first fit, lowest index on ties.

@@ -14,6 +14,7 @@ mod muri;
 mod sjf;
 mod srsf;
 mod srtf;
+mod synergy;
 mod tiresias;
 
 /// A scheduling policy: edits a plan when asked.
@@ -68,7 +69,8 @@ pub struct Entry {
 }
 
 /// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &["muri-l-worst-ordering", "muri-l-no-blossom"];
+const ABLATIONS: &[&str] =
+    &["muri-l-worst-ordering", "muri-l-no-blossom", "synergy-proportional", "synergy-greedy"];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
@@ -204,6 +206,22 @@ pub static POLICIES: &[Entry] = &[
     entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
         summary: "the same with lines of similar jobs, the one that waited most first",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
+    entry!(synergy, "synergy-proportional", preset: r#"{"mechanism": "proportional"}"#,
+        summary: "every job gets the CPU and memory of its GPUs",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-greedy", preset: r#"{"mechanism": "greedy"}"#,
+        summary: "every job gets the CPU and memory that it asks for, or waits",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-tune", preset: r#"{"mechanism": "tune"}"#,
+        summary: "CPU and memory by what jobs make of them, nobody below its share",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-opt", preset: r#"{"mechanism": "opt"}"#,
+        summary: "CPU and memory such that the sum of all speeds is largest",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
 ];
 
 /// The policy of this name.

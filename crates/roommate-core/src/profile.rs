@@ -1,5 +1,7 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
+use crate::knobs::Knobs;
+use crate::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -35,6 +37,9 @@ pub struct Profile {
     /// What it will take of a GPU, where that could be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
+    /// How its speed depends on CPU and host memory, where that was profiled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sensitivity: Option<Box<Sensitivity>>,
 }
 
 /// What a kind of work is expected to take of a GPU that it has for itself.
@@ -68,7 +73,13 @@ impl Profile {
             stages_s: None,
             restart: None,
             predicted: None,
+            sensitivity: None,
         }
+    }
+
+    /// Speed with the CPU and the host memory of these knobs, relative to the usual share of a GPU.
+    pub fn fed_speed(&self, knobs: Knobs) -> f64 {
+        self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
 }
 

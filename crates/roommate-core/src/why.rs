@@ -61,6 +61,12 @@ pub enum Why {
     StartFailed,
     /// More jobs live on its node than fit at once, and its turn has not come.
     WaitsForTurn,
+    /// No node with idle GPUs has the CPU and the host memory that it asks for.
+    NoHost,
+    /// Fell back to its share of CPU and host memory so that another job could start.
+    AtShare(JobIdx),
+    /// The best shares of CPU and host memory were not found in time; they were tuned instead.
+    SharesUnsolved,
     /// It is tried beside another job on the same GPUs.
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
@@ -105,6 +111,17 @@ impl Why {
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),
             Self::WaitsForTurn => "waits for its turn on a node that it shares by time".into(),
+            Self::NoHost => {
+                "no node with idle GPUs has the CPU and the memory that it asks for".into()
+            }
+            Self::AtShare(j) => format!(
+                "fell back to its share of CPU and memory so that job {} could start",
+                name(*j)
+            ),
+            Self::SharesUnsolved => {
+                "the best CPU and memory for everybody were not found in time: its share was tuned"
+                    .into()
+            }
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))

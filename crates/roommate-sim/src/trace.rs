@@ -23,12 +23,15 @@ mod philly;
 mod philly_log;
 pub mod stats;
 pub mod study;
+mod synergy;
 pub mod synth;
 mod tiresias;
 
 pub use error::{Problem, TraceError};
 
+use roommate_core::sensitivity::Sensitivity;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// One job of a trace, names still as text.
 ///
@@ -86,6 +89,8 @@ pub struct TraceJob {
     pub gpu_milli: u32,
     /// GPU kinds it may run on; empty = any.
     pub kinds: Vec<String>,
+    /// What its model makes of more or less CPU and host memory, where a table says so.
+    pub sensitivity: Option<Arc<Sensitivity>>,
     /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
     /// pointer.
     pub observed: Option<Box<Observed>>,
@@ -144,6 +149,7 @@ impl TraceJob {
             gpu_milli: 1000,
             kinds: Vec::new(),
             observed: None,
+            sensitivity: None,
         }
     }
 
@@ -265,6 +271,8 @@ pub enum Format {
     Tiresias,
     /// `ElasticFlow`, seconds with deadlines.
     ElasticFlow,
+    /// Synergy, seconds with iterations of models. Needs a table of models.
+    Synergy,
 }
 
 named!(
@@ -279,7 +287,8 @@ named!(
     Gavel = "gavel",
     Chronus = "chronus",
     Tiresias = "tiresias",
-    ElasticFlow = "elasticflow"
+    ElasticFlow = "elasticflow",
+    Synergy = "synergy"
 );
 
 /// How to read a trace.
@@ -291,6 +300,8 @@ pub struct ReadOptions {
     pub skip_bad_rows: bool,
     /// Table of steps per second, for traces that give steps without durations.
     pub throughputs: Option<PathBuf>,
+    /// Table of speeds of models by CPU and host memory.
+    pub sensitivity: Option<PathBuf>,
     /// GPU kind of that table which counts as the reference GPU.
     pub gpu_kind: String,
     /// Stop after so many jobs, counted in the order of the file.
@@ -303,6 +314,7 @@ impl Default for ReadOptions {
             format: Format::Auto,
             skip_bad_rows: false,
             throughputs: None,
+            sensitivity: None,
             gpu_kind: "v100".to_owned(),
             max_jobs: None,
         }
@@ -336,7 +348,11 @@ pub struct Trace {
 /// # Ok::<(), trace::TraceError>(())
 /// ```
 pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
-    layout::read(path, options)
+    let mut trace = layout::read(path, options)?;
+    if let Some(table) = &options.sensitivity {
+        synergy::Grids::read(table)?.tell(&mut trace.jobs);
+    }
+    Ok(trace)
 }
 
 #[cfg(test)]

@@ -219,6 +219,7 @@ impl Maker<'_> {
             profile.stages_s = job.stages_s;
             profile.scaling = job.scaling;
             profile.predicted = predicted;
+            profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();
             if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
                 profile.skew = Some(*skew);

@@ -34,6 +34,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
         },
         seed: 1,
         profiles: vec![("work".into(), Profile::of_step(1.0))],
+        measure: None,
         teams: vec!["all".into()],
     };
     let job = |name: char| Arrival {

@@ -87,6 +87,7 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
         seed: scene.seed,
         profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
         teams: vec!["all".into()],
+        measure: None,
     };
     let arrivals = scene.actors.iter().map(|a| Arrival {
         at: Time(a.submit * scene.tick.0),
@@ -197,7 +198,9 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
                 assert!(most <= actor.work + 1e-6, "{context}job {i} did {most} steps");
                 let kinds = scene.cluster.kinds.iter().map(|k| k.speed);
                 let measured = scene.profiles.iter().flat_map(|p| p.kind_speed.iter().map(|k| k.1));
-                let fastest = kinds.chain(measured).fold(0.0, f64::max);
+                let fed = scene.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
+                let fed = fed.flat_map(|s| s.points().map(|p| p.1)).fold(1.0, f64::max);
+                let fastest = fed * kinds.chain(measured).fold(0.0, f64::max);
                 let stays = run.stays.ended.iter().filter(|s| s.job.usize() == i);
                 let held: f64 = stays.map(|s| (s.to - s.from).secs() * s.gpus.len() as f64).sum();
                 let least = actor.work * f64::from(actor.spec.gpus) / fastest;

@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
 use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Share GPUs between training jobs and inference services so that neither notices.
@@ -60,9 +61,13 @@ pub(crate) struct TraceInput {
     /// Drop rows that are wrong, and jobs that can never run, and count them
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
-    /// Table of steps per second, for traces that give steps without durations (gavel)
+    /// Table of steps per second, or of models, for traces that give steps without durations (gavel,
+    /// synergy)
     #[arg(long, value_name = "FILE")]
     pub(crate) throughputs: Option<PathBuf>,
+    /// Table of speeds by CPU and host memory for each GPU: columns `model,cpus,mem_gb,rel_throughput`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sensitivity: Option<PathBuf>,
     /// The GPU kind of that table that counts as the reference
     #[arg(long, default_value = "v100", value_name = "KIND")]
     pub(crate) gpu_kind: String,
@@ -100,7 +105,8 @@ pub(crate) enum TruthName {
 /// The world to simulate.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
-    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c` adds CPU cores of a node
+    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c:500g` adds CPU cores and
+    /// GiB of memory of a node
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator
@@ -160,6 +166,9 @@ pub(crate) struct WorldArgs {
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
+    /// Count only these jobs, by order of submission, and end with the last of them: 4000:5000
+    #[arg(long, value_name = "FROM:TO", value_parser = range)]
+    pub(crate) measure: Option<Range<u32>>,
 }
 
 #[derive(Args, Debug)]
@@ -388,6 +397,13 @@ fn hours(text: &str) -> Result<f64, String> {
 
 fn chance(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
+}
+
+/// Jobs from the first number up to, but not including, the second.
+fn range(text: &str) -> Result<Range<u32>, String> {
+    let ends = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let range = ends.map(|(from, to)| from..to).filter(|r: &Range<u32>| !r.is_empty());
+    range.ok_or_else(|| "expected FROM:TO such as 4000:5000, FROM below TO".into())
 }
 
 fn cluster(text: &str) -> Result<Cluster, String> {

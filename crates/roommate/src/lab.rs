@@ -96,6 +96,7 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
         format: input.format,
         skip_bad_rows: input.skip_bad_rows,
         throughputs: input.throughputs.clone(),
+        sensitivity: input.sensitivity.clone(),
         gpu_kind: input.gpu_kind.clone(),
         max_jobs: input.max_jobs,
     };
@@ -201,9 +202,10 @@ impl Lab {
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
             teams: self.workload.teams.clone(),
+            measure: self.world.measure.clone(),
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
-        let mut observers = (Fold::default(), (writer, extra));
+        let mut observers = (Fold::measuring(self.world.measure.clone()), (writer, extra));
         let began = Instant::now();
         let arrivals = self.workload.arrivals.iter().cloned();
         simulate(setup, arrivals, &mut observers, progress)

@@ -79,6 +79,7 @@ const RULES: &[Rule] = &[
                 "queue",
                 "rank",
                 "rota",
+                "sensitivity",
                 "state",
                 "tier",
                 "time",

@@ -317,7 +317,7 @@ impl Stage<'_> {
         match action {
             Action::Start(_, p) | Action::Move(_, p) => {
                 let cost = state.start_cost(idx).0.div_ceil(self.drama.scene.tick.0);
-                let pace = state.profile(idx).step_s / state.solo_speed(idx, &p.gpus);
+                let pace = state.alone_step_s(idx, &p.gpus);
                 let ready_at = (cost > 0).then_some(tick + cost);
                 let (gpus, running) = (p.gpus.clone(), cost == 0);
                 *told = Told { gpus, ready_at, running, pace, done: told.done, stopped_at: None };

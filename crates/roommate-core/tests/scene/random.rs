@@ -7,6 +7,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
 use roommate_core::policy::{Entry, Params};
 use roommate_core::profile::{Predicted, Profile};
+use roommate_core::sensitivity::{Host, Sensitivity};
 use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
@@ -25,6 +26,15 @@ const MIXED: &[&str] = &[
     "2x4:8c",
     "1x4:a100,2x2:v100:4c",
     "1x1:v100,1x3:a100,1x2:k80",
+];
+
+/// The same with host memory, for policies that give it away.
+const HOSTED: &[&str] = &[
+    "2x4:8c:64g",
+    "1x2:v100:4c:32g,2x2:t4:16c:48g",
+    "3x2:6c:20g",
+    "1x4:12c:100g,2x2",
+    "1x3:2c:8g",
 ];
 
 /// What a scene may contain.
@@ -82,7 +92,12 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     let mut rng = Rng::stream(seed, 77);
     let mixed = taste.mixed && rng.chance(0.6);
-    let cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
+    let mut cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
+    let mut hosts = Rng::stream(seed, 83);
+    let is_synergy = entry.name.starts_with("synergy");
+    if mixed && is_synergy && hosts.chance(0.7) {
+        cluster = pick(&mut hosts, HOSTED);
+    }
     let mut scene = Scene::new(entry.name, cluster, "a 0 1 1");
     scene.seed = seed;
     scene.actors.clear();
@@ -95,12 +110,16 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     if taste.stages {
         give_stages(&mut Rng::stream(seed, 78), &mut scene.profiles);
         give_predictions(&mut Rng::stream(seed, 80), &mut scene.profiles);
+        give_sensitivities(&mut hosts, &mut scene.profiles);
     }
     let jobs = 1 + rng.below(12);
     let mut submit = 0;
     for i in 0..jobs {
         submit += pick(&mut rng, &[0, 0, 1, 2, 5, 9]);
-        let actor = actor(&mut rng, &scene, taste, i, submit);
+        let mut actor = actor(&mut rng, &scene, taste, i, submit);
+        if is_synergy && taste.limits && hosts.chance(0.3) {
+            actor.spec.knobs.host_mib = pick(&mut hosts, &[1_000, 6_000, 9_000]);
+        }
         scene.actors.push(actor);
     }
     if taste.classes {
@@ -154,6 +173,20 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
             profile.predicted =
                 Some(Predicted { sm_util, sm_util_max, std: 0.1, dram_util: 0.1, mem_mib });
         }
+    }
+}
+
+/// Most kinds of work are faster with more CPU or more host memory.
+fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
+    for profile in profiles {
+        let gain = |rng: &mut Rng| pick(rng, &[0.0, 0.25, 1.0]);
+        let (by_cpu, by_mib) = (gain(rng), gain(rng));
+        let (cpu, mib) = ([500, 2_000, 6_000], [2_000, 10_000]);
+        let speed = |c: usize, m: usize| (1.0 + by_cpu * c as f64) * (1.0 + by_mib * m as f64);
+        let speeds = (0..3).flat_map(|c| (0..2).map(move |m| (c, m))).map(|(c, m)| speed(c, m));
+        let usual = Host { cpu_milli: 500, mib: 2_000 };
+        let known = Sensitivity::new(cpu.into(), mib.into(), speeds.collect(), usual, None);
+        profile.sensitivity = known.filter(|_| rng.chance(0.7)).map(Box::new);
     }
 }
 
@@ -254,6 +287,9 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
     set_gandiva(&mut Rng::stream(scene.seed, 80), &mut set);
+    if entry.name.starts_with("synergy") {
+        set_synergy(&mut Rng::stream(scene.seed, 84), scene, &mut set);
+    }
     set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
     set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
     set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
@@ -332,6 +368,21 @@ fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
 }
 
+/// A round in which nobody gets past its restart would be a round for nothing.
+fn set_synergy(rng: &mut Rng, scene: &Scene, set: &mut dyn FnMut(&str, Value)) {
+    let of_profiles = scene.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
+    let cost = scene.costs.restart.max(scene.costs.start).max(of_profiles).secs() as u64;
+    set("round_s", json!(cost + 4 + rng.below(8)));
+    set("order", json!(pick(rng, &["fifo", "srtf", "las", "ftf", "drf", "tetris"])));
+    set("layout", json!(pick(rng, &["first_fit", "consolidated"])));
+    set("first_round_s", json!(pick(rng, &[0, 1, 5])));
+    set("starved_h", json!(pick(rng, &[0.01, 1_000.0])));
+    for switch in ["fill", "top_up", "repack", "as_released"] {
+        set(switch, json!(rng.chance(0.5)));
+    }
+    set("nodes", json!(pick(rng, &[0, 1, 1_000])));
+}
+
 /// The scene in a few lines, to read and to replay by hand.
 pub(crate) fn compact(scene: &Scene) -> String {
     let mut text = format!(
@@ -349,7 +400,12 @@ pub(crate) fn compact(scene: &Scene) -> String {
         write!(text, "  {} at {} gpus {}", a.name, a.submit, s.gpus).expect("text");
         write!(text, "..={} work {}", s.gpus_max, a.work).expect("text");
         write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
-        writeln!(text, " mem {} cpu {}", s.knobs.mem_mib, s.knobs.cpu_milli).expect("text");
+        writeln!(
+            text,
+            " mem {} cpu {} host {}",
+            s.knobs.mem_mib, s.knobs.cpu_milli, s.knobs.host_mib
+        )
+        .expect("text");
     }
     for (i, p) in scene.profiles.iter().enumerate() {
         writeln!(text, "  profile {i}: {p:?}").expect("text");
