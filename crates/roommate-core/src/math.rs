@@ -3,6 +3,7 @@
 pub mod boost;
 pub mod kmeans;
 pub mod least_squares;
+pub mod lp;
 pub mod matching;
 pub mod rng;
 pub mod stat;
