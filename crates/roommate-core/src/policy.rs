@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 mod antman;
+mod chronus;
 mod fifo;
 mod gandiva;
 mod horus;
@@ -204,6 +205,9 @@ pub static POLICIES: &[Entry] = &[
     entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
         summary: "the same with lines of similar jobs, the one that waited most first",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
+    entry!(chronus, "chronus", preset: r"{}",
+        summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
+        paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
 ];
 
 /// The policy of this name.

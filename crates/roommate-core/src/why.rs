@@ -2,7 +2,7 @@
 //! strings until `roommate explain` asks for the sentence.
 
 use crate::idx::{JobIdx, NodeIdx};
-use crate::time::Span;
+use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -61,6 +61,22 @@ pub enum Why {
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
     NotWorthSharing(JobIdx),
+    /// It was promised to be done by this instant.
+    Promised {
+        /// The deadline that was promised.
+        by: Time,
+    },
+    /// Its deadline cannot be promised beside those promised before; it runs where room is left.
+    NotPromised {
+        /// A deadline that could have been promised; none if its length is not known.
+        could: Option<Time>,
+    },
+    /// It ran longer than estimated, so its promise ended.
+    PastEstimate,
+    /// It can no longer meet its deadline.
+    DeadlineLost,
+    /// The exact plan of all leases could not be found, for so many times now; a rule made the plan.
+    PlannedByRule(u32),
 }
 
 impl Why {
@@ -96,6 +112,18 @@ impl Why {
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))
+            }
+            Self::Promised { by } => format!("promised to be done by {by}"),
+            Self::NotPromised { could: Some(by) } => {
+                format!("its deadline cannot be promised, {by} could have been; runs where room is left")
+            }
+            Self::NotPromised { could: None } => {
+                "its deadline cannot be promised without a known length; runs where room is left".into()
+            }
+            Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
+            Self::DeadlineLost => "can no longer meet its deadline".into(),
+            Self::PlannedByRule(n) => {
+                format!("no exact plan of all leases was found, {n} times so far; planned by rule")
             }
         }
     }

@@ -1,0 +1,618 @@
+//! Chronus: deadlines by leases, best effort in what is left.
+//!
+//! # Idea
+//! Training is predictable and can be stopped, so time is cut into leases of equal length and a deadline
+//! becomes "needs n of the next r leases". A job's deadline is promised only if all promises given
+//! before still fit on the time-line, and each takes the latest leases that do: that keeps the near
+//! future open for later jobs with tighter deadlines. At every boundary the time-line is planned anew
+//! and only its first column is carried out; a job that is chosen again is not touched. GPUs without a
+//! lease go to everybody else, least work left (time × GPUs) first.
+//!
+//! # Reads / does / wakes
+//! Reads GPUs, deadlines with their values, the length (`work` × the profile's step, else what was
+//! declared), believed progress, and the price of a restart. Starts and stops jobs on whole GPUs. A job
+//! is *promised* its deadline, or *not promised* (it then runs like best effort, and is guaranteed the
+//! rest of a lease that is long enough to finish it), or *lost* (it cannot be in time any more, and
+//! comes last). Jobs that arrive are looked at in the next slot; whoever leaves is replaced at once.
+//! Inside a lease nobody is pushed out except by a lease; at a boundary the order of those without one
+//! is made anew. Wakes at the next slot while a new job waits, and at the next boundary while a job
+//! waits that could replace another; not at all otherwise.
+//!
+//! # Differs from the paper
+//! Times are exact; the released code counts whole minutes. A restart costs what the world says, not
+//! 0.5 min × (1 + log2 GPUs). Planning counts 3 GPUs as 4 and 5 to 7 as 8 (never more than a node) and
+//! all kinds of GPU as one, so that among several kinds a lease may find no room. The integer program
+//! is given the promised jobs with the least slack, as many as `exact_cells` pairs of job and lease
+//! allow, and improves on a plan made by rule; where it fails within `exact_nodes` the rule's plan
+//! stands, and the job is told how often that has happened. The deadline told to a refused job is that of the
+//! earliest free leases, without packing everybody anew. A newcomer with several deadlines is promised
+//! the best one that is free; better ones come when leases are planned. Refusals that no time-line
+//! could have helped do not turn the sign. Guaranteeing the rest of a lease pushes out only jobs with
+//! more work left. A job keeps its GPUs when its lease is renewed, even if a better place is free. The
+//! profiler is off: lengths are known at submission. With `profile_gpus` it is a pool of so many GPUs
+//! beside the cluster in which a kind of work is measured once per number of GPUs before its first job
+//! is looked at; short jobs do not finish there.
+
+use crate::batch;
+use crate::idx::{Idx, IdxSet, JobIdx, ProfileIdx};
+use crate::job::Phase;
+use crate::leases::{Due, Effort, Lean, Line, Task};
+use crate::place::{self, Room, Rule};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::queue::Queue;
+use crate::rank::key_of_secs;
+use crate::state::State;
+use crate::time::{Span, Time};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+use std::collections::BTreeSet;
+
+/// Which of equally good plans is taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Sign {
+    /// Promised work now, unless a promise had to be refused during the last lease.
+    #[default]
+    Adaptive,
+    /// Promised work now.
+    Plus,
+    /// Promised work as late as possible.
+    Minus,
+}
+
+/// Parameters of `chronus`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Length of a lease, seconds.
+    lease_s: f64,
+    /// Time between looks at new jobs, seconds; a lease is a multiple of it.
+    slot_s: f64,
+    /// Estimates are taken so many times as long.
+    safety: f64,
+    /// A later deadline is promised in place of the one asked for if the job takes at most so many
+    /// times as long with it.
+    tolerance: f64,
+    /// What a deadline is worth where its job does not say.
+    value: f64,
+    /// Which of equally good plans is taken.
+    sign: Sign,
+    /// With leases up to this length promised jobs may run ahead of their plan, and jobs that can
+    /// finish inside a lease are guaranteed the rest of it, seconds.
+    short_s: f64,
+    /// Most pairs of job and lease in the integer program; 0 = plans are made by rule only.
+    exact_cells: usize,
+    /// Most nodes in its search.
+    exact_nodes: u64,
+    /// Most attempts to improve the places of jobs that get a lease.
+    place_trials: usize,
+    /// How gangs are laid over nodes.
+    rule: Rule,
+    /// Whether a job whose deadline cannot be promised is refused for good.
+    refuse: bool,
+    /// GPUs of the profiler, which are not in the cluster; 0 = lengths are known.
+    profile_gpus: u16,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            lease_s: 1200.0,
+            slot_s: 300.0,
+            safety: 1.1,
+            tolerance: 1.0,
+            value: 10.0,
+            sign: Sign::Adaptive,
+            short_s: 1800.0,
+            exact_cells: 400,
+            exact_nodes: 200,
+            place_trials: 200,
+            rule: Rule::Spread,
+            refuse: false,
+            profile_gpus: 0,
+        }
+    }
+}
+
+/// How a job stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Standing {
+    /// Nobody has looked at it yet.
+    #[default]
+    New,
+    /// Best effort, or done.
+    Free,
+    /// Its deadline is promised.
+    Promised,
+    /// Its deadline is not promised.
+    Refused,
+    /// It cannot meet its deadline any more.
+    Lost,
+}
+
+/// Place in line for GPUs without a lease; smaller first.
+type Key = (u8, u64);
+
+struct Chronus {
+    params: Params,
+    lease: Span,
+    slot: Span,
+    line: Line,
+    standing: Vec<Standing>,
+    /// Estimated seconds of promised jobs, with all that is added for safety.
+    estimates_s: Vec<f64>,
+    /// New jobs, by when they can be looked at.
+    fresh: BTreeSet<(Time, JobIdx)>,
+    /// Jobs with a deadline that is not promised and not lost.
+    refused: IdxSet<JobIdx>,
+    /// Who may not be pushed out before the boundary.
+    leased: IdxSet<JobIdx>,
+    /// The last lease that was planned.
+    planned: Option<u64>,
+    /// The boundary at which we asked to be woken.
+    awaited: Option<Time>,
+    /// Whether a promise was refused since the last boundary.
+    had_to_refuse: bool,
+    /// How often the integer program failed.
+    failures: u32,
+    queue: Queue<Key>,
+    room: Room,
+    /// Running jobs without a lease, best first.
+    running: Vec<(Key, JobIdx)>,
+    profiler: Profiler,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let (lease, slot) = (Span::from_secs(params.lease_s), Span::from_secs(params.slot_s));
+    let positive = |s: f64| s.is_finite() && s > 0.0;
+    if !positive(params.lease_s) || !positive(params.slot_s) || slot == Span::ZERO {
+        return Err("lease_s, slot_s: expected numbers above 0".into());
+    }
+    if lease.0 % slot.0 != 0 {
+        return Err("lease_s: expected a multiple of slot_s".into());
+    }
+    if !positive(params.safety) || !params.value.is_finite() || params.short_s.is_nan() {
+        return Err("safety, value, short_s: expected numbers".into());
+    }
+    if !(params.tolerance.is_finite() && params.tolerance >= 1.0) {
+        return Err("tolerance: expected a number of at least 1".into());
+    }
+    let profiler = Profiler::new(params.profile_gpus);
+    Ok(Chronus {
+        params,
+        lease,
+        slot,
+        line: Line::default(),
+        standing: Vec::new(),
+        estimates_s: Vec::new(),
+        fresh: BTreeSet::new(),
+        refused: IdxSet::default(),
+        leased: IdxSet::default(),
+        planned: None,
+        awaited: None,
+        had_to_refuse: false,
+        failures: 0,
+        queue: Queue::default(),
+        room: Room::default(),
+        running: Vec::new(),
+        profiler,
+    })
+}
+
+impl Policy for Chronus {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.standing.resize(plan.jobs.len(), Standing::New);
+        self.estimates_s.resize(plan.jobs.len(), 0.0);
+        self.take_in(plan);
+        let lease = plan.now.0 / self.lease.0;
+        let due = self.planned.is_none_or(|p| p < lease);
+        let boundary = due && self.is_boundary(plan.now, lease);
+        if due {
+            self.begin(plan, lease);
+        }
+        // Who arrives at a boundary may have the lease that begins; later only the next one is left.
+        let mut looked = boundary && self.look_at_new(plan);
+        if due {
+            self.select(plan, lease, boundary);
+        }
+        looked |= self.look_at_new(plan);
+        self.serve_leased(plan);
+        if looked && self.is_short() {
+            self.guarantee_the_rest(plan);
+        }
+        self.fill(plan, boundary);
+        self.set_wakes(plan);
+    }
+}
+
+impl Chronus {
+    fn take_in(&mut self, plan: &mut Plan<'_>) {
+        for job in plan.news.left.iter().filter(|j| plan.job(**j).phase == Phase::Done) {
+            self.standing[job.usize()] = Standing::Free;
+            self.line.remove(*job);
+            self.leased.remove(*job);
+            self.refused.remove(*job);
+            self.fresh.retain(|(_, j)| j != job);
+        }
+        for i in 0..plan.news.ready.len() {
+            let job = plan.news.ready[i];
+            if !plan.pending.contains(job) {
+                continue;
+            }
+            if self.standing[job.usize()] == Standing::New {
+                let at = self.profiler.ready_at(plan, job);
+                self.fresh.insert((at, job));
+            } else {
+                self.enqueue(plan, job);
+            }
+        }
+    }
+
+    /// Whether this is the boundary of a lease and not just the first look inside it: that only happens
+    /// when nobody waited, so that the boundary would have changed nothing.
+    fn is_boundary(&self, now: Time, lease: u64) -> bool {
+        now.0 == lease * self.lease.0 || self.awaited.is_some_and(|at| at <= now)
+    }
+
+    fn is_short(&self) -> bool {
+        self.params.lease_s <= self.params.short_s
+    }
+
+    /// Brings all promises up to what has really been done.
+    fn begin(&mut self, plan: &mut Plan<'_>, lease: u64) {
+        self.line.advance(lease);
+        let up = plan.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
+        for job in self.line.resize(up) {
+            self.break_promise(plan, job, Why::DeadlineLost);
+        }
+        let inside = plan.now - Time(lease * self.lease.0);
+        let promised: Vec<JobIdx> = self.line.jobs().collect();
+        for job in promised {
+            let left_s = self.estimates_s[job.usize()] - done_s(plan, job, inside);
+            if left_s <= 0.0 {
+                self.line.remove(job);
+                self.break_promise(plan, job, Why::PastEstimate);
+            } else if !self.line.renew(job, self.leases(left_s)) {
+                self.break_promise(plan, job, Why::DeadlineLost);
+            } else if plan.pending.contains(job) {
+                self.enqueue(plan, job);
+            }
+        }
+        let late: Vec<JobIdx> = self.refused.iter().filter(|j| is_late(plan, *j)).collect();
+        for job in late {
+            self.lose(plan, job);
+        }
+    }
+
+    /// Whole leases that hold so many seconds.
+    fn leases(&self, seconds: f64) -> u64 {
+        // Sums of steps are not exact; a billionth of a lease is nothing.
+        (seconds / self.lease.secs() - 1e-9).ceil().max(0.0) as u64
+    }
+
+    /// The line has no room for a promised job any more.
+    fn break_promise(&mut self, plan: &mut Plan<'_>, job: JobIdx, why: Why) {
+        self.standing[job.usize()] = Standing::Refused;
+        self.refused.insert(job);
+        plan.note(job, why);
+        if is_late(plan, job) {
+            self.lose(plan, job);
+        } else if plan.pending.contains(job) {
+            self.enqueue(plan, job);
+        }
+    }
+
+    fn lose(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
+        self.standing[job.usize()] = Standing::Lost;
+        self.refused.remove(job);
+        plan.note(job, Why::DeadlineLost);
+        if plan.pending.contains(job) {
+            self.enqueue(plan, job);
+        }
+    }
+
+    /// Looks at the jobs whose slot has come; says whether there were any.
+    fn look_at_new(&mut self, plan: &mut Plan<'_>) -> bool {
+        let slot = Time(plan.now.0 / self.slot.0 * self.slot.0);
+        let mut any = false;
+        while let Some(&(at, job)) = self.fresh.first().filter(|(at, _)| *at <= slot) {
+            self.fresh.remove(&(at, job));
+            self.judge(plan, job);
+            if plan.pending.contains(job) {
+                self.enqueue(plan, job);
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Promises the job its deadline, or not.
+    fn judge(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
+        let Some(deadline) = plan.spec(job).deadline else {
+            self.standing[job.usize()] = Standing::Free;
+            return;
+        };
+        let Some(task) = self.task(plan, job, deadline) else {
+            return self.refuse(plan, job, None);
+        };
+        let (first, first_due) = (self.line.first(), task.dues[0].until);
+        let alone = task.dues.iter().any(|d| first + task.need <= d.until);
+        if alone && self.line.admit(&task) || self.admit_later(plan, &task, deadline) {
+            self.standing[job.usize()] = Standing::Promised;
+            let until = self.line.due(job).map_or(first_due, |d| d.until);
+            plan.note(job, Why::Promised { by: self.start_of(until) });
+        } else {
+            self.had_to_refuse |= alone;
+            let could = self.line.earliest(task.gpus, task.need);
+            self.refuse(plan, job, could.map(|until| self.start_of(until)));
+        }
+    }
+
+    fn start_of(&self, lease: u64) -> Time {
+        Time(lease.saturating_mul(self.lease.0))
+    }
+
+    /// What the job asks of the line of leases; nothing if its length is not known.
+    fn task(&mut self, plan: &Plan<'_>, job: JobIdx, deadline: Time) -> Option<Task> {
+        let length_s = left_s(plan, job)?;
+        // Every lease may begin with a restart.
+        let restarts = 1.0 + plan.restart_cost(job).secs() / self.lease.secs();
+        let more_s = length_s * restarts * self.params.safety;
+        self.estimates_s[job.usize()] = done_s(plan, job, Span::ZERO) + more_s;
+        let due = |(at, value): (Time, f64)| Due { until: at.0 / self.lease.0, value };
+        let spec = plan.spec(job);
+        let dues = match &spec.worth[..] {
+            [] => smallvec![due((deadline, self.params.value))],
+            worth => worth.iter().copied().map(due).collect(),
+        };
+        Some(Task { job, gpus: counted_gpus(plan, job), need: self.leases(more_s), dues })
+    }
+
+    /// A somewhat later deadline that can be promised.
+    fn admit_later(&mut self, plan: &Plan<'_>, task: &Task, deadline: Time) -> bool {
+        let Some(until) = self.line.earliest(task.gpus, task.need) else { return false };
+        let submitted = plan.job(task.job).submitted;
+        let asked = deadline.0.saturating_sub(submitted.0) as f64;
+        let found = self.start_of(until).0.saturating_sub(submitted.0) as f64;
+        let value = task.dues.last().map_or(self.params.value, |d| d.value);
+        let later = Task { dues: smallvec![Due { until, value }], ..task.clone() };
+        found > asked && found <= self.params.tolerance * asked && self.line.admit(&later)
+    }
+
+    fn refuse(&mut self, plan: &mut Plan<'_>, job: JobIdx, could: Option<Time>) {
+        let why = Why::NotPromised { could };
+        if self.params.refuse && plan.reject(job, why).is_ok() {
+            self.standing[job.usize()] = Standing::Free;
+            return;
+        }
+        plan.note(job, why);
+        self.standing[job.usize()] = Standing::Refused;
+        self.refused.insert(job);
+        if is_late(plan, job) {
+            self.lose(plan, job);
+        }
+    }
+
+    /// Plans all leases and hands out those that begin.
+    fn select(&mut self, plan: &mut Plan<'_>, lease: u64, boundary: bool) {
+        let lean = match self.params.sign {
+            Sign::Adaptive if self.had_to_refuse => Lean::Later,
+            Sign::Adaptive | Sign::Plus => Lean::Now,
+            Sign::Minus => Lean::Later,
+        };
+        self.had_to_refuse = false;
+        let effort = Effort { cells: self.params.exact_cells, nodes: self.params.exact_nodes };
+        if !self.line.improve(lean, effort) {
+            self.failures += 1;
+            if let Some(job) = self.line.jobs().next() {
+                plan.note(job, Why::PlannedByRule(self.failures));
+            }
+        }
+        self.leased = IdxSet::default();
+        let holders: Vec<JobIdx> = self.line.holders().collect();
+        for job in &holders {
+            self.leased.insert(*job);
+        }
+        self.line.advance(lease + 1);
+        self.planned = Some(lease);
+        if boundary {
+            self.hand_out(plan, &holders);
+        }
+    }
+
+    /// Gives GPUs to those who begin a lease, all together; who has GPUs keeps them.
+    fn hand_out(&mut self, plan: &mut Plan<'_>, holders: &[JobIdx]) {
+        let waiting: Vec<JobIdx> =
+            holders.iter().copied().filter(|j| plan.pending.contains(*j)).collect();
+        let Some(first) = waiting.first() else { return };
+        let need: u32 = waiting.iter().map(|j| u32::from(plan.spec(*j).gpus)).sum();
+        self.rank_running(plan);
+        while plan.idle_gpus() < need
+            && let Some((key, victim)) = self.running.pop()
+        {
+            plan.release(victim);
+            plan.note(victim, Why::PreemptedBy(*first));
+            self.queue.push(plan, victim, key, 0);
+        }
+        batch::place(plan, &waiting, self.params.rule, self.params.place_trials);
+    }
+
+    /// Whoever holds a lease and has no GPUs gets some, from those without a lease if need be.
+    fn serve_leased(&mut self, plan: &mut Plan<'_>) {
+        let waiting: Vec<JobIdx> =
+            self.leased.iter().filter(|j| plan.pending.contains(*j)).collect();
+        for job in waiting {
+            if !place::place(plan, job, self.params.rule) {
+                self.rank_running(plan);
+                self.push_out(plan, (0, 0), job);
+            }
+        }
+    }
+
+    /// Jobs whose deadline is not promised but that can finish before the boundary keep their GPUs
+    /// until then, or get some.
+    fn guarantee_the_rest(&mut self, plan: &mut Plan<'_>) {
+        let lease = plan.now.0 / self.lease.0;
+        let rest_s = (self.start_of(lease + 1) - plan.now).secs();
+        let fits = |j: JobIdx| left_s(plan, j).is_some_and(|s| s <= rest_s);
+        let mut jobs: Vec<(Key, JobIdx)> =
+            self.refused.iter().filter(|j| fits(*j)).map(|j| (self.key(plan, j), j)).collect();
+        jobs.sort_unstable();
+        for (key, job) in jobs {
+            let waits = plan.pending.contains(job);
+            if waits && !place::place(plan, job, self.params.rule) {
+                self.rank_running(plan);
+                self.push_out(plan, key, job);
+            }
+            if plan.job(job).is_placed() {
+                self.leased.insert(job);
+            }
+        }
+    }
+
+    /// GPUs that nobody holds go to those who wait; at a boundary the best of them push out the worst
+    /// of those who run without a lease.
+    fn fill(&mut self, plan: &mut Plan<'_>, boundary: bool) {
+        self.queue.open();
+        let mut ranked = false;
+        while let Some((key, job)) = self.queue.next(plan) {
+            if place::place(plan, job, self.params.rule) {
+                self.queue.take();
+                continue;
+            }
+            if boundary && !ranked {
+                self.rank_running(plan);
+                ranked = true;
+            }
+            if boundary && self.push_out(plan, key, job) {
+                self.queue.take();
+            } else {
+                place::note_no_room(plan, job);
+                self.queue.close(plan, 0);
+            }
+        }
+    }
+
+    /// Those who run without a lease, best first.
+    fn rank_running(&mut self, plan: &Plan<'_>) {
+        let mut running = std::mem::take(&mut self.running);
+        running.clear();
+        let spot = plan.placed.iter().filter(|j| !self.leased.contains(*j));
+        running.extend(spot.map(|j| (self.key(plan, j), j)));
+        running.sort_unstable();
+        self.running = running;
+    }
+
+    /// Places the job where jobs with larger keys run, worst first.
+    fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx) -> bool {
+        let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
+        if !self.room.make(plan, job, self.params.rule, worse) {
+            return false;
+        }
+        for i in 0..self.room.evicted.len() {
+            let victim = self.room.evicted[i];
+            plan.note(victim, Why::PreemptedBy(job));
+            self.enqueue(plan, victim);
+        }
+        true
+    }
+
+    fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let ahead = self.standing[job.usize()] == Standing::Promised;
+        if !ahead || self.is_short() {
+            let key = self.key(plan, job);
+            self.queue.push(plan, job, key, 0);
+        }
+    }
+
+    fn key(&self, plan: &Plan<'_>, job: JobIdx) -> Key {
+        let gpus = f64::from(plan.spec(job).gpus);
+        let left_s = left_s(plan, job).unwrap_or(f64::INFINITY);
+        match self.standing[job.usize()] {
+            Standing::New | Standing::Free | Standing::Refused => (0, key_of_secs(left_s * gpus)),
+            Standing::Promised => {
+                let deadline_s = plan.spec(job).deadline.unwrap_or_default().secs();
+                let slack_s = (deadline_s - plan.now.secs() - left_s).max(0.0);
+                (1, key_of_secs(slack_s * gpus))
+            }
+            Standing::Lost => (2, key_of_secs(left_s * gpus)),
+        }
+    }
+
+    fn set_wakes(&mut self, plan: &mut Plan<'_>) {
+        if let Some((at, _)) = self.fresh.first() {
+            plan.wake_at(Time(at.0.div_ceil(self.slot.0) * self.slot.0));
+        }
+        let others = plan.pending.len() > self.fresh.len();
+        let could_change = others && !(plan.placed.is_empty() && self.line.is_empty());
+        let boundary = self.start_of(plan.now.0 / self.lease.0 + 1);
+        self.awaited = could_change.then_some(boundary);
+        if could_change {
+            plan.wake_at(boundary);
+        }
+    }
+}
+
+/// Seconds that the job has left alone on the reference GPU, if its length is known.
+fn left_s(state: &State, job: JobIdx) -> Option<f64> {
+    let declared = || Some((state.spec(job).declared_s? - done_s(state, job, Span::ZERO)).max(0.0));
+    state.remaining_s(job).or_else(declared)
+}
+
+/// Seconds of work that the job had done this long ago if it has run since then.
+fn done_s(state: &State, job: JobIdx, ago: Span) -> f64 {
+    let meter = &state.job(job).meter;
+    let since = (ago.secs() / meter.step_s).min(state.done(job) - meter.done);
+    (state.done(job) - since) * state.profile(job).step_s
+}
+
+/// Whether the job would be late even if it ran from now on.
+fn is_late(state: &State, job: JobIdx) -> bool {
+    let left_s = left_s(state, job).unwrap_or(0.0);
+    let deadline = state.spec(job).deadline;
+    deadline.is_some_and(|d| state.now + Span::from_secs(left_s) > d)
+}
+
+/// GPUs counted in plans: what remains of a node beside 3, 5, 6 or 7 GPUs is of little use to others.
+fn counted_gpus(state: &State, job: JobIdx) -> u32 {
+    let gpus = state.spec(job).gpus;
+    let kinds = 0..state.kinds.len() as u8;
+    let largest = kinds.map(|k| state.idle.largest(k)).max().unwrap_or(1);
+    let counted = if gpus > largest { gpus } else { gpus.next_power_of_two().min(largest) };
+    u32::from(counted)
+}
+
+/// The pool in which lengths are measured before jobs are looked at.
+struct Profiler {
+    /// When each of its GPUs is free.
+    free: Vec<Time>,
+    /// Kinds of work that were measured or are being measured, by number of GPUs, and until when.
+    known: std::collections::BTreeMap<(ProfileIdx, u16), Time>,
+}
+
+impl Profiler {
+    fn new(gpus: u16) -> Self {
+        Self { free: vec![Time::ZERO; usize::from(gpus)], known: std::collections::BTreeMap::new() }
+    }
+
+    /// When the job has been measured.
+    fn ready_at(&mut self, state: &State, job: JobIdx) -> Time {
+        let (gpus, profile) = (state.spec(job).gpus, state.spec(job).profile);
+        if gpus > 8 || usize::from(gpus) > self.free.len() {
+            return state.now;
+        }
+        if let Some(at) = self.known.get(&(profile, gpus)) {
+            return state.now.max(*at);
+        }
+        // Shapes in which the allocator may place such a gang: {2}, {1,1}; {4}, {2,2}; five of eight.
+        let shapes = [1, 2, 2, 5][gpus.next_power_of_two().ilog2() as usize];
+        let run = Span::from_secs(f64::from(shapes) * 120.0_f64.min(30.0 * f64::from(gpus)));
+        self.free.sort_unstable();
+        let begin = self.free[usize::from(gpus) - 1].max(state.now);
+        self.free[..usize::from(gpus)].fill(begin + run);
+        self.known.insert((profile, gpus), begin + run);
+        begin + run
+    }
+}
