@@ -616,3 +616,88 @@ impl Profiler {
         begin + run
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::job::{Class, Spec};
+    use crate::testing::{Outcome, Scene};
+    use crate::time::{Span, Time};
+    use expect_test::expect;
+
+    /// A scene with leases of `lease` ticks, exact estimates, and deadlines of some of the jobs, each
+    /// with what the earlier ones are worth.
+    fn scene(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Scene {
+        let mut scene = Scene::new("chronus", cluster, jobs);
+        scene.params = serde_json::from_str(params).unwrap();
+        for (_, actor) in scene.actors.iter_mut().enumerate() {
+            actor.spec.class = Class::BestEffort;
+        }
+        for (i, due) in dues {
+            let spec: &mut Spec = &mut scene.actors[*i].spec;
+            spec.class = Class::Guaranteed;
+            spec.deadline = Some(Time::from_secs(*due as f64));
+        }
+        scene
+    }
+
+    const UNIT: &str = r#"{"lease_s": 1, "slot_s": 1, "safety": 1.0"#;
+
+    fn unit(more: &str) -> String {
+        format!("{UNIT}{more}}}")
+    }
+
+    fn run(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Outcome {
+        scene(params, cluster, jobs, dues).run()
+    }
+
+    #[test]
+    fn the_sign_decides_who_goes_first_where_both_orders_keep_the_deadline() {
+        let chart = |sign| {
+            let params = unit(&format!(r#", "sign": "{sign}""#));
+            run(&params, "1x2", "s 0 2 2, b 0 1 2", &[(0, 4)]).chart()
+        };
+        expect![[r#"
+            gpu0  aabb
+            gpu1  aa
+        "#]].assert_eq(&chart("plus"));
+        expect![[r#"
+            gpu0  bbaa
+            gpu1  ..aa
+        "#]].assert_eq(&chart("minus"));
+    }
+
+    #[test]
+    fn the_latest_leases_are_promised_so_that_a_tighter_deadline_still_fits() {
+        let outcome =
+            run(&unit(""), "1x1", "1 0 1 2, 2 0 1 1, 3 0 1 1", &[(0, 3), (1, 2), (2, 3)]);
+        expect![[r#"
+            gpu0  baac
+        "#]].assert_eq(&outcome.chart());
+        assert!(outcome.journal.contains(r#"{"not_promised":{"could":4000000}}"#));
+    }
+
+    #[test]
+    fn best_effort_runs_until_a_lease_begins() {
+        let mut scene = scene(
+            r#"{"lease_s": 1200, "safety": 1.0, "sign": "minus", "short_s": 0}"#,
+            "1x1",
+            "s 0 1 1200, b 3 1 1200",
+            &[(0, 2400)],
+        );
+        scene.tick = Span::from_secs(60.0);
+        scene.costs.restart = Span::from_secs(30.0);
+        expect![[r#"
+            gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
+        "#]].assert_eq(&scene.run().chart());
+    }
+
+    #[test]
+    fn a_soft_deadline_gives_way() {
+        let mut scene = scene(&unit(""), "1x1", "u 0 1 2, v 0 1 2", &[(0, 4), (1, 2)]);
+        let due = |s: f64, value: f64| (Time::from_secs(s), value);
+        scene.actors[0].spec.worth = vec![due(2.0, 10.0), due(4.0, 8.0)];
+        expect![[r#"
+            gpu0  bbaa
+        "#]].assert_eq(&scene.run().chart());
+    }
+}

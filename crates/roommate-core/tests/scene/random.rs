@@ -102,6 +102,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     if taste.classes {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
+    give_worth(&mut Rng::stream(seed, 84), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
     scene
 }
@@ -153,6 +154,18 @@ fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
     for actor in actors {
         if rng.chance(0.4) {
             actor.spec.class = Class::BestEffort;
+        }
+    }
+}
+
+/// Some of those who have a deadline have earlier ones that are worth more.
+fn give_worth(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if let Some(last) = actor.spec.deadline
+            && rng.chance(0.4)
+        {
+            let sooner = Time(last.0.saturating_sub(1_000_000 * rng.below(20)));
+            actor.spec.worth = vec![(sooner, 10.0), (last, 8.0)];
         }
     }
 }
@@ -239,6 +252,7 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
     set("migrate", json!(own.chance(0.4)));
     set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
+    set_chronus(&mut Rng::stream(scene.seed, 83), &mut set);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
@@ -291,6 +305,19 @@ fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
 }
 
+/// Leases of a few ticks, so that several of them pass in a scene.
+fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    let slot = 1 + rng.below(3);
+    set("slot_s", json!(slot));
+    set("lease_s", json!(slot * (1 + rng.below(4))));
+    set("safety", json!(pick(rng, &[1.0, 1.1, 2.0])));
+    set("tolerance", json!(pick(rng, &[1.0, 1.5])));
+    set("sign", json!(pick(rng, &["adaptive", "plus", "minus"])));
+    set("short_s", json!(pick(rng, &[0, 1_800])));
+    set("exact_cells", json!(pick(rng, &[0, 30, 400])));
+    set("profile_gpus", json!(pick(rng, &[0, 0, 4])));
+}
+
 /// The scene in a few lines, to read and to replay by hand.
 pub(crate) fn compact(scene: &Scene) -> String {
     let mut text = format!(
@@ -307,7 +334,8 @@ pub(crate) fn compact(scene: &Scene) -> String {
         let s = &a.spec;
         write!(text, "  {} at {} gpus {} work {}", a.name, a.submit, s.gpus, a.work).expect("text");
         write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
-        writeln!(text, " mem {} cpu {}", s.knobs.mem_mib, s.knobs.cpu_milli).expect("text");
+        write!(text, " mem {} cpu {}", s.knobs.mem_mib, s.knobs.cpu_milli).expect("text");
+        writeln!(text, " due {:?} {:?}", s.deadline, s.worth).expect("text");
     }
     for (i, p) in scene.profiles.iter().enumerate() {
         writeln!(text, "  profile {i}: {p:?}").expect("text");
