@@ -145,8 +145,7 @@ impl Line {
         if task.dues.is_empty() || task.need > HORIZON {
             return false;
         }
-        let mut held =
-            Held { gpus: task.gpus, dues: task.dues.clone(), due: 0, terms: Vec::new() };
+        let mut held = Held { gpus: task.gpus, dues: task.dues.clone(), due: 0, terms: Vec::new() };
         for (i, due) in task.dues.iter().enumerate() {
             if let Some(terms) = self.latest(task.gpus, task.need, due.until) {
                 held.due = i;
@@ -463,8 +462,7 @@ impl Program {
             let end = task.last_date().min(line.first + HORIZON);
             let share = f64::from(task.gpus) / f64::from(line.capacity.max(1));
             let term = |s| if s == line.first { sign * share } else { 0.0 };
-            let terms: Vec<Var> =
-                (line.first..end).map(|s| lp.whole_var(term(s), 0, 1)).collect();
+            let terms: Vec<Var> = (line.first..end).map(|s| lp.whole_var(term(s), 0, 1)).collect();
             let need = task.need() as f64;
             lp.row(terms.iter().map(|x| (*x, 1.0)), Cmp::Eq, need);
             let dates: Vec<Var> = match &task.dues[..] {
@@ -511,4 +509,174 @@ impl Program {
 
 fn chosen<'a>(solution: &'a Solution, vars: &'a [Var]) -> impl Iterator<Item = usize> + 'a {
     vars.iter().enumerate().filter(|(_, v)| solution.value(**v) > 0.5).map(|(i, _)| i)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EFFORT: Effort = Effort { cells: 200, nodes: 200 };
+
+    fn line(capacity: u32) -> Line {
+        Line { capacity, ..Line::default() }
+    }
+
+    fn task(job: u32, gpus: u32, need: u64, dues: &[(u64, f64)]) -> Task {
+        let dues = dues.iter().map(|(until, value)| Due { until: *until, value: *value }).collect();
+        Task { job: JobIdx(job), gpus, need, dues }
+    }
+
+    /// What must hold of every line: nobody has a GPU twice, everybody has what it needs in time.
+    fn check(line: &Line, needs: &BTreeMap<JobIdx, u64>) {
+        assert!(line.used.iter().all(|u| *u <= line.capacity), "{line:?}");
+        let mut used = vec![0; line.used.len()];
+        for (job, held) in &line.tasks {
+            assert_eq!(held.need(), needs[job], "{line:?}");
+            assert!(held.terms.is_sorted_by(|a, b| a < b), "{line:?}");
+            assert!(held.terms.first().is_none_or(|s| *s >= line.first), "{line:?}");
+            assert!(held.terms.last().is_none_or(|s| *s < held.dues[held.due].until), "{line:?}");
+            held.terms.iter().for_each(|s| used[(s - line.first) as usize] += held.gpus);
+        }
+        assert_eq!(line.used, used, "{line:?}");
+    }
+
+    #[test]
+    fn the_latest_free_terms_are_taken_and_the_front_is_dropped_first() {
+        let mut line = line(1);
+        assert!(line.admit(&task(0, 1, 2, &[(3, 10.0)])));
+        assert_eq!(line.tasks[&JobIdx(0)].terms, [1, 2]);
+        assert!(line.admit(&task(1, 1, 1, &[(2, 10.0)])));
+        assert_eq!(line.tasks[&JobIdx(1)].terms, [0]);
+        assert!(!line.admit(&task(2, 1, 1, &[(3, 10.0)])));
+        assert_eq!(line.earliest(1, 1), Some(4));
+        line.advance(1);
+        assert!(line.renew(JobIdx(0), 1));
+        assert_eq!(line.tasks[&JobIdx(0)].terms, [2]);
+        assert_eq!(line.earliest(1, 1), Some(2));
+    }
+
+    #[test]
+    fn with_fewer_gpus_those_that_fit_stay_and_the_others_are_named() {
+        let mut line = line(4);
+        assert!(line.admit(&task(0, 2, 2, &[(2, 10.0)])));
+        assert!(line.admit(&task(1, 1, 2, &[(2, 10.0)])));
+        assert!(line.admit(&task(2, 1, 1, &[(9, 10.0)])));
+        assert_eq!(line.resize(2), [JobIdx(1)]);
+        check(&line, &[(JobIdx(0), 2), (JobIdx(2), 1)].into());
+    }
+
+    #[test]
+    fn a_program_gives_up_one_value_for_a_larger_one() {
+        // By rule 0 keeps its first date and 1 its second: 10 + 2. The other way round it is 8 + 10.
+        let mut line = line(1);
+        assert!(line.admit(&task(0, 1, 2, &[(2, 10.0), (4, 8.0)])));
+        assert!(line.admit(&task(1, 1, 2, &[(2, 10.0), (4, 2.0)])));
+        assert!((line.worth(Lean::Now) - 13.0).abs() < 1e-9);
+        assert!(line.improve(Lean::Now, EFFORT));
+        assert!((line.worth(Lean::Now) - 19.0).abs() < 1e-9);
+        check(&line, &[(JobIdx(0), 2), (JobIdx(1), 2)].into());
+    }
+
+    fn tasks() -> impl Strategy<Value = Vec<(u32, u64, u64, u64)>> {
+        prop::collection::vec((1u32..5, 1u64..4, 1u64..9, 0u64..4), 1..12)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn promises_hold_whatever_comes_later(
+            capacity in 1u32..6, tasks in tasks(), late: bool, smaller in 0u32..6,
+        ) {
+            let lean = if late { Lean::Later } else { Lean::Now };
+            let mut line = line(capacity);
+            let mut needs = BTreeMap::new();
+            for (i, (gpus, need, until, more)) in tasks.into_iter().enumerate() {
+                let dues = [(until, 10.0), (until + more, 8.0)];
+                let dues = &dues[..1 + usize::from(more > 0)];
+                let before: Vec<JobIdx> = line.jobs().collect();
+                let new = task(i as u32, gpus, need, dues);
+                let could = line.earliest(gpus, need);
+                if line.admit(&new) {
+                    needs.insert(new.job, need);
+                } else {
+                    prop_assert!(could.is_none_or(|c| c > until), "a free place was not taken");
+                }
+                prop_assert!(before.iter().all(|j| line.tasks.contains_key(j)));
+                check(&line, &needs);
+            }
+            let mut by_rule = line.clone();
+            by_rule.improve(lean, Effort { cells: 0, nodes: 0 });
+            check(&by_rule, &needs);
+            prop_assert!(by_rule.worth(lean) + 1e-9 >= line.worth(lean));
+            line.improve(lean, EFFORT);
+            check(&line, &needs);
+            prop_assert!(line.worth(lean) + 1e-9 >= by_rule.worth(lean));
+            let holders: Vec<JobIdx> = line.holders().collect();
+            holders.iter().for_each(|j| *needs.get_mut(j).unwrap() -= 1);
+            line.advance(line.first() + 1);
+            check(&line, &needs);
+            for lost in line.resize(smaller) {
+                needs.remove(&lost);
+            }
+            check(&line, &needs);
+        }
+
+        #[test]
+        fn for_tasks_of_one_gpu_and_one_term_the_rule_is_exact(
+            capacity in 1u32..4, dates in prop::collection::vec(1u64..7, 1..20),
+        ) {
+            let mut line = line(capacity);
+            let mut taken: Vec<u64> = Vec::new();
+            for (i, until) in dates.into_iter().enumerate() {
+                // As many as there are places before every date (Hall).
+                let feasible = (until..7).all(|by| {
+                    let due = taken.iter().filter(|d| **d <= by).count() as u64;
+                    due < u64::from(capacity) * by
+                });
+                let new = task(i as u32, 1, 1, &[(until, 1.0)]);
+                prop_assert_eq!(line.admit(&new), feasible);
+                taken.extend(feasible.then_some(until));
+            }
+        }
+
+        #[test]
+        fn a_program_finds_the_best_of_few_tasks(
+            tasks in prop::collection::vec((1u32..3, 1u64..3, 1u64..4, 1u64..3), 1..4), late: bool,
+        ) {
+            let lean = if late { Lean::Later } else { Lean::Now };
+            let mut line = line(2);
+            for (i, (gpus, need, until, more)) in tasks.into_iter().enumerate() {
+                line.admit(&task(i as u32, gpus, need, &[(until, 10.0), (until + more, 7.0)]));
+            }
+            let best = best(&line, lean);
+            prop_assert!(line.improve(lean, EFFORT));
+            prop_assert!((line.worth(lean) - best).abs() < 1e-6, "{} {best} {line:?}", line.worth(lean));
+        }
+    }
+
+    /// The best worth over all plans, the obvious way.
+    fn best(line: &Line, lean: Lean) -> f64 {
+        fn go(line: &mut Line, jobs: &[JobIdx], all: &Line, lean: Lean) -> f64 {
+            let Some((job, rest)) = jobs.split_first() else { return line.worth(lean) };
+            let held = &all.tasks[job];
+            let mut best = f64::NEG_INFINITY;
+            for due in 0..held.dues.len() {
+                let room = held.dues[due].until - all.first;
+                for mask in (0u64..1 << room).filter(|m| u64::from(m.count_ones()) == held.need()) {
+                    let terms: Vec<u64> = (0..room).filter(|s| mask >> s & 1 == 1).collect();
+                    if terms.iter().all(|s| line.fits(*s, held.gpus)) {
+                        line.enter(*job, Held { due, terms, ..held.clone() });
+                        best = best.max(go(line, rest, all, lean));
+                        line.take_out(*job);
+                    }
+                }
+            }
+            best
+        }
+        let jobs: Vec<JobIdx> = line.jobs().collect();
+        let mut empty = Line { tasks: BTreeMap::new(), used: VecDeque::new(), ..line.clone() };
+        go(&mut empty, &jobs, line, lean)
+    }
 }

@@ -115,10 +115,13 @@ impl Why {
             }
             Self::Promised { by } => format!("promised to be done by {by}"),
             Self::NotPromised { could: Some(by) } => {
-                format!("its deadline cannot be promised, {by} could have been; runs where room is left")
+                format!(
+                    "its deadline cannot be promised, {by} could have been; runs where room is left"
+                )
             }
             Self::NotPromised { could: None } => {
-                "its deadline cannot be promised without a known length; runs where room is left".into()
+                "its deadline cannot be promised without a known length; runs where room is left"
+                    .into()
             }
             Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
             Self::DeadlineLost => "can no longer meet its deadline".into(),

@@ -619,19 +619,25 @@ impl Profiler {
 
 #[cfg(test)]
 mod tests {
+    use crate::engine::Engine;
+    use crate::event::{Action, Event};
+    use crate::idx::{Idx, JobIdx, NodeIdx};
+    use crate::interference::Undisturbed;
     use crate::job::{Class, Spec};
+    use crate::journal::{self, Observer, StepView};
+    use crate::math::rng::Rng;
+    use crate::profile::Profile;
+    use crate::state::Costs;
     use crate::testing::{Outcome, Scene};
     use crate::time::{Span, Time};
+    use crate::why::Why;
     use expect_test::expect;
 
-    /// A scene with leases of `lease` ticks, exact estimates, and deadlines of some of the jobs, each
-    /// with what the earlier ones are worth.
+    /// A scene in which these jobs have deadlines and the others are best effort.
     fn scene(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Scene {
         let mut scene = Scene::new("chronus", cluster, jobs);
         scene.params = serde_json::from_str(params).unwrap();
-        for (_, actor) in scene.actors.iter_mut().enumerate() {
-            actor.spec.class = Class::BestEffort;
-        }
+        scene.actors.iter_mut().for_each(|a| a.spec.class = Class::BestEffort);
         for (i, due) in dues {
             let spec: &mut Spec = &mut scene.actors[*i].spec;
             spec.class = Class::Guaranteed;
@@ -640,10 +646,9 @@ mod tests {
         scene
     }
 
-    const UNIT: &str = r#"{"lease_s": 1, "slot_s": 1, "safety": 1.0"#;
-
+    /// Leases of a tick and exact estimates, then these.
     fn unit(more: &str) -> String {
-        format!("{UNIT}{more}}}")
+        format!(r#"{{"lease_s": 1, "slot_s": 1, "safety": 1.0{more}}}"#)
     }
 
     fn run(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Outcome {
@@ -659,36 +664,44 @@ mod tests {
         expect![[r#"
             gpu0  aabb
             gpu1  aa
-        "#]].assert_eq(&chart("plus"));
+        "#]]
+        .assert_eq(&chart("plus"));
         expect![[r#"
             gpu0  bbaa
             gpu1  ..aa
-        "#]].assert_eq(&chart("minus"));
+        "#]]
+        .assert_eq(&chart("minus"));
     }
 
     #[test]
     fn the_latest_leases_are_promised_so_that_a_tighter_deadline_still_fits() {
-        let outcome =
-            run(&unit(""), "1x1", "1 0 1 2, 2 0 1 1, 3 0 1 1", &[(0, 3), (1, 2), (2, 3)]);
+        let outcome = run(&unit(""), "1x1", "1 0 1 2, 2 0 1 1, 3 0 1 1", &[(0, 3), (1, 2), (2, 3)]);
         expect![[r#"
             gpu0  baac
-        "#]].assert_eq(&outcome.chart());
+        "#]]
+        .assert_eq(&outcome.chart());
         assert!(outcome.journal.contains(r#"{"not_promised":{"could":4000000}}"#));
     }
 
     #[test]
     fn best_effort_runs_until_a_lease_begins() {
+        // A column is 2.5 min: b arrives inside the first slot and waits for the second.
         let mut scene = scene(
-            r#"{"lease_s": 1200, "safety": 1.0, "sign": "minus", "short_s": 0}"#,
+            r#"{"lease_s": 8, "slot_s": 2, "safety": 1.0, "sign": "minus", "short_s": 0}"#,
             "1x1",
-            "s 0 1 1200, b 3 1 1200",
-            &[(0, 2400)],
+            "s 0 1 8, b 1 1 8",
+            &[(0, 16)],
         );
-        scene.tick = Span::from_secs(60.0);
-        scene.costs.restart = Span::from_secs(30.0);
         expect![[r#"
-            gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
-        "#]].assert_eq(&scene.run().chart());
+            gpu0  ..bbbbbbaaaaaaaabb
+        "#]]
+        .assert_eq(&scene.run().chart());
+        // Who may run ahead of its plan does not leave a GPU idle.
+        scene.params.insert("short_s".into(), 8.into());
+        expect![[r#"
+            gpu0  aaaaaaaabbbbbbbb
+        "#]]
+        .assert_eq(&scene.run().chart());
     }
 
     #[test]
@@ -696,8 +709,197 @@ mod tests {
         let mut scene = scene(&unit(""), "1x1", "u 0 1 2, v 0 1 2", &[(0, 4), (1, 2)]);
         let due = |s: f64, value: f64| (Time::from_secs(s), value);
         scene.actors[0].spec.worth = vec![due(2.0, 10.0), due(4.0, 8.0)];
+        let outcome = scene.run();
         expect![[r#"
             gpu0  bbaa
-        "#]].assert_eq(&scene.run().chart());
+        "#]]
+        .assert_eq(&outcome.chart());
+        assert!(!outcome.journal.contains("planned_by_rule"));
+        // A program that cannot be solved is counted, and the rule's plan is carried out.
+        scene.actors[0].spec.worth[0].1 = f64::INFINITY;
+        let limited = scene.run();
+        assert!(limited.journal.contains(r#"{"planned_by_rule":1}"#));
+        assert_eq!(limited.chart(), outcome.chart());
+    }
+
+    #[test]
+    fn three_gpus_are_planned_as_four_and_the_rest_runs_beside_them() {
+        let dues = [(0, 2), (1, 2), (2, 2)];
+        let outcome = run(&unit(""), "1x8", "a 0 3 2, b 0 3 2, c 0 2 2", &dues);
+        expect![[r#"
+            gpu0  aa
+            gpu1  aa
+            gpu2  aa
+            gpu3  bb
+            gpu4  bb
+            gpu5  bb
+            gpu6  cc
+            gpu7  cc
+        "#]]
+        .assert_eq(&outcome.chart());
+        assert!(outcome.journal.contains("not_promised"));
+    }
+
+    #[test]
+    fn who_outlives_its_estimate_loses_its_promise_and_goes_on_first() {
+        let mut scene = scene(&unit(""), "1x1", "a 0 1 2, b 0 1 1, c 0 1 3", &[(0, 9)]);
+        scene.actors[0].work = 4.0;
+        let outcome = scene.run();
+        expect![[r#"
+            gpu0  aaaabccc
+        "#]]
+        .assert_eq(&outcome.chart());
+        assert!(outcome.journal.contains("past_estimate"));
+    }
+
+    #[test]
+    fn who_falls_behind_is_lost_and_says_so_and_runs_all_the_same() {
+        let params = serde_json::from_str(&unit("")).unwrap();
+        let policy = crate::policy::find("chronus").unwrap().build(&params).unwrap();
+        let cluster = "1x1".parse().unwrap();
+        let mut engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 0);
+        let profile =
+            engine.add_profile(Profile { restart: Some(Span::ZERO), ..Profile::of_step(1.0) });
+        let mut spec = Spec::training(1, 2.0, profile);
+        spec.deadline = Some(Time::from_secs(3.0));
+        let job = engine.add_job(spec);
+        let promised = engine.step(Time::ZERO, &[Event::Submitted(job)]).notes[0].why;
+        assert_eq!(promised, Why::Promised { by: Time::from_secs(3.0) });
+        let lost = |engine: &mut Engine, at: f64| {
+            engine.step(Time::from_secs(at), &[Event::Started(job)]);
+            let failed = Event::Failed { job, why: Why::NodeLost(NodeIdx(0)), done: 0.0 };
+            let step = engine.step(Time::from_secs(at + 1.0), &[failed]);
+            assert!(matches!(step.actions, [Action::Start(..)]), "it starts again");
+            step.notes.iter().any(|n| n.why == Why::DeadlineLost)
+        };
+        assert!(!lost(&mut engine, 0.0), "two leases are left for two");
+        assert!(lost(&mut engine, 1.0), "one lease is left for two");
+    }
+
+    #[test]
+    fn who_can_finish_before_the_boundary_is_guaranteed_the_rest_of_the_lease() {
+        // s fits on no time-line of whole leases, but into what is left of this one.
+        let params = r#"{"lease_s": 8, "slot_s": 2, "safety": 1.0}"#;
+        expect![[r#"
+            gpu0  aabbbaaaaaaa
+        "#]]
+        .assert_eq(&run(params, "1x1", "b 0 1 9, s 1 1 3", &[(1, 7)]).chart());
+        let long = r#"{"lease_s": 8, "slot_s": 2, "safety": 1.0, "short_s": 0}"#;
+        expect![[r#"
+            gpu0  aaaaaaaaabbb
+        "#]]
+        .assert_eq(&run(long, "1x1", "b 0 1 9, s 1 1 3", &[(1, 7)]).chart());
+    }
+
+    /// What was promised to whom, when each finished, and how often each was started.
+    #[derive(Default)]
+    struct Seen {
+        promised: Vec<(JobIdx, Time)>,
+        finished: Vec<(JobIdx, Time)>,
+        starts: Vec<JobIdx>,
+        broken: bool,
+    }
+
+    impl Observer for Seen {
+        fn step(&mut self, step: &StepView<'_>) {
+            for note in step.notes {
+                match note.why {
+                    Why::Promised { by } => self.promised.push((note.job, by)),
+                    Why::PastEstimate | Why::DeadlineLost => {
+                        self.broken |= self.promised.iter().any(|p| p.0 == note.job);
+                    }
+                    _ => {}
+                }
+            }
+            for fact in step.facts {
+                if let Event::Finished(job) = fact {
+                    self.finished.push((*job, step.at));
+                }
+            }
+            for action in step.actions {
+                if let Action::Start(job, _) | Action::Move(job, _) = action {
+                    self.starts.push(*job);
+                }
+            }
+        }
+    }
+
+    fn seen(outcome: &Outcome) -> Seen {
+        let mut seen = Seen::default();
+        journal::read(outcome.journal.as_bytes(), &mut seen).unwrap();
+        seen
+    }
+
+    #[test]
+    fn a_lease_that_is_renewed_is_not_interrupted() {
+        let outcome = run(&unit(""), "1x1", "s 0 1 6, b 0 1 1, c 2 1 1", &[(0, 6)]);
+        assert_eq!(seen(&outcome).starts.iter().filter(|j| j.usize() == 0).count(), 1);
+        assert_eq!(outcome.finished, [Some(6), Some(7), Some(8)]);
+    }
+
+    /// Jobs of exact length on equal nodes, some with deadlines.
+    fn random(seed: u64, deadlines: bool) -> Scene {
+        let mut rng = Rng::stream(seed, 1);
+        let cluster = ["1x2", "2x4", "1x8", "3x2"][rng.below(4) as usize];
+        let mut scene = scene("{}", cluster, "x 0 1 1", &[]);
+        let model = scene.actors.pop().unwrap();
+        let mut submit = 0;
+        for i in 0..3 + rng.below(12) {
+            submit += rng.below(4);
+            let mut actor = model.clone();
+            actor.name = format!("j{i}");
+            actor.submit = submit;
+            let gpus = 1 + rng.below(u64::from(scene.cluster.gpus())) as u16;
+            (actor.spec.gpus, actor.spec.gpus_max) = (gpus, gpus);
+            actor.work = (1 + rng.below(9)) as f64;
+            actor.spec.work = Some(actor.work);
+            if deadlines && rng.chance(0.6) {
+                let due = submit + actor.work as u64 + rng.below(20);
+                actor.spec.deadline = Some(Time::from_secs(due as f64));
+                if rng.chance(0.3) {
+                    let last = Time::from_secs((due + 5) as f64);
+                    actor.spec.worth = vec![(Time::from_secs(due as f64), 10.0), (last, 5.0)];
+                    actor.spec.deadline = Some(last);
+                }
+            }
+            scene.actors.push(actor);
+        }
+        let slots = 1 + rng.below(3);
+        let sign = ["adaptive", "plus", "minus"][rng.below(3) as usize];
+        let lease = serde_json::json!({
+            "slot_s": 1, "lease_s": slots, "safety": 1.0, "sign": sign,
+            "short_s": if rng.chance(0.5) { 0 } else { 1_800 },
+        });
+        scene.params = lease.as_object().unwrap().clone();
+        scene
+    }
+
+    #[test]
+    fn with_exact_estimates_every_promise_is_kept() {
+        let mut promises = 0;
+        for seed in 0..400 {
+            let scene = random(seed, true);
+            let seen = seen(&scene.run());
+            assert!(!seen.broken, "seed {seed}");
+            for (job, _) in &seen.promised {
+                let (_, at) = seen.finished.iter().find(|f| f.0 == *job).unwrap();
+                let deadline = scene.actors[job.usize()].spec.deadline.unwrap();
+                assert!(*at <= deadline, "seed {seed}: {job} at {at}, due {deadline}");
+                promises += 1;
+            }
+        }
+        assert!(promises > 500, "only {promises} promises");
+    }
+
+    #[test]
+    fn without_deadlines_and_with_leases_of_one_tick_it_is_srsf() {
+        for seed in 0..200 {
+            let mut scene = random(seed, false);
+            scene.params = serde_json::from_str(&unit(r#", "rule": "count""#)).unwrap();
+            let own = scene.run();
+            scene.policy = "srsf".into();
+            scene.params = serde_json::from_str(r#"{"rule": "count"}"#).unwrap();
+            assert_eq!(own.finished, scene.run().finished, "seed {seed}");
+        }
     }
 }
