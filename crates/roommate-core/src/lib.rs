@@ -25,6 +25,7 @@ pub mod plan;
 pub mod policy;
 pub mod predict;
 pub mod profile;
+pub mod profiler;
 pub mod progress;
 pub mod queue;
 pub mod rank;

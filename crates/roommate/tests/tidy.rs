@@ -66,15 +66,18 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "batch",
                 "event",
                 "idx",
                 "interference",
                 "job",
                 "knobs",
+                "leases",
                 "math",
                 "place",
                 "plan",
                 "policy::Policy;",
+                "profiler",
                 "queue",
                 "rank",
                 "rota",

