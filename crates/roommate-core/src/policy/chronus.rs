@@ -29,7 +29,9 @@
 //! the best one that is free; better ones come when leases are planned. Refusals that no time-line
 //! could have helped do not turn the sign. Guaranteeing the rest of a lease pushes out only jobs with
 //! more work left. A gang with a lease that is
-//! spread moves together when that gains more in a lease than it costs (published as an idea). The
+//! spread moves together, and narrower ones with a lease make way for it, when that gains more in a
+//! lease than it costs; else promises to wide gangs break, because leases that are renewed leave their
+//! GPUs scattered. The
 //! profiler is off: lengths are known at submission. With `profile_gpus` it is a pool of so many GPUs
 //! beside the cluster in which a kind of work is measured once per number of GPUs before its first job
 //! is looked at; short jobs do not finish there.
@@ -450,34 +452,59 @@ impl Chronus {
     }
 
     /// A gang that is slow because it is spread moves together, at the expense of those without a
-    /// lease, if it gains more in a lease than moving costs.
+    /// lease, and narrower ones with a lease make way, if that gains more in a lease than it costs.
     fn bring_together(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
         if plan.profile(job).spread_speed >= 1.0 || !is_spread(plan, job) {
             return;
         }
-        let now = speed(plan, job);
-        let settled = !plan.was_on(job).is_empty();
-        let cost_s = if settled { plan.move_cost(job).secs() } else { 0.0 };
+        let narrower = self.narrower(plan, job);
+        let spot = self.running.iter().rev().map(|r| r.1).filter(|j| plan.job(*j).is_placed());
+        let victims: Vec<JobIdx> = spot.chain(narrower.iter().map(|n| n.0)).collect();
         let mark = plan.mark();
+        let before = speed(plan, job);
         plan.release(job);
-        let worse = self.running.iter().rev().map(|r| r.1).filter(|j| plan.job(*j).is_placed());
-        let worse: Vec<JobIdx> = worse.collect();
         self.room.evicted.clear();
         let found = place::find(plan, job, Rule::Consolidated).is_some()
-            || self.room.make(plan, job, Rule::Consolidated, worse.into_iter());
+            || self.room.make(plan, job, Rule::Consolidated, victims.into_iter());
         // Making room put it back where it was.
         plan.release(job);
         let moved = found && place::place_anew(plan, job, Rule::Consolidated);
-        let then = if moved { speed(plan, job) } else { 0.0 };
-        if (then - now) * self.lease.secs() <= cost_s * then {
+        let mut gain = if moved { self.gain(plan, job, before) } else { f64::NEG_INFINITY };
+        for (other, before) in narrower {
+            if self.room.evicted.contains(&other) {
+                let placed = place::place(plan, other, self.params.rule);
+                gain += if placed { self.gain(plan, other, before) } else { f64::NEG_INFINITY };
+            }
+        }
+        if gain <= 0.0 {
             plan.undo_to(mark);
             return;
         }
         for i in 0..self.room.evicted.len() {
             let victim = self.room.evicted[i];
-            plan.note(victim, Why::PreemptedBy(job));
-            self.enqueue(plan, victim);
+            if plan.pending.contains(victim) {
+                plan.note(victim, Why::PreemptedBy(job));
+                self.enqueue(plan, victim);
+            }
         }
+    }
+
+    /// Running jobs with a lease on fewer GPUs than this one, narrowest first, and their speeds.
+    fn narrower(&self, plan: &Plan<'_>, job: JobIdx) -> Vec<(JobIdx, f64)> {
+        let gpus = |j: JobIdx| plan.job(j).gpus.len();
+        let leased = self.leased.iter().filter(|j| (1..gpus(job)).contains(&gpus(*j)));
+        let mut narrower: Vec<_> = leased.map(|j| (j, speed(plan, j))).collect();
+        narrower.sort_by_key(|(j, _)| gpus(*j));
+        narrower
+    }
+
+    /// GPU-seconds of work that a job gains until the end of the lease by where it is now.
+    fn gain(&self, plan: &Plan<'_>, job: JobIdx, before: f64) -> f64 {
+        let now = speed(plan, job);
+        let was_on = plan.was_on(job);
+        let stays = was_on.is_empty() || *was_on == *plan.job(job).gpus;
+        let cost_s = if stays { 0.0 } else { plan.move_cost(job).secs() };
+        ((now - before) * self.lease.secs() - cost_s * now) * f64::from(plan.spec(job).gpus)
     }
 
     /// Whoever holds a lease and has no GPUs gets some, from those without a lease if need be.
@@ -738,7 +765,7 @@ mod tests {
         scene.actors[0].spec.worth[0].1 = f64::INFINITY;
         let limited = scene.run();
         assert!(limited.journal.contains(r#"{"planned_by_rule":1}"#));
-        assert_eq!(limited.chart(), outcome.chart());
+        assert_eq!(limited.finished, outcome.finished);
     }
 
     #[test]
