@@ -594,7 +594,7 @@ mod tests {
             let mut needs = BTreeMap::new();
             for (i, (gpus, need, until, more)) in tasks.into_iter().enumerate() {
                 let dues = [(until, 10.0), (until + more, 8.0)];
-                let dues = &dues[..1 + usize::from(more > 0)];
+                let dues = &dues[..=usize::from(more > 0)];
                 let before: Vec<JobIdx> = line.jobs().collect();
                 let new = task(i as u32, gpus, need, dues);
                 let could = line.earliest(gpus, need);

@@ -156,14 +156,14 @@ impl Metrics {
             row("deadline_worth", "worth of deadlines kept", "share", self.deadline_worth, Higher),
             row(
                 "avg_jct_deadline_s",
-                "mean completion, deadline",
+                "completion, with deadline",
                 "s",
                 self.avg_jct_deadline_s,
                 Lower,
             ),
             row(
                 "avg_jct_best_effort_s",
-                "mean completion, best effort",
+                "completion, best effort",
                 "s",
                 self.avg_jct_best_effort_s,
                 Lower,

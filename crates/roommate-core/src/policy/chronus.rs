@@ -5,8 +5,8 @@
 //! becomes "needs n of the next r leases". A job's deadline is promised only if all promises given
 //! before still fit on the time-line, and each takes the latest leases that do: that keeps the near
 //! future open for later jobs with tighter deadlines. At every boundary the time-line is planned anew
-//! and only its first column is carried out; a job that is chosen again is not touched. GPUs without a
-//! lease go to everybody else, least work left (time × GPUs) first.
+//! and only its first column is carried out; a job that is chosen again goes on undisturbed. GPUs
+//! without a lease go to everybody else, least work left (time × GPUs) first.
 //!
 //! # Reads / does / wakes
 //! Reads GPUs, deadlines with their values, the length (`work` × the profile's step, else what was
@@ -24,17 +24,18 @@
 //! all kinds of GPU as one, so that among several kinds a lease may find no room. The integer program
 //! is given the promised jobs with the least slack, as many as `exact_cells` pairs of job and lease
 //! allow, and improves on a plan made by rule; where it fails within `exact_nodes` the rule's plan
-//! stands, and the job is told how often that has happened. The deadline told to a refused job is that of the
-//! earliest free leases, without packing everybody anew. A newcomer with several deadlines is promised
-//! the best one that is free; better ones come when leases are planned. Refusals that no time-line
-//! could have helped do not turn the sign. Guaranteeing the rest of a lease pushes out only jobs with
-//! more work left. A gang with a lease that is
-//! spread moves together, and narrower ones with a lease make way for it, when that gains more in a
-//! lease than it costs; else promises to wide gangs break, because leases that are renewed leave their
-//! GPUs scattered. The
-//! profiler is off: lengths are known at submission. With `profile_gpus` it is a pool of so many GPUs
-//! beside the cluster in which a kind of work is measured once per number of GPUs before its first job
-//! is looked at; short jobs do not finish there.
+//! stands, and a job is told how often that has happened. The deadline told to a refused job is that
+//! of the earliest free leases, without packing everybody anew. A newcomer with several deadlines is
+//! promised the best one that is free; better ones come when leases are planned. Refusals that no
+//! time-line could have helped do not turn the sign. Guaranteeing the rest of a lease pushes out only
+//! jobs with more work left. A gang with a lease that is spread moves together, and narrower ones with
+//! a lease make way for it, when that gains more in a lease than it costs; else promises to gangs
+//! break, because leases that are renewed leave GPUs scattered. On the paper's traces it keeps its
+//! promises but misses more deadlines than policies that run the shortest jobs first, because it also
+//! promises the longest jobs theirs (`docs/reference/deadlines.md`). The profiler is off: lengths are
+//! known at submission. With `profile_gpus` it is a pool of so many GPUs beside the cluster in which a
+//! kind of work is measured once per number of GPUs before its first job is looked at; short jobs do
+//! not finish there.
 
 use crate::batch;
 use crate::idx::{Idx, IdxSet, JobIdx};
