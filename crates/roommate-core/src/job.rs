@@ -114,6 +114,10 @@ pub struct Spec {
     /// When it has to be finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
+    /// What finishing by when is worth, soonest and worth most first, where it has several deadlines;
+    /// `deadline` is the last of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worth: Vec<(Time, f64)>,
     /// The latency it has to keep (services).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
@@ -138,6 +142,7 @@ impl Spec {
             work: Some(work),
             declared_s: None,
             deadline: None,
+            worth: Vec::new(),
             slo: None,
             kinds: u32::MAX,
             retries: Retries::default(),

@@ -5,6 +5,7 @@
 //! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
 //! and on a cluster, and a journal replays byte for byte.
 
+pub mod batch;
 pub mod cluster;
 pub mod engine;
 pub mod event;
@@ -16,6 +17,7 @@ pub mod interference;
 pub mod job;
 pub mod journal;
 pub mod knobs;
+pub mod leases;
 pub mod math;
 pub mod metrics;
 pub mod occupancy;
@@ -24,6 +26,7 @@ pub mod plan;
 pub mod policy;
 pub mod predict;
 pub mod profile;
+pub mod profiler;
 pub mod progress;
 pub mod queue;
 pub mod rank;

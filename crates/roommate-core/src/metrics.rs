@@ -86,6 +86,13 @@ pub struct Metrics {
     pub deadline_misses: u64,
     /// Jobs with a deadline.
     pub deadline_jobs: u64,
+    /// Mean over jobs with a deadline of what their completion is worth ÷ what it could be worth: 1 or 0,
+    /// or what the deadline that was met is worth where a job has several.
+    pub deadline_worth: Option<f64>,
+    /// Mean completion time of finished jobs with a deadline.
+    pub avg_jct_deadline_s: Option<f64>,
+    /// Mean completion time of finished best-effort jobs.
+    pub avg_jct_best_effort_s: Option<f64>,
     /// Mean finish-time fairness: completion time ÷ the time with an equal part of the cluster.
     pub avg_rho: Option<f64>,
     /// The worst of the same.
@@ -147,6 +154,21 @@ impl Metrics {
                 share(self.deadline_misses, self.deadline_jobs),
                 Lower,
             ),
+            row("deadline_worth", "worth of deadlines kept", "share", self.deadline_worth, Higher),
+            row(
+                "avg_jct_deadline_s",
+                "completion, with deadline",
+                "s",
+                self.avg_jct_deadline_s,
+                Lower,
+            ),
+            row(
+                "avg_jct_best_effort_s",
+                "completion, best effort",
+                "s",
+                self.avg_jct_best_effort_s,
+                Lower,
+            ),
             row("avg_rho", "finish-time fairness, mean", "", self.avg_rho, Lower),
             row("max_rho", "finish-time fairness, worst", "", self.max_rho, Lower),
             row("jain", "Jain index", "", self.jain, Higher),
@@ -192,6 +214,8 @@ struct Live {
     alone_s: Option<f64>,
     stages_gpu_s: Option<[f64; 4]>,
     deadline: Option<Time>,
+    /// Where it has several: what each is worth.
+    worth: Vec<(Time, f64)>,
     slo_us: Option<u32>,
     present: bool,
 }
@@ -212,6 +236,11 @@ pub struct Fold {
     mem_mib: f64,
     cpu_milli: f64,
     jcts_s: Vec<f64>,
+    /// The same of those with a deadline, and of best-effort ones.
+    jcts_deadline_s: Vec<f64>,
+    jcts_best_effort_s: Vec<f64>,
+    /// What deadlines that were kept are worth, as shares, in all.
+    kept: f64,
     queues_s: Vec<f64>,
     rhos: Vec<f64>,
     paces: Vec<f64>,
@@ -229,6 +258,16 @@ pub struct Fold {
     stages_gpu_s: Option<[f64; 4]>,
     /// The jobs of interest, in order of submission; all, unless said.
     measure: Option<Range<u32>>,
+}
+
+impl Live {
+    /// What finishing now is worth ÷ what finishing could be worth; only for jobs with a deadline.
+    fn worth(&self, at: Time) -> f64 {
+        let Some((_, most)) = self.worth.first().filter(|(_, most)| *most > 0.0) else {
+            return f64::from(u8::from(self.deadline.is_some_and(|d| at <= d)));
+        };
+        self.worth.iter().find(|(by, _)| at <= *by).map_or(0.0, |(_, value)| value / most)
+    }
 }
 
 impl Fold {
@@ -265,6 +304,9 @@ impl Fold {
         m.median_jct_s = stat::median(&jcts);
         m.p90_jct_s = stat::quantile(&jcts, 0.90);
         m.p99_jct_s = stat::quantile(&jcts, 0.99);
+        m.avg_jct_deadline_s = stat::mean(&self.jcts_deadline_s);
+        m.avg_jct_best_effort_s = stat::mean(&self.jcts_best_effort_s);
+        m.deadline_worth = (m.deadline_jobs > 0).then(|| self.kept / m.deadline_jobs as f64);
         m.avg_queue_s = stat::mean(&self.queues_s);
         m.p99_queue_s = stat::quantile(&sorted(&self.queues_s), 0.99);
         m.makespan_s = self.last_finish.secs();
@@ -333,6 +375,13 @@ impl Fold {
         self.totals.finished += 1;
         self.last_finish = self.last_finish.max(at);
         self.jcts_s.push(jct_s);
+        if live.deadline.is_some() {
+            self.jcts_deadline_s.push(jct_s);
+            self.kept += live.worth(at);
+        }
+        if live.best_effort {
+            self.jcts_best_effort_s.push(jct_s);
+        }
         self.queues_s.push(live.waited.secs());
         if let (Some(alone_s), true) = (live.alone_s, jct_s > 0.0) {
             let crowd = (self.crowd - live.crowd) / jct_s;
@@ -438,6 +487,7 @@ impl Observer for Fold {
             alone_s: spec.work.map(|w| w * step_s),
             stages_gpu_s: spec.work.zip(stages_s).map(|(w, s)| s.map(|v| v * w * gpus)),
             deadline: spec.deadline,
+            worth: spec.worth.clone(),
             slo_us: spec.slo.map(|s| s.p99_us),
             best_effort: spec.class == Class::BestEffort,
             ..Live::default()
@@ -490,6 +540,22 @@ mod tests {
         assert!((m.avg_rho.unwrap() - f64::midpoint(rho_a, rho_b)).abs() < 1e-12);
         let (x, y) = (1.0, 0.4);
         assert!((m.jain.unwrap() - (x + y) * (x + y) / (2.0 * (x * x + y * y))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn deadlines_count_by_what_they_are_worth() {
+        use crate::time::Time;
+        let mut scene = Scene::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
+        let by = |s: f64| Some(Time::from_secs(s));
+        scene.actors[0].spec.deadline = by(2.0);
+        scene.actors[1].spec.deadline = by(4.0);
+        scene.actors[1].spec.worth =
+            vec![(Time::from_secs(3.0), 10.0), (Time::from_secs(4.0), 8.0)];
+        scene.actors[2].spec.deadline = by(5.0);
+        let m = scene.run().metrics();
+        assert_eq!((m.deadline_misses, m.deadline_jobs), (1, 3));
+        assert_eq!(m.deadline_worth, Some(0.6));
+        assert_eq!((m.avg_jct_deadline_s, m.avg_jct_best_effort_s), (Some(4.0), None));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 mod antman;
+mod chronus;
 mod fifo;
 mod gandiva;
 mod horus;
@@ -222,6 +223,9 @@ pub static POLICIES: &[Entry] = &[
         summary: "CPU and memory such that the sum of all speeds is largest",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(chronus, "chronus", preset: r"{}",
+        summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
+        paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
 ];
 
 /// The policy of this name.

@@ -2,7 +2,7 @@
 //! strings until `roommate explain` asks for the sentence.
 
 use crate::idx::{JobIdx, NodeIdx};
-use crate::time::Span;
+use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -77,6 +77,22 @@ pub enum Why {
     NotWorthGrowing(u16),
     /// It gives back GPUs that this job needs.
     ShrinksFor(JobIdx),
+    /// It was promised to be done by this instant.
+    Promised {
+        /// The deadline that was promised.
+        by: Time,
+    },
+    /// Its deadline cannot be promised beside those promised before; it runs where room is left.
+    NotPromised {
+        /// A deadline that could have been promised; none if its length is not known.
+        could: Option<Time>,
+    },
+    /// It ran longer than estimated, so its promise ended.
+    PastEstimate,
+    /// It can no longer meet its deadline.
+    DeadlineLost,
+    /// The exact plan of all leases could not be found, for so many times now; a rule made the plan.
+    PlannedByRule(u32),
 }
 
 impl Why {
@@ -131,6 +147,21 @@ impl Why {
                 format!("shrinks to {n} GPUs: it was not enough faster with more")
             }
             Self::ShrinksFor(j) => format!("gives back GPUs that job {} needs", name(*j)),
+            Self::Promised { by } => format!("promised to be done by {by}"),
+            Self::NotPromised { could: Some(by) } => {
+                format!(
+                    "its deadline cannot be promised, {by} could have been; runs where room is left"
+                )
+            }
+            Self::NotPromised { could: None } => {
+                "its deadline cannot be promised without a known length; runs where room is left"
+                    .into()
+            }
+            Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
+            Self::DeadlineLost => "can no longer meet its deadline".into(),
+            Self::PlannedByRule(n) => {
+                format!("no exact plan of all leases was found, {n} times so far; planned by rule")
+            }
         }
     }
 }

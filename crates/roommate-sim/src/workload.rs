@@ -139,6 +139,7 @@ impl Maker<'_> {
             },
             declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
+            worth: worth(&job),
             kinds,
             retries: 3.into(),
             ..Spec::training(gpus, job.steps, profile)
@@ -242,6 +243,15 @@ impl Maker<'_> {
         self.teams.insert(name.into(), team);
         team
     }
+}
+
+/// All deadlines of a job that has several, with what they are worth.
+fn worth(job: &TraceJob) -> Vec<(Time, f64)> {
+    if job.soft_deadlines.is_empty() {
+        return Vec::new();
+    }
+    let last = job.deadline_us.zip(job.value);
+    job.soft_deadlines.iter().copied().chain(last).map(|(at, value)| (Time(at), value)).collect()
 }
 
 #[cfg(test)]

@@ -129,6 +129,7 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
         make_elastic(&mut Rng::stream(seed, 84), &mut scene);
     }
     give_retries(&mut Rng::stream(seed, 86), &mut scene.actors);
+    give_worth(&mut Rng::stream(seed, 87), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
     scene
 }
@@ -216,6 +217,18 @@ fn give_retries(rng: &mut Rng, actors: &mut [Actor]) {
         if rng.chance(0.3) {
             actor.spec.retries.user = 0;
             actor.spec.retries.infra = rng.below(6) as u16;
+        }
+    }
+}
+
+/// Some of those who have a deadline have earlier ones that are worth more.
+fn give_worth(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if let Some(last) = actor.spec.deadline
+            && rng.chance(0.4)
+        {
+            let sooner = Time(last.0.saturating_sub(1_000_000 * rng.below(20)));
+            actor.spec.worth = vec![(sooner, 10.0), (last, 8.0)];
         }
     }
 }
@@ -313,6 +326,7 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     let mut own = Rng::stream(scene.seed, 83);
     set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
     let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
+    set_chronus(&mut Rng::stream(scene.seed, 88), &mut set);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
@@ -383,6 +397,19 @@ fn set_synergy(rng: &mut Rng, scene: &Scene, set: &mut dyn FnMut(&str, Value)) {
     set("nodes", json!(pick(rng, &[0, 1, 1_000])));
 }
 
+/// Leases of a few ticks, so that several of them pass in a scene.
+fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    let slot = 1 + rng.below(3);
+    set("slot_s", json!(slot));
+    set("lease_s", json!(slot * (1 + rng.below(4))));
+    set("safety", json!(pick(rng, &[1.0, 1.1, 2.0])));
+    set("tolerance", json!(pick(rng, &[1.0, 1.5])));
+    set("sign", json!(pick(rng, &["adaptive", "plus", "minus"])));
+    set("short_s", json!(pick(rng, &[0, 1_800])));
+    set("exact_cells", json!(pick(rng, &[0, 30, 400])));
+    set("profile_gpus", json!(pick(rng, &[0, 0, 4])));
+}
+
 /// The scene in a few lines, to read and to replay by hand.
 pub(crate) fn compact(scene: &Scene) -> String {
     let mut text = format!(
@@ -400,12 +427,13 @@ pub(crate) fn compact(scene: &Scene) -> String {
         write!(text, "  {} at {} gpus {}", a.name, a.submit, s.gpus).expect("text");
         write!(text, "..={} work {}", s.gpus_max, a.work).expect("text");
         write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
-        writeln!(
+        write!(
             text,
             " mem {} cpu {} host {}",
             s.knobs.mem_mib, s.knobs.cpu_milli, s.knobs.host_mib
         )
         .expect("text");
+        writeln!(text, " due {:?} {:?}", s.deadline, s.worth).expect("text");
     }
     for (i, p) in scene.profiles.iter().enumerate() {
         writeln!(text, "  profile {i}: {p:?}").expect("text");
