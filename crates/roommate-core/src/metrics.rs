@@ -9,6 +9,7 @@ use crate::occupancy::Occupancy;
 use crate::profile::STAGES;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Whether a smaller or a larger value is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -193,9 +194,21 @@ pub struct Fold {
     held_mem: f64,
     held_cpu: f64,
     stages_gpu_s: Option<[f64; 4]>,
+    /// The jobs of interest, in order of submission; all, unless said.
+    measure: Option<Range<u32>>,
 }
 
 impl Fold {
+    /// Figures of jobs over these only, in order of submission. Figures of the cluster (GPU time held,
+    /// preemptions, events) are of the whole run all the same.
+    pub fn measuring(jobs: Option<Range<u32>>) -> Self {
+        Self { measure: jobs, ..Self::default() }
+    }
+
+    fn counts(&self, job: JobIdx) -> bool {
+        self.measure.as_ref().is_none_or(|m| m.contains(&job.0))
+    }
+
     /// Completion times of finished jobs, in order of completion.
     pub fn jcts_s(&self) -> &[f64] {
         &self.jcts_s
@@ -232,8 +245,10 @@ impl Fold {
         m.max_rho = self.rhos.iter().copied().max_by(f64::total_cmp);
         m.jain = stat::jain(&self.paces);
         // Jobs whose deadline passed while they were still here.
-        let late = self.live.iter().filter(|l| l.present && l.deadline.is_some());
-        m.deadline_misses += late.count() as u64;
+        let late = |(i, l): &(usize, &Live)| {
+            l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
+        };
+        m.deadline_misses += self.live.iter().enumerate().filter(late).count() as u64;
         m
     }
 
@@ -273,6 +288,9 @@ impl Fold {
 
     fn finish(&mut self, job: JobIdx, at: Time) {
         self.depart(job, at);
+        if !self.counts(job) {
+            return;
+        }
         let live = &self.live[job.usize()];
         let jct_s = (at - live.submitted).secs();
         self.totals.finished += 1;
@@ -297,7 +315,7 @@ impl Fold {
     /// A job that ends without finishing misses its deadline.
     fn give_up(&mut self, job: JobIdx, at: Time) {
         self.depart(job, at);
-        if self.live[job.usize()].deadline.is_some() {
+        if self.counts(job) && self.live[job.usize()].deadline.is_some() {
             self.totals.deadline_misses += 1;
         }
     }
@@ -306,11 +324,12 @@ impl Fold {
         match *fact {
             Event::Submitted(job) => {
                 self.present += 1;
-                self.totals.jobs += 1;
+                let counts = self.counts(job);
+                self.totals.jobs += u64::from(counts);
                 let crowd = self.crowd;
                 let live = &mut self.live[job.usize()];
                 (live.submitted, live.since, live.crowd, live.present) = (at, at, crowd, true);
-                self.totals.deadline_jobs += u64::from(live.deadline.is_some());
+                self.totals.deadline_jobs += u64::from(counts && live.deadline.is_some());
             }
             Event::Finished(job) => self.finish(job, at),
             Event::Cancelled(job) => self.give_up(job, at),

@@ -81,6 +81,8 @@ pub struct TraceJob {
     pub gpu_milli: u32,
     /// GPU kinds it may run on; empty = any.
     pub kinds: Vec<String>,
+    /// Measured speed by GPU kind relative to the reference; 0 = cannot run there.
+    pub kind_speed: Vec<(String, f64)>,
 }
 
 impl TraceJob {
@@ -110,6 +112,7 @@ impl TraceJob {
             cpu_milli: 0,
             gpu_milli: 1000,
             kinds: Vec::new(),
+            kind_speed: Vec::new(),
         }
     }
 

@@ -22,6 +22,7 @@ use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// A job on its way to the cluster: what it asks for, and what it really needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +61,8 @@ pub struct Setup {
     pub profiles: Vec<(String, Profile)>,
     /// Teams.
     pub teams: Vec<String>,
+    /// The jobs of interest, in order of submission: the run ends with the last of them.
+    pub measure: Option<Range<u32>>,
 }
 
 /// Why a simulation could not go on.
@@ -150,6 +153,8 @@ pub fn simulate<O: Observer>(
         counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
+        measured_left: setup.measure.as_ref().map(|m| m.len()),
+        measure: setup.measure,
     };
     world.run(jobs.peekable(), observer, progress)
 }
@@ -208,6 +213,9 @@ struct World {
     counted: IdxSet<ProfileIdx>,
     last_name: String,
     wake: Option<Time>,
+    measure: Option<Range<u32>>,
+    /// How many of the jobs of interest have not ended.
+    measured_left: Option<usize>,
 }
 
 /// What a standing job's step is reported to take: measurements are finite.
@@ -226,7 +234,7 @@ impl World {
         let mut now = Time::ZERO;
         let mut fruitless = 0;
         let mut steps: u64 = 0;
-        while self.unfinished > 0 || jobs.peek().is_some() {
+        while (self.unfinished > 0 || jobs.peek().is_some()) && self.measured_left != Some(0) {
             self.drop_void_alarms();
             let next = [jobs.peek().map(|j| j.at), self.alarms.peek().map(|a| a.0.0), self.wake];
             let left = self.unfinished;
@@ -292,7 +300,7 @@ impl World {
             match alarm {
                 Alarm::Finish(job, _) => {
                     self.depart(job);
-                    self.unfinished -= 1;
+                    self.give_up(job);
                     self.finished += 1;
                     self.facts.push(Event::Finished(job));
                 }
@@ -368,7 +376,15 @@ impl World {
         // The engine gives a job up by the same count; the world only has to stop expecting it.
         let failures = self.engine.state().job(job).failures + 1;
         if why == Why::Crashed && failures > budget {
-            self.unfinished -= 1;
+            self.give_up(job);
+        }
+    }
+
+    /// Nothing more is expected of the job.
+    fn give_up(&mut self, job: JobIdx) {
+        self.unfinished -= 1;
+        if let (Some(left), Some(range)) = (&mut self.measured_left, &self.measure) {
+            *left -= usize::from(range.contains(&job.0));
         }
     }
 
@@ -491,7 +507,7 @@ impl World {
                 self.facts.push(Event::Stopped { job, done });
             }
             Action::Tune(..) => self.tune(now, job),
-            Action::Reject(..) => self.unfinished -= 1,
+            Action::Reject(..) => self.give_up(job),
         }
     }
 

@@ -46,6 +46,7 @@ fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64
         seed: 0,
         profiles: vec![("work".into(), Profile::of_step(1.0))],
         teams: vec!["all".into()],
+        measure: None,
     };
     let job = Arrival {
         at: Time::ZERO,

@@ -87,6 +87,7 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
         seed: scene.seed,
         profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
         teams: vec!["all".into()],
+        measure: None,
     };
     let arrivals = scene.actors.iter().map(|a| Arrival {
         at: Time(a.submit * scene.tick.0),

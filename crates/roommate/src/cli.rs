@@ -4,6 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
 use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Share GPUs between training jobs and inference services so that neither notices.
@@ -115,6 +116,9 @@ pub(crate) struct WorldArgs {
     /// Speeds of pairs for --truth table: columns `a,b,speed_a,speed_b`, or Gavel's or Lucid's table
     #[arg(long, value_name = "FILE", conflicts_with = "compat", required_if_eq("truth", "table"))]
     pub(crate) pairs: Option<PathBuf>,
+    /// Speeds of pairs that policies know: the file of --throughputs, or a table as for --pairs
+    #[arg(long, value_name = "FILE", conflicts_with = "compat")]
+    pub(crate) believed_pairs: Option<PathBuf>,
     /// Scatter of the truth around what its model says, as a share
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, conflicts_with = "compat")]
     pub(crate) truth_noise: f64,
@@ -151,6 +155,9 @@ pub(crate) struct WorldArgs {
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
+    /// Count only these jobs, by order of submission, and end with the last of them: 4000:5000
+    #[arg(long, value_name = "FROM:TO", value_parser = range)]
+    pub(crate) measure: Option<Range<u32>>,
 }
 
 #[derive(Args, Debug)]
@@ -353,6 +360,13 @@ fn hours(text: &str) -> Result<f64, String> {
 
 fn chance(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
+}
+
+/// Jobs from the first number up to, but not including, the second.
+fn range(text: &str) -> Result<Range<u32>, String> {
+    let ends = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    let range = ends.map(|(from, to)| from..to).filter(|r: &Range<u32>| !r.is_empty());
+    range.ok_or_else(|| "expected FROM:TO such as 4000:5000, FROM below TO".into())
 }
 
 fn cluster(text: &str) -> Result<Cluster, String> {

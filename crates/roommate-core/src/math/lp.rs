@@ -210,11 +210,10 @@ mod tests {
             if m[i][i].abs() < 1e-9 {
                 return None;
             }
-            for r in (0..n).filter(|r| *r != i) {
-                let by = m[r][i] / m[i][i];
-                for c in i..=n {
-                    m[r][c] -= by * m[i][c];
-                }
+            let row = m[i].clone();
+            for other in (0..n).filter(|r| *r != i) {
+                let by = m[other][i] / row[i];
+                m[other].iter_mut().zip(&row).for_each(|(x, p)| *x -= by * p);
             }
         }
         Some((0..n).map(|i| m[i][n] / m[i][i]).collect())

@@ -1,0 +1,162 @@
+//! First come, first served, as an allocation: who is in front has all its time on one kind of GPU.
+
+use crate::allocation::{Allocation, ByKind, Market};
+use crate::math::rng::Rng;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Which kind a job gets when it is its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Choice {
+    /// The one on which it is fastest; all are asked again at every solve.
+    #[default]
+    Fastest,
+    /// One at random, for life.
+    Random,
+    /// As the released Gavel has it: drawn at random, but the last kind with a free GPU is taken,
+    /// whether the job fits there or not.
+    Released,
+}
+
+/// The line. Jobs are known by a number that grows with their arrival.
+#[derive(Clone, Debug, Default)]
+pub struct Line {
+    choice: Choice,
+    /// The kind that each job has, and its GPUs.
+    given: BTreeMap<u32, (usize, f64)>,
+}
+
+impl Line {
+    /// An empty line.
+    pub fn new(choice: Choice) -> Self {
+        Self { choice, given: BTreeMap::new() }
+    }
+
+    /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
+    pub fn allocate(&mut self, market: &Market, jobs: &[u32], rng: &mut Rng) -> Allocation {
+        let mut free = market.gpus.clone();
+        if self.choice == Choice::Fastest {
+            self.given.clear();
+        }
+        let waits = |i: &usize| !self.given.contains_key(&jobs[*i]);
+        let mut queue: Vec<usize> = (0..jobs.len()).filter(waits).collect();
+        queue.reverse();
+        self.replace_ended(market, jobs, &mut queue, &mut free);
+        self.serve(market, jobs, queue, &mut free, rng);
+        let alone = jobs.iter().map(|j| {
+            let mut row = ByKind::from_elem(0.0, market.gpus.len());
+            if let Some((kind, _)) = self.given.get(j) {
+                row[*kind] = 1.0;
+            }
+            row
+        });
+        Allocation { alone: alone.collect(), value: 1.0, ..Allocation::default() }
+    }
+
+    /// The first in line takes the kind of each job that ended, if it fits there.
+    fn replace_ended(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        queue: &mut Vec<usize>,
+        free: &mut ByKind,
+    ) {
+        let before: Vec<(u32, (usize, f64))> = self.given.iter().map(|(j, g)| (*j, *g)).collect();
+        for (job, (kind, gpus)) in before {
+            if jobs.binary_search(&job).is_ok() {
+                free[kind] -= gpus;
+                continue;
+            }
+            self.given.remove(&job);
+            if let Some(next) = queue.last().copied() {
+                let claim = &market.claims[next];
+                if claim.gpus <= free[kind] && claim.speed[kind] > 0.0 {
+                    queue.pop();
+                    self.given.insert(jobs[next], (kind, claim.gpus));
+                    free[kind] -= claim.gpus;
+                }
+            }
+        }
+    }
+
+    /// In order of arrival, until somebody does not fit anywhere.
+    fn serve(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        mut queue: Vec<usize>,
+        free: &mut ByKind,
+        rng: &mut Rng,
+    ) {
+        let mut open: Vec<usize> = (0..free.len()).filter(|k| free[*k] > 0.0).collect();
+        while let Some(next) = queue.pop() {
+            let claim = &market.claims[next];
+            let fits = |k: &&usize| free[**k] >= claim.gpus && self.runs(claim.speed[**k]);
+            let fitting: Vec<usize> = open.iter().filter(fits).copied().collect();
+            if fitting.is_empty() {
+                break;
+            }
+            let mut drawn = || fitting[rng.below(fitting.len() as u64) as usize];
+            let (kind, struck) = match self.choice {
+                Choice::Random => {
+                    let kind = drawn();
+                    (kind, kind)
+                }
+                Choice::Released => (open[open.len() - 1], drawn()),
+                Choice::Fastest => {
+                    let faster = |a: usize, b: &usize| {
+                        if claim.speed[*b] > claim.speed[a] { *b } else { a }
+                    };
+                    let kind = fitting.iter().fold(fitting[0], faster);
+                    (kind, kind)
+                }
+            };
+            self.given.insert(jobs[next], (kind, claim.gpus));
+            free[kind] -= claim.gpus;
+            if free[kind] == 0.0 {
+                open.retain(|k| *k != struck);
+            }
+        }
+    }
+
+    /// Whether a job of this speed may be given the kind; the released one does not ask.
+    fn runs(&self, speed: f64) -> bool {
+        speed > 0.0 || self.choice == Choice::Released
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::testing::{close, market};
+
+    #[test]
+    fn the_fastest_free_kind_and_nobody_overtakes() {
+        let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let mut line = Line::new(Choice::Fastest);
+        let rng = &mut Rng::new(0);
+        let found = line.allocate(&m, &[0, 1, 2], rng).alone;
+        close(&found, &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 0.0]]);
+        m.claims[1].gpus = 2.0;
+        let found = line.allocate(&m, &[0, 1, 2], rng).alone;
+        close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[0.0, 0.0]]);
+    }
+
+    #[test]
+    fn a_random_kind_is_kept_for_life() {
+        let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let mut line = Line::new(Choice::Random);
+        let rng = &mut Rng::new(3);
+        let first = line.allocate(&m, &[0, 1, 2], rng).alone;
+        assert_eq!(line.allocate(&m, &[0, 1, 2], rng).alone, first);
+    }
+
+    #[test]
+    fn the_released_line_takes_the_last_kind_even_if_it_is_full() {
+        let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        m.claims[1].gpus = 2.0;
+        let found = Line::new(Choice::Released).allocate(&m, &[0, 1, 2], &mut Rng::new(0)).alone;
+        close(&found, &[&[0.0, 1.0]; 3]);
+    }
+}
