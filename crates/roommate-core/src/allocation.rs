@@ -71,6 +71,8 @@ pub struct Allocation {
     pub value: f64,
     /// Jobs whose deadline was given up, because it cannot be kept.
     pub late: Vec<usize>,
+    /// Whether a job holds the value down, where the solver can tell.
+    pub binds: Vec<bool>,
 }
 
 /// The solver found no answer; the caller falls back on [`Market::isolated`].

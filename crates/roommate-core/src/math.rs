@@ -6,4 +6,5 @@ pub mod least_squares;
 pub mod lp;
 pub mod matching;
 pub mod rng;
+pub mod sharing;
 pub mod stat;

@@ -80,7 +80,11 @@ fn rise(market: &Market, weight: &dyn Fn(usize, &[bool]) -> f64) -> Result<Alloc
             reached[m] += found.value * lift(m);
         }
         let rising: Vec<bool> = due.iter().map(|d| *d > 0.0).collect();
-        let stuck = bottlenecks(market, &reached, &rising)?;
+        let stuck = if found.binds.is_empty() {
+            bottlenecks(market, &reached, &rising)?
+        } else {
+            (0..jobs).filter(|m| rising[*m] && found.binds[*m]).collect()
+        };
         best = Some(found);
         let before = open.iter().filter(|o| **o).count();
         for m in stuck {

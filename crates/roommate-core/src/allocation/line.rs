@@ -34,7 +34,14 @@ impl Line {
     }
 
     /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
-    pub fn allocate(&mut self, market: &Market, jobs: &[u32], rng: &mut Rng) -> Allocation {
+    /// `slowest_first` are the kinds by their usual speed.
+    pub fn allocate(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        slowest_first: &[usize],
+        rng: &mut Rng,
+    ) -> Allocation {
         let mut free = market.gpus.clone();
         if self.choice == Choice::Fastest {
             self.given.clear();
@@ -43,7 +50,8 @@ impl Line {
         let mut queue: Vec<usize> = (0..jobs.len()).filter(waits).collect();
         queue.reverse();
         self.replace_ended(market, jobs, &mut queue, &mut free);
-        self.serve(market, jobs, queue, &mut free, rng);
+        let open = slowest_first.iter().copied().filter(|k| free[*k] > 0.0).collect();
+        self.serve(market, jobs, queue, (open, &mut free), rng);
         let alone = jobs.iter().map(|j| {
             let mut row = ByKind::from_elem(0.0, market.gpus.len());
             if let Some((kind, _)) = self.given.get(j) {
@@ -86,24 +94,30 @@ impl Line {
         market: &Market,
         jobs: &[u32],
         mut queue: Vec<usize>,
-        free: &mut ByKind,
+        (mut open, free): (Vec<usize>, &mut ByKind),
         rng: &mut Rng,
     ) {
-        let mut open: Vec<usize> = (0..free.len()).filter(|k| free[*k] > 0.0).collect();
         while let Some(next) = queue.pop() {
             let claim = &market.claims[next];
-            let fits = |k: &&usize| free[**k] >= claim.gpus && self.runs(claim.speed[**k]);
-            let fitting: Vec<usize> = open.iter().filter(fits).copied().collect();
+            let mut fitting: Vec<usize> =
+                open.iter().copied().filter(|k| free[*k] >= claim.gpus).collect();
             if fitting.is_empty() {
                 break;
             }
+            // One that would fit but cannot run there lets the others pass.
+            fitting.retain(|k| claim.speed[*k] > 0.0);
+            if fitting.is_empty() {
+                continue;
+            }
             let mut drawn = || fitting[rng.below(fitting.len() as u64) as usize];
             let (kind, struck) = match self.choice {
-                Choice::Random => {
+                Choice::Released if claim.speed[open[open.len() - 1]] > 0.0 => {
+                    (open[open.len() - 1], drawn())
+                }
+                Choice::Random | Choice::Released => {
                     let kind = drawn();
                     (kind, kind)
                 }
-                Choice::Released => (open[open.len() - 1], drawn()),
                 Choice::Fastest => {
                     let faster = |a: usize, b: &usize| {
                         if claim.speed[*b] > claim.speed[a] { *b } else { a }
@@ -119,11 +133,6 @@ impl Line {
             }
         }
     }
-
-    /// Whether a job of this speed may be given the kind; the released one does not ask.
-    fn runs(&self, speed: f64) -> bool {
-        speed > 0.0 || self.choice == Choice::Released
-    }
 }
 
 #[cfg(test)]
@@ -136,11 +145,14 @@ mod tests {
         let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Fastest);
         let rng = &mut Rng::new(0);
-        let found = line.allocate(&m, &[0, 1, 2], rng).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
         close(&found, &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 0.0]]);
         m.claims[1].gpus = 2.0;
-        let found = line.allocate(&m, &[0, 1, 2], rng).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
         close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[0.0, 0.0]]);
+        (m.claims[1].gpus, m.claims[1].speed[0]) = (1.0, 0.0);
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
+        close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[1.0, 0.0]]);
     }
 
     #[test]
@@ -148,15 +160,16 @@ mod tests {
         let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Random);
         let rng = &mut Rng::new(3);
-        let first = line.allocate(&m, &[0, 1, 2], rng).alone;
-        assert_eq!(line.allocate(&m, &[0, 1, 2], rng).alone, first);
+        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
+        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone, first);
     }
 
     #[test]
     fn the_released_line_takes_the_last_kind_even_if_it_is_full() {
         let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         m.claims[1].gpus = 2.0;
-        let found = Line::new(Choice::Released).allocate(&m, &[0, 1, 2], &mut Rng::new(0)).alone;
+        let found =
+            Line::new(Choice::Released).allocate(&m, &[0, 1, 2], &[0, 1], &mut Rng::new(0)).alone;
         close(&found, &[&[0.0, 1.0]; 3]);
     }
 }

@@ -1,8 +1,13 @@
-//! Goals as linear programs. Jobs that ask for the same are one class of the program, so that its size
-//! depends on how many kinds of job there are.
+//! Goals as linear programs.
+//!
+//! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::sharing`] solves in time
+//! linear in the jobs, with an answer in the middle of all best ones. With pairs or deadlines it is a
+//! program of any shape; there jobs that ask for the same are one class, so that its size depends on how
+//! many kinds of job there are.
 
 use crate::allocation::{Allocation, ByKind, Claim, Market, Pair, Unsolved, effective};
 use crate::math::lp::{Cmp, Lp, Solution, Var};
+use crate::math::sharing::{Party, Shared, Sharing};
 use std::collections::BTreeMap;
 
 /// What a job is to get: an effective speed of at least `floor + need · q` for the largest possible q.
@@ -178,7 +183,7 @@ impl Program {
         }
         let pairs = pairs.into_iter().map(|(who, share)| Pair { who, share }).collect();
         let value = solution.objective;
-        Ok((Allocation { alone, pairs, value, late: Vec::new() }, solution))
+        Ok((Allocation { alone, pairs, value, ..Allocation::default() }, solution))
     }
 }
 
@@ -216,6 +221,62 @@ fn deal(a: &Class, b: &Class, same: bool, time: f64) -> Vec<([usize; 2], f64)> {
 
 /// The largest q that all goals allow, with the parts that give it.
 pub fn max_min(
+    market: &Market,
+    goals: &[Goal],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let central = if pairs.is_none() { central(market, goals) } else { None };
+    central.map_or_else(|| corner(market, goals, pairs), Ok)
+}
+
+/// What a claim gets of each kind that has room for it, relative to the fastest of those.
+fn party(market: &Market, claim: &Claim, goal: Goal) -> (Party, f64) {
+    let fits = |(t, n): (&f64, &f64)| if claim.gpus <= *n { *t } else { 0.0 };
+    let speed: ByKind = claim.speed.iter().zip(&market.gpus).map(fits).collect();
+    let fastest = speed.iter().copied().fold(0.0, f64::max);
+    let scale = if fastest > 0.0 { 1.0 / fastest } else { 0.0 };
+    let worth = speed.iter().map(|t| t * scale).collect();
+    let (need, floor) = (goal.need * scale, goal.floor * scale);
+    (Party { worth, size: claim.gpus, need, floor }, fastest)
+}
+
+/// From the middle of all best answers.
+fn central(market: &Market, goals: &[Goal]) -> Option<Allocation> {
+    let of = |(c, g): (&Claim, &Goal)| party(market, c, *g).0;
+    let mut parties: Vec<Party> = market.claims.iter().zip(goals).map(of).collect();
+    // Needs differ by orders of magnitude; the largest becomes 1.
+    let largest = parties.iter().map(|p| p.need).fold(0.0, f64::max);
+    if largest <= 0.0 {
+        return None;
+    }
+    parties.iter_mut().for_each(|p| p.need /= largest);
+    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains: None })?;
+    let Shared { amounts, value, binds } = found;
+    Some(Allocation { alone: amounts, value: value / largest, binds, ..Allocation::default() })
+}
+
+/// Solves without those who cannot use anything, who would have no answer.
+fn shared(mut sharing: Sharing) -> Option<Shared> {
+    let usable = |p: &Party| p.worth.iter().zip(&sharing.supply).any(|(w, n)| *w > 0.0 && *n > 0.0);
+    let able: Vec<bool> = sharing.parties.iter().map(usable).collect();
+    let goods = sharing.supply.len();
+    let mut at = able.iter();
+    sharing.parties.retain(|_| at.next() == Some(&true));
+    if let Some(gains) = &mut sharing.gains {
+        let mut at = able.iter();
+        gains.retain(|_| at.next() == Some(&true));
+    }
+    let Shared { amounts, value, binds } = sharing.solve()?;
+    let (mut amounts, mut binds) = (amounts.into_iter(), binds.into_iter());
+    let none = || ByKind::from_elem(0.0, goods);
+    let full = |able: &bool| if *able { amounts.next() } else { None }.unwrap_or_else(none);
+    let amounts = able.iter().map(full).collect();
+    let binds = able.iter().map(|able| *able && binds.next() == Some(true)).collect();
+    Some(Shared { amounts, value, binds })
+}
+
+/// A corner of all best answers.
+fn corner(
     market: &Market,
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
@@ -291,7 +352,7 @@ pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocat
 }
 
 /// Precision of the search for the least finish-time ratio.
-const RATIO_PRECISION: f64 = 1e-7;
+const RATIO_PRECISION: f64 = 1e-6;
 const RATIO_STEPS: usize = 60;
 
 /// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
@@ -374,6 +435,11 @@ pub fn throughput(
         }
     }
     let goals: Vec<Goal> = floors.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
+    let plain = floors.iter().all(|f| *f == 0.0);
+    if let Some(mut found) = plain.then(|| central_sum(market, prices)).flatten() {
+        found.late = late;
+        return Ok(found);
+    }
     // Scaled so that the largest gain is about 1; which part is best does not depend on it.
     let gain = |c: &Class, k: usize| c.pace[k] * c.fastest / prices[k] * c.count();
     let of_market =
@@ -393,6 +459,21 @@ pub fn throughput(
     allocation.value *= largest;
     allocation.late = late;
     Ok(allocation)
+}
+
+/// The largest sum, from the middle of all best answers.
+fn central_sum(market: &Market, prices: &ByKind) -> Option<Allocation> {
+    let of = |c: &Claim| party(market, c, Goal::of(0.0));
+    let (parties, fastest): (Vec<Party>, Vec<f64>) = market.claims.iter().map(of).unzip();
+    let gain = |(p, t): (&Party, &f64)| -> ByKind {
+        p.worth.iter().zip(prices).map(|(w, price)| w * t / price).collect()
+    };
+    let mut gains: Vec<ByKind> = parties.iter().zip(&fastest).map(gain).collect();
+    let largest = gains.iter().flatten().copied().fold(1e-12, f64::max);
+    gains.iter_mut().flatten().for_each(|g| *g /= largest);
+    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains: Some(gains) })?;
+    let (alone, value) = (found.amounts, found.value * largest);
+    Some(Allocation { alone, value, ..Allocation::default() })
 }
 
 /// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.

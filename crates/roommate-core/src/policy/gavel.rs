@@ -388,7 +388,9 @@ impl Gavel {
         match self.params.objective {
             Objective::Fifo => {
                 let jobs: Vec<u32> = self.live.iter().map(|j| j.0).collect();
-                Ok(self.line.allocate(market, &jobs, plan.rng))
+                let mut slowest_first: Vec<usize> = (0..plan.kinds.len()).collect();
+                slowest_first.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
+                Ok(self.line.allocate(market, &jobs, &slowest_first, plan.rng))
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
