@@ -152,22 +152,6 @@ impl Market {
         market
     }
 
-    /// All kinds as one, to those who do not know that kinds differ.
-    pub fn pooled(&self) -> Self {
-        let mut market = self.agnostic();
-        market.gpus = ByKind::from_elem(self.total(), 1);
-        market.claims.iter_mut().for_each(|c| c.speed.truncate(1));
-        market
-    }
-
-    /// Parts of a pooled market, spread evenly over the kinds of this one.
-    pub fn spread(&self, mut pooled: Allocation) -> Allocation {
-        let over = |part: &ByKind| self.gpus.iter().map(|n| part[0] * n / self.total()).collect();
-        pooled.alone = pooled.alone.iter().map(over).collect();
-        pooled.pairs.iter_mut().for_each(|p| p.share = over(&p.share));
-        pooled
-    }
-
     /// Speeds and what is left in units of each job's fastest kind: nobody counts more because its steps
     /// are short.
     pub fn normalized(&self) -> Self {

@@ -107,11 +107,13 @@ impl Ledger {
     /// Strikes out all rows with a job that is not `here` any more.
     pub fn keep(&mut self, here: impl Fn(JobIdx) -> bool) {
         for row in &self.rows {
-            if let [job] = row.members[..] {
-                self.place[job.usize()] = 0;
-            }
+            self.place[row.members[0].usize()] = 0;
         }
         self.rows.retain(|r| r.members.iter().all(|j| here(*j)));
+        self.find_places();
+    }
+
+    fn find_places(&mut self) {
         for (i, row) in self.rows.iter().enumerate() {
             if let [job] = row.members[..] {
                 self.place[job.usize()] = i as u32 + 1;
@@ -123,6 +125,7 @@ impl Ledger {
     /// the rest.
     pub fn settle(&mut self, since: Span) {
         self.rows.retain(|r| r.members.len() == 1);
+        self.find_places();
         for cell in self.rows.iter_mut().flat_map(|r| &mut r.cells) {
             cell.deficit_s += cell.share * since.secs() - (cell.got_s - self.credit_s);
             cell.got_s = self.credit_s;

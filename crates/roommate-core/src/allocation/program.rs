@@ -351,6 +351,35 @@ pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocat
     Ok(allocation)
 }
 
+/// The same as the released code has it: the time is searched by halves until it is known to 5 %, and
+/// the parts are any that suffice for it, from the middle.
+pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
+    let exact = makespan(market, None)?;
+    let (mut low, mut high) = (100.0, 1e6);
+    while exact.value > high {
+        (low, high) = (high, 10.0 * high);
+    }
+    while 1.05 * low < high {
+        let middle = f64::midpoint(low, high);
+        if middle >= exact.value {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / high };
+    let of = |c: &Claim| party(market, c, goal(c)).0;
+    let parties: Vec<Party> = market.claims.iter().map(of).collect();
+    let indifferent = vec![ByKind::from_elem(0.0, market.gpus.len()); parties.len()];
+    let gains = Some(indifferent);
+    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains });
+    Ok(found.map_or(exact, |found| Allocation {
+        alone: found.amounts,
+        value: high,
+        ..Allocation::default()
+    }))
+}
+
 /// Precision of the search for the least finish-time ratio.
 const RATIO_PRECISION: f64 = 1e-6;
 const RATIO_STEPS: usize = 60;
@@ -561,6 +590,9 @@ mod tests {
         close(&found.alone, &[&[0.4, 0.6], &[0.6, 0.4]]);
         let found = makespan(&with_work(three(), &[4000.0, 2000.0, 9000.0]), None).unwrap();
         near(found.value, 1500.0);
+        let released = |m: Market| makespan_bisected(&m).unwrap().value;
+        near(released(with_work(two(), &[4000.0, 2000.0])), 1442.639);
+        near(released(with_work(three(), &[4000.0, 2000.0, 9000.0])), 1503.668);
     }
 
     #[test]

@@ -27,6 +27,13 @@ pub struct Party {
     pub floor: f64,
 }
 
+impl Party {
+    /// Whether it asks for anything; if not, it has no row of its own for it.
+    fn has_goal(&self) -> bool {
+        self.need > 0.0 || self.floor > 0.0
+    }
+}
+
 /// What is to be shared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sharing {
@@ -100,6 +107,7 @@ impl<'a> Solver<'a> {
                     cost[m * stride + j] = -gains[m][j];
                 }
             }
+            exists[m * stride + goods] = party.has_goal();
         }
         for j in 0..goods {
             exists[len - 1 - goods + j] = program.supply[j] > 0.0;
@@ -149,7 +157,9 @@ impl<'a> Solver<'a> {
         let gaps = self.row_gaps(&point.v);
         for m in 0..parties.len() {
             let at = m * self.stride() + self.goods;
-            point.v[at] = (point.v[at] - gaps[2 * m]).max(0.01);
+            if self.exists[at] {
+                point.v[at] = (point.v[at] - gaps[2 * m]).max(0.01);
+            }
             point.v[at + 1] = (point.v[at + 1] + gaps[2 * m + 1]).max(0.01);
         }
         for j in 0..self.goods {
@@ -175,7 +185,8 @@ impl<'a> Solver<'a> {
                 sum += row[j];
                 used[j] += party.size * row[j];
             }
-            gaps.push(party.floor - (worth - party.need * q - row[self.goods]));
+            let goal = party.floor - (worth - party.need * q - row[self.goods]);
+            gaps.push(if party.has_goal() { goal } else { 0.0 });
             gaps.push(1.0 - (sum + row[self.goods + 1]));
         }
         gaps.extend(supply.iter().zip(&used).map(|(n, u)| n - u));
@@ -295,6 +306,10 @@ impl<'a> Solver<'a> {
                 right[j] -= party.size * o;
             }
             (goal[goods], unit[goods]) = (-party.need, 0.0);
+            if !party.has_goal() {
+                (pgg, pgu, h[0]) = (1.0, 0.0, 0.0);
+                goal.fill(0.0);
+            }
             let det = pgg * puu - pgu * pgu;
             if det <= 0.0 || !det.is_finite() {
                 return None;
@@ -322,6 +337,9 @@ impl<'a> Solver<'a> {
                 u -= d;
             }
             g += party.need * common[goods];
+            if !party.has_goal() {
+                g = 0.0;
+            }
             let [a, b, c] = inverses[m];
             dy.extend([a * g + b * u, b * g + c * u]);
         }

@@ -398,10 +398,6 @@ impl Gavel {
             Objective::Las | Objective::WaterFilling if market.runs_everywhere() => {
                 Ok(market.symmetric())
             }
-            _ if market.runs_everywhere() => {
-                let pooled = self.run_program(plan, &market.pooled())?;
-                Ok(market.spread(pooled))
-            }
             _ => self.run_program(plan, &market.agnostic()),
         }
     }
@@ -420,6 +416,9 @@ impl Gavel {
             Objective::WaterFilling => level::fill(market),
             Objective::Hierarchical => level::by_team(market, &self.params.teams),
             Objective::FinishTime => program::finish_time(market),
+            Objective::Makespan if released && pairs.is_none() => {
+                program::makespan_bisected(market)
+            }
             Objective::Makespan => program::makespan(market, pairs),
             Objective::Throughput if released => {
                 program::throughput(market, &free(), deadlines, true)
