@@ -66,6 +66,7 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "allocation",
                 "event",
                 "idx",
                 "interference",
@@ -78,6 +79,7 @@ const RULES: &[Rule] = &[
                 "queue",
                 "rank",
                 "rota",
+                "round",
                 "state",
                 "tier",
                 "time",

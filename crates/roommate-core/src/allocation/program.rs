@@ -7,7 +7,7 @@
 
 use crate::allocation::{Allocation, ByKind, Claim, Market, Pair, Unsolved, effective};
 use crate::math::lp::{Cmp, Lp, Solution, Var};
-use crate::math::sharing::{Party, Shared, Sharing};
+use crate::math::sharing::{Party, Sharing};
 use std::collections::BTreeMap;
 
 /// What a job is to get: an effective speed of at least `floor + need · q` for the largest possible q.
@@ -229,50 +229,44 @@ pub fn max_min(
     central.map_or_else(|| corner(market, goals, pairs), Ok)
 }
 
-/// What a claim gets of each kind that has room for it, relative to the fastest of those.
-fn party(market: &Market, claim: &Claim, goal: Goal) -> (Party, f64) {
-    let fits = |(t, n): (&f64, &f64)| if claim.gpus <= *n { *t } else { 0.0 };
-    let speed: ByKind = claim.speed.iter().zip(&market.gpus).map(fits).collect();
-    let fastest = speed.iter().copied().fold(0.0, f64::max);
-    let scale = if fastest > 0.0 { 1.0 / fastest } else { 0.0 };
-    let worth = speed.iter().map(|t| t * scale).collect();
-    let (need, floor) = (goal.need * scale, goal.floor * scale);
-    (Party { worth, size: claim.gpus, need, floor }, fastest)
-}
-
 /// From the middle of all best answers.
 fn central(market: &Market, goals: &[Goal]) -> Option<Allocation> {
-    let of = |(c, g): (&Claim, &Goal)| party(market, c, *g).0;
-    let mut parties: Vec<Party> = market.claims.iter().zip(goals).map(of).collect();
+    let classes = classes(market, goals);
     // Needs differ by orders of magnitude; the largest becomes 1.
-    let largest = parties.iter().map(|p| p.need).fold(0.0, f64::max);
+    let largest = classes.iter().map(|c| c.goal.need / c.fastest).fold(0.0, f64::max);
     if largest <= 0.0 {
         return None;
     }
-    parties.iter_mut().for_each(|p| p.need /= largest);
-    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains: None })?;
-    let Shared { amounts, value, binds } = found;
-    Some(Allocation { alone: amounts, value: value / largest, binds, ..Allocation::default() })
+    let mut allocation = shared(market, &classes, largest, None)?;
+    allocation.value /= largest;
+    Some(allocation)
 }
 
-/// Solves without those who cannot use anything, who would have no answer.
-fn shared(mut sharing: Sharing) -> Option<Shared> {
-    let usable = |p: &Party| p.worth.iter().zip(&sharing.supply).any(|(w, n)| *w > 0.0 && *n > 0.0);
-    let able: Vec<bool> = sharing.parties.iter().map(usable).collect();
-    let goods = sharing.supply.len();
-    let mut at = able.iter();
-    sharing.parties.retain(|_| at.next() == Some(&true));
-    if let Some(gains) = &mut sharing.gains {
-        let mut at = able.iter();
-        gains.retain(|_| at.next() == Some(&true));
+/// Shares the GPUs among classes; needs are divided by `scale`.
+fn shared(
+    market: &Market,
+    classes: &[Class],
+    scale: f64,
+    gains: Option<Vec<ByKind>>,
+) -> Option<Allocation> {
+    let party = |c: &Class| Party {
+        worth: c.pace.clone(),
+        size: c.gpus * c.count(),
+        need: c.goal.need / c.fastest / scale,
+        floor: c.goal.floor / c.fastest,
+    };
+    let parties = classes.iter().map(party).collect();
+    let found = Sharing { supply: market.gpus.clone(), parties, gains }.solve()?;
+    let none = ByKind::from_elem(0.0, market.gpus.len());
+    let (mut alone, mut binds) =
+        (vec![none; market.claims.len()], vec![false; market.claims.len()]);
+    for (c, class) in classes.iter().enumerate() {
+        for m in &class.members {
+            alone[*m].clone_from(&found.amounts[c]);
+            binds[*m] = found.binds[c];
+        }
     }
-    let Shared { amounts, value, binds } = sharing.solve()?;
-    let (mut amounts, mut binds) = (amounts.into_iter(), binds.into_iter());
-    let none = || ByKind::from_elem(0.0, goods);
-    let full = |able: &bool| if *able { amounts.next() } else { None }.unwrap_or_else(none);
-    let amounts = able.iter().map(full).collect();
-    let binds = able.iter().map(|able| *able && binds.next() == Some(true)).collect();
-    Some(Shared { amounts, value, binds })
+    Some(Allocation { alone, value: found.value, binds, ..Allocation::default() })
 }
 
 /// A corner of all best answers.
@@ -368,20 +362,16 @@ pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
         }
     }
     let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / high };
-    let of = |c: &Claim| party(market, c, goal(c)).0;
-    let parties: Vec<Party> = market.claims.iter().map(of).collect();
-    let indifferent = vec![ByKind::from_elem(0.0, market.gpus.len()); parties.len()];
-    let gains = Some(indifferent);
-    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains });
-    Ok(found.map_or(exact, |found| Allocation {
-        alone: found.amounts,
-        value: high,
-        ..Allocation::default()
-    }))
+    let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
+    let classes = classes(market, &goals);
+    let indifferent = vec![ByKind::from_elem(0.0, market.gpus.len()); classes.len()];
+    let mut found = shared(market, &classes, 1.0, Some(indifferent)).unwrap_or(exact);
+    found.value = high;
+    Ok(found)
 }
 
 /// Precision of the search for the least finish-time ratio.
-const RATIO_PRECISION: f64 = 1e-6;
+const RATIO_PRECISION: f64 = 1e-5;
 const RATIO_STEPS: usize = 60;
 
 /// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
@@ -492,17 +482,17 @@ pub fn throughput(
 
 /// The largest sum, from the middle of all best answers.
 fn central_sum(market: &Market, prices: &ByKind) -> Option<Allocation> {
-    let of = |c: &Claim| party(market, c, Goal::of(0.0));
-    let (parties, fastest): (Vec<Party>, Vec<f64>) = market.claims.iter().map(of).unzip();
-    let gain = |(p, t): (&Party, &f64)| -> ByKind {
-        p.worth.iter().zip(prices).map(|(w, price)| w * t / price).collect()
+    let classes = classes(market, &vec![Goal::of(0.0); market.claims.len()]);
+    let gain = |c: &Class| -> ByKind {
+        c.pace.iter().zip(prices).map(|(w, p)| w * c.fastest / p * c.count()).collect()
     };
-    let mut gains: Vec<ByKind> = parties.iter().zip(&fastest).map(gain).collect();
+    let mut gains: Vec<ByKind> = classes.iter().map(gain).collect();
     let largest = gains.iter().flatten().copied().fold(1e-12, f64::max);
     gains.iter_mut().flatten().for_each(|g| *g /= largest);
-    let found = shared(Sharing { supply: market.gpus.clone(), parties, gains: Some(gains) })?;
-    let (alone, value) = (found.amounts, found.value * largest);
-    Some(Allocation { alone, value, ..Allocation::default() })
+    let mut allocation = shared(market, &classes, 1.0, Some(gains))?;
+    allocation.value *= largest;
+    allocation.binds.clear();
+    Some(allocation)
 }
 
 /// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.

@@ -58,7 +58,9 @@ pub struct Shared {
 
 /// Steps after which the search is given up; it needs fewer than 30.
 const STEPS: usize = 100;
-const PRECISION: f64 = 1e-8;
+const PRECISION: f64 = 1e-6;
+/// What is taken if the numbers get no better.
+const GOOD_ENOUGH: f64 = 1e-4;
 
 /// A point: primal values, duals of their signs, duals of the rows.
 ///
@@ -69,6 +71,93 @@ struct Point {
     v: Vec<f64>,
     w: Vec<f64>,
     y: Vec<f64>,
+}
+
+/// What one step of the search needs of a point.
+struct Factor {
+    ratio: Vec<f64>,
+    system: Vec<f64>,
+    /// The inverse of the two rows of each party, `[goal, cross, unit]`.
+    inverse: Vec<[f64; 3]>,
+    /// What each good of each party passes on of the gaps of these rows.
+    passed: Vec<[f64; 2]>,
+}
+
+/// The two rows of a party, weighed by `d`: `[[goal, cross], [cross, unit]]`.
+struct Rows<'a> {
+    party: &'a Party,
+    d: &'a [f64],
+    goods: usize,
+    goal: f64,
+    cross: f64,
+    unit: f64,
+    det: f64,
+}
+
+impl<'a> Rows<'a> {
+    fn new(party: &'a Party, d: &'a [f64], goods: usize) -> Option<Self> {
+        let mut rows =
+            Self { party, d, goods, goal: 1.0, cross: 0.0, unit: d[goods + 1], det: 1.0 };
+        rows.unit += d[..goods].iter().sum::<f64>();
+        if party.has_goal() {
+            rows.goal = d[goods];
+            for j in 0..goods {
+                rows.goal += d[j] * party.worth[j] * party.worth[j];
+                rows.cross += d[j] * party.worth[j];
+            }
+        }
+        rows.det = rows.without(goods);
+        (rows.det > 0.0 && rows.det.is_finite()).then_some(rows)
+    }
+
+    /// Determinant as it would be without one good.
+    fn without(&self, good: usize) -> f64 {
+        let (worth, d) = (&self.party.worth, self.d);
+        let others = || (0..self.goods).filter(|l| *l != good);
+        if !self.party.has_goal() {
+            return others().map(|l| d[l]).sum::<f64>() + d[self.goods + 1];
+        }
+        let (goal, unit) = (d[self.goods], d[self.goods + 1]);
+        let mut det = goal * unit;
+        for l in others() {
+            det += d[l] * (goal + unit * worth[l] * worth[l]);
+            for r in others().filter(|r| *r < l) {
+                let apart = worth[l] - worth[r];
+                det += d[l] * d[r] * apart * apart;
+            }
+        }
+        det
+    }
+
+    /// How two goods stand in for each other.
+    fn between(&self, i: usize, j: usize) -> f64 {
+        if !self.party.has_goal() {
+            return 1.0;
+        }
+        let (worth, d) = (&self.party.worth, self.d);
+        let others = (0..self.goods).filter(|l| *l != i && *l != j);
+        let rest: f64 = others.map(|l| d[l] * (worth[l] - worth[i]) * (worth[l] - worth[j])).sum();
+        rest + worth[i] * worth[j] * d[self.goods + 1] + d[self.goods]
+    }
+
+    /// What a good adds to the goal beyond what it takes of the unit, and conversely.
+    fn goal_of(&self, j: usize) -> f64 {
+        if !self.party.has_goal() {
+            return 0.0;
+        }
+        let (worth, d) = (&self.party.worth, self.d);
+        let rest: f64 = (0..self.goods).map(|l| d[l] * (worth[j] - worth[l])).sum();
+        rest + worth[j] * d[self.goods + 1]
+    }
+
+    fn unit_of(&self, j: usize) -> f64 {
+        if !self.party.has_goal() {
+            return 1.0;
+        }
+        let (worth, d) = (&self.party.worth, self.d);
+        let rest: f64 = (0..self.goods).map(|l| d[l] * worth[l] * (worth[l] - worth[j])).sum();
+        rest + d[self.goods]
+    }
 }
 
 struct Solver<'a> {
@@ -214,6 +303,7 @@ impl<'a> Solver<'a> {
     fn run(&self) -> Option<Shared> {
         let mut p = self.start();
         let count = self.exists.iter().filter(|e| **e).count() as f64;
+        let mut good = None;
         for _ in 0..STEPS {
             let gaps = self.row_gaps(&p.v);
             let asked = self.asked(&p.y);
@@ -222,33 +312,35 @@ impl<'a> Solver<'a> {
                 .collect();
             let product = dot(&p.v, &p.w);
             let mu = product / count;
-            let primal = dot(&self.cost, &p.v);
-            let large = |r: &[f64]| r.iter().fold(0.0, |m: f64, x| m.max(x.abs()));
-            if large(&gaps) < PRECISION
-                && large(&slopes) < PRECISION
-                && product < PRECISION * (1.0 + primal.abs())
-            {
+            let scale = 1.0 + dot(&self.cost, &p.v).abs();
+            let off = largest(&gaps).max(largest(&slopes)).max(product / scale);
+            if off < PRECISION {
                 return Some(self.answer(&p));
+            } else if off < GOOD_ENOUGH {
+                good = Some(self.answer(&p));
+            } else if good.is_some() || !off.is_finite() {
+                // The numbers will not get better.
+                break;
             }
+            let Some(factor) = self.factor(&p) else { break };
             let towards: Vec<f64> = p.v.iter().zip(&p.w).map(|(v, w)| -v * w).collect();
-            let (dv, dw, _) = self.direction(&p, &gaps, &slopes, &towards)?;
-            let (a, b) = (self.reach(&p.v, &dv), self.reach(&p.w, &dw));
-            let ahead = (0..p.v.len()).filter(|i| self.exists[*i]);
-            let ahead: f64 = ahead.map(|i| (p.v[i] + a * dv[i]) * (p.w[i] + b * dw[i])).sum();
-            let centre = (ahead / product).powi(3) * mu;
-            let towards: Vec<f64> =
-                (0..p.v.len()).map(|i| centre - p.v[i] * p.w[i] - dv[i] * dw[i]).collect();
-            let (dv, dw, dy) = self.direction(&p, &gaps, &slopes, &towards)?;
-            let short = 0.99f64.max(1.0 - mu);
-            let (a, b) = (short * self.reach(&p.v, &dv), short * self.reach(&p.w, &dw));
-            add(&mut p.v, &dv, a.min(1.0));
-            add(&mut p.w, &dw, b.min(1.0));
-            add(&mut p.y, &dy, b.min(1.0));
-            if !mu.is_finite() {
-                return None;
-            }
+            let Some(ahead) = self.direction(&p, &factor, &gaps, &slopes, &towards) else { break };
+            let (a, b) = (self.reach(&p.v, &ahead.v), self.reach(&p.w, &ahead.w));
+            let then = (0..p.v.len()).filter(|i| self.exists[*i]);
+            let then: f64 = then
+                .map(|i| (p.v[i] + a.min(1.0) * ahead.v[i]) * (p.w[i] + b.min(1.0) * ahead.w[i]))
+                .sum();
+            let centre = (then / product).powi(3) * mu;
+            let towards: Vec<f64> = (0..p.v.len())
+                .map(|i| centre - p.v[i] * p.w[i] - ahead.v[i] * ahead.w[i])
+                .collect();
+            let Some(step) = self.direction(&p, &factor, &gaps, &slopes, &towards) else { break };
+            let (a, b) = (0.99 * self.reach(&p.v, &step.v), 0.99 * self.reach(&p.w, &step.w));
+            add(&mut p.v, &step.v, a.min(1.0));
+            add(&mut p.w, &step.w, b.min(1.0));
+            add(&mut p.y, &step.y, b.min(1.0));
         }
-        None
+        good
     }
 
     /// How far one can go until the first value is 0, at most a bit more than all the way.
@@ -257,82 +349,121 @@ impl<'a> Solver<'a> {
         stops.map(|i| -values[i] / change[i]).fold(1.0 / 0.99, f64::min)
     }
 
+    /// The system of the supplies and q, from which every party's own two rows are eliminated. Sums of
+    /// positive terms throughout: close to the answer, differences of large numbers would be noise.
+    fn factor(&self, p: &Point) -> Option<Factor> {
+        let parties = &self.program.parties;
+        let (goods, stride, size) = (self.goods, self.stride(), self.goods + 1);
+        let ratio: Vec<f64> =
+            (0..p.v.len()).map(|i| if self.exists[i] { p.v[i] / p.w[i] } else { 0.0 }).collect();
+        let mut system = vec![0.0; size * size];
+        for j in 0..goods {
+            let left = self.left() + j;
+            system[j * size + j] = if self.exists[left] { ratio[left] } else { 1.0 };
+        }
+        system[goods * size + goods] = -1.0 / ratio[self.q()];
+        let mut inverse = Vec::with_capacity(parties.len());
+        let mut passed = Vec::with_capacity(parties.len() * goods);
+        for (m, party) in parties.iter().enumerate() {
+            let d = &ratio[m * stride..][..stride];
+            let rows = Rows::new(party, d, goods)?;
+            let s = party.size;
+            for i in 0..goods {
+                system[i * size + i] += s * s * d[i] * rows.without(i) / rows.det;
+                for j in 0..i {
+                    let both = s * s * d[i] * d[j] * rows.between(i, j) / rows.det;
+                    system[i * size + j] -= both;
+                    system[j * size + i] -= both;
+                }
+                let by = s * d[i] / rows.det;
+                let pass = [by * rows.goal_of(i), by * rows.unit_of(i)];
+                system[i * size + goods] += pass[0] * party.need;
+                system[goods * size + i] += pass[0] * party.need;
+                passed.push(pass);
+            }
+            let mut own = [rows.goal, rows.cross, rows.unit].map(|x| x / rows.det);
+            if !party.has_goal() {
+                own = [1.0 / rows.unit, 0.0, 0.0];
+            }
+            system[goods * size + goods] -= party.need * party.need * own[2];
+            inverse.push(own);
+        }
+        Some(Factor { ratio, system, inverse, passed })
+    }
+
     /// The step that closes the gaps of the rows and of the duals, and brings every product of a value
     /// and its dual `towards` where it should be.
     fn direction(
         &self,
         p: &Point,
+        factor: &Factor,
         gaps: &[f64],
         slopes: &[f64],
         towards: &[f64],
-    ) -> Option<(Vec<f64>, Vec<f64>, Vec<f64>)> {
+    ) -> Option<Point> {
+        let mut step = self.eliminate(p, factor, gaps, slopes, towards)?;
+        // What rounding left open of the rows is closed by a second, small step.
+        for _ in 0..2 {
+            let there: Vec<f64> = p.v.iter().zip(&step.v).map(|(v, d)| v + d).collect();
+            let open = self.row_gaps(&there);
+            if largest(&open) < 1e-3 * PRECISION {
+                break;
+            }
+            let none = vec![0.0; p.v.len()];
+            let more = self.eliminate(p, factor, &open, &none, &none)?;
+            add(&mut step.v, &more.v, 1.0);
+            add(&mut step.w, &more.w, 1.0);
+            add(&mut step.y, &more.y, 1.0);
+        }
+        Some(step)
+    }
+
+    fn eliminate(
+        &self,
+        p: &Point,
+        factor: &Factor,
+        gaps: &[f64],
+        slopes: &[f64],
+        towards: &[f64],
+    ) -> Option<Point> {
         let parties = &self.program.parties;
         let (goods, stride, q) = (self.goods, self.stride(), self.q());
-        let size = goods + 1;
-        let ratio = |i: usize| if self.exists[i] { p.v[i] / p.w[i] } else { 0.0 };
+        let Factor { ratio, system, inverse, passed } = factor;
         let own = |i: usize| {
-            if self.exists[i] { towards[i] / p.w[i] - ratio(i) * slopes[i] } else { 0.0 }
+            if self.exists[i] { towards[i] / p.w[i] - ratio[i] * slopes[i] } else { 0.0 }
         };
-        // The system of the supplies and q, from which every party's own two rows are eliminated.
-        let mut system = vec![0.0; size * size];
-        let mut right = vec![0.0; size];
-        let mut inverses: Vec<[f64; 3]> = Vec::with_capacity(parties.len());
+        let mut right: Vec<f64> = (0..goods)
+            .map(|j| gaps[2 * parties.len() + j] - own(self.left() + j))
+            .chain([slopes[q] - towards[q] / p.v[q]])
+            .collect();
         let mut rest: Vec<[f64; 2]> = Vec::with_capacity(parties.len());
-        for j in 0..goods {
-            system[j * size + j] = ratio(self.left() + j);
-            if !self.exists[self.left() + j] {
-                system[j * size + j] = 1.0;
-            }
-            right[j] = gaps[2 * parties.len() + j] - own(self.left() + j);
-        }
-        system[goods * size + goods] = -p.w[q] / p.v[q];
-        right[goods] = -(towards[q] / p.v[q] - slopes[q]);
-        let mut goal = SmallVec::<[f64; 8]>::from_elem(0.0, size);
-        let mut unit = SmallVec::<[f64; 8]>::from_elem(0.0, size);
         for (m, party) in parties.iter().enumerate() {
             let at = m * stride;
-            let (mut pgg, mut pgu, mut puu) = (ratio(at + goods), 0.0, ratio(at + goods + 1));
             let mut h = [gaps[2 * m] + own(at + goods), gaps[2 * m + 1] - own(at + goods + 1)];
             for j in 0..goods {
-                let (d, a, o) = (ratio(at + j), party.worth[j], own(at + j));
-                pgg += d * a * a;
-                pgu += d * a;
-                puu += d;
-                goal[j] = d * a * party.size;
-                unit[j] = d * party.size;
-                system[j * size + j] += d * party.size * party.size;
-                h[0] -= a * o;
+                let o = own(at + j);
+                h[0] -= party.worth[j] * o;
                 h[1] -= o;
                 right[j] -= party.size * o;
             }
-            (goal[goods], unit[goods]) = (-party.need, 0.0);
             if !party.has_goal() {
-                (pgg, pgu, h[0]) = (1.0, 0.0, 0.0);
-                goal.fill(0.0);
+                h[0] = 0.0;
             }
-            let det = pgg * puu - pgu * pgu;
-            if det <= 0.0 || !det.is_finite() {
-                return None;
-            }
-            let inverse = [puu / det, -pgu / det, pgg / det];
-            for i in 0..size {
-                let x = inverse[0] * goal[i] + inverse[1] * unit[i];
-                let y = inverse[1] * goal[i] + inverse[2] * unit[i];
-                right[i] -= x * h[0] + y * h[1];
-                for j in 0..size {
-                    system[i * size + j] -= x * goal[j] + y * unit[j];
-                }
-            }
-            inverses.push(inverse);
             rest.push(h);
+            for j in 0..goods {
+                let [goal, unit] = passed[m * goods + j];
+                right[j] -= goal * h[0] + unit * h[1];
+            }
+            let [_, cross, unit] = inverse[m];
+            right[goods] += party.need * (unit * h[0] - cross * h[1]);
         }
-        let common = gauss(system, right)?;
+        let common = gauss(system.clone(), right)?;
         let mut dy = Vec::with_capacity(p.y.len());
         for (m, party) in parties.iter().enumerate() {
             let at = m * stride;
             let [mut g, mut u] = rest[m];
             for j in 0..goods {
-                let d = ratio(at + j) * party.size * common[j];
+                let d = ratio[at + j] * party.size * common[j];
                 g -= d * party.worth[j];
                 u -= d;
             }
@@ -340,8 +471,8 @@ impl<'a> Solver<'a> {
             if !party.has_goal() {
                 g = 0.0;
             }
-            let [a, b, c] = inverses[m];
-            dy.extend([a * g + b * u, b * g + c * u]);
+            let [goal, cross, unit] = inverse[m];
+            dy.extend([unit * g - cross * u, goal * u - cross * g]);
         }
         dy.extend_from_slice(&common[..goods]);
         let asked = self.asked(&dy);
@@ -352,7 +483,7 @@ impl<'a> Solver<'a> {
             dw.push(exists * (slopes[i] - asked[i]));
             dv.push(exists * (towards[i] - p.v[i] * dw[i]) / p.w[i]);
         }
-        Some((dv, dw, dy))
+        Some(Point { v: dv, w: dw, y: dy })
     }
 
     fn answer(&self, p: &Point) -> Shared {
@@ -367,6 +498,10 @@ impl<'a> Solver<'a> {
         };
         Shared { amounts: amounts.collect(), value, binds: rows.map(binds).collect() }
     }
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |m: f64, x| if x.is_nan() { f64::NAN } else { m.max(x.abs()) })
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {

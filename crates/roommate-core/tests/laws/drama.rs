@@ -6,7 +6,7 @@ use crate::random::{self, Taste, compact};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
-use roommate_core::interference::Undisturbed;
+use roommate_core::interference::stages::Interleaved;
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
@@ -137,7 +137,9 @@ struct Stage<'a> {
 /// that a second look changes nothing.
 pub(crate) fn play(drama: &Drama, policy: Box<dyn Policy>, look: bool) -> Result<Story, Broken> {
     let Scene { cluster, costs, seed, .. } = &drama.scene;
-    let engine = Engine::new(cluster, *costs, policy, Box::new(Undisturbed), *seed);
+    // A belief that knows something of everybody, so that policies that ask it share GPUs.
+    let belief = Box::new(Interleaved::default());
+    let engine = Engine::new(cluster, *costs, policy, belief, *seed);
     let observer = (Writer::new(Vec::new()), Fold::default());
     let (told, actions) = (Vec::new(), Vec::new());
     let (wake, asked_at) = (None, None);

@@ -229,6 +229,7 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
     set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
     set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
+    set_gavel(&mut Rng::stream(scene.seed, 83), entry, &mut set);
     let mut own = Rng::stream(scene.seed, 82);
     set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
     set("mem_term", json!(pick(&mut own, &["intended", "released"])));
@@ -289,6 +290,32 @@ fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("defrag_stop", json!(pick(rng, &[0.25, 0.5, 0.75])));
     set("cool_s", json!(pick(rng, &[0, 3, 20])));
     set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
+}
+
+/// All goals, on the one entry that has no goal of its own.
+fn set_gavel(rng: &mut Rng, entry: &Entry, set: &mut dyn FnMut(&str, Value)) {
+    set("round_s", json!(1 + rng.below(6)));
+    set("reset_s", json!(rng.below(12)));
+    let goals = [
+        "las",
+        "water_filling",
+        "hierarchical",
+        "finish_time",
+        "makespan",
+        "throughput",
+        "cost",
+        "fifo",
+        "isolated",
+    ];
+    let goal = pick(rng, &goals);
+    if entry.name == "gavel" {
+        set("objective", json!(goal));
+        set("packed", json!(matches!(goal, "las" | "makespan") && rng.chance(0.3)));
+    }
+    set("aware", json!(rng.chance(0.7)));
+    set("deadlines", json!(rng.chance(0.5)));
+    set("choice", json!(pick(rng, &["fastest", "random", "released"])));
+    set("released", json!(rng.chance(0.3)));
 }
 
 /// The scene in a few lines, to read and to replay by hand.
