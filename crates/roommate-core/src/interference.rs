@@ -99,6 +99,15 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
     }
 }
 
+/// A belief as data: what is known of pairs, or nothing. It is written into the journal, so that a replay
+/// decides with the same knowledge.
+pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
+    match known {
+        Some(table) => Box::new(table),
+        None => Box::new(Undisturbed),
+    }
+}
+
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;

@@ -118,7 +118,7 @@ pub(crate) struct WorldArgs {
     pub(crate) pairs: Option<PathBuf>,
     /// Speeds of pairs that policies know: the file of --throughputs, or a table as for --pairs
     #[arg(long, value_name = "FILE", conflicts_with = "compat")]
-    pub(crate) believed_pairs: Option<PathBuf>,
+    pub(crate) known_pairs: Option<PathBuf>,
     /// Scatter of the truth around what its model says, as a share
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, conflicts_with = "compat")]
     pub(crate) truth_noise: f64,

@@ -7,7 +7,6 @@ use anyhow::Context;
 use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference::Interference;
-use roommate_core::interference::Undisturbed;
 use roommate_core::interference::noisy::Noisy;
 use roommate_core::interference::table::Table;
 use roommate_core::journal::{Observer, Writer};
@@ -187,14 +186,14 @@ impl Lab {
         let Value::Object(all_params) = entry.params(params)? else {
             anyhow::bail!("parameters of {name} are not an object");
         };
-        let (belief, truth) = self.models_for(name)?;
+        let (known_pairs, truth) = self.models_for(name)?;
         let setup = Setup {
             cluster: self.world.cluster.clone(),
             costs: self.costs(name),
             policy_name: name.into(),
             params: all_params,
             policy,
-            belief,
+            known_pairs,
             truth,
             faults: self.faults(),
             seed: self.world.seed,
@@ -222,21 +221,16 @@ impl Lab {
         name.filter(|_| self.compat.is_none())
     }
 
-    /// What the policy believes about roommates, and what is true in its world.
-    fn models_for(
-        &self,
-        policy: &str,
-    ) -> anyhow::Result<(Box<dyn Interference>, Box<dyn Interference>)> {
+    /// What the policy knows of pairs, and what is true in its world.
+    fn models_for(&self, policy: &str) -> anyhow::Result<(Option<Table>, Box<dyn Interference>)> {
         let known = self.compat.filter(|c| c.knows_pairs(policy)).zip(self.throughputs.as_deref());
         if let Some((_, file)) = known {
             let table = self.pairs_in(file)?;
-            return Ok((Box::new(table.clone()), Box::new(table)));
+            return Ok((Some(table.clone()), Box::new(table)));
         }
-        let belief: Box<dyn Interference> = match &self.world.believed_pairs {
-            Some(file) => Box::new(self.pairs_in(file)?),
-            None => Box::new(Undisturbed),
-        };
-        Ok((belief, self.truth_for(policy)))
+        let known =
+            self.world.known_pairs.as_deref().map(|file| self.pairs_in(file)).transpose()?;
+        Ok((known, self.truth_for(policy)))
     }
 
     /// Speeds of pairs of this workload: throughputs by GPU kind, or a plain table.

@@ -4,13 +4,37 @@ use crate::idx::{JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::state::State;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Speeds of pairs; of more tenants, the product of the pairs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Rows", into = "Rows")]
 pub struct Table {
     pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>,
     missing: f64,
+}
+
+/// A table as a journal has it.
+#[derive(Serialize, Deserialize)]
+struct Rows {
+    /// Kind, both profiles, both speeds.
+    pairs: Vec<(u8, ProfileIdx, ProfileIdx, [f64; 2])>,
+    missing: f64,
+}
+
+impl From<Rows> for Table {
+    fn from(Rows { pairs, missing }: Rows) -> Self {
+        let pairs = pairs.into_iter().map(|(kind, a, b, speeds)| ((kind, a, b), speeds)).collect();
+        Self { pairs, missing }
+    }
+}
+
+impl From<Table> for Rows {
+    fn from(Table { pairs, missing }: Table) -> Self {
+        let pairs = pairs.into_iter().map(|((kind, a, b), speeds)| (kind, a, b, speeds)).collect();
+        Self { pairs, missing }
+    }
 }
 
 /// Stands for every GPU kind.
@@ -90,6 +114,8 @@ mod tests {
         let state = state(&[a, b]);
         let speed = |kind, who| table.speed(&state, kind, &whole(&[0, 1]), who).mean;
         assert_eq!((speed(1, 0), speed(1, 1), speed(0, 0)), (0.8, 0.6, 0.0));
+        let text = serde_json::to_string(&table).unwrap();
+        assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);
         assert!(
             table.knows(&state, 1, &whole(&[0, 1])) && !table.knows(&state, 0, &whole(&[0, 1]))
         );

@@ -149,6 +149,12 @@ struct Turn {
     stops: Vec<(Time, JobIdx)>,
 }
 
+impl Turn {
+    fn until(ends: Time) -> Self {
+        Self { ends, stays: Vec::new(), stops: Vec::new() }
+    }
+}
+
 struct Gavel {
     params: Params,
     round: Span,
@@ -264,9 +270,16 @@ impl Gavel {
             picks = self.pick(plan);
         }
         seat(plan, &mut picks);
+        let homeless = picks.iter().filter(|p| !plan.job(p.members[0]).is_placed());
+        let homeless: Vec<JobIdx> = homeless.flat_map(|p| p.members.clone()).collect();
         self.open_round(plan, picks);
-        if !self.params.released {
+        if self.params.released {
+            self.house(plan, homeless);
+        } else {
             self.fill(plan);
+        }
+        if self.turn.is_none() && !plan.placed.is_empty() {
+            self.turn = Some(Turn::until(plan.now + self.round));
         }
     }
 
@@ -469,7 +482,7 @@ impl Gavel {
         let ends = plan.now + length;
         // After a pause the released code charges the first row for the pause.
         let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
-        let mut turn = Turn { ends, stays: Vec::new(), stops: Vec::new() };
+        let mut turn = Turn::until(ends);
         for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
             let until = if self.params.released {
                 self.last_step(plan, &pick, &mut turn.stops)
@@ -495,9 +508,12 @@ impl Gavel {
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
             let rate = alone * pace(plan, &pick.members, *job, pick.kind);
             let all = rate * self.round.secs();
-            let steps = if self.params.whole_steps { all.floor() } else { all };
-            let left = plan.spec(*job).work.map_or(f64::INFINITY, |w| w - plan.done(*job));
-            let at = plan.now + Span::from_secs(steps.min(left.max(0.0)) / rate);
+            let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
+            // Who says that nothing is left, or nothing, may need the whole round.
+            let left = plan.spec(*job).work.map(|w| w - plan.done(*job)).filter(|l| *l > 1e-6);
+            let left = left.unwrap_or(f64::INFINITY);
+            let start = plan.move_cost(*job).max(plan.start_cost(*job));
+            let at = plan.now + start + Span::from_secs(steps.min(left) / rate);
             if self.params.whole_steps && steps < left - 1e-3 {
                 stops.push((at, *job));
             }
@@ -525,14 +541,18 @@ impl Gavel {
                 turn.stays.push(Stay { pick, from: plan.now, until: turn.ends });
             }
         }
-        let wide = self.live.iter().filter(|j| self.records[j.usize()].wide);
-        homeless.extend(wide);
+        self.house(plan, homeless);
+        self.note_waiting(plan);
+    }
+
+    /// Those whom no kind can hold as they are take whatever is idle.
+    fn house(&self, plan: &mut Plan<'_>, mut homeless: Vec<JobIdx>) {
+        homeless.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
         for job in homeless {
             if plan.pending.contains(job) {
                 place::place(plan, job, Rule::Count);
             }
         }
-        self.note_waiting(plan);
     }
 
     fn note_waiting(&self, plan: &mut Plan<'_>) {
@@ -713,4 +733,110 @@ fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
         all &= plan.place(*job, gpus, knobs).is_ok();
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::idx::ProfileIdx;
+    use crate::interference::table::Table;
+    use crate::testing::{Scene, picture_with};
+    use expect_test::expect;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    const ROUNDS: &str = r#"{"round_s": 2, "reset_s": 0}"#;
+
+    #[test]
+    fn equals_take_turns() {
+        expect![[r#"
+            gpu0  aabbaabbaabbaabb
+        "#]].assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
+    }
+
+    #[test]
+    fn who_runs_on_alone_keeps_its_gpus() {
+        expect![[r#"
+            gpu0  aaccccbbbbbb
+            gpu1  .bbbaaaaaaa
+        "#]].assert_eq(&picture_with(
+            "gavel",
+            ROUNDS,
+            "1x2",
+            "a 0 1 9, b 1 1 9, c 2 1 4",
+        ));
+    }
+
+    #[test]
+    fn a_gang_gets_less_of_the_time_than_single_jobs() {
+        expect![[r#"
+            gpu0  bbaabbbbaabbaaaa
+            gpu1  ccaaccccaaccaaaa
+        "#]].assert_eq(&picture_with(
+            "gavel",
+            ROUNDS,
+            "1x2",
+            "a 0 2 8, b 0 1 8, c 0 1 8",
+        ));
+    }
+
+    /// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
+    fn two_kinds(policy: &str, params: &str) -> Scene {
+        let mut scene = Scene::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
+        scene.params = serde_json::from_str(params).unwrap();
+        scene.profiles.push(scene.profiles[0].clone());
+        scene.profiles[0].kind_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
+        scene.profiles[1].kind_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
+        scene.actors[1].spec.profile = ProfileIdx(1);
+        scene
+    }
+
+    #[test]
+    fn the_fast_kind_goes_to_those_who_gain_by_it() {
+        let throughput = r#"{"objective": "throughput", "round_s": 2, "reset_s": 0}"#;
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]].assert_eq(&two_kinds("gavel", throughput).run().chart());
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]].assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
+    }
+
+    #[test]
+    fn first_come_first_served_moves_up_to_the_faster_kind() {
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]].assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
+    }
+
+    #[test]
+    fn who_is_known_to_gain_by_it_shares() {
+        let speeds = |speed: f64| {
+            let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
+            Table::new(pairs, 0.5)
+        };
+        let mut scene = Scene::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
+        scene.params = serde_json::from_str(ROUNDS).unwrap();
+        scene.truth = Arc::new(speeds(0.8));
+        expect![[r#"
+            gpu0  aabbaabbaabb
+        "#]].assert_eq(&scene.run().chart());
+        scene.known_pairs = Some(speeds(0.8));
+        expect![[r#"
+            gpu0  ########
+        "#]].assert_eq(&scene.run().chart());
+        scene.known_pairs = Some(speeds(0.4));
+        let apart = scene.run().chart();
+        assert!(!apart.contains('#'), "{apart}");
+    }
+
+    #[test]
+    fn what_was_guessed_is_told() {
+        let mut scene = two_kinds("gavel", ROUNDS);
+        scene.profiles[0].kind_speed.clear();
+        let journal = scene.run().journal;
+        assert!(journal.contains("speed_guessed"), "{journal}");
+    }
 }

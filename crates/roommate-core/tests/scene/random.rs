@@ -2,6 +2,7 @@
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
+use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
@@ -11,6 +12,7 @@ use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Nodes and GPUs all alike.
@@ -103,6 +105,13 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
     scene.params = params(&mut rng, entry, &scene);
+    if taste.stages {
+        scene.known_pairs = Some(pairs(&mut Rng::stream(seed, 84)));
+    }
+    if !taste.liars {
+        // Its rounds end with their last step, which is not at a tick.
+        scene.params.remove("released");
+    }
     scene
 }
 
@@ -147,6 +156,20 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
                 Some(Predicted { sm_util, sm_util_max, std: 0.1, dram_util: 0.1, mem_mib });
         }
     }
+}
+
+/// Somebody measured most pairs of kinds of work, and some do not fit together.
+fn pairs(rng: &mut Rng) -> Table {
+    let mut pairs = BTreeMap::new();
+    for a in 0..3 {
+        for b in a..3 {
+            let speeds = [0, 1].map(|_| pick(rng, &[0.0, 0.3, 0.6, 0.9, 1.0]));
+            if rng.chance(0.8) {
+                pairs.insert((ProfileIdx(a), ProfileIdx(b)), speeds);
+            }
+        }
+    }
+    Table::new(pairs, 0.0)
 }
 
 fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {

@@ -364,6 +364,7 @@ mod tests {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
                 mem_mib, cpu_milli, gpu_milli, kinds,
+                kind_speed: Vec::new(),
             }
         }
     }
