@@ -171,6 +171,8 @@ struct Gavel {
     changed: bool,
     solved: Option<Time>,
     turn: Option<Turn>,
+    /// When a round was last to begin.
+    began: Option<Time>,
     /// When the last round ended.
     ended: Time,
     order: Vec<u8>,
@@ -206,6 +208,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         changed: false,
         solved: None,
         turn: None,
+        began: None,
         ended: Time::ZERO,
         order: Vec::new(),
         free: Vec::new(),
@@ -217,9 +220,13 @@ impl Policy for Gavel {
         self.records.resize(plan.jobs.len(), Record::default());
         self.take_in(plan);
         self.stand_still(plan);
-        if self.turn.as_ref().is_none_or(|t| t.ends <= plan.now) {
+        // Nothing came of a round that was to begin at this very instant, and nothing happened since.
+        let quiet = plan.news.events.is_empty() && plan.news.ready.is_empty();
+        let tried = self.turn.is_none() && self.began == Some(plan.now) && quiet;
+        if !tried && self.turn.as_ref().is_none_or(|t| t.ends <= plan.now) {
+            self.began = Some(plan.now);
             self.begin_round(plan);
-        } else if !self.params.released {
+        } else if !self.params.released && self.turn.is_some() {
             self.admit(plan);
             self.fill(plan);
         }
@@ -750,7 +757,8 @@ mod tests {
     fn equals_take_turns() {
         expect![[r#"
             gpu0  aabbaabbaabbaabb
-        "#]].assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
     }
 
     #[test]
@@ -758,12 +766,8 @@ mod tests {
         expect![[r#"
             gpu0  aaccccbbbbbb
             gpu1  .bbbaaaaaaa
-        "#]].assert_eq(&picture_with(
-            "gavel",
-            ROUNDS,
-            "1x2",
-            "a 0 1 9, b 1 1 9, c 2 1 4",
-        ));
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 1 9, b 1 1 9, c 2 1 4"));
     }
 
     #[test]
@@ -771,12 +775,8 @@ mod tests {
         expect![[r#"
             gpu0  bbaabbbbaabbaaaa
             gpu1  ccaaccccaaccaaaa
-        "#]].assert_eq(&picture_with(
-            "gavel",
-            ROUNDS,
-            "1x2",
-            "a 0 2 8, b 0 1 8, c 0 1 8",
-        ));
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 2 8, b 0 1 8, c 0 1 8"));
     }
 
     /// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
@@ -796,19 +796,22 @@ mod tests {
         expect![[r#"
             gpu0  aaaaaaaaaaaa
             gpu1  bbbbbbbbbbbb
-        "#]].assert_eq(&two_kinds("gavel", throughput).run().chart());
+        "#]]
+        .assert_eq(&two_kinds("gavel", throughput).run().chart());
         expect![[r#"
             gpu0  aaaaaaaaaaaa
             gpu1  bbbbbbbbbbbb
-        "#]].assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
+        "#]]
+        .assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
     }
 
     #[test]
-    fn first_come_first_served_moves_up_to_the_faster_kind() {
+    fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
         expect![[r#"
             gpu0  aaaaaaaaaaaa
             gpu1  bbbbbbbbbbbb
-        "#]].assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
+        "#]]
+        .assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
     }
 
     #[test]
@@ -822,11 +825,13 @@ mod tests {
         scene.truth = Arc::new(speeds(0.8));
         expect![[r#"
             gpu0  aabbaabbaabb
-        "#]].assert_eq(&scene.run().chart());
+        "#]]
+        .assert_eq(&scene.run().chart());
         scene.known_pairs = Some(speeds(0.8));
         expect![[r#"
             gpu0  ########
-        "#]].assert_eq(&scene.run().chart());
+        "#]]
+        .assert_eq(&scene.run().chart());
         scene.known_pairs = Some(speeds(0.4));
         let apart = scene.run().chart();
         assert!(!apart.contains('#'), "{apart}");
