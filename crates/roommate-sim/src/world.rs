@@ -155,7 +155,7 @@ pub fn simulate<O: Observer>(
         counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
-        measured_left: setup.measure.as_ref().map(|m| m.len()),
+        measured_left: setup.measure.as_ref().map(ExactSizeIterator::len),
         measure: setup.measure,
     };
     world.run(jobs.peekable(), observer, progress)

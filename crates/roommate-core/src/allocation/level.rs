@@ -76,8 +76,8 @@ fn rise(market: &Market, weight: &dyn Fn(usize, &[bool]) -> f64) -> Result<Alloc
             (0..jobs).map(|m| Goal { need: lift(m), floor: reached[m] }).collect();
         let found = max_min(market, &slackened(&goals), None)?;
         lowest = lowest.or(Some(found.value));
-        for m in 0..jobs {
-            reached[m] += found.value * lift(m);
+        for (m, reached) in reached.iter_mut().enumerate() {
+            *reached += found.value * lift(m);
         }
         let rising: Vec<bool> = due.iter().map(|d| *d > 0.0).collect();
         let stuck = if found.binds.is_empty() {

@@ -101,9 +101,9 @@ impl<'a> Rows<'a> {
         rows.unit += d[..goods].iter().sum::<f64>();
         if party.has_goal() {
             rows.goal = d[goods];
-            for j in 0..goods {
-                rows.goal += d[j] * party.worth[j] * party.worth[j];
-                rows.cross += d[j] * party.worth[j];
+            for (d, worth) in d[..goods].iter().zip(&party.worth) {
+                rows.goal += d * worth * worth;
+                rows.cross += d * worth;
             }
         }
         rows.det = rows.without(goods);
@@ -440,9 +440,9 @@ impl<'a> Solver<'a> {
         for (m, party) in parties.iter().enumerate() {
             let at = m * stride;
             let mut h = [gaps[2 * m] + own(at + goods), gaps[2 * m + 1] - own(at + goods + 1)];
-            for j in 0..goods {
+            for (j, worth) in party.worth.iter().enumerate() {
                 let o = own(at + j);
-                h[0] -= party.worth[j] * o;
+                h[0] -= worth * o;
                 h[1] -= o;
                 right[j] -= party.size * o;
             }
@@ -450,9 +450,8 @@ impl<'a> Solver<'a> {
                 h[0] = 0.0;
             }
             rest.push(h);
-            for j in 0..goods {
-                let [goal, unit] = passed[m * goods + j];
-                right[j] -= goal * h[0] + unit * h[1];
+            for (right, [goal, unit]) in right.iter_mut().zip(&passed[m * goods..][..goods]) {
+                *right -= goal * h[0] + unit * h[1];
             }
             let [_, cross, unit] = inverse[m];
             right[goods] += party.need * (unit * h[0] - cross * h[1]);

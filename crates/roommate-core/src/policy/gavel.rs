@@ -505,7 +505,7 @@ impl Gavel {
             turn.stops.sort_unstable_by_key(|s| Reverse(*s));
         }
         self.turn = Some(turn);
-        self.note_waiting(plan);
+        note_waiting(plan);
     }
 
     /// When a row is done with the round: all its steps, or as many as fit.
@@ -549,7 +549,7 @@ impl Gavel {
             }
         }
         self.house(plan, homeless);
-        self.note_waiting(plan);
+        note_waiting(plan);
     }
 
     /// Those whom no kind can hold as they are take whatever is idle.
@@ -562,14 +562,6 @@ impl Gavel {
         }
     }
 
-    fn note_waiting(&self, plan: &mut Plan<'_>) {
-        let mut from = 0;
-        while let Some(job) = plan.pending.first_from(from) {
-            from = job.usize() + 1;
-            plan.note(job, Why::NotItsRound);
-        }
-    }
-
     fn set_alarm(&self, plan: &mut Plan<'_>) {
         if let Some(turn) = &self.turn {
             let next = turn.stops.last().map_or(turn.ends, |(at, _)| (*at).min(turn.ends));
@@ -577,6 +569,14 @@ impl Gavel {
         } else if let Some(at) = self.solved.filter(|_| !self.live.is_empty()) {
             plan.wake_at((at + self.reset).max(plan.now + self.round));
         }
+    }
+}
+
+fn note_waiting(plan: &mut Plan<'_>) {
+    let mut from = 0;
+    while let Some(job) = plan.pending.first_from(from) {
+        from = job.usize() + 1;
+        plan.note(job, Why::NotItsRound);
     }
 }
 
