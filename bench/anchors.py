@@ -61,9 +61,23 @@ GAVEL_POLICIES = {
     "max_sum_throughput_perf": gavel("throughput"),
 }
 
+SYNERGY_MECHANISMS = {"fair": "proportional", "greedy": "greedy", "tune": "tune", "opt": "opt"}
+
+#: Order + mechanism (+ place), as the original names them.
+SYNERGY_POLICIES = {
+    f"{order}+{theirs}{place}": (
+        f"synergy-{ours}",
+        {"order": order, **({"layout": "consolidated"} if place else {})},
+    )
+    for order in ("fifo", "srtf", "las", "ftf", "drf", "tetris")
+    for theirs, ours in SYNERGY_MECHANISMS.items()
+    for place in ("", "+place")
+}
+
 FAMILIES = {
     "muri": Family(cluster="8x8", trace_format="muri", p99_factor=2.0),
     "gavel": Family(cluster="", trace_format="gavel", p99_factor=2.0, policies=GAVEL_POLICIES, seeds=10),
+    "synergy": Family(cluster="", trace_format="synergy", p99_factor=1.0, policies=SYNERGY_POLICIES),
 }
 
 
@@ -130,6 +144,8 @@ def tolerance_of(text: str, figure: str) -> float:
     for part in text.split(";"):
         if figure.split("_")[0] in part:
             text = part
+    if text == "exact":
+        return 1e-6  # expected.csv is rounded to the millisecond
     found = re.search(r"([\d.]+)%", text)
     if not found:
         raise CannotRun(f"no tolerance in {text!r}")
@@ -154,11 +170,30 @@ def gavel_options(row: dict[str, str], folder: Path) -> list[str]:
     return options
 
 
+def synergy_options(row: dict[str, str], folder: Path) -> list[str]:
+    servers = 1 if "one server" in row["params"] else 4
+    options = ["--cluster", f"{servers}x8:v100:24c:500g"]
+    options += ["--throughputs", str(folder / "model_profiles_1gpu.csv")]
+    if "--static" in row["params"]:
+        options += ["--set", "first_round_s=1"]
+    if row["policy"].endswith("+opt"):
+        # Only the optimum knows more than two speeds of a model.
+        table = folder.parent.parent / "traces/synergy/cpu_mem_sensitivity_1gpu.csv.gz"
+        options += ["--sensitivity", str(table)]
+    if jobs := window(row):
+        options += ["--measure", f"{jobs[0]}:{jobs[1]}"]
+    return options
+
+
+#: Families whose rows each have their own cluster and tables.
+OPTIONS = {"gavel": gavel_options, "synergy": synergy_options}
+
+
 def command_for(binary: Path, folder: Path, family: Family, row: dict[str, str], trace: Path) -> list[str]:
     policy, params = family.policies.get(row["policy"], (row["policy"], {}))
     command = [str(binary), "sim", str(trace), "--compat", folder.name]
     command += ["--format", family.trace_format, "--policy", policy, "-o", "json"]
-    command += ["--cluster", family.cluster] if family.cluster else gavel_options(row, folder)
+    command += ["--cluster", family.cluster] if family.cluster else OPTIONS[folder.name](row, folder)
     for name, value in params.items():
         command += ["--set", f"{name}={value}"]
     if row.get("autopack") in ("on", "off"):

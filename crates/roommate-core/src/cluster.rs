@@ -45,6 +45,8 @@ pub struct NodeGroup {
     pub kind: u8,
     /// CPU of each in thousandths of a core; 0 = not known, not checked.
     pub cpu_milli: u32,
+    /// Host memory of each in MiB; 0 = not known, not checked.
+    pub host_mib: u32,
 }
 
 /// The whole cluster.
@@ -106,20 +108,20 @@ impl Cluster {
             .filter(|(n, g)| *n > 0 && *g > 0)
             .ok_or_else(|| format!("expected NODESxGPUS such as 8x8, found {size:?}"))?;
         let mut kind_text = None;
-        let mut cpu_milli = 0;
+        let (mut cpu_milli, mut host_mib) = (0, 0);
         for field in fields {
-            let cores = field.strip_suffix('c').and_then(|n| n.parse::<f64>().ok());
-            match cores {
-                Some(cores) if cores > 0.0 && cores <= 100_000.0 => {
-                    cpu_milli = (cores * 1000.0) as u32;
-                }
-                Some(_) => return Err(format!("expected 1c to 100000c, found {field:?}")),
-                None if kind_text.is_none() => kind_text = Some(field),
-                None => return Err(format!("a node has one kind of GPU, found also {field:?}")),
+            if let Some(milli) = amount(field, 'c', 1000.0)? {
+                cpu_milli = milli;
+            } else if let Some(mib) = amount(field, 'g', 1024.0)? {
+                host_mib = mib;
+            } else if kind_text.is_none() {
+                kind_text = Some(field);
+            } else {
+                return Err(format!("a node has one kind of GPU, found also {field:?}"));
             }
         }
         let kind = self.parse_kind(kind_text.unwrap_or("gpu"))?;
-        self.groups.push(NodeGroup { count, gpus, kind, cpu_milli });
+        self.groups.push(NodeGroup { count, gpus, kind, cpu_milli, host_mib });
         Ok(())
     }
 
@@ -152,6 +154,15 @@ impl Cluster {
         let price_usd_h = known.map_or(1.0, |k| k.3);
         self.kinds.push(Kind { name, mem_mib: known.map_or(0, |k| k.1), speed, price_usd_h });
         Ok(self.kinds.len() as u8 - 1)
+    }
+}
+
+/// A number before a unit, in smaller units; none if the field is something else.
+fn amount(field: &str, unit: char, per_unit: f64) -> Result<Option<u32>, String> {
+    match field.strip_suffix(unit).and_then(|n| n.parse::<f64>().ok()) {
+        Some(n) if n > 0.0 && n <= 100_000.0 => Ok(Some((n * per_unit) as u32)),
+        Some(_) => Err(format!("expected 1{unit} to 100000{unit}, found {field:?}")),
+        None => Ok(None),
     }
 }
 
@@ -190,6 +201,9 @@ impl fmt::Display for Cluster {
             if group.cpu_milli > 0 {
                 write!(f, ":{}c", f64::from(group.cpu_milli) / 1000.0)?;
             }
+            if group.host_mib > 0 {
+                write!(f, ":{}g", f64::from(group.host_mib) / 1024.0)?;
+            }
         }
         Ok(())
     }
@@ -212,6 +226,8 @@ mod tests {
         check("8x8", "8x8 = 64 GPUs on 8 nodes");
         check("8x8:v100,4x8:a100", "8x8:v100,4x8:a100 = 96 GPUs on 12 nodes");
         check("2x4:A100=1.7:96c", "2x4:a100=1.7:96c = 8 GPUs on 2 nodes");
+        check("4x8:v100:24c:500g", "4x8:v100:24c:500g = 32 GPUs on 4 nodes");
+        check("1x8:62.5g", "1x8:62.5g = 8 GPUs on 1 nodes");
         check("1x1:mystery", "1x1:mystery = 1 GPUs on 1 nodes");
     }
 
@@ -234,6 +250,7 @@ mod tests {
             "1x1:a:b",
             r#"could not read cluster "1x1:a:b": a node has one kind of GPU, found also "b""#,
         );
+        check("1x1:0g", r#"could not read cluster "1x1:0g": expected 1g to 100000g, found "0g""#);
         check("1x1:0c", r#"could not read cluster "1x1:0c": expected 1c to 100000c, found "0c""#);
         check(
             "1x1:a=1,1x1:a=2",

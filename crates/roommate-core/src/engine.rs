@@ -284,20 +284,19 @@ impl Engine {
     fn failed(&mut self, job: JobIdx, why: Why, done: f64) -> Option<()> {
         let now = self.state.now;
         let backoff = self.state.costs.backoff;
-        let retries = self.state.specs.get(job.usize())?.retries;
+        let limit = self.state.specs.get(job.usize())?.retries.after(why);
         let hot = self.hot(job)?;
         let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
         if !alive {
             return None;
         }
-        // Losing a node is not the job's fault; only its own failures use up its retries.
-        let own_fault = !matches!(why, Why::NodeLost(_));
+        let own_fault = limit.is_some();
         hot.failures = hot.failures.saturating_add(u16::from(own_fault));
         let failures = hot.failures;
         self.leave(job);
         let hot = self.hot(job)?;
         hot.meter.stop_at(now, done);
-        if own_fault && failures > retries {
+        if limit.is_some_and(|limit| failures > limit) {
             hot.phase = Phase::Done;
             self.notes.push(Note { job, why: Why::OutOfRetries });
         } else if own_fault && backoff > Span::ZERO {

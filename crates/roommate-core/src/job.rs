@@ -4,6 +4,7 @@ use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
 use crate::knobs::Knobs;
 use crate::progress::Meter;
 use crate::time::{Span, Time};
+use crate::why::Why;
 use serde::{Deserialize, Serialize};
 
 /// How a job is treated when GPUs are short.
@@ -24,6 +25,65 @@ pub enum Class {
 pub struct Slo {
     /// The 99th percentile of latency must stay at or below this, µs.
     pub p99_us: u32,
+}
+
+/// How many failures of its own a job may have and still be started again, by the class of the last.
+/// Written as one number where the classes do not differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(from = "RetriesForm", into = "RetriesForm")]
+pub struct Retries {
+    /// After an error of its user, which would come back.
+    pub user: u16,
+    /// After an error beneath it, which may not.
+    pub infra: u16,
+    /// After an error of which nobody knows the cause.
+    pub unknown: u16,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum RetriesForm {
+    Same(u16),
+    ByClass { user: u16, infra: u16, unknown: u16 },
+}
+
+impl From<u16> for Retries {
+    fn from(all: u16) -> Self {
+        Self { user: all, infra: all, unknown: all }
+    }
+}
+
+impl From<RetriesForm> for Retries {
+    fn from(form: RetriesForm) -> Self {
+        match form {
+            RetriesForm::Same(all) => all.into(),
+            RetriesForm::ByClass { user, infra, unknown } => Self { user, infra, unknown },
+        }
+    }
+}
+
+impl From<Retries> for RetriesForm {
+    fn from(retries: Retries) -> Self {
+        let Retries { user, infra, unknown } = retries;
+        if retries == unknown.into() {
+            Self::Same(unknown)
+        } else {
+            Self::ByClass { user, infra, unknown }
+        }
+    }
+}
+
+impl Retries {
+    /// How many failures a job may have had when one for this reason is followed by another start.
+    /// Losing a node is not the job's fault and does not count: then there is no limit.
+    pub fn after(self, why: Why) -> Option<u16> {
+        match why {
+            Why::NodeLost(_) => None,
+            Why::UserError => Some(self.user),
+            Why::InfraError | Why::StartFailed => Some(self.infra),
+            _ => Some(self.unknown),
+        }
+    }
 }
 
 /// What the user asked for. Never changes.
@@ -54,6 +114,10 @@ pub struct Spec {
     /// When it has to be finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
+    /// What finishing by when is worth, soonest and worth most first, where it has several deadlines;
+    /// `deadline` is the last of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worth: Vec<(Time, f64)>,
     /// The latency it has to keep (services).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
@@ -65,7 +129,7 @@ pub struct Spec {
     pub kinds: u32,
     /// How often it is started again after failures of its own.
     #[serde(default)]
-    pub retries: u16,
+    pub retries: Retries,
 }
 
 impl Spec {
@@ -81,10 +145,11 @@ impl Spec {
             work: Some(work),
             declared_s: None,
             deadline: None,
+            worth: Vec::new(),
             slo: None,
             weight: 1.0,
             kinds: u32::MAX,
-            retries: 0,
+            retries: Retries::default(),
         }
     }
 
@@ -157,7 +222,7 @@ pub struct Job {
     /// Failures of its own so far.
     pub failures: u16,
     /// What was last said about it, so that `explain` hears each reason once.
-    pub last_why: Option<crate::why::Why>,
+    pub last_why: Option<Why>,
 }
 
 impl Job {
@@ -191,6 +256,22 @@ impl Job {
             // One that is promised nothing still keeps others from having the GPU for themselves.
             Knobs::SM_ALL | 0 => whole,
             share => (u128::from(whole) * u128::from(share) / 1000) as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_are_one_number_unless_classes_differ() {
+        for (retries, text) in [
+            (Retries::from(3), "3"),
+            (Retries { user: 0, infra: 9, unknown: 1 }, r#"{"user":0,"infra":9,"unknown":1}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&retries).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Retries>(text).unwrap(), retries);
         }
     }
 }

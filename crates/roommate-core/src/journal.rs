@@ -399,6 +399,8 @@ impl Check {
                 let speeds = p.profile.kind_speed.iter().all(|(_, s)| positive(*s));
                 let sane = positive(p.profile.step_s) && positive(p.profile.spread_speed) && speeds;
                 self.require(sane, "a profile with a time or speed that is not above 0")?;
+                let scales = p.profile.scaling.is_none_or(|s| (0.0..=2.0).contains(&s));
+                self.require(scales, "a profile whose scaling is not from 0 to 2")?;
                 self.profiles += 1;
                 to.profile(&p);
             }
@@ -456,7 +458,8 @@ impl Check {
         self.at = s.at;
         let job = |j: &JobIdx| j.0 < self.jobs;
         let why = |w: &Why| match w {
-            Why::Behind(j) | Why::PreemptedBy(j) => job(j),
+            Why::Behind(j) | Why::PreemptedBy(j) | Why::ShrinksFor(j) => job(j),
+            Why::TriedWith(j) | Why::NotWorthSharing(j) => job(j),
             Why::NodeLost(n) => n.0 < self.nodes,
             _ => true,
         };

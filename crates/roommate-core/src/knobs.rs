@@ -26,6 +26,9 @@ pub struct Knobs {
     /// CPU in thousandths of a core per GPU; 0 = not known, not checked.
     #[serde(skip_serializing_if = "is_zero")]
     pub cpu_milli: u32,
+    /// Host memory in MiB per GPU; 0 = not known, not checked.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub host_mib: u32,
     /// Offset of its stages in an interleaved group.
     #[serde(skip_serializing_if = "is_first")]
     pub stage: u8,
@@ -40,6 +43,7 @@ impl Knobs {
         floor_permille: 0,
         mem_mib: 0,
         cpu_milli: 0,
+        host_mib: 0,
         stage: 0,
     };
     /// The whole of a GPU's multiprocessors.

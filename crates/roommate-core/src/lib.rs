@@ -6,16 +6,19 @@
 //! and on a cluster, and a journal replays byte for byte.
 
 pub mod allocation;
+pub mod batch;
 pub mod cluster;
 pub mod engine;
 pub mod event;
 pub mod explain;
 pub mod gantt;
+pub mod growth;
 pub mod idx;
 pub mod interference;
 pub mod job;
 pub mod journal;
 pub mod knobs;
+pub mod leases;
 pub mod math;
 pub mod metrics;
 pub mod occupancy;
@@ -24,12 +27,14 @@ pub mod plan;
 pub mod policy;
 pub mod predict;
 pub mod profile;
+pub mod profiler;
 pub mod progress;
 pub mod queue;
 pub mod rank;
 pub mod replay;
 pub mod rota;
 pub mod round;
+pub mod sensitivity;
 pub mod state;
 pub mod testing;
 pub mod throttle;

@@ -2,6 +2,7 @@
 
 use crate::event::{Action, Event};
 use crate::idx::{GpuSet, Idx, JobIdx};
+use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::math::stat;
@@ -65,7 +66,7 @@ pub struct Metrics {
     pub p99_queue_s: Option<f64>,
     /// Running jobs that were told to leave their GPUs.
     pub preemptions: u64,
-    /// Running jobs that were moved to other GPUs.
+    /// Running jobs that were moved to other GPUs, or to more or fewer.
     pub moves: u64,
     /// Attempts that failed, by their own fault or by a node's.
     pub failures: u64,
@@ -85,12 +86,25 @@ pub struct Metrics {
     pub deadline_misses: u64,
     /// Jobs with a deadline.
     pub deadline_jobs: u64,
+    /// Mean over jobs with a deadline of what their completion is worth ÷ what it could be worth: 1 or 0,
+    /// or what the deadline that was met is worth where a job has several.
+    pub deadline_worth: Option<f64>,
+    /// Mean completion time of finished jobs with a deadline.
+    pub avg_jct_deadline_s: Option<f64>,
+    /// Mean completion time of finished best-effort jobs.
+    pub avg_jct_best_effort_s: Option<f64>,
     /// Mean finish-time fairness: completion time ÷ the time with an equal part of the cluster.
     pub avg_rho: Option<f64>,
     /// The worst of the same.
     pub max_rho: Option<f64>,
     /// Jain's index over jobs of (time alone ÷ completion time).
     pub jain: Option<f64>,
+    /// Mean of time on GPUs ÷ time alone on them, guaranteed jobs: what roommates and restarts cost.
+    pub stretch_guaranteed: Option<f64>,
+    /// 99th percentile of the same.
+    pub p99_stretch_guaranteed: Option<f64>,
+    /// The mean for best-effort jobs.
+    pub stretch_best_effort: Option<f64>,
     /// Times the policy was asked.
     pub events: u64,
 }
@@ -140,9 +154,45 @@ impl Metrics {
                 share(self.deadline_misses, self.deadline_jobs),
                 Lower,
             ),
+            row("deadline_worth", "worth of deadlines kept", "share", self.deadline_worth, Higher),
+            row(
+                "avg_jct_deadline_s",
+                "completion, with deadline",
+                "s",
+                self.avg_jct_deadline_s,
+                Lower,
+            ),
+            row(
+                "avg_jct_best_effort_s",
+                "completion, best effort",
+                "s",
+                self.avg_jct_best_effort_s,
+                Lower,
+            ),
             row("avg_rho", "finish-time fairness, mean", "", self.avg_rho, Lower),
             row("max_rho", "finish-time fairness, worst", "", self.max_rho, Lower),
             row("jain", "Jain index", "", self.jain, Higher),
+            row(
+                "stretch_guaranteed",
+                "stretch, guaranteed, mean",
+                "",
+                self.stretch_guaranteed,
+                Lower,
+            ),
+            row(
+                "p99_stretch_guaranteed",
+                "stretch, guaranteed, p99",
+                "",
+                self.p99_stretch_guaranteed,
+                Lower,
+            ),
+            row(
+                "stretch_best_effort",
+                "stretch, best effort, mean",
+                "",
+                self.stretch_best_effort,
+                Lower,
+            ),
         ]
     }
 }
@@ -155,12 +205,17 @@ struct Live {
     since: Time,
     held: Option<Held>,
     waited: Span,
+    /// Time with GPUs so far.
+    ran: Span,
+    best_effort: bool,
     /// Integral of the number of jobs in the system at its submission, job-seconds.
     crowd: f64,
     gpus: u16,
     alone_s: Option<f64>,
     stages_gpu_s: Option<[f64; 4]>,
     deadline: Option<Time>,
+    /// Where it has several: what each is worth.
+    worth: Vec<(Time, f64)>,
     slo_us: Option<u32>,
     present: bool,
 }
@@ -181,9 +236,16 @@ pub struct Fold {
     mem_mib: f64,
     cpu_milli: f64,
     jcts_s: Vec<f64>,
+    /// The same of those with a deadline, and of best-effort ones.
+    jcts_deadline_s: Vec<f64>,
+    jcts_best_effort_s: Vec<f64>,
+    /// What deadlines that were kept are worth, as shares, in all.
+    kept: f64,
     queues_s: Vec<f64>,
     rhos: Vec<f64>,
     paces: Vec<f64>,
+    /// Time on GPUs ÷ time alone: of guaranteed jobs and services, and of best-effort jobs.
+    stretches: [Vec<f64>; 2],
     last_finish: Time,
     last_step: Time,
     present: u32,
@@ -196,6 +258,16 @@ pub struct Fold {
     stages_gpu_s: Option<[f64; 4]>,
     /// The jobs of interest, in order of submission; all, unless said.
     measure: Option<Range<u32>>,
+}
+
+impl Live {
+    /// What finishing now is worth ÷ what finishing could be worth; only for jobs with a deadline.
+    fn worth(&self, at: Time) -> f64 {
+        let Some((_, most)) = self.worth.first().filter(|(_, most)| *most > 0.0) else {
+            return f64::from(u8::from(self.deadline.is_some_and(|d| at <= d)));
+        };
+        self.worth.iter().find(|(by, _)| at <= *by).map_or(0.0, |(_, value)| value / most)
+    }
 }
 
 impl Fold {
@@ -232,6 +304,9 @@ impl Fold {
         m.median_jct_s = stat::median(&jcts);
         m.p90_jct_s = stat::quantile(&jcts, 0.90);
         m.p99_jct_s = stat::quantile(&jcts, 0.99);
+        m.avg_jct_deadline_s = stat::mean(&self.jcts_deadline_s);
+        m.avg_jct_best_effort_s = stat::mean(&self.jcts_best_effort_s);
+        m.deadline_worth = (m.deadline_jobs > 0).then(|| self.kept / m.deadline_jobs as f64);
         m.avg_queue_s = stat::mean(&self.queues_s);
         m.p99_queue_s = stat::quantile(&sorted(&self.queues_s), 0.99);
         m.makespan_s = self.last_finish.secs();
@@ -244,6 +319,9 @@ impl Fold {
         m.avg_rho = stat::mean(&self.rhos);
         m.max_rho = self.rhos.iter().copied().max_by(f64::total_cmp);
         m.jain = stat::jain(&self.paces);
+        m.stretch_guaranteed = stat::mean(&self.stretches[0]);
+        m.p99_stretch_guaranteed = stat::quantile(&sorted(&self.stretches[0]), 0.99);
+        m.stretch_best_effort = stat::mean(&self.stretches[1]);
         // Jobs whose deadline passed while they were still here.
         let late = |(i, l): &(usize, &Live)| {
             l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
@@ -257,6 +335,7 @@ impl Fold {
         let span = at - live.since;
         live.since = at;
         if let Some(held) = live.held.take() {
+            live.ran = live.ran + span;
             let gpu_s = held.gpus.len() as f64 * span.secs();
             self.count_held(at);
             self.occupancy.leave(&held.gpus, held.knobs);
@@ -296,12 +375,22 @@ impl Fold {
         self.totals.finished += 1;
         self.last_finish = self.last_finish.max(at);
         self.jcts_s.push(jct_s);
+        if live.deadline.is_some() {
+            self.jcts_deadline_s.push(jct_s);
+            self.kept += live.worth(at);
+        }
+        if live.best_effort {
+            self.jcts_best_effort_s.push(jct_s);
+        }
         self.queues_s.push(live.waited.secs());
         if let (Some(alone_s), true) = (live.alone_s, jct_s > 0.0) {
             let crowd = (self.crowd - live.crowd) / jct_s;
             let part = (f64::from(live.gpus) * crowd / f64::from(self.gpus)).max(1.0);
             self.rhos.push(jct_s / (alone_s * part));
             self.paces.push(alone_s / jct_s);
+            if alone_s > 0.0 {
+                self.stretches[usize::from(live.best_effort)].push(live.ran.secs() / alone_s);
+            }
         }
         if let Some(stages) = live.stages_gpu_s {
             let sums = self.stages_gpu_s.get_or_insert([0.0; STAGES.len()]);
@@ -398,7 +487,9 @@ impl Observer for Fold {
             alone_s: spec.work.map(|w| w * step_s),
             stages_gpu_s: spec.work.zip(stages_s).map(|(w, s)| s.map(|v| v * w * gpus)),
             deadline: spec.deadline,
+            worth: spec.worth.clone(),
             slo_us: spec.slo.map(|s| s.p99_us),
+            best_effort: spec.class == Class::BestEffort,
             ..Live::default()
         });
     }
@@ -449,6 +540,22 @@ mod tests {
         assert!((m.avg_rho.unwrap() - f64::midpoint(rho_a, rho_b)).abs() < 1e-12);
         let (x, y) = (1.0, 0.4);
         assert!((m.jain.unwrap() - (x + y) * (x + y) / (2.0 * (x * x + y * y))).abs() < 1e-12);
+    }
+
+    #[test]
+    fn deadlines_count_by_what_they_are_worth() {
+        use crate::time::Time;
+        let mut scene = Scene::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
+        let by = |s: f64| Some(Time::from_secs(s));
+        scene.actors[0].spec.deadline = by(2.0);
+        scene.actors[1].spec.deadline = by(4.0);
+        scene.actors[1].spec.worth =
+            vec![(Time::from_secs(3.0), 10.0), (Time::from_secs(4.0), 8.0)];
+        scene.actors[2].spec.deadline = by(5.0);
+        let m = scene.run().metrics();
+        assert_eq!((m.deadline_misses, m.deadline_jobs), (1, 3));
+        assert_eq!(m.deadline_worth, Some(0.6));
+        assert_eq!((m.avg_jct_deadline_s, m.avg_jct_best_effort_s), (Some(4.0), None));
     }
 
     #[test]

@@ -3,11 +3,15 @@
 //! Helpers for policies that give jobs whole GPUs. Nothing here decides who should run.
 
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::job::Phase;
 use crate::plan::Plan;
 use crate::state::{Node, State};
+use crate::time::{Span, Time};
 use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 /// How a gang is laid over the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
@@ -25,10 +29,76 @@ pub enum Rule {
     Count,
 }
 
+/// A rule, when a job stops insisting on it, and who has nodes to itself: what policies let their users
+/// choose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// How a gang is laid over the nodes.
+    pub rule: Rule,
+    /// A job that has waited so long takes any idle GPUs ([`Rule::Spread`]) if the rule finds none.
+    pub patience: Option<Span>,
+    /// Jobs of at least so many GPUs get whole nodes that they share with nobody.
+    pub dedicate_from: Option<u16>,
+}
+
+impl From<Rule> for Layout {
+    fn from(rule: Rule) -> Self {
+        Self { rule, patience: None, dedicate_from: None }
+    }
+}
+
+impl Layout {
+    /// A layout from parameters as users write them.
+    pub fn new(
+        rule: Rule,
+        patience_s: Option<f64>,
+        dedicate_from: Option<u16>,
+    ) -> Result<Self, &'static str> {
+        if patience_s.is_some_and(|s| !(s.is_finite() && s >= 0.0)) {
+            return Err("patience_s: expected a number of at least 0");
+        }
+        if dedicate_from == Some(0) {
+            return Err("dedicate_from: expected at least 1 GPU");
+        }
+        Ok(Self { rule, patience: patience_s.map(Span::from_secs), dedicate_from })
+    }
+
+    /// When this waiting job stops insisting; none if that has come or never will. Its wait counts from
+    /// its submission, or from when it last lost its GPUs.
+    pub fn relents(self, state: &State, job: JobIdx) -> Option<Time> {
+        let strict = matches!(self.rule, Rule::Consolidated | Rule::FirstFit);
+        let at = state.job(job).since + self.patience.filter(|_| strict)?;
+        (at > state.now).then_some(at)
+    }
+
+    /// As it holds for this job now: out of patience it may be spread, and so may a gang that no single
+    /// kind could ever hold, because insisting on one would be to refuse it.
+    pub fn for_job(self, state: &State, job: JobIdx) -> Self {
+        let impatient = self.patience.is_some() && self.relents(state, job).is_none();
+        let rule = match self.rule {
+            Rule::Consolidated | Rule::FirstFit if impatient => Rule::Spread,
+            rule => rule,
+        };
+        Self { rule: rule.for_job(state, job), ..self }
+    }
+
+    /// Whether the job may be on this node, by who else is: a dedicated node has one tenant.
+    fn opens(self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
+        let Some(from) = self.dedicate_from else { return true };
+        let large = |j: &JobIdx| state.spec(*j).gpus >= from;
+        let mut others = state
+            .node(node)
+            .gpus()
+            .flat_map(|gpu| state.gpu(gpu).tenants.iter())
+            .filter(|tenant| **tenant != job);
+        if large(&job) { others.next().is_none() } else { !others.any(large) }
+    }
+}
+
 impl Rule {
     /// The rule that holds for this job: a gang that no single kind could ever hold is spread over
-    /// several, because insisting on one would be to refuse it.
-    pub fn for_job(self, state: &State, job: JobIdx) -> Self {
+    /// several.
+    fn for_job(self, state: &State, job: JobIdx) -> Self {
         if self == Self::Count || state.kinds.len() == 1 {
             return self;
         }
@@ -39,22 +109,68 @@ impl Rule {
     }
 }
 
+/// Jobs that wait for a compact place, by when they stop insisting on one.
+#[derive(Debug, Default)]
+pub struct Patience {
+    alarms: BinaryHeap<Reverse<(Time, JobIdx)>>,
+}
+
+impl Patience {
+    /// A job begins to wait; says whether it insists for now.
+    pub fn begin(&mut self, layout: Layout, state: &State, job: JobIdx) -> bool {
+        let at = layout.relents(state, job);
+        self.alarms.extend(at.map(|at| Reverse((at, job))));
+        at.is_some()
+    }
+
+    /// A waiting job that stopped insisting, as long as there are any.
+    pub fn ended(&mut self, state: &State) -> Option<JobIdx> {
+        while let Some(&Reverse((at, job))) = self.alarms.peek()
+            && at <= state.now
+        {
+            self.alarms.pop();
+            if state.pending.contains(job) {
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    /// Asks to be woken when the next waiting job stops insisting.
+    pub fn wake(&mut self, layout: Layout, plan: &mut Plan<'_>) {
+        // Who has found GPUs since then waits no longer, or waits anew. Who was just told to leave them
+        // cannot be placed yet, but waits already.
+        let waits = |at: Time, job: JobIdx| {
+            let hot = plan.job(job);
+            let unserved = !hot.is_placed() && hot.phase != Phase::Done;
+            unserved && layout.relents(plan, job) == Some(at)
+        };
+        while self.alarms.peek().is_some_and(|alarm| !waits(alarm.0.0, alarm.0.1)) {
+            self.alarms.pop();
+        }
+        if let Some(Reverse((at, _))) = self.alarms.peek() {
+            plan.wake_at(*at);
+        }
+    }
+}
+
 /// Idle GPUs for the whole gang of this job, ascending.
-pub fn find(state: &State, job: JobIdx, rule: Rule) -> Option<GpuSet> {
-    let rule = rule.for_job(state, job);
+pub fn find(state: &State, job: JobIdx, layout: impl Into<Layout>) -> Option<GpuSet> {
+    let layout = layout.into().for_job(state, job);
+    let rule = layout.rule;
     if state.idle_for(job) < u32::from(state.spec(job).gpus) {
         return None;
     }
     if rule == Rule::Count {
-        return anywhere(state, job, kinds_by_speed(state, job));
+        return anywhere(state, job, kinds_by_speed(state, job), layout);
     }
     let together = if state.kinds.len() == 1 {
-        together(state, job, 0, rule)
+        together(state, job, 0, layout)
     } else {
-        kinds_by_speed(state, job).find_map(|kind| together(state, job, kind, rule))
+        kinds_by_speed(state, job).find_map(|kind| together(state, job, kind, layout))
     };
     if rule == Rule::Spread {
-        together.or_else(|| anywhere(state, job, kinds_by_speed(state, job)))
+        together.or_else(|| anywhere(state, job, kinds_by_speed(state, job), layout))
     } else {
         together
     }
@@ -65,34 +181,40 @@ pub fn find_on(state: &State, job: JobIdx, kind: u8, scatter: bool) -> Option<Gp
     if !state.spec(job).allows(kind) || state.idle.gpus(kind) < u32::from(state.spec(job).gpus) {
         return None;
     }
-    let together = together(state, job, kind, Rule::Consolidated);
-    if scatter { together.or_else(|| anywhere(state, job, [kind].into_iter())) } else { together }
+    let together = together(state, job, kind, Rule::Consolidated.into());
+    if scatter {
+        together.or_else(|| anywhere(state, job, [kind].into_iter(), Rule::Count.into()))
+    } else {
+        together
+    }
 }
 
 /// Places the gang where it was before this plan, if that is idle, else where the rule finds room.
-pub fn place(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
+pub fn place(plan: &mut Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> bool {
     let knobs = plan.spec(job).knobs;
+    let layout = layout.into();
     if !plan.was_on(job).is_empty() {
         let before = GpuSet::from_slice(plan.was_on(job));
-        if before.iter().all(|g| plan.gpu(*g).tenants.is_empty())
-            && plan.place(job, &before, knobs).is_ok()
-        {
+        let free = |g: &GpuIdx| {
+            plan.gpu(*g).tenants.is_empty() && layout.opens(plan, job, plan.gpu(*g).node)
+        };
+        if before.iter().all(free) && plan.place(job, &before, knobs).is_ok() {
             return true;
         }
     }
-    place_anew(plan, job, rule)
+    place_anew(plan, job, layout)
 }
 
 /// Places the gang on the nodes where the rule finds room, wherever it was before. Only if those are
 /// the nodes where it was, it keeps its GPUs there.
-pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, rule: Rule) -> bool {
+pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> bool {
     let knobs = plan.spec(job).knobs;
-    find_anew(plan, job, rule).is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
+    find_anew(plan, job, layout).is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
 }
 
 /// Idle GPUs as [`place_anew`] would choose them.
-pub fn find_anew(plan: &Plan<'_>, job: JobIdx, rule: Rule) -> Option<GpuSet> {
-    let mut gpus = find(plan, job, rule)?;
+pub fn find_anew(plan: &Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> Option<GpuSet> {
+    let mut gpus = find(plan, job, layout)?;
     let before = plan.was_on(job);
     let stays = before.len() == gpus.len()
         && gpus.iter().zip(before).all(|(new, old)| {
@@ -184,13 +306,12 @@ fn take(state: &State, node: NodeIdx, count: u16, into: &mut GpuSet) {
 /// Whether `count` more GPUs of this job can be on the node, by CPU and memory.
 fn node_suits(state: &State, job: JobIdx, node: NodeIdx, count: u16) -> bool {
     let knobs = state.spec(job).knobs;
-    if knobs.cpu_milli == 0 && knobs.mem_mib == 0 {
+    if knobs.cpu_milli == 0 && knobs.mem_mib == 0 && knobs.host_mib == 0 {
         return true;
     }
     let node = state.node(node);
-    let cpu = u64::from(node.cpu_used_milli) + u64::from(count) * u64::from(knobs.cpu_milli);
     let mem = state.kinds[usize::from(node.kind)].mem_mib;
-    (node.cpu_milli == 0 || cpu <= u64::from(node.cpu_milli)) && (mem == 0 || knobs.mem_mib <= mem)
+    node.room_for(knobs) >= u32::from(count) && (mem == 0 || knobs.mem_mib <= mem)
 }
 
 /// The node for `count` GPUs of the job: best fit or first fit, lowest index on ties.
@@ -199,11 +320,13 @@ fn one_node(
     job: JobIdx,
     kind: u8,
     count: u16,
-    rule: Rule,
+    layout: Layout,
     taken: &[NodeIdx],
 ) -> Option<NodeIdx> {
-    let fits = |n: &NodeIdx| !taken.contains(n) && node_suits(state, job, *n, count);
-    if rule == Rule::FirstFit {
+    let fits = |n: &NodeIdx| {
+        !taken.contains(n) && node_suits(state, job, *n, count) && layout.opens(state, job, *n)
+    };
+    if layout.rule == Rule::FirstFit {
         let idle = |n: &Node| n.idle >= count && n.kind == kind && n.up;
         let nodes = state.nodes.iter().enumerate().filter(|(_, n)| idle(n));
         let mut nodes = nodes.map(|(i, _)| NodeIdx::from_usize(i));
@@ -214,12 +337,12 @@ fn one_node(
 }
 
 /// The gang on as few nodes of one kind as possible.
-fn together(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<GpuSet> {
+fn together(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<GpuSet> {
     let gpus = state.spec(job).gpus;
     let largest = state.idle.largest(kind);
     let mut set = GpuSet::new();
     if gpus <= largest {
-        take(state, one_node(state, job, kind, gpus, rule, &[])?, gpus, &mut set);
+        take(state, one_node(state, job, kind, gpus, layout, &[])?, gpus, &mut set);
         return Some(set);
     }
     // Whole nodes, largest first, until one more node holds the rest.
@@ -237,7 +360,7 @@ fn together(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<GpuSet> 
             nodes.push(node);
             left -= size;
             let rest = (1..=largest).contains(&left);
-            if rest && let Some(last) = one_node(state, job, kind, left, rule, &nodes) {
+            if rest && let Some(last) = one_node(state, job, kind, left, layout, &nodes) {
                 take(state, last, left, &mut set);
                 left = 0;
             }
@@ -248,7 +371,12 @@ fn together(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<GpuSet> 
 }
 
 /// Any idle GPUs of these kinds, most fragmented nodes first.
-fn anywhere(state: &State, job: JobIdx, kinds: impl Iterator<Item = u8>) -> Option<GpuSet> {
+fn anywhere(
+    state: &State,
+    job: JobIdx,
+    kinds: impl Iterator<Item = u8>,
+    layout: Layout,
+) -> Option<GpuSet> {
     let spec = state.spec(job);
     let mut set = GpuSet::new();
     let mut left = spec.gpus;
@@ -257,6 +385,9 @@ fn anywhere(state: &State, job: JobIdx, kinds: impl Iterator<Item = u8>) -> Opti
             for node in state.idle.nodes(kind, idle).iter() {
                 if left == 0 {
                     break;
+                }
+                if !layout.opens(state, job, node) {
+                    continue;
                 }
                 let count = (1..=idle.min(left)).rev().find(|c| node_suits(state, job, node, *c));
                 if let Some(count) = count {
@@ -298,10 +429,10 @@ impl Room {
         &mut self,
         plan: &mut Plan<'_>,
         job: JobIdx,
-        rule: Rule,
+        layout: impl Into<Layout>,
         victims: impl Iterator<Item = JobIdx>,
     ) -> bool {
-        let rule = rule.for_job(plan, job);
+        let layout = layout.into().for_job(plan, job);
         for node in self.touched.drain(..) {
             self.freed[node.usize()] = 0;
         }
@@ -312,7 +443,7 @@ impl Room {
         self.whole.extend((0..plan.kinds.len() as u8).map(|k| whole_nodes(plan, job, k)));
         self.evicted.clear();
         for victim in victims {
-            if self.count(plan, job, victim, rule) {
+            if self.count(plan, job, victim, layout) {
                 return true;
             }
         }
@@ -320,7 +451,7 @@ impl Room {
     }
 
     /// Counts one more victim; evicts and places when that brings a place in sight.
-    fn count(&mut self, plan: &mut Plan<'_>, job: JobIdx, victim: JobIdx, rule: Rule) -> bool {
+    fn count(&mut self, plan: &mut Plan<'_>, job: JobIdx, victim: JobIdx, layout: Layout) -> bool {
         let need = plan.spec(job).gpus;
         let mut on_one_node: SmallVec<[NodeIdx; 4]> = SmallVec::new();
         let mut on_whole_nodes = false;
@@ -351,14 +482,14 @@ impl Room {
         }
         self.seen.push(victim);
         let anywhere = plan.idle_for(job) + self.freed_gpus >= u32::from(need);
-        let together = rule != Rule::Count;
-        let scattered = matches!(rule, Rule::Count | Rule::Spread);
-        (together && on_one_node.iter().any(|n| self.evict(plan, job, rule, |_, m, _| m == *n)))
+        let together = layout.rule != Rule::Count;
+        let scattered = matches!(layout.rule, Rule::Count | Rule::Spread);
+        (together && on_one_node.iter().any(|n| self.evict(plan, job, layout, |_, m, _| m == *n)))
             || (together
                 && on_whole_nodes
-                && (self.evict(plan, job, rule, Self::helps_wide)
-                    || self.evict(plan, job, rule, |_, _, _| true)))
-            || (scattered && anywhere && self.evict(plan, job, rule, |_, _, _| true))
+                && (self.evict(plan, job, layout, Self::helps_wide)
+                    || self.evict(plan, job, layout, |_, _, _| true)))
+            || (scattered && anywhere && self.evict(plan, job, layout, |_, _, _| true))
     }
 
     /// Whether freeing a node helps a gang that is wider than nodes: it becomes wholly idle, or it
@@ -374,7 +505,7 @@ impl Room {
         &mut self,
         plan: &mut Plan<'_>,
         job: JobIdx,
-        rule: Rule,
+        layout: Layout,
         wanted: impl Fn(&Self, NodeIdx, &Node) -> bool,
     ) -> bool {
         let mark = plan.mark();
@@ -388,12 +519,12 @@ impl Room {
         for &victim in &evicted {
             plan.release(victim);
         }
-        let fits = find(plan, job, rule).is_some();
+        let fits = find(plan, job, layout).is_some();
         if fits {
             for &victim in evicted.iter().rev() {
-                put_back(plan, victim, job, rule);
+                put_back(plan, victim, job, layout);
             }
-            place(plan, job, rule);
+            place(plan, job, layout);
             for &victim in &evicted {
                 plan.release(victim);
             }
@@ -407,10 +538,10 @@ impl Room {
 }
 
 /// Puts a released victim back if the job fits all the same.
-fn put_back(plan: &mut Plan<'_>, victim: JobIdx, job: JobIdx, rule: Rule) {
+fn put_back(plan: &mut Plan<'_>, victim: JobIdx, job: JobIdx, layout: Layout) {
     let (gpus, knobs) = (GpuSet::from_slice(plan.was_on(victim)), plan.job(victim).knobs);
     let mark = plan.mark();
-    if plan.place(victim, &gpus, knobs).is_err() || find(plan, job, rule).is_none() {
+    if plan.place(victim, &gpus, knobs).is_err() || find(plan, job, layout).is_none() {
         plan.undo_to(mark);
     }
 }
@@ -431,4 +562,86 @@ fn whole_nodes(state: &State, job: JobIdx, kind: u8) -> (u32, u16) {
         }
     }
     (whole, rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::picture_with;
+    use expect_test::expect;
+
+    /// Picture P2 of the Philly study's specification: e asks for two GPUs of one node from 1 on, and
+    /// only one is free on each.
+    fn waits(policy: &str, params: &str) -> String {
+        picture_with(policy, params, "2x2", "a 0 1 9, b 0 1 1, c 0 1 9, d 0 1 1, e 1 2 4")
+    }
+
+    #[test]
+    fn a_job_that_has_waited_long_enough_is_spread() {
+        expect![[r#"
+            gpu0  aaaaaaaaa
+            gpu1  b...eeee
+            gpu2  ccccccccc
+            gpu3  d...eeee
+        "#]]
+        .assert_eq(&waits("fifo", r#"{"patience_s": 3}"#));
+        let as_tiresias = waits("tiresias", r#"{"patience_s": 3, "placement": "consolidated"}"#);
+        assert_eq!(waits("fifo", r#"{"patience_s": 3}"#), as_tiresias);
+        expect![[r#"
+            gpu0  aaaaaaaaaeeee
+            gpu1  b........eeee
+            gpu2  ccccccccc
+            gpu3  d
+        "#]]
+        .assert_eq(&waits("fifo", "{}"));
+    }
+
+    #[test]
+    fn large_jobs_have_no_neighbours() {
+        let shown =
+            |params| picture_with("fifo-backfill", params, "2x4", "a 0 1 6, b 1 3 4, c 2 1 3");
+        // b does not sit down beside a, nor c beside b.
+        expect![[r#"
+            gpu0  aaaaaa
+            gpu1  ..ccc
+            gpu2
+            gpu3
+            gpu4  .bbbb
+            gpu5  .bbbb
+            gpu6  .bbbb
+            gpu7
+        "#]]
+        .assert_eq(&shown(r#"{"dedicate_from": 3}"#));
+        expect![[r#"
+            gpu0  aaaaaa
+            gpu1  .bbbb
+            gpu2  .bbbb
+            gpu3  .bbbb
+            gpu4  ..ccc
+            gpu5
+            gpu6
+            gpu7
+        "#]]
+        .assert_eq(&shown("{}"));
+    }
+
+    #[test]
+    fn a_large_job_empties_its_node() {
+        let shown =
+            |params| picture_with("srsf", params, "1x4", "a 0 1 9, b 0 1 9, c 0 1 9, d 2 3 2");
+        // One GPU is idle, so two jobs in the way would be enough; but nobody is to stay beside d.
+        expect![[r#"
+            gpu0  aaddaaaaaaa
+            gpu1  bbddbbbbbbb
+            gpu2  ccddccccccc
+            gpu3
+        "#]]
+        .assert_eq(&shown(r#"{"dedicate_from": 3}"#));
+        expect![[r#"
+            gpu0  aaaaaaaaa
+            gpu1  bbddbbbbbbb
+            gpu2  ccddccccccc
+            gpu3  ..dd
+        "#]]
+        .assert_eq(&shown("{}"));
+    }
 }

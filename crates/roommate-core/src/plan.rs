@@ -8,7 +8,7 @@ use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::state::{Infeasible, State};
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::why::{Note, Why};
 use std::ops::Deref;
 
@@ -181,6 +181,15 @@ impl<'a> Plan<'a> {
         match self.draft.touched[job.usize()] {
             0 => &self.state.job(job).gpus,
             at => &self.draft.before[at as usize - 1].gpus,
+        }
+    }
+
+    /// Time that the job will lose if, when this plan is done, it is on these GPUs.
+    pub fn price(&self, job: JobIdx, gpus: &[GpuIdx]) -> Span {
+        match self.was_on(job) {
+            [] => self.state.cost_of_start(job, gpus, self.state.job(job).starts),
+            was if was == gpus => Span::ZERO,
+            _ => self.state.move_cost(job),
         }
     }
 

@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 mod antman;
+mod chronus;
 mod fifo;
 mod gandiva;
 mod gavel;
@@ -15,6 +16,7 @@ mod muri;
 mod sjf;
 mod srsf;
 mod srtf;
+mod synergy;
 mod tiresias;
 
 /// A scheduling policy: edits a plan when asked.
@@ -69,7 +71,8 @@ pub struct Entry {
 }
 
 /// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &["muri-l-worst-ordering", "muri-l-no-blossom"];
+const ABLATIONS: &[&str] =
+    &["muri-l-worst-ordering", "muri-l-no-blossom", "synergy-proportional", "synergy-greedy"];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
@@ -176,7 +179,7 @@ pub static POLICIES: &[Entry] = &[
         summary: "nobody queues: jobs take turns, and packs and moves that were measured to help are kept",
         paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[]),
     entry!(gandiva, "gandiva-tiresias-style",
-        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0}"#,
+        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0, "grow": false}"#,
         summary: "as the Tiresias simulator has gandiva: turns only, and nodes by each class's share of the demand",
         paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[]),
     entry!(muri, "muri-s", preset: r"{}",
@@ -222,6 +225,25 @@ pub static POLICIES: &[Entry] = &[
     entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
         summary: "the same with lines of similar jobs, the one that waited most first",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
+    entry!(synergy, "synergy-proportional", preset: r#"{"mechanism": "proportional"}"#,
+        summary: "every job gets the CPU and memory of its GPUs",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-greedy", preset: r#"{"mechanism": "greedy"}"#,
+        summary: "every job gets the CPU and memory that it asks for, or waits",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-tune", preset: r#"{"mechanism": "tune"}"#,
+        summary: "CPU and memory by what jobs make of them, nobody below its share",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(synergy, "synergy-opt", preset: r#"{"mechanism": "opt"}"#,
+        summary: "CPU and memory such that the sum of all speeds is largest",
+        paper: "Mohan et al., Synergy, OSDI 2022",
+        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
+    entry!(chronus, "chronus", preset: r"{}",
+        summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
+        paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
 ];
 
 /// The policy of this name.

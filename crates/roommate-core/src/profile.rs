@@ -1,5 +1,7 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
+use crate::knobs::Knobs;
+use crate::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -19,6 +21,10 @@ pub struct Profile {
     /// Speed when its gang is spread over more nodes than needed, relative to consolidated.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub spread_speed: f64,
+    /// What more GPUs than asked for do for an elastic job: n instead of g give (n/g) to the power of
+    /// this; [`Self::SCALING`] where not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<f64>,
     /// Share of the largest tensor in all parameters; decides whether spreading hurts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew: Option<f32>,
@@ -31,6 +37,9 @@ pub struct Profile {
     /// What it will take of a GPU, where that could be predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
+    /// How its speed depends on CPU and host memory, where that was profiled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sensitivity: Option<Box<Sensitivity>>,
 }
 
 /// What a kind of work is expected to take of a GPU that it has for itself.
@@ -50,17 +59,27 @@ pub struct Predicted {
 }
 
 impl Profile {
+    /// Twice the GPUs are 1.87 times as fast: what synchronous training loses on one node, roughly.
+    pub const SCALING: f64 = 0.9;
+
     /// A profile that knows only the length of a step.
     pub fn of_step(step_s: f64) -> Self {
         Self {
             step_s,
             kind_speed: SmallVec::new(),
             spread_speed: 1.0,
+            scaling: None,
             skew: None,
             stages_s: None,
             restart: None,
             predicted: None,
+            sensitivity: None,
         }
+    }
+
+    /// Speed with the CPU and the host memory of these knobs, relative to the usual share of a GPU.
+    pub fn fed_speed(&self, knobs: Knobs) -> f64 {
+        self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
 }
 

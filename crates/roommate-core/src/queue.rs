@@ -20,6 +20,7 @@ struct Shape {
     kinds: u32,
     mem_mib: u32,
     cpu_milli: u32,
+    host_mib: u32,
     /// Policies may treat some jobs more strictly (insist on consolidation); higher is stricter.
     strict: u8,
 }
@@ -32,6 +33,7 @@ impl Shape {
             kinds: spec.kinds,
             mem_mib: spec.knobs.mem_mib,
             cpu_milli: spec.knobs.cpu_milli,
+            host_mib: spec.knobs.host_mib,
             strict,
         }
     }
@@ -44,6 +46,7 @@ impl Shape {
         size && self.kinds & !other.kinds == 0
             && self.mem_mib >= other.mem_mib
             && self.cpu_milli >= other.cpu_milli
+            && self.host_mib >= other.host_mib
             && self.strict >= other.strict
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::event::Event;
 use crate::idx::JobIdx;
-use crate::place::{self, Room, Rule};
+use crate::place::{self, Layout, Patience, Room};
 use crate::plan::Plan;
 use crate::queue::Queue;
 use crate::state::State;
@@ -21,7 +21,7 @@ pub fn key_of_secs(seconds: f64) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub struct Style {
     /// How gangs are laid over nodes.
-    pub rule: Rule,
+    pub layout: Layout,
     /// Whether a job may push out jobs with a larger key.
     pub preempt: bool,
     /// Whether everything is placed anew on an empty cluster at every step, as some published
@@ -38,6 +38,7 @@ pub struct Walk {
     key: fn(&State, JobIdx) -> u64,
     queue: Queue<u64>,
     room: Room,
+    patience: Patience,
     /// Running jobs by key, ascending; filled at most once a step, when somebody is blocked.
     running: Vec<(u64, JobIdx)>,
     /// Repacking: the jobs that the last walk placed, in its order.
@@ -56,6 +57,7 @@ impl Walk {
             key,
             queue: Queue::default(),
             room: Room::default(),
+            patience: Patience::default(),
             running: Vec::new(),
             order: Vec::new(),
             released: 0,
@@ -67,8 +69,11 @@ impl Walk {
     pub fn schedule(&mut self, plan: &mut Plan<'_>) {
         for job in plan.news.ready {
             if plan.pending.contains(*job) {
-                self.queue.push(plan, *job, (self.key)(plan, *job), 0);
+                self.enqueue(plan, *job);
             }
+        }
+        while let Some(job) = self.patience.ended(plan) {
+            self.enqueue(plan, job);
         }
         self.queue.open();
         self.running.clear();
@@ -97,6 +102,13 @@ impl Walk {
                 }
             }
         }
+        self.patience.wake(self.style.layout, plan);
+    }
+
+    /// Puts a job in line; one that insists on a compact place is harder to place than one that does not.
+    fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let insists = self.patience.begin(self.style.layout, plan, job);
+        self.queue.push(plan, job, (self.key)(plan, job), u8::from(insists));
     }
 
     /// Who comes next: a waiting job, or one that was released to be placed anew.
@@ -126,9 +138,9 @@ impl Walk {
 
     fn fits(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
         if !self.style.repack {
-            return place::place(plan, job, self.style.rule);
+            return place::place(plan, job, self.style.layout);
         }
-        let fits = place::place_anew(plan, job, self.style.rule);
+        let fits = place::place_anew(plan, job, self.style.layout);
         if fits {
             self.order.push(job);
         }
@@ -178,14 +190,14 @@ impl Walk {
             return false;
         }
         let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
-        self.room.make(plan, job, self.style.rule, worse)
+        self.room.make(plan, job, self.style.layout, worse)
     }
 
     fn requeue_evicted(&mut self, plan: &mut Plan<'_>, by: JobIdx) {
         for i in 0..self.room.evicted.len() {
             let victim = self.room.evicted[i];
             plan.note(victim, Why::PreemptedBy(by));
-            self.queue.push(plan, victim, (self.key)(plan, victim), 0);
+            self.enqueue(plan, victim);
         }
     }
 }

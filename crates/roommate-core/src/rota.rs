@@ -9,9 +9,10 @@ use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::place::{self, Rule};
 use crate::plan::Plan;
-use crate::state::{Charge, State};
-use crate::time::{Span, Time};
+use crate::state::State;
+use crate::time::Time;
 use smallvec::SmallVec;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Jobs that are on the same GPUs whenever they run; mostly one.
@@ -143,24 +144,6 @@ fn has_room(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     let cpu = u64::from(spec.gpus) * u64::from(spec.knobs.cpu_milli);
     let used = u64::from(node.cpu_used_milli);
     node.idle >= spec.gpus && (node.cpu_milli == 0 || used + cpu <= u64::from(node.cpu_milli))
-}
-
-/// Time that a waiting job will lose when it starts on this node.
-fn price(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> Span {
-    let hot = plan.job(job);
-    if plan.costs.charge != Charge::OnRestart {
-        Span::ZERO
-    } else if !plan.was_on(job).is_empty() {
-        plan.move_cost(job)
-    } else if hot.starts == 0 {
-        plan.costs.start
-    } else if hot.parked_on.is_empty() {
-        plan.restart_cost(job)
-    } else if hot.parked_on.iter().all(|g| plan.gpu(*g).node == node) {
-        plan.costs.resume
-    } else {
-        plan.move_cost(job)
-    }
 }
 
 impl Rota {
@@ -416,16 +399,23 @@ impl Rota {
 
     /// Places a job on GPUs of one node and notes from when on it makes progress.
     pub fn put(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
-        let price = price(plan, job, plan.gpu(gpus[0]).node);
-        let stays = plan.was_on(job) == gpus;
         let placed = plan.place(job, gpus, unconfined(plan, job)).is_ok();
-        if placed && !stays {
+        if placed {
+            self.starts(plan, job);
+        }
+        placed
+    }
+
+    /// Notes from when on a job that was placed makes progress.
+    pub fn starts(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let gpus = &plan.job(job).gpus;
+        if plan.was_on(job) != &gpus[..] {
+            let price = plan.price(job, gpus);
             let stay = &mut self.stays[job.usize()];
             stay.begins = plan.now + price;
             // A start that takes longer than a slice would never get anything done.
             stay.entitled = stay.begins + price;
         }
-        placed
     }
 
     /// From now on the job's pace is another.
@@ -515,13 +505,13 @@ impl Rota {
     }
 
     /// Nodes of a class, least loaded first.
-    pub fn of_class(&self, class: u16) -> impl DoubleEndedIterator<Item = NodeIdx> + '_ {
+    fn of_class(&self, class: u16) -> impl DoubleEndedIterator<Item = NodeIdx> + '_ {
         self.by_class.get(&class).into_iter().flatten().map(|(_, node)| *node)
     }
 
     /// For each class that somebody is of or that has nodes: GPUs that its jobs ask for, and GPUs of its
     /// nodes.
-    pub fn shares(&self, state: &State) -> BTreeMap<u16, (u32, u32)> {
+    fn shares(&self, state: &State) -> BTreeMap<u16, (u32, u32)> {
         let mut shares: BTreeMap<u16, (u32, u32)> = BTreeMap::new();
         for (class, nodes) in self.by_class.iter().filter(|(class, _)| **class > 0) {
             for (_, node) in nodes {
@@ -533,6 +523,25 @@ impl Rota {
             }
         }
         shares
+    }
+
+    /// A node of the class that has most GPUs above its share of the demand, and the class that lacks most
+    /// of its own, if it is right to give the one to the other.
+    pub fn unfair(
+        &self,
+        state: &State,
+        may_go: &dyn Fn(NodeIdx) -> bool,
+    ) -> Option<(NodeIdx, u16)> {
+        let shares = self.shares(state);
+        let gpus: u32 = state.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
+        let asked: u32 = shares.values().map(|(asked, _)| asked).sum();
+        let fair = |of: u32| (u64::from(of) * u64::from(gpus) / u64::from(asked.max(1))) as u32;
+        let gap = |(asked, has): &(u32, u32)| i64::from(fair(*asked).min(*asked)) - i64::from(*has);
+        let (needy, lacks) = shares.iter().max_by_key(|(c, s)| (gap(s), Reverse(**c)))?;
+        let (rich, spare) = shares.iter().min_by_key(|(c, s)| (gap(s), **c))?;
+        let source = self.of_class(*rich).find(|n| may_go(*n))?;
+        let size = i64::from(state.node(source).size);
+        (gap(lacks) > 0 && gap(spare) + size <= 0).then_some((source, *needy))
     }
 
     /// Sends all who live on a node to the least loaded others of its class. They wait there for their
@@ -612,6 +621,25 @@ impl Rota {
         home.load > 0
             && home.load + gpus <= u32::from(state.node(node).size)
             && suits(state, job, node)
+    }
+
+    /// Idle GPUs on the fullest node that can take the job: one with fewer idle GPUs than where it is,
+    /// or as many if that becomes empty.
+    pub fn best_fit(
+        &self,
+        state: &State,
+        source: NodeIdx,
+        job: JobIdx,
+        idle: u16,
+        last: bool,
+    ) -> Option<GpuSet> {
+        let most = if last { idle } else { idle - 1 };
+        (state.spec(job).gpus..=most).find_map(|idle| {
+            let kinds = (0..state.kinds.len() as u8).filter(|k| idle <= state.idle.largest(*k));
+            let nodes = kinds.flat_map(|k| state.idle.nodes(k, idle).iter());
+            let mut used = nodes.filter(|n| *n != source && self.is_calm_for(state, job, *n));
+            used.find_map(|n| self.spare(state, job, n))
+        })
     }
 
     /// The first idle GPUs for this job on the node, where nobody waits for them.

@@ -44,12 +44,30 @@ pub struct Node {
     pub cpu_milli: u32,
     /// CPU that is given away.
     pub cpu_used_milli: u32,
+    /// Its host memory in MiB; 0 = not known, not checked.
+    pub host_mib: u32,
+    /// Host memory that is given away.
+    pub host_used_mib: u32,
 }
 
 impl Node {
     /// Its GPUs.
     pub fn gpus(&self) -> impl DoubleEndedIterator<Item = GpuIdx> + use<> {
         (self.first.0..self.first.0 + u32::from(self.size)).map(GpuIdx)
+    }
+
+    /// For how many more GPUs of a job with these knobs its CPU and its host memory suffice.
+    pub fn room_for(&self, knobs: Knobs) -> u32 {
+        let left = |all: u32, used: u32, each: u32| match all.saturating_sub(used).checked_div(each)
+        {
+            Some(gpus) if all > 0 => gpus,
+            _ => u32::MAX,
+        };
+        left(self.cpu_milli, self.cpu_used_milli, knobs.cpu_milli).min(left(
+            self.host_mib,
+            self.host_used_mib,
+            knobs.host_mib,
+        ))
     }
 }
 
@@ -95,6 +113,28 @@ pub struct Costs {
     pub host_mib_s: u32,
     /// Pause after a job's first failure; doubles with each further one.
     pub backoff: Span,
+    /// A world of rounds, as some published simulators have it: of a round only whole steps count, and
+    /// the end of a job is seen at the end of a round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<Span>,
+}
+
+impl Costs {
+    /// Seconds of a step such that as many steps as fit wholly into a round fill it.
+    fn in_whole_steps(&self, step_s: f64) -> f64 {
+        let Some(round) = self.round else { return step_s };
+        // The quotient of two decimals may be just below the whole number that it is.
+        let whole = (round.secs() / step_s * (1.0 + 1e-12)).floor();
+        if whole >= 1.0 { round.secs() / whole } else { step_s }
+    }
+
+    /// When the end of a job that began at `began` and is through at `end` is seen.
+    pub fn seen(&self, began: Time, end: Time) -> Time {
+        match self.round {
+            Some(round) => began + Span((end - began).0.div_ceil(round.0) * round.0),
+            None => end,
+        }
+    }
 }
 
 impl Default for Costs {
@@ -109,6 +149,7 @@ impl Default for Costs {
             tune: Span::ZERO,
             host_mib_s: 12_000,
             backoff: Span::from_secs(30.0),
+            round: None,
         }
     }
 }
@@ -138,6 +179,8 @@ pub enum Infeasible {
     Slots,
     /// Not enough CPU on the node.
     Cpu,
+    /// Not enough host memory on the node.
+    Host,
 }
 
 /// Nodes by how many of their GPUs are idle, for each kind: placement without a scan.
@@ -193,6 +236,8 @@ pub struct State {
     pub costs: Costs,
     /// Most tenants of one GPU.
     pub max_tenants: u8,
+    /// Placed jobs that were promised a speed; where there are none, nobody is held back.
+    pub protected: u32,
     /// Groups of equal nodes, as described.
     groups: Vec<NodeGroup>,
 }
@@ -213,6 +258,7 @@ impl State {
             idle: Idle::default(),
             costs,
             max_tenants: 4,
+            protected: 0,
             groups: cluster.groups.clone(),
         };
         let largest = |k: usize| {
@@ -234,6 +280,8 @@ impl State {
                     up: true,
                     cpu_milli: group.cpu_milli,
                     cpu_used_milli: 0,
+                    host_mib: group.host_mib,
+                    host_used_mib: 0,
                 });
                 for _ in 0..group.gpus {
                     state.gpus.push(Gpu {
@@ -294,9 +342,13 @@ impl State {
         if !spec.allows(kind) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
             return 0;
         }
-        let on_each = |g: &NodeGroup| match g.cpu_milli.checked_div(spec.knobs.cpu_milli) {
-            Some(by_cpu) if g.cpu_milli > 0 => by_cpu.min(u32::from(g.gpus)),
-            _ => u32::from(g.gpus),
+        let by = |has: u32, each: u32| match has.checked_div(each) {
+            Some(gpus) if has > 0 => gpus,
+            _ => u32::MAX,
+        };
+        let on_each = |g: &NodeGroup| {
+            let by_cpu = by(g.cpu_milli, spec.knobs.cpu_milli);
+            by_cpu.min(by(g.host_mib, spec.knobs.host_mib)).min(u32::from(g.gpus))
         };
         self.groups.iter().filter(|g| g.kind == kind).map(|g| g.count * on_each(g)).sum()
     }
@@ -330,20 +382,27 @@ impl State {
         Some(left * self.profile(job).step_s)
     }
 
-    /// Time without progress when the job starts (again), under [`Charge::OnRestart`].
+    /// Time without progress at the start that the job was just told to make, under
+    /// [`Charge::OnRestart`]. Of one that is only planned see [`crate::plan::Plan::price`].
     pub fn start_cost(&self, job: JobIdx) -> Span {
+        let Job { starts, gpus, .. } = self.job(job);
+        self.cost_of_start(job, gpus, starts.saturating_sub(1))
+    }
+
+    /// Time without progress when the job, which started so often before, starts on these GPUs.
+    pub(crate) fn cost_of_start(&self, job: JobIdx, gpus: &[GpuIdx], before: u32) -> Span {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
-            Charge::OnRestart if self.job(job).starts <= 1 => self.costs.start,
-            Charge::OnRestart if self.is_parked_here(job) => self.costs.resume,
+            Charge::OnRestart if before == 0 => self.costs.start,
+            Charge::OnRestart if self.is_parked_by(job, gpus) => self.costs.resume,
             Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),
             Charge::OnRestart => self.restart_cost(job),
         }
     }
 
-    /// Whether a suspended job has its GPUs on the nodes where it waits.
-    fn is_parked_here(&self, job: JobIdx) -> bool {
-        let Job { gpus, parked_on, .. } = self.job(job);
+    /// Whether the job is suspended, and these GPUs are on the nodes where it waits.
+    fn is_parked_by(&self, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+        let parked_on = &self.job(job).parked_on;
         let is_home = |g: &GpuIdx| parked_on.iter().any(|p| self.gpu(*p).node == self.gpu(*g).node);
         !parked_on.is_empty() && gpus.iter().all(is_home)
     }
@@ -385,7 +444,7 @@ impl State {
     }
 
     /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
-    /// consolidated gang: the slowest GPU sets the pace.
+    /// consolidated gang as wide as asked for: the slowest GPU sets the pace.
     pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let mut speed = f64::INFINITY;
         let mut nodes = 0;
@@ -397,12 +456,21 @@ impl State {
             rest = &rest[here..];
         }
         let spread = nodes > 1 && nodes > self.fewest_nodes(gpus);
-        if spread { speed * self.profile(job).spread_speed } else { speed }
+        let profile = self.profile(job);
+        let speed = if spread { speed * profile.spread_speed } else { speed };
+        let asked = usize::from(self.spec(job).gpus);
+        if gpus.len() <= asked {
+            return speed;
+        }
+        let wider = gpus.len() as f64 / asked as f64;
+        speed * wider.powf(profile.scaling.unwrap_or(Profile::SCALING))
     }
 
     /// Seconds of a step of the job on these GPUs with nobody else there, with its present knobs.
     pub fn alone_step_s(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
-        self.profile(job).step_s / self.solo_speed(job, gpus) + self.spill_s(job)
+        let profile = self.profile(job);
+        let speed = self.solo_speed(job, gpus) * profile.fed_speed(self.job(job).knobs);
+        self.costs.in_whole_steps(profile.step_s / speed + self.spill_s(job))
     }
 
     /// Seconds that a step takes longer because a part of the job's memory is on the host.
@@ -449,13 +517,17 @@ impl State {
         knobs: Knobs,
     ) -> Result<(), Infeasible> {
         let node = self.node(node);
-        let cpu = u64::from(node.cpu_used_milli) + gpus.len() as u64 * u64::from(knobs.cpu_milli);
+        let more = |used: u32, each: u32| u64::from(used) + gpus.len() as u64 * u64::from(each);
+        let cpu = more(node.cpu_used_milli, knobs.cpu_milli);
+        let host = more(node.host_used_mib, knobs.host_mib);
         if !node.up {
             return Err(Infeasible::Down);
         } else if !spec.allows(node.kind) {
             return Err(Infeasible::WrongKind);
         } else if node.cpu_milli > 0 && cpu > u64::from(node.cpu_milli) {
             return Err(Infeasible::Cpu);
+        } else if node.host_mib > 0 && host > u64::from(node.host_mib) {
+            return Err(Infeasible::Host);
         }
         let mem_mib = u64::from(self.kinds[usize::from(node.kind)].mem_mib);
         for gpu in gpus.iter().map(|g| self.gpu(*g)) {
@@ -491,12 +563,14 @@ impl State {
                 gpu.mem_used_mib += knobs.mem_mib;
             }
             self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli * here as u32;
+            self.nodes[node.usize()].host_used_mib += knobs.host_mib * here as u32;
             self.shift_idle(node, -filled);
             rest = &rest[here..];
         }
         let hot = &mut self.jobs[job.usize()];
         hot.gpus = GpuSet::from_slice(gpus);
         hot.knobs = knobs;
+        self.protected += u32::from(knobs.floor_permille > 0);
         self.pending.remove(job);
         self.placed.insert(job);
     }
@@ -518,10 +592,13 @@ impl State {
                 emptied += i16::from(gpu.tenants.is_empty());
             }
             self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli * here as u32;
+            self.nodes[node.usize()].host_used_mib -= knobs.host_mib * here as u32;
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
-        self.placed.remove(job);
+        // Only who is placed is counted; a job that leaves the queue comes here as well.
+        let counted = self.placed.remove(job) && knobs.floor_permille > 0;
+        self.protected -= u32::from(counted);
         (gpus, knobs)
     }
 

@@ -313,7 +313,8 @@ impl Stage<'_> {
         let state = self.engine.state();
         let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
         let gpus = &state.job(idx).gpus;
-        throttle::disturbed_step_s(&*self.scene.truth, state, idx, gpus, &held)
+        let speed = throttle::speed_there(&*self.scene.truth, state, idx, gpus, &held);
+        state.alone_step_s(idx, gpus) / speed
     }
 
     /// Where throttles protect somebody: a protected job that begins is measured with the others held,

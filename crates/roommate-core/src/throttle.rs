@@ -7,7 +7,7 @@
 use crate::idx::{GpuIdx, JobIdx};
 use crate::interference::Interference;
 use crate::knobs::Knobs;
-use crate::state::State;
+use crate::state::{Gpu, State};
 use crate::time::Span;
 use smallvec::SmallVec;
 
@@ -97,6 +97,9 @@ fn settle(floor_permille: u16, most_permille: u16, slowdown: impl Fn(u16) -> f64
 
 /// Whether somebody on this GPU holds others back.
 pub fn is_protected(state: &State, gpu: GpuIdx) -> bool {
+    if state.protected == 0 {
+        return false;
+    }
     let tenants = &state.gpu(gpu).tenants;
     tenants.len() > 1 && tenants.iter().any(|t| state.job(*t).knobs.floor_permille > 0)
 }
@@ -115,7 +118,7 @@ pub fn tenants(
         (job, Knobs { pace_permille: knobs.pace_permille.min(pace), ..knobs })
     };
     let pace = |job: JobIdx| {
-        if state.job(job).knobs.floor_permille > 0 {
+        if state.protected == 0 || state.job(job).knobs.floor_permille > 0 {
             return Knobs::PACE_FULL;
         }
         // A gang has one pace, set where it is held back most.
@@ -162,9 +165,9 @@ pub fn climb(settled_permille: u16) -> Span {
     Span(PERIOD.0 * looks.div_ceil(2))
 }
 
-/// Seconds of a step of the job on these GPUs among the roommates it has there now: the slowest GPU sets
-/// the pace. Infinite while it is held.
-pub fn disturbed_step_s(
+/// Speed of the job on these GPUs among the roommates it has there now, 1 = alone: the slowest GPU sets
+/// the pace. 0 while it is held.
+pub fn speed_there(
     truth: &dyn Interference,
     state: &State,
     job: JobIdx,
@@ -175,16 +178,20 @@ pub fn disturbed_step_s(
     let is_free =
         [0, Knobs::SM_ALL].contains(&knobs.sm_permille) && knobs.pace_permille == Knobs::PACE_FULL;
     let mut slowest: f64 = 1.0;
+    let mut last: Option<&Gpu> = None;
     for gpu in gpus {
-        let on = &state.gpu(*gpu);
-        if on.tenants.len() == 1 && is_free {
+        let on = state.gpu(*gpu);
+        // A gang mostly has the same roommates everywhere; one look is enough.
+        let again = last.is_some_and(|l| l.kind == on.kind && l.tenants == on.tenants);
+        if again || (on.tenants.len() == 1 && is_free) {
             continue;
         }
+        last = Some(on);
         let there = tenants(truth, state, *gpu, held);
         let who = on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
         slowest = slowest.min(speed(truth, state, on.kind, &there, who));
     }
-    state.alone_step_s(job, gpus) / slowest
+    slowest
 }
 
 /// Speed of a tenant among tenants that are held back: a job at pace p is there for p of the time.

@@ -2,7 +2,7 @@
 //! out. Says at once that nobody can make room, where a look at every victim would take long.
 
 use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, NodeIdx};
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::state::State;
 
 /// GPUs by the standing of who holds them. Tier 0 is the highest; a job may push out those of later
@@ -73,11 +73,17 @@ impl Tiers {
 
     /// Whether the job could fit if everybody of later tiers made room. False is certain; true may
     /// still fail, for want of memory or CPU or because a node is down.
-    pub fn could_fit(&self, state: &State, job: JobIdx, tier: u8, rule: Rule) -> bool {
+    pub fn could_fit(
+        &self,
+        state: &State,
+        job: JobIdx,
+        tier: u8,
+        layout: impl Into<Layout>,
+    ) -> bool {
         let Some(t) = self.tiers.get(usize::from(tier)) else { return false };
         let spec = state.spec(job);
         let kinds = (0..state.kinds.len()).filter(|k| spec.allows(*k as u8));
-        if matches!(rule.for_job(state, job), Rule::Count | Rule::Spread) {
+        if matches!(layout.into().for_job(state, job).rule, Rule::Count | Rule::Spread) {
             return kinds.map(|k| t.gpus[k]).sum::<u32>() >= u32::from(spec.gpus);
         }
         let mut kinds = kinds;

@@ -2,7 +2,7 @@
 //! strings until `roommate explain` asks for the sentence.
 
 use crate::idx::{JobIdx, NodeIdx};
-use crate::time::Span;
+use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -43,8 +43,12 @@ pub enum Why {
         /// Suitable GPUs that exist.
         exist: u32,
     },
-    /// Its process ended with an error.
+    /// Its process ended with an error, nobody knows whose.
     Crashed,
+    /// Its own code or input is wrong: it would fail again.
+    UserError,
+    /// Something beneath it failed: it may well work the next time.
+    InfraError,
     /// The node it ran on went away.
     NodeLost(NodeIdx),
     /// It failed more often than it may.
@@ -57,6 +61,12 @@ pub enum Why {
     StartFailed,
     /// More jobs live on its node than fit at once, and its turn has not come.
     WaitsForTurn,
+    /// No node with idle GPUs has the CPU and the host memory that it asks for.
+    NoHost,
+    /// Fell back to its share of CPU and host memory so that another job could start.
+    AtShare(JobIdx),
+    /// The best shares of CPU and host memory were not found in time; they were tuned instead.
+    SharesUnsolved,
     /// It is tried beside another job on the same GPUs.
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
@@ -69,6 +79,28 @@ pub enum Why {
     Unsolved,
     /// Its deadline cannot be kept beside those of others.
     DeadlineGivenUp,
+    /// GPUs of its node were idle for long, so it has this many now.
+    Grows(u16),
+    /// With more GPUs it was not enough faster, so it is back to this many.
+    NotWorthGrowing(u16),
+    /// It gives back GPUs that this job needs.
+    ShrinksFor(JobIdx),
+    /// It was promised to be done by this instant.
+    Promised {
+        /// The deadline that was promised.
+        by: Time,
+    },
+    /// Its deadline cannot be promised beside those promised before; it runs where room is left.
+    NotPromised {
+        /// A deadline that could have been promised; none if its length is not known.
+        could: Option<Time>,
+    },
+    /// It ran longer than estimated, so its promise ended.
+    PastEstimate,
+    /// It can no longer meet its deadline.
+    DeadlineLost,
+    /// The exact plan of all leases could not be found, for so many times now; a rule made the plan.
+    PlannedByRule(u32),
 }
 
 impl Why {
@@ -95,12 +127,25 @@ impl Why {
                 format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
             }
             Self::Crashed => "its process failed".into(),
+            Self::UserError => "its own code or input is wrong".into(),
+            Self::InfraError => "something beneath it failed".into(),
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),
             Self::BacksOff(s) => format!("waits {s} after a failure"),
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),
             Self::WaitsForTurn => "waits for its turn on a node that it shares by time".into(),
+            Self::NoHost => {
+                "no node with idle GPUs has the CPU and the memory that it asks for".into()
+            }
+            Self::AtShare(j) => format!(
+                "fell back to its share of CPU and memory so that job {} could start",
+                name(*j)
+            ),
+            Self::SharesUnsolved => {
+                "the best CPU and memory for everybody were not found in time: its share was tuned"
+                    .into()
+            }
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))
@@ -118,6 +163,26 @@ impl Why {
             }
             Self::DeadlineGivenUp => {
                 "its deadline cannot be kept beside those of the others and is given up".into()
+            }
+            Self::Grows(n) => format!("grows to {n} GPUs: those of its node have long been idle"),
+            Self::NotWorthGrowing(n) => {
+                format!("shrinks to {n} GPUs: it was not enough faster with more")
+            }
+            Self::ShrinksFor(j) => format!("gives back GPUs that job {} needs", name(*j)),
+            Self::Promised { by } => format!("promised to be done by {by}"),
+            Self::NotPromised { could: Some(by) } => {
+                format!(
+                    "its deadline cannot be promised, {by} could have been; runs where room is left"
+                )
+            }
+            Self::NotPromised { could: None } => {
+                "its deadline cannot be promised without a known length; runs where room is left"
+                    .into()
+            }
+            Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
+            Self::DeadlineLost => "can no longer meet its deadline".into(),
+            Self::PlannedByRule(n) => {
+                format!("no exact plan of all leases was found, {n} times so far; planned by rule")
             }
         }
     }

@@ -12,6 +12,8 @@ mod canary;
 mod drama;
 #[path = "laws/fuzz.rs"]
 mod fuzz;
+#[path = "laws/price.rs"]
+mod price;
 #[path = "scene/random.rs"]
 mod random;
 #[path = "laws/sharing.rs"]

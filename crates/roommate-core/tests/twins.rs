@@ -2,6 +2,8 @@
 //! computed anew from everything at every step.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
+#[path = "twins/chronus.rs"]
+mod chronus;
 #[path = "twins/horus.rs"]
 mod horus;
 #[path = "twins/las.rs"]

@@ -20,6 +20,8 @@ pub struct Compat {
     /// Factor on every solo step time.
     step_factor: f64,
     charge: Charge,
+    /// Length of its rounds, if of a round only whole steps count and ends are seen at its end.
+    round_s: Option<f64>,
     /// Policies whose groups pay together, at every step the sum of their overheads.
     together: &'static [&'static str],
     /// Policies whose opportunists run in the gaps of guaranteed jobs.
@@ -35,7 +37,7 @@ pub struct Compat {
 }
 
 /// All of them.
-pub static COMPATS: &[Compat] = &[MURI, GAVEL];
+pub static COMPATS: &[Compat] = &[MURI, GAVEL, SYNERGY];
 
 /// The simulator of Zhao et al., Multi-resource interleaving for deep learning training, SIGCOMM 2022:
 /// solo steps are stretched by a fitted 1.015, and every running job pays its restart overhead at
@@ -45,6 +47,7 @@ const MURI: Compat = Compat {
     summary: "the simulator of the Muri artifact (SIGCOMM 2022)",
     step_factor: 1.015,
     charge: Charge::EveryStep,
+    round_s: None,
     together: &["muri-s", "muri-l", "muri-l-worst-ordering", "muri-l-no-blossom"],
     shadowed: &["antman"],
     inflation_of_four: &[("muri-l-no-blossom", 1.30 / 1.015)],
@@ -70,12 +73,29 @@ const GAVEL: Compat = Compat {
     summary: "the simulator of the Gavel artifact (OSDI 2020)",
     step_factor: 1.0,
     charge: Charge::OnRestart,
+    round_s: None,
     together: &[],
     shadowed: &[],
     inflation_of_four: &[],
     restart_s: &[],
     other_restart_s: 0.0,
     know_pairs: &["gavel-packed"],
+};
+
+/// The simulator of Mohan et al., Looking beyond GPUs for DNN scheduling on multi-tenant clusters, OSDI
+/// 2022: changes are free, and whoever has GPUs has them for a whole round of 300 s.
+const SYNERGY: Compat = Compat {
+    name: "synergy",
+    summary: "the simulator of the Synergy artifact (OSDI 2022)",
+    step_factor: 1.0,
+    charge: Charge::OnRestart,
+    round_s: Some(300.0),
+    together: &[],
+    shadowed: &[],
+    inflation_of_four: &[],
+    restart_s: &[],
+    other_restart_s: 0.0,
+    know_pairs: &[],
 };
 
 impl Compat {
@@ -102,7 +122,8 @@ impl Compat {
         let restart = Span::from_secs(self.other_restart_s);
         let together = self.together.contains(&policy);
         let charge = if together { Charge::EveryStepTogether } else { self.charge };
-        Costs { charge, restart, start: Span::ZERO, migrate: None, ..costs }
+        let round = self.round_s.map(Span::from_secs);
+        Costs { charge, restart, start: Span::ZERO, migrate: None, round, ..costs }
     }
 
     /// What a profile is in this world.

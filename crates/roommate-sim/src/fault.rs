@@ -13,6 +13,9 @@ pub struct Faults {
     pub node_repair: Span,
     /// Chance that an attempt of a job crashes, at a random point of the work it has left.
     pub crash: f64,
+    /// Part of the jobs that would crash which are wrong themselves: they fail at the same point of their
+    /// work in every attempt.
+    pub user_errors: f64,
     /// Time of progress between two checkpoints; a crash loses what came after the last one.
     pub checkpoint: Span,
 }
@@ -23,23 +26,26 @@ impl Default for Faults {
             node_mtbf: None,
             node_repair: Span::from_secs(3_600.0),
             crash: 0.0,
+            user_errors: 0.0,
             checkpoint: Span::from_secs(1_800.0),
         }
     }
 }
 
-/// Draws faults. Nodes and jobs have streams of their own, so that more of one does not change the
-/// other.
+/// Draws faults. Nodes, jobs and users have streams of their own, so that more of one does not change
+/// the others.
 #[derive(Debug)]
 pub(crate) struct FaultSource {
     faults: Faults,
     nodes: Rng,
     jobs: Rng,
+    users: Rng,
 }
 
 impl FaultSource {
     pub(crate) fn new(faults: Faults, seed: u64) -> Self {
-        Self { faults, nodes: Rng::stream(seed, 1), jobs: Rng::stream(seed, 2) }
+        let [nodes, jobs, users] = [1, 2, 3].map(|purpose| Rng::stream(seed, purpose));
+        Self { faults, nodes, jobs, users }
     }
 
     pub(crate) fn checkpoint(&self) -> Span {
@@ -59,6 +65,14 @@ impl FaultSource {
 
     /// The share of the remaining work after which this attempt crashes.
     pub(crate) fn crash_point(&mut self) -> Option<f64> {
-        (self.faults.crash > 0.0 && self.jobs.chance(self.faults.crash)).then(|| self.jobs.unit())
+        let chance = self.faults.crash * (1.0 - self.faults.user_errors);
+        (chance > 0.0 && self.jobs.chance(chance)).then(|| self.jobs.unit())
+    }
+
+    /// The share of its work after which a job always fails. Asked once for each job, in the order of
+    /// submission, so that the same jobs are wrong under every policy.
+    pub(crate) fn mistake(&mut self) -> Option<f64> {
+        let chance = self.faults.crash * self.faults.user_errors;
+        (chance > 0.0 && self.users.chance(chance)).then(|| self.users.unit())
     }
 }

@@ -7,7 +7,10 @@
 //! for byte.
 
 mod condense;
+mod study;
 mod text;
+
+pub use study::study;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -110,47 +113,63 @@ pub struct Stay {
 /// The whole page.
 pub fn render(title: &str, runs: &[RunView]) -> String {
     let data = PageData::new(runs);
-    let json = serde_json::to_string(&data).expect("strings and numbers always serialise");
-    let mut page = String::with_capacity(json.len() + STYLE.len() + SCRIPT.len() + 32_768);
-    let shown = html(title);
-    // The nonce keeps inline event handlers and foreign scripts from running even if some text
-    // slipped through unescaped; everything else, the network above all, is forbidden.
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
-         style-src 'nonce-report'; script-src 'nonce-report'; base-uri 'none'; form-action 'none'\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n\
-         <meta name=\"generator\" content=\"roommate\">\n\
-         <title>{shown}</title>\n<style nonce=\"report\">\n{STYLE}</style>\n</head>\n<body>\n\
-         <header class=\"top\">\n<div>\n<h1>{shown}</h1>\n<p class=\"muted\">{}</p>\n</div>\n\
-         <button type=\"button\" id=\"theme\" class=\"quiet\">Theme</button>\n</header>\n<main>\n",
-        html(&subtitle(runs))
-    );
+    let mut body = String::with_capacity(32_768);
     if runs.is_empty() {
-        page.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
+        body.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
     } else {
-        page.push_str(
-            "<noscript><p class=\"card\">The figures need JavaScript; the tables do not.</p>\
-             </noscript>\n",
-        );
-        push_metrics(&mut page, runs);
-        push_charts(&mut page, runs);
-        push_gantt(&mut page, &data);
-        push_sources(&mut page, runs);
+        push_metrics(&mut body, runs);
+        push_charts(&mut body, runs);
+        push_gantt(&mut body, &data);
+        push_sources(&mut body, runs);
     }
-    page.push_str(
-        "</main>\n<footer class=\"muted\">Made by <code>roommate report</code>.</footer>\n",
-    );
-    page.push_str("<div id=\"tip\" hidden></div>\n");
-    page.push_str("<div id=\"said\" class=\"unseen\" aria-live=\"polite\"></div>\n");
-    page.push_str("<script type=\"application/json\" id=\"data\">");
-    page.push_str(&script_safe(&json));
-    page.push_str("</script>\n<script nonce=\"report\">\n");
-    page.push_str(SCRIPT);
-    page.push_str("</script>\n</body>\n</html>\n");
-    page
+    let frame =
+        Frame { title, subtitle: &subtitle(runs), script: SCRIPT, maker: "roommate report" };
+    frame.around(&body, &data)
+}
+
+/// What every page has: its head, its theme, its data and its scripts.
+struct Frame<'a> {
+    title: &'a str,
+    subtitle: &'a str,
+    script: &'a str,
+    /// The command that made it.
+    maker: &'a str,
+}
+
+impl Frame<'_> {
+    fn around(&self, body: &str, data: &impl Serialize) -> String {
+        let json = serde_json::to_string(data).expect("strings and numbers always serialise");
+        let size = json.len() + STYLE.len() + self.script.len() + body.len() + 4_096;
+        let mut page = String::with_capacity(size);
+        let shown = html(self.title);
+        // The nonce keeps inline event handlers and foreign scripts from running even if some text
+        // slipped through unescaped; everything else, the network above all, is forbidden.
+        let _ = write!(
+            page,
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
+             style-src 'nonce-report'; script-src 'nonce-report'; base-uri 'none'; form-action 'none'\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n\
+             <meta name=\"generator\" content=\"roommate\">\n\
+             <title>{shown}</title>\n<style nonce=\"report\">\n{STYLE}</style>\n</head>\n<body>\n\
+             <header class=\"top\">\n<div>\n<h1>{shown}</h1>\n<p class=\"muted\">{}</p>\n</div>\n\
+             <button type=\"button\" id=\"theme\" class=\"quiet\">Theme</button>\n</header>\n<main>\n\
+             <noscript><p class=\"card\">The figures need JavaScript; the tables do not.</p>\
+             </noscript>\n{body}</main>\n\
+             <footer class=\"muted\">Made by <code>{}</code>.</footer>\n\
+             <div id=\"tip\" hidden></div>\n\
+             <div id=\"said\" class=\"unseen\" aria-live=\"polite\"></div>\n\
+             <script type=\"application/json\" id=\"data\">",
+            html(self.subtitle),
+            self.maker
+        );
+        page.push_str(&script_safe(&json));
+        page.push_str("</script>\n<script nonce=\"report\">\n");
+        page.push_str(self.script);
+        page.push_str("</script>\n</body>\n</html>\n");
+        page
+    }
 }
 
 /// What all runs have in common, or that they do not.

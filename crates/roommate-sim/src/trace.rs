@@ -22,12 +22,16 @@ pub mod pairs;
 mod philly;
 mod philly_log;
 pub mod stats;
+pub mod study;
+mod synergy;
 pub mod synth;
 mod tiresias;
 
 pub use error::{Problem, TraceError};
 
+use roommate_core::sensitivity::Sensitivity;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// One job of a trace, names still as text.
 ///
@@ -41,6 +45,10 @@ pub struct TraceJob {
     pub submit_us: u64,
     /// GPUs it asks for, at least 1.
     pub gpus: u32,
+    /// Most GPUs it can use, at least `gpus`; not said for a job that is not elastic.
+    pub gpus_max: Option<u32>,
+    /// What more GPUs do for it: n instead of g make it (n/g) to the power of this as fast.
+    pub scaling: Option<f64>,
     /// Work to do, in training steps. Where only a duration is known it is the duration in seconds.
     pub steps: f64,
     /// Seconds of one step, alone on the reference GPU; 1 where only a duration is known.
@@ -83,6 +91,34 @@ pub struct TraceJob {
     pub kinds: Vec<String>,
     /// Measured speed by GPU kind relative to the reference; 0 = cannot run there.
     pub kind_speed: Vec<(String, f64)>,
+    /// What its model makes of more or less CPU and host memory, where a table says so.
+    pub sensitivity: Option<Arc<Sensitivity>>,
+    /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
+    /// pointer.
+    pub observed: Option<Box<Observed>>,
+}
+
+/// What the original cluster recorded of a job beyond its end: for studies, not for scheduling.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Observed {
+    /// Machines of its last attempt; 0 = unknown.
+    pub machines: u32,
+    /// Share of the time in which its GPUs were busy, mean over GPUs and time, 0 to 1.
+    pub gpu_util: Option<f64>,
+    /// The part of its queueing during which its team was at its quota.
+    pub fair_share_s: Option<f64>,
+    /// Why it failed, in the trace's own words.
+    pub failure: Option<String>,
+}
+
+impl Observed {
+    const NOTHING: &'static Self =
+        &Self { machines: 0, gpu_util: None, fair_share_s: None, failure: None };
+
+    /// Boxed, unless nothing was recorded.
+    fn boxed(self) -> Option<Box<Self>> {
+        (self != *Self::NOTHING).then(|| Box::new(self))
+    }
 }
 
 impl TraceJob {
@@ -92,6 +128,8 @@ impl TraceJob {
             id,
             submit_us,
             gpus,
+            gpus_max: None,
+            scaling: None,
             steps: duration_s,
             step_s: 1.0,
             duration_s,
@@ -113,7 +151,14 @@ impl TraceJob {
             gpu_milli: 1000,
             kinds: Vec::new(),
             kind_speed: Vec::new(),
+            observed: None,
+            sensitivity: None,
         }
+    }
+
+    /// What else was recorded of it in the original cluster.
+    pub fn observed(&self) -> &Observed {
+        self.observed.as_deref().unwrap_or(Observed::NOTHING)
     }
 
     /// Seconds of work, alone on the reference GPU.
@@ -229,6 +274,8 @@ pub enum Format {
     Tiresias,
     /// `ElasticFlow`, seconds with deadlines.
     ElasticFlow,
+    /// Synergy, seconds with iterations of models. Needs a table of models.
+    Synergy,
 }
 
 named!(
@@ -243,7 +290,8 @@ named!(
     Gavel = "gavel",
     Chronus = "chronus",
     Tiresias = "tiresias",
-    ElasticFlow = "elasticflow"
+    ElasticFlow = "elasticflow",
+    Synergy = "synergy"
 );
 
 /// How to read a trace.
@@ -255,6 +303,8 @@ pub struct ReadOptions {
     pub skip_bad_rows: bool,
     /// Table of steps per second, for traces that give steps without durations.
     pub throughputs: Option<PathBuf>,
+    /// Table of speeds of models by CPU and host memory.
+    pub sensitivity: Option<PathBuf>,
     /// GPU kind of that table which counts as the reference GPU.
     pub gpu_kind: String,
     /// Stop after so many jobs, counted in the order of the file.
@@ -267,6 +317,7 @@ impl Default for ReadOptions {
             format: Format::Auto,
             skip_bad_rows: false,
             throughputs: None,
+            sensitivity: None,
             gpu_kind: "v100".to_owned(),
             max_jobs: None,
         }
@@ -300,7 +351,11 @@ pub struct Trace {
 /// # Ok::<(), trace::TraceError>(())
 /// ```
 pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
-    layout::read(path, options)
+    let mut trace = layout::read(path, options)?;
+    if let Some(table) = &options.sensitivity {
+        synergy::Grids::read(table)?.tell(&mut trace.jobs);
+    }
+    Ok(trace)
 }
 
 #[cfg(test)]

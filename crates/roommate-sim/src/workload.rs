@@ -115,6 +115,7 @@ struct ProfileKey {
     step: u64,
     stages: Option<[u64; 4]>,
     kind_speed: Vec<(u8, u64)>,
+    scaling: Option<u64>,
 }
 
 struct Maker<'a> {
@@ -133,7 +134,9 @@ impl Maker<'_> {
         let profile = self.profile(&job);
         let team = self.team(job.team.as_deref().unwrap_or("all"));
         let gpus = u16::try_from(job.gpus).unwrap_or(u16::MAX);
+        let most = job.gpus_max.unwrap_or(job.gpus);
         let spec = Spec {
+            gpus_max: u16::try_from(most).unwrap_or(u16::MAX).max(gpus),
             knobs: Knobs {
                 batch: job.batch,
                 mem_mib: job.mem_mib,
@@ -149,8 +152,9 @@ impl Maker<'_> {
             declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
             weight: job.weight,
+            worth: worth(&job),
             kinds,
-            retries: 3,
+            retries: 3.into(),
             ..Spec::training(gpus, job.steps, profile)
         };
         let at = Time(job.submit_us);
@@ -226,6 +230,7 @@ impl Maker<'_> {
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
             kind_speed: kind_speed.iter().map(|(k, s)| (*k, s.to_bits())).collect(),
+            scaling: job.scaling.map(f64::to_bits),
         };
         let profiles = &mut self.workload.profiles;
         let compat = self.compat;
@@ -233,7 +238,9 @@ impl Maker<'_> {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
             profile.kind_speed = kind_speed.into_iter().collect();
+            profile.scaling = job.scaling;
             profile.predicted = predicted;
+            profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();
             if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
                 profile.skew = Some(*skew);
@@ -256,6 +263,15 @@ impl Maker<'_> {
         self.teams.insert(name.into(), team);
         team
     }
+}
+
+/// All deadlines of a job that has several, with what they are worth.
+fn worth(job: &TraceJob) -> Vec<(Time, f64)> {
+    if job.soft_deadlines.is_empty() {
+        return Vec::new();
+    }
+    let last = job.deadline_us.zip(job.value);
+    job.soft_deadlines.iter().copied().chain(last).map(|(at, value)| (Time(at), value)).collect()
 }
 
 #[cfg(test)]
@@ -281,6 +297,18 @@ mod tests {
         let mixed = profiles(vec![job("a", "resnet50", 64)], "1x1:h200,1x1:t4");
         let small = profiles(vec![job("a", "resnet50", 64)], "1x1:t4");
         assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
+    }
+
+    #[test]
+    fn elastic_jobs_say_how_far_they_grow_and_how_well() {
+        let plain = job("a", "mystery", 0);
+        let elastic = TraceJob { gpus_max: Some(4), scaling: Some(0.5), ..job("b", "mystery", 0) };
+        let (workload, _) =
+            prepare(vec![plain, elastic], &"1x2".parse().unwrap(), None, false).unwrap();
+        let most: Vec<u16> = workload.arrivals.iter().map(|a| a.spec.gpus_max).collect();
+        assert_eq!(most, [1, 4]);
+        let scaling: Vec<Option<f64>> = workload.profiles.iter().map(|p| p.1.scaling).collect();
+        assert_eq!(scaling, [None, Some(0.5)]);
     }
 
     #[test]

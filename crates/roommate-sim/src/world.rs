@@ -182,6 +182,8 @@ struct Live {
     gpus: GpuSet,
     /// Steps at which this attempt crashes.
     crash_at: f64,
+    /// Steps at which every attempt fails, because the job is wrong.
+    wrong_at: f64,
     /// When it began to make progress in its present stay, and from how many steps.
     began: Time,
     began_done: f64,
@@ -306,7 +308,11 @@ impl World {
                     self.finished += 1;
                     self.facts.push(Event::Finished(job));
                 }
-                Alarm::Crash(job, _) => self.fail(now, job, Why::Crashed),
+                Alarm::Crash(job, _) => {
+                    let live = &self.live[job.usize()];
+                    let own = live.crash_at >= live.wrong_at;
+                    self.fail(now, job, if own { Why::UserError } else { Why::Crashed });
+                }
                 Alarm::NodeDown(node) => {
                     self.fail_node(now, node);
                     let back = now + self.faults.repair();
@@ -374,10 +380,10 @@ impl World {
         let done = live.meter.done;
         self.depart(job);
         self.facts.push(Event::Failed { job, why, done });
-        let budget = self.engine.state().spec(job).retries;
         // The engine gives a job up by the same count; the world only has to stop expecting it.
+        let limit = self.engine.state().spec(job).retries.after(why);
         let failures = self.engine.state().job(job).failures + 1;
-        if why == Why::Crashed && failures > budget {
+        if limit.is_some_and(|limit| failures > limit) {
             self.give_up(job);
         }
     }
@@ -406,11 +412,13 @@ impl World {
 
     fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
         let idx = self.engine.add_job(job.spec.clone());
+        let wrong_at = self.faults.mistake().map_or(f64::INFINITY, |share| share * job.work);
         self.live.push(Live {
             meter: Meter::default(),
             work: job.work,
             gpus: GpuSet::new(),
             crash_at: f64::INFINITY,
+            wrong_at,
             began: job.at,
             began_done: 0.0,
             epoch: 0,
@@ -541,8 +549,9 @@ impl World {
         let crash = self.faults.crash_point();
         let live = &mut self.live[job.usize()];
         live.gpus = gpus;
-        live.crash_at = crash
+        let crash_at = crash
             .map_or(f64::INFINITY, |share| live.meter.done + share * (live.work - live.meter.done));
+        live.crash_at = crash_at.min(live.wrong_at);
         if cost == Span::ZERO {
             self.facts.push(Event::Started(job));
             self.begin(now, job);
@@ -581,6 +590,9 @@ impl World {
     /// and an opportunist climbs from standstill.
     fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
         let state = self.engine.state();
+        if state.protected == 0 {
+            return;
+        }
         let gpus = self.live[job.usize()].gpus.clone();
         let protected = state.job(job).knobs.floor_permille > 0;
         for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
@@ -607,10 +619,10 @@ impl World {
         let gpus = &self.live[job.usize()].gpus;
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let disturbed = throttle::disturbed_step_s(&*self.truth, state, job, gpus, &held);
+        let speed = throttle::speed_there(&*self.truth, state, job, gpus, &held);
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         self.live[job.usize()].shares = shares;
-        (alone, disturbed)
+        (alone, alone / speed)
     }
 
     fn report_pace(&mut self, job: JobIdx, step_s: f64) {
@@ -654,6 +666,9 @@ impl World {
     /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
     fn add_neighbours_of_held_gangs(&self, crowded: &mut Vec<JobIdx>) {
         let state = self.engine.state();
+        if state.protected == 0 {
+            return;
+        }
         for i in 0..crowded.len() {
             let gpus = &self.live[crowded[i].usize()].gpus;
             if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
@@ -669,6 +684,7 @@ impl World {
         let crashes = live.crash_at < live.work;
         let until = if crashes { live.crash_at } else { live.work };
         if let Some(at) = live.meter.finishes(until) {
+            let at = self.engine.state().costs.seen(live.began, at);
             let alarm = if crashes { Alarm::Crash } else { Alarm::Finish }(job, live.epoch);
             self.alarms.push(Reverse((at, alarm)));
         }

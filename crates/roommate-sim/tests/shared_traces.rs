@@ -2,6 +2,7 @@
 //! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+use roommate_sim::trace::study::{Quotas, Study, study};
 use roommate_sim::trace::{Format, ReadOptions, Trace, TraceClass, native, read, stats::stats};
 use std::path::{Path, PathBuf};
 
@@ -157,4 +158,84 @@ fn groups_take_as_long_as_the_published_model_says() {
         checked += 1;
     }
     assert_eq!(checked, 64);
+}
+
+/// Figures of the Philly study's specification that the public files can answer: table, row, column,
+/// the figure, and half of its last digit (or more, where the file is another population).
+fn assert_figures(found: &Study, figures: &[(&str, &str, &str, f64, f64)]) {
+    for (table, row, column, expected, within) in figures {
+        let value = found.table(table).and_then(|t| t.value(row, column));
+        let close = value.is_some_and(|value| (value - expected).abs() <= *within);
+        assert!(close, "{table} {row} {column}: {value:?} instead of {expected} ± {within}");
+    }
+}
+
+#[test]
+fn completed_philly_jobs_have_the_mix_of_the_specification() {
+    let Some(shared) = shared() else { return };
+    let trace = read_strictly(&shared.join("traces/philly/philly_jobs.csv.gz"));
+    let found = study(&trace, &Quotas::new());
+    assert_figures(
+        &found,
+        &[
+            ("sizes", "1", "of_jobs", 0.932, 5e-4),
+            ("sizes", "2", "of_jobs", 0.022, 5e-4),
+            ("sizes", "4", "of_jobs", 0.023, 5e-4),
+            ("sizes", "8", "of_jobs", 0.020, 5e-4),
+            ("sizes", "16", "of_jobs", 0.0024, 5e-5),
+            ("sizes", "32 and more", "of_jobs", 0.0009, 5e-5),
+            ("sizes", "8", "of_gpu_time", 0.484, 5e-4),
+            ("sizes", "1", "of_gpu_time", 0.181, 5e-4),
+            ("sizes", "4", "of_gpu_time", 0.167, 5e-4),
+            ("sizes", "16", "of_gpu_time", 0.115, 5e-4),
+            ("run_time", "all", "p50_s", 1_144.0, 0.5),
+            // Ours are nearest ranks; the specification interpolates.
+            ("run_time", "all", "p90_s", 11_265.0, 1.0),
+            ("run_time", "all", "p95_s", 43_646.0, 2.0),
+            ("teams", "6214e9", "of_jobs", 0.50, 5e-3),
+        ],
+    );
+    // Only completed jobs, without their waits, places and utilisation: the rest says so.
+    let answered: Vec<&str> =
+        found.tables.iter().filter(|t| t.missing.is_empty()).map(|t| t.id).collect();
+    assert_eq!(answered, ["run_time", "sizes", "teams"]);
+    let lacks = |id| found.table(id).unwrap().missing.clone();
+    assert_eq!(lacks("queueing_by_size"), ["queue_s"]);
+    assert_eq!(lacks("utilisation"), ["gpu_util", "status"]);
+}
+
+#[test]
+fn wide_philly_jobs_complete_less_often() {
+    let Some(shared) = shared() else { return };
+    let trace = read_strictly(&shared.join("traces/philly/philly_all_status_sample1000.csv.gz"));
+    let found = study(&trace, &Quotas::new());
+    assert_figures(
+        &found,
+        &[
+            ("outcomes_by_size", "1", "passed", 1.0 - 0.19, 5e-3),
+            ("outcomes_by_size", "4", "passed", 1.0 - 0.61, 5e-3),
+            ("outcomes_by_size", "8", "passed", 1.0 - 0.81, 5e-3),
+            // Published over 96,260 jobs; the sample has 1,000, none above 8 GPUs, and a stand-in
+            // for the status.
+            ("outcomes", "passed", "of_jobs", 0.693, 0.06),
+        ],
+    );
+    let killed = found.table("outcomes_by_size").unwrap().value("8", "killed");
+    assert_eq!(killed, None, "the file does not say who was killed");
+}
+
+#[test]
+fn one_record_of_the_original_philly_log_answers_what_it_can() {
+    let Some(shared) = shared() else { return };
+    let trace = read_strictly(&shared.join("traces/philly/cluster_job_log_example.json"));
+    let quotas = Quotas::from([("ee9e8c".into(), 8)]);
+    assert_figures(
+        &study(&trace, &quotas),
+        &[
+            ("queueing_by_size", "5-8", "p50_s", 30.0, 0.0),
+            ("queueing_by_locality", "5-8 on 1", "jobs", 1.0, 0.0),
+            ("causes_by_team", "ee9e8c", "delayed", 0.0, 0.0),
+            ("outcomes", "passed", "mean_attempts", 2.0, 0.0),
+        ],
+    );
 }

@@ -110,6 +110,13 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let mut scene =
         random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
     scene.truth = Arc::new(Undisturbed);
+    // Steps of a job that grows would end between ticks.
+    scene.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
+    // It grows once that pays: after twice, four or eight times the cost of it, but for five GPUs.
+    if let Some(keep) = scene.params.get_mut("grow_keep").filter(|k| **k == json!(0.7)) {
+        *keep = json!(1.0);
+    }
+    scene.actors.iter_mut().filter(|a| a.spec.gpus == 5).for_each(|a| a.spec.gpus_max = 5);
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
         scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);
@@ -170,6 +177,7 @@ fn some_faults(seed: u64) -> Faults {
         node_repair: seconds(1 + rng.below(20)),
         crash: if rng.chance(0.7) { 0.3 * rng.unit() } else { 0.0 },
         checkpoint: seconds(rng.below(4)),
+        user_errors: if rng.chance(0.3) { 0.5 } else { 0.0 },
     }
 }
 
@@ -190,7 +198,9 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
                 assert!(most <= actor.work + 1e-6, "{context}job {i} did {most} steps");
                 let kinds = scene.cluster.kinds.iter().map(|k| k.speed);
                 let measured = scene.profiles.iter().flat_map(|p| p.kind_speed.iter().map(|k| k.1));
-                let fastest = kinds.chain(measured).fold(0.0, f64::max);
+                let fed = scene.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
+                let fed = fed.flat_map(|s| s.points().map(|p| p.1)).fold(1.0, f64::max);
+                let fastest = fed * kinds.chain(measured).fold(0.0, f64::max);
                 let stays = run.stays.ended.iter().filter(|s| s.job.usize() == i);
                 let held: f64 = stays.map(|s| (s.to - s.from).secs() * s.gpus.len() as f64).sum();
                 let least = actor.work * f64::from(actor.spec.gpus) / fastest;

@@ -61,9 +61,13 @@ pub(crate) struct TraceInput {
     /// Drop rows that are wrong, and jobs that can never run, and count them
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
-    /// Table of steps per second, for traces that give steps without durations (gavel)
+    /// Table of steps per second, or of models, for traces that give steps without durations (gavel,
+    /// synergy)
     #[arg(long, value_name = "FILE")]
     pub(crate) throughputs: Option<PathBuf>,
+    /// Table of speeds by CPU and host memory for each GPU: columns `model,cpus,mem_gb,rel_throughput`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sensitivity: Option<PathBuf>,
     /// The GPU kind of that table that counts as the reference
     #[arg(long, default_value = "v100", value_name = "KIND")]
     pub(crate) gpu_kind: String,
@@ -101,7 +105,8 @@ pub(crate) enum TruthName {
 /// The world to simulate.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct WorldArgs {
-    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c` adds CPU cores of a node
+    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c:500g` adds CPU cores and
+    /// GiB of memory of a node
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator
@@ -152,6 +157,15 @@ pub(crate) struct WorldArgs {
     /// Chance that an attempt of a job crashes
     #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance, allow_negative_numbers = true)]
     pub(crate) crash: f64,
+    /// Part of those failures that are errors of the user, which come back at the same point
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, allow_negative_numbers = true)]
+    pub(crate) user_errors: f64,
+    /// How often a job is started again after failures of its own
+    #[arg(long, default_value_t = 3, value_name = "N")]
+    pub(crate) retries: u16,
+    /// How often after an error of the user; as often as after others, unless given
+    #[arg(long, value_name = "N")]
+    pub(crate) user_retries: Option<u16>,
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
@@ -271,6 +285,22 @@ pub(crate) enum Trace {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+    /// Reproduce the tables of the Philly study: queueing, locality, utilisation, failures
+    Study {
+        /// The trace, `-` for standard input
+        trace: PathBuf,
+        #[command(flatten)]
+        input: TraceInput,
+        /// GPUs that a team is entitled to, to tell waiting for quota from fragmentation
+        #[arg(long, value_name = "TEAM=GPUS,...", value_delimiter = ',', value_parser = quota)]
+        quota: Vec<(String, u32)>,
+        /// Also write an HTML page with plots
+        #[arg(long, value_name = "FILE")]
+        report: Option<PathBuf>,
+        /// How to print the result
+        #[arg(long, short, value_enum, default_value_t = Output::Table)]
+        output: Output,
+    },
     /// Invent a trace from published mixes of sizes and durations
     Synth(Synth),
     /// Write a trace in Roommate's own layout
@@ -324,6 +354,9 @@ pub(crate) struct Synth {
     /// GPU time asked for, as a share of what the cluster has
     #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub(crate) load: f64,
+    /// Share of jobs that can use two or four times the GPUs they ask for
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) elastic: f64,
     /// The cluster that the load refers to
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
@@ -348,6 +381,13 @@ fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, St
 fn some(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|n| (1..=10_000_000).contains(n));
     value.ok_or_else(|| "expected a whole number from 1 to 10000000".into())
+}
+
+/// A team and its GPUs. The last `=` counts: names may hold any character.
+fn quota(text: &str) -> Result<(String, u32), String> {
+    let pair = text.rsplit_once('=').filter(|(team, _)| !team.is_empty());
+    let pair = pair.and_then(|(team, gpus)| Some((team.to_owned(), gpus.parse().ok()?)));
+    pair.ok_or_else(|| "expected a team and its GPUs, like vision=64".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -9,6 +9,7 @@ use roommate_core::cluster::Cluster;
 use roommate_core::interference::Interference;
 use roommate_core::interference::noisy::Noisy;
 use roommate_core::interference::table::Table;
+use roommate_core::job::Retries;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Entry, Params};
@@ -97,6 +98,7 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
         format: input.format,
         skip_bad_rows: input.skip_bad_rows,
         throughputs: input.throughputs.clone(),
+        sensitivity: input.sensitivity.clone(),
         gpu_kind: input.gpu_kind.clone(),
         max_jobs: input.max_jobs,
     };
@@ -148,6 +150,11 @@ impl Lab {
         if world.no_spread_penalty {
             workload.profiles.iter_mut().for_each(|(_, p)| p.spread_speed = 1.0);
         }
+        let retries = Retries {
+            user: world.user_retries.unwrap_or(world.retries),
+            ..Retries::from(world.retries)
+        };
+        workload.arrivals.iter_mut().for_each(|arrival| arrival.spec.retries = retries);
         Ok(Self {
             workload,
             world: world.clone(),
@@ -273,6 +280,7 @@ impl Lab {
             node_mtbf: self.world.node_mtbf.map(|h| Span::from_secs(h * 3_600.0)),
             node_repair: Span::from_secs(self.world.node_repair * 3_600.0),
             crash: self.world.crash,
+            user_errors: self.world.user_errors,
             checkpoint: Span::from_secs(self.world.checkpoint * 60.0),
         }
     }

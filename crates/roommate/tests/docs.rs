@@ -61,6 +61,7 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["profile", "check"],
         &["report"],
         &["trace", "stats"],
+        &["trace", "study"],
         &["trace", "synth"],
         &["trace", "convert"],
         &["completions"],
@@ -78,17 +79,33 @@ fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
     rest.split_once("```text\n").unwrap().1.split_once("```").unwrap().0
 }
 
-#[test]
-fn the_page_about_interference_shows_the_fit_of_today() {
+/// The page with what the command really prints under the line that names it.
+fn refreshed(page: &str, command: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
-        .args(["profile", "fit", "profiles/h200"])
+        .args(command.split_whitespace())
         .current_dir(&root)
         .output()
         .unwrap();
-    let fit = String::from_utf8(out.stdout).unwrap();
-    let page = std::fs::read_to_string(root.join("docs/reference/interference.md")).unwrap();
-    let shown = shown_after(&page, "Made by `roommate profile fit profiles/h200`");
-    let fresh = page.replacen(&format!("```text\n{shown}```"), &format!("```text\n{fit}```"), 1);
+    let printed = String::from_utf8(out.stdout).unwrap();
+    let page = std::fs::read_to_string(root.join(page)).unwrap();
+    let line = format!("Made by `roommate {command}`");
+    let (before, after) = page.split_once(&line).unwrap();
+    let shown = shown_after(&page, &line);
+    let fresh =
+        after.replacen(&format!("```text\n{shown}```"), &format!("```text\n{printed}```"), 1);
+    format!("{before}{line}{fresh}")
+}
+
+#[test]
+fn the_page_about_interference_shows_the_fit_of_today() {
+    let fresh = refreshed("docs/reference/interference.md", "profile fit profiles/h200");
     expect_file!["../../../docs/reference/interference.md"].assert_eq(&fresh);
+}
+
+#[test]
+fn the_page_that_compares_policies_shows_the_figures_of_today() {
+    let policies = "fifo,fifo-backfill,srsf,tiresias,gandiva,muri-l,antman,horus";
+    let fresh = refreshed("docs/reference/comparison.md", &format!("compare -p {policies}"));
+    expect_file!["../../../docs/reference/comparison.md"].assert_eq(&fresh);
 }

@@ -15,6 +15,8 @@ mod outputs;
 mod profiles;
 #[path = "program/refusals.rs"]
 mod refusals;
+#[path = "program/study.rs"]
+mod study;
 
 use expect_test::Expect;
 use flate2::Compression;

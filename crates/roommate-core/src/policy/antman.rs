@@ -307,13 +307,9 @@ impl AntMan {
     }
 }
 
-/// GPUs of the node for which there is CPU left.
+/// GPUs of the node for which there is CPU and host memory left.
 fn by_cpu(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> usize {
-    let (node, each) = (plan.node(node), plan.spec(job).knobs.cpu_milli);
-    match node.cpu_milli.saturating_sub(node.cpu_used_milli).checked_div(each) {
-        Some(gpus) if node.cpu_milli > 0 => gpus as usize,
-        _ => usize::MAX,
-    }
+    plan.node(node).room_for(plan.spec(job).knobs) as usize
 }
 
 /// A GPU in the order of loads; equal loads by index.

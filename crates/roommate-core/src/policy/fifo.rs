@@ -7,12 +7,14 @@
 //!
 //! # Reads / does / wakes
 //! Reads the order of submission and the number of GPUs. Starts jobs on whole GPUs, never stops one.
-//! Wakes when a job arrives or leaves and when a node comes back; never by time.
+//! Wakes when a job arrives or leaves and when a node comes back; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! # Differs from the paper
 //! There is none; it is the baseline of all of them.
 
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk};
@@ -26,13 +28,17 @@ pub(super) struct Params {
     backfill: bool,
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
 }
 
 struct Fifo(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style =
-        Style { rule: params.rule, preempt: false, repack: false, overtake: params.backfill };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    let style = Style { layout, preempt: false, repack: false, overtake: params.backfill };
     // A job keeps its place in the line when it comes back after a failure.
     Ok(Fifo(Walk::new(style, |_, job| u64::from(job.0))))
 }

@@ -6,14 +6,16 @@
 //! gives them turns of about a minute, and everybody has early results. Jobs of one width share nodes
 //! (affinity), so that gangs find room. While a node has too many jobs, those that use little of a GPU
 //! are tried together on one; the pair stays if the paces add up to more than taking turns. Idle GPUs
-//! pull suspended jobs from crowded nodes, and thinly used nodes are emptied for wide jobs.
+//! pull suspended jobs from crowded nodes, and thinly used nodes are emptied for wide jobs. A job that can
+//! use more GPUs gets those of its node that nobody has wanted for long, as long as it is that much faster.
 //!
 //! # Reads / does / wakes
 //! Reads GPUs, measured paces (alone, and together), measured utilisation of a kind of work, memory, and
 //! how long a job has run; never durations, remaining work or stage times. Starts, suspends and moves
 //! jobs, and puts several on the same GPUs without confining them. Wakes when a job arrives or leaves
 //! and a node comes or goes; at the end of a slice while somebody is suspended, of a trial, and once a
-//! minute while there are packs or suspended jobs.
+//! minute while there are packs or suspended jobs; and when GPUs have been idle for so long that a job may
+//! grow.
 //!
 //! # Differs from the paper
 //! No code was released, so every threshold is a parameter. A selected job moves to the end of its list
@@ -22,13 +24,15 @@
 //! merge. A class without any node joins the least loaded one of another class instead of waiting.
 //! Gangs that span nodes are never suspended: they wait until there is room. A job is expected to run
 //! as long as it has, so a migration is made when it pays over that time; jobs of a pack part for idle
-//! GPUs by the same rule. A neighbour on another GPU is not thought to disturb. Elastic jobs do not
-//! grow: here a wider gang is not faster. `gandiva-tiresias-style` is how the Tiresias simulator has
+//! GPUs by the same rule. A neighbour on another GPU is not thought to disturb. A job grows when
+//! the least gain that is kept would pay over the time that it is expected to run; gangs that span nodes
+//! do not. `gandiva-tiresias-style` is how the Tiresias simulator has
 //! it: no packs, no limit to turns, and every ten seconds (`balance_s`) a node goes from the class with
 //! most GPUs above its share of the demand to the one furthest below; there sets of nodes for gangs
 //! wider than a node take turns too.
 
 use crate::event::Event;
+use crate::growth::{Growth, Rules, Window};
 use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::Phase;
 use crate::place;
@@ -84,6 +88,12 @@ pub(super) struct Params {
     cool_s: f64,
     /// Seconds between two looks at how many nodes each class of jobs has; none = never.
     balance_s: Option<f64>,
+    /// Whether jobs that can use more GPUs than they asked for get them.
+    grow: bool,
+    /// Seconds for which GPUs have to be idle before.
+    grow_idle_s: f64,
+    /// They are kept if each GPU then does at least this share of what it did before.
+    grow_keep: f64,
 }
 
 impl Default for Params {
@@ -107,6 +117,9 @@ impl Default for Params {
             defrag_stop: 0.75,
             cool_s: 300.0,
             balance_s: None,
+            grow: true,
+            grow_idle_s: 300.0,
+            grow_keep: 0.7,
         }
     }
 }
@@ -136,7 +149,10 @@ struct Gandiva {
     params: Params,
     slice: Span,
     scan: Span,
+    /// For how long what is tried is measured.
+    window: Window,
     rota: Rota,
+    growth: Growth,
     records: Vec<Record>,
     queue: Queue<u64>,
     stamp: u64,
@@ -173,16 +189,31 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     let spans = [params.trial_steps, params.trial_skip, params.keep_gain];
     let more = [params.refuse_s, params.stale_s, params.migrate_gain, params.cool_s];
-    if spans.iter().chain(&more).any(|v| !above(*v, 0.0)) {
+    let grow = [params.grow_idle_s, params.grow_keep];
+    if spans.iter().chain(&more).chain(&grow).any(|v| !above(*v, 0.0)) {
         return Err(
-            "trial_steps, trial_skip, keep_gain, refuse_s, stale_s, migrate_gain, cool_s: expected numbers from 0 on"
+            "trial_steps, trial_skip, keep_gain, refuse_s, stale_s, migrate_gain, cool_s, \
+                    grow_idle_s, grow_keep: expected numbers from 0 on"
                 .into(),
         );
     }
     if !(params.defrag_stop > 0.0 && params.defrag_stop <= 1.0) {
         return Err("defrag_stop: expected above 0 to 1".into());
     }
+    let window = Window {
+        steps: params.trial_skip + params.trial_steps,
+        least_s: params.trial_s,
+        most_s: params.slice_s.max(params.trial_s),
+    };
+    let rules = Rules {
+        idle: Span::from_secs(params.grow_idle_s),
+        keep: params.grow_keep,
+        refuse: Span::from_secs(params.refuse_s),
+        window,
+    };
     Ok(Gandiva {
+        growth: Growth::new(params.grow.then_some(rules)),
+        window,
         slice: Span::from_secs(params.slice_s),
         scan: Span::from_secs(params.scan_s),
         params,
@@ -209,7 +240,9 @@ impl Policy for Gandiva {
         self.rota.fill(plan);
         self.admit(plan);
         self.balance(plan);
+        self.growth.give_back(plan, &mut self.rota);
         self.introspect(plan);
+        self.grow(plan);
         self.set_alarms(plan);
     }
 }
@@ -219,9 +252,10 @@ fn is_alone(state: &State, job: JobIdx) -> bool {
     job.is_placed() && job.gpus.iter().all(|g| state.gpu(*g).tenants.len() == 1)
 }
 
-/// How long it has run so far, and so how long it is expected to run.
+/// How long it has run so far, as wide as it is now, and so how long it is expected to run.
 fn age_s(state: &State, job: JobIdx) -> f64 {
-    Span(state.attained(job) / u64::from(state.spec(job).gpus)).secs()
+    let gpus = state.job(job).gpus.len().max(usize::from(state.spec(job).gpus));
+    Span(state.attained(job) / gpus as u64).secs()
 }
 
 /// Whether giving up this much time is worth a pace that is higher by this share of the pace alone.
@@ -240,6 +274,7 @@ impl Gandiva {
         self.records.resize(plan.jobs.len(), Record::default());
         self.tried.resize(plan.gpus.len(), None);
         self.rota.prepare(plan);
+        self.growth.prepare(plan);
         for job in plan.news.left {
             self.depart(plan, *job);
         }
@@ -294,6 +329,7 @@ impl Gandiva {
         if record.stamp == 0 {
             self.stamp += 1;
             record.stamp = self.stamp;
+            self.growth.add(plan, job);
         }
         if plan.pending.contains(job) {
             // Classes have nodes of their own: that one has no room says nothing about another.
@@ -331,9 +367,9 @@ impl Gandiva {
     }
 
     fn admit_one(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        if let Some(node) = self.rota.calm_home(plan, job) {
+        if let Some(node) = self.calm_home(plan, job) {
             self.rota.join(plan, job, node);
-        } else if let Some(gpus) = self.rota.room_across(plan, job)
+        } else if let Some(gpus) = self.room_across(plan, job)
             && self.rota.put(plan, job, &gpus)
         {
             self.rota.settle(plan, job);
@@ -343,10 +379,23 @@ impl Gandiva {
             return false;
         }
         self.rota.fill(plan);
+        self.growth.give_back(plan, &mut self.rota);
         if !plan.job(job).is_placed() {
             plan.note(job, Why::WaitsForTurn);
         }
         true
+    }
+
+    /// A node where the job can run at once without turns, if need be because others shrink.
+    fn calm_home(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<NodeIdx> {
+        let idle = self.rota.calm_home(plan, job);
+        idle.or_else(|| self.growth.make_room(plan, &mut self.rota, job))
+    }
+
+    /// The same for a gang that spans nodes.
+    fn room_across(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<GpuSet> {
+        let idle = self.rota.room_across(plan, job);
+        idle.or_else(|| self.growth.make_room_across(plan, &mut self.rota, job))
     }
 }
 
@@ -388,17 +437,11 @@ impl Gandiva {
         list.find(|u| u.jobs.contains(&of)).map(|u| u.jobs.clone()).unwrap_or_default()
     }
 
-    /// When a trial has seen enough: some steps of the slower, but not more than a slice. How long that is
-    /// is known only once it has run for a while.
+    /// When a trial has seen enough of the slower.
     fn trial_end(&self, plan: &Plan<'_>, trial: &Trial, members: &[JobIdx]) -> Time {
         let all = members.iter().chain([&trial.guest]);
         let slowest_s = all.map(|j| plan.job(*j).meter.step_s).fold(0.0, f64::max);
-        let steps = self.params.trial_skip + self.params.trial_steps;
-        let least_s = self.params.trial_s;
-        let most_s = self.params.slice_s.max(least_s);
-        let first = trial.from + Span::from_secs(least_s);
-        let end = trial.from + Span::from_secs((steps * slowest_s).clamp(least_s, most_s));
-        if plan.now < first { first } else { end }
+        self.window.end(trial.from, plan.now, slowest_s)
     }
 
     fn end_trials(&mut self, plan: &mut Plan<'_>) {
@@ -651,7 +694,7 @@ impl Gandiva {
                 if !self.is_cool(plan, job) || !pays(plan, job, cost, gain) {
                     continue;
                 }
-                let target = self.rota.calm_home(plan, job).filter(|n| *n != node);
+                let target = self.calm_home(plan, job).filter(|n| *n != node);
                 let gpus = target.and_then(|n| self.rota.spare(plan, job, n));
                 if gpus.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
                     self.rota.fill(plan);
@@ -765,7 +808,7 @@ impl Gandiva {
         let mark = plan.mark();
         let idle = plan.node(source).idle;
         let last = self.rota.home(source).list.len() == 1;
-        let Some(gpus) = self.best_fit(plan, source, job, idle, last) else { return false };
+        let Some(gpus) = self.rota.best_fit(plan, source, job, idle, last) else { return false };
         let slower = 1.0 - plan.solo_speed(job, &gpus) / plan.solo_speed(job, &was);
         let loss_s = cost.secs() + slower.max(0.0) * age_s(plan, job);
         if loss_s > self.params.migrate_gain * age_s(plan, job) {
@@ -780,25 +823,6 @@ impl Gandiva {
         true
     }
 
-    /// Idle GPUs on the fullest node that can take the job: one with fewer idle GPUs than where it is,
-    /// or as many if that becomes empty.
-    fn best_fit(
-        &self,
-        plan: &Plan<'_>,
-        source: NodeIdx,
-        job: JobIdx,
-        idle: u16,
-        last: bool,
-    ) -> Option<GpuSet> {
-        let most = if last { idle } else { idle - 1 };
-        (plan.spec(job).gpus..=most).find_map(|idle| {
-            let kinds = (0..plan.kinds.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
-            let nodes = kinds.flat_map(|k| plan.idle.nodes(k, idle).iter());
-            let mut used = nodes.filter(|n| *n != source && self.rota.is_calm_for(plan, job, *n));
-            used.find_map(|n| self.rota.spare(plan, job, n))
-        })
-    }
-
     /// Gives a node of a class that has more GPUs than its share of the demand to one that has fewer.
     fn balance(&mut self, plan: &mut Plan<'_>) {
         let Some(every) = self.params.balance_s.map(Span::from_secs) else { return };
@@ -807,23 +831,13 @@ impl Gandiva {
             return;
         }
         self.balances = balances;
-        let shares = self.rota.shares(plan);
-        let gpus: u32 = plan.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
-        let asked: u32 = shares.values().map(|(asked, _)| asked).sum();
-        let fair = |of: u32| (u64::from(of) * u64::from(gpus) / u64::from(asked.max(1))) as u32;
-        let gap = |(asked, has): &(u32, u32)| i64::from(fair(*asked).min(*asked)) - i64::from(*has);
-        let needy = shares.iter().max_by_key(|(c, s)| (gap(s), Reverse(**c)));
-        let rich = shares.iter().min_by_key(|(c, s)| (gap(s), **c));
-        let (Some((needy, lacks)), Some((rich, spare))) = (needy, rich) else { return };
-        let source = self.rota.of_class(*rich).find(|n| !self.trials.contains_key(n));
-        let Some(source) = source else { return };
-        let size = i64::from(plan.node(source).size);
-        if gap(lacks) > 0 && gap(spare) + size <= 0 {
+        let may_go = |n: NodeIdx| !self.trials.contains_key(&n);
+        if let Some((source, needy)) = self.rota.unfair(plan, &may_go) {
             for job in self.rota.vacate(plan, source) {
                 self.records[job.usize()].solo = None;
             }
             if self.rota.home(source).list.is_empty() {
-                self.resettle(plan, source, *needy);
+                self.resettle(plan, source, needy);
             }
             self.rota.fill(plan);
         }
@@ -842,6 +856,14 @@ impl Gandiva {
                 self.migrate(plan, job, &gpus);
             }
         }
+    }
+
+    /// Nothing else is tried where jobs grow.
+    fn grow(&mut self, plan: &mut Plan<'_>) {
+        let trials = &self.trials;
+        let is_calm =
+            |rota: &Rota, node| !rota.packed.contains(node) && !trials.contains_key(&node);
+        self.growth.look(plan, &mut self.rota, &is_calm);
     }
 
     fn set_alarms(&self, plan: &mut Plan<'_>) {

@@ -557,14 +557,9 @@ impl Horus {
     }
 }
 
-/// How many tasks of the job the CPU of a node has room for.
+/// How many tasks of the job the CPU and the host memory of a node have room for.
 fn cpu_room(plan: &State, job: JobIdx, node: NodeIdx) -> usize {
-    let node = plan.node(node);
-    let free = node.cpu_milli.saturating_sub(node.cpu_used_milli);
-    match free.checked_div(plan.spec(job).knobs.cpu_milli) {
-        Some(tasks) if node.cpu_milli > 0 => tasks as usize,
-        _ => usize::MAX,
-    }
+    plan.node(node).room_for(plan.spec(job).knobs) as usize
 }
 
 /// The best try over all anchors.

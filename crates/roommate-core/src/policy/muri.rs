@@ -150,6 +150,9 @@ struct Bucket {
     groups: Vec<Group>,
 }
 
+/// Groups by the classes of their members, and the mate of each.
+type Matched = (Vec<[u8; SLOTS]>, Vec<Option<usize>>);
+
 struct Muri {
     params: Params,
     /// Live jobs, in the order in which the last round left them.
@@ -161,8 +164,8 @@ struct Muri {
     steps: BTreeMap<u16, StepTable>,
     released: Matcher,
     classes: ClassMatcher,
-    /// Groups of each width in each round as they were last matched, by classes, and their mates.
-    matched: BTreeMap<(u16, u8), (Vec<[u8; SLOTS]>, Vec<Option<usize>>)>,
+    /// Groups of each width in each round as they were last matched.
+    matched: BTreeMap<(u16, u8), Matched>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

@@ -7,13 +7,15 @@
 //! # Reads / does / wakes
 //! Reads the declared length (steps × step time on the reference GPU) and the number of GPUs; jobs
 //! that declare nothing come last, in order of submission. Starts jobs on whole GPUs, never stops
-//! one; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//! one; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! # Differs from the paper
 //! There is none. It is the non-preemptive bound for what knowing durations is worth.
 
 use crate::idx::JobIdx;
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk, key_of_secs};
@@ -26,12 +28,17 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Params {
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
 }
 
 struct Sjf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style = Style { rule: params.rule, preempt: false, repack: false, overtake: true };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    let style = Style { layout, preempt: false, repack: false, overtake: true };
     Ok(Sjf(Walk::new(style, declared)))
 }
 

@@ -7,7 +7,9 @@
 //!
 //! # Reads / does / wakes
 //! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time.
+//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
+//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
+//! their nodes to themselves.
 //!
 //! The order uses the time left alone on the reference GPU, not the pace where the job happens to
 //! run: otherwise two jobs on a slow GPU could push each other out for ever.
@@ -18,7 +20,7 @@
 //! running jobs where they are and pushes out only those that are in the way.
 
 use crate::idx::JobIdx;
-use crate::place::Rule;
+use crate::place::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::rank::{Style, Walk, key_of_secs};
@@ -31,6 +33,10 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Params {
     /// How gangs are laid over nodes.
     rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
     /// Whether everything is placed anew at every step.
     repack: bool,
 }
@@ -38,7 +44,12 @@ pub(super) struct Params {
 struct Srtf(Walk);
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let style = Style { rule: params.rule, preempt: true, repack: params.repack, overtake: true };
+    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
+    if params.repack && params.patience_s.is_some() {
+        // Placed anew at every step, a job has always only just lost its GPUs.
+        return Err("patience_s: cannot be combined with repack".into());
+    }
+    let style = Style { layout, preempt: true, repack: params.repack, overtake: true };
     Ok(Srtf(Walk::new(style, time_left)))
 }
 

@@ -11,8 +11,9 @@
 //! # Reads / does / wakes
 //! Reads GPUs, service used, waiting time since the last start, and the skew of the model; never
 //! durations. Starts and stops jobs on whole GPUs. Wakes when a job arrives or leaves, when a running
-//! job has used up its queue's bound, and when a waiting job has waited `promote_knob` times as long
-//! as it ran.
+//! job has used up its queue's bound, when a waiting job has waited `promote_knob` times as long as it
+//! ran, and when one has waited `patience_s` for a compact place. Jobs of `dedicate_from` GPUs or more
+//! have their nodes to themselves.
 //!
 //! # Differs from the paper
 //! The released simulator demotes wide jobs late (it compares GPU-time with wall time) and truncates
@@ -24,7 +25,7 @@
 
 use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::job::Phase;
-use crate::place::{self, Room, Rule};
+use crate::place::{self, Layout, Patience, Room, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
@@ -96,6 +97,10 @@ pub(super) struct Params {
     /// Models with a larger skew are kept together (any value from 0.15 to 0.61 separates the ten
     /// models of the paper).
     pack_limit: f32,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
     /// Gittins: how far ahead to look.
     quantum: Quantum,
     /// Gittins: service of past jobs that is known in advance, GPU-seconds.
@@ -115,6 +120,8 @@ impl Default for Params {
             order: Order::Las,
             placement: Where::Profile,
             pack_limit: 0.35,
+            patience_s: None,
+            dedicate_from: None,
             quantum: Quantum::Bound,
             history_gpu_s: Vec::new(),
             min_history: 200,
@@ -150,6 +157,9 @@ struct Record {
 
 struct Tiresias {
     params: Params,
+    /// How gangs that must be kept together are placed; for others the rule is another.
+    layout: Layout,
+    patience: Patience,
     bounds_us: Vec<u64>,
     records: Vec<Record>,
     /// GPUs of each running job.
@@ -183,10 +193,13 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if params.promote_knob.is_some_and(|k| !(k.is_finite() && k > 0.0)) {
         return Err("promote_knob: expected a number above 0".into());
     }
+    let layout = Layout::new(Rule::Consolidated, params.patience_s, params.dedicate_from)?;
     let bounds_us = params.bounds_gpu_s.iter().map(|s| Span::from_secs(*s).0).collect();
     let history = History::new(&params.history_gpu_s);
     Ok(Tiresias {
         params,
+        layout,
+        patience: Patience::default(),
         bounds_us,
         records: Vec::new(),
         held: Vec::new(),
@@ -299,21 +312,26 @@ impl Tiresias {
         (r.queue, -(self.history.index(used, ahead).to_bits() as i64))
     }
 
-    fn rule(&self, state: &State, job: JobIdx) -> Rule {
-        match self.params.placement {
+    fn layout(&self, state: &State, job: JobIdx) -> Layout {
+        let rule = match self.params.placement {
             Where::Count => Rule::Count,
             Where::Consolidated => Rule::Consolidated,
             Where::Profile => {
                 let hurts = state.profile(job).skew.is_none_or(|s| s > self.params.pack_limit);
                 if hurts { Rule::Consolidated } else { Rule::Spread }
             }
-        }
+        };
+        Layout { rule, ..self.layout }
     }
 
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let strict = u8::from(self.rule(plan, job) == Rule::Consolidated);
+        let layout = self.layout(plan, job);
+        let insists = match layout.patience {
+            Some(_) => self.patience.begin(layout, plan, job),
+            None => layout.rule == Rule::Consolidated,
+        };
         let key = self.key(plan, job);
-        self.queue.push(plan, job, key, strict);
+        self.queue.push(plan, job, key, u8::from(insists));
     }
 
     /// Books a start: behind all that run in its queue, or where it stood if it ran until now.
@@ -404,13 +422,16 @@ impl Tiresias {
     }
 
     fn walk(&mut self, plan: &mut Plan<'_>) {
+        while let Some(job) = self.patience.ended(plan) {
+            self.enqueue(plan, job);
+        }
         self.queue.open();
         while let Some((key, job)) = self.queue.next(plan) {
-            let rule = self.rule(plan, job);
-            if place::place(plan, job, rule) {
+            let layout = self.layout(plan, job);
+            if place::place(plan, job, layout) {
                 self.queue.take();
                 self.start(plan, job);
-            } else if self.push_out(plan, key, job, rule) {
+            } else if self.push_out(plan, key, job, layout) {
                 self.queue.take();
                 for i in 0..self.room.evicted.len() {
                     let victim = self.room.evicted[i];
@@ -464,19 +485,19 @@ impl Tiresias {
 
     /// Places the job by stopping jobs of later queues, last in line first. Under the Gittins order
     /// also less urgent jobs of the same queue.
-    fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx, rule: Rule) -> bool {
+    fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx, layout: Layout) -> bool {
         if !self.gittins() {
-            if !self.tiers.could_fit(plan, job, key.0, rule) {
+            if !self.tiers.could_fit(plan, job, key.0, layout) {
                 return false;
             }
             let later = self.running.range(((key.0 + 1, i64::MIN), JobIdx(0))..).rev().map(|r| r.1);
-            return self.room.make(plan, job, rule, later);
+            return self.room.make(plan, job, layout, later);
         }
         let mut worse: Vec<(Key, JobIdx)> =
             self.running.iter().map(|(_, j)| (self.key(plan, *j), *j)).collect();
         worse.retain(|w| *w > (key, job));
         worse.sort_unstable_by(|a, b| b.cmp(a));
-        self.room.make(plan, job, rule, worse.into_iter().map(|w| w.1))
+        self.room.make(plan, job, layout, worse.into_iter().map(|w| w.1))
     }
 
     fn set_alarms(&mut self, plan: &mut Plan<'_>) {
@@ -499,6 +520,7 @@ impl Tiresias {
         for at in [demotion, promotion].into_iter().flatten() {
             plan.wake_at(at.max(plan.now + Span(1)));
         }
+        self.patience.wake(self.layout, plan);
     }
 
     /// The first instant at or after `at` at which the job has run for a whole number of seconds.

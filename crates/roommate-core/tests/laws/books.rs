@@ -28,6 +28,9 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
         let node = state.node(gpu.node);
         hold(node.up || tenants.is_empty(), &format!("GPU {i} is down and has tenants: {gpu:?}"))?;
     }
+    let promised = |j: &&roommate_core::job::Job| j.is_placed() && j.knobs.floor_permille > 0;
+    let protected = state.jobs.iter().filter(promised).count();
+    hold(state.protected as usize == protected, "jobs that were promised a speed")?;
     nodes(state)
 }
 
@@ -36,12 +39,16 @@ fn nodes(state: &State) -> Result<(), Broken> {
     let mut by_kind = vec![0; state.kinds.len()];
     for (n, node) in state.nodes.iter().enumerate() {
         let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
-        let tenants = node.gpus().flat_map(|g| state.gpu(g).tenants.iter());
-        let cpu: u32 = tenants.map(|t| state.job(*t).knobs.cpu_milli).sum();
+        let tenants = || node.gpus().flat_map(|g| state.gpu(g).tenants.iter());
+        let sum = |f: fn(&Knobs) -> u32| tenants().map(|t| f(&state.job(*t).knobs)).sum();
+        let (cpu, host): (u32, u32) = (sum(|k| k.cpu_milli), sum(|k| k.host_mib));
         hold(node.idle == idle, format!("idle GPUs of node {n}: {node:?}"))?;
         hold(node.cpu_used_milli == cpu, format!("CPU of node {n}: {node:?}"))?;
         let within = node.cpu_milli == 0 || cpu <= node.cpu_milli;
         hold(within, format!("node {n} is over its CPU: {node:?}"))?;
+        hold(node.host_used_mib == host, format!("host memory of node {n}: {node:?}"))?;
+        let within = node.host_mib == 0 || host <= node.host_mib;
+        hold(within, format!("node {n} is over its host memory: {node:?}"))?;
         for kind in 0..state.kinds.len() as u8 {
             for count in 0..=state.idle.largest(kind) {
                 let listed = state.idle.nodes(kind, count).iter().any(|i| i.usize() == n);

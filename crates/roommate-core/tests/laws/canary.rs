@@ -25,6 +25,7 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
         floor_permille: [0, 0, 0, 990, u16::MAX][rng.below(5) as usize],
         mem_mib: [0, 5_000, 9_000, 50_000][rng.below(4) as usize],
         cpu_milli: [0, 500, 2_000][rng.below(3) as usize],
+        host_mib: [0, 4_000, 20_000][rng.below(3) as usize],
         ..Knobs::WHOLE
     };
     match rng.below(8) {
@@ -213,6 +214,7 @@ fn cooked_books_are_noticed() {
     assert_eq!(cook(|s| s.gpus[0].sm_used_permille = 1), Law::Books);
     assert_eq!(cook(|s| s.gpus[0].tenants.push(JobIdx(0))), Law::Books);
     assert_eq!(cook(|s| s.nodes[0].cpu_used_milli = 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[0].host_used_mib = 1), Law::Books);
     assert_eq!(cook(|s| s.nodes[0].idle -= 1), Law::Books);
     assert_eq!(cook(|s| s.nodes[0].up = false), Law::Books);
     assert_eq!(cook(|s| assert!(s.pending.insert(JobIdx(0)))), Law::Books);

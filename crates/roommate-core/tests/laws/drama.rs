@@ -234,7 +234,13 @@ impl Stage<'_> {
             Mishap::Crash(j) => {
                 let Some(told) = self.told.get_mut(j.usize()) else { return };
                 if !told.gpus.is_empty() {
-                    let why = if told.running { Why::Crashed } else { Why::StartFailed };
+                    // The class of a failure must not matter to any law; let there be all.
+                    let why = match (told.running, j.0 % 4) {
+                        (false, _) => Why::StartFailed,
+                        (true, 2) => Why::UserError,
+                        (true, 3) => Why::InfraError,
+                        (true, _) => Why::Crashed,
+                    };
                     facts.push(told.fail(j, why));
                 }
             }
@@ -313,7 +319,7 @@ impl Stage<'_> {
         match action {
             Action::Start(_, p) | Action::Move(_, p) => {
                 let cost = state.start_cost(idx).0.div_ceil(self.drama.scene.tick.0);
-                let pace = state.profile(idx).step_s / state.solo_speed(idx, &p.gpus);
+                let pace = state.alone_step_s(idx, &p.gpus);
                 let ready_at = (cost > 0).then_some(tick + cost);
                 let (gpus, running) = (p.gpus.clone(), cost == 0);
                 *told = Told { gpus, ready_at, running, pace, done: told.done, stopped_at: None };

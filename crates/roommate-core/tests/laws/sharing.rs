@@ -25,7 +25,7 @@ impl Interference for Fickle {
 
 #[test]
 fn a_second_look_changes_nothing_whatever_sharing_does() {
-    let mut shared = 0;
+    let (mut shared, mut grown) = (0, 0);
     for entry in POLICIES {
         for seed in 0..250 {
             let mut scene = random::scene(seed, entry, Taste::WILD);
@@ -41,7 +41,9 @@ fn a_second_look_changes_nothing_whatever_sharing_does() {
             assert!(plain.ended && looked.ended, "{}", random::compact(&scene));
             assert_eq!(plain.finished, looked.finished, "{}", random::compact(&scene));
             shared += usize::from(plain.chart().contains('#'));
+            grown += usize::from(plain.journal.contains(r#""grows":"#));
         }
     }
     assert!(shared > 100, "only {shared} scenes in which somebody shares");
+    assert!(grown > 50, "only {grown} scenes in which somebody grows");
 }

@@ -8,6 +8,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
 use roommate_core::policy::{Entry, Params};
 use roommate_core::profile::{Predicted, Profile};
+use roommate_core::sensitivity::{Host, Sensitivity};
 use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
@@ -29,9 +30,18 @@ const MIXED: &[&str] = &[
     "1x1:v100,1x3:a100,1x2:k80",
 ];
 
+/// The same with host memory, for policies that give it away.
+const HOSTED: &[&str] = &[
+    "2x4:8c:64g",
+    "1x2:v100:4c:32g,2x2:t4:16c:48g",
+    "3x2:6c:20g",
+    "1x4:12c:100g,2x2",
+    "1x3:2c:8g",
+];
+
 /// What a scene may contain.
 #[derive(Clone, Copy, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "five independent choices")]
+#[expect(clippy::struct_excessive_bools, reason = "independent choices")]
 pub(crate) struct Taste {
     /// Clusters whose nodes differ.
     pub(crate) mixed: bool,
@@ -47,6 +57,8 @@ pub(crate) struct Taste {
     pub(crate) stages: bool,
     /// Jobs without a promise among those that have one.
     pub(crate) classes: bool,
+    /// Jobs that can use more GPUs than they ask for.
+    pub(crate) elastic: bool,
 }
 
 impl Taste {
@@ -59,6 +71,7 @@ impl Taste {
         speeds: true,
         stages: true,
         classes: true,
+        elastic: true,
     };
     /// GPUs that are all alike, jobs that only count them, changes for free.
     pub(crate) const PLAIN: Self = Self {
@@ -69,6 +82,7 @@ impl Taste {
         speeds: false,
         stages: false,
         classes: false,
+        elastic: false,
     };
 }
 
@@ -80,7 +94,12 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     let mut rng = Rng::stream(seed, 77);
     let mixed = taste.mixed && rng.chance(0.6);
-    let cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
+    let mut cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
+    let mut hosts = Rng::stream(seed, 83);
+    let is_synergy = entry.name.starts_with("synergy");
+    if mixed && is_synergy && hosts.chance(0.7) {
+        cluster = pick(&mut hosts, HOSTED);
+    }
     let mut scene = Scene::new(entry.name, cluster, "a 0 1 1");
     scene.seed = seed;
     scene.actors.clear();
@@ -93,20 +112,29 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     if taste.stages {
         give_stages(&mut Rng::stream(seed, 78), &mut scene.profiles);
         give_predictions(&mut Rng::stream(seed, 80), &mut scene.profiles);
+        give_sensitivities(&mut hosts, &mut scene.profiles);
     }
     let jobs = 1 + rng.below(12);
     let mut submit = 0;
     for i in 0..jobs {
         submit += pick(&mut rng, &[0, 0, 1, 2, 5, 9]);
-        let actor = actor(&mut rng, &scene, taste, i, submit);
+        let mut actor = actor(&mut rng, &scene, taste, i, submit);
+        if is_synergy && taste.limits && hosts.chance(0.3) {
+            actor.spec.knobs.host_mib = pick(&mut hosts, &[1_000, 6_000, 9_000]);
+        }
         scene.actors.push(actor);
     }
     if taste.classes {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
+    if taste.elastic {
+        make_elastic(&mut Rng::stream(seed, 84), &mut scene);
+    }
+    give_retries(&mut Rng::stream(seed, 86), &mut scene.actors);
+    give_worth(&mut Rng::stream(seed, 87), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
     if taste.stages {
-        scene.known_pairs = Some(pairs(&mut Rng::stream(seed, 84)));
+        scene.known_pairs = Some(pairs(&mut Rng::stream(seed, 88)));
     }
     if !taste.liars {
         // Its rounds end with their last step, which is not at a tick.
@@ -172,10 +200,58 @@ fn pairs(rng: &mut Rng) -> Table {
     Table::new(pairs, 0.0)
 }
 
+/// Most kinds of work are faster with more CPU or more host memory.
+fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
+    for profile in profiles {
+        let gain = |rng: &mut Rng| pick(rng, &[0.0, 0.25, 1.0]);
+        let (by_cpu, by_mib) = (gain(rng), gain(rng));
+        let (cpu, mib) = ([500, 2_000, 6_000], [2_000, 10_000]);
+        let speed = |c: usize, m: usize| (1.0 + by_cpu * c as f64) * (1.0 + by_mib * m as f64);
+        let speeds = (0..3).flat_map(|c| (0..2).map(move |m| (c, m))).map(|(c, m)| speed(c, m));
+        let usual = Host { cpu_milli: 500, mib: 2_000 };
+        let known = Sensitivity::new(cpu.into(), mib.into(), speeds.collect(), usual, None);
+        profile.sensitivity = known.filter(|_| rng.chance(0.7)).map(Box::new);
+    }
+}
+
 fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
     for actor in actors {
         if rng.chance(0.4) {
             actor.spec.class = Class::BestEffort;
+        }
+    }
+}
+
+/// Some jobs can use more GPUs, with more or less success, and also more than there are.
+fn make_elastic(rng: &mut Rng, scene: &mut Scene) {
+    for profile in &mut scene.profiles {
+        profile.scaling = pick(rng, &[None, Some(0.0), Some(0.3), Some(0.7), Some(1.0)]);
+    }
+    for actor in &mut scene.actors {
+        if rng.chance(0.4) {
+            actor.spec.gpus_max += 1 + rng.below(7) as u16;
+        }
+    }
+}
+
+/// Some classes of failure are worth more tries than others.
+fn give_retries(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if rng.chance(0.3) {
+            actor.spec.retries.user = 0;
+            actor.spec.retries.infra = rng.below(6) as u16;
+        }
+    }
+}
+
+/// Some of those who have a deadline have earlier ones that are worth more.
+fn give_worth(rng: &mut Rng, actors: &mut [Actor]) {
+    for actor in actors {
+        if let Some(last) = actor.spec.deadline
+            && rng.chance(0.4)
+        {
+            let sooner = Time(last.0.saturating_sub(1_000_000 * rng.below(20)));
+            actor.spec.worth = vec![(sooner, 10.0), (last, 8.0)];
         }
     }
 }
@@ -190,7 +266,7 @@ fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Act
     let work = (1 + rng.below(20)) as f64;
     let profile = ProfileIdx(rng.below(scene.profiles.len() as u64) as u32);
     let mut spec = Spec::training(gpus as u16, work, profile);
-    spec.retries = rng.below(4) as u16;
+    spec.retries = (rng.below(4) as u16).into();
     if rng.chance(0.2) {
         spec.deadline = Some(Time::from_secs((submit + rng.below(40)) as f64));
     }
@@ -239,13 +315,17 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
         }
     };
     set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
-    set("repack", json!(rng.chance(0.3)));
+    let repack = rng.chance(0.3);
+    set("repack", json!(repack));
     let mut own = Rng::stream(scene.seed, 79);
     set("packing", json!(1 + own.below(4)));
     set("autopack", json!(own.chance(0.5)));
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
     set_gandiva(&mut Rng::stream(scene.seed, 80), &mut set);
+    if entry.name.starts_with("synergy") {
+        set_synergy(&mut Rng::stream(scene.seed, 84), scene, &mut set);
+    }
     set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
     set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
     set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
@@ -263,12 +343,23 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
     set("migrate", json!(own.chance(0.4)));
     set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
+    let mut own = Rng::stream(scene.seed, 85);
+    set("grow", json!(own.chance(0.9)));
+    set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
+    set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
+    let mut own = Rng::stream(scene.seed, 83);
+    set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
+    let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
+    set_chronus(&mut Rng::stream(scene.seed, 88), &mut set);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
         "quantum",
         pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone(),
     );
+    if known.get("repack").is_none() || !repack {
+        set("patience_s", json!(patience));
+    }
     let past: Vec<u64> = (0..rng.below(30)).map(|_| rng.below(60)).collect();
     set("min_history", json!(past.len() as u64 + rng.below(4)));
     set("history_gpu_s", json!(past));
@@ -341,6 +432,34 @@ fn set_gavel(rng: &mut Rng, entry: &Entry, set: &mut dyn FnMut(&str, Value)) {
     set("released", json!(rng.chance(0.3)));
 }
 
+/// A round in which nobody gets past its restart would be a round for nothing.
+fn set_synergy(rng: &mut Rng, scene: &Scene, set: &mut dyn FnMut(&str, Value)) {
+    let of_profiles = scene.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
+    let cost = scene.costs.restart.max(scene.costs.start).max(of_profiles).secs() as u64;
+    set("round_s", json!(cost + 4 + rng.below(8)));
+    set("order", json!(pick(rng, &["fifo", "srtf", "las", "ftf", "drf", "tetris"])));
+    set("layout", json!(pick(rng, &["first_fit", "consolidated"])));
+    set("first_round_s", json!(pick(rng, &[0, 1, 5])));
+    set("starved_h", json!(pick(rng, &[0.01, 1_000.0])));
+    for switch in ["fill", "top_up", "repack", "as_released"] {
+        set(switch, json!(rng.chance(0.5)));
+    }
+    set("nodes", json!(pick(rng, &[0, 1, 1_000])));
+}
+
+/// Leases of a few ticks, so that several of them pass in a scene.
+fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    let slot = 1 + rng.below(3);
+    set("slot_s", json!(slot));
+    set("lease_s", json!(slot * (1 + rng.below(4))));
+    set("safety", json!(pick(rng, &[1.0, 1.1, 2.0])));
+    set("tolerance", json!(pick(rng, &[1.0, 1.5])));
+    set("sign", json!(pick(rng, &["adaptive", "plus", "minus"])));
+    set("short_s", json!(pick(rng, &[0, 1_800])));
+    set("exact_cells", json!(pick(rng, &[0, 30, 400])));
+    set("profile_gpus", json!(pick(rng, &[0, 0, 4])));
+}
+
 /// The scene in a few lines, to read and to replay by hand.
 pub(crate) fn compact(scene: &Scene) -> String {
     let mut text = format!(
@@ -355,9 +474,16 @@ pub(crate) fn compact(scene: &Scene) -> String {
     );
     for a in &scene.actors {
         let s = &a.spec;
-        write!(text, "  {} at {} gpus {} work {}", a.name, a.submit, s.gpus, a.work).expect("text");
+        write!(text, "  {} at {} gpus {}", a.name, a.submit, s.gpus).expect("text");
+        write!(text, "..={} work {}", s.gpus_max, a.work).expect("text");
         write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
-        writeln!(text, " mem {} cpu {}", s.knobs.mem_mib, s.knobs.cpu_milli).expect("text");
+        write!(
+            text,
+            " mem {} cpu {} host {}",
+            s.knobs.mem_mib, s.knobs.cpu_milli, s.knobs.host_mib
+        )
+        .expect("text");
+        writeln!(text, " due {:?} {:?}", s.deadline, s.worth).expect("text");
     }
     for (i, p) in scene.profiles.iter().enumerate() {
         writeln!(text, "  profile {i}: {p:?}").expect("text");

@@ -5,7 +5,7 @@ use roommate_core::idx::{GpuIdx, Idx, JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Job;
 use roommate_core::math::rng::Rng;
-use roommate_core::place::{Room, Rule, find};
+use roommate_core::place::{Layout, Room, Rule, find};
 use roommate_core::plan::{Draft, News, Plan};
 use roommate_core::policy::POLICIES;
 use roommate_core::state::{Node, State};
@@ -13,8 +13,21 @@ use std::cmp::Reverse;
 
 const RULES: [Rule; 4] = [Rule::Consolidated, Rule::FirstFit, Rule::Spread, Rule::Count];
 
+/// A rule with nodes for large jobs alone, or without.
+fn some_layout(rng: &mut Rng, rule: Rule) -> Layout {
+    let from = [None, None, Some(1), Some(2), Some(3)][rng.below(5) as usize];
+    Layout { dedicate_from: from, ..rule.into() }
+}
+
+/// Whether the job and those who are on the node may share it.
+fn agree(state: &State, job: JobIdx, node: &Node, layout: Layout) -> bool {
+    let large = |j: JobIdx| layout.dedicate_from.is_some_and(|from| state.spec(j).gpus >= from);
+    let mut tenants = node.gpus().flat_map(|g| state.gpu(g).tenants.clone());
+    tenants.all(|t| !large(t) && !large(job))
+}
+
 /// How many GPUs of the job could be on the node now.
-fn capacity(state: &State, job: JobIdx, node: &Node) -> u16 {
+fn capacity(state: &State, job: JobIdx, node: &Node, layout: Layout) -> u16 {
     let spec = state.spec(job);
     let mem = state.kinds[usize::from(node.kind)].mem_mib;
     let suits = node.up && spec.allows(node.kind) && (mem == 0 || spec.knobs.mem_mib <= mem);
@@ -23,7 +36,7 @@ fn capacity(state: &State, job: JobIdx, node: &Node) -> u16 {
         (has, each) => ((has - node.cpu_used_milli) / each) as u16,
     };
     let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
-    if suits { idle.min(cpu) } else { 0 }
+    if suits && agree(state, job, node, layout) { idle.min(cpu) } else { 0 }
 }
 
 fn idle_on(state: &State, node: &Node, count: u16) -> Vec<GpuIdx> {
@@ -49,21 +62,24 @@ fn one_kind_could(state: &State, job: JobIdx) -> bool {
     cleared.gpus.iter_mut().for_each(|g| g.tenants.clear());
     let of_kind = |k: u8| {
         let nodes = state.nodes.iter().filter(|n| n.kind == k);
-        nodes.map(|n| u32::from(capacity(&cleared, job, &empty(n)))).sum::<u32>()
+        nodes
+            .map(|n| u32::from(capacity(&cleared, job, &empty(n), Rule::Count.into())))
+            .sum::<u32>()
     };
     (0..state.kinds.len() as u8).any(|k| of_kind(k) >= u32::from(state.spec(job).gpus))
 }
 
 /// The definition of the rules, by looking at all nodes.
-pub(crate) fn find_slowly(state: &State, job: JobIdx, rule: Rule) -> Option<Vec<GpuIdx>> {
-    let insists = rule == Rule::Count || one_kind_could(state, job);
-    let rule = if insists { rule } else { Rule::Spread };
+pub(crate) fn find_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<GpuIdx>> {
+    let insists = layout.rule == Rule::Count || one_kind_could(state, job);
+    let rule = if insists { layout.rule } else { Rule::Spread };
+    let layout = Layout { rule, ..layout };
     let mut found = None;
     if rule != Rule::Count {
-        found = kinds(state, job).into_iter().find_map(|k| together_slowly(state, job, k, rule));
+        found = kinds(state, job).into_iter().find_map(|k| together_slowly(state, job, k, layout));
     }
     if found.is_none() && matches!(rule, Rule::Count | Rule::Spread) {
-        found = anywhere_slowly(state, job);
+        found = anywhere_slowly(state, job, layout);
     }
     found.map(|mut gpus| {
         gpus.sort();
@@ -71,14 +87,14 @@ pub(crate) fn find_slowly(state: &State, job: JobIdx, rule: Rule) -> Option<Vec<
     })
 }
 
-fn together_slowly(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<Vec<GpuIdx>> {
+fn together_slowly(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<Vec<GpuIdx>> {
     let need = state.spec(job).gpus;
     let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
     let largest = nodes.iter().map(|n| n.size).max()?;
     let one = |nodes: &[&Node], count: u16| {
-        let fitting = nodes.iter().filter(|n| capacity(state, job, n) >= count);
-        let best =
-            fitting.min_by_key(|n| (if rule == Rule::FirstFit { 0 } else { n.idle }, n.first));
+        let fitting = nodes.iter().filter(|n| capacity(state, job, n, layout) >= count);
+        let best = fitting
+            .min_by_key(|n| (if layout.rule == Rule::FirstFit { 0 } else { n.idle }, n.first));
         best.map(|n| idle_on(state, n, count))
     };
     if need <= largest {
@@ -94,7 +110,7 @@ fn together_slowly(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<V
         if let Some(rest) = one(&nodes, left).filter(|_| left <= largest) {
             return Some([gpus, rest].concat());
         }
-        let whole = |n: &&&Node| n.size <= left && capacity(state, job, n) == n.size;
+        let whole = |n: &&&Node| n.size <= left && capacity(state, job, n, layout) == n.size;
         let next = nodes.iter().filter(whole).min_by_key(|n| (Reverse(n.size), n.first))?;
         let first = next.first;
         gpus.extend(idle_on(state, next, next.size));
@@ -102,14 +118,14 @@ fn together_slowly(state: &State, job: JobIdx, kind: u8, rule: Rule) -> Option<V
     }
 }
 
-fn anywhere_slowly(state: &State, job: JobIdx) -> Option<Vec<GpuIdx>> {
+fn anywhere_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<GpuIdx>> {
     let need = usize::from(state.spec(job).gpus);
     let mut gpus = Vec::new();
     for kind in kinds(state, job) {
         let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
         nodes.sort_by_key(|n| (n.idle, n.first));
         for node in nodes {
-            let count = capacity(state, job, node).min((need - gpus.len()) as u16);
+            let count = capacity(state, job, node, layout).min((need - gpus.len()) as u16);
             gpus.extend(idle_on(state, node, count));
         }
     }
@@ -118,14 +134,14 @@ fn anywhere_slowly(state: &State, job: JobIdx) -> Option<Vec<GpuIdx>> {
 
 /// The fewest nodes of one kind on which the gang fits as whole nodes plus one for the rest (or as one
 /// node, if any is large enough), by trying all sets of nodes.
-fn fewest_nodes(state: &State, job: JobIdx, kind: u8) -> Option<u32> {
+fn fewest_nodes(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<u32> {
     let need = state.spec(job).gpus;
     let nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
     let most = if nodes.iter().any(|n| n.size >= need) { 1 } else { u32::MAX };
     let holds = |set: u32, rest: usize| {
         let mut sum = 0;
         for (i, node) in nodes.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1) {
-            let can = capacity(state, job, node);
+            let can = capacity(state, job, node, layout);
             sum += if i == rest || can == node.size { can } else { 0 };
         }
         sum >= need
@@ -175,25 +191,28 @@ fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
         let state = some_state(seed);
         let job = JobIdx::from_usize(state.jobs.len() - 1);
         for (i, rule) in RULES.into_iter().enumerate() {
-            let fast = find(&state, job, rule).map(|g| g.to_vec());
-            assert_eq!(fast, find_slowly(&state, job, rule), "seed {seed} {rule:?}");
+            let layout = some_layout(&mut Rng::stream(seed, 83 + i as u64), rule);
+            let fast = find(&state, job, layout).map(|g| g.to_vec());
+            assert_eq!(fast, find_slowly(&state, job, layout), "seed {seed} {rule:?}");
             found[i] += u32::from(fast.is_some());
             if let Some(gpus) = &fast {
                 assert_eq!(state.check(job, gpus, state.spec(job).knobs), Ok(()), "seed {seed}");
             }
-            let best = kinds(&state, job).into_iter().find_map(|k| fewest_nodes(&state, job, k));
+            let best =
+                kinds(&state, job).into_iter().find_map(|k| fewest_nodes(&state, job, k, layout));
             let nodes = fast.map(|gpus| {
                 let mut nodes: Vec<NodeIdx> = gpus.iter().map(|g| state.gpu(*g).node).collect();
                 nodes.dedup();
                 nodes.len() as u32
             });
-            match rule.for_job(&state, job) {
+            match layout.for_job(&state, job).rule {
                 Rule::Consolidated | Rule::FirstFit => {
                     assert_eq!(nodes, best, "seed {seed} {rule:?}");
                 }
                 Rule::Spread if best.is_some() => assert_eq!(nodes, best, "seed {seed}"),
                 Rule::Spread | Rule::Count => {
-                    let room: u16 = state.nodes.iter().map(|n| capacity(&state, job, n)).sum();
+                    let room: u16 =
+                        state.nodes.iter().map(|n| capacity(&state, job, n, layout)).sum();
                     let enough = room >= state.spec(job).gpus;
                     assert_eq!(nodes.is_some(), enough, "seed {seed} {rule:?}");
                 }
@@ -211,7 +230,8 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
         let job = JobIdx::from_usize(state.jobs.len() - 1);
         let mut rng = Rng::stream(seed, 82);
         let rule = RULES[rng.below(4) as usize];
-        if find(&state, job, rule).is_some() {
+        let layout = some_layout(&mut Rng::stream(seed, 83), rule);
+        if find(&state, job, layout).is_some() {
             continue;
         }
         let mut victims: Vec<JobIdx> = state.placed.iter().filter(|_| rng.chance(0.7)).collect();
@@ -224,11 +244,12 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
             for victim in &victims {
                 plan.release(*victim);
             }
-            find_slowly(plan, job, rule).is_some()
+            find_slowly(plan, job, layout).is_some()
         });
         let mut room = Room::default();
-        let success = edit(&mut state, |plan| room.make(plan, job, rule, victims.iter().copied()));
-        let context = format!("seed {seed} {rule:?} job {job} victims {victims:?}");
+        let success =
+            edit(&mut state, |plan| room.make(plan, job, layout, victims.iter().copied()));
+        let context = format!("seed {seed} {layout:?} job {job} victims {victims:?}");
         assert_eq!(success, possible, "{context}");
         if !success {
             failed += 1;
@@ -259,7 +280,7 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
             let needless = edit(&mut state.clone(), |plan| {
                 plan.release(job);
                 back(plan, evicted).unwrap();
-                find_slowly(plan, job, rule).is_some()
+                find_slowly(plan, job, layout).is_some()
             });
             assert!(!needless, "{context}: {evicted} left for nothing");
         }

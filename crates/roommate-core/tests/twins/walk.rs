@@ -5,7 +5,7 @@ use crate::room::find_slowly;
 use crate::{assert_same_decisions, fold};
 use roommate_core::gantt::Stays;
 use roommate_core::idx::{GpuIdx, JobIdx};
-use roommate_core::place::{self, Room, Rule};
+use roommate_core::place::{self, Layout, Room};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};
 use roommate_core::state::State;
@@ -17,7 +17,7 @@ type Key = fn(&State, JobIdx) -> f64;
 #[derive(Clone, Copy)]
 struct Naive {
     key: Key,
-    rule: Rule,
+    layout: Layout,
     preempt: bool,
     repack: bool,
     overtake: bool,
@@ -48,6 +48,16 @@ fn same_nodes(plan: &Plan<'_>, job: JobIdx, gpus: Vec<GpuIdx>) -> Vec<GpuIdx> {
 
 impl Policy for Naive {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.walk(plan);
+        let relents = |job| self.layout.relents(plan, job);
+        if let Some(at) = plan.pending.iter().filter_map(relents).min() {
+            plan.wake_at(at);
+        }
+    }
+}
+
+impl Naive {
+    fn walk(&self, plan: &mut Plan<'_>) {
         if self.repack {
             let all: Vec<JobIdx> = plan.placed.iter().collect();
             for job in all {
@@ -61,18 +71,18 @@ impl Policy for Naive {
             tried.push(job);
             let knobs = plan.spec(job).knobs;
             let fits = if self.repack {
-                find_slowly(plan, job, self.rule)
+                find_slowly(plan, job, self.layout)
                     .map(|gpus| same_nodes(plan, job, gpus))
                     .is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
             } else {
-                place::place(plan, job, self.rule)
+                place::place(plan, job, self.layout)
             };
             if fits {
                 continue;
             }
             let worse = self.after(plan, job);
             let mut room = Room::default();
-            if self.preempt && room.make(plan, job, self.rule, worse.into_iter()) {
+            if self.preempt && room.make(plan, job, self.layout, worse.into_iter()) {
                 tried.retain(|j| !room.evicted.contains(j));
             } else if !self.overtake {
                 return;
@@ -99,7 +109,12 @@ fn naive(name: &str, params: &Value) -> Naive {
     };
     Naive {
         key,
-        rule: serde_json::from_value(params["rule"].clone()).unwrap(),
+        layout: Layout::new(
+            serde_json::from_value(params["rule"].clone()).unwrap(),
+            params["patience_s"].as_f64(),
+            params["dedicate_from"].as_u64().map(|n| n as u16),
+        )
+        .unwrap(),
         preempt: name == "srtf" || name == "srsf",
         repack: params["repack"] == true,
         overtake: name != "fifo",
@@ -131,6 +146,7 @@ fn packing_anew_at_every_step_is_first_fit_in_order_of_the_key() {
             let rule = if seed % 2 == 0 { "first_fit" } else { "count" };
             scene.params.insert("rule".into(), rule.into());
             scene.params.insert("repack".into(), true.into());
+            scene.params.remove("patience_s");
             let twin = naive(name, &entry.params(&scene.params).unwrap());
             let slow = scene.run_policy(Box::new(twin), &mut |_| {});
             assert_same_decisions(&scene.run(), &slow, &random::compact(&scene));
@@ -146,6 +162,7 @@ fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
         let entry = policy::find(name).unwrap();
         for seed in 0..500 {
             let mut scene = random::scene(seed, entry, Taste::PLAIN);
+            scene.params.clear();
             scene.params.insert("rule".into(), "count".into());
             scene.params.insert("repack".into(), false.into());
             let stay = scene.run();
@@ -161,4 +178,33 @@ fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
     }
     // Only who was pushed out and then finds room that a wider one left in the same step moves.
     assert!(moves * 20 < preemptions, "{moves} moves, {preemptions} preemptions");
+}
+
+#[test]
+fn nobody_sits_beside_a_large_job() {
+    let mut seen = 0;
+    for entry in policy::POLICIES {
+        let known = entry.params(&policy::Params::new()).unwrap();
+        if known.get("dedicate_from").is_none() {
+            continue;
+        }
+        for seed in 0..300 {
+            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let from = 1 + (seed % 4) as u16;
+            scene.params.insert("dedicate_from".into(), from.into());
+            let _ = scene.run_looking(&mut |engine| {
+                let state = engine.state();
+                for node in &state.nodes {
+                    let mut on: Vec<JobIdx> =
+                        node.gpus().flat_map(|g| state.gpu(g).tenants.clone()).collect();
+                    on.sort_unstable();
+                    on.dedup();
+                    let large = on.iter().any(|j| state.spec(*j).gpus >= from);
+                    seen += u32::from(large);
+                    assert!(!large || on.len() == 1, "{on:?}\n{}", random::compact(&scene));
+                }
+            });
+        }
+    }
+    assert!(seen > 10_000, "only {seen} looks at large jobs");
 }

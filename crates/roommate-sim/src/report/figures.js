@@ -1,4 +1,4 @@
-  // Continues words.js: the three files are one script, put together by report.rs.
+  // Continues words.js: all files are one script, put together by report.rs.
 
   // ---- line figures ----
 
@@ -29,7 +29,8 @@
   /**
    * A figure with one step curve for each run. `spec` has: `id`, `series` (xs, ys, end), `domain()`
    * giving low, high and log, `top`, `limits` (labelled horizontal lines), `yTicks`, `yText`,
-   * `value` (a value in words), `empty` (what to say when there is nothing).
+   * `value` (a value in words), `empty` (what to say when there is nothing); `xTicks` and `xText` where
+   * the axis is not one of time.
    */
   function chart(spec) {
     const figure = byId(`fig-${spec.id}`);
@@ -62,10 +63,10 @@
         layer.append(svg("text", { x: f.box.left - 8, y: f.y(t) + 4, "text-anchor": "end" }, spec.yText(t)));
       }
       const wanted = Math.floor((f.box.right - f.box.left) / 84);
-      for (const t of (f.log ? logTimeTicks : timeTicks)(f.low, f.high, wanted)) {
+      for (const t of (spec.xTicks ?? (f.log ? logTimeTicks : timeTicks))(f.low, f.high, wanted)) {
         layer.append(svg("line", { class: "grid", x1: f.x(t), x2: f.x(t), y1: f.box.top, y2: f.box.bottom }));
         const near = f.box.right - f.x(t) < 24 ? "end" : f.x(t) - f.box.left < 8 ? "start" : "middle";
-        layer.append(svg("text", { class: "tick-x", x: near === "end" ? f.box.right + 8 : f.x(t), y: f.box.bottom + 17, "text-anchor": near }, duration(t)));
+        layer.append(svg("text", { class: "tick-x", x: near === "end" ? f.box.right + 8 : f.x(t), y: f.box.bottom + 17, "text-anchor": near }, (spec.xText ?? duration)(t)));
       }
       return layer;
     }
@@ -230,7 +231,7 @@
   function legends() {
     for (const { legend, plot } of charts) {
       runs.forEach((run, i) => {
-        const button = make("button", { type: "button", "aria-pressed": "true", title: "Show or hide this run in all figures" });
+        const button = make("button", { type: "button", "aria-pressed": "true", title: `Show or hide this ${data.noun ?? "run"} in all figures` });
         button.append(make("span", { class: "key" }, key(i)), run.label);
         const pick = (on) => {
           plot.classList.toggle("picked", on && !hidden.has(i));
@@ -251,22 +252,29 @@
     }
   }
 
-  function lineFigures() {
-    const cdf = runs.map((run) => ({ xs: run.cdf.x, ys: run.cdf.y, end: Infinity }));
-    const times = cdf.flatMap((s) => s.xs);
+  const percent = (v) => `${fixed(v * 100, 1)} %`;
+
+  /** A figure of distributions; `log` tells whether its axis of time is logarithmic. */
+  function distributions(id, points, log, empty) {
+    const series = points.map(({ x, y }) => ({ xs: x, ys: y, end: Infinity }));
+    const times = series.flatMap((s) => s.xs);
     const longest = times.reduce((a, b) => Math.max(a, b), 0) || 1;
     // Seven decades are more than an eye can read; a job that took no time sits at the left edge.
     const shortest = times.reduce((a, b) => (b > 0 ? Math.min(a, b) : a), longest);
     const low = Math.max(shortest, longest / 1e7);
-    let log = true;
-    const percent = (v) => `${fixed(v * 100, 1)} %`;
+    const logarithmic = { low: low === longest ? low / 10 : low * 0.9, high: longest * 1.05, log: true };
     chart({
-      id: "cdf", series: cdf, top: 1, limits: [], gutter: 48,
-      domain: () => (log ? { low: low === longest ? low / 10 : low * 0.9, high: longest * 1.05, log } : { low: 0, high: longest * 1.02, log }),
+      id, series, empty, top: 1, limits: [], gutter: 48,
+      domain: () => (log() ? logarithmic : { low: 0, high: longest * 1.02, log: false }),
       yTicks: (n) => (n >= 5 ? [0, 0.2, 0.4, 0.6, 0.8, 1] : [0, 0.5, 1]),
       yText: (v) => `${Math.round(v * 100)} %`, value: percent,
-      at: (x) => `within ${duration(x)}`, empty: "No job finished",
+      at: (x) => `within ${duration(x)}`,
     });
+  }
+
+  function lineFigures() {
+    let log = true;
+    distributions("cdf", runs.map((run) => run.cdf), () => log, "No job finished");
     const redraw = charts[0].draw;
     for (const name of ["log", "linear"]) {
       byId(`x-${name}`).addEventListener("click", () => {

@@ -1,4 +1,4 @@
-  // Continues figures.js: the three files are one script, put together by report.rs.
+  // Continues figures.js: all files are one script, put together by report.rs.
 
   // ---- Gantt ----
 
@@ -358,7 +358,8 @@
         `${gpus.length === 1 ? "GPU" : "GPUs"} ${ranges(gpus)}, ${nodeText(gpus[0], gpus[gpus.length - 1])}`,
       ];
       if (team) lines.unshift(`team ${team}`);
-      if (c.sm[what] !== 1000 || c.lanes[what] > 1) lines.push(`${fixed(c.sm[what] / 10, 1)} % of the SMs`);
+      if (c.sm[what] === 0) lines.push('shares the GPU freely');
+      else if (c.sm[what] !== 1000 || c.lanes[what] > 1) lines.push(`${fixed(c.sm[what] / 10, 1)} % of the SMs`);
       if (starts.length > 1) lines.push(`stay ${starts.indexOf(at) + 1} of ${starts.length}`);
       return { title: data.names[run.gantt.job_name[job]], lines };
     }
@@ -551,38 +552,6 @@
       theme = null;
       draw();
     };
-  }
-
-  // ---- theme ----
-
-  function themes(repaint) {
-    const button = byId("theme");
-    const system = matchMedia("(prefers-color-scheme: dark)");
-    let chosen = null;
-    // Some browsers refuse storage to files; then the choice lasts as long as the page.
-    try {
-      chosen = localStorage.getItem("roommate-theme");
-    } catch {}
-    const dark = () => (chosen ?? (system.matches ? "dark" : "light")) === "dark";
-    function apply(name) {
-      root.dataset.theme = name;
-      button.textContent = name === "dark" ? "☀ Light" : "☾ Dark";
-      button.setAttribute("aria-label", name === "dark" ? "Use the light theme" : "Use the dark theme");
-      repaint();
-    }
-    const current = () => apply(dark() ? "dark" : "light");
-    button.addEventListener("click", () => {
-      chosen = dark() ? "light" : "dark";
-      try {
-        localStorage.setItem("roommate-theme", chosen);
-      } catch {}
-      current();
-    });
-    system.addEventListener("change", current);
-    // Paper is white.
-    addEventListener("beforeprint", () => apply("light"));
-    addEventListener("afterprint", current);
-    current();
   }
 
   if (runs.length === 0) themes(() => {});

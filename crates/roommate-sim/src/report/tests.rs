@@ -168,3 +168,21 @@ fn degenerate_runs_still_make_a_page() {
 fn the_same_runs_make_the_same_page() {
     assert_eq!(render("t", &[run("a"), run("b")]), render("t", &[run("a"), run("b")]));
 }
+
+#[test]
+fn a_study_is_a_page_of_its_own() {
+    use crate::trace::{Format, Trace, TraceJob, study};
+    let mut job = TraceJob::new("a".into(), 0, 8, 100.0);
+    job.team = Some("<b>team".into());
+    let (format, first_dropped) = (Format::Roommate, Vec::new());
+    let trace =
+        Trace { jobs: vec![job], format, dropped: 0, first_dropped, origin_s: None, cpu_jobs: 0 };
+    let found = study::study(&trace, &study::Quotas::new());
+    let page = super::study("<i>t.csv", &trace, &found);
+    assert!(page.contains("&lt;b&gt;team") && !page.contains("<b>team") && !page.contains("<i>"));
+    assert!(
+        page.contains("3 of 14 tables") && page.contains("fig-run") && !page.contains("fig-wait")
+    );
+    assert!(page.contains("<code>queue_s</code>") && !page.contains("style=\""));
+    assert_eq!(page, super::study("<i>t.csv", &trace, &found));
+}

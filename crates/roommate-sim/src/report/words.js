@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures of the report from the data embedded in the page. Text from the data only ever
+// Draws the figures of a page from the data embedded in the page. Text from the data only ever
 // reaches the page as text nodes, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -150,4 +150,36 @@
 
   // The event comes a frame late; a tooltip shown since the page came to rest is in its place.
   addEventListener("scroll", () => scrollY !== tipScroll && hideTip(), { passive: true });
+
+  // ---- theme ----
+
+  function themes(repaint) {
+    const button = byId("theme");
+    const system = matchMedia("(prefers-color-scheme: dark)");
+    let chosen = null;
+    // Some browsers refuse storage to files; then the choice lasts as long as the page.
+    try {
+      chosen = localStorage.getItem("roommate-theme");
+    } catch {}
+    const dark = () => (chosen ?? (system.matches ? "dark" : "light")) === "dark";
+    function apply(name) {
+      root.dataset.theme = name;
+      button.textContent = name === "dark" ? "☀ Light" : "☾ Dark";
+      button.setAttribute("aria-label", name === "dark" ? "Use the light theme" : "Use the dark theme");
+      repaint();
+    }
+    const current = () => apply(dark() ? "dark" : "light");
+    button.addEventListener("click", () => {
+      chosen = dark() ? "light" : "dark";
+      try {
+        localStorage.setItem("roommate-theme", chosen);
+      } catch {}
+      current();
+    });
+    system.addEventListener("change", current);
+    // Paper is white.
+    addEventListener("beforeprint", () => apply("light"));
+    addEventListener("afterprint", current);
+    current();
+  }
 

@@ -56,6 +56,9 @@ pub enum Problem {
     /// Jobs are given in steps and nothing says how long a step takes.
     #[error("the jobs have step counts but no durations, and no throughput table was given")]
     NoThroughputs,
+    /// Jobs are given in iterations of models and nothing says how long one takes.
+    #[error("the jobs have iterations of models, and no table of models was given")]
+    NoModels,
     /// The throughput table does not know the GPU kind.
     #[error("no throughputs for GPU kind {kind:?}; the table has {known}")]
     NoKind {
@@ -158,6 +161,10 @@ impl TraceError {
             }
             Problem::NoThroughputs => {
                 "pass --throughputs with a CSV of columns gpu, job_type, scale_factor, steps_per_s"
+            }
+            Problem::NoModels => {
+                "pass --throughputs with a CSV of columns model, iter_time_s, best_cpus_per_gpu, \
+                 best_mem_gb_per_gpu, speedup"
             }
             Problem::NoKind { .. } => "pass --gpu-kind with one of those",
             _ => return None,

@@ -80,12 +80,30 @@ pub(super) fn gpus(value: f64) -> Result<u32, Problem> {
     }
 }
 
+/// The most GPUs that a job can use, which needs some.
+pub(super) fn gpus_max(value: f64, gpus: u32) -> Result<u32, Problem> {
+    match whole(value, MAX_GPUS)? {
+        max if max < gpus => wrong(format!("at least the {gpus} GPUs that it needs"), value),
+        max => Ok(max),
+    }
+}
+
+/// The exponent of what more GPUs do; twice as many are at most four times as fast.
+pub(super) fn scaling(value: f64) -> Result<f64, Problem> {
+    if number(value)? > 2.0 { wrong("0 to 2", value) } else { number(value) }
+}
+
 /// A part of a GPU in thousandths.
 pub(super) fn gpu_milli(value: f64) -> Result<u32, Problem> {
     match whole(value, 1000)? {
         0 => wrong("at least 1 thousandth of a GPU", value),
         milli => Ok(milli),
     }
+}
+
+/// A part of something whole.
+pub(super) fn share(value: f64) -> Result<f64, Problem> {
+    if number(value)? > 1.0 { wrong("a share from 0 to 1", value) } else { number(value) }
 }
 
 /// A count of training steps.

@@ -6,7 +6,7 @@ use super::error::{Bad, Problem, TraceError, shown};
 use super::lines::Source;
 use super::{
     Format, ReadOptions, Trace, TraceJob, chronus, elasticflow, gavel, helios, muri, native, pai,
-    philly, philly_log, tiresias,
+    philly, philly_log, synergy, tiresias,
 };
 use std::path::Path;
 
@@ -75,6 +75,7 @@ fn rows_of(format: Format, header: &Header, options: &ReadOptions) -> Result<Row
         Format::Chronus => chronus::rows(header)?,
         Format::Tiresias => tiresias::rows(header)?,
         Format::ElasticFlow => elasticflow::rows(header)?,
+        Format::Synergy => synergy::rows(header, options)?,
     })
 }
 
@@ -115,7 +116,7 @@ fn headerless(format: Format, first: &FirstLine) -> Option<(Header, char)> {
 
 fn sniff(first: &FirstLine) -> Option<Format> {
     // The first row whose columns are all there; a layout comes before those whose columns it contains.
-    const MARKS: [(&[&str], Format); 11] = [
+    const MARKS: [(&[&str], Format); 12] = [
         (&["id", "submit_s", "gpus", "duration_s"], Format::Roommate),
         (&["timestamp", "duration", "num_gpus"], Format::Philly),
         (&["submit_time", "gpu_num", "in_completed_set"], Format::Philly),
@@ -127,6 +128,7 @@ fn sniff(first: &FirstLine) -> Option<Format> {
         (&["num_gpu", "submit_time", "expect_time_list"], Format::Chronus),
         (&["num_gpu", "submit_time", "ddl", "duration"], Format::ElasticFlow),
         (&["num_gpu", "submit_time", "iterations", "duration"], Format::Tiresias),
+        (&["job_id", "model", "arrival_s", "iterations", "gpus"], Format::Synergy),
     ];
     let header = Header::new(&first.record);
     if let Some((_, format)) = MARKS.iter().find(|(names, _)| header.has(names)) {

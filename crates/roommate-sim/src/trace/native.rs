@@ -9,7 +9,7 @@ use super::error::{Bad, Problem, TraceError};
 use super::field::{self, Unit};
 use super::layout::RowReader;
 use super::lines::Source;
-use super::{Status, TraceClass, TraceJob};
+use super::{Observed, Status, TraceClass, TraceJob};
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -86,9 +86,10 @@ macro_rules! optional {
 }
 
 optional! {
-    numbers: steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
-        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli;
-    texts: model, team, user, class, status, kinds, soft_deadlines;
+    numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
+        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli, machines, gpu_util,
+        fair_share_s;
+    texts: model, team, user, class, status, kinds, soft_deadlines, failure;
 }
 
 const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
@@ -166,6 +167,8 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     let gpus = field::gpus(raw.gpus).map_err(at("gpus"))?;
     let duration_s = seconds(raw.duration_s).map_err(at("duration_s"))?;
     let mut job = TraceJob::new(raw.id, submit_us, gpus, duration_s);
+    job.gpus_max = maybe("gpus_max", more.gpus_max, |v| field::gpus_max(v, gpus))?;
+    job.scaling = maybe("scaling", more.scaling, field::scaling)?;
     let steps = maybe("steps", more.steps, field::steps)?;
     let step_s = maybe("step_s", more.step_s, |v| field::positive_seconds(v, Unit::Seconds))?;
     (job.steps, job.step_s) = match (steps, step_s) {
@@ -194,6 +197,18 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     job.mem_mib = count("mem_mib", more.mem_mib)?;
     job.cpu_milli = count("cpu_milli", more.cpu_milli)?;
     job.gpu_milli = maybe("gpu_milli", more.gpu_milli, field::gpu_milli)?.unwrap_or(1000);
+    let fair_share_s = maybe("fair_share_s", more.fair_share_s, seconds)?;
+    if let Some(part) = fair_share_s.filter(|part| job.queue_s.is_none_or(|all| *part > all)) {
+        let problem = Problem::expected("a part of queue_s", &part.to_string());
+        return Err(Bad::at("fair_share_s", problem));
+    }
+    job.observed = Observed {
+        machines: count("machines", more.machines)?,
+        gpu_util: maybe("gpu_util", more.gpu_util, field::share)?,
+        fair_share_s,
+        failure: more.failure,
+    }
+    .boxed();
     job.model = more.model;
     job.team = more.team;
     job.user = more.user;
@@ -243,6 +258,8 @@ fn to_raw(job: &TraceJob) -> Raw {
         gpus: f64::from(job.gpus),
         duration_s: job.duration_s,
         more: Optional {
+            gpus_max: job.gpus_max.map(f64::from),
+            scaling: job.scaling,
             steps: timed.then_some(job.steps),
             step_s: timed.then_some(job.step_s),
             batch: known(job.batch, 0),
@@ -265,6 +282,10 @@ fn to_raw(job: &TraceJob) -> Raw {
             status: job.status.map(|status| status.to_string()),
             kinds: joined(&job.kinds),
             soft_deadlines: joined(&soft),
+            machines: known(job.observed().machines, 0),
+            gpu_util: job.observed().gpu_util,
+            fair_share_s: job.observed().fair_share_s,
+            failure: job.observed().failure.clone(),
         },
     }
 }
@@ -357,14 +378,22 @@ mod tests {
             (batch, mem_mib, cpu_milli) in any::<(u32, u32, u32)>(),
             gpu_milli in 1u32..=1000,
             kinds in prop::collection::vec("[a-z0-9, ]{1,6}", 0..3),
+            (more, scaling) in (option::of(0u32..65_535), option::of(0.0f64..2.0)),
+            (machines, gpu_util, fair_part) in (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
+            failure in option::of(name()),
         ) -> TraceJob {
             let class = TraceClass::ALL[class];
+            let gpus_max = more.map(|more| (gpus + more).min(65_535));
             let status = status.map(|i| Status::ALL[i]);
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, kinds,
+                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None,
                 kind_speed: Vec::new(),
+                observed: Observed {
+                    machines, gpu_util, failure,
+                    fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),
+                }.boxed(),
             }
         }
     }

@@ -7,9 +7,10 @@ use super::error::{Bad, Problem, TraceError};
 use super::field::{self, MAX_GPUS};
 use super::lines::Source;
 use super::native::json_message;
-use super::{Status, TraceJob};
+use super::{Observed, Status, TraceJob};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use std::collections::BTreeSet;
 
 /// Longest object we accept; a job of 1000 attempts on 128 GPUs stays below it.
 const MAX_OBJECT: usize = 4 << 20;
@@ -34,6 +35,7 @@ struct Attempt {
 
 #[derive(Deserialize)]
 struct Detail {
+    ip: Option<String>,
     gpus: Vec<IgnoredAny>,
 }
 
@@ -53,11 +55,8 @@ fn parse(text: &[u8]) -> Result<TraceJob, Bad> {
     let submitted = log.submitted_time.as_deref().unwrap_or_default();
     let submit = time("submitted_time", submitted)?;
     // Resources may change between attempts; what it last ran with is what it asks for in the end.
-    let gpus = log
-        .attempts
-        .last()
-        .and_then(|a| a.detail.as_ref())
-        .map_or(0, |detail| detail.iter().map(|part| part.gpus.len()).sum::<usize>());
+    let detail = log.attempts.last().and_then(|a| a.detail.as_deref()).unwrap_or_default();
+    let gpus = detail.iter().map(|part| part.gpus.len()).sum::<usize>();
     if gpus == 0 || gpus > MAX_GPUS as usize {
         let problem = Problem::expected("1 to 65535 GPUs in the last attempt", &gpus.to_string());
         return Err(Bad::at("detail", problem));
@@ -66,6 +65,7 @@ fn parse(text: &[u8]) -> Result<TraceJob, Bad> {
     for attempt in &log.attempts {
         duration += attempt.seconds()?;
     }
+    let observed = Observed { machines: machines(detail), ..Observed::default() };
     let mut job = TraceJob::new(log.jobid, submit * 1_000_000, gpus as u32, duration as f64);
     job.status = Some(match log.status.as_str() {
         "Pass" => Status::Passed,
@@ -81,9 +81,16 @@ fn parse(text: &[u8]) -> Result<TraceJob, Bad> {
         job.queue_s = time("start_time", start)?.checked_sub(submit).map(|s| s as f64);
     }
     job.attempts = log.attempts.len() as u32;
+    job.observed = observed.boxed();
     job.team = log.vc.filter(|name| !name.is_empty());
     job.user = log.user.filter(|name| !name.is_empty());
     Ok(job)
+}
+
+/// Machines of an attempt; 0 where the log does not name them all.
+fn machines(detail: &[Detail]) -> u32 {
+    let names: Option<BTreeSet<&str>> = detail.iter().map(|part| part.ip.as_deref()).collect();
+    names.map_or(0, |names| names.len() as u32)
 }
 
 impl Attempt {

@@ -1,6 +1,6 @@
 //! What a trace looks like: sizes, durations, arrivals, load, outcomes. Rendering is in `render`.
 
-mod render;
+pub(super) mod render;
 
 use super::{Format, Status, Trace, TraceJob};
 use serde::Serialize;
@@ -112,7 +112,7 @@ pub struct Summary {
 
 impl Summary {
     /// Of no values there is none.
-    fn new(mut values: Vec<f64>) -> Option<Self> {
+    pub(super) fn new(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let max = *values.last()?;
         let count = values.len() as f64;
@@ -135,7 +135,7 @@ impl Summary {
 const LISTED: usize = 10;
 
 /// The size classes of the Philly study: name and largest size.
-const CLASSES: [(&str, u32); 4] = [("1", 1), ("2-4", 4), ("5-8", 8), (">8", u32::MAX)];
+pub(super) const CLASSES: [(&str, u32); 4] = [("1", 1), ("2-4", 4), ("5-8", 8), (">8", u32::MAX)];
 
 /// Describes a trace; with the size of a cluster also how much load it would be.
 pub fn stats(trace: &Trace, cluster_gpus: Option<u32>) -> Stats {
@@ -202,7 +202,7 @@ fn count(jobs: &[TraceJob], has: impl Fn(&TraceJob) -> bool) -> u64 {
     jobs.iter().filter(|job| has(job)).count() as u64
 }
 
-fn gpu_s(job: &TraceJob) -> f64 {
+pub(super) fn gpu_s(job: &TraceJob) -> f64 {
     job.duration_s * f64::from(job.gpus)
 }
 

@@ -72,6 +72,8 @@ pub struct SynthOptions {
     pub teams: u32,
     /// Share of jobs that are best effort, 0 to 1.
     pub best_effort: f64,
+    /// Share of jobs that can use two or four times the GPUs they ask for, 0 to 1.
+    pub elastic: f64,
 }
 
 impl Default for SynthOptions {
@@ -85,6 +87,7 @@ impl Default for SynthOptions {
             mix: Mix::Small,
             teams: 4,
             best_effort: 0.0,
+            elastic: 0.0,
         }
     }
 }
@@ -121,6 +124,12 @@ impl SynthOptions {
                 self.best_effort,
                 (0.0..=1.0).contains(&self.best_effort),
             ),
+            (
+                "the share of elastic jobs",
+                "0 to 1",
+                self.elastic,
+                (0.0..=1.0).contains(&self.elastic),
+            ),
         ];
         match rules.into_iter().find(|(.., holds)| !holds) {
             Some((what, expected, found, _)) => Err(SynthError { what, expected, found }),
@@ -140,7 +149,8 @@ pub fn synth(options: &SynthOptions) -> impl Iterator<Item = TraceJob> + use<> {
     let mut shape = Rng::stream(options.seed, 2);
     let mut labels = Rng::stream(options.seed, 3);
     let teams = Teams::new(options.teams);
-    let best_effort = options.best_effort;
+    let mut widths = Rng::stream(options.seed, 4);
+    let SynthOptions { best_effort, elastic, cluster_gpus, .. } = *options;
     (0..options.jobs).map(move |number| {
         let (gpus, seconds) = choices.draw(&mut shape);
         let submit_us = (arrivals.next_s(number) * 1e6).round() as u64;
@@ -151,6 +161,9 @@ pub fn synth(options: &SynthOptions) -> impl Iterator<Item = TraceJob> + use<> {
         job.user = Some(format!("user{team}-{}", labels.below(8)));
         if labels.chance(best_effort) {
             job.class = TraceClass::BestEffort;
+        }
+        if widths.chance(elastic) {
+            job.gpus_max = Some((gpus << (1 + widths.below(2))).min(cluster_gpus));
         }
         job
     })
@@ -374,6 +387,17 @@ mod tests {
             jobs.map(|job| (job.gpus, job.steps.to_bits(), job.model)).collect::<Vec<_>>()
         };
         assert_eq!(shapes(Arrivals::Poisson), shapes(Arrivals::Diurnal));
+    }
+
+    #[test]
+    fn elastic_jobs_are_otherwise_the_same_jobs() {
+        let plain = options(Mix::Philly, Arrivals::Poisson, 2_000);
+        let some = SynthOptions { elastic: 0.3, ..plain.clone() };
+        let elastic = synth(&some).filter(|j| j.gpus_max.is_some_and(|m| m > j.gpus)).count();
+        assert!((500..700).contains(&elastic), "{elastic}");
+        assert!(synth(&some).all(|j| j.gpus_max.is_none_or(|m| (j.gpus..=256).contains(&m))));
+        let inelastic = synth(&some).map(|j| TraceJob { gpus_max: None, ..j });
+        assert!(inelastic.eq(synth(&plain)));
     }
 
     #[test]

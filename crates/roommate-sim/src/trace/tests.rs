@@ -59,6 +59,20 @@ const MURI: &str = "job_id,num_gpu,submit_time,iterations,model_name,batch_size,
     iteration_time,resource_time_0,resource_time_1,resource_time_2,priority\n";
 
 #[test]
+fn an_elastic_job_can_use_at_least_what_it_needs() {
+    let of = |row: &str| {
+        let text = format!("id,submit_s,gpus,duration_s,gpus_max,scaling\n{row}\n");
+        let trace = read_bytes(text.as_bytes(), &options(Format::Roommate));
+        trace.map(|t| (t.jobs[0].gpus_max, t.jobs[0].scaling))
+    };
+    assert_eq!(of("a,0,2,9,4,0.5").unwrap(), (Some(4), Some(0.5)));
+    assert_eq!(of("a,0,2,9,,").unwrap(), (None, None));
+    let less = of("a,0,2,9,1,").unwrap_err().to_string();
+    assert!(less.contains("at least the 2 GPUs that it needs"), "{less}");
+    assert!(of("a,0,2,9,4,3").is_err());
+}
+
+#[test]
 fn muri_is_in_milliseconds_with_stages() {
     check(
         Format::Auto,
@@ -113,9 +127,9 @@ fn the_philly_log_sums_attempts() {
         Format::Auto,
         LOG.replace(r#""attempts": []"#, r#""attempts": [{"detail": [{"gpus": ["g"]}]}]"#),
         expect![[r#"
-            philly: id,submit_s,gpus,duration_s,queue_s,attempts,team,user,status
-            j1,0,4,3660,30,3,v,"u {[""",killed
-            j2,2,1,0,,1,v,,passed
+            philly: id,submit_s,gpus,duration_s,queue_s,attempts,machines,team,user,status
+            j1,0,4,3660,30,3,2,v,"u {[""",killed
+            j2,2,1,0,,1,,v,,passed
         "#]],
     );
     check(
@@ -310,14 +324,14 @@ fn errors_say_where_and_what() {
         "a,b\n1,2\n",
         expect![[r#"
             could not read trace "t.csv": unknown trace layout, first line "a,b"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s"#]],
     );
     check(
         Format::Roommate,
         "id,submit,gpus\n",
         expect![[r#"
             could not read trace "t.csv": line 1: missing columns "submit_s", "duration_s"; expected id, submit_s, gpus, duration_s, found id, submit, gpus
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s"#]],
     );
     for (rows, expected) in [
         ("a,0,1,1\n\nb,1,-,1", r#"line 4, column "gpus": expected a number, found "-""#),

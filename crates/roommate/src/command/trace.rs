@@ -1,10 +1,12 @@
 //! `roommate trace`: look at traces, convert and invent them.
 
-use crate::atomic::AtomicFile;
+use crate::atomic::{self, AtomicFile};
 use crate::cli::{Output, Synth, Trace};
 use crate::{lab, process};
 use anyhow::Context;
-use roommate_sim::trace::{TraceJob, native, stats, synth};
+use roommate_sim::report;
+use roommate_sim::trace::{TraceJob, native, stats, study, synth};
+use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,6 +24,24 @@ pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
                 Output::Table => process::print(&stats.to_string())?,
             }
         }
+        Trace::Study { trace: path, input, quota, report, output } => {
+            if let Some(page) = &report {
+                atomic::keep_apart(&path, page)?;
+            }
+            let trace = lab::read_trace(&path, &input)?;
+            let quotas = known_teams(&trace.jobs, quota)?;
+            let study = study::study(&trace, &quotas);
+            if let Some(page) = &report {
+                let title = path.file_name().unwrap_or_default().to_string_lossy();
+                AtomicFile::create(page)?.fill(&report::study(&title, &trace, &study))?;
+                process::say(&format!("report: {}", page.display()));
+            }
+            match output {
+                Output::Json => process::print(&(serde_json::to_string_pretty(&study)? + "\n"))?,
+                Output::Csv => process::print(&study.csv())?,
+                Output::Table => process::print(&study.to_string())?,
+            }
+        }
         Trace::Synth(args) => invent(&args)?,
         Trace::Convert { trace, input, output } => {
             let trace = lab::read_trace(&trace, &input)?;
@@ -29,6 +49,20 @@ pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The quotas, all of teams that exist: a wrong name would silently leave its team out.
+fn known_teams(jobs: &[TraceJob], quota: Vec<(String, u32)>) -> anyhow::Result<study::Quotas> {
+    let teams: BTreeSet<&str> = jobs.iter().filter_map(|job| job.team.as_deref()).collect();
+    if let Some((team, _)) = quota.iter().find(|(team, _)| !teams.contains(team.as_str())) {
+        let known: Vec<&str> = teams.into_iter().take(20).collect();
+        let hint = match known.as_slice() {
+            [] => "no job of the trace has a team".to_owned(),
+            known => format!("there are {}", known.join(", ")),
+        };
+        return Err(process::advise(format!("--quota: the trace has no team {team:?}"), hint));
+    }
+    Ok(quota.into_iter().collect())
 }
 
 fn invent(args: &Synth) -> anyhow::Result<()> {
@@ -39,6 +73,7 @@ fn invent(args: &Synth) -> anyhow::Result<()> {
         load: args.load,
         cluster_gpus: args.cluster.gpus(),
         mix: args.mix,
+        elastic: args.elastic,
         ..synth::SynthOptions::default()
     };
     options.check()?;

@@ -42,6 +42,8 @@ fn sim_prints_a_table() {
         finish-time fairness, mean     2.147
         finish-time fairness, worst    4.613
         Jain index                     0.684
+        stretch, guaranteed, mean          1
+        stretch, guaranteed, p99           1
 
         gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbccccccccccccccc
         gpu1  ..................................................bbbbbbbbbbbbbbbbbbbbbbbbb
@@ -63,6 +65,8 @@ fn sim_prints_a_table() {
         finish-time fairness, mean     1.028 *    2.147
         finish-time fairness, worst    1.508 *    4.613
         Jain index                     0.871 *    0.684
+        stretch, guaranteed, mean          1          1
+        stretch, guaranteed, p99           1          1
         * best of its row
     "#]]
     .assert_eq(&said.out);
@@ -82,7 +86,9 @@ fn json_has_the_promised_keys() {
     let names = |list: &[Value], key: &str| list.iter().map(|r| r[key].clone()).collect::<Vec<_>>();
     // All but the ablations, in the order of the registry.
     let mut all = names(policies.as_array().unwrap(), "name");
-    all.retain(|n| !["muri-l-worst-ordering", "muri-l-no-blossom"].contains(&n.as_str().unwrap()));
+    let ablations =
+        ["muri-l-worst-ordering", "muri-l-no-blossom", "synergy-proportional", "synergy-greedy"];
+    all.retain(|n| !ablations.contains(&n.as_str().unwrap()));
     assert_eq!(names(results, "policy"), all);
 }
 

@@ -110,7 +110,7 @@ fn a_journal_that_is_none_or_was_cut_off_is_refused() {
     broken(
         good.replace("\"cluster\":\"1x1\"", "\"cluster\":\"1y1\""),
         expect![[r#"
-            error: could not read journal "j.jsonl": line 1, column 114: could not read cluster "1y1": expected NODESxGPUS such as 8x8, found "1y1"
+            error: could not read journal "j.jsonl": line 1, column 153: could not read cluster "1y1": expected NODESxGPUS such as 8x8, found "1y1"
         "#]],
     );
     broken(
@@ -207,7 +207,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
     room.refuses(
         "report j.jsonl cut.jsonl -o old.html",
         expect![[r#"
-            error: could not read journal "cut.jsonl": line 5, column 78: EOF while parsing a string
+            error: could not read journal "cut.jsonl": line 5, column 39: EOF while parsing a string
         "#]],
     );
     let said = room.run("report j.jsonl j.jsonl -o old.html");
@@ -240,7 +240,7 @@ fn replay_says_same_or_where_not() {
         "replay unknown.jsonl",
         expect![[r#"
             error: could not read journal "unknown.jsonl": there is no policy "lottery"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
 }

@@ -78,28 +78,28 @@ fn a_trace_must_have_a_known_layout() {
         "name,when\na,1\n",
         expect![[r#"
             error: could not read trace "t.csv": unknown trace layout, first line "name,when"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
         "id,submit_s,duration_s\na,1,1\n",
         expect![[r#"
             error: could not read trace "t.csv": unknown trace layout, first line "id,submit_s,duration_s"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
         "#]],
     );
     let room = Room::with(&[("t.csv", GOOD), ("quote.csv", "\"id,submit_s\n")]);
     room.refuses("sim t.csv --format tiresias", expect![[r#"
         error: could not read trace "t.csv": line 1: missing columns "job_id", "num_gpu", "submit_time", "duration"; expected job_id, num_gpu, submit_time, duration, found id, submit_s, gpus, duration_s
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim quote.csv --format roommate", expect![[r#"
         error: could not read trace "quote.csv": line 1: a quoted field is not closed on its line
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim t.csv --format exel", expect![[r#"
         error: invalid value 'exel' for '--format <FORMAT>'
-          [possible values: auto, roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow]
+          [possible values: auto, roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy]
 
         For more information, try '--help'.
     "#]]);
@@ -218,7 +218,7 @@ fn bytes_that_are_no_text_are_refused() {
         std::iter::repeat_with(random).take(10_000).collect::<Vec<_>>(),
         expect![[r#"
             error: could not read trace "t.csv": line 1: unknown trace layout, first line is not valid UTF-8
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow; our own columns are id, submit_s, gpus, duration_s
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
@@ -308,13 +308,13 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "-p tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     sim(
         "--set foo=1",
         expect![[r#"
-            error: --set "foo=1": policy "tiresias": unknown field `foo`, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
+            error: --set "foo=1": policy "tiresias": unknown field `foo`, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `patience_s`, `dedicate_from`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
             hint: `roommate policies tiresias` lists its parameters
         "#]],
     );
@@ -349,7 +349,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
     sim(
         "--set =",
         expect![[r#"
-            error: --set "=": policy "tiresias": unknown field ``, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
+            error: --set "=": policy "tiresias": unknown field ``, expected one of `bounds_gpu_s`, `promote_knob`, `service`, `order`, `placement`, `pack_limit`, `patience_s`, `dedicate_from`, `quantum`, `history_gpu_s`, `min_history`, `whole_second_wakes`
             hint: `roommate policies tiresias` lists its parameters
         "#]],
     );
@@ -364,7 +364,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "--compat gavel",
         expect![[r#"
             error: invalid value 'gavel' for '--compat <NAME>'
-              [possible values: muri]
+              [possible values: muri, synergy]
 
             For more information, try '--help'.
         "#]],
@@ -381,7 +381,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,nope",
         expect![[r#"
             error: there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     compare(
@@ -394,7 +394,7 @@ fn so_are_those_of_a_comparison() {
     compare(
         "-p fifo,sjf --set sjf.nope=8",
         expect![[r#"
-            error: --set "nope=8": policy "sjf": unknown field `nope`, expected `rule`
+            error: --set "nope=8": policy "sjf": unknown field `nope`, expected one of `rule`, `patience_s`, `dedicate_from`
             hint: `roommate policies sjf` lists its parameters
         "#]],
     );
@@ -409,7 +409,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,sjf --set nope.rule=8",
         expect![[r#"
             error: --set "nope.rule=8": there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     compare(
@@ -430,7 +430,7 @@ fn so_are_those_of_a_comparison() {
         "policies tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
 }

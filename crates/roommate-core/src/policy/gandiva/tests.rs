@@ -1,4 +1,4 @@
-//! Gandiva in pictures: turns, packs by trial, migrations; and what must hold of it in any scene.
+//! Gandiva in pictures: turns, packs by trial, migrations, growth; and what must hold of it in any scene.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -350,6 +350,134 @@ fn nodes_go_to_the_class_that_lacks_most_of_its_share() {
     .assert_eq(&scene.run().chart());
 }
 
+const GROWS: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false, "trial_s": 1, "grow_idle_s": 3}"#;
+
+/// The scene with the first job able to use so many GPUs, each with this exponent.
+fn elastic(params: &str, cluster: &str, jobs: &str, gpus_max: u16, scaling: f64) -> Scene {
+    let mut scene = scene(params, cluster, jobs);
+    scene.actors[0].spec.gpus_max = gpus_max;
+    scene.profiles[0].scaling = Some(scaling);
+    scene
+}
+
+#[test]
+fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
+    let mut scene = elastic(GROWS, "1x2", "e 0 1 15, f 8 1 3", 2, 0.9);
+    let out = scene.run();
+    expect![[r#"
+        gpu0  aaaaaaaaaaa
+        gpu1  ...aaaaabbb
+    "#]]
+    .assert_eq(&out.chart());
+    // Three seconds alone, five with two GPUs, the rest alone.
+    let ends = 8.0 + 15.0 - 3.0 - 5.0 * 2_f64.powf(0.9);
+    assert_eq!(out.finished, [Some(ends.ceil() as u64), Some(11)]);
+    assert!(out.journal.contains(r#""grows":2"#) && out.journal.contains(r#""shrinks_for":1"#));
+    assert_eq!(out.metrics().moves, 2);
+    // A change that takes a second does not keep the arrival waiting.
+    scene.costs.migrate = Some(Span::from_secs(1.0));
+    let dear = scene.run();
+    expect![[r#"
+        gpu0  aaaaaaaaaaaaaaaa
+        gpu1  ....aaaabbb...aa
+    "#]]
+    .assert_eq(&dear.chart());
+    assert_eq!(dear.finished[1], Some(11));
+}
+
+#[test]
+fn a_growth_waits_until_the_job_is_old_enough_to_be_worth_it() {
+    // With two GPUs it would be 1.4 times as fast at least, so 2 s pay after 2 / (1 − 1/1.4) = 7 s.
+    let mut scene = elastic(GROWS, "1x2", "e 0 1 20", 2, 1.0);
+    scene.costs.migrate = Some(Span::from_secs(2.0));
+    expect![[r#"
+        gpu0  aaaaaaaaaaaaaaaa
+        gpu1  .......aaaaaaaaa
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
+
+#[test]
+fn a_growth_that_does_not_pay_is_undone_and_remembered() {
+    let mut scene = elastic(GROWS, "1x2", "e 0 1 12", 2, 0.3);
+    let out = scene.run();
+    expect![[r#"
+        gpu0  aaaaaaaaaaaa
+        gpu1  ...a
+    "#]]
+    .assert_eq(&out.chart());
+    assert!(out.journal.contains(r#""not_worth_growing":1"#));
+    // The refusal is forgotten after some time.
+    scene.params.insert("refuse_s".into(), 4.into());
+    expect![[r#"
+        gpu0  aaaaaaaaaaaa
+        gpu1  ...a....a
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
+
+#[test]
+fn a_job_grows_by_powers_of_two_and_the_newest_growth_goes_first() {
+    let mut scene = elastic(GROWS, "1x8", "e 0 1 60, g 0 2 60, f 12 1 4, h 14 2 3", 4, 1.0);
+    scene.actors[1].spec.gpus_max = 4;
+    expect![[r#"
+        gpu0  aaaaaaaaaaaaaaaaaaaaaa
+        gpu1  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
+        gpu2  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
+        gpu3  ...aaaaaaaaaaaaaaaaaaa
+        gpu4  ...bbbbbbbbbbbddd..aaa
+        gpu5  ...bbbbbbbbbbbddd..aaa
+        gpu6  ....aaaaaaaacccc...bbbbbbbbbbbbbbbbb
+        gpu7  ....aaaaaaaa.......bbbbbbbbbbbbbbbbb
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
+
+#[test]
+fn only_who_can_use_more_gpus_grows_and_only_if_told_to() {
+    let mut scene = elastic(GROWS, "1x4", "e 0 1 9, f 0 1 9", 4, 1.0);
+    expect![[r#"
+        gpu0  aaaaaa
+        gpu1  bbbbbbbbb
+        gpu2  ...aaa
+        gpu3
+    "#]]
+    .assert_eq(&scene.run().chart());
+    scene.params.insert("grow".into(), false.into());
+    expect![[r#"
+        gpu0  aaaaaaaaa
+        gpu1  bbbbbbbbb
+        gpu2
+        gpu3
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
+
+#[test]
+fn nobody_is_grown_where_jobs_take_turns() {
+    // Two wide jobs cannot run at once, whatever e gives back.
+    let jobs = "e 0 1 40, f 8 2 6, g 9 2 6, h 10 1 3";
+    expect![[r#"
+        gpu0  aaaaaaaaaaabcbcbcbcc...aaaaaaaa
+        gpu1  ...aaaaabbcbcbcbcbcc
+        gpu2  ........bbcdadadaaaaaaaaaaaaaaa
+    "#]]
+    .assert_eq(&elastic(GROWS, "1x3", jobs, 2, 1.0).run().chart());
+}
+
+#[test]
+fn a_gang_that_spans_nodes_gets_grown_gpus_back_from_all_of_them() {
+    let mut scene = elastic(GROWS, "2x2", "e 0 1 30, d 0 2 4, g 4 1 30, f 14 2 5", 2, 1.0);
+    scene.actors[2].spec.gpus_max = 2;
+    expect![[r#"
+        gpu0  aaaaaaaaaaaaaaaaaaa
+        gpu1  ...aaaaaaaaaaaddddd
+        gpu2  bbbbcccccccccccccccccccccc
+        gpu3  bbbb...cccccccddddd...cccc
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
+
 /// Jobs of these widths on one node, without costs.
 fn random_turns(seed: u64, widest: u64) -> Scene {
     let mut rng = Rng::stream(seed, 1);
@@ -422,6 +550,27 @@ fn with_room_for_all_nobody_is_suspended_and_nobody_shares() {
         let ends = scene.actors.iter().map(|a| a.submit + (a.work / 10.0) as u64);
         assert!(out.finished.iter().flatten().copied().eq(ends), "seed {seed}");
     }
+}
+
+#[test]
+fn nobody_has_more_than_it_asked_for_while_somebody_waits() {
+    let mut grown = 0;
+    for seed in 0..300 {
+        let mut scene = random_turns(seed, 2);
+        let elastic = scene.actors.iter_mut().filter(|a| a.submit % 2 == 0);
+        elastic.for_each(|a| a.spec.gpus_max = 4);
+        scene.params.insert("trial_s".into(), 1.into());
+        scene.params.insert("grow_idle_s".into(), 1.into());
+        let out = scene.run_looking(&mut |engine| {
+            let state = engine.state();
+            let grown = |j: &JobIdx| state.job(*j).gpus.len() > usize::from(state.spec(*j).gpus);
+            let all_fine = state.pending.is_empty() || !state.placed.iter().any(|j| grown(&j));
+            assert!(all_fine, "seed {seed} at {}: {}", state.now, scene.run().chart());
+        });
+        assert!(out.ended);
+        grown += usize::from(out.journal.contains("\"grows\""));
+    }
+    assert!(grown > 50, "only {grown} scenes in which somebody grows");
 }
 
 /// Follows who is where, and what moves do.

@@ -144,7 +144,7 @@ fn write_summary(f: &mut Formatter<'_>, name: &str, s: &Summary) -> fmt::Result 
 }
 
 /// A name cut to its column.
-fn fitted(name: &str) -> String {
+pub(in crate::trace) fn fitted(name: &str) -> String {
     let room = SHARE_NAME - 3;
     match name.char_indices().nth(room) {
         Some(_) => name.chars().take(room - 1).chain(['…']).collect(),
@@ -153,7 +153,7 @@ fn fitted(name: &str) -> String {
 }
 
 /// `12,345`
-fn grouped(n: u64) -> String {
+pub(in crate::trace) fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -165,7 +165,7 @@ fn grouped(n: u64) -> String {
     text
 }
 
-fn percent(share: f64) -> String {
+pub(in crate::trace) fn percent(share: f64) -> String {
     // The rare must not read like the absent.
     match share * 100.0 {
         p if p > 0.0 && p < 0.01 => "<0.01 %".to_owned(),
@@ -175,7 +175,7 @@ fn percent(share: f64) -> String {
 }
 
 /// A duration in the largest unit that leaves a number of at least 1, in at most eight columns.
-fn time(seconds: f64) -> String {
+pub(in crate::trace) fn time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s <= 0.0 => return "0 s".to_owned(),
         s if s < 1.0 => (s * 1e3, "ms"),
