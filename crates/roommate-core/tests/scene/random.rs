@@ -332,7 +332,10 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
     set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
     set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
-    set_gavel(&mut Rng::stream(scene.seed, 83), entry, &mut set);
+    // Others have parameters of the same names.
+    if entry.name.starts_with("gavel") {
+        set_gavel(&mut Rng::stream(scene.seed, 83), entry, &mut set);
+    }
     let mut own = Rng::stream(scene.seed, 82);
     set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
     set("mem_term", json!(pick(&mut own, &["intended", "released"])));

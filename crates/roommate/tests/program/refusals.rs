@@ -367,6 +367,15 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
             hint: these have: gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo
         "#]],
     );
+    sim(
+        "--compat themis",
+        expect![[r#"
+            error: invalid value 'themis' for '--compat <NAME>'
+              [possible values: muri, gavel, synergy]
+
+            For more information, try '--help'.
+        "#]],
+    );
 }
 
 #[test]
