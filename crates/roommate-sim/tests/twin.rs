@@ -263,7 +263,8 @@ fn a_restart_costs_once_and_nothing_else_does() {
 #[test]
 fn who_is_never_stopped_never_pays_for_a_restart() {
     let mut calm = 0;
-    for entry in POLICIES {
+    // Chronus plans with the price of a restart, so a dear one changes whom it starts.
+    for entry in POLICIES.iter().filter(|e| e.name != "chronus") {
         for seed in 0..150 {
             let mut scene = random::scene(seed, entry, Taste { costs: false, ..Taste::WILD });
             let free = play(&scene, Faults::default()).unwrap();

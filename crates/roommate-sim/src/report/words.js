@@ -97,7 +97,8 @@
   const DASHES = ["", "7 3", "2.5 2.5", "10 3 2.5 3", "14 4", "5 2 1.5 2"];
   const looks = runs.map((_, i) => ({
     colour: `var(--c${i % 8})`,
-    dash: DASHES[(i + Math.floor(i / 8)) % DASHES.length],
+    // With 3, all six dashes meet each colour before the first pair comes again.
+    dash: DASHES[(i + 3 * Math.floor(i / 8)) % DASHES.length],
     marker: i % 7,
   }));
 

@@ -186,10 +186,13 @@ struct Need {
 /// A name and its jobs: what becomes a row.
 type Group<'a> = (String, Vec<Case<'a>>);
 
+/// What a group of cases comes to; nothing where they cannot say.
+type Outcome = dyn Fn(&[Case<'_>]) -> Option<f64>;
+
 /// A column in the making: what it is called and how it follows from the jobs of a row.
 struct Figure {
     column: Column,
-    of: Box<dyn Fn(&[Case<'_>]) -> Option<f64>>,
+    of: Box<Outcome>,
 }
 
 fn figure(
