@@ -261,8 +261,10 @@ fn shared(
     let (mut alone, mut binds) =
         (vec![none; market.claims.len()], vec![false; market.claims.len()]);
     for (c, class) in classes.iter().enumerate() {
+        // The solver is right to some digits only; nobody has more than all its time.
+        let all = found.amounts[c].iter().sum::<f64>().max(1.0);
         for m in &class.members {
-            alone[*m].clone_from(&found.amounts[c]);
+            alone[*m] = found.amounts[c].iter().map(|part| part / all).collect();
             binds[*m] = found.binds[c];
         }
     }
@@ -707,9 +709,8 @@ mod tests {
                         used[k] += row[k] * claim.gpus;
                     }
                 }
-                let fits = used.iter().zip(&m.gpus).all(|(u, n)| *u <= n + 1e-6);
-                // Parts of those who cannot run, where nobody can, are parts of nothing.
-                prop_assert!(fits || i != 3, "{used:?}");
+                let fits = used.iter().zip(&m.gpus).all(|(u, n)| *u <= n * (1.0 + 1e-5));
+                prop_assert!(fits, "{i} {used:?}");
             }
             for (a, b) in found.iter().zip(solve(&scaled)).take(3) {
                 prop_assert!((a.value - b.value).abs() <= 1e-4 * a.value.abs().max(1e-9));
