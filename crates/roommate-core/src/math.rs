@@ -9,3 +9,4 @@ pub mod matching;
 pub mod rng;
 pub mod sharing;
 pub mod stat;
+pub mod twister;

@@ -1,7 +1,6 @@
 //! First come, first served, as an allocation: who is in front has all its time on one kind of GPU.
 
 use crate::allocation::{Allocation, ByKind, Market};
-use crate::math::rng::Rng;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -15,9 +14,14 @@ pub enum Choice {
     /// One at random, for life.
     Random,
     /// As the released Gavel has it: drawn at random, but the last kind with a free GPU is taken,
-    /// whether the job fits there or not.
+    /// whether the job fits there or not. Who cannot run on the kind it got loses its turn.
     Released,
+    /// The same, but the kind that was drawn is taken.
+    Repaired,
 }
+
+/// Draws one of so many.
+pub type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
 
 /// The line. Jobs are known by a number that grows with their arrival.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +44,7 @@ impl Line {
         market: &Market,
         jobs: &[u32],
         slowest_first: &[usize],
-        rng: &mut Rng,
+        draw: Draw<'_>,
     ) -> Allocation {
         let mut free = market.gpus.clone();
         if self.choice == Choice::Fastest {
@@ -51,7 +55,7 @@ impl Line {
         queue.reverse();
         self.replace_ended(market, jobs, &mut queue, &mut free);
         let open = slowest_first.iter().copied().filter(|k| free[*k] > 0.0).collect();
-        self.serve(market, jobs, queue, (open, &mut free), rng);
+        self.serve(market, jobs, queue, (open, &mut free), draw);
         let alone = jobs.iter().map(|j| {
             let mut row = ByKind::from_elem(0.0, market.gpus.len());
             if let Some((kind, _)) = self.given.get(j) {
@@ -95,7 +99,7 @@ impl Line {
         jobs: &[u32],
         mut queue: Vec<usize>,
         (mut open, free): (Vec<usize>, &mut ByKind),
-        rng: &mut Rng,
+        draw: Draw<'_>,
     ) {
         while let Some(next) = queue.pop() {
             let claim = &market.claims[next];
@@ -104,20 +108,19 @@ impl Line {
             if fitting.is_empty() {
                 break;
             }
+            if matches!(self.choice, Choice::Fastest | Choice::Random) {
+                fitting.retain(|k| claim.speed[*k] > 0.0);
+            }
             // One that would fit but cannot run there lets the others pass.
-            fitting.retain(|k| claim.speed[*k] > 0.0);
             if fitting.is_empty() {
                 continue;
             }
-            let mut drawn = || fitting[rng.below(fitting.len() as u64) as usize];
             let (kind, struck) = match self.choice {
-                Choice::Released if claim.speed[open[open.len() - 1]] > 0.0 => {
-                    (open[open.len() - 1], drawn())
+                Choice::Random | Choice::Repaired => {
+                    let drawn = fitting[draw(fitting.len())];
+                    (drawn, drawn)
                 }
-                Choice::Random | Choice::Released => {
-                    let kind = drawn();
-                    (kind, kind)
-                }
+                Choice::Released => (open[open.len() - 1], fitting[draw(fitting.len())]),
                 Choice::Fastest => {
                     let faster = |a: usize, b: &usize| {
                         if claim.speed[*b] > claim.speed[a] { *b } else { a }
@@ -126,6 +129,9 @@ impl Line {
                     (kind, kind)
                 }
             };
+            if claim.speed[kind] <= 0.0 {
+                continue;
+            }
             self.given.insert(jobs[next], (kind, claim.gpus));
             free[kind] -= claim.gpus;
             if free[kind] == 0.0 {
@@ -144,14 +150,14 @@ mod tests {
     fn the_fastest_free_kind_and_nobody_overtakes() {
         let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Fastest);
-        let rng = &mut Rng::new(0);
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
+        let draw = &mut |_: usize| 0;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
         close(&found, &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 0.0]]);
         m.claims[1].gpus = 2.0;
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
         close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[0.0, 0.0]]);
         (m.claims[1].gpus, m.claims[1].speed[0]) = (1.0, 0.0);
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
         close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[1.0, 0.0]]);
     }
 
@@ -159,17 +165,23 @@ mod tests {
     fn a_random_kind_is_kept_for_life() {
         let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Random);
-        let rng = &mut Rng::new(3);
-        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone;
-        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], rng).alone, first);
+        let draw = &mut |n: usize| n - 1;
+        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
+        close(&first, &[&[0.0, 1.0], &[0.0, 1.0], &[1.0, 0.0]]);
+        let other = &mut |_: usize| 0;
+        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], other).alone, first);
     }
 
     #[test]
     fn the_released_line_takes_the_last_kind_even_if_it_is_full() {
         let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         m.claims[1].gpus = 2.0;
-        let found =
-            Line::new(Choice::Released).allocate(&m, &[0, 1, 2], &[0, 1], &mut Rng::new(0)).alone;
-        close(&found, &[&[0.0, 1.0]; 3]);
+        let found = |choice, m: &Market| {
+            Line::new(choice).allocate(m, &[0, 1, 2], &[0, 1], &mut |_| 0).alone
+        };
+        close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
+        // One that cannot run on the kind that was drawn loses its turn.
+        m.claims[0].speed[0] = 0.0;
+        close(&found(Choice::Repaired, &m), &[&[0.0, 0.0], &[1.0, 0.0], &[0.0, 1.0]]);
     }
 }

@@ -38,6 +38,7 @@ use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
+use crate::math::twister::Twister;
 use crate::place::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -100,6 +101,8 @@ pub(super) struct Params {
     released: bool,
     /// Jobs stand still when no whole step fits in the rest of the round (with `released`).
     whole_steps: bool,
+    /// Seed of a run of the released simulator, whose random draws are repeated (with `released`).
+    draws_of: Option<u64>,
 }
 
 impl Default for Params {
@@ -115,6 +118,7 @@ impl Default for Params {
             choice: Choice::Fastest,
             released: false,
             whole_steps: false,
+            draws_of: None,
         }
     }
 }
@@ -155,8 +159,22 @@ impl Turn {
     }
 }
 
+/// Random numbers of the released simulator.
+struct Replay {
+    policy: Twister,
+    order: Twister,
+}
+
+impl Replay {
+    fn of(seed: u64) -> Self {
+        // It seeds one generator for each use.
+        Self { policy: Twister::new(seed), order: Twister::new(seed.wrapping_add(5)) }
+    }
+}
+
 struct Gavel {
     params: Params,
+    replay: Option<Replay>,
     round: Span,
     reset: Span,
     ledger: Ledger,
@@ -191,11 +209,14 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("packed: only las and makespan can share GPUs".into());
     } else if params.whole_steps && !params.released {
         return Err("whole_steps: only with released".into());
+    } else if params.draws_of.is_some() && !params.released {
+        return Err("draws_of: only with released".into());
     }
     let round = Span::from_secs(params.round_s).max(Span(1));
     let reset = Span::from_secs(params.reset_s);
     let (ledger, line) = (Ledger::new(round), Line::new(params.choice));
     Ok(Gavel {
+        replay: params.draws_of.map(Replay::of),
         params,
         round,
         reset,
@@ -410,7 +431,11 @@ impl Gavel {
                 let jobs: Vec<u32> = self.live.iter().map(|j| j.0).collect();
                 let mut slowest_first: Vec<usize> = (0..plan.kinds.len()).collect();
                 slowest_first.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
-                Ok(self.line.allocate(market, &jobs, &slowest_first, plan.rng))
+                let draw = &mut |n: usize| match &mut self.replay {
+                    Some(replay) => replay.policy.below(n),
+                    None => plan.rng.below(n as u64) as usize,
+                };
+                Ok(self.line.allocate(market, &jobs, &slowest_first, draw))
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
@@ -465,13 +490,14 @@ impl Gavel {
             Objective::Isolated => true,
             _ => !self.params.aware,
         };
-        if blind {
-            for i in (1..self.order.len()).rev() {
-                self.order.swap(i, plan.rng.below(i as u64 + 1) as usize);
-            }
-        } else {
-            let speed = |k: u8| plan.kinds[usize::from(k)].speed;
-            self.order.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
+        let speed = |k: u8| plan.kinds[usize::from(k)].speed;
+        self.order.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
+        for i in (1..self.order.len()).rev().filter(|_| blind) {
+            let other = match &mut self.replay {
+                Some(replay) => replay.order.below(i + 1),
+                None => plan.rng.below(i as u64 + 1) as usize,
+            };
+            self.order.swap(i, other);
         }
     }
 
