@@ -7,14 +7,18 @@
 //! | goal | where |
 //! |---|---|
 //! | equal parts, first come first served | closed forms, here and in [`line`] |
+//! | least mean completion time | an assignment, [`queues`] |
+//! | couples found by trial | draws, [`couples`] |
 //! | max-min fairness, makespan, finish-time fairness, throughput, cost | [`program`] |
 //! | the same in levels: water filling, teams | [`level`] |
 //!
 //! [`round`]: crate::round
 
+pub mod couples;
 pub mod level;
 pub mod line;
 pub mod program;
+pub mod queues;
 
 use smallvec::SmallVec;
 
@@ -49,6 +53,8 @@ pub struct Market {
     pub gpus: ByKind,
     /// The jobs.
     pub claims: Vec<Claim>,
+    /// Whether an equal piece of the cluster counts kinds on which a job cannot run, as in the study.
+    pub pieces_of_all: bool,
 }
 
 /// Two jobs on the same GPUs.
@@ -93,8 +99,13 @@ impl Market {
 
     /// Parts of one job when the cluster is cut into as many equal pieces as there are jobs.
     pub fn isolated_part(&self, claim: &Claim) -> ByKind {
-        let piece = |n: &f64| n / self.claims.len().max(1) as f64 / claim.gpus;
-        let usable = |t: &f64| f64::from(u8::from(*t > 0.0));
+        self.piece(claim, self.claims.len())
+    }
+
+    /// Parts of one job when the cluster is cut into so many equal pieces.
+    pub fn piece(&self, claim: &Claim, pieces: usize) -> ByKind {
+        let piece = |n: &f64| n / pieces.max(1) as f64 / claim.gpus;
+        let usable = |t: &f64| f64::from(u8::from(*t > 0.0 || self.pieces_of_all));
         let row: ByKind =
             self.gpus.iter().zip(&claim.speed).map(|(n, t)| piece(n) * usable(t)).collect();
         let sum = row.iter().sum::<f64>().max(1.0);
@@ -194,7 +205,7 @@ pub(crate) mod testing {
 
     pub(crate) fn market<S: AsRef<[f64]>>(gpus: &[f64], speeds: &[S]) -> Market {
         let claims = speeds.iter().map(|s| claim(s.as_ref())).collect();
-        Market { gpus: ByKind::from_slice(gpus), claims }
+        Market { gpus: ByKind::from_slice(gpus), claims, pieces_of_all: false }
     }
 
     pub(crate) fn close<S: AsRef<[f64]> + std::fmt::Debug>(found: &[ByKind], expected: &[S]) {

@@ -1,5 +1,6 @@
 //! Numerical helpers with laws and slow twins of their own; nothing here knows about jobs or GPUs.
 
+pub mod assignment;
 pub mod boost;
 pub mod choice;
 pub mod kmeans;

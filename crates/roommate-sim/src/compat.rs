@@ -79,7 +79,7 @@ const GAVEL: Compat = Compat {
     inflation_of_four: &[],
     restart_s: &[],
     other_restart_s: 0.0,
-    know_pairs: &["gavel-packed"],
+    know_pairs: &["gavel-packed", "gavel-couples"],
 };
 
 /// The simulator of Mohan et al., Looking beyond GPUs for DNN scheduling on multi-tenant clusters, OSDI

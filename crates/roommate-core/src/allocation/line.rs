@@ -1,6 +1,7 @@
 //! First come, first served, as an allocation: who is in front has all its time on one kind of GPU.
 
-use crate::allocation::{Allocation, ByKind, Market};
+use crate::allocation::program::PairSpeed;
+use crate::allocation::{Allocation, ByKind, Market, Pair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -20,6 +21,9 @@ pub enum Choice {
     Repaired,
 }
 
+/// Speeds of two beside each other, relative to alone and summed, above which one joins the other.
+const JOIN_ABOVE: f64 = 1.5;
+
 /// Draws one of so many.
 pub type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
 
@@ -27,23 +31,27 @@ pub type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
 #[derive(Clone, Debug, Default)]
 pub struct Line {
     choice: Choice,
+    /// Whether the first who finds no GPU does not join anybody either, as in the released code.
+    forgets: bool,
     /// The kind that each job has, and its GPUs.
     given: BTreeMap<u32, (usize, f64)>,
 }
 
 impl Line {
     /// An empty line.
-    pub fn new(choice: Choice) -> Self {
-        Self { choice, given: BTreeMap::new() }
+    pub fn new(choice: Choice, forgets: bool) -> Self {
+        Self { choice, forgets, given: BTreeMap::new() }
     }
 
     /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
-    /// `slowest_first` are the kinds by their usual speed.
+    /// `slowest_first` are the kinds by their usual speed. With `pairs`, those for whom no GPU is left
+    /// join somebody.
     pub fn allocate(
         &mut self,
         market: &Market,
         jobs: &[u32],
         slowest_first: &[usize],
+        pairs: Option<PairSpeed<'_>>,
         draw: Draw<'_>,
     ) -> Allocation {
         let mut free = market.gpus.clone();
@@ -55,7 +63,7 @@ impl Line {
         queue.reverse();
         self.replace_ended(market, jobs, &mut queue, &mut free);
         let open = slowest_first.iter().copied().filter(|k| free[*k] > 0.0).collect();
-        self.serve(market, jobs, queue, (open, &mut free), draw);
+        let queue = self.serve(market, jobs, queue, (open, &mut free), draw);
         let alone = jobs.iter().map(|j| {
             let mut row = ByKind::from_elem(0.0, market.gpus.len());
             if let Some((kind, _)) = self.given.get(j) {
@@ -63,7 +71,50 @@ impl Line {
             }
             row
         });
-        Allocation { alone: alone.collect(), value: 1.0, ..Allocation::default() }
+        let alone = alone.collect();
+        let mut found = Allocation { alone, value: 1.0, ..Allocation::default() };
+        if let Some(speed) = pairs {
+            self.join(market, jobs, queue, speed, &mut found);
+        }
+        found
+    }
+
+    /// In order of arrival, each joins the job with which it gains most, until one finds nobody.
+    fn join(
+        &self,
+        market: &Market,
+        jobs: &[u32],
+        mut queue: Vec<usize>,
+        speed: PairSpeed<'_>,
+        found: &mut Allocation,
+    ) {
+        let mut hosts: Vec<(usize, usize)> = Vec::new();
+        for (i, job) in jobs.iter().enumerate() {
+            hosts.extend(self.given.get(job).map(|(kind, _)| (i, *kind)));
+        }
+        while let Some(guest) = queue.pop() {
+            let mut best = (JOIN_ABOVE, None);
+            for (at, (host, kind)) in hosts.iter().enumerate() {
+                let who = [guest.min(*host), guest.max(*host)];
+                let [a, b] = who.map(|m| &market.claims[m]);
+                if a.gpus != b.gpus || a.speed[*kind] <= 0.0 || b.speed[*kind] <= 0.0 {
+                    continue;
+                }
+                let [x, y] = speed(who[0], who[1], *kind);
+                let gain = x / a.speed[*kind] + y / b.speed[*kind];
+                if gain > best.0 && x > 0.0 && y > 0.0 {
+                    best = (gain, Some((at, who)));
+                }
+            }
+            let Some((at, who)) = best.1 else { break };
+            let (host, kind) = hosts.remove(at);
+            let share = std::mem::replace(
+                &mut found.alone[host],
+                ByKind::from_elem(0.0, market.gpus.len()),
+            );
+            debug_assert!(share[kind] == 1.0, "a host has all its time on one kind");
+            found.pairs.push(Pair { who, share });
+        }
     }
 
     /// The first in line takes the kind of each job that ended, if it fits there.
@@ -92,7 +143,8 @@ impl Line {
         }
     }
 
-    /// In order of arrival, until somebody does not fit anywhere.
+    /// In order of arrival, until somebody does not fit anywhere. Returns those who are left, the first
+    /// of them last.
     fn serve(
         &mut self,
         market: &Market,
@@ -100,12 +152,15 @@ impl Line {
         mut queue: Vec<usize>,
         (mut open, free): (Vec<usize>, &mut ByKind),
         draw: Draw<'_>,
-    ) {
+    ) -> Vec<usize> {
         while let Some(next) = queue.pop() {
             let claim = &market.claims[next];
             let mut fitting: Vec<usize> =
                 open.iter().copied().filter(|k| free[*k] >= claim.gpus).collect();
             if fitting.is_empty() {
+                if !self.forgets || open.is_empty() {
+                    queue.push(next);
+                }
                 break;
             }
             if matches!(self.choice, Choice::Fastest | Choice::Random) {
@@ -138,6 +193,7 @@ impl Line {
                 open.retain(|k| *k != struck);
             }
         }
+        queue
     }
 }
 
@@ -149,27 +205,46 @@ mod tests {
     #[test]
     fn the_fastest_free_kind_and_nobody_overtakes() {
         let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
-        let mut line = Line::new(Choice::Fastest);
+        let mut line = Line::new(Choice::Fastest, false);
         let draw = &mut |_: usize| 0;
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
         close(&found, &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 0.0]]);
         m.claims[1].gpus = 2.0;
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
         close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[0.0, 0.0]]);
         (m.claims[1].gpus, m.claims[1].speed[0]) = (1.0, 0.0);
-        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
         close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[1.0, 0.0]]);
+    }
+
+    #[test]
+    fn who_finds_no_gpu_joins_the_one_with_whom_it_gains_most() {
+        let m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let jobs = [0, 1, 2, 3];
+        let join = |with_first: f64, with_second: f64| {
+            let speed = |a: usize, _: usize, k: usize| {
+                let pace = if a == 0 { with_first } else { with_second };
+                [m.claims[a].speed[k] * pace, m.claims[2].speed[k] * pace]
+            };
+            let mut line = Line::new(Choice::Fastest, false);
+            let found = line.allocate(&m, &jobs, &[0, 1], Some(&speed), &mut |_| 0);
+            found.pairs.iter().map(|p| (p.who, p.share.to_vec())).collect::<Vec<_>>()
+        };
+        let (slow, fast) = (vec![1.0, 0.0], vec![0.0, 1.0]);
+        assert_eq!(join(0.8, 0.9), [([1, 2], slow.clone()), ([0, 3], fast.clone())]);
+        assert_eq!(join(0.8, 0.7), [([0, 2], fast)], "the next finds nobody");
+        assert_eq!(join(0.7, 0.75), []);
     }
 
     #[test]
     fn a_random_kind_is_kept_for_life() {
         let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
-        let mut line = Line::new(Choice::Random);
+        let mut line = Line::new(Choice::Random, false);
         let draw = &mut |n: usize| n - 1;
-        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], draw).alone;
+        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
         close(&first, &[&[0.0, 1.0], &[0.0, 1.0], &[1.0, 0.0]]);
         let other = &mut |_: usize| 0;
-        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], other).alone, first);
+        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], None, other).alone, first);
     }
 
     #[test]
@@ -177,7 +252,7 @@ mod tests {
         let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         m.claims[1].gpus = 2.0;
         let found = |choice, m: &Market| {
-            Line::new(choice).allocate(m, &[0, 1, 2], &[0, 1], &mut |_| 0).alone
+            Line::new(choice, false).allocate(m, &[0, 1, 2], &[0, 1], None, &mut |_| 0).alone
         };
         close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
         // One that cannot run on the kind that was drawn loses its turn.

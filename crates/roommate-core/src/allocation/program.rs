@@ -680,7 +680,7 @@ mod tests {
             scale in 1u8..9,
         ) {
             let gpus: ByKind = gpus.into_iter().map(f64::from).collect();
-            let mut m = Market { gpus, claims: Vec::new() };
+            let mut m = Market { gpus, ..Market::default() };
             for (speed, width, weight, left) in jobs {
                 let speed = speed.into_iter().map(|s| f64::from(s) / 2.0).collect::<Vec<_>>();
                 let mut claim = crate::allocation::testing::claim(&speed);

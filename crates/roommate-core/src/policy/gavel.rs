@@ -31,9 +31,12 @@
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
 //! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
 
+use crate::allocation::couples::Couples;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
-use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved, program};
+use crate::allocation::program::{self, PairSpeed};
+use crate::allocation::queues::Queues;
+use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
 use crate::job::Phase;
@@ -71,8 +74,18 @@ enum Objective {
     Cost,
     /// First come, first served.
     Fifo,
+    /// Least mean completion time: the best queue behind every GPU, nobody is interrupted.
+    Allox,
+    /// Equal parts, for couples that are drawn and stay together as long as they gain by it.
+    Couples,
     /// Equal parts.
     Isolated,
+}
+
+impl Objective {
+    fn may_pack(self) -> bool {
+        matches!(self, Self::Las | Self::Makespan | Self::Fifo)
+    }
 }
 
 /// Parameters of `gavel`.
@@ -84,7 +97,7 @@ pub(super) struct Params {
     objective: Objective,
     /// Whether it knows that kinds differ in speed.
     aware: bool,
-    /// Whether two jobs may share GPUs (`las`, `makespan`).
+    /// Whether two jobs may share GPUs (`las`, `makespan`, `fifo`).
     packed: bool,
     /// Length of a round.
     round_s: f64,
@@ -96,6 +109,8 @@ pub(super) struct Params {
     teams: Vec<Team>,
     /// Which kind the first in line gets (`fifo`).
     choice: Choice,
+    /// Part of those who wait, oldest first, that is looked at (`allox`).
+    alpha: f64,
     /// The released simulator's rounds: no part for newcomers until the next solve, nothing changes in
     /// a round, and it ends with its last row.
     released: bool,
@@ -116,6 +131,7 @@ impl Default for Params {
             deadlines: false,
             teams: Vec::new(),
             choice: Choice::Fastest,
+            alpha: 1.0,
             released: false,
             whole_steps: false,
             draws_of: None,
@@ -179,6 +195,8 @@ struct Gavel {
     reset: Span,
     ledger: Ledger,
     line: Line,
+    queues: Queues,
+    couples: Couples,
     records: Vec<Record>,
     /// Jobs in the books, ascending.
     live: Vec<JobIdx>,
@@ -205,8 +223,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("reset_s: expected a number of at least 0".into());
     } else if !params.teams.iter().all(|t| above_0(t.weight)) {
         return Err("teams: expected weights above 0".into());
-    } else if params.packed && !matches!(params.objective, Objective::Las | Objective::Makespan) {
-        return Err("packed: only las and makespan can share GPUs".into());
+    } else if !(0.0..=1.0).contains(&params.alpha) {
+        return Err("alpha: expected a number from 0 to 1".into());
+    } else if params.packed && !params.objective.may_pack() {
+        return Err("packed: only las, makespan and fifo can share GPUs".into());
     } else if params.whole_steps && !params.released {
         return Err("whole_steps: only with released".into());
     } else if params.draws_of.is_some() && !params.released {
@@ -214,7 +234,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     let round = Span::from_secs(params.round_s).max(Span(1));
     let reset = Span::from_secs(params.reset_s);
-    let (ledger, line) = (Ledger::new(round), Line::new(params.choice));
+    let shares = params.packed || params.objective == Objective::Couples;
+    let ledger = Ledger::new(round, params.released && shares);
+    let line = Line::new(params.choice, params.released);
+    let couples = Couples::new(params.released);
     Ok(Gavel {
         replay: params.draws_of.map(Replay::of),
         params,
@@ -222,6 +245,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         reset,
         ledger,
         line,
+        queues: Queues::default(),
+        couples,
         records: Vec::new(),
         live: Vec::new(),
         newcomers: Vec::new(),
@@ -366,12 +391,28 @@ impl Gavel {
                 }
             }
             self.ledger.enter(job, plan.spec(job).gpus, &share, &runs);
+            if self.ledger.is_standing() {
+                self.enter_pairs(plan, job);
+            }
             self.live.push(job);
             self.changed = true;
             note_guesses(plan, job, &runs);
         }
         self.live.sort_unstable();
         self.newcomers = newcomers;
+    }
+
+    /// Enters rows of a newcomer and each of those before it of the same width.
+    fn enter_pairs(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let gpus = plan.spec(job).gpus;
+        for other in self.live.iter().filter(|j| plan.spec(**j).gpus == gpus) {
+            let pair = [*other.min(&job), *other.max(&job)];
+            let runs = kinds(plan).map(|k| {
+                let able = pair.iter().all(|j| can_run(plan, *j, k));
+                able && pair_speed(plan, pair, k).iter().all(|t| *t > 0.0)
+            });
+            self.ledger.enter_pair(pair, gpus, &runs.collect::<SmallVec<[bool; 4]>>());
+        }
     }
 
     fn may_solve(&self, now: Time) -> bool {
@@ -418,7 +459,8 @@ impl Gavel {
             record.done = done;
             claim(plan, *job, record.isolated_s, self.round)
         });
-        let market = Market { gpus, claims: claims.collect() };
+        let pieces_of_all = self.params.released;
+        let market = Market { gpus, claims: claims.collect(), pieces_of_all };
         for (job, claim) in self.live.iter().zip(&market.claims) {
             self.records[job.usize()].isolated = market.isolated_speed(claim);
         }
@@ -426,16 +468,49 @@ impl Gavel {
     }
 
     fn allocate(&mut self, plan: &mut Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+        let jobs = || self.live.iter().map(|j| j.0).collect::<Vec<u32>>();
+        let slowest_first = || {
+            let mut order: Vec<usize> = (0..plan.kinds.len()).collect();
+            order.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
+            order
+        };
+        let replay = &mut self.replay;
         match self.params.objective {
             Objective::Fifo => {
-                let jobs: Vec<u32> = self.live.iter().map(|j| j.0).collect();
-                let mut slowest_first: Vec<usize> = (0..plan.kinds.len()).collect();
-                slowest_first.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
-                let draw = &mut |n: usize| match &mut self.replay {
+                let (jobs, slowest_first) = (jobs(), slowest_first());
+                let mut rng = plan.rng.clone();
+                let draw = &mut |n: usize| match replay {
                     Some(replay) => replay.policy.below(n),
-                    None => plan.rng.below(n as u64) as usize,
+                    None => rng.below(n as u64) as usize,
                 };
-                Ok(self.line.allocate(market, &jobs, &slowest_first, draw))
+                let speed = |a: usize, b: usize, kind: usize| {
+                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+                };
+                let pairs: Option<PairSpeed<'_>> =
+                    if self.params.packed { Some(&speed) } else { None };
+                let found = self.line.allocate(market, &jobs, &slowest_first, pairs, draw);
+                *plan.rng = rng;
+                Ok(found)
+            }
+            Objective::Allox => {
+                Ok(self.queues.allocate(market, &jobs(), &slowest_first(), self.params.alpha))
+            }
+            Objective::Couples => {
+                let jobs = jobs();
+                let mut rng = plan.rng.clone();
+                let draw = &mut |n: usize| match replay {
+                    Some(replay) => replay.policy.two_of(n),
+                    None => {
+                        let first = rng.below(n as u64) as usize;
+                        [first, (first + 1 + rng.below(n as u64 - 1) as usize) % n]
+                    }
+                };
+                let speed = |a: usize, b: usize, kind: usize| {
+                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+                };
+                let found = self.couples.allocate(market, &jobs, &speed, draw);
+                *plan.rng = rng;
+                Ok(found)
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
@@ -451,7 +526,7 @@ impl Gavel {
         let pair_speed = |a: usize, b: usize, kind: usize| {
             pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
         };
-        let pairs: Option<program::PairSpeed<'_>> =
+        let pairs: Option<PairSpeed<'_>> =
             if self.params.packed { Some(&pair_speed) } else { None };
         let free = || ByKind::from_elem(1.0, market.gpus.len());
         let deadlines = self.params.deadlines;
@@ -476,7 +551,9 @@ impl Gavel {
                 let market = if released { market.clone() } else { market.normalized() };
                 program::throughput(&market, &prices, deadlines, released)
             }
-            Objective::Fifo | Objective::Isolated => Err(Unsolved),
+            Objective::Fifo | Objective::Allox | Objective::Couples | Objective::Isolated => {
+                Err(Unsolved)
+            }
         }
     }
 
