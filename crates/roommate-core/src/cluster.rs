@@ -15,20 +15,23 @@ pub struct Kind {
     pub mem_mib: u32,
     /// Training speed relative to the reference GPU (a V100) for work without measurements of its own.
     pub speed: f64,
+    /// What an hour of one costs, for policies that weigh speed against money.
+    pub price_usd_h: f64,
 }
 
 /// Name, memory in MiB, rough training speed relative to a V100. The speeds are defaults for traces
 /// that carry no measurements (ratios of published mixed-precision CNN training throughput, rounded);
-/// `8x8:a100=1.7` overrides one.
-const KNOWN: &[(&str, u32, f64)] = &[
-    ("gpu", 0, 1.0),
-    ("k80", 12_288, 0.25),
-    ("p100", 16_384, 0.6),
-    ("t4", 15_360, 0.5),
-    ("v100", 16_384, 1.0),
-    ("a100", 40_960, 2.0),
-    ("h100", 81_920, 3.5),
-    ("h200", 144_384, 4.0),
+/// `8x8:a100=1.7` overrides one. Prices per hour: K80, P100 and V100 as in the Gavel study (OSDI 2020);
+/// the rest in proportion to what clouds ask for them now.
+const KNOWN: &[(&str, u32, f64, f64)] = &[
+    ("gpu", 0, 1.0, 1.0),
+    ("k80", 12_288, 0.25, 0.135),
+    ("p100", 16_384, 0.6, 0.43),
+    ("t4", 15_360, 0.5, 0.11),
+    ("v100", 16_384, 1.0, 0.74),
+    ("a100", 40_960, 2.0, 1.2),
+    ("h100", 81_920, 3.5, 3.0),
+    ("h200", 144_384, 4.0, 3.5),
 ];
 
 /// Some equal nodes.
@@ -148,7 +151,8 @@ impl Cluster {
         if self.kinds.len() == 32 {
             return Err("more than 32 kinds of GPU".into());
         }
-        self.kinds.push(Kind { name, mem_mib: known.map_or(0, |k| k.1), speed });
+        let price_usd_h = known.map_or(1.0, |k| k.3);
+        self.kinds.push(Kind { name, mem_mib: known.map_or(0, |k| k.1), speed, price_usd_h });
         Ok(self.kinds.len() as u8 - 1)
     }
 }

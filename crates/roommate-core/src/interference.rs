@@ -51,6 +51,11 @@ pub trait Interference: Send + Sync {
     /// Speed of tenant `who` on a GPU of this kind next to the others; 1 = undisturbed.
     fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate;
 
+    /// Whether the speeds of these tenants beside each other are known, rather than assumed.
+    fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
+        true
+    }
+
     /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job
     /// runs alone; `None` if this model has no counters.
     fn counters(&self, _state: &State, _job: JobIdx) -> Option<(f32, f32)> {
@@ -67,6 +72,10 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
         (**self).speed(state, kind, tenants, who)
     }
 
+    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        (**self).knows(state, kind, tenants)
+    }
+
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         (**self).counters(state, job)
     }
@@ -75,6 +84,10 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
 impl<T: Interference + ?Sized> Interference for Box<T> {
     fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         (**self).speed(state, kind, tenants, who)
+    }
+
+    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        (**self).knows(state, kind, tenants)
     }
 
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
@@ -86,6 +99,15 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
     }
 }
 
+/// A belief as data: what is known of pairs, or nothing. It is written into the journal, so that a replay
+/// decides with the same knowledge.
+pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
+    match known {
+        Some(table) => Box::new(table),
+        None => Box::new(Undisturbed),
+    }
+}
+
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;
@@ -93,6 +115,11 @@ pub struct Undisturbed;
 impl Interference for Undisturbed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         Estimate::certain(tenants[who].1.reach())
+    }
+
+    /// Nothing is known here: not of anybody who is not alone.
+    fn knows(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        tenants.len() < 2
     }
 }
 

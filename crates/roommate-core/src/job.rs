@@ -121,6 +121,9 @@ pub struct Spec {
     /// The latency it has to keep (services).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
+    /// Its part against other jobs, where parts are given out; 1 is usual.
+    #[serde(default = "usual_weight", skip_serializing_if = "is_usual_weight")]
+    pub weight: f64,
     /// Bit mask of the GPU kinds it may run on.
     #[serde(default = "any_kind", skip_serializing_if = "is_any_kind")]
     pub kinds: u32,
@@ -144,6 +147,7 @@ impl Spec {
             deadline: None,
             worth: Vec::new(),
             slo: None,
+            weight: 1.0,
             kinds: u32::MAX,
             retries: Retries::default(),
         }
@@ -153,6 +157,15 @@ impl Spec {
     pub fn allows(&self, kind: u8) -> bool {
         self.kinds >> kind & 1 == 1
     }
+}
+
+fn usual_weight() -> f64 {
+    1.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_usual_weight(v: &f64) -> bool {
+    *v == 1.0
 }
 
 fn any_kind() -> u32 {

@@ -8,6 +8,7 @@ use crate::cluster::Cluster;
 use crate::engine::Step;
 use crate::event::{Action, Event, Placement};
 use crate::idx::{JobIdx, ProfileIdx, TeamIdx};
+use crate::interference::table::Table;
 use crate::job::Spec;
 use crate::profile::Profile;
 use crate::state::Costs;
@@ -40,6 +41,9 @@ pub struct Head {
     pub costs: Costs,
     /// Seed of the policy's randomness.
     pub seed: u64,
+    /// What the policy knows of pairs of profiles that share a GPU, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_pairs: Option<Table>,
 }
 
 /// A line about a job: what the user asked for, under which name.

@@ -5,6 +5,7 @@
 //! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
 //! and on a cluster, and a journal replays byte for byte.
 
+pub mod allocation;
 pub mod batch;
 pub mod cluster;
 pub mod engine;
@@ -32,6 +33,7 @@ pub mod queue;
 pub mod rank;
 pub mod replay;
 pub mod rota;
+pub mod round;
 pub mod sensitivity;
 pub mod state;
 pub mod testing;

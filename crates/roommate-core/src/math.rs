@@ -1,5 +1,6 @@
 //! Numerical helpers with laws and slow twins of their own; nothing here knows about jobs or GPUs.
 
+pub mod assignment;
 pub mod boost;
 pub mod choice;
 pub mod kmeans;
@@ -7,4 +8,6 @@ pub mod least_squares;
 pub mod lp;
 pub mod matching;
 pub mod rng;
+pub mod sharing;
 pub mod stat;
+pub mod twister;

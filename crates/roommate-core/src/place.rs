@@ -162,14 +162,31 @@ pub fn find(state: &State, job: JobIdx, layout: impl Into<Layout>) -> Option<Gpu
         return None;
     }
     if rule == Rule::Count {
-        return anywhere(state, job, layout);
+        return anywhere(state, job, kinds_by_speed(state, job), layout);
     }
     let together = if state.kinds.len() == 1 {
         together(state, job, 0, layout)
     } else {
         kinds_by_speed(state, job).find_map(|kind| together(state, job, kind, layout))
     };
-    if rule == Rule::Spread { together.or_else(|| anywhere(state, job, layout)) } else { together }
+    if rule == Rule::Spread {
+        together.or_else(|| anywhere(state, job, kinds_by_speed(state, job), layout))
+    } else {
+        together
+    }
+}
+
+/// Idle GPUs of one kind for the whole gang, on as few nodes as possible, or anywhere if `scatter`.
+pub fn find_on(state: &State, job: JobIdx, kind: u8, scatter: bool) -> Option<GpuSet> {
+    if !state.spec(job).allows(kind) || state.idle.gpus(kind) < u32::from(state.spec(job).gpus) {
+        return None;
+    }
+    let together = together(state, job, kind, Rule::Consolidated.into());
+    if scatter {
+        together.or_else(|| anywhere(state, job, [kind].into_iter(), Rule::Count.into()))
+    } else {
+        together
+    }
 }
 
 /// Places the gang where it was before this plan, if that is idle, else where the rule finds room.
@@ -266,11 +283,7 @@ pub fn note_no_room(plan: &mut Plan<'_>, job: JobIdx) {
 /// Kinds that the job may use, fastest for it first.
 fn kinds_by_speed(state: &State, job: JobIdx) -> impl Iterator<Item = u8> {
     let spec = state.spec(job);
-    let measured = &state.profile(job).kind_speed;
-    let speed = |k: u8| {
-        let own = measured.iter().find(|(kind, _)| *kind == k).map(|(_, s)| *s);
-        own.unwrap_or(state.kinds[usize::from(k)].speed)
-    };
+    let speed = |k: u8| state.speed_on(job, k);
     let mut kinds: SmallVec<[u8; 8]> =
         (0..state.kinds.len() as u8).filter(|k| spec.allows(*k)).collect();
     kinds.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
@@ -357,12 +370,17 @@ fn together(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<GpuS
     (left == 0).then_some(set)
 }
 
-/// Any idle GPUs of the kinds the job may use, most fragmented nodes first.
-fn anywhere(state: &State, job: JobIdx, layout: Layout) -> Option<GpuSet> {
+/// Any idle GPUs of these kinds, most fragmented nodes first.
+fn anywhere(
+    state: &State,
+    job: JobIdx,
+    kinds: impl Iterator<Item = u8>,
+    layout: Layout,
+) -> Option<GpuSet> {
     let spec = state.spec(job);
     let mut set = GpuSet::new();
     let mut left = spec.gpus;
-    for kind in kinds_by_speed(state, job) {
+    for kind in kinds {
         for idle in 1..=state.idle.largest(kind) {
             for node in state.idle.nodes(kind, idle).iter() {
                 if left == 0 {

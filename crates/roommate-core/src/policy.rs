@@ -10,6 +10,7 @@ mod antman;
 mod chronus;
 mod fifo;
 mod gandiva;
+mod gavel;
 mod horus;
 mod muri;
 mod sjf;
@@ -201,6 +202,31 @@ pub static POLICIES: &[Entry] = &[
         summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)]),
+    entry!(gavel, "gavel", preset: r"{}",
+        summary: "max-min fairness of effective speeds over GPU kinds, realised by rounds",
+        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
+    entry!(gavel, "gavel-packed", preset: r#"{"packed": true}"#,
+        summary: "the same, and two jobs share GPUs where they are known to gain by it",
+        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
+    entry!(gavel, "gavel-makespan", preset: r#"{"objective": "makespan"}"#,
+        summary: "the same rounds, so that all jobs are done as early as possible",
+        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
+    entry!(gavel, "gavel-finish-time", preset: r#"{"objective": "finish_time"}"#,
+        summary: "the same rounds, so that nobody ends much later than with an equal part",
+        paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
+        compat: &[("gavel", r#"{"released": true}"#)]),
+    entry!(gavel, "gavel-fifo", preset: r#"{"objective": "fifo"}"#,
+        summary: "the same rounds, first come, first served on the fastest kind that is free",
+        paper: "Narayanan et al., Gavel, OSDI 2020",
+        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
+    entry!(gavel, "gavel-allox", preset: r#"{"objective": "allox"}"#,
+        summary: "the same rounds, the best queue behind every GPU, so that the mean completion time is least",
+        paper: "Narayanan et al., Gavel, OSDI 2020; Le et al., AlloX, EuroSys 2020",
+        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
+    entry!(gavel, "gavel-couples", preset: r#"{"objective": "couples"}"#,
+        summary: "the same rounds, equal parts; who shares is drawn, and couples that lose by it part",
+        paper: "Narayanan et al., Gavel, OSDI 2020; Xiao et al., Gandiva, OSDI 2018",
+        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
     entry!(horus, "horus", preset: r"{}",
         summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),

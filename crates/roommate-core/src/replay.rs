@@ -1,7 +1,7 @@
 //! Replay: runs the facts of a journal through a fresh engine and proves that it decides the same.
 
 use crate::engine::Engine;
-use crate::interference::Undisturbed;
+use crate::interference;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::policy::{self, PolicyError};
 use crate::time::Time;
@@ -39,7 +39,7 @@ impl Observer for Replay {
         match built {
             Err(e) => self.refused = Some(e),
             Ok(policy) => {
-                let belief = Box::new(Undisturbed);
+                let belief = interference::belief(head.known_pairs.clone());
                 let engine = Engine::new(&head.cluster, head.costs, policy, belief, head.seed);
                 self.engine = Some(engine);
             }

@@ -433,24 +433,30 @@ impl State {
         self.profile(job).restart.unwrap_or(self.costs.restart)
     }
 
+    /// Speed of the job on GPUs of one kind, where somebody measured it.
+    pub fn measured_on(&self, job: JobIdx, kind: u8) -> Option<f64> {
+        self.profile(job).kind_speed.iter().find(|(k, _)| *k == kind).map(|(_, speed)| *speed)
+    }
+
+    /// The same, or what is usual on that kind.
+    pub fn speed_on(&self, job: JobIdx, kind: u8) -> f64 {
+        self.measured_on(job, kind).unwrap_or(self.kinds[usize::from(kind)].speed)
+    }
+
     /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
     /// consolidated gang as wide as asked for: the slowest GPU sets the pace.
     pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
-        let profile = self.profile(job);
-        let of_kind = |k: u8| {
-            let measured = profile.kind_speed.iter().find(|(kind, _)| *kind == k);
-            measured.map_or(self.kinds[usize::from(k)].speed, |(_, speed)| *speed)
-        };
         let mut speed = f64::INFINITY;
         let mut nodes = 0;
         let mut rest = gpus;
         while !rest.is_empty() {
             let (node, here) = self.first_node(rest);
-            speed = speed.min(of_kind(self.node(node).kind));
+            speed = speed.min(self.speed_on(job, self.node(node).kind));
             nodes += 1;
             rest = &rest[here..];
         }
         let spread = nodes > 1 && nodes > self.fewest_nodes(gpus);
+        let profile = self.profile(job);
         let speed = if spread { speed * profile.spread_speed } else { speed };
         let asked = usize::from(self.spec(job).gpus);
         if gpus.len() <= asked {

@@ -8,7 +8,8 @@ use crate::event::{Action, Event, Sample};
 use crate::gantt::Gantt;
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::stages::Interleaved;
-use crate::interference::{Interference, Undisturbed};
+use crate::interference::table::Table;
+use crate::interference::{self, Interference};
 use crate::job::Spec;
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
 use crate::metrics::{Fold, Metrics};
@@ -52,6 +53,8 @@ pub struct Scene {
     pub seed: u64,
     /// How roommates really disturb each other.
     pub truth: Arc<dyn Interference>,
+    /// What the policy knows of that; nothing, unless said.
+    pub known_pairs: Option<Table>,
 }
 
 /// What came of a scene.
@@ -103,6 +106,7 @@ impl Scene {
             tick: Span::from_secs(1.0),
             seed: 0,
             truth: Arc::new(Interleaved::default()),
+            known_pairs: None,
         }
     }
 
@@ -124,8 +128,8 @@ impl Scene {
         policy: Box<dyn policy::Policy>,
         look: &mut dyn FnMut(&mut Engine),
     ) -> Outcome {
-        let engine =
-            Engine::new(&self.cluster, self.costs, policy, Box::new(Undisturbed), self.seed);
+        let belief = interference::belief(self.known_pairs.clone());
+        let engine = Engine::new(&self.cluster, self.costs, policy, belief, self.seed);
         let mut stage = Stage { scene: self, engine, jobs: Vec::new(), out: Vec::new() };
         let ended = stage.play(look);
         let Stage { jobs, out, .. } = stage;
@@ -187,6 +191,7 @@ impl Stage<'_> {
             cluster: scene.cluster.clone(),
             costs: scene.costs,
             seed: scene.seed,
+            known_pairs: scene.known_pairs.clone(),
         });
         writer.team(&journal::TeamLine { idx: TeamIdx(0), name: "all".into() });
         for profile in &scene.profiles {

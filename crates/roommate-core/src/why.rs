@@ -71,6 +71,14 @@ pub enum Why {
     TriedWith(JobIdx),
     /// Beside this job the two were slower than taking turns.
     NotWorthSharing(JobIdx),
+    /// Others are further behind what they are due.
+    NotItsRound,
+    /// Nobody measured it on GPUs of this kind; what is usual there is assumed.
+    SpeedGuessed(u8),
+    /// The program that divides the GPUs has no answer; everybody has an equal part.
+    Unsolved,
+    /// Its deadline cannot be kept beside those of others.
+    DeadlineGivenUp,
     /// GPUs of its node were idle for long, so it has this many now.
     Grows(u16),
     /// With more GPUs it was not enough faster, so it is back to this many.
@@ -141,6 +149,20 @@ impl Why {
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
                 format!("taking turns is faster than sharing with job {}", name(*j))
+            }
+            Self::NotItsRound => {
+                "this round belongs to jobs that are further behind what they are due".into()
+            }
+            Self::SpeedGuessed(k) => {
+                format!(
+                    "was never measured on GPU kind {k}; the usual speed of that kind is assumed"
+                )
+            }
+            Self::Unsolved => {
+                "the program that divides the GPUs has no answer; all jobs get equal parts".into()
+            }
+            Self::DeadlineGivenUp => {
+                "its deadline cannot be kept beside those of the others and is given up".into()
             }
             Self::Grows(n) => format!("grows to {n} GPUs: those of its node have long been idle"),
             Self::NotWorthGrowing(n) => {

@@ -32,10 +32,12 @@ pub struct Compat {
     restart_s: &'static [(&'static str, [u8; 6])],
     /// The same for models that are not listed.
     other_restart_s: f64,
+    /// Policies that know, from the table of throughputs, how fast pairs are.
+    know_pairs: &'static [&'static str],
 }
 
 /// All of them.
-pub static COMPATS: &[Compat] = &[MURI, SYNERGY];
+pub static COMPATS: &[Compat] = &[MURI, GAVEL, SYNERGY];
 
 /// The simulator of Zhao et al., Multi-resource interleaving for deep learning training, SIGCOMM 2022:
 /// solo steps are stretched by a fitted 1.015, and every running job pays its restart overhead at
@@ -60,6 +62,24 @@ const MURI: Compat = Compat {
         ("dqn", [5, 5, 6, 6, 8, 8]),
     ],
     other_restart_s: 10.0,
+    know_pairs: &[],
+};
+
+/// The simulator of Narayanan et al., Heterogeneity-aware cluster scheduling policies for deep learning
+/// workloads, OSDI 2020: changes are free, and the table of throughputs is known to all and true. Its
+/// rounds, its stale allocations and its FIFO are parameters of the policies.
+const GAVEL: Compat = Compat {
+    name: "gavel",
+    summary: "the simulator of the Gavel artifact (OSDI 2020)",
+    step_factor: 1.0,
+    charge: Charge::OnRestart,
+    round_s: None,
+    together: &[],
+    shadowed: &[],
+    inflation_of_four: &[],
+    restart_s: &[],
+    other_restart_s: 0.0,
+    know_pairs: &["gavel-packed", "gavel-couples"],
 };
 
 /// The simulator of Mohan et al., Looking beyond GPUs for DNN scheduling on multi-tenant clusters, OSDI
@@ -75,6 +95,7 @@ const SYNERGY: Compat = Compat {
     inflation_of_four: &[],
     restart_s: &[],
     other_restart_s: 0.0,
+    know_pairs: &[],
 };
 
 impl Compat {
@@ -88,6 +109,12 @@ impl Compat {
             truth.inflation[4] = *four;
         }
         Box::new(truth)
+    }
+
+    /// Whether this policy knows, from the table of throughputs, how fast pairs are; that is the truth
+    /// then, too.
+    pub fn knows_pairs(&self, policy: &str) -> bool {
+        self.know_pairs.contains(&policy)
     }
 
     /// What changes cost in this world.

@@ -89,6 +89,8 @@ pub struct TraceJob {
     pub gpu_milli: u32,
     /// GPU kinds it may run on; empty = any.
     pub kinds: Vec<String>,
+    /// Measured speed by GPU kind relative to the reference; 0 = cannot run there.
+    pub kind_speed: Vec<(String, f64)>,
     /// What its model makes of more or less CPU and host memory, where a table says so.
     pub sensitivity: Option<Arc<Sensitivity>>,
     /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
@@ -148,6 +150,7 @@ impl TraceJob {
             cpu_milli: 0,
             gpu_milli: 1000,
             kinds: Vec::new(),
+            kind_speed: Vec::new(),
             observed: None,
             sensitivity: None,
         }

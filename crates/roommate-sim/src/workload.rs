@@ -25,6 +25,17 @@ pub struct Workload {
     pub teams: Vec<String>,
 }
 
+impl Workload {
+    /// GPUs of the first job of each kind of work.
+    pub fn widths(&self) -> Vec<u32> {
+        let mut widths = vec![0; self.profiles.len()];
+        for Arrival { spec, .. } in self.arrivals.iter().rev() {
+            widths[spec.profile.usize()] = u32::from(spec.gpus);
+        }
+        widths
+    }
+}
+
 /// A job that this cluster could never run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("job {name:?} can never run on {cluster}: {what}")]
@@ -103,6 +114,7 @@ struct ProfileKey {
     restart_class: u32,
     step: u64,
     stages: Option<[u64; 4]>,
+    kind_speed: Vec<(u8, u64)>,
     scaling: Option<u64>,
 }
 
@@ -139,6 +151,7 @@ impl Maker<'_> {
             },
             declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
+            weight: job.weight,
             worth: worth(&job),
             kinds,
             retries: 3.into(),
@@ -155,7 +168,10 @@ impl Maker<'_> {
             Err(Unfit { name: job.id.clone(), cluster: self.cluster.to_string(), what })
         };
         let wanted = |name: &str| {
-            job.kinds.is_empty() || job.kinds.iter().any(|k| k.eq_ignore_ascii_case(name))
+            let asked =
+                job.kinds.is_empty() || job.kinds.iter().any(|k| k.eq_ignore_ascii_case(name));
+            let runs = |(k, speed): &(String, f64)| *speed > 0.0 || !k.eq_ignore_ascii_case(name);
+            asked && job.kind_speed.iter().all(runs)
         };
         let named = self.cluster.kinds.iter().any(|k| wanted(&k.name));
         if !named {
@@ -205,12 +221,15 @@ impl Maker<'_> {
 
     fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
         let predicted = self.predicted(job);
+        let measured = |(kind, speed): &(String, f64)| Some((self.cluster.kind(kind)?, *speed));
+        let kind_speed: Vec<(u8, f64)> = job.kind_speed.iter().filter_map(measured).collect();
         let key = ProfileKey {
             model: job.model.clone(),
             batch: predicted.map_or(0, |_| job.batch),
             restart_class: if self.compat.is_some() { job.gpus } else { 0 },
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
+            kind_speed: kind_speed.iter().map(|(k, s)| (*k, s.to_bits())).collect(),
             scaling: job.scaling.map(f64::to_bits),
         };
         let profiles = &mut self.workload.profiles;
@@ -218,6 +237,7 @@ impl Maker<'_> {
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
+            profile.kind_speed = kind_speed.into_iter().collect();
             profile.scaling = job.scaling;
             profile.predicted = predicted;
             profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);

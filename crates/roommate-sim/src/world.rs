@@ -10,7 +10,8 @@ use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
-use roommate_core::interference::Interference;
+use roommate_core::interference::table::Table;
+use roommate_core::interference::{self, Interference};
 use roommate_core::job::Spec;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy::{Params, Policy};
@@ -49,8 +50,8 @@ pub struct Setup {
     pub params: Params,
     /// The policy.
     pub policy: Box<dyn Policy>,
-    /// What the policy believes about roommates.
-    pub belief: Box<dyn Interference>,
+    /// What the policy knows of pairs that share a GPU, if anything.
+    pub known_pairs: Option<Table>,
     /// How roommates really disturb each other.
     pub truth: Box<dyn Interference>,
     /// What goes wrong.
@@ -127,12 +128,13 @@ pub fn simulate<O: Observer>(
         cluster: setup.cluster.clone(),
         costs: setup.costs,
         seed: setup.seed,
+        known_pairs: setup.known_pairs.clone(),
     });
     for (i, name) in setup.teams.into_iter().enumerate() {
         observer.team(&TeamLine { idx: TeamIdx::from_usize(i), name });
     }
-    let mut engine =
-        Engine::new(&setup.cluster, setup.costs, setup.policy, setup.belief, setup.seed);
+    let belief = interference::belief(setup.known_pairs);
+    let mut engine = Engine::new(&setup.cluster, setup.costs, setup.policy, belief, setup.seed);
     for (name, profile) in setup.profiles {
         let idx = engine.add_profile(profile.clone());
         observer.profile(&ProfileLine { idx, name, profile });

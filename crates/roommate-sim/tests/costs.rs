@@ -40,7 +40,7 @@ fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64
         policy_name: "once".into(),
         params: Params::new(),
         policy: Box::new(Once(what, false)),
-        belief: Box::new(Undisturbed),
+        known_pairs: None,
         truth: Box::new(Undisturbed),
         faults: Faults::default(),
         seed: 0,

@@ -24,7 +24,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
         policy_name: policy.into(),
         params: Params::new(),
         policy: entry.build(&Params::new()).unwrap(),
-        belief: Box::new(Undisturbed),
+        known_pairs: None,
         truth: Box::new(Undisturbed),
         faults: Faults {
             crash: 0.5,

@@ -70,7 +70,7 @@ fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
         cluster,
         policy_name: name,
         params,
-        belief: Box::new(Undisturbed),
+        known_pairs: None,
         truth: Box::new(Undisturbed),
         faults: Faults::default(),
         seed: 0,

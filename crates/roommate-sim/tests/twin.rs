@@ -81,7 +81,7 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
         policy_name: scene.policy.clone(),
         params: scene.params.clone(),
         policy: entry.build(&scene.params).unwrap(),
-        belief: Box::new(Undisturbed),
+        known_pairs: None,
         truth: Box::new(Arc::clone(&scene.truth)),
         faults,
         seed: scene.seed,

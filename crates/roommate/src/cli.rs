@@ -121,6 +121,9 @@ pub(crate) struct WorldArgs {
     /// Speeds of pairs for --truth table: columns `a,b,speed_a,speed_b`, or Gavel's or Lucid's table
     #[arg(long, value_name = "FILE", conflicts_with = "compat", required_if_eq("truth", "table"))]
     pub(crate) pairs: Option<PathBuf>,
+    /// Speeds of pairs that policies know: the file of --throughputs, or a table as for --pairs
+    #[arg(long, value_name = "FILE", conflicts_with = "compat")]
+    pub(crate) known_pairs: Option<PathBuf>,
     /// Scatter of the truth around what its model says, as a share
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, conflicts_with = "compat")]
     pub(crate) truth_noise: f64,

@@ -7,8 +7,8 @@ use anyhow::Context;
 use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference::Interference;
-use roommate_core::interference::Undisturbed;
 use roommate_core::interference::noisy::Noisy;
+use roommate_core::interference::table::Table;
 use roommate_core::job::Retries;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::metrics::{Fold, Metrics};
@@ -22,7 +22,7 @@ use roommate_sim::truth::{self, Truth};
 use roommate_sim::workload::{self, Workload};
 use roommate_sim::world::{Setup, simulate};
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,6 +32,8 @@ pub(crate) struct Lab {
     world: WorldArgs,
     compat: Option<&'static Compat>,
     truth: Truth,
+    /// Where policies find out how fast pairs are, if anywhere.
+    throughputs: Option<PathBuf>,
     /// Jobs whose model the trace does not name, taken for measured ones.
     stand_ins: u64,
     source: String,
@@ -158,6 +160,7 @@ impl Lab {
             world: world.clone(),
             compat,
             truth,
+            throughputs: input.throughputs.clone(),
             stand_ins,
             source,
             format,
@@ -190,14 +193,15 @@ impl Lab {
         let Value::Object(all_params) = entry.params(params)? else {
             anyhow::bail!("parameters of {name} are not an object");
         };
+        let (known_pairs, truth) = self.models_for(name)?;
         let setup = Setup {
             cluster: self.world.cluster.clone(),
             costs: self.costs(name),
             policy_name: name.into(),
             params: all_params,
             policy,
-            belief: Box::new(Undisturbed),
-            truth: self.truth_for(name),
+            known_pairs,
+            truth,
             faults: self.faults(),
             seed: self.world.seed,
             profiles: self.workload.profiles.clone(),
@@ -222,6 +226,31 @@ impl Lab {
     fn truth_name(&self) -> Option<String> {
         let name = self.world.truth.to_possible_value().map(|v| v.get_name().to_owned());
         name.filter(|_| self.compat.is_none())
+    }
+
+    /// What the policy knows of pairs, and what is true in its world.
+    fn models_for(&self, policy: &str) -> anyhow::Result<(Option<Table>, Box<dyn Interference>)> {
+        let known = self.compat.filter(|c| c.knows_pairs(policy)).zip(self.throughputs.as_deref());
+        if let Some((_, file)) = known {
+            let table = self.pairs_in(file)?;
+            return Ok((Some(table.clone()), Box::new(table)));
+        }
+        let known =
+            self.world.known_pairs.as_deref().map(|file| self.pairs_in(file)).transpose()?;
+        Ok((known, self.truth_for(policy)))
+    }
+
+    /// Speeds of pairs of this workload: throughputs by GPU kind, or a plain table.
+    fn pairs_in(&self, file: &Path) -> anyhow::Result<Table> {
+        let names = self.workload.profiles.iter().map(|(name, _)| name.as_str());
+        if Some(file) == self.throughputs.as_deref() {
+            let kinds: Vec<&str> =
+                self.world.cluster.kinds.iter().map(|k| k.name.as_str()).collect();
+            let profiles: Vec<(&str, u32)> = names.zip(self.workload.widths()).collect();
+            return Ok(trace::pairs::by_kind(file, &kinds, &profiles)?);
+        }
+        let pairs = trace::pairs::read(file, self.throughputs.as_deref(), "v100")?;
+        Ok(pairs.table(&names.collect::<Vec<_>>()).0)
     }
 
     /// How roommates really disturb each other in the world of this policy.

@@ -66,6 +66,7 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "allocation",
                 "batch",
                 "event",
                 "growth",
@@ -82,6 +83,7 @@ const RULES: &[Rule] = &[
                 "queue",
                 "rank",
                 "rota",
+                "round",
                 "sensitivity",
                 "state",
                 "tier",

@@ -4,35 +4,86 @@ use crate::idx::{JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::state::State;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Speeds of pairs; of more tenants, the product of the pairs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Rows", into = "Rows")]
 pub struct Table {
-    pairs: BTreeMap<(ProfileIdx, ProfileIdx), [f64; 2]>,
+    pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>,
     missing: f64,
 }
+
+/// A table as a journal has it.
+#[derive(Serialize, Deserialize)]
+struct Rows {
+    /// Kind, both profiles, both speeds.
+    pairs: Vec<(u8, ProfileIdx, ProfileIdx, [f64; 2])>,
+    missing: f64,
+}
+
+impl From<Rows> for Table {
+    fn from(Rows { pairs, missing }: Rows) -> Self {
+        let pairs = pairs.into_iter().map(|(kind, a, b, speeds)| ((kind, a, b), speeds)).collect();
+        Self { pairs, missing }
+    }
+}
+
+impl From<Table> for Rows {
+    fn from(Table { pairs, missing }: Table) -> Self {
+        let pairs = pairs.into_iter().map(|((kind, a, b), speeds)| (kind, a, b, speeds)).collect();
+        Self { pairs, missing }
+    }
+}
+
+/// Stands for every GPU kind.
+const ANY: u8 = u8::MAX;
 
 impl Table {
     /// `pairs` holds the speeds of both beside each other, in the order of the key; `missing` is the
     /// speed of either in a pair that is not there.
     pub fn new(pairs: BTreeMap<(ProfileIdx, ProfileIdx), [f64; 2]>, missing: f64) -> Self {
+        let pairs = pairs.into_iter().map(|((a, b), speeds)| ((ANY, a, b), speeds)).collect();
         Self { pairs, missing }
     }
 
-    /// Speed of a job of profile `a` beside one of profile `b`.
+    /// The same for each kind of GPU. A pair that is not there stands still.
+    pub fn by_kind(pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>) -> Self {
+        Self { pairs, missing: 0.0 }
+    }
+
+    fn find(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+        let forward = self.pairs.get(&(kind, a, b)).map(|speeds| speeds[0]);
+        forward.or_else(|| self.pairs.get(&(kind, b, a)).map(|speeds| speeds[1]))
+    }
+
+    fn known(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+        self.find(kind, a, b).or_else(|| self.find(ANY, a, b))
+    }
+
+    /// Speed of a job of profile `a` beside one of profile `b`, on GPUs of a kind.
+    pub fn speed_on(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> f64 {
+        self.known(kind, a, b).unwrap_or(self.missing)
+    }
+
+    /// The same where kinds make no difference.
     pub fn speed_of(&self, a: ProfileIdx, b: ProfileIdx) -> f64 {
-        let forward = self.pairs.get(&(a, b)).map(|speeds| speeds[0]);
-        let known = forward.or_else(|| self.pairs.get(&(b, a)).map(|speeds| speeds[1]));
-        known.unwrap_or(self.missing)
+        self.speed_on(ANY, a, b)
     }
 }
 
 impl Interference for Table {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         let profile = |i: usize| state.spec(tenants[i].0).profile;
         let others = (0..tenants.len()).filter(|i| *i != who);
-        Estimate::certain(others.map(|i| self.speed_of(profile(who), profile(i))).product())
+        Estimate::certain(others.map(|i| self.speed_on(kind, profile(who), profile(i))).product())
+    }
+
+    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        let profile = |i: usize| state.spec(tenants[i].0).profile;
+        let pairs = (0..tenants.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+        pairs.into_iter().all(|(i, j)| self.known(kind, profile(i), profile(j)).is_some())
     }
 }
 
@@ -51,5 +102,22 @@ mod tests {
         assert_eq!((speed(&[1, 0], 0), speed(&[1, 0], 1)), (0.6, 0.8));
         assert_eq!((speed(&[0], 0), speed(&[0, 2], 0)), (1.0, 0.5));
         assert_eq!(speed(&[2, 0, 1], 1), 0.5 * 0.8);
+        assert!(
+            table.knows(&state, 0, &whole(&[1, 0])) && !table.knows(&state, 0, &whole(&[0, 2]))
+        );
+    }
+
+    #[test]
+    fn kinds_may_differ() {
+        let [a, b] = [0, 1].map(ProfileIdx);
+        let table = Table::by_kind(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
+        let state = state(&[a, b]);
+        let speed = |kind, who| table.speed(&state, kind, &whole(&[0, 1]), who).mean;
+        assert_eq!((speed(1, 0), speed(1, 1), speed(0, 0)), (0.8, 0.6, 0.0));
+        let text = serde_json::to_string(&table).unwrap();
+        assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);
+        assert!(
+            table.knows(&state, 1, &whole(&[0, 1])) && !table.knows(&state, 0, &whole(&[0, 1]))
+        );
     }
 }

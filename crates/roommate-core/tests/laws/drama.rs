@@ -6,7 +6,7 @@ use crate::random::{self, Taste, compact};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
-use roommate_core::interference::Undisturbed;
+use roommate_core::interference;
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
@@ -137,7 +137,8 @@ struct Stage<'a> {
 /// that a second look changes nothing.
 pub(crate) fn play(drama: &Drama, policy: Box<dyn Policy>, look: bool) -> Result<Story, Broken> {
     let Scene { cluster, costs, seed, .. } = &drama.scene;
-    let engine = Engine::new(cluster, *costs, policy, Box::new(Undisturbed), *seed);
+    let belief = interference::belief(drama.scene.known_pairs.clone());
+    let engine = Engine::new(cluster, *costs, policy, belief, *seed);
     let observer = (Writer::new(Vec::new()), Fold::default());
     let (told, actions) = (Vec::new(), Vec::new());
     let (wake, asked_at) = (None, None);
@@ -160,6 +161,7 @@ impl Stage<'_> {
             cluster: scene.cluster.clone(),
             costs: scene.costs,
             seed: scene.seed,
+            known_pairs: scene.known_pairs.clone(),
         });
         for profile in &scene.profiles {
             let idx = self.engine.add_profile(profile.clone());

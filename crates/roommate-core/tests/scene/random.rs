@@ -2,6 +2,7 @@
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
+use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
 use roommate_core::place::{self, Rule};
@@ -12,6 +13,7 @@ use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Nodes and GPUs all alike.
@@ -131,6 +133,13 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
     give_retries(&mut Rng::stream(seed, 86), &mut scene.actors);
     give_worth(&mut Rng::stream(seed, 87), &mut scene.actors);
     scene.params = params(&mut rng, entry, &scene);
+    if taste.stages {
+        scene.known_pairs = Some(pairs(&mut Rng::stream(seed, 88)));
+    }
+    if !taste.liars {
+        // Its rounds end with their last step, which is not at a tick.
+        scene.params.remove("released");
+    }
     scene
 }
 
@@ -175,6 +184,20 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
                 Some(Predicted { sm_util, sm_util_max, std: 0.1, dram_util: 0.1, mem_mib });
         }
     }
+}
+
+/// Somebody measured most pairs of kinds of work, and some do not fit together.
+fn pairs(rng: &mut Rng) -> Table {
+    let mut pairs = BTreeMap::new();
+    for a in 0..3 {
+        for b in a..3 {
+            let speeds = [0, 1].map(|_| pick(rng, &[0.0, 0.3, 0.6, 0.9, 1.0]));
+            if rng.chance(0.8) {
+                pairs.insert((ProfileIdx(a), ProfileIdx(b)), speeds);
+            }
+        }
+    }
+    Table::new(pairs, 0.0)
 }
 
 /// Most kinds of work are faster with more CPU or more host memory.
@@ -309,6 +332,10 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
     set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
     set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
+    // Others have parameters of the same names.
+    if entry.name.starts_with("gavel") {
+        set_gavel(&mut Rng::stream(scene.seed, 83), entry, &mut set);
+    }
     let mut own = Rng::stream(scene.seed, 82);
     set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
     set("mem_term", json!(pick(&mut own, &["intended", "released"])));
@@ -380,6 +407,32 @@ fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("defrag_stop", json!(pick(rng, &[0.25, 0.5, 0.75])));
     set("cool_s", json!(pick(rng, &[0, 3, 20])));
     set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
+}
+
+/// All goals, on the one entry that has no goal of its own.
+fn set_gavel(rng: &mut Rng, entry: &Entry, set: &mut dyn FnMut(&str, Value)) {
+    set("round_s", json!(1 + rng.below(6)));
+    set("reset_s", json!(rng.below(12)));
+    let goals = [
+        "las",
+        "water_filling",
+        "hierarchical",
+        "finish_time",
+        "makespan",
+        "throughput",
+        "cost",
+        "fifo",
+        "isolated",
+    ];
+    let goal = pick(rng, &goals);
+    if entry.name == "gavel" {
+        set("objective", json!(goal));
+        set("packed", json!(matches!(goal, "las" | "makespan") && rng.chance(0.3)));
+    }
+    set("aware", json!(rng.chance(0.7)));
+    set("deadlines", json!(rng.chance(0.5)));
+    set("choice", json!(pick(rng, &["fastest", "random", "released"])));
+    set("released", json!(rng.chance(0.3)));
 }
 
 /// A round in which nobody gets past its restart would be a round for nothing.

@@ -65,6 +65,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         let mut job = TraceJob::new(id, submit_us, count, duration_s);
         job.steps = work;
         job.step_s = step_s;
+        job.kind_speed = table.kind_speed(name, count, step_s);
         job.batch = batch_size(name);
         job.model = Some(name.to_owned());
         job.weight = row.number_of(weight)?.unwrap_or(1.0);
@@ -85,14 +86,21 @@ fn batch_size(job_type: &str) -> u32 {
     tail.and_then(|tail| tail.strip_suffix(')')?.parse().ok()).unwrap_or(0)
 }
 
-/// Steps per second of each kind of job alone on the reference GPU.
+/// Steps per second of each kind of job alone, by GPU kind.
 pub(super) struct Throughputs {
+    /// The reference.
     kind: String,
-    by_type: HashMap<String, Vec<(u32, f64)>>,
+    by_type: HashMap<String, Vec<Rate>>,
+}
+
+struct Rate {
+    gpus: u32,
+    kind: String,
+    steps_per_s: f64,
 }
 
 impl Throughputs {
-    /// Keeps the rows of `kind` with the workers side by side and no other job.
+    /// Keeps the rows with the workers side by side and no other job; `kind` is the reference.
     pub(super) fn read(path: &Path, kind: &str) -> Result<Self, TraceError> {
         let mut source = Source::open(path, "throughput table")?;
         let header = csv::header(&mut source)?;
@@ -100,39 +108,57 @@ impl Throughputs {
             .require(["gpu", "job_type", "scale_factor", "steps_per_s"])
             .map_err(|problem| source.error_here(problem))?;
         let (spread, other) = (header.find("unconsolidated"), header.find("other_job_type"));
-        let mut by_type: HashMap<String, Vec<(u32, f64)>> = HashMap::new();
+        let mut by_type: HashMap<String, Vec<Rate>> = HashMap::new();
         let mut known = BTreeSet::new();
         csv::rows(&mut source, &header, ',', |source, row| {
             let take = || {
                 let row = row.map_err(Bad::from)?;
-                known.insert(row.text(gpu).to_owned());
+                if !known.contains(row.text(gpu)) {
+                    known.insert(row.text(gpu).to_owned());
+                }
                 let alone =
                     row.text_of(other).is_none() && matches!(row.text_of(spread), None | Some("0"));
-                if alone && row.text(gpu) == kind {
+                if alone {
                     let rates = by_type.entry(row.text(job_type).to_owned()).or_default();
-                    rates.push((row.gpus(scale)?, row.number(rate)?));
+                    let (gpus, steps_per_s) = (row.gpus(scale)?, row.number(rate)?);
+                    rates.push(Rate { gpus, kind: row.text(gpu).to_owned(), steps_per_s });
                 }
                 Ok(true)
             };
             take().map_err(|bad: Bad| source.error_here(bad))
         })?;
-        if by_type.is_empty() {
+        if !by_type.values().flatten().any(|r| r.kind == kind) {
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
             return Err(source.whole_file(Problem::NoKind { kind: kind.to_owned(), known }));
         }
         Ok(Self { kind: kind.to_owned(), by_type })
     }
 
-    pub(super) fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+    /// Rates of jobs of this type on so many GPUs.
+    fn rates(&self, job_type: &str, gpus: u32) -> impl Iterator<Item = &Rate> {
         let rates = self.by_type.get(job_type).map_or(&[][..], Vec::as_slice);
-        match rates.iter().find(|(count, _)| *count == gpus) {
-            Some((_, rate)) if *rate > 0.0 => Ok(1.0 / rate),
-            _ => {
-                let kind = &self.kind;
-                let job_type = super::error::shown(job_type);
-                let what = format!("{job_type:?} on {gpus} GPUs of kind {kind:?}");
-                Err(Bad::at("job_type", Problem::NoThroughput(what)))
-            }
-        }
+        rates.iter().filter(move |r| r.gpus == gpus)
+    }
+
+    /// Seconds of a step on a GPU of this kind, if it can run there.
+    pub(super) fn step_on(&self, job_type: &str, gpus: u32, kind: &str) -> Option<f64> {
+        let rate = self.rates(job_type, gpus).find(|r| r.kind == kind);
+        rate.filter(|r| r.steps_per_s > 0.0).map(|r| 1.0 / r.steps_per_s)
+    }
+
+    /// Seconds of a step on the reference GPU.
+    pub(super) fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+        self.step_on(job_type, gpus, &self.kind).ok_or_else(|| {
+            let kind = &self.kind;
+            let job_type = super::error::shown(job_type);
+            let what = format!("{job_type:?} on {gpus} GPUs of kind {kind:?}");
+            Bad::at("job_type", Problem::NoThroughput(what))
+        })
+    }
+
+    /// Speed on every kind of the table relative to the reference, on which a step takes `step_s`.
+    fn kind_speed(&self, job_type: &str, gpus: u32, step_s: f64) -> Vec<(String, f64)> {
+        let rates = self.rates(job_type, gpus);
+        rates.map(|r| (r.kind.clone(), r.steps_per_s.max(0.0) * step_s)).collect()
     }
 }

@@ -389,6 +389,7 @@ mod tests {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
                 mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None,
+                kind_speed: Vec::new(),
                 observed: Observed {
                     machines, gpu_util, failure,
                     fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),

@@ -105,6 +105,56 @@ fn gavel(header: &Header, alone: Throughputs, kind: String) -> Result<PairReader
     }))
 }
 
+/// Speeds of pairs of profiles on each kind of GPU, from Gavel's throughputs alone: `profiles` are names
+/// with how many GPUs they run on, and only those on equally many may share. Pairs of the table that
+/// could not run side by side stand still.
+pub fn by_kind(path: &Path, kinds: &[&str], profiles: &[(&str, u32)]) -> Result<Table, TraceError> {
+    let mut source = Source::open(path, "throughput table")?;
+    let header = csv::header(&mut source)?;
+    let wrong = |problem, source: &Source| source.error_here(problem);
+    let columns = header
+        .require(["gpu", "scale_factor", "job_type", "steps_per_s"])
+        .map_err(|p| wrong(p, &source))?;
+    let [gpu, scale, name, rate] = columns;
+    let [other, other_rate] =
+        header.require(["other_job_type", "other_steps_per_s"]).map_err(|p| wrong(p, &source))?;
+    // By kind, width and names; alone, the second name is empty.
+    let mut rates: BTreeMap<(u8, u32, String, String), [f64; 2]> = BTreeMap::new();
+    csv::rows(&mut source, &header, ',', |source, row| {
+        let take = || {
+            let row = row.map_err(Bad::from)?;
+            let kind = kinds.iter().position(|k| *k == row.text(gpu));
+            let Some(kind) = kind else { return Ok(true) };
+            let both = match row.text(other) {
+                "" => [row.number(rate)?, 0.0],
+                _ => [row.number(rate)?, row.number(other_rate)?],
+            };
+            let names = (row.text(name).to_owned(), row.text(other).to_owned());
+            rates.insert((kind as u8, row.gpus(scale)?, names.0, names.1), both);
+            Ok(true)
+        };
+        take().map_err(|bad: Bad| source.error_here(bad))
+    })?;
+    let mut pairs = BTreeMap::new();
+    for kind in 0..kinds.len() as u8 {
+        let rate = |gpus: u32, a: &str, b: &str| rates.get(&(kind, gpus, a.into(), b.into()));
+        for (i, (a, gpus)) in profiles.iter().enumerate() {
+            for (j, (b, width)) in profiles.iter().enumerate().skip(i) {
+                let alone = |name: &str| rate(*gpus, name, "").map(|r| r[0]).filter(|r| *r > 0.0);
+                let both = rate(*gpus, a, b).copied();
+                let both = both.or_else(|| rate(*gpus, b, a).map(|[x, y]| [*y, *x]));
+                if let (true, Some([x, y]), Some(x1), Some(y1)) =
+                    (gpus == width, both, alone(a), alone(b))
+                {
+                    let key = (kind, ProfileIdx::from_usize(i), ProfileIdx::from_usize(j));
+                    pairs.insert(key, [x / x1, y / y1]);
+                }
+            }
+        }
+    }
+    Ok(Table::by_kind(pairs))
+}
+
 impl Pairs {
     fn add(&mut self, (a, speed_a): &(String, f64), (b, speed_b): &(String, f64)) {
         // Faster than alone is noise.

@@ -308,7 +308,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "-p tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     sim(
@@ -363,8 +363,15 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
     sim(
         "--compat gavel",
         expect![[r#"
-            error: invalid value 'gavel' for '--compat <NAME>'
-              [possible values: muri, synergy]
+            error: policy "tiresias" has no parameters for --compat gavel
+            hint: these have: gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo
+        "#]],
+    );
+    sim(
+        "--compat themis",
+        expect![[r#"
+            error: invalid value 'themis' for '--compat <NAME>'
+              [possible values: muri, gavel, synergy]
 
             For more information, try '--help'.
         "#]],
@@ -381,7 +388,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,nope",
         expect![[r#"
             error: there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     compare(
@@ -409,7 +416,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,sjf --set nope.rule=8",
         expect![[r#"
             error: --set "nope.rule=8": there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
     compare(
@@ -430,7 +437,7 @@ fn so_are_those_of_a_comparison() {
         "policies tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
         "#]],
     );
 }

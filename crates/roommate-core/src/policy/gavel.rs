@@ -1,0 +1,950 @@
+//! Gavel: goals as programs over time, realised by rounds.
+//!
+//! # Idea
+//! GPU kinds differ in speed, and by how much depends on the model. So a goal (fairness, makespan,
+//! throughput, cost, …) is written as a program over the part of its time that each job spends on each
+//! kind, with the effective speed in place of a raw one. Two jobs that share GPUs are one more row of
+//! the program. A mechanism that knows nothing of goals then gives each row its part: in every round
+//! those run that are furthest behind what they are due, and who runs on the same kind again keeps its
+//! GPUs.
+//!
+//! # Reads / does / wakes
+//! Reads GPUs, weight, measured speed by GPU kind, declared length (`makespan`, `finish_time`), deadline
+//! (`throughput` with `deadlines`), team (`hierarchical`), and with `packed` the belief about pairs.
+//! Starts, moves and stops jobs on whole GPUs of one kind, or two jobs on the same. Wakes every
+//! `round_s`; between, newcomers get GPUs that are idle, never those of others. The program is solved
+//! again when jobs or nodes came or went, at most every `reset_s`.
+//!
+//! A kind on which nobody measured the job counts with its usual speed; a program without an answer
+//! gives everybody an equal part; deadlines that cannot be kept are given up one by one. `explain` says
+//! so. A gang that no kind can hold alone takes what the others leave, over several kinds.
+//!
+//! # Differs from the paper
+//! Newcomers have an equal part until the next solve (in the released code their GPUs idle for up to
+//! `reset_s`), and GPUs that become idle in a round are filled. Jobs that ask for the same are one class
+//! of the program; plain fairness of jobs that do not know kinds is split over kinds evenly and in
+//! levels, because an arbitrary optimum is up to a third worse. The makespan is exact instead of
+//! bisected to 5 %. `throughput` counts speeds relative to the fastest kind, so that no model wins
+//! because its steps are short. A round lasts at least twice the dearest restart. Packed programs take
+//! gangs of different widths. FIFO really takes the kind that was drawn.
+//!
+//! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
+//! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
+
+use crate::allocation::couples::Couples;
+use crate::allocation::level::{self, Team};
+use crate::allocation::line::{Choice, Line};
+use crate::allocation::program::{self, PairSpeed};
+use crate::allocation::queues::Queues;
+use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
+use crate::event::Event;
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
+use crate::job::Phase;
+use crate::knobs::Knobs;
+use crate::math::twister::Twister;
+use crate::place::{self, Rule};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::round::{Ledger, Pick, Rules};
+use crate::state::State;
+use crate::time::{Span, Time};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::cmp::Reverse;
+
+/// What the program is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Objective {
+    /// Max-min fairness of effective speeds.
+    #[default]
+    Las,
+    /// The same in levels.
+    WaterFilling,
+    /// In levels, with teams.
+    Hierarchical,
+    /// Min-max of finish time ÷ finish time with an equal part.
+    FinishTime,
+    /// All done as early as possible.
+    Makespan,
+    /// Largest sum of speeds.
+    Throughput,
+    /// Largest sum of speeds per price.
+    Cost,
+    /// First come, first served.
+    Fifo,
+    /// Least mean completion time: the best queue behind every GPU, nobody is interrupted.
+    Allox,
+    /// Equal parts, for couples that are drawn and stay together as long as they gain by it.
+    Couples,
+    /// Equal parts.
+    Isolated,
+}
+
+impl Objective {
+    fn may_pack(self) -> bool {
+        matches!(self, Self::Las | Self::Makespan | Self::Fifo)
+    }
+}
+
+/// Parameters of `gavel`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "independent choices")]
+pub(super) struct Params {
+    /// What the program is about.
+    objective: Objective,
+    /// Whether it knows that kinds differ in speed.
+    aware: bool,
+    /// Whether two jobs may share GPUs (`las`, `makespan`, `fifo`).
+    packed: bool,
+    /// Length of a round.
+    round_s: f64,
+    /// Least time between two solves.
+    reset_s: f64,
+    /// Whether jobs get the speed that their deadline needs (`throughput`, `cost`).
+    deadlines: bool,
+    /// Weights and inner rules of teams, in the order in which teams appear (`hierarchical`).
+    teams: Vec<Team>,
+    /// Which kind the first in line gets (`fifo`).
+    choice: Choice,
+    /// Part of those who wait, oldest first, that is looked at (`allox`).
+    alpha: f64,
+    /// The released simulator's rounds: no part for newcomers until the next solve, nothing changes in
+    /// a round, and it ends with its last row.
+    released: bool,
+    /// Jobs stand still when no whole step fits in the rest of the round (with `released`).
+    whole_steps: bool,
+    /// Seed of a run of the released simulator, whose random draws are repeated (with `released`).
+    draws_of: Option<u64>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            objective: Objective::Las,
+            aware: true,
+            packed: false,
+            round_s: 360.0,
+            reset_s: 1_920.0,
+            deadlines: false,
+            teams: Vec::new(),
+            choice: Choice::Fastest,
+            alpha: 1.0,
+            released: false,
+            whole_steps: false,
+            draws_of: None,
+        }
+    }
+}
+
+/// What the policy keeps of a job.
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    known: bool,
+    /// Whether no kind can hold it alone.
+    wide: bool,
+    /// Steps done and speed with an equal part at the last solve.
+    done: f64,
+    isolated: f64,
+    /// Seconds that what it did would have taken with equal parts.
+    isolated_s: f64,
+}
+
+/// A row that runs, from when, and when it is done with the round.
+#[derive(Debug)]
+struct Stay {
+    pick: Pick,
+    from: Time,
+    until: Time,
+}
+
+/// A round.
+#[derive(Debug)]
+struct Turn {
+    ends: Time,
+    stays: Vec<Stay>,
+    /// When jobs have to stand still, latest first.
+    stops: Vec<(Time, JobIdx)>,
+}
+
+impl Turn {
+    fn until(ends: Time) -> Self {
+        Self { ends, stays: Vec::new(), stops: Vec::new() }
+    }
+}
+
+/// Random numbers of the released simulator.
+struct Replay {
+    policy: Twister,
+    order: Twister,
+}
+
+impl Replay {
+    fn of(seed: u64) -> Self {
+        // It seeds one generator for each use.
+        Self { policy: Twister::new(seed), order: Twister::new(seed.wrapping_add(5)) }
+    }
+}
+
+struct Gavel {
+    params: Params,
+    replay: Option<Replay>,
+    round: Span,
+    reset: Span,
+    ledger: Ledger,
+    line: Line,
+    queues: Queues,
+    couples: Couples,
+    records: Vec<Record>,
+    /// Jobs in the books, ascending.
+    live: Vec<JobIdx>,
+    newcomers: Vec<JobIdx>,
+    /// Whether somebody in the books has left.
+    departed: bool,
+    /// Whether jobs or nodes came or went since the last solve.
+    changed: bool,
+    solved: Option<Time>,
+    turn: Option<Turn>,
+    /// When a round was last to begin.
+    began: Option<Time>,
+    /// When the last round ended.
+    ended: Time,
+    order: Vec<u8>,
+    free: Vec<u32>,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let above_0 = |v: f64| v.is_finite() && v > 0.0;
+    if !above_0(params.round_s) {
+        return Err("round_s: expected a number above 0".into());
+    } else if !(params.reset_s.is_finite() && params.reset_s >= 0.0) {
+        return Err("reset_s: expected a number of at least 0".into());
+    } else if !params.teams.iter().all(|t| above_0(t.weight)) {
+        return Err("teams: expected weights above 0".into());
+    } else if !(0.0..=1.0).contains(&params.alpha) {
+        return Err("alpha: expected a number from 0 to 1".into());
+    } else if params.packed && !params.objective.may_pack() {
+        return Err("packed: only las, makespan and fifo can share GPUs".into());
+    } else if params.whole_steps && !params.released {
+        return Err("whole_steps: only with released".into());
+    } else if params.draws_of.is_some() && !params.released {
+        return Err("draws_of: only with released".into());
+    }
+    let round = Span::from_secs(params.round_s).max(Span(1));
+    let reset = Span::from_secs(params.reset_s);
+    let shares = params.packed || params.objective == Objective::Couples;
+    let ledger = Ledger::new(round, params.released && shares);
+    let line = Line::new(params.choice, params.released);
+    let couples = Couples::new(params.released);
+    Ok(Gavel {
+        replay: params.draws_of.map(Replay::of),
+        params,
+        round,
+        reset,
+        ledger,
+        line,
+        queues: Queues::default(),
+        couples,
+        records: Vec::new(),
+        live: Vec::new(),
+        newcomers: Vec::new(),
+        departed: false,
+        changed: false,
+        solved: None,
+        turn: None,
+        began: None,
+        ended: Time::ZERO,
+        order: Vec::new(),
+        free: Vec::new(),
+    })
+}
+
+impl Policy for Gavel {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.records.resize(plan.jobs.len(), Record::default());
+        self.take_in(plan);
+        self.stand_still(plan);
+        // Nothing came of a round that was to begin at this very instant, and nothing happened since.
+        let quiet = plan.news.events.is_empty() && plan.news.ready.is_empty();
+        let tried = self.turn.is_none() && self.began == Some(plan.now) && quiet;
+        if !tried && self.turn.as_ref().is_none_or(|t| t.ends <= plan.now) {
+            self.began = Some(plan.now);
+            self.begin_round(plan);
+        } else if !self.params.released && self.turn.is_some() {
+            self.admit(plan);
+            self.fill(plan);
+        }
+        self.set_alarm(plan);
+    }
+}
+
+impl Gavel {
+    fn take_in(&mut self, plan: &Plan<'_>) {
+        let nodes = |e: &Event| matches!(e, Event::NodeUp(_) | Event::NodeDown(_));
+        self.changed |= plan.news.events.iter().any(nodes);
+        let gone = |j: &JobIdx| plan.job(*j).phase == Phase::Done;
+        self.departed |= plan.news.left.iter().any(gone);
+        for job in plan.news.ready {
+            let record = &mut self.records[job.usize()];
+            if !std::mem::replace(&mut record.known, true) {
+                self.newcomers.push(*job);
+            }
+        }
+    }
+
+    /// Takes those off their GPUs that have done their whole steps of this round.
+    fn stand_still(&mut self, plan: &mut Plan<'_>) {
+        let Some(turn) = &mut self.turn else { return };
+        while let Some((_, job)) = turn.stops.pop_if(|(at, _)| *at <= plan.now) {
+            plan.release(job);
+        }
+    }
+
+    fn begin_round(&mut self, plan: &mut Plan<'_>) {
+        self.close_round(plan.now);
+        self.strike(plan);
+        if self.live.is_empty() {
+            self.solved = None;
+        }
+        self.admit(plan);
+        if self.live.is_empty() {
+            return;
+        }
+        if self.changed && self.may_solve(plan.now) {
+            self.solve(plan);
+        }
+        self.draw_order(plan);
+        let mut picks = self.pick(plan);
+        // Nobody of the last allocation is left: those who are here do not wait for the next.
+        if picks.is_empty() && self.changed {
+            self.solve(plan);
+            picks = self.pick(plan);
+        }
+        seat(plan, &mut picks);
+        let homeless = picks.iter().filter(|p| !plan.job(p.members[0]).is_placed());
+        let homeless: Vec<JobIdx> = homeless.flat_map(|p| p.members.clone()).collect();
+        self.open_round(plan, picks);
+        if self.params.released {
+            self.house(plan, homeless);
+        } else {
+            self.fill(plan);
+        }
+        if self.turn.is_none() && !plan.placed.is_empty() {
+            self.turn = Some(Turn::until(plan.now + self.round));
+        }
+    }
+
+    /// Who runs in a round that begins now.
+    fn pick(&mut self, plan: &Plan<'_>) -> Vec<Pick> {
+        self.count_gpus(plan);
+        let mut picks = Vec::new();
+        let ready = |j: JobIdx| plan.pending.contains(j) || plan.job(j).is_placed();
+        let idle_to_all = self.params.objective != Objective::Fifo;
+        let rules = Rules { order: &self.order, ready: &ready, idle_to_all };
+        self.ledger.pick(&rules, &mut self.free, &mut picks);
+        if self.params.released {
+            picks.retain(|p| p.allocated);
+        }
+        picks
+    }
+
+    /// Books what the rows had.
+    fn close_round(&mut self, now: Time) {
+        let Some(turn) = self.turn.take() else { return };
+        self.ended = now;
+        for stay in turn.stays {
+            let until = stay.until.min(now);
+            self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
+        }
+    }
+
+    fn strike(&mut self, plan: &Plan<'_>) {
+        if std::mem::take(&mut self.departed) {
+            let here = |j: JobIdx| plan.job(j).phase != Phase::Done;
+            self.live.retain(|j| here(*j));
+            self.newcomers.retain(|j| here(*j));
+            self.ledger.keep(here);
+            self.changed = true;
+        }
+    }
+
+    /// Enters newcomers in the books, with an equal part until the next solve.
+    fn admit(&mut self, plan: &mut Plan<'_>) {
+        if self.newcomers.is_empty() {
+            return;
+        }
+        let mut newcomers = std::mem::take(&mut self.newcomers);
+        newcomers.retain(|j| plan.job(*j).phase != Phase::Done);
+        newcomers.sort_unstable();
+        let gpus: f64 = plan.gpus.len() as f64;
+        let wanted: f64 = self.live.iter().chain(&newcomers).map(|j| width(plan, *j)).sum();
+        for job in newcomers.drain(..) {
+            let runs: SmallVec<[bool; 4]> = kinds(plan).map(|k| can_run(plan, job, k)).collect();
+            self.records[job.usize()].wide = !runs.iter().any(|r| *r);
+            let mut share = ByKind::from_elem(0.0, runs.len());
+            if !self.params.released {
+                let part = (gpus / wanted).min(1.0) / gpus;
+                for node in plan.nodes.iter().filter(|n| runs[usize::from(n.kind)]) {
+                    share[usize::from(node.kind)] += part * f64::from(node.size);
+                }
+            }
+            self.ledger.enter(job, plan.spec(job).gpus, &share, &runs);
+            if self.ledger.is_standing() {
+                self.enter_pairs(plan, job);
+            }
+            self.live.push(job);
+            self.changed = true;
+            note_guesses(plan, job, &runs);
+        }
+        self.live.sort_unstable();
+        self.newcomers = newcomers;
+    }
+
+    /// Enters rows of a newcomer and each of those before it of the same width.
+    fn enter_pairs(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let gpus = plan.spec(job).gpus;
+        for other in self.live.iter().filter(|j| plan.spec(**j).gpus == gpus) {
+            let pair = [*other.min(&job), *other.max(&job)];
+            let runs = kinds(plan).map(|k| {
+                let able = pair.iter().all(|j| can_run(plan, *j, k));
+                able && pair_speed(plan, pair, k).iter().all(|t| *t > 0.0)
+            });
+            self.ledger.enter_pair(pair, gpus, &runs.collect::<SmallVec<[bool; 4]>>());
+        }
+    }
+
+    fn may_solve(&self, now: Time) -> bool {
+        // The released code takes an instant of 0 for "never".
+        let never = |at: &Time| self.params.released && *at == Time::ZERO;
+        self.solved.filter(|at| !never(at)).is_none_or(|at| now - at >= self.reset)
+    }
+
+    fn solve(&mut self, plan: &mut Plan<'_>) {
+        let market = self.market(plan);
+        let allocation = self.allocate(plan, &market).unwrap_or_else(|Unsolved| {
+            for job in &self.live {
+                plan.note(*job, Why::Unsolved);
+            }
+            market.isolated()
+        });
+        self.ledger.settle(self.solved.map_or(Span::ZERO, |at| plan.now - at));
+        for (job, share) in self.live.iter().zip(&allocation.alone) {
+            self.ledger.allot(*job, share);
+        }
+        for pair in &allocation.pairs {
+            self.ledger.allot_pair(pair.who.map(|m| self.live[m]), &pair.share);
+        }
+        for late in &allocation.late {
+            plan.note(self.live[*late], Why::DeadlineGivenUp);
+        }
+        self.changed = false;
+        self.solved = Some(plan.now);
+    }
+
+    /// What the jobs in the books bring to the program.
+    fn market(&mut self, plan: &Plan<'_>) -> Market {
+        let mut gpus = ByKind::from_elem(0.0, plan.kinds.len());
+        for node in plan.nodes.iter().filter(|n| n.up) {
+            gpus[usize::from(node.kind)] += f64::from(node.size);
+        }
+        let records = &mut self.records;
+        let claims = self.live.iter().map(|job| {
+            let record = &mut records[job.usize()];
+            let done = plan.done(*job);
+            if record.isolated > 0.0 {
+                record.isolated_s += (done - record.done).max(0.0) / record.isolated;
+            }
+            record.done = done;
+            claim(plan, *job, record.isolated_s, self.round)
+        });
+        let pieces_of_all = self.params.released;
+        let market = Market { gpus, claims: claims.collect(), pieces_of_all };
+        for (job, claim) in self.live.iter().zip(&market.claims) {
+            self.records[job.usize()].isolated = market.isolated_speed(claim);
+        }
+        market
+    }
+
+    fn allocate(&mut self, plan: &mut Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+        let jobs = || self.live.iter().map(|j| j.0).collect::<Vec<u32>>();
+        let slowest_first = || {
+            let mut order: Vec<usize> = (0..plan.kinds.len()).collect();
+            order.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
+            order
+        };
+        let replay = &mut self.replay;
+        match self.params.objective {
+            Objective::Fifo => {
+                let (jobs, slowest_first) = (jobs(), slowest_first());
+                let mut rng = plan.rng.clone();
+                let draw = &mut |n: usize| match replay {
+                    Some(replay) => replay.policy.below(n),
+                    None => rng.below(n as u64) as usize,
+                };
+                let speed = |a: usize, b: usize, kind: usize| {
+                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+                };
+                let pairs: Option<PairSpeed<'_>> =
+                    if self.params.packed { Some(&speed) } else { None };
+                let found = self.line.allocate(market, &jobs, &slowest_first, pairs, draw);
+                *plan.rng = rng;
+                Ok(found)
+            }
+            Objective::Allox => {
+                Ok(self.queues.allocate(market, &jobs(), &slowest_first(), self.params.alpha))
+            }
+            Objective::Couples => {
+                let jobs = jobs();
+                let mut rng = plan.rng.clone();
+                let draw = &mut |n: usize| match replay {
+                    Some(replay) => replay.policy.two_of(n),
+                    None => {
+                        let first = rng.below(n as u64) as usize;
+                        [first, (first + 1 + rng.below(n as u64 - 1) as usize) % n]
+                    }
+                };
+                let speed = |a: usize, b: usize, kind: usize| {
+                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+                };
+                let found = self.couples.allocate(market, &jobs, &speed, draw);
+                *plan.rng = rng;
+                Ok(found)
+            }
+            Objective::Isolated => Ok(market.isolated()),
+            _ if self.params.aware => self.run_program(plan, market),
+            // An arbitrary optimum is far from the best: prefer no kind.
+            Objective::Las | Objective::WaterFilling if market.runs_everywhere() => {
+                Ok(market.symmetric())
+            }
+            _ => self.run_program(plan, &market.agnostic()),
+        }
+    }
+
+    fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+        let pair_speed = |a: usize, b: usize, kind: usize| {
+            pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+        };
+        let pairs: Option<PairSpeed<'_>> =
+            if self.params.packed { Some(&pair_speed) } else { None };
+        let free = || ByKind::from_elem(1.0, market.gpus.len());
+        let deadlines = self.params.deadlines;
+        let released = self.params.released;
+        match self.params.objective {
+            Objective::Las => program::fair(market, pairs),
+            Objective::WaterFilling => level::fill(market),
+            Objective::Hierarchical => level::by_team(market, &self.params.teams),
+            Objective::FinishTime => program::finish_time(market),
+            Objective::Makespan if released && pairs.is_none() => {
+                program::makespan_bisected(market)
+            }
+            Objective::Makespan => program::makespan(market, pairs),
+            Objective::Throughput if released => {
+                program::throughput(market, &free(), deadlines, true)
+            }
+            Objective::Throughput => {
+                program::throughput(&market.normalized(), &free(), deadlines, false)
+            }
+            Objective::Cost => {
+                let prices = plan.kinds.iter().map(|k| k.price_usd_h).collect();
+                let market = if released { market.clone() } else { market.normalized() };
+                program::throughput(&market, &prices, deadlines, released)
+            }
+            Objective::Fifo | Objective::Allox | Objective::Couples | Objective::Isolated => {
+                Err(Unsolved)
+            }
+        }
+    }
+
+    /// Kinds in the order in which they are given out: the fastest first, or any, for those who do not
+    /// know.
+    fn draw_order(&mut self, plan: &mut Plan<'_>) {
+        self.order.clear();
+        self.order.extend(kinds(plan));
+        let blind = match self.params.objective {
+            Objective::Fifo => self.params.choice != Choice::Fastest,
+            Objective::Isolated => true,
+            _ => !self.params.aware,
+        };
+        let speed = |k: u8| plan.kinds[usize::from(k)].speed;
+        self.order.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
+        for i in (1..self.order.len()).rev().filter(|_| blind) {
+            let other = match &mut self.replay {
+                Some(replay) => replay.order.below(i + 1),
+                None => plan.rng.below(i as u64 + 1) as usize,
+            };
+            self.order.swap(i, other);
+        }
+    }
+
+    fn count_gpus(&mut self, plan: &Plan<'_>) {
+        self.free.clear();
+        self.free.resize(plan.kinds.len(), 0);
+        for node in plan.nodes.iter().filter(|n| n.up) {
+            self.free[usize::from(node.kind)] += u32::from(node.size);
+        }
+    }
+
+    fn open_round(&mut self, plan: &mut Plan<'_>, picks: Vec<Pick>) {
+        let dearest = self.live.iter().map(|j| plan.move_cost(*j)).max().unwrap_or_default();
+        let length = self.round.max(dearest + dearest);
+        let ends = plan.now + length;
+        // After a pause the released code charges the first row for the pause.
+        let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
+        let mut turn = Turn::until(ends);
+        for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
+            let until = if self.params.released {
+                self.last_step(plan, &pick, &mut turn.stops)
+            } else {
+                ends
+            };
+            turn.stays.push(Stay { pick, from, until });
+        }
+        if self.params.released {
+            let Some(last) = turn.stays.iter().map(|s| s.until).max() else { return };
+            // A job that ends at this very instant has to be gone before the next round.
+            turn.ends = last + Span(1);
+            turn.stops.sort_unstable_by_key(|s| Reverse(*s));
+        }
+        self.turn = Some(turn);
+        note_waiting(plan);
+    }
+
+    /// When a row is done with the round: all its steps, or as many as fit.
+    fn last_step(&self, plan: &Plan<'_>, pick: &Pick, stops: &mut Vec<(Time, JobIdx)>) -> Time {
+        let mut last = plan.now;
+        for job in &pick.members {
+            let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
+            let rate = alone * pace(plan, &pick.members, *job, pick.kind);
+            let all = rate * self.round.secs();
+            let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
+            // Who says that nothing is left, or nothing, may need the whole round.
+            let left = plan.spec(*job).work.map(|w| w - plan.done(*job)).filter(|l| *l > 1e-6);
+            let left = left.unwrap_or(f64::INFINITY);
+            let start = plan.move_cost(*job).max(plan.start_cost(*job));
+            let at = plan.now + start + Span::from_secs(steps.min(left) / rate);
+            if self.params.whole_steps && steps < left - 1e-3 {
+                stops.push((at, *job));
+            }
+            last = last.max(at);
+        }
+        last
+    }
+
+    /// Gives idle GPUs to those who wait, most urgent first; nobody has to leave for it.
+    fn fill(&mut self, plan: &mut Plan<'_>) {
+        if plan.pending.is_empty() || plan.idle_gpus() == 0 {
+            return;
+        }
+        self.free.clear();
+        self.free.extend(kinds(plan).map(|k| plan.idle.gpus(k)));
+        let mut picks = Vec::new();
+        let ready = |j: JobIdx| plan.pending.contains(j);
+        let rules = Rules { order: &self.order, ready: &ready, idle_to_all: true };
+        self.ledger.pick(&rules, &mut self.free, &mut picks);
+        let mut homeless: Vec<JobIdx> = Vec::new();
+        for pick in picks {
+            if !place_row(plan, &pick, true) {
+                homeless.extend(&pick.members);
+            } else if let Some(turn) = &mut self.turn {
+                turn.stays.push(Stay { pick, from: plan.now, until: turn.ends });
+            }
+        }
+        self.house(plan, homeless);
+        note_waiting(plan);
+    }
+
+    /// Those whom no kind can hold as they are take whatever is idle.
+    fn house(&self, plan: &mut Plan<'_>, mut homeless: Vec<JobIdx>) {
+        homeless.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
+        for job in homeless {
+            if plan.pending.contains(job) {
+                place::place(plan, job, Rule::Count);
+            }
+        }
+    }
+
+    fn set_alarm(&self, plan: &mut Plan<'_>) {
+        if let Some(turn) = &self.turn {
+            let next = turn.stops.last().map_or(turn.ends, |(at, _)| (*at).min(turn.ends));
+            plan.wake_at(next.max(plan.now + Span(1)));
+        } else if let Some(at) = self.solved.filter(|_| !self.live.is_empty()) {
+            plan.wake_at((at + self.reset).max(plan.now + self.round));
+        }
+    }
+}
+
+fn note_waiting(plan: &mut Plan<'_>) {
+    let mut from = 0;
+    while let Some(job) = plan.pending.first_from(from) {
+        from = job.usize() + 1;
+        plan.note(job, Why::NotItsRound);
+    }
+}
+
+fn kinds(state: &State) -> impl Iterator<Item = u8> + use<> {
+    0..state.kinds.len() as u8
+}
+
+fn width(state: &State, job: JobIdx) -> f64 {
+    f64::from(state.spec(job).gpus)
+}
+
+/// Whether GPUs of this kind could hold the job, and it makes progress there.
+fn can_run(state: &State, job: JobIdx, kind: u8) -> bool {
+    let speed = state.speed_on(job, kind);
+    let fits = state.usable_of_kind(job, kind) >= u32::from(state.spec(job).gpus);
+    fits && speed.is_finite() && speed > 0.0
+}
+
+fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
+    if plan.kinds.len() > 1 {
+        let guessed = |k: &u8| runs[usize::from(*k)] && plan.measured_on(job, *k).is_none();
+        if let Some(kind) = kinds(plan).find(guessed) {
+            plan.note(job, Why::SpeedGuessed(kind));
+        }
+    }
+}
+
+fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span) -> Claim {
+    let spec = state.spec(job);
+    let step_s = state.profile(job).step_s.max(1e-12);
+    let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
+    let done = state.done(job);
+    // Who does not say how long it takes is expected to take as long again, a round at least.
+    let unknown = done.max(round.secs() / step_s);
+    Claim {
+        gpus: f64::from(spec.gpus),
+        weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
+        speed: kinds(state).map(speed).collect(),
+        left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
+        age_s: (state.now - state.job(job).submitted).secs(),
+        isolated_s,
+        deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
+        team: spec.team.usize(),
+    }
+}
+
+/// Tenants of GPUs that these share, as the belief wants them.
+fn tenants(state: &State, members: &[JobIdx]) -> SmallVec<[(JobIdx, Knobs); 4]> {
+    members.iter().map(|j| (*j, knobs(state, *j, members.len() > 1))).collect()
+}
+
+/// Who shares has no share of its own promised.
+fn knobs(state: &State, job: JobIdx, shared: bool) -> Knobs {
+    let knobs = state.spec(job).knobs;
+    if shared { Knobs { sm_permille: 0, ..knobs } } else { knobs }
+}
+
+/// Speed of a member beside the others, relative to alone.
+fn pace(plan: &Plan<'_>, members: &[JobIdx], job: JobIdx, kind: u8) -> f64 {
+    if members.len() == 1 {
+        return 1.0;
+    }
+    let who = members.iter().position(|j| *j == job).unwrap_or(0);
+    plan.belief.speed(plan, kind, &tenants(plan, members), who).mean
+}
+
+/// Steps per second of two jobs on the same GPUs, as believed; nothing if nobody knows, or if their
+/// memory does not fit.
+fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], kind: u8) -> [f64; 2] {
+    let tenants = tenants(plan, &pair);
+    let mem_mib: u32 = pair.iter().map(|j| plan.spec(*j).knobs.mem_mib).sum();
+    let has_mib = plan.kinds[usize::from(kind)].mem_mib;
+    if !plan.belief.knows(plan, kind, &tenants) || (has_mib > 0 && mem_mib > has_mib) {
+        return [0.0; 2];
+    }
+    let speed = |who: usize| {
+        let alone = plan.speed_on(pair[who], kind) / plan.profile(pair[who]).step_s.max(1e-12);
+        alone * plan.belief.speed(plan, kind, &tenants, who).mean
+    };
+    [speed(0), speed(1)]
+}
+
+/// Puts the rows on GPUs: widest first, and who was on the kind before keeps its GPUs, unless somebody
+/// wider needs them to be on few nodes.
+fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
+    picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
+    let keeps = keepers(plan, picks);
+    let mut stays: IdxSet<JobIdx> = IdxSet::default();
+    for pick in picks.iter().zip(&keeps).filter(|(_, k)| **k).map(|(p, _)| p) {
+        for job in &pick.members {
+            stays.insert(*job);
+        }
+    }
+    let placed: Vec<JobIdx> = plan.placed.iter().filter(|j| !stays.contains(*j)).collect();
+    for job in placed {
+        plan.release(job);
+    }
+    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
+        for job in &pick.members {
+            let knobs = knobs(plan, *job, pick.members.len() > 1);
+            if plan.job(*job).knobs != knobs {
+                let _ = plan.tune(*job, knobs);
+            }
+        }
+    }
+    let mark = plan.mark();
+    let moves = || picks.iter().zip(&keeps).filter(|(_, k)| !**k).map(|(p, _)| p);
+    let scattered = moves().find(|p| !place_row(plan, p, false)).cloned();
+    let Some(scattered) = scattered else { return };
+    plan.undo_to(mark);
+    let width = plan.spec(scattered.members[0]).gpus;
+    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
+        if plan.spec(pick.members[0]).gpus < width {
+            for job in &pick.members {
+                plan.release(*job);
+            }
+        }
+    }
+    for pick in picks.iter() {
+        if !plan.job(pick.members[0]).is_placed() && !stay(plan, pick) {
+            place_row(plan, pick, true);
+        }
+    }
+}
+
+/// Which rows are where they may stay.
+fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
+    let mut claimed: IdxSet<GpuIdx> = IdxSet::default();
+    let mut keeps = |pick: &Pick| {
+        let gpus = &plan.job(pick.members[0]).gpus;
+        let together = pick.members.iter().all(|j| plan.job(*j).gpus == *gpus);
+        let right = gpus.iter().all(|g| plan.gpu(*g).kind == pick.kind && !claimed.contains(*g));
+        let keeps = !gpus.is_empty() && together && right;
+        if keeps {
+            for gpu in gpus {
+                claimed.insert(*gpu);
+            }
+        }
+        keeps
+    };
+    picks.iter().map(&mut keeps).collect()
+}
+
+/// Puts a row back where it was, if that is idle.
+fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
+    let gpus = GpuSet::from_slice(plan.was_on(pick.members[0]));
+    let free = |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).kind == pick.kind;
+    !gpus.is_empty() && gpus.iter().all(free) && occupy(plan, pick, &gpus)
+}
+
+fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
+    let found = place::find_on(plan, pick.members[0], pick.kind, scatter);
+    found.is_some_and(|gpus| occupy(plan, pick, &gpus))
+}
+
+fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
+    let shared = pick.members.len() > 1;
+    let mut all = true;
+    for job in &pick.members {
+        let knobs = knobs(plan, *job, shared);
+        all &= plan.place(*job, gpus, knobs).is_ok();
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::idx::ProfileIdx;
+    use crate::interference::table::Table;
+    use crate::testing::{Scene, picture_with};
+    use expect_test::expect;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    const ROUNDS: &str = r#"{"round_s": 2, "reset_s": 0}"#;
+
+    #[test]
+    fn equals_take_turns() {
+        expect![[r#"
+            gpu0  aabbaabbaabbaabb
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
+    }
+
+    #[test]
+    fn who_runs_on_alone_keeps_its_gpus() {
+        expect![[r#"
+            gpu0  aaccccbbbbbb
+            gpu1  .bbbaaaaaaa
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 1 9, b 1 1 9, c 2 1 4"));
+    }
+
+    #[test]
+    fn a_gang_gets_less_of_the_time_than_single_jobs() {
+        expect![[r#"
+            gpu0  bbaabbbbaabbaaaa
+            gpu1  ccaaccccaaccaaaa
+        "#]]
+        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 2 8, b 0 1 8, c 0 1 8"));
+    }
+
+    /// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
+    fn two_kinds(policy: &str, params: &str) -> Scene {
+        let mut scene = Scene::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
+        scene.params = serde_json::from_str(params).unwrap();
+        scene.profiles.push(scene.profiles[0].clone());
+        scene.profiles[0].kind_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
+        scene.profiles[1].kind_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
+        scene.actors[1].spec.profile = ProfileIdx(1);
+        scene
+    }
+
+    #[test]
+    fn the_fast_kind_goes_to_those_who_gain_by_it() {
+        let throughput = r#"{"objective": "throughput", "round_s": 2, "reset_s": 0}"#;
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]]
+        .assert_eq(&two_kinds("gavel", throughput).run().chart());
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]]
+        .assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
+    }
+
+    #[test]
+    fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
+        expect![[r#"
+            gpu0  aaaaaaaaaaaa
+            gpu1  bbbbbbbbbbbb
+        "#]]
+        .assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
+    }
+
+    #[test]
+    fn who_is_known_to_gain_by_it_shares() {
+        let speeds = |speed: f64| {
+            let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
+            Table::new(pairs, 0.5)
+        };
+        let mut scene = Scene::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
+        scene.params = serde_json::from_str(ROUNDS).unwrap();
+        scene.truth = Arc::new(speeds(0.8));
+        expect![[r#"
+            gpu0  aabbaabbaabb
+        "#]]
+        .assert_eq(&scene.run().chart());
+        scene.known_pairs = Some(speeds(0.8));
+        expect![[r#"
+            gpu0  ########
+        "#]]
+        .assert_eq(&scene.run().chart());
+        scene.known_pairs = Some(speeds(0.4));
+        let apart = scene.run().chart();
+        assert!(!apart.contains('#'), "{apart}");
+    }
+
+    #[test]
+    fn what_was_guessed_is_told() {
+        let mut scene = two_kinds("gavel", ROUNDS);
+        scene.profiles[0].kind_speed.clear();
+        let journal = scene.run().journal;
+        assert!(journal.contains("speed_guessed"), "{journal}");
+    }
+}
