@@ -1,0 +1,1 @@
+//! One machine for real.
