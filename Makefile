@@ -28,7 +28,7 @@ demo: build ## compare all policies on an invented trace and write a report
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
 
 .PHONY: test
-test: lint ## run all tests
+test: lint python ## run all tests
 	@cargo test --workspace --quiet
 	@$(MAKE) --no-print-directory browser budgets
 
@@ -36,6 +36,17 @@ test: lint ## run all tests
 lint: ## format and lints
 	@cargo fmt --all --check
 	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+.PHONY: python
+python: python-setup ## the Python SDK: lints, types, tests
+	@cd python && ../.venv/bin/ruff check --quiet . && ../.venv/bin/mypy --no-error-summary roommate && ../.venv/bin/pytest
+
+# The lock file of what is installed is the stamp: it is made again when the list changes.
+.PHONY: python-setup
+python-setup:
+	@cmp -s python/requirements-dev.txt .venv/requirements-dev.txt || { \
+	  python3 -m venv .venv && .venv/bin/pip install --quiet -r python/requirements-dev.txt -e python \
+	  && cp python/requirements-dev.txt .venv/; }
 
 .PHONY: browser
 browser: build browser-setup ## the report in a real Chromium
@@ -76,4 +87,4 @@ deny: ## licences and sources of all dependencies
 
 .PHONY: clean
 clean: ## remove what was built
-	@rm -rf target $(OUT) tests/browser/node_modules
+	@rm -rf target $(OUT) .venv tests/browser/node_modules

@@ -1,0 +1,240 @@
+//! What users say to a daemon: one JSON line asks, one answers. The socket belongs to its owner alone.
+
+use crate::AgentError;
+use crate::device::SelfTest;
+use crate::paths::Paths;
+use crate::world::Input;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::{self, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+/// What a user wants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Run a job.
+    Submit(Box<Submit>),
+    /// All jobs.
+    Ps {},
+    /// Everything about one job.
+    Describe {
+        /// Its name.
+        job: String,
+    },
+    /// Take a job back.
+    Cancel {
+        /// Its name.
+        job: String,
+    },
+    /// Make a job stand still where it is.
+    Suspend {
+        /// Its name.
+        job: String,
+    },
+    /// Let it go on.
+    Resume {
+        /// Its name.
+        job: String,
+    },
+    /// The daemon itself.
+    Machine {},
+    /// End the daemon; jobs go on, unless they are to be stopped.
+    Down {
+        /// Whether to stop them.
+        stop_jobs: bool,
+    },
+}
+
+/// A job to run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Submit {
+    /// The job.
+    pub file: crate::jobfile::JobFile,
+    /// The environment that it is to have.
+    pub env: BTreeMap<String, String>,
+    /// Chosen by the client: a submission that is repeated is taken once.
+    pub key: String,
+    /// Whether only to say what would happen.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Reply {
+    /// The job was taken, under this name.
+    Submitted {
+        /// The name.
+        name: String,
+    },
+    /// The jobs.
+    Jobs(Vec<JobView>),
+    /// The job.
+    Job(Box<JobView>),
+    /// It was done.
+    Done {
+        /// In words.
+        what: String,
+    },
+    /// The daemon.
+    Machine(MachineView),
+    /// It was not done.
+    Error {
+        /// Why.
+        what: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+}
+
+/// A job for a person.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobView {
+    /// Its name.
+    pub name: String,
+    /// Its index in the journal.
+    pub idx: u32,
+    /// Where it is in its life.
+    pub state: String,
+    /// Whether it will not run again.
+    pub ended: bool,
+    /// Its devices.
+    pub devices: Vec<u32>,
+    /// What it has of each.
+    pub share: f64,
+    /// Most of its own speed.
+    pub pace: f64,
+    /// Batch size, where known.
+    pub batch: Option<u32>,
+    /// Work done, in steps of its own batch size.
+    pub done: f64,
+    /// Work in all, where declared.
+    pub steps: Option<f64>,
+    /// Seconds of a step, where reported.
+    pub step_s: Option<f64>,
+    /// Gradient noise scale, where reported.
+    pub noise_scale: Option<f64>,
+    /// Memory, where reported.
+    pub mem_mib: Option<u32>,
+    /// Whether it uses the SDK.
+    pub cooperative: bool,
+    /// How often it was started.
+    pub starts: u32,
+    /// Failures of its own.
+    pub failures: u16,
+    /// Seconds into the run at which it was submitted.
+    pub submitted_s: f64,
+    /// Seconds since it was submitted, or until it ended.
+    pub age_s: f64,
+    /// Its class.
+    pub class: String,
+    /// Its team.
+    pub team: Option<String>,
+    /// Why it is as it is.
+    pub why: Option<String>,
+    /// How its last attempt ended.
+    pub exit: Option<String>,
+    /// The process that keeps it.
+    pub keeper_pid: Option<u32>,
+    /// What it prints.
+    pub log: String,
+    /// What it runs.
+    pub command: Vec<String>,
+}
+
+/// A daemon for a person.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineView {
+    /// Its process.
+    pub pid: u32,
+    /// The policy.
+    pub policy: String,
+    /// The machine as the engine sees it.
+    pub cluster: String,
+    /// How shares are kept.
+    pub enforcement: SelfTest,
+    /// Seconds since the run began.
+    pub up_s: f64,
+    /// Jobs that have not ended.
+    pub jobs: usize,
+    /// Its memory.
+    pub rss_mib: f64,
+}
+
+/// A daemon may be busy with its disk for a while; longer means that it hangs.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+
+/// Asks a daemon.
+pub fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
+    let path = paths.control();
+    let no_daemon = |error| AgentError::NoDaemon { path: path.clone(), error };
+    let mut stream = UnixStream::connect(&path).map_err(no_daemon)?;
+    let lost = |e: io::Error| AgentError::Refused {
+        what: format!("the daemon went away before it answered: {e}"),
+        hint: Some("`roommate ps` shows what it took in".into()),
+    };
+    stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(no_daemon)?;
+    let mut line = serde_json::to_vec(request).expect("a request can always be written");
+    line.push(b'\n');
+    stream.write_all(&line).map_err(lost)?;
+    let mut answer = Vec::new();
+    io::Read::read_to_end(&mut stream, &mut answer).map_err(lost)?;
+    if answer.is_empty() {
+        return Err(lost(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let reply = serde_json::from_slice(&answer).map_err(|e| lost(e.into()))?;
+    match reply {
+        Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
+        reply => Ok(reply),
+    }
+}
+
+/// Serves users, one thread each, until the process ends.
+pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
+    for stream in listener.incoming().flatten() {
+        let to = to.clone();
+        let spawned = crate::world::small_thread("user", move || {
+            let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
+            let reply = hear(&stream, &to);
+            let mut line = serde_json::to_vec(&reply).expect("a reply can always be written");
+            line.push(b'\n');
+            let _ = (&stream).write_all(&line);
+        });
+        // A machine without room for another thread serves the next user.
+        drop(spawned);
+    }
+}
+
+/// The longest request: an environment may be large.
+const LONGEST_REQUEST: u64 = 8 << 20;
+
+fn hear(stream: &UnixStream, to: &Sender<Input>) -> Reply {
+    let wrong = |what: String| Reply::Error { what, hint: None };
+    let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST));
+    let mut line = Vec::new();
+    if let Err(e) = io::BufRead::read_until(&mut from, b'\n', &mut line) {
+        return wrong(format!("could not read the request: {e}"));
+    }
+    let request = match serde_json::from_slice(&line) {
+        Ok(request) => request,
+        Err(e) => {
+            let hint = "use a client of the same version as the daemon";
+            return Reply::Error {
+                what: format!("a request that makes no sense: {e}"),
+                hint: Some(hint.into()),
+            };
+        }
+    };
+    let (answer, answered) = mpsc::channel();
+    if to.send(Input::Request(request, answer)).is_err() {
+        return wrong("the daemon is about to end".into());
+    }
+    answered
+        .recv_timeout(ANSWER_WITHIN)
+        .unwrap_or_else(|_| wrong("the daemon is about to end".into()))
+}

@@ -1,0 +1,348 @@
+//! The `cpu` device: what a machine has where it has no GPU. A device is a core, or a part of the cores
+//! where more devices than cores are asked for.
+//!
+//! | tier | how a share is kept |
+//! |---|---|
+//! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
+//! | `cooperative` | tenants with the SDK pause between steps; others are not held to their share |
+//!
+//! Which tier is in force is found by trying: a process that wants all of a core is given a fifth, and
+//! what it got is measured.
+
+use crate::process;
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::{GpuIdx, Idx};
+use roommate_core::knobs::Knobs;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How shares are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tier {
+    /// By the kernel, unified hierarchy.
+    #[serde(rename = "cgroup-v2")]
+    CgroupV2,
+    /// By the kernel, one hierarchy for each controller.
+    #[serde(rename = "cgroup-v1")]
+    CgroupV1,
+    /// By the tenants themselves.
+    #[serde(rename = "cooperative")]
+    Cooperative,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CgroupV2 => "cgroup-v2",
+            Self::CgroupV1 => "cgroup-v1",
+            Self::Cooperative => "cooperative",
+        })
+    }
+}
+
+/// The cores of this machine as devices.
+#[derive(Clone, Debug)]
+pub struct CpuDevice {
+    cores: Vec<u32>,
+    devices: u16,
+    host_mib: u64,
+    cgroup: Option<Cgroup>,
+    /// What the self-test found.
+    pub tested: SelfTest,
+}
+
+/// What the self-test found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SelfTest {
+    /// The tier that is really in force.
+    pub tier: Tier,
+    /// In words.
+    pub what: String,
+}
+
+/// A group of the kernel's in which each tenant gets a group of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cgroup {
+    root: PathBuf,
+    tier: Tier,
+}
+
+/// The kernel hands out CPU time in portions of this; short, so that a step is not cut in two.
+const PERIOD_US: u64 = 20_000;
+/// What the self-test asks for.
+const TEST_SHARE: f64 = 0.2;
+const TEST_FOR: Duration = Duration::from_millis(300);
+
+impl CpuDevice {
+    /// Looks at the machine and tests what it can enforce. `label` sets the groups of one daemon apart
+    /// from those of another.
+    pub fn probe(devices: Option<u16>, label: &str) -> Self {
+        let cores = usable_cores();
+        let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
+        let (cgroup, tested) = test(label);
+        Self { cores, devices, host_mib: host_mib(), cgroup, tested }
+    }
+
+    /// The same machine cut into so many devices.
+    pub(crate) fn with_devices(self, devices: u16) -> Self {
+        Self { devices, ..self }
+    }
+
+    /// The machine as the engine sees it: one node.
+    pub fn cluster(&self) -> Cluster {
+        let gib = (self.host_mib / 1024).max(1);
+        let text = format!("1x{}:cpu:{}c:{gib}g", self.devices, self.cores.len());
+        text.parse().expect("a machine can always be described")
+    }
+
+    /// How many devices there are.
+    pub fn devices(&self) -> u16 {
+        self.devices
+    }
+
+    /// The cores behind some devices; none in particular where devices are parts of cores.
+    pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
+        if usize::from(self.devices) > self.cores.len() {
+            return Vec::new();
+        }
+        gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
+    }
+
+    /// Most cores that a tenant with these knobs may use on so many devices; `None` = no limit but those
+    /// of its cores. A tenant that keeps its own pace needs no help with it.
+    fn most_cores(&self, devices: usize, knobs: Knobs, paces_itself: bool) -> Option<f64> {
+        let each = (self.cores.len() as f64 / f64::from(self.devices)).min(1.0);
+        let pace = if paces_itself { 1.0 } else { f64::from(knobs.pace_permille) / 1000.0 };
+        let all = devices as f64 * each * knobs.reach() * pace;
+        let free = each >= 1.0 && knobs.reach() >= 1.0 && pace >= 1.0;
+        (!free).then_some(all.max(0.01))
+    }
+
+    /// Makes a group for a tenant and confines it; `None` where the kernel does not.
+    pub(crate) fn confine(
+        &self,
+        name: &str,
+        devices: usize,
+        knobs: Knobs,
+        paces_itself: bool,
+    ) -> Option<PathBuf> {
+        let cgroup = self.cgroup.as_ref()?;
+        let folder = cgroup.root.join(name);
+        if !folder.is_dir() && fs::create_dir(&folder).is_err() {
+            return None;
+        }
+        cgroup.limit(&folder, self.most_cores(devices, knobs, paces_itself)).ok()?;
+        Some(folder)
+    }
+
+    /// Removes the group of a tenant that is gone.
+    pub(crate) fn release(&self, name: &str) {
+        if let Some(cgroup) = &self.cgroup {
+            let _ = fs::remove_dir(cgroup.root.join(name));
+        }
+    }
+
+    /// Removes the daemon's own group, if nobody is left in it.
+    pub(crate) fn close(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            let _ = fs::remove_dir(&cgroup.root);
+        }
+    }
+}
+
+impl Cgroup {
+    fn limit(&self, folder: &Path, cores: Option<f64>) -> std::io::Result<()> {
+        let quota = cores.map(|c| (c * PERIOD_US as f64).round().max(1_000.0) as u64);
+        match self.tier {
+            Tier::CgroupV2 => {
+                let quota = quota.map_or("max".to_string(), |q| q.to_string());
+                fs::write(folder.join("cpu.max"), format!("{quota} {PERIOD_US}"))
+            }
+            Tier::CgroupV1 => {
+                fs::write(folder.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
+                let quota = quota.map_or("-1".to_string(), |q| q.to_string());
+                fs::write(folder.join("cpu.cfs_quota_us"), quota)
+            }
+            Tier::Cooperative => Ok(()),
+        }
+    }
+
+    /// Groups that we may make, the better kind first.
+    fn candidates(label: &str) -> Vec<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut found = Vec::new();
+        for line in mounts.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [_, at, kind, options, ..] = fields[..] else { continue };
+            let at = Path::new(at);
+            if kind == "cgroup2" {
+                let path = own.lines().find_map(|l| l.strip_prefix("0::/")).unwrap_or_default();
+                found.push((0, Self { root: at.join(path).join(label), tier: Tier::CgroupV2 }));
+            } else if kind == "cgroup" && options.split(',').any(|o| o == "cpu") {
+                let is_cpu = |l: &&str| {
+                    l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "cpu"))
+                };
+                let path =
+                    own.lines().find(is_cpu).and_then(|l| l.splitn(3, ':').nth(2)).unwrap_or("/");
+                let root = at.join(path.trim_start_matches('/')).join(label);
+                found.push((1, Self { root, tier: Tier::CgroupV1 }));
+            }
+        }
+        found.sort_by_key(|(rank, _)| *rank);
+        found.into_iter().map(|(_, c)| c).collect()
+    }
+
+    /// Makes the group and gives a busy process a fifth of a core; says which part it got.
+    fn measure(&self) -> Result<f64, String> {
+        let said = |what: &'static str| move |e: std::io::Error| format!("could not {what}: {e}");
+        if self.tier == Tier::CgroupV2
+            && let Some(parent) = self.root.parent()
+        {
+            let has = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
+            if !has.split_whitespace().any(|c| c == "cpu") {
+                return Err("the cpu controller is not in this hierarchy".into());
+            }
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+cpu");
+        }
+        if !self.root.is_dir() {
+            fs::create_dir(&self.root).map_err(said("make a group"))?;
+        }
+        if self.tier == Tier::CgroupV2 {
+            let _ = fs::write(self.root.join("cgroup.subtree_control"), "+cpu");
+        }
+        let folder = self.root.join("self-test");
+        if !folder.is_dir() {
+            fs::create_dir(&folder).map_err(said("make a group"))?;
+        }
+        self.limit(&folder, Some(TEST_SHARE)).map_err(said("set a limit"))?;
+        let spinner = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut spinner = spinner.map_err(said("run a busy process"))?;
+        let joined = fs::write(folder.join("cgroup.procs"), spinner.id().to_string());
+        let cpu_s = |pid| process::stat(pid).map_or(0.0, |s| s.cpu_s);
+        let (began, before) = (Instant::now(), cpu_s(spinner.id()));
+        if joined.is_ok() {
+            std::thread::sleep(TEST_FOR);
+        }
+        let got = (cpu_s(spinner.id()) - before) / began.elapsed().as_secs_f64();
+        let _ = spinner.kill();
+        let _ = spinner.wait();
+        let _ = fs::remove_dir(&folder);
+        joined.map_err(said("join a group"))?;
+        Ok(got)
+    }
+}
+
+/// Tries what the kernel offers until something works.
+fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
+    let mut why = Vec::new();
+    for cgroup in Cgroup::candidates(label) {
+        match cgroup.measure() {
+            // Time is counted in hundredths of a second, and a busy machine may give less, never more.
+            Ok(got) if got <= TEST_SHARE * 1.5 => {
+                let asked = TEST_SHARE * 100.0;
+                let what =
+                    format!("a busy process held to {asked:.0}% of a core got {:.0}%", got * 100.0);
+                let tier = cgroup.tier;
+                return (Some(cgroup), SelfTest { tier, what });
+            }
+            Ok(got) => why.push(format!(
+                "{}: a limit of {TEST_SHARE} of a core let {got:.2} through",
+                cgroup.tier
+            )),
+            Err(e) => why.push(format!("{}: {e}", cgroup.tier)),
+        }
+        let _ = fs::remove_dir(&cgroup.root);
+    }
+    let what =
+        if why.is_empty() { "the machine has no cgroups".to_string() } else { why.join("; ") };
+    (None, SelfTest { tier: Tier::Cooperative, what })
+}
+
+/// The cores that this process may use.
+fn usable_cores() -> Vec<u32> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let cores: Vec<u32> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).map(|c| c as u32).collect();
+    if cores.is_empty() { vec![0] } else { cores }
+}
+
+fn host_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kib.unwrap_or(1 << 20) / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Process;
+    use std::os::unix::process::CommandExt;
+
+    fn device(cores: u32, devices: u16) -> CpuDevice {
+        let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
+        CpuDevice { cores: (0..cores).collect(), devices, host_mib: 4096, cgroup: None, tested }
+    }
+
+    #[test]
+    fn devices_are_cores_or_parts_of_them() {
+        let two = device(2, 2);
+        assert_eq!(two.cluster().to_string(), "1x2:cpu:2c:4g");
+        assert_eq!(two.cores_of(&[GpuIdx(1)]), [1]);
+        assert!(device(2, 8).cores_of(&[GpuIdx(1)]).is_empty());
+    }
+
+    #[test]
+    fn limits_follow_shares_and_pace() {
+        let half = Knobs { sm_permille: 500, ..Knobs::WHOLE };
+        let slow = Knobs { pace_permille: 250, ..Knobs::WHOLE };
+        let most = |d: &CpuDevice, n, k, own| d.most_cores(n, k, own);
+        assert_eq!(most(&device(2, 2), 1, Knobs::WHOLE, false), None);
+        assert_eq!(most(&device(2, 2), 1, half, false), Some(0.5));
+        assert_eq!(most(&device(2, 2), 2, half, false), Some(1.0));
+        assert_eq!(most(&device(2, 2), 1, slow, false), Some(0.25));
+        assert_eq!(most(&device(2, 2), 1, slow, true), None);
+        assert_eq!(most(&device(2, 8), 1, Knobs::WHOLE, false), Some(0.25));
+    }
+
+    /// With the kernel's help a share is kept; without, the device says so.
+    #[test]
+    fn the_tier_in_force_keeps_shares() {
+        let label = format!("roommate-test-{}", std::process::id());
+        let device = CpuDevice::probe(None, &label);
+        if device.tested.tier == Tier::Cooperative {
+            assert!(!device.tested.what.is_empty());
+            return;
+        }
+        let knobs = Knobs { sm_permille: 300, ..Knobs::WHOLE };
+        let folder = device.confine("tenant", 1, knobs, false).unwrap();
+        let mut busy = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        fs::write(folder.join("cgroup.procs"), busy.id().to_string()).unwrap();
+        let it = Process { pid: busy.id(), start: process::stat(busy.id()).unwrap().start };
+        let (began, before) = (Instant::now(), it.cpu_s());
+        std::thread::sleep(Duration::from_secs(1));
+        let got = (it.cpu_s() - before) / began.elapsed().as_secs_f64();
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        device.release("tenant");
+        device.close();
+        // Never more than its share; less only where others keep the machine busy.
+        assert!(got <= 0.33, "{got} of a core instead of 0.3");
+        assert!(got > 0.05, "{got} of a core: the limit is far below the share");
+    }
+}

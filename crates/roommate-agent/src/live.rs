@@ -1,0 +1,648 @@
+//! Jobs as processes: what the engine asks for is done here, and what processes and tenants do becomes
+//! facts.
+
+use crate::AgentError;
+use crate::keeper::{Attempt, Launch, pin};
+use crate::peer::Peer;
+use crate::process::{self, Exit, Process};
+use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome};
+use crate::store::JobRow;
+use crate::world::{Input, World, random, small_thread};
+use roommate_core::event::{Action, Event, Placement, Sample};
+use roommate_core::idx::{GpuSet, Idx, JobIdx};
+use roommate_core::job::{Job, Phase};
+use roommate_core::knobs::Knobs;
+use roommate_core::why::Why;
+use rustix::process::Signal;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Exit status of a tenant that left because it was told to.
+const LEFT: i32 = 75;
+/// How long a tenant may take to do what it is asked, until it is made to.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long after a restart of the daemon its tenants have to come back.
+pub(crate) const COME_BACK: Duration = Duration::from_secs(2);
+/// A step's length is reported again when it changed by this share, or after [`SAMPLE_EVERY`].
+const SAMPLE_CHANGE: f64 = 0.1;
+const SAMPLE_EVERY: Duration = Duration::from_secs(10);
+
+/// A job as this machine knows it.
+pub(crate) struct Live {
+    pub(crate) name: String,
+    pub(crate) row: JobRow,
+    /// Work that survives a restart.
+    pub(crate) checkpoint: f64,
+    /// Whether its user made it stand still.
+    pub(crate) held: bool,
+    /// How it ended, if it did.
+    pub(crate) outcome: Option<String>,
+    pub(crate) tenant: Option<Tenant>,
+    /// What it last reported.
+    pub(crate) seen: Option<Stepped>,
+    /// How its last attempt ended.
+    pub(crate) exit: Option<Exit>,
+    sampled: Option<(Instant, f64)>,
+}
+
+/// A job with a process.
+pub(crate) struct Tenant {
+    pub(crate) attempt: Attempt,
+    pub(crate) token: String,
+    pub(crate) keeper: Process,
+    pub(crate) gpus: GpuSet,
+    pub(crate) knobs: Knobs,
+    pub(crate) peer: Option<Peer>,
+    pub(crate) aim: Aim,
+    /// Whether it was told to take turns in its stages.
+    pub(crate) interleaved: bool,
+    /// Whether its group was stopped by a signal.
+    pub(crate) frozen: bool,
+    /// When it is made to do what it was asked.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// What is to become of a tenant.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Aim {
+    /// It runs.
+    Run,
+    /// It is to stand still and wait in memory; whether it does.
+    Suspend { still: bool },
+    /// It is to leave, and then start there.
+    Leave { then: Option<Placement>, termed: bool },
+    /// It is not wanted any more.
+    Cancel,
+}
+
+impl Live {
+    pub(crate) fn new(name: String, row: JobRow) -> Self {
+        Self {
+            name,
+            row,
+            checkpoint: 0.0,
+            held: false,
+            outcome: None,
+            tenant: None,
+            seen: None,
+            exit: None,
+            sampled: None,
+        }
+    }
+
+    /// Where it is in its life, in a word.
+    pub(crate) fn state(&self, hot: &Job) -> String {
+        let suspended = self.tenant.as_ref().is_some_and(|t| matches!(t.aim, Aim::Suspend { .. }));
+        match hot.phase {
+            Phase::Expected | Phase::Pending if suspended => "waits in memory",
+            Phase::Expected | Phase::Pending => "pending",
+            Phase::BackingOff => "backing off",
+            Phase::Starting => "starting",
+            Phase::Running if self.held => "suspended",
+            Phase::Running => "running",
+            Phase::Stopping => "stopping",
+            Phase::Done => return self.outcome.clone().unwrap_or_else(|| "ended".into()),
+        }
+        .into()
+    }
+}
+
+impl World {
+    pub(crate) fn act(&mut self, action: Action) {
+        match action {
+            Action::Start(job, place) => match &self.live[job.usize()].tenant {
+                Some(t) if matches!(t.aim, Aim::Suspend { .. }) => self.go_on(job, &place),
+                _ => self.launch(job, &place),
+            },
+            Action::Move(job, place) => self.leave(job, Some(place)),
+            Action::Stop(job) => self.leave(job, None),
+            Action::Suspend(job) => self.suspend(job),
+            Action::Tune(job, knobs) => self.tune(job, knobs),
+            Action::Reject(..) => {}
+        }
+        self.settle_stages();
+    }
+
+    /// Where the files of a new attempt go. The second number tells those apart that nobody ever began.
+    fn new_folder(&self, job: JobIdx, starts: u32) -> PathBuf {
+        let folder = |n: u32| self.config.paths.job(job.0).join(format!("{starts}.{n}"));
+        (0..u32::MAX)
+            .map(folder)
+            .find(|f| !f.exists())
+            .expect("there are more numbers than attempts")
+    }
+
+    /// Starts a process for the job.
+    pub(crate) fn launch(&mut self, job: JobIdx, place: &Placement) {
+        let starts = self.engine.state().job(job).starts;
+        let attempt = Attempt::new(self.new_folder(job, starts));
+        let token = format!("{}.{starts}.{:016x}", job.0, random());
+        let launch = self.plan_launch(job, place, &token);
+        let done = self.live[job.usize()].checkpoint;
+        match attempt.launch(&launch, &self.config.program) {
+            Ok(keeper) => {
+                self.move_in(job, attempt, token, keeper, place.clone());
+                self.facts.push(Event::Started(job));
+                self.facts.push(Event::Sampled {
+                    job,
+                    sample: Sample { done: Some(done), ..Sample::default() },
+                });
+                self.apply_hold(job);
+            }
+            Err(e) => {
+                self.live[job.usize()].exit = Some(Exit::Code(126));
+                let _ = std::fs::write(self.config.paths.job(job.0).join("problem"), e.to_string());
+                self.facts.push(Event::Failed { job, why: Why::StartFailed, done });
+            }
+        }
+    }
+
+    fn plan_launch(&self, job: JobIdx, place: &Placement, token: &str) -> Launch {
+        let live = &self.live[job.usize()];
+        let file = &live.row.file;
+        let mut env = live.row.env.clone();
+        env.extend(file.env.clone());
+        let mut set = |name: &str, value: String| env.insert(name.into(), value);
+        set("ROOMMATE_SOCKET", self.config.paths.tenants().display().to_string());
+        set("ROOMMATE_TOKEN", token.into());
+        set("ROOMMATE_JOB", live.name.clone());
+        if let Some(folder) = &file.checkpoint {
+            set("ROOMMATE_CHECKPOINT", folder.display().to_string());
+        }
+        Launch {
+            words: file.command.words(),
+            workdir: file.workdir.clone().unwrap_or_default(),
+            env,
+            log: self.config.paths.log(job.0),
+            token: token.into(),
+            cores: self.device.cores_of(&place.gpus),
+            cgroup: self.device.confine(&group(job), place.gpus.len(), place.knobs, false),
+        }
+    }
+
+    /// Books a process that runs, and watches for its end.
+    pub(crate) fn move_in(
+        &mut self,
+        job: JobIdx,
+        attempt: Attempt,
+        token: String,
+        keeper: Process,
+        place: Placement,
+    ) {
+        let (to, folder) = (self.inputs.clone(), attempt.folder.clone());
+        let watch = move || {
+            if let Some(fd) = keeper.open() {
+                process::wait_end(&fd);
+            }
+            keeper.reap();
+            let _ = to.send(Input::Exited(job, folder));
+        };
+        let spawned = small_thread("watch", watch);
+        let tenant = Tenant {
+            attempt,
+            token,
+            keeper,
+            gpus: place.gpus,
+            knobs: place.knobs,
+            peer: None,
+            aim: Aim::Run,
+            interleaved: false,
+            frozen: false,
+            deadline: None,
+        };
+        self.live[job.usize()].tenant = Some(tenant);
+        if spawned.is_err() {
+            // Nobody would see it end; better not to begin.
+            keeper.signal_group(Signal::KILL);
+            let folder = self.live[job.usize()].tenant.as_ref().map(|t| t.attempt.folder.clone());
+            let _ = self.inputs.send(Input::Exited(job, folder.unwrap_or_default()));
+        }
+    }
+
+    /// A job that waited in memory goes on.
+    pub(crate) fn go_on(&mut self, job: JobIdx, place: &Placement) {
+        let cores = self.device.cores_of(&place.gpus);
+        let interleaved = self.is_interleaved(job);
+        let live = &mut self.live[job.usize()];
+        let Some(t) = &mut live.tenant else { return };
+        (t.gpus, t.knobs, t.aim, t.deadline) = (place.gpus.clone(), place.knobs, Aim::Run, None);
+        if !cores.is_empty() {
+            t.keeper.threads().into_iter().for_each(|thread| pin(Some(thread), &cores));
+        }
+        let paces_itself = t.peer.is_some();
+        self.device.confine(&group(job), place.gpus.len(), place.knobs, paces_itself);
+        t.thaw();
+        if let Some(peer) = &t.peer {
+            peer.say(&tune_message(t.knobs, interleaved));
+            peer.say(&ToTenant::Resume(Nothing {}));
+        }
+        self.facts.push(Event::Started(job));
+        self.apply_hold(job);
+    }
+
+    fn suspend(&mut self, job: JobIdx) {
+        let believed = self.engine.state().done(job);
+        let live = &mut self.live[job.usize()];
+        let Some(t) = &mut live.tenant else {
+            // Its process is gone and its end on the way; then there is nothing to suspend.
+            self.facts.push(Event::Stopped { job, done: live.checkpoint });
+            return;
+        };
+        t.aim = Aim::Suspend { still: false };
+        if let Some(peer) = &t.peer {
+            peer.say(&ToTenant::Suspend(Nothing {}));
+            t.deadline = Some(Instant::now() + GRACE);
+        } else {
+            t.freeze();
+            t.aim = Aim::Suspend { still: true };
+            self.facts.push(Event::Stopped { job, done: believed });
+        }
+    }
+
+    /// Asks a job to save and leave.
+    pub(crate) fn leave(&mut self, job: JobIdx, then: Option<Placement>) {
+        let live = &mut self.live[job.usize()];
+        let Some(t) = &mut live.tenant else {
+            match then {
+                Some(place) => self.launch(job, &place),
+                None => self.facts.push(Event::Stopped { job, done: live.checkpoint }),
+            }
+            return;
+        };
+        let cooperates = t.peer.is_some();
+        t.thaw();
+        match &t.peer {
+            Some(peer) => {
+                peer.say(&ToTenant::Stop(Nothing {}));
+            }
+            None => t.keeper.signal_group(Signal::TERM),
+        }
+        t.aim = Aim::Leave { then, termed: !cooperates };
+        t.deadline = Some(Instant::now() + GRACE);
+    }
+
+    fn tune(&mut self, job: JobIdx, knobs: Knobs) {
+        let interleaved = self.is_interleaved(job);
+        let Some(t) = &mut self.live[job.usize()].tenant else {
+            self.facts.push(Event::Tuned(job));
+            return;
+        };
+        t.knobs = knobs;
+        self.device.confine(&group(job), t.gpus.len(), knobs, t.peer.is_some());
+        if let Some(peer) = &t.peer {
+            peer.say(&tune_message(knobs, interleaved));
+        } else {
+            if knobs.pace_permille == 0 {
+                t.freeze();
+            } else {
+                t.thaw();
+            }
+            self.facts.push(Event::Tuned(job));
+        }
+    }
+
+    /// Makes a job that its user holds stand still, and lets one go on that is not held.
+    pub(crate) fn apply_hold(&mut self, job: JobIdx) {
+        let live = &mut self.live[job.usize()];
+        let held = live.held;
+        let Some(t) = live.tenant.as_mut().filter(|t| t.aim == Aim::Run) else { return };
+        match (&t.peer, held) {
+            (Some(peer), true) => {
+                peer.say(&ToTenant::Suspend(Nothing {}));
+            }
+            (Some(peer), false) => {
+                t.frozen.then(|| t.keeper.signal_group(Signal::CONT));
+                t.frozen = false;
+                peer.say(&ToTenant::Resume(Nothing {}));
+            }
+            (None, true) => t.freeze(),
+            (None, false) if t.knobs.pace_permille > 0 => t.thaw(),
+            (None, false) => {}
+        }
+        if held {
+            self.report_standstill(job);
+        }
+    }
+
+    /// Who does not do in time what it was asked is made to.
+    pub(crate) fn press_deadlines(&mut self) {
+        let now = Instant::now();
+        for idx in 0..self.live.len() {
+            let job = JobIdx::from_usize(idx);
+            let Some(t) =
+                self.live[idx].tenant.as_mut().filter(|t| t.deadline.is_some_and(|d| d <= now))
+            else {
+                continue;
+            };
+            t.deadline = None;
+            match &mut t.aim {
+                Aim::Run => {}
+                Aim::Suspend { still } => {
+                    if !std::mem::replace(still, true) {
+                        t.freeze();
+                        let done = self.engine.state().done(job);
+                        self.facts.push(Event::Stopped { job, done });
+                    }
+                }
+                Aim::Leave { termed, .. } if !*termed => {
+                    *termed = true;
+                    t.deadline = Some(now + GRACE);
+                    t.thaw();
+                    t.keeper.signal_group(Signal::TERM);
+                }
+                Aim::Leave { .. } | Aim::Cancel => t.keeper.signal_group(Signal::KILL),
+            }
+        }
+    }
+
+    /// Ends a tenant that is not wanted any more.
+    pub(crate) fn end_tenant(&mut self, job: JobIdx, aim: Aim) {
+        if let Some(t) = &mut self.live[job.usize()].tenant {
+            t.aim = aim;
+            t.thaw();
+            t.keeper.signal_group(Signal::TERM);
+            t.deadline = Some(Instant::now() + GRACE);
+        }
+    }
+
+    /// Ends all tenants.
+    pub(crate) fn kill_all(&mut self) {
+        (0..self.live.len()).for_each(|i| self.end_tenant(JobIdx::from_usize(i), Aim::Cancel));
+    }
+
+    /// The keeper of an attempt has ended, and the job's command with it.
+    pub(crate) fn exited(&mut self, job: JobIdx, folder: &Path) {
+        let live = &mut self.live[job.usize()];
+        let Some(t) = live.tenant.take_if(|t| t.attempt.folder == folder) else { return };
+        t.keeper.sweep(&t.token);
+        self.device.release(&group(job));
+        if let Some(peer) = &t.peer {
+            peer.hang_up();
+        }
+        let exit = t.attempt.exit();
+        live.exit = Some(exit.clone());
+        live.sampled = None;
+        let admitted = self.stages.forget(job);
+        self.admit(&admitted);
+        self.judge(job, t.aim, &exit);
+        self.settle_stages();
+    }
+
+    /// What the end of a process means, given what was to become of it.
+    pub(crate) fn judge(&mut self, job: JobIdx, aim: Aim, exit: &Exit) {
+        let done = self.surviving(job);
+        let failed = Event::Failed { job, why: classify(exit), done };
+        let finished = *exit == Exit::Code(0);
+        match aim {
+            Aim::Cancel => {}
+            // It may have finished before it heard that it was to do something else.
+            Aim::Run | Aim::Suspend { still: false } | Aim::Leave { .. } if finished => {
+                self.facts.push(Event::Finished(job));
+            }
+            Aim::Run | Aim::Suspend { still: false } => self.facts.push(failed),
+            Aim::Leave { then: Some(place), .. } => self.launch(job, &place),
+            Aim::Leave { then: None, .. } => self.facts.push(Event::Stopped { job, done }),
+            // The engine believes it to wait; its next start will be one from its checkpoint.
+            Aim::Suspend { still: true } => {}
+        }
+    }
+
+    /// Work that survives the end of the job's process.
+    fn surviving(&self, job: JobIdx) -> f64 {
+        let live = &self.live[job.usize()];
+        let opaque = live.seen.is_none();
+        if opaque && live.row.file.checkpoint.is_some() {
+            // It keeps checkpoints and does not say when: what we believe is as good as it gets.
+            return self.engine.state().done(job);
+        }
+        live.checkpoint
+    }
+
+    /// Keeps how jobs ended, for people.
+    pub(crate) fn note_outcomes(
+        &mut self,
+        facts: &[Event],
+        actions: &[Action],
+    ) -> Result<(), AgentError> {
+        let ended = |world: &Self, j: JobIdx| world.engine.state().job(j).phase == Phase::Done;
+        let mut outcomes: Vec<(JobIdx, String)> = Vec::new();
+        for fact in facts {
+            match fact {
+                Event::Finished(j) if ended(self, *j) => outcomes.push((*j, "finished".into())),
+                Event::Cancelled(j) if ended(self, *j) => outcomes.push((*j, "cancelled".into())),
+                Event::Failed { job, why, .. } if ended(self, *job) => {
+                    let exit = self.live[job.usize()].exit.as_ref().map(ToString::to_string);
+                    outcomes.push((
+                        *job,
+                        format!("failed: {}", exit.unwrap_or_else(|| why.to_string())),
+                    ));
+                }
+                _ => {}
+            }
+        }
+        for action in actions {
+            if let Action::Reject(j, why) = action {
+                outcomes.push((*j, format!("rejected: {why}")));
+            }
+        }
+        for (job, outcome) in outcomes {
+            let live = &mut self.live[job.usize()];
+            if live.outcome.is_none() {
+                self.store.set_outcome(job.0, &outcome)?;
+                live.outcome = Some(outcome);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn said(&mut self, peer: &Peer, message: FromTenant) -> Result<(), AgentError> {
+        if let FromTenant::Hello(hello) = message {
+            self.greet(peer, &hello);
+            return Ok(());
+        }
+        let of_peer = |l: &Live| {
+            l.tenant.as_ref().and_then(|t| t.peer.as_ref()).is_some_and(|p| p.id == peer.id)
+        };
+        let Some(idx) = self.live.iter().position(of_peer) else { return Ok(()) };
+        let job = JobIdx::from_usize(idx);
+        match message {
+            FromTenant::Hello(_) => {}
+            FromTenant::Stepped(stepped) => self.stepped(job, stepped),
+            FromTenant::Tuned(_) => self.facts.push(Event::Tuned(job)),
+            FromTenant::Suspended(done) => {
+                let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
+                if t.aim == (Aim::Suspend { still: false }) {
+                    t.aim = Aim::Suspend { still: true };
+                    t.deadline = None;
+                    self.facts.push(Event::Stopped { job, done: done.done });
+                }
+            }
+            FromTenant::Resumed(_) => self.live[idx].sampled = None,
+            FromTenant::Checkpointed(done) => {
+                self.live[idx].checkpoint = done.done;
+                self.store.set_checkpoint(job.0, done.done)?;
+                self.store.commit()?;
+            }
+            FromTenant::Enter(Stage { stage }) => {
+                let gpus = self.engine.state().job(job).gpus.clone();
+                if let Some(stage) = protocol::stage_index(&stage) {
+                    let admitted = self.stages.enter(job, stage, &gpus);
+                    self.admit(&admitted);
+                }
+            }
+            FromTenant::Leave(Stage { stage }) => {
+                if let Some(stage) = protocol::stage_index(&stage) {
+                    let admitted = self.stages.leave(job, stage);
+                    self.admit(&admitted);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn greet(&mut self, peer: &Peer, hello: &Hello) {
+        if hello.version != protocol::VERSION {
+            let (theirs, ours) = (hello.version, protocol::VERSION);
+            peer.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+            return;
+        }
+        let is_its = |l: &Live| l.tenant.as_ref().is_some_and(|t| t.token == hello.token);
+        let Some(idx) = self.live.iter().position(is_its) else {
+            peer.refuse("its token is not that of a job on this machine");
+            return;
+        };
+        let job = JobIdx::from_usize(idx);
+        let interleaved = self.is_interleaved(job);
+        let live = &mut self.live[idx];
+        let Some(t) = &mut live.tenant else { return };
+        peer.say(&ToTenant::Welcome(Welcome {
+            version: protocol::VERSION,
+            job: live.name.clone(),
+            done: live.checkpoint,
+            batch: t.knobs.batch,
+            pace_permille: t.knobs.pace_permille,
+            suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
+            interleaved,
+        }));
+        if matches!(t.aim, Aim::Leave { .. }) {
+            peer.say(&ToTenant::Stop(Nothing {}));
+        }
+        t.interleaved = interleaved;
+        self.device.confine(&group(job), t.gpus.len(), t.knobs, true);
+        if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
+            old.hang_up();
+        }
+    }
+
+    fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
+        let live = &mut self.live[job.usize()];
+        let Some(t) = &live.tenant else { return };
+        let pace = f64::from(t.knobs.pace_permille.max(1)) / 1000.0;
+        let step_s = stepped.step_s / pace;
+        let news = live.sampled.is_none_or(|(at, was)| {
+            at.elapsed() >= SAMPLE_EVERY || (step_s - was).abs() > SAMPLE_CHANGE * was
+        });
+        let sample = Sample {
+            step_s,
+            done: Some(stepped.done),
+            noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
+            ..Sample::default()
+        };
+        live.seen = Some(stepped);
+        if news && step_s > 0.0 {
+            live.sampled = Some((Instant::now(), step_s));
+            self.facts.push(Event::Sampled { job, sample });
+        }
+    }
+
+    pub(crate) fn peer_gone(&mut self, id: u64) {
+        for idx in 0..self.live.len() {
+            let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
+            let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
+            t.peer = None;
+            // It may come back; until then it is held as one that never spoke.
+            self.device.confine(&group(JobIdx::from_usize(idx)), t.gpus.len(), t.knobs, false);
+            let admitted = self.stages.forget(JobIdx::from_usize(idx));
+            self.admit(&admitted);
+        }
+    }
+
+    fn admit(&mut self, admitted: &[(JobIdx, u8)]) {
+        for (job, stage) in admitted {
+            let stage = protocol::STAGE_NAMES[usize::from(*stage)].to_string();
+            if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref())
+            {
+                peer.say(&ToTenant::Go(Stage { stage }));
+            }
+        }
+    }
+
+    /// Whether the job takes turns with roommates in the stages of its steps.
+    fn is_interleaved(&self, job: JobIdx) -> bool {
+        let state = self.engine.state();
+        let takes_turns = |j: &JobIdx| state.job(*j).knobs.stage > 0;
+        let mut tenants = state.job(job).gpus.iter().map(|g| &state.gpu(*g).tenants);
+        tenants.any(|t| t.len() > 1 && t.iter().any(takes_turns))
+    }
+
+    /// Tells tenants whose roommates came or went whether they take turns now.
+    fn settle_stages(&mut self) {
+        for idx in 0..self.live.len() {
+            let job = JobIdx::from_usize(idx);
+            let interleaved = self.is_interleaved(job);
+            let Some(t) = &mut self.live[idx].tenant else { continue };
+            let Some(peer) = t.peer.as_ref().filter(|_| t.aim == Aim::Run) else { continue };
+            if interleaved != t.interleaved {
+                t.interleaved = interleaved;
+                peer.say(&tune_message(t.knobs, interleaved));
+            }
+        }
+    }
+}
+
+impl Tenant {
+    fn freeze(&mut self) {
+        self.keeper.signal_group(Signal::STOP);
+        self.frozen = true;
+    }
+
+    fn thaw(&mut self) {
+        if std::mem::take(&mut self.frozen) {
+            self.keeper.signal_group(Signal::CONT);
+        }
+    }
+}
+
+fn tune_message(knobs: Knobs, interleaved: bool) -> ToTenant {
+    ToTenant::Tune(Tune { batch: knobs.batch, pace_permille: knobs.pace_permille, interleaved })
+}
+
+/// Name of the kernel's group of a job.
+fn group(job: JobIdx) -> String {
+    format!("job-{}", job.0)
+}
+
+/// Whose fault it was, as far as the end of a process tells.
+pub(crate) fn classify(exit: &Exit) -> Why {
+    match exit {
+        // A shell that cannot find or run the command, and usage errors: they would come back.
+        Exit::Code(2 | 64 | 126 | 127) => Why::UserError,
+        // "Try again later", and being killed from outside, mostly for want of memory.
+        Exit::Code(LEFT) | Exit::Signal(9 | 15) | Exit::Unseen => Why::InfraError,
+        Exit::Code(_) | Exit::Signal(_) => Why::Crashed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_classified() {
+        assert_eq!(classify(&Exit::Code(127)), Why::UserError);
+        assert_eq!(classify(&Exit::Code(1)), Why::Crashed);
+        assert_eq!(classify(&Exit::Signal(11)), Why::Crashed);
+        assert_eq!(classify(&Exit::Signal(9)), Why::InfraError);
+        assert_eq!(classify(&Exit::Unseen), Why::InfraError);
+    }
+}

@@ -1,0 +1,88 @@
+//! Where things are: one folder holds the whole state of a daemon.
+
+use crate::AgentError;
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// The longest path that a Unix socket may have.
+const LONGEST_SOCKET: usize = 107;
+
+/// The folder of a daemon's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    root: PathBuf,
+}
+
+impl Paths {
+    /// The state in this folder.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Where the state is unless the user says otherwise: `$ROOMMATE_STATE`, else
+    /// `$XDG_STATE_HOME/roommate`, else `~/.local/state/roommate`.
+    pub fn usual() -> Self {
+        let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let state = || var("XDG_STATE_HOME").map(|d| d.join("roommate"));
+        let home = || var("HOME").map(|d| d.join(".local/state/roommate"));
+        let root = var("ROOMMATE_STATE").or_else(state).or_else(home);
+        Self { root: root.unwrap_or_else(|| PathBuf::from(".roommate")) }
+    }
+
+    /// Makes the folder, for its owner only.
+    pub fn create(&self) -> Result<(), AgentError> {
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
+        made.map_err(AgentError::file("create", &self.root))?;
+        // It holds the environments of jobs; a folder that was there before is closed as well.
+        let closed = fs::set_permissions(&self.root, fs::Permissions::from_mode(0o700));
+        closed.map_err(AgentError::file("close", &self.root))?;
+        for socket in [self.control(), self.tenants()] {
+            let long = socket.as_os_str().len() > LONGEST_SOCKET;
+            if long {
+                return Err(AgentError::LongPath { path: socket });
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Held by the daemon as long as it lives.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// The store.
+    pub fn store(&self) -> PathBuf {
+        self.root.join("store.db")
+    }
+
+    /// A copy of the journal for everybody to read.
+    pub fn journal(&self) -> PathBuf {
+        self.root.join("journal.jsonl")
+    }
+
+    /// Where users are heard.
+    pub fn control(&self) -> PathBuf {
+        self.root.join("control.sock")
+    }
+
+    /// Where tenants are heard.
+    pub fn tenants(&self) -> PathBuf {
+        self.root.join("tenant.sock")
+    }
+
+    /// What belongs to one job.
+    pub fn job(&self, job: u32) -> PathBuf {
+        self.root.join("jobs").join(job.to_string())
+    }
+
+    /// What a job printed.
+    pub fn log(&self, job: u32) -> PathBuf {
+        self.job(job).join("log")
+    }
+}

@@ -1,0 +1,266 @@
+//! Processes: who is still the same, who belongs together, and when one ends.
+//!
+//! A process is known by its number and its start time: numbers are used again, the pair is not.
+
+use crate::AgentError;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// A process that is not mistaken for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// When it started, in clock ticks since the machine did.
+    pub start: u64,
+}
+
+/// How a job's command ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Exit {
+    /// With this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// Nobody saw it: its keeper was killed.
+    Unseen,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(127) => write!(f, "exit 127 (command not found)"),
+            Self::Code(126) => write!(f, "exit 126 (cannot be executed)"),
+            Self::Code(code) => write!(f, "exit {code}"),
+            Self::Signal(signal) => {
+                let name = Signal::from_named_raw(*signal).map(|s| format!("{s:?}"));
+                let name = name.unwrap_or_default().replace("Signal::", "");
+                write!(
+                    f,
+                    "signal {signal}{}",
+                    if name.is_empty() { name } else { format!(" ({name})") }
+                )
+            }
+            Self::Unseen => write!(f, "killed together with its keeper"),
+        }
+    }
+}
+
+impl Process {
+    /// This process.
+    pub(crate) fn this() -> Self {
+        let pid = std::process::id();
+        Self { pid, start: stat(pid).map_or(0, |s| s.start) }
+    }
+
+    fn number(self) -> Option<Pid> {
+        Pid::from_raw(i32::try_from(self.pid).ok()?)
+    }
+
+    /// Whether it still runs (or is stopped); a process that has ended but was not waited for does not.
+    pub(crate) fn is_alive(self) -> bool {
+        stat(self.pid).is_some_and(|s| s.start == self.start && !matches!(s.state, 'Z' | 'X'))
+    }
+
+    /// Something to wait on, as long as it is alive.
+    pub(crate) fn open(self) -> Option<OwnedFd> {
+        let fd = rustix::process::pidfd_open(self.number()?, PidfdFlags::empty()).ok()?;
+        // Opened first, compared then: from now on the number cannot be given to another.
+        self.is_alive().then_some(fd)
+    }
+
+    /// Sends a signal to all of its group, whose leader it is. Nothing happens if it is gone.
+    pub(crate) fn signal_group(self, signal: Signal) {
+        if let Some(pid) = self.number().filter(|_| self.is_alive()) {
+            // It may end between the look and the signal; its number is not reused within that.
+            let _ = rustix::process::kill_process_group(pid, signal);
+        }
+    }
+
+    /// Takes it off the books of the system, if it was a child of ours.
+    pub(crate) fn reap(self) {
+        if let Some(pid) = self.number() {
+            let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
+        }
+    }
+
+    /// Kills whoever is left of its group and carries its token, after it has ended itself.
+    pub(crate) fn sweep(self, token: &str) {
+        let mark = format!("ROOMMATE_TOKEN={token}");
+        for pid in members(self.pid) {
+            let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let ours = environ.split(|b| *b == 0).any(|v| v == mark.as_bytes());
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw).filter(|_| ours) {
+                let _ = rustix::process::kill_process(pid, Signal::KILL);
+            }
+        }
+    }
+
+    /// All threads of its group.
+    pub(crate) fn threads(self) -> Vec<Pid> {
+        let tasks = members(self.pid)
+            .into_iter()
+            .flat_map(|pid| numbers(Path::new(&format!("/proc/{pid}/task"))));
+        tasks.filter_map(|t| Pid::from_raw(i32::try_from(t).ok()?)).collect()
+    }
+
+    /// CPU time of all of its group so far, in seconds.
+    #[cfg(test)]
+    pub(crate) fn cpu_s(self) -> f64 {
+        members(self.pid).into_iter().filter_map(stat).map(|s| s.cpu_s).sum()
+    }
+}
+
+/// Blocks until the process behind the handle has ended.
+pub(crate) fn wait_end(fd: &OwnedFd) {
+    loop {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => return,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Members of a process group.
+fn members(group: u32) -> Vec<u32> {
+    let all = numbers(Path::new("/proc"));
+    all.into_iter().filter(|pid| stat(*pid).is_some_and(|s| s.group == group)).collect()
+}
+
+fn numbers(folder: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// What the system says of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    pub(crate) state: char,
+    pub(crate) group: u32,
+    pub(crate) start: u64,
+    pub(crate) cpu_s: f64,
+}
+
+/// Clock ticks per second; Linux has shown users 100 on every machine for decades.
+const TICKS: f64 = 100.0;
+
+pub(crate) fn stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold anything, brackets included.
+    let rest: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
+    let number = |i: usize| rest.get(i)?.parse::<u64>().ok();
+    Some(Stat {
+        state: rest.first()?.chars().next()?,
+        group: u32::try_from(number(2)?).ok()?,
+        start: number(19)?,
+        cpu_s: (number(11)? + number(12)?) as f64 / TICKS,
+    })
+}
+
+/// Where a program is found, as a shell would.
+pub(crate) fn find_program(name: &str, path: Option<&str>, workdir: &Path) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    let runs =
+        |p: &Path| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    if name.contains('/') {
+        let at = workdir.join(name);
+        return if runs(&at) {
+            Ok(())
+        } else if at.exists() {
+            Err(format!("{:?} cannot be executed", at.display().to_string()))
+        } else {
+            Err(format!("there is no {:?}", at.display().to_string()))
+        };
+    }
+    let folders = std::env::split_paths(path.unwrap_or("/usr/local/bin:/usr/bin:/bin"));
+    if folders.into_iter().any(|f| runs(&workdir.join(f).join(name))) {
+        Ok(())
+    } else {
+        Err(format!("there is no program {name:?} in PATH"))
+    }
+}
+
+/// Writes a file that is there whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), AgentError> {
+    let beside = path.with_extension(format!("{}.tmp", std::process::id()));
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    written.map_err(AgentError::file("write", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_is_known_by_number_and_start() {
+        let this = Process::this();
+        assert!(this.is_alive());
+        assert!(!Process { start: this.start + 1, ..this }.is_alive());
+        assert!(Process { start: this.start + 1, ..this }.open().is_none());
+    }
+
+    #[test]
+    fn a_group_is_signalled_and_its_end_is_seen_by_anybody() {
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 60 & wait"])
+            .process_group(0)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        let it = Process { pid, start: stat(pid).unwrap().start };
+        let fd = it.open().unwrap();
+        it.signal_group(Signal::KILL);
+        wait_end(&fd);
+        assert!(!it.is_alive());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn leftovers_of_a_group_are_killed_by_their_token() {
+        let spawn = |token: &str| {
+            let mut child = Command::new("sh")
+                .args(["-c", "sleep 60 >/dev/null 2>&1 & exit 0"])
+                .env("ROOMMATE_TOKEN", token)
+                .process_group(0)
+                .spawn()
+                .unwrap();
+            let it = Process { pid: child.id(), start: 0 };
+            child.wait().unwrap();
+            it
+        };
+        let it = spawn("t-1");
+        assert_eq!(members(it.pid).len(), 1);
+        it.sweep("another");
+        assert_eq!(members(it.pid).len(), 1);
+        it.sweep("t-1");
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let gone = |pid| members(pid).iter().all(|p| stat(*p).is_none_or(|s| s.state == 'Z'));
+        while !gone(it.pid) {
+            assert!(std::time::Instant::now() < end, "the leftover lives on");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        let here = Path::new("/");
+        assert_eq!(find_program("sh", None, here), Ok(()));
+        assert_eq!(find_program("bin/sh", None, here), Ok(()));
+        let said = find_program("no-such-program", Some("/bin"), here).unwrap_err();
+        assert_eq!(said, "there is no program \"no-such-program\" in PATH");
+        assert!(find_program("./no-such", None, here).unwrap_err().contains("there is no"));
+        assert!(
+            find_program("/etc/passwd", None, here).unwrap_err().contains("cannot be executed")
+        );
+    }
+}

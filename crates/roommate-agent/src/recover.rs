@@ -1,0 +1,290 @@
+//! Coming back: a daemon decides everything again from its journal, which gives it the very state that
+//! the one before had, and then looks what became of the processes.
+
+use crate::AgentError;
+use crate::device::CpuDevice;
+use crate::keeper::{Attempt, Fate};
+use crate::live::{Aim, COME_BACK, Live};
+use crate::process::{self, Process};
+use crate::store::Store;
+use crate::world::{Clock, Config, Input, World, first_lines, new_head, unix_us};
+use roommate_core::engine::Engine;
+use roommate_core::event::{Event, Placement};
+use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::interference::Undisturbed;
+use roommate_core::job::Phase;
+use roommate_core::journal::{
+    self, Head, JobLine, JournalError, Observer, ProfileLine, StepView, TeamLine,
+};
+use roommate_core::policy;
+use roommate_core::time::Time;
+use roommate_core::why::Why;
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+/// Decides a journal again and keeps the engine.
+#[derive(Default)]
+struct Rebuild {
+    head: Option<Head>,
+    engine: Option<Engine>,
+    profiles: Vec<String>,
+    teams: Vec<String>,
+    at: Time,
+    wake: Option<Time>,
+    problem: Option<String>,
+}
+
+impl Observer for Rebuild {
+    fn head(&mut self, head: &Head) {
+        match build(head) {
+            Ok(engine) => (self.head, self.engine) = (Some(head.clone()), Some(engine)),
+            Err(e) => self.problem = Some(e.to_string()),
+        }
+    }
+    fn profile(&mut self, line: &ProfileLine) {
+        self.profiles.push(line.name.clone());
+        if let Some(engine) = &mut self.engine {
+            engine.add_profile(line.profile.clone());
+        }
+    }
+    fn team(&mut self, line: &TeamLine) {
+        self.teams.push(line.name.clone());
+    }
+    fn job(&mut self, line: &JobLine) {
+        if let Some(engine) = &mut self.engine {
+            engine.add_job(line.spec.clone());
+        }
+    }
+    fn step(&mut self, step: &StepView<'_>) {
+        let Some(engine) = self.engine.as_mut().filter(|_| self.problem.is_none()) else { return };
+        let again = engine.step(step.at, step.facts);
+        (self.at, self.wake) = (step.at, again.wake);
+        if again.actions != step.actions {
+            let at = step.at;
+            self.problem = Some(format!("its policy decides differently now than it did at {at}"));
+        }
+    }
+}
+
+fn build(head: &Head) -> Result<Engine, AgentError> {
+    let policy = policy::find(&head.policy)?.build(&head.params)?;
+    Ok(Engine::new(&head.cluster, head.costs, policy, Box::new(Undisturbed), head.seed))
+}
+
+impl World {
+    /// The daemon as it was when the one before it ended, or a new one.
+    pub(crate) fn recover(
+        config: Config,
+        mut store: Store,
+        inputs: Sender<Input>,
+        lock: File,
+    ) -> Result<Self, AgentError> {
+        let unrepeatable =
+            |what: String| AgentError::Unrepeatable { path: config.paths.store(), what };
+        let mut lines = store.lines()?;
+        let devices = if lines.is_empty() { config.devices } else { None };
+        let label =
+            format!("roommate-{:08x}", fold(config.paths.root().as_os_str().as_encoded_bytes()));
+        let device = CpuDevice::probe(devices, &label);
+        if lines.is_empty() {
+            let head = new_head(&config, &device)?;
+            build(&head)?;
+            lines = first_lines(&head);
+            store.set_fact("epoch_unix_us", &unix_us().to_string())?;
+            store.add_lines(&lines)?;
+            store.commit()?;
+        }
+        let mut rebuilt = Rebuild::default();
+        match journal::read(lines.as_slice(), &mut rebuilt) {
+            // A journal that goes on has no end yet.
+            Ok(()) | Err(JournalError::CutOff { .. }) => {}
+            Err(e) => return Err(unrepeatable(e.to_string())),
+        }
+        if let Some(problem) = rebuilt.problem {
+            return Err(unrepeatable(problem));
+        }
+        let (Some(head), Some(engine)) = (rebuilt.head, rebuilt.engine) else {
+            return Err(unrepeatable("its journal has no head".into()));
+        };
+        check_same(&config, &head)?;
+        let device = device.with_devices(head.cluster.gpus() as u16);
+        let mut live = Vec::new();
+        for kept in store.jobs()? {
+            let mut job = Live::new(kept.name, kept.row);
+            (job.checkpoint, job.held, job.outcome) = (kept.checkpoint, kept.held, kept.outcome);
+            live.push(job);
+        }
+        if live.len() != engine.state().jobs.len() {
+            return Err(unrepeatable("its jobs and its journal do not match".into()));
+        }
+        let epoch: u64 =
+            store.fact("epoch_unix_us")?.and_then(|v| v.parse().ok()).unwrap_or_else(unix_us);
+        let since = Time(unix_us().saturating_sub(epoch));
+        let mut world = Self {
+            config,
+            engine,
+            store,
+            device,
+            // Clocks are set now and then; the engine's time only runs forward.
+            clock: Clock::at(since.max(rebuilt.at)),
+            head,
+            live,
+            profiles: rebuilt.profiles,
+            teams: rebuilt.teams,
+            facts: Vec::new(),
+            stages: crate::stage::Stages::default(),
+            inputs,
+            wake: rebuilt.wake,
+            _lock: lock,
+        };
+        for idx in 0..world.live.len() {
+            world.adopt(JobIdx::from_usize(idx))?;
+        }
+        Ok(world)
+    }
+
+    /// Finds out what became of a job's process while nobody looked.
+    fn adopt(&mut self, job: JobIdx) -> Result<(), AgentError> {
+        let mut last = None;
+        let starts = self.engine.state().job(job).starts;
+        for (began, attempt) in self.attempts(job) {
+            match attempt.settle()? {
+                Fate::Void => {}
+                fate => last = Some((began, attempt, fate)),
+            }
+        }
+        let hot = self.engine.state().job(job);
+        let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
+        let place = Placement { gpus: hot.gpus.clone(), knobs: hot.knobs };
+        let is_this = last.as_ref().is_some_and(|(began, ..)| *began == starts);
+        let aim = match phase {
+            Phase::Running => Aim::Run,
+            Phase::Starting if is_this => Aim::Run,
+            Phase::Starting if parked => Aim::Suspend { still: true },
+            Phase::Starting => Aim::Leave { then: Some(place.clone()), termed: false },
+            Phase::Stopping if parked => Aim::Suspend { still: false },
+            Phase::Stopping => Aim::Leave { then: None, termed: false },
+            Phase::Pending | Phase::BackingOff if parked => Aim::Suspend { still: true },
+            Phase::Pending | Phase::BackingOff | Phase::Done | Phase::Expected => Aim::Cancel,
+        };
+        let Some((_, attempt, fate)) = last else {
+            self.none_left(job, phase, &place);
+            return Ok(());
+        };
+        match fate {
+            Fate::Runs(keeper) => self.take_over(job, attempt, keeper, &aim, &place),
+            Fate::Ended(keeper, exit) => {
+                let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
+                keeper.sweep(&token);
+                self.live[job.usize()].exit = Some(exit.clone());
+                if phase == Phase::Starting && !is_this {
+                    // What ended is the attempt before; this one is still to come.
+                    self.launch(job, &place);
+                } else {
+                    self.judge(job, aim, &exit);
+                }
+            }
+            Fate::Void => {}
+        }
+        Ok(())
+    }
+
+    /// No process of the job was ever begun, or none that counts.
+    fn none_left(&mut self, job: JobIdx, phase: Phase, place: &Placement) {
+        let done = self.live[job.usize()].checkpoint;
+        match phase {
+            Phase::Starting => self.launch(job, place),
+            Phase::Running => self.facts.push(Event::Failed { job, why: Why::InfraError, done }),
+            Phase::Stopping => self.facts.push(Event::Stopped { job, done }),
+            Phase::Expected => self.facts.push(Event::Submitted(job)),
+            Phase::Pending | Phase::BackingOff | Phase::Done => {}
+        }
+    }
+
+    fn take_over(
+        &mut self,
+        job: JobIdx,
+        attempt: Attempt,
+        keeper: Process,
+        aim: &Aim,
+        place: &Placement,
+    ) {
+        let phase = self.engine.state().job(job).phase;
+        let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
+        let parked = self.engine.state().job(job).parked_on.clone();
+        let at = if place.gpus.is_empty() {
+            Placement { gpus: parked, ..place.clone() }
+        } else {
+            place.clone()
+        };
+        self.move_in(job, attempt, token, keeper, at);
+        let Some(t) = &mut self.live[job.usize()].tenant else { return };
+        t.frozen = process::stat(keeper.pid).is_some_and(|s| s.state == 'T');
+        t.aim = aim.clone();
+        match aim {
+            Aim::Run => {
+                let paused = t.frozen && t.knobs.pace_permille > 0 && !self.live[job.usize()].held;
+                if paused {
+                    keeper.signal_group(Signal::CONT);
+                    if let Some(t) = &mut self.live[job.usize()].tenant {
+                        t.frozen = false;
+                    }
+                }
+                if phase == Phase::Starting {
+                    self.facts.push(Event::Started(job));
+                }
+            }
+            // It has a moment to say hello; then it is taken for one that never will.
+            Aim::Suspend { still: false } | Aim::Leave { .. } => {
+                t.deadline = Some(Instant::now() + COME_BACK);
+            }
+            Aim::Suspend { still: true } if phase == Phase::Starting => self.go_on(job, place),
+            Aim::Suspend { still: true } => {}
+            Aim::Cancel => self.end_tenant(job, Aim::Cancel),
+        }
+    }
+
+    /// All attempts at a job so far, oldest first.
+    fn attempts(&self, job: JobIdx) -> Vec<(u32, Attempt)> {
+        let entries = fs::read_dir(self.config.paths.job(job.0)).into_iter().flatten().flatten();
+        let mut found: Vec<(u32, u32, Attempt)> = entries
+            .filter_map(|e| {
+                let name = e.file_name();
+                let (starts, again) = name.to_str()?.split_once('.')?;
+                Some((starts.parse().ok()?, again.parse().ok()?, Attempt::new(e.path())))
+            })
+            .collect();
+        found.sort_by_key(|(starts, again, _)| (*starts, *again));
+        found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
+    }
+}
+
+/// A state has one policy and one machine for as long as it lives.
+fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
+    let hint = "start without the flag, or with another --state";
+    if let Some(policy) = config.policy.as_ref().filter(|p| **p != head.policy) {
+        let what = format!("the state was begun with policy {:?}, not {policy:?}", head.policy);
+        return Err(AgentError::refused(what, hint));
+    }
+    let entry = policy::find(&head.policy)?;
+    let wanted = entry.params(&config.params)?;
+    if !config.params.is_empty() && wanted.as_object() != Some(&head.params) {
+        return Err(AgentError::refused(
+            "the state was begun with other parameters of its policy",
+            hint,
+        ));
+    }
+    if let Some(devices) = config.devices.filter(|d| u32::from(*d) != head.cluster.gpus()) {
+        let what =
+            format!("the state was begun with {} devices, not {devices}", head.cluster.gpus());
+        return Err(AgentError::refused(what, hint));
+    }
+    Ok(())
+}
+
+/// A short number for a path, the same every time (FNV-1a).
+fn fold(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
+}

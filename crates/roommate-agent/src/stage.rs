@@ -1,0 +1,84 @@
+//! Stages of interleaved jobs: on each device one job at a time loads, one preprocesses, one computes, one
+//! synchronises. Who waits longest is next.
+
+use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
+use std::collections::BTreeMap;
+
+/// Who is in which stage, and who waits.
+#[derive(Debug, Default)]
+pub(crate) struct Stages {
+    inside: BTreeMap<(GpuIdx, u8), JobIdx>,
+    waiting: Vec<(JobIdx, u8, GpuSet)>,
+}
+
+impl Stages {
+    /// A job wants to enter a stage on its devices; who may go in now.
+    pub(crate) fn enter(&mut self, job: JobIdx, stage: u8, gpus: &[GpuIdx]) -> Vec<(JobIdx, u8)> {
+        self.waiting.retain(|(j, s, _)| (*j, *s) != (job, stage));
+        self.waiting.push((job, stage, GpuSet::from_slice(gpus)));
+        self.admit()
+    }
+
+    /// A job left a stage; who may go in now.
+    pub(crate) fn leave(&mut self, job: JobIdx, stage: u8) -> Vec<(JobIdx, u8)> {
+        self.inside.retain(|(_, s), j| (*j, *s) != (job, stage));
+        self.admit()
+    }
+
+    /// A job is gone; who may go in now.
+    pub(crate) fn forget(&mut self, job: JobIdx) -> Vec<(JobIdx, u8)> {
+        self.inside.retain(|_, j| *j != job);
+        self.waiting.retain(|(j, _, _)| *j != job);
+        self.admit()
+    }
+
+    fn admit(&mut self) -> Vec<(JobIdx, u8)> {
+        let mut admitted = Vec::new();
+        let inside = &mut self.inside;
+        // A gang that waits for one of its devices does not keep others from the rest: it would be a
+        // bubble, and gangs are few.
+        self.waiting.retain(|(job, stage, gpus)| {
+            let free = gpus.iter().all(|g| inside.get(&(*g, *stage)).is_none_or(|j| j == job));
+            if free {
+                gpus.iter().for_each(|g| {
+                    inside.insert((*g, *stage), *job);
+                });
+                admitted.push((*job, *stage));
+            }
+            !free
+        });
+        admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: JobIdx = JobIdx(0);
+    const B: JobIdx = JobIdx(1);
+    const GPU: [GpuIdx; 1] = [GpuIdx(0)];
+
+    #[test]
+    fn one_loads_while_another_computes() {
+        let mut stages = Stages::default();
+        assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
+        assert_eq!(stages.enter(B, 0, &GPU), []);
+        assert_eq!(stages.leave(A, 0), [(B, 0)]);
+        assert_eq!(stages.enter(A, 2, &GPU), [(A, 2)]);
+        stages.leave(B, 0);
+        assert_eq!(stages.enter(B, 2, &GPU), []);
+        assert_eq!(stages.enter(A, 0, &[GpuIdx(1)]), [(A, 0)]);
+        assert_eq!(stages.forget(A), [(B, 2)]);
+    }
+
+    #[test]
+    fn asking_twice_is_asking_once() {
+        let mut stages = Stages::default();
+        stages.enter(A, 0, &GPU);
+        assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
+        stages.enter(B, 0, &GPU);
+        stages.enter(B, 0, &GPU);
+        assert_eq!(stages.leave(A, 0), [(B, 0)]);
+    }
+}

@@ -1,0 +1,59 @@
+"""The gradient noise scale: how far apart the gradients of single samples are, which says how large a
+batch is still worth its cost (McCandlish et al., 2018).
+
+The squared length of a mean gradient over ``b`` samples is on average ``|G|^2 + S / b``. Two genuinely
+different sizes are needed to tell the two terms apart; equal halves of a batch would not do, and are
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class NoiseScale:
+    """Estimates ``S / |G|^2`` from squared gradient lengths, smoothed over steps."""
+
+    def __init__(self, smoothing: float = 0.95) -> None:
+        if not 0.0 <= smoothing < 1.0:
+            raise ValueError("smoothing has to be at least 0 and below 1")
+        self._smoothing = smoothing
+        self._square = 0.0
+        self._noise = 0.0
+        self._weight = 0.0
+
+    def observe(self, points: Iterable[tuple[int, float]]) -> None:
+        """Takes in one step: pairs of a number of samples and the squared length of the mean gradient
+        over them. At least two sizes have to differ.
+        """
+        points = list(points)
+        if any(size < 1 for size, _ in points):
+            raise ValueError("a gradient needs at least one sample")
+        count = len(points)
+        mean_x = sum(1.0 / size for size, _ in points) / max(count, 1)
+        spread = sum((1.0 / size - mean_x) ** 2 for size, _ in points)
+        if count < 2 or spread <= 1e-9 * mean_x * mean_x:
+            raise ValueError("the noise scale needs gradients over two different numbers of samples")
+        # The line square = |G|^2 + S / size through the points, by least squares.
+        mean_y = sum(square for _, square in points) / count
+        slope = sum((1.0 / size - mean_x) * (square - mean_y) for size, square in points) / spread
+        keep = self._smoothing
+        # A single step says little of either term, so both are smoothed before they are divided.
+        self._noise = keep * self._noise + (1.0 - keep) * slope
+        self._square = keep * self._square + (1.0 - keep) * (mean_y - slope * mean_x)
+        self._weight = keep * self._weight + (1.0 - keep)
+
+    @property
+    def value(self) -> float | None:
+        """The noise scale in samples; ``None`` as long as nothing sensible can be said."""
+        if self._weight == 0.0 or self._square <= 0.0 or self._noise < 0.0:
+            return None
+        return self._noise / self._square
+
+
+def split(batch_size: int) -> tuple[int, int]:
+    """Sizes of two micro-batches that differ: about a quarter and three quarters of the batch."""
+    if batch_size < 3:
+        raise ValueError("a batch of fewer than 3 samples has no two parts of different size")
+    small = max(1, batch_size // 4)
+    return small, batch_size - small

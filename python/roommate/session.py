@@ -1,0 +1,324 @@
+"""The one connection of a process to its machine.
+
+Everything happens between two steps, in the thread that trains: there is no second thread, and a step
+that is under way is never disturbed. A machine that goes away is looked for again; until it is back the
+job goes on as it was. Without a machine nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from . import protocol
+from .protocol import BatchRange, Message, ProtocolError
+
+REPORT_EVERY_S = 0.5
+"""Seconds between two reports."""
+
+RETRY_EVERY_S = 0.5
+"""Seconds between two attempts to find the machine again."""
+
+ANSWER_WITHIN_S = 5.0
+"""Seconds in which a machine has to answer a hello."""
+
+LEAVES = 75
+"""Exit status of a job that left because it was told to: "try again later" (sysexits)."""
+
+Hook = Callable[[], None]
+
+
+class Stopped(SystemExit):
+    """Raised between two steps when the machine wants the process to leave. What it needs to go on has
+    been saved by the hooks; a ``finally`` still runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LEAVES)
+
+
+class Session:
+    """The connection, and what the machine has asked for."""
+
+    def __init__(self, path: str | None, token: str) -> None:
+        self._path = path
+        self._token = token
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+        self._buffer = b""
+        self._retry_at = 0.0
+        self._batches: BatchRange | None = None
+        self._granted: str | None = None
+        self._checkpoint_wanted = False
+        self._stop_wanted = False
+        self._suspend_wanted = False
+        self._tune_wanted = False
+        self.on_suspend: list[Hook] = []
+        self.on_resume: list[Hook] = []
+        self.on_checkpoint: list[Hook] = []
+        self.job: str | None = None
+        self.start_done = 0.0
+        """Work that survived from earlier attempts, as the machine knows it."""
+        self.batch = 0
+        """The batch size that the machine wants; 0 = the job's own."""
+        self.pace_permille = 1000
+        self.interleaved = False
+        self.done = 0.0
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a machine to talk to."""
+        return self._socket is not None
+
+    @property
+    def managed(self) -> bool:
+        """Whether this process was started by a machine and still belongs to it."""
+        return self._path is not None and os.getpid() == self._pid
+
+    def open(self, batches: BatchRange | None) -> None:
+        """Says hello, if there is anybody to say it to."""
+        news = batches is not None and batches != self._batches
+        if batches is not None:
+            self._batches = batches
+        if not self.managed:
+            return
+        if self._socket is None:
+            self._connect()
+        elif news:
+            self._greet()
+
+    def boundary(self) -> None:
+        """Between two steps: does what the machine asks for. Returns when the job may go on."""
+        if self._path is None:
+            return
+        self._receive(0.0)
+        if self._tune_wanted or self._checkpoint_wanted or self._stop_wanted:
+            self._obey()
+        if self._suspend_wanted:
+            self._wait_suspended()
+
+    def pause(self, seconds: float) -> None:
+        """Stands still for so long, or until the machine says something. At pace 0 that is until it
+        raises the pace.
+        """
+        end = time.monotonic() + seconds
+        while self.managed:
+            left = end - time.monotonic()
+            if left <= 0.0 and self.pace_permille > 0:
+                return
+            before = self.pace_permille
+            self._receive(min(max(left, 0.0), 1.0) if self.pace_permille > 0 else 0.2)
+            self._obey()
+            if self._suspend_wanted:
+                self._wait_suspended()
+            if self.pace_permille != before and self.pace_permille > 0:
+                return
+
+    def send(self, message: Message) -> None:
+        """Tells the machine, if it is there."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendall(protocol.encode(message))
+        except OSError:
+            self._lose()
+
+    def enter(self, stage: str) -> None:
+        """Waits for its turn in a stage, where jobs interleave."""
+        if not self.interleaved or self._socket is None:
+            return
+        self._granted = None
+        self.send(protocol.Enter(stage))
+        while self._granted != stage and self.interleaved and self._socket is not None:
+            self._receive(1.0)
+
+    def leave(self, stage: str) -> None:
+        """Lets the next one in."""
+        if self._granted == stage:
+            self._granted = None
+            self.send(protocol.Leave(stage))
+
+    def checkpoint(self) -> None:
+        """Saves what the job needs to go on, and says so."""
+        for hook in self.on_checkpoint:
+            hook()
+        if self.on_checkpoint:
+            self.send(protocol.Checkpointed(self.done))
+
+    def _connect(self) -> None:
+        assert self._path is not None
+        self._retry_at = time.monotonic() + RETRY_EVERY_S
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # A machine that does not listen must not hold up a step for ever.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
+        try:
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+            return
+        self._socket, self._buffer = connection, b""
+        self._greet()
+
+    def _greet(self) -> None:
+        """Says hello and waits for the welcome."""
+        version, pid = protocol.VERSION, self._pid
+        self.send(protocol.Hello(version, self._token, pid, self._batches))
+        deadline = time.monotonic() + ANSWER_WITHIN_S
+        self.job = None
+        while self.job is None and self._socket is not None:
+            left = deadline - time.monotonic()
+            if left <= 0.0:
+                self._lose()
+                return
+            self._receive(left)
+
+    def _lose(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._granted = None
+        self._retry_at = time.monotonic() + RETRY_EVERY_S
+
+    def _receive(self, wait_s: float) -> None:
+        """Takes in what the machine has said, waiting at most so long for it."""
+        if self._socket is None:
+            if time.monotonic() >= self._retry_at and self.managed:
+                self._connect()
+            elif wait_s > 0.0:
+                time.sleep(min(wait_s, RETRY_EVERY_S))
+            return
+        if wait_s > 0.0:
+            select.select([self._socket], [], [], wait_s)
+        try:
+            data = self._socket.recv(protocol.LONGEST_LINE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose()
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            try:
+                self._take(protocol.decode(line, protocol.FROM_MACHINE))
+            except ProtocolError as error:
+                self._give_up(f"the machine said something strange: {error}")
+                return
+        if len(self._buffer) > protocol.LONGEST_LINE:
+            self._give_up("the machine said something endless")
+
+    def _give_up(self, reason: str) -> None:
+        """Goes on alone for good."""
+        print(f"roommate: {reason}; going on without it", file=sys.stderr)
+        self._lose()
+        self._path = None
+        self.batch, self.pace_permille, self.interleaved = 0, 1000, False
+        self._suspend_wanted = self._stop_wanted = self._checkpoint_wanted = False
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, protocol.Welcome):
+            self.job, self.start_done = message.job, message.done
+            self._wants(message.batch, message.pace_permille, message.interleaved)
+            self._suspend_wanted = message.suspended
+        elif isinstance(message, protocol.Tune):
+            self._wants(message.batch, message.pace_permille, message.interleaved)
+            self._tune_wanted = True
+        elif isinstance(message, protocol.Suspend):
+            self._suspend_wanted = True
+        elif isinstance(message, protocol.Resume):
+            self._suspend_wanted = False
+        elif isinstance(message, protocol.Checkpoint):
+            self._checkpoint_wanted = True
+        elif isinstance(message, protocol.Stop):
+            self._stop_wanted = True
+        elif isinstance(message, protocol.Go):
+            self._granted = message.stage
+        elif isinstance(message, protocol.Refused):
+            self._give_up(f"the machine refused: {message.reason}")
+
+    def _wants(self, batch: int, pace_permille: int, interleaved: bool) -> None:
+        self.batch = self._within(batch, self._batches) if self._batches else 0
+        self.pace_permille = min(max(pace_permille, 0), 1000)
+        self.interleaved = interleaved
+
+    @staticmethod
+    def _within(batch: int, batches: BatchRange) -> int:
+        return min(max(batch or batches.size, batches.min), batches.max)
+
+    def _obey(self) -> None:
+        if self._tune_wanted:
+            self._tune_wanted = False
+            self.send(protocol.Tuned(self.batch, self.pace_permille))
+        if self._checkpoint_wanted:
+            self._checkpoint_wanted = False
+            self.checkpoint()
+        if self._stop_wanted:
+            self.checkpoint()
+            raise Stopped
+
+    def _wait_suspended(self) -> None:
+        for hook in self.on_suspend:
+            hook()
+        release_memory()
+        said_to: socket.socket | None = None
+        while self._suspend_wanted and self._path is not None:
+            # A machine that came back has to be told again.
+            if self._socket is not None and self._socket is not said_to:
+                said_to = self._socket
+                self.send(protocol.Suspended(self.done))
+            self._receive(1.0)
+            self._obey()
+        for hook in self.on_resume:
+            hook()
+        self.send(protocol.Resumed())
+
+
+def release_memory() -> None:
+    """Gives what is not in use back to the operating system and to the device."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_available():
+        cuda.empty_cache()
+    # Without the GNU library there is nothing to trim.
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_mib() -> int | None:
+    """Memory that the process holds now, where the system says so."""
+    try:
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+_current: Session | None = None
+
+
+def current() -> Session:
+    """The session of this process. A forked child has none of its own and is left alone."""
+    global _current
+    if _current is None:
+        path = os.environ.get("ROOMMATE_SOCKET") or None
+        _current = Session(path, os.environ.get("ROOMMATE_TOKEN", ""))
+    return _current
+
+
+def forget() -> None:
+    """Ends the session, as if the process had just begun."""
+    global _current
+    if _current is not None:
+        _current._lose()
+    _current = None

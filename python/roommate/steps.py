@@ -1,0 +1,236 @@
+"""The training loop as a machine sees it: steps whose size, pace and place may change in between."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from . import protocol, session
+from .noise import NoiseScale
+from .source import Source, source_of
+
+T = TypeVar("T")
+
+Rule = Callable[[float, float], float]
+"""A rule for the learning rate: how it grows with a batch ``times`` as large, at a noise scale given in
+batches of the job's own size."""
+
+RULES: dict[str, Rule] = {
+    "none": lambda times, noise: 1.0,
+    "linear": lambda times, noise: times,
+    "sqrt": lambda times, noise: math.sqrt(times),
+    # AdaScale: as much as a step of the larger batch is worth in steps of the smaller one.
+    "adascale": lambda times, noise: (noise + 1.0) / (noise / times + 1.0),
+}
+
+
+class Steps(Generic[T]):
+    """An iterator over batches. Between two of them it does what the machine asks for."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_size: int,
+        min: int | None,
+        max: int | None,
+        lr: str | Rule,
+        optimizer: Any,
+        done: float | None,
+        interleave: bool,
+    ) -> None:
+        low, high = (batch_size if v is None else v for v in (min, max))
+        if not 1 <= low <= batch_size <= high:
+            raise ValueError(f"need 1 <= min <= batch_size <= max, found {low}, {batch_size}, {high}")
+        if isinstance(lr, str) and lr not in RULES:
+            raise ValueError(f"no learning-rate rule {lr!r}: there are {', '.join(RULES)}")
+        self._source = source
+        self._own = batch_size
+        self._rule = RULES[lr] if isinstance(lr, str) else lr
+        self._optimizer = optimizer
+        self._interleave = interleave
+        self._session = session.current()
+        self._range: protocol.BatchRange | None = None
+        if source.resizable and low < high:
+            self._range = protocol.BatchRange(batch_size, low, high)
+        self._session.open(self._range)
+        if done is not None:
+            self._session.done = done
+        self.batch_size = batch_size
+        """Size of the present batch."""
+        self.lr_scale = 1.0
+        """What the learning rate of the job's own batch size has to be multiplied with."""
+        self.noise = NoiseScale()
+        self._given = batch_size
+        self._at: float | None = None
+        self._loading_s = 0.0
+        self._steps = 0
+        self._busy_s = 0.0
+        self._stages_s = [0.0, 0.0, 0.0, 0.0]
+        self._marked = False
+        self._reported = time.perf_counter()
+
+    @property
+    def done(self) -> float:
+        """Work done in all attempts, in steps of the job's own batch size."""
+        return self._session.done
+
+    def __iter__(self) -> Iterator[T]:
+        self._source.begin()
+        return self
+
+    def __next__(self) -> T:
+        if self._at is not None:
+            self._end_step()
+        self._session.boundary()
+        size = self._session.batch or self._own
+        if size != self.batch_size and self._range is not None:
+            self._resize(size)
+        began = time.perf_counter()
+        if self._interleave:
+            self._session.enter("load")
+            began = time.perf_counter()
+        try:
+            batch, self._given = self._source.next(self.batch_size)
+        except StopIteration:
+            self._at = None
+            self._report()
+            raise
+        finally:
+            if self._interleave:
+                self._session.leave("load")
+        self._loading_s = time.perf_counter() - began
+        if self._interleave:
+            self._session.enter("compute")
+        self._at = time.perf_counter()
+        return batch  # type: ignore[no-any-return]
+
+    def report_gradients(self, points: Iterable[tuple[int, float]]) -> None:
+        """Squared lengths of mean gradients over different numbers of samples of one step; see
+        ``roommate.noise``. Two micro-batches and the whole batch make three points.
+        """
+        self.noise.observe(points)
+        if self.batch_size != self._own:
+            self._set_lr()
+
+    def stage(self, name: str) -> Stage:
+        """Marks a stage of the step: ``with steps.stage("compute"):``."""
+        if name not in protocol.STAGES:
+            raise ValueError(f"no stage {name!r}: there are {', '.join(protocol.STAGES)}")
+        return Stage(self, name)
+
+    def _end_step(self) -> None:
+        now = time.perf_counter()
+        if self._interleave:
+            self._session.leave("compute")
+        assert self._at is not None
+        compute_s = now - self._at
+        busy_s = self._loading_s + compute_s
+        self._at = None
+        self._steps += 1
+        self._busy_s += busy_s
+        self._session.done += self._given / self._own
+        if self._interleave:
+            self._add_stage("load", self._loading_s)
+            self._add_stage("compute", compute_s)
+        if now - self._reported >= session.REPORT_EVERY_S:
+            self._report()
+        pace = self._session.pace_permille
+        if pace < 1000:
+            self._session.pause(busy_s * (1000 / pace - 1) if pace > 0 else 0.0)
+
+    def _report(self) -> None:
+        self._reported = time.perf_counter()
+        if self._steps == 0 or not self._session.connected:
+            self._steps, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
+            return
+        stages = [s / self._steps for s in self._stages_s] if self._marked else None
+        message = protocol.Stepped(
+            steps=self._steps,
+            done=self._session.done,
+            step_s=self._busy_s / self._steps,
+            batch=self.batch_size,
+            noise_scale=self.noise.value,
+            mem_mib=session.resident_mib(),
+            stages_s=stages,
+        )
+        self._steps, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
+        self._session.send(message)
+
+    def _add_stage(self, name: str, seconds: float) -> None:
+        self._marked = True
+        self._stages_s[protocol.STAGES.index(name)] += seconds
+
+    def _resize(self, size: int) -> None:
+        # What was measured at the old size must not be reported as the new one's.
+        self._report()
+        self.batch_size = size
+        self._set_lr()
+
+    def _set_lr(self) -> None:
+        noise = self.noise.value
+        in_batches = noise / self._own if noise is not None else math.inf
+        times = self.batch_size / self._own
+        # Without a measured noise scale a larger batch is taken for as good as it is large.
+        known = self._rule(times, in_batches) if math.isfinite(in_batches) else math.nan
+        scale = known if math.isfinite(known) else self._rule(times, 1e12)
+        if self._optimizer is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] *= scale / self.lr_scale
+        self.lr_scale = scale
+
+
+class Stage:
+    """A stage of a step; entered one job at a time where jobs interleave."""
+
+    def __init__(self, steps: Steps[Any], name: str) -> None:
+        self._steps = steps
+        self._name = name
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._steps._session.enter(self._name)
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._steps._add_stage(self._name, time.perf_counter() - self._began)
+        self._steps._session.leave(self._name)
+
+
+def steps(
+    loader: Callable[[int], T] | Iterable[T],
+    *,
+    batch_size: int,
+    min: int | None = None,
+    max: int | None = None,
+    lr: str | Rule = "linear",
+    optimizer: Any = None,
+    done: float | None = None,
+    interleave: bool = False,
+) -> Steps[Any]:
+    """Iterates over batches of a loader, as ``roommate.source`` says, and lets the machine change their
+    size between ``min`` and ``max``.
+
+    ``lr`` says how the learning rate follows the batch size: ``none``, ``linear``, ``sqrt``,
+    ``adascale`` or a function; it is applied to a PyTorch ``optimizer`` if one is given and stands in
+    ``lr_scale`` otherwise. ``done`` is the work that a restored checkpoint holds. With ``interleave``
+    the loader counts as the stage ``load`` and the body of the loop as ``compute``.
+    """
+    return Steps(
+        source_of(loader),
+        batch_size=batch_size,
+        min=min,
+        max=max,
+        lr=lr,
+        optimizer=optimizer,
+        done=done,
+        interleave=interleave,
+    )
