@@ -7,6 +7,7 @@ pub mod kmeans;
 pub mod least_squares;
 pub mod lp;
 pub mod matching;
+pub mod queueing;
 pub mod rng;
 pub mod sharing;
 pub mod stat;
