@@ -31,6 +31,9 @@
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
 //! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
 
+mod seats;
+
+use self::seats::{place_row, seat};
 use crate::allocation::couples::Couples;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
@@ -38,7 +41,7 @@ use crate::allocation::program::{self, PairSpeed};
 use crate::allocation::queues::Queues;
 use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
+use crate::idx::{Idx, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::math::twister::Twister;
@@ -83,8 +86,9 @@ enum Objective {
 }
 
 impl Objective {
+    /// Whether its program may have rows of two.
     fn may_pack(self) -> bool {
-        matches!(self, Self::Las | Self::Makespan | Self::Fifo)
+        !matches!(self, Self::Allox | Self::Couples | Self::Isolated)
     }
 }
 
@@ -97,7 +101,7 @@ pub(super) struct Params {
     objective: Objective,
     /// Whether it knows that kinds differ in speed.
     aware: bool,
-    /// Whether two jobs may share GPUs (`las`, `makespan`, `fifo`).
+    /// Whether two jobs may share GPUs (not `allox`, `couples`, `isolated`).
     packed: bool,
     /// Length of a round.
     round_s: f64,
@@ -226,7 +230,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     } else if !(0.0..=1.0).contains(&params.alpha) {
         return Err("alpha: expected a number from 0 to 1".into());
     } else if params.packed && !params.objective.may_pack() {
-        return Err("packed: only las, makespan and fifo can share GPUs".into());
+        return Err("packed: allox, couples and isolated cannot share GPUs by plan".into());
     } else if params.whole_steps && !params.released {
         return Err("whole_steps: only with released".into());
     } else if params.draws_of.is_some() && !params.released {
@@ -457,7 +461,8 @@ impl Gavel {
                 record.isolated_s += (done - record.done).max(0.0) / record.isolated;
             }
             record.done = done;
-            claim(plan, *job, record.isolated_s, self.round)
+            let whole = self.params.whole_steps;
+            claim(plan, *job, record.isolated_s, (self.round, whole))
         });
         let pieces_of_all = self.params.released;
         let market = Market { gpus, claims: claims.collect(), pieces_of_all };
@@ -523,33 +528,43 @@ impl Gavel {
     }
 
     fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+        let sum = matches!(self.params.objective, Objective::Throughput | Objective::Cost);
+        // No model wins a sum because its steps are short.
+        let normalized = sum && !self.params.released;
+        let fastest = |m: usize| {
+            let largest = market.claims[m].speed.iter().copied().fold(0.0, f64::max);
+            if normalized && largest > 0.0 { largest } else { 1.0 }
+        };
         let pair_speed = |a: usize, b: usize, kind: usize| {
-            pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+            let [x, y] = pair_speed(plan, [self.live[a], self.live[b]], kind as u8);
+            [x / fastest(a), y / fastest(b)]
         };
         let pairs: Option<PairSpeed<'_>> =
             if self.params.packed { Some(&pair_speed) } else { None };
-        let free = || ByKind::from_elem(1.0, market.gpus.len());
-        let deadlines = self.params.deadlines;
-        let released = self.params.released;
+        let deadlines = (self.params.deadlines, self.params.released);
+        let own;
+        let market = if normalized {
+            own = market.normalized();
+            &own
+        } else {
+            market
+        };
         match self.params.objective {
             Objective::Las => program::fair(market, pairs),
-            Objective::WaterFilling => level::fill(market),
-            Objective::Hierarchical => level::by_team(market, &self.params.teams),
-            Objective::FinishTime => program::finish_time(market),
-            Objective::Makespan if released && pairs.is_none() => {
+            Objective::WaterFilling => level::fill(market, pairs),
+            Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
+            Objective::FinishTime => program::finish_time(market, pairs),
+            Objective::Makespan if self.params.released && pairs.is_none() => {
                 program::makespan_bisected(market)
             }
             Objective::Makespan => program::makespan(market, pairs),
-            Objective::Throughput if released => {
-                program::throughput(market, &free(), deadlines, true)
-            }
             Objective::Throughput => {
-                program::throughput(&market.normalized(), &free(), deadlines, false)
+                let free = ByKind::from_elem(1.0, market.gpus.len());
+                program::throughput(market, &free, deadlines, pairs)
             }
             Objective::Cost => {
                 let prices = plan.kinds.iter().map(|k| k.price_usd_h).collect();
-                let market = if released { market.clone() } else { market.normalized() };
-                program::throughput(&market, &prices, deadlines, released)
+                program::throughput(market, &prices, deadlines, pairs)
             }
             Objective::Fifo | Objective::Allox | Objective::Couples | Objective::Isolated => {
                 Err(Unsolved)
@@ -707,11 +722,13 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
     }
 }
 
-fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span) -> Claim {
+fn claim(state: &State, job: JobIdx, isolated_s: f64, (round, whole): (Span, bool)) -> Claim {
     let spec = state.spec(job);
     let step_s = state.profile(job).step_s.max(1e-12);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
     let done = state.done(job);
+    // Where only whole steps count, the clock must not make others of them.
+    let done = if whole && (done - done.round()).abs() < 1e-3 { done.round() } else { done };
     // Who does not say how long it takes is expected to take as long again, a round at least.
     let unknown = done.max(round.secs() / step_s);
     Claim {
@@ -760,89 +777,6 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], kind: u8) -> [f64; 2] {
         alone * plan.belief.speed(plan, kind, &tenants, who).mean
     };
     [speed(0), speed(1)]
-}
-
-/// Puts the rows on GPUs: widest first, and who was on the kind before keeps its GPUs, unless somebody
-/// wider needs them to be on few nodes.
-fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
-    picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
-    let keeps = keepers(plan, picks);
-    let mut stays: IdxSet<JobIdx> = IdxSet::default();
-    for pick in picks.iter().zip(&keeps).filter(|(_, k)| **k).map(|(p, _)| p) {
-        for job in &pick.members {
-            stays.insert(*job);
-        }
-    }
-    let placed: Vec<JobIdx> = plan.placed.iter().filter(|j| !stays.contains(*j)).collect();
-    for job in placed {
-        plan.release(job);
-    }
-    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
-        for job in &pick.members {
-            let knobs = knobs(plan, *job, pick.members.len() > 1);
-            if plan.job(*job).knobs != knobs {
-                let _ = plan.tune(*job, knobs);
-            }
-        }
-    }
-    let mark = plan.mark();
-    let moves = || picks.iter().zip(&keeps).filter(|(_, k)| !**k).map(|(p, _)| p);
-    let scattered = moves().find(|p| !place_row(plan, p, false)).cloned();
-    let Some(scattered) = scattered else { return };
-    plan.undo_to(mark);
-    let width = plan.spec(scattered.members[0]).gpus;
-    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
-        if plan.spec(pick.members[0]).gpus < width {
-            for job in &pick.members {
-                plan.release(*job);
-            }
-        }
-    }
-    for pick in picks.iter() {
-        if !plan.job(pick.members[0]).is_placed() && !stay(plan, pick) {
-            place_row(plan, pick, true);
-        }
-    }
-}
-
-/// Which rows are where they may stay.
-fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
-    let mut claimed: IdxSet<GpuIdx> = IdxSet::default();
-    let mut keeps = |pick: &Pick| {
-        let gpus = &plan.job(pick.members[0]).gpus;
-        let together = pick.members.iter().all(|j| plan.job(*j).gpus == *gpus);
-        let right = gpus.iter().all(|g| plan.gpu(*g).kind == pick.kind && !claimed.contains(*g));
-        let keeps = !gpus.is_empty() && together && right;
-        if keeps {
-            for gpu in gpus {
-                claimed.insert(*gpu);
-            }
-        }
-        keeps
-    };
-    picks.iter().map(&mut keeps).collect()
-}
-
-/// Puts a row back where it was, if that is idle.
-fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
-    let gpus = GpuSet::from_slice(plan.was_on(pick.members[0]));
-    let free = |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).kind == pick.kind;
-    !gpus.is_empty() && gpus.iter().all(free) && occupy(plan, pick, &gpus)
-}
-
-fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
-    let found = place::find_on(plan, pick.members[0], pick.kind, scatter);
-    found.is_some_and(|gpus| occupy(plan, pick, &gpus))
-}
-
-fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
-    let shared = pick.members.len() > 1;
-    let mut all = true;
-    for job in &pick.members {
-        let knobs = knobs(plan, *job, shared);
-        all &= plan.place(*job, gpus, knobs).is_ok();
-    }
-    all
 }
 
 #[cfg(test)]

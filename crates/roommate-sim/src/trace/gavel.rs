@@ -159,6 +159,14 @@ impl Throughputs {
     /// Speed on every kind of the table relative to the reference, on which a step takes `step_s`.
     fn kind_speed(&self, job_type: &str, gpus: u32, step_s: f64) -> Vec<(String, f64)> {
         let rates = self.rates(job_type, gpus);
-        rates.map(|r| (r.kind.clone(), r.steps_per_s.max(0.0) * step_s)).collect()
+        rates.map(|r| (r.kind.clone(), relative(r.steps_per_s.max(0.0), step_s))).collect()
     }
+}
+
+/// A rate relative to a reference, such that dividing by its step gives back the very rate: the released
+/// policies break ties by the last bit.
+fn relative(steps_per_s: f64, step_s: f64) -> f64 {
+    let speed = steps_per_s * step_s;
+    let exact = |s: &f64| *s / step_s == steps_per_s;
+    [speed, speed.next_up(), speed.next_down()].into_iter().find(exact).unwrap_or(speed)
 }
