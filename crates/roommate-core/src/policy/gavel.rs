@@ -215,6 +215,8 @@ struct Gavel {
     began: Option<Time>,
     /// When the last round ended.
     ended: Time,
+    /// The same to the last bit, as the released simulator has it: its ties are broken by that.
+    ended_s: f64,
     order: Vec<u8>,
     free: Vec<u32>,
 }
@@ -260,6 +262,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         turn: None,
         began: None,
         ended: Time::ZERO,
+        ended_s: 0.0,
         order: Vec::new(),
         free: Vec::new(),
     })
@@ -419,6 +422,12 @@ impl Gavel {
         }
     }
 
+    /// Now, to the last bit if a round of the released simulator ended just now.
+    fn now_s(&self, now: Time) -> f64 {
+        let ended = self.params.released && self.ended == now;
+        if ended { self.ended_s } else { now.secs() }
+    }
+
     fn may_solve(&self, now: Time) -> bool {
         // The released code takes an instant of 0 for "never".
         let never = |at: &Time| self.params.released && *at == Time::ZERO;
@@ -453,6 +462,7 @@ impl Gavel {
         for node in plan.nodes.iter().filter(|n| n.up) {
             gpus[usize::from(node.kind)] += f64::from(node.size);
         }
+        let (whole, now_s) = (self.params.whole_steps, self.now_s(plan.now));
         let records = &mut self.records;
         let claims = self.live.iter().map(|job| {
             let record = &mut records[job.usize()];
@@ -461,8 +471,7 @@ impl Gavel {
                 record.isolated_s += (done - record.done).max(0.0) / record.isolated;
             }
             record.done = done;
-            let whole = self.params.whole_steps;
-            claim(plan, *job, record.isolated_s, (self.round, whole))
+            claim(plan, *job, record.isolated_s, (self.round, whole, now_s))
         });
         let pieces_of_all = self.params.released;
         let market = Market { gpus, claims: claims.collect(), pieces_of_all };
@@ -608,9 +617,10 @@ impl Gavel {
         // After a pause the released code charges the first row for the pause.
         let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
         let mut turn = Turn::until(ends);
+        let now_s = self.now_s(plan.now);
         for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
             let until = if self.params.released {
-                self.last_step(plan, &pick, &mut turn.stops)
+                self.last_step(plan, &pick, now_s, &mut turn.stops)
             } else {
                 ends
             };
@@ -627,15 +637,25 @@ impl Gavel {
     }
 
     /// When a row is done with the round: all its steps, or as many as fit.
-    fn last_step(&self, plan: &Plan<'_>, pick: &Pick, stops: &mut Vec<(Time, JobIdx)>) -> Time {
+    fn last_step(
+        &mut self,
+        plan: &Plan<'_>,
+        pick: &Pick,
+        now_s: f64,
+        stops: &mut Vec<(Time, JobIdx)>,
+    ) -> Time {
         let mut last = plan.now;
         for job in &pick.members {
+            let usual = plan.speed_on(*job, pick.kind) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
+            // The same but for the last bit, unless something slows it down.
+            let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };
             let rate = alone * pace(plan, &pick.members, *job, pick.kind);
             let all = rate * self.round.secs();
             let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
             // Who says that nothing is left, or nothing, may need the whole round.
-            let left = plan.spec(*job).work.map(|w| w - plan.done(*job)).filter(|l| *l > 1e-6);
+            let done = done(plan, *job, self.params.whole_steps);
+            let left = plan.spec(*job).work.map(|w| w - done).filter(|l| *l > 1e-6);
             let left = left.unwrap_or(f64::INFINITY);
             let start = plan.move_cost(*job).max(plan.start_cost(*job));
             let at = plan.now + start + Span::from_secs(steps.min(left) / rate);
@@ -643,6 +663,7 @@ impl Gavel {
                 stops.push((at, *job));
             }
             last = last.max(at);
+            self.ended_s = self.ended_s.max(now_s + steps.min(left) / rate);
         }
         last
     }
@@ -722,13 +743,16 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
     }
 }
 
-fn claim(state: &State, job: JobIdx, isolated_s: f64, (round, whole): (Span, bool)) -> Claim {
+fn claim(
+    state: &State,
+    job: JobIdx,
+    isolated_s: f64,
+    (round, whole, now_s): (Span, bool, f64),
+) -> Claim {
     let spec = state.spec(job);
     let step_s = state.profile(job).step_s.max(1e-12);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
-    let done = state.done(job);
-    // Where only whole steps count, the clock must not make others of them.
-    let done = if whole && (done - done.round()).abs() < 1e-3 { done.round() } else { done };
+    let done = done(state, job, whole);
     // Who does not say how long it takes is expected to take as long again, a round at least.
     let unknown = done.max(round.secs() / step_s);
     Claim {
@@ -736,11 +760,17 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, (round, whole): (Span, boo
         weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
         speed: kinds(state).map(speed).collect(),
         left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
-        age_s: (state.now - state.job(job).submitted).secs(),
+        age_s: now_s - state.job(job).submitted.secs(),
         isolated_s,
         deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
         team: spec.team.usize(),
     }
+}
+
+/// Steps done. Where only whole steps count, the clock must not make others of them.
+fn done(state: &State, job: JobIdx, whole: bool) -> f64 {
+    let done = state.done(job);
+    if whole && (done - done.round()).abs() < 1e-3 { done.round() } else { done }
 }
 
 /// Tenants of GPUs that these share, as the belief wants them.
