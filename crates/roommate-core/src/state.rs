@@ -117,6 +117,9 @@ pub struct Costs {
     /// the end of a job is seen at the end of a round.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round: Option<Span>,
+    /// Whether who shares GPUs is through only when all on them are, or have left.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub ends_together: bool,
 }
 
 impl Costs {
@@ -150,6 +153,7 @@ impl Default for Costs {
             host_mib_s: 12_000,
             backoff: Span::from_secs(30.0),
             round: None,
+            ends_together: false,
         }
     }
 }

@@ -32,7 +32,8 @@ pub struct Compat {
     restart_s: &'static [(&'static str, [u8; 6])],
     /// The same for models that are not listed.
     other_restart_s: f64,
-    /// Policies that know, from the table of throughputs, how fast pairs are.
+    /// Policies that know, from the table of throughputs, how fast pairs are. Two that share end
+    /// together.
     know_pairs: &'static [&'static str],
 }
 
@@ -123,7 +124,9 @@ impl Compat {
         let together = self.together.contains(&policy);
         let charge = if together { Charge::EveryStepTogether } else { self.charge };
         let round = self.round_s.map(Span::from_secs);
-        Costs { charge, restart, start: Span::ZERO, migrate: None, round, ..costs }
+        let ends_together = self.knows_pairs(policy);
+        let migrate = None;
+        Costs { charge, restart, start: Span::ZERO, migrate, round, ends_together, ..costs }
     }
 
     /// What a profile is in this world.

@@ -361,6 +361,7 @@ impl World {
                 continue;
             }
             match alarm {
+                Alarm::Finish(job, _) if self.waits_for_roommates(now, job) => {}
                 Alarm::Finish(job, _) => {
                     self.depart(job);
                     self.give_up(job);
@@ -482,6 +483,18 @@ impl World {
     }
 
     /// The job leaves its GPUs; whoever shared them will run differently.
+    /// Whether a job that has done its work stays, because somebody on its GPUs has not.
+    fn waits_for_roommates(&self, now: Time, job: JobIdx) -> bool {
+        let state = self.engine.state();
+        let is_busy = |other: &JobIdx| {
+            let live = &self.live[other.usize()];
+            let left_s = live.meter.finishes(live.work).map_or(f64::INFINITY, Time::secs);
+            *other != job && self.running.contains(*other) && left_s > now.secs()
+        };
+        let mut gpus = self.live[job.usize()].gpus.iter();
+        state.costs.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
+    }
+
     fn depart(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;
@@ -805,6 +818,7 @@ impl World {
     }
 
     fn settle_crowded(&mut self, now: Time) {
+        let ends_together = self.engine.state().costs.ends_together;
         for _ in 0..LOOKS {
             let mut crowded = std::mem::take(&mut self.crowded);
             self.add_neighbours_of_held_gangs(&mut crowded);
@@ -815,8 +829,10 @@ impl World {
                     continue;
                 }
                 let (_, pace) = self.pace(now, job);
-                if pace != self.live[job.usize()].meter.step_s {
-                    self.live[job.usize()].meter.set_step(now, pace);
+                let live = &mut self.live[job.usize()];
+                let is_through = live.meter.done_at(now) >= live.work;
+                if pace != live.meter.step_s || (is_through && ends_together) {
+                    live.meter.set_step(now, pace);
                     self.arm_job(job);
                     self.report_pace(job, pace);
                 }

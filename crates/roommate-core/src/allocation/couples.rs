@@ -52,11 +52,8 @@ impl Couples {
             }
         }
         let none = ByKind::from_elem(0.0, market.gpus.len());
-        let mut found = Allocation {
-            alone: vec![none; jobs.len()],
-            value: 1.0,
-            ..Allocation::default()
-        };
+        let mut found =
+            Allocation { alone: vec![none; jobs.len()], value: 1.0, ..Allocation::default() };
         for row in &rows {
             let share = market.piece(&market.claims[row[0]], rows.len());
             if row[0] == row[1] {

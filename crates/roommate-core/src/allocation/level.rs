@@ -1,7 +1,7 @@
 //! Max-min fairness in levels: when nobody can be lifted further together with all others, those who
 //! are the bottleneck stay and the rest goes on. Teams divide what they are due among their members.
 
-use crate::allocation::program::{Goal, bottlenecks, max_min};
+use crate::allocation::program::{Goal, PairSpeed, bottlenecks, max_min};
 use crate::allocation::{Allocation, Market, Unsolved};
 use serde::{Deserialize, Serialize};
 
@@ -33,14 +33,18 @@ impl Default for Team {
 }
 
 /// Water filling: the least is as large as can be, then the second least, and so on.
-pub fn fill(market: &Market) -> Result<Allocation, Unsolved> {
-    rise(market, &|m, _| market.claims[m].weight)
+pub fn fill(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
+    rise(market, pairs, &|m, _| market.claims[m].weight)
 }
 
 /// The same, with teams: a job's weight is its part of its team's, as long as it can use more.
-pub fn by_team(market: &Market, teams: &[Team]) -> Result<Allocation, Unsolved> {
+pub fn by_team(
+    market: &Market,
+    teams: &[Team],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
     let team_of = |m: usize| teams.get(market.claims[m].team).copied().unwrap_or_default();
-    rise(market, &|m, open| {
+    rise(market, pairs, &|m, open| {
         let mates = || {
             (0..open.len()).filter(|o| open[*o] && market.claims[*o].team == market.claims[m].team)
         };
@@ -56,7 +60,11 @@ pub fn by_team(market: &Market, teams: &[Team]) -> Result<Allocation, Unsolved> 
 }
 
 /// `weight` of a job among those that can still rise.
-fn rise(market: &Market, weight: &dyn Fn(usize, &[bool]) -> f64) -> Result<Allocation, Unsolved> {
+fn rise(
+    market: &Market,
+    pairs: Option<PairSpeed<'_>>,
+    weight: &dyn Fn(usize, &[bool]) -> f64,
+) -> Result<Allocation, Unsolved> {
     let proportional: Vec<f64> =
         market.claims.iter().map(|c| market.proportional_speed(c)).collect();
     let can_run = |m: usize| {
@@ -74,14 +82,14 @@ fn rise(market: &Market, weight: &dyn Fn(usize, &[bool]) -> f64) -> Result<Alloc
         let lift = |m: usize| due[m] * proportional[m] / market.claims[m].gpus;
         let goals: Vec<Goal> =
             (0..jobs).map(|m| Goal { need: lift(m), floor: reached[m] }).collect();
-        let found = max_min(market, &slackened(&goals), None)?;
+        let found = max_min(market, &slackened(&goals), pairs)?;
         lowest = lowest.or(Some(found.value));
         for (m, reached) in reached.iter_mut().enumerate() {
             *reached += found.value * lift(m);
         }
         let rising: Vec<bool> = due.iter().map(|d| *d > 0.0).collect();
         let stuck = if found.binds.is_empty() {
-            bottlenecks(market, &reached, &rising)?
+            bottlenecks(market, &reached, &rising, pairs)?
         } else {
             (0..jobs).filter(|m| rising[*m] && found.binds[*m]).collect()
         };
@@ -113,9 +121,20 @@ mod tests {
     fn who_is_no_bottleneck_rises_further() {
         // Example F.
         let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
-        let found = fill(&m).unwrap();
+        let found = fill(&m, None).unwrap();
         close(&found.alone, &[&[1.0, 0.0], &[0.0, 0.5], &[0.0, 0.5]]);
         assert!((found.value - 1.0).abs() < 1e-4);
+    }
+
+    #[test]
+    fn who_shares_rises_too() {
+        // Example F, and the two that meet on one GPU are fast beside each other.
+        let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
+        let speed = |_: usize, _: usize, _: usize| [0.75; 2];
+        let found = fill(&m, Some(&speed)).unwrap();
+        close(&found.alone, &[&[1.0, 0.0], &[0.0, 0.0], &[0.0, 0.0]]);
+        assert_eq!(found.pairs.len(), 1);
+        assert!((found.value - 1.5).abs() < 1e-4 && (found.pairs[0].share[1] - 1.0).abs() < 1e-4);
     }
 
     #[test]
@@ -125,7 +144,7 @@ mod tests {
         let with = |gpus: f64| {
             let mut m = market(&[gpus], &[&[1.0]; 4]);
             (m.claims[2].team, m.claims[3].team) = (1, 1);
-            by_team(&m, &teams).unwrap().alone
+            by_team(&m, &teams, None).unwrap().alone
         };
         let sixth = 1.0 / 6.0;
         close(&with(1.0), &[&[sixth], &[sixth], &[2.0 / 3.0], &[0.0]]);

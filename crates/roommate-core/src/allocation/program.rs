@@ -103,7 +103,7 @@ impl Program {
         let gains = vec![Vec::new(); classes.len()];
         let mut program = Self { lp, classes, alone, together: Vec::new(), gains };
         if let Some(speed) = pairs {
-            program.add_pairs(kinds, speed);
+            program.add_pairs(kinds, speed, worth);
         }
         program.limit_time();
         program.limit_gpus(market);
@@ -111,7 +111,12 @@ impl Program {
     }
 
     /// Variables for classes of equal width that may share.
-    fn add_pairs(&mut self, kinds: usize, speed: PairSpeed<'_>) {
+    fn add_pairs(
+        &mut self,
+        kinds: usize,
+        speed: PairSpeed<'_>,
+        worth: &dyn Fn(&Class, usize) -> f64,
+    ) {
         for c in 0..self.classes.len() {
             for d in c..self.classes.len() {
                 let (a, b) = (&self.classes[c], &self.classes[d]);
@@ -125,7 +130,9 @@ impl Program {
                     if x <= 0.0 || y <= 0.0 {
                         continue;
                     }
-                    let var = self.lp.var(0.0, 0.0, f64::INFINITY);
+                    // What a step of one member adds, whoever is beside it.
+                    let step = |c: &Class| worth(c, k) / (c.count() * c.pace[k] * c.fastest);
+                    let var = self.lp.var(step(a) * x + step(b) * y, 0.0, f64::INFINITY);
                     self.together.push((c, d, k, var));
                     self.gains[c].push((var, x / a.fastest));
                     self.gains[d].push((var, y / b.fastest));
@@ -306,10 +313,11 @@ pub fn bottlenecks(
     market: &Market,
     reached: &[f64],
     rising: &[bool],
+    pairs: Option<PairSpeed<'_>>,
 ) -> Result<Vec<usize>, Unsolved> {
     let goal = |(floor, rises): (&f64, &bool)| Goal { need: f64::from(*rises), floor: *floor };
     let goals: Vec<Goal> = reached.iter().zip(rising).map(goal).collect();
-    let mut program = Program::new(market, &goals, None, &|_, _| 0.0);
+    let mut program = Program::new(market, &goals, pairs, &|_, _| 0.0);
     let mut lifts = Vec::new();
     for c in 0..program.classes.len() {
         let class = &program.classes[c];
@@ -378,7 +386,7 @@ const RATIO_STEPS: usize = 60;
 
 /// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
 /// small as can be; the value is that ratio.
-pub fn finish_time(market: &Market) -> Result<Allocation, Unsolved> {
+pub fn finish_time(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
     let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
     let alone_s: Vec<f64> = market.claims.iter().map(alone_s).collect();
     let can_run =
@@ -398,16 +406,16 @@ pub fn finish_time(market: &Market) -> Result<Allocation, Unsolved> {
             Goal::of(c.left.max(1e-9) / time_s)
         };
         let goals: Vec<Goal> = market.claims.iter().zip(&alone_s).map(goal).collect();
-        max_min(market, &goals, None)
+        max_min(market, &goals, pairs)
     };
     // With q of the needed speeds, everybody is done by `age + left ÷ (q × need)`: a ratio that is good
     // enough, and a better guess than the middle.
     let reached = |allocation: &Allocation| {
-        let ratio = |((c, alone_s), part): ((&Claim, &f64), &ByKind)| {
-            let speed = effective(c, part);
+        let speeds = speeds(market, allocation, pairs);
+        let ratio = |((c, alone_s), speed): ((&Claim, &f64), &f64)| {
             if can_run(c) { (c.age_s + c.left.max(1e-9) / speed) / alone_s } else { 0.0 }
         };
-        let all = market.claims.iter().zip(&alone_s).zip(&allocation.alone);
+        let all = market.claims.iter().zip(&alone_s).zip(&speeds);
         all.map(ratio).fold(0.0, f64::max)
     };
     let mut best = at(low * (1.0 + 1e-9))?;
@@ -430,14 +438,29 @@ pub fn finish_time(market: &Market) -> Result<Allocation, Unsolved> {
     Ok(best)
 }
 
+/// Effective speeds of all jobs, alone and beside others.
+pub fn speeds(market: &Market, allocation: &Allocation, pairs: Option<PairSpeed<'_>>) -> Vec<f64> {
+    let alone = market.claims.iter().zip(&allocation.alone);
+    let mut speeds: Vec<f64> = alone.map(|(c, part)| effective(c, part)).collect();
+    for (pair, speed) in allocation.pairs.iter().zip(pairs.into_iter().cycle()) {
+        for (kind, share) in pair.share.iter().enumerate().filter(|(_, s)| **s > 0.0) {
+            let beside = speed(pair.who[0], pair.who[1], kind);
+            for (m, beside) in pair.who.into_iter().zip(beside) {
+                speeds[m] += share * beside;
+            }
+        }
+    }
+    speeds
+}
+
 /// The largest sum of effective speeds, each divided by `price` of the kind. With `deadlines`, jobs
 /// that have one get the speed they need for it; if not all can be kept, `all_or_none` gives all of
 /// them up, otherwise only those that stand in the way.
 pub fn throughput(
     market: &Market,
     prices: &ByKind,
-    deadlines: bool,
-    all_or_none: bool,
+    (deadlines, all_or_none): (bool, bool),
+    pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
     let needed = |c: &Claim| match c.deadline_s {
         Some(left_s) if deadlines && left_s > 0.0 => c.left / left_s,
@@ -447,7 +470,7 @@ pub fn throughput(
     let mut floors: Vec<f64> = market.claims.iter().map(needed).collect();
     let mut late: Vec<usize> = Vec::new();
     if floors.iter().any(|f| *f > 0.0) {
-        late = hopeless(market, &floors)?;
+        late = hopeless(market, &floors, pairs)?;
         let drop_all = all_or_none && !late.is_empty();
         for (m, floor) in floors.iter_mut().enumerate() {
             if drop_all || late.contains(&m) {
@@ -456,7 +479,7 @@ pub fn throughput(
         }
     }
     let goals: Vec<Goal> = floors.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
-    let plain = floors.iter().all(|f| *f == 0.0);
+    let plain = pairs.is_none() && floors.iter().all(|f| *f == 0.0);
     if let Some(mut found) = plain.then(|| central_sum(market, prices)).flatten() {
         found.late = late;
         return Ok(found);
@@ -466,7 +489,7 @@ pub fn throughput(
     let of_market =
         market.claims.iter().flat_map(|c| c.speed.iter().zip(prices).map(|(t, p)| t / p));
     let largest = of_market.fold(1e-12, f64::max);
-    let mut program = Program::new(market, &goals, None, &|c, k| gain(c, k) / largest);
+    let mut program = Program::new(market, &goals, pairs, &|c, k| gain(c, k) / largest);
     for c in 0..program.classes.len() {
         let class = &program.classes[c];
         if class.goal.floor > 0.0 {
@@ -498,7 +521,11 @@ fn central_sum(market: &Market, prices: &ByKind) -> Option<Allocation> {
 }
 
 /// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.
-fn hopeless(market: &Market, floors: &[f64]) -> Result<Vec<usize>, Unsolved> {
+fn hopeless(
+    market: &Market,
+    floors: &[f64],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Vec<usize>, Unsolved> {
     let fastest = |c: &Claim| {
         let fitting = c.speed.iter().zip(&market.gpus).filter(|(_, n)| **n >= c.gpus);
         fitting.map(|(t, _)| *t).fold(0.0, f64::max)
@@ -507,7 +534,7 @@ fn hopeless(market: &Market, floors: &[f64]) -> Result<Vec<usize>, Unsolved> {
     let hope = |(c, f): (&Claim, &f64)| if *f <= fastest(c) { *f } else { 0.0 };
     let asked: Vec<f64> = market.claims.iter().zip(floors).map(hope).collect();
     let goals: Vec<Goal> = asked.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
-    let mut program = Program::new(market, &goals, None, &|_, _| 0.0);
+    let mut program = Program::new(market, &goals, pairs, &|_, _| 0.0);
     let mut misses = Vec::new();
     for c in 0..program.classes.len() {
         let class = &program.classes[c];
@@ -591,9 +618,9 @@ mod tests {
     fn finish_times_are_as_fair_as_they_can_be() {
         let mut m = two();
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&m).unwrap().value, 1.0);
+        near(finish_time(&m, None).unwrap().value, 1.0);
         m.claims[0].age_s = 1000.0;
-        let found = finish_time(&m).unwrap();
+        let found = finish_time(&m, None).unwrap();
         near(found.value, 1.320_802);
         close(&found.alone, &[&[0.135_674, 0.864_326], &[0.864_326, 0.135_674]]);
     }
@@ -601,29 +628,29 @@ mod tests {
     #[test]
     fn the_largest_sum_and_its_deadlines() {
         let free = ByKind::from_slice(&[1.0, 1.0, 1.0]);
-        let found = throughput(&two(), &free, false, false).unwrap();
+        let found = throughput(&two(), &free, (false, false), None).unwrap();
         near(found.value, 5.0);
         close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
-        let found = throughput(&three(), &free, false, false).unwrap();
+        let found = throughput(&three(), &free, (false, false), None).unwrap();
         near(found.value, 13.0);
         let mut m = two();
         (m.claims[1].left, m.claims[1].deadline_s) = (2000.0, Some(1250.0));
-        let found = throughput(&m, &free, true, false).unwrap();
+        let found = throughput(&m, &free, (true, false), None).unwrap();
         close(&found.alone, &[&[0.6, 0.4], &[0.4, 0.6]]);
         assert!(found.late.is_empty());
         // One that nobody could meet is given up, the other is kept.
         (m.claims[0].left, m.claims[0].deadline_s) = (9000.0, Some(10.0));
-        let found = throughput(&m, &free, true, false).unwrap();
+        let found = throughput(&m, &free, (true, false), None).unwrap();
         assert_eq!(found.late, [0]);
         close(&found.alone, &[&[0.6, 0.4], &[0.4, 0.6]]);
-        let found = throughput(&m, &free, true, true).unwrap();
+        let found = throughput(&m, &free, (true, true), None).unwrap();
         close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
     }
 
     #[test]
     fn a_price_can_turn_the_choice_round() {
         let prices = ByKind::from_slice(&[0.1, 1.0]);
-        let found = throughput(&two(), &prices, false, false).unwrap();
+        let found = throughput(&two(), &prices, (false, false), None).unwrap();
         // Per dollar: 10 and 4 for the first, 10 and 2 for the second.
         close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
         near(found.value, 14.0);
@@ -642,6 +669,29 @@ mod tests {
         let found = fair(&both, Some(&speed)).unwrap();
         near(found.pairs[0].share[0], 14.0 / 17.0);
         close(&found.alone, &[&[0.0, 3.0 / 17.0], &[3.0 / 17.0, 0.0]]);
+    }
+
+    #[test]
+    fn every_goal_may_share() {
+        // Example G with one kind: both run all of the time, at three quarters of their speed.
+        let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
+        let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
+        (one.claims[0].left, one.claims[1].left) = (4000.0, 2000.0);
+        near(finish_time(&one, None).unwrap().value, 1.0);
+        let found = finish_time(&one, Some(&speed)).unwrap();
+        near(found.value, 2.0 / 3.0);
+        near(found.pairs[0].share[0], 1.0);
+        let free = ByKind::from_slice(&[1.0]);
+        near(throughput(&one, &free, (false, false), None).unwrap().value, 4.0);
+        let found = throughput(&one, &free, (false, false), Some(&speed)).unwrap();
+        near(found.value, 4.5);
+        near(found.pairs[0].share[0], 1.0);
+        let half = ByKind::from_slice(&[0.5]);
+        near(throughput(&one, &half, (false, false), Some(&speed)).unwrap().value, 9.0);
+        // A deadline that only sharing can keep: both need more than half of their time.
+        (one.claims[0].deadline_s, one.claims[1].deadline_s) = (Some(1600.0), Some(1600.0));
+        assert_eq!(throughput(&one, &free, (true, false), None).unwrap().late.len(), 1);
+        assert!(throughput(&one, &free, (true, false), Some(&speed)).unwrap().late.is_empty());
     }
 
     #[test]
@@ -696,7 +746,7 @@ mod tests {
                 claim.left *= f64::from(scale);
             }
             let solve = |m: &Market| {
-                [fair(m, None), makespan(m, None), finish_time(m), throughput(m, &free, true, false)]
+                [fair(m, None), makespan(m, None), finish_time(m, None), throughput(m, &free, (true, false), None)]
                     .map(Result::unwrap)
             };
             let found = solve(&m);

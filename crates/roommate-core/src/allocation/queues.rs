@@ -37,7 +37,8 @@ impl Queues {
         // One entry for every free GPU.
         let gpus: Vec<usize> =
             slowest_first.iter().flat_map(|k| (0..free[*k] as usize).map(|_| *k)).collect();
-        let runs = |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && c.gpus <= *n);
+        let runs =
+            |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && c.gpus <= *n);
         let waits = |i: &usize| !self.given.contains_key(&jobs[*i]) && runs(&market.claims[*i]);
         let mut waiting: Vec<usize> = (0..jobs.len()).filter(waits).collect();
         // The order of arrival is kept among equals.

@@ -115,7 +115,10 @@ mod tests {
         assert_eq!(draws(5), [1, 2, 1, 0, 6, 59, 813_651]);
         assert_eq!(draws((7 << 32) + 3), [0, 2, 2, 0, 3, 16, 460_236]);
         let mut twister = Twister::new(2);
-        assert_eq!((0..2000).map(|_| twister.below(1000)).skip(1997).collect::<Vec<_>>(), [492, 678, 302]);
+        assert_eq!(
+            (0..2000).map(|_| twister.below(1000)).skip(1997).collect::<Vec<_>>(),
+            [492, 678, 302]
+        );
     }
 
     #[test]

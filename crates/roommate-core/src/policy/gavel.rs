@@ -31,6 +31,9 @@
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
 //! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
 
+mod seats;
+
+use self::seats::{place_row, seat};
 use crate::allocation::couples::Couples;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
@@ -38,7 +41,7 @@ use crate::allocation::program::{self, PairSpeed};
 use crate::allocation::queues::Queues;
 use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
+use crate::idx::{Idx, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::math::twister::Twister;
@@ -83,8 +86,9 @@ enum Objective {
 }
 
 impl Objective {
+    /// Whether its program may have rows of two.
     fn may_pack(self) -> bool {
-        matches!(self, Self::Las | Self::Makespan | Self::Fifo)
+        !matches!(self, Self::Allox | Self::Couples | Self::Isolated)
     }
 }
 
@@ -97,7 +101,7 @@ pub(super) struct Params {
     objective: Objective,
     /// Whether it knows that kinds differ in speed.
     aware: bool,
-    /// Whether two jobs may share GPUs (`las`, `makespan`, `fifo`).
+    /// Whether two jobs may share GPUs (not `allox`, `couples`, `isolated`).
     packed: bool,
     /// Length of a round.
     round_s: f64,
@@ -211,6 +215,8 @@ struct Gavel {
     began: Option<Time>,
     /// When the last round ended.
     ended: Time,
+    /// The same to the last bit, as the released simulator has it: its ties are broken by that.
+    ended_s: f64,
     order: Vec<u8>,
     free: Vec<u32>,
 }
@@ -226,7 +232,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     } else if !(0.0..=1.0).contains(&params.alpha) {
         return Err("alpha: expected a number from 0 to 1".into());
     } else if params.packed && !params.objective.may_pack() {
-        return Err("packed: only las, makespan and fifo can share GPUs".into());
+        return Err("packed: allox, couples and isolated cannot share GPUs by plan".into());
     } else if params.whole_steps && !params.released {
         return Err("whole_steps: only with released".into());
     } else if params.draws_of.is_some() && !params.released {
@@ -256,6 +262,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         turn: None,
         began: None,
         ended: Time::ZERO,
+        ended_s: 0.0,
         order: Vec::new(),
         free: Vec::new(),
     })
@@ -415,6 +422,12 @@ impl Gavel {
         }
     }
 
+    /// Now, to the last bit if a round of the released simulator ended just now.
+    fn now_s(&self, now: Time) -> f64 {
+        let ended = self.params.released && self.ended == now;
+        if ended { self.ended_s } else { now.secs() }
+    }
+
     fn may_solve(&self, now: Time) -> bool {
         // The released code takes an instant of 0 for "never".
         let never = |at: &Time| self.params.released && *at == Time::ZERO;
@@ -449,6 +462,7 @@ impl Gavel {
         for node in plan.nodes.iter().filter(|n| n.up) {
             gpus[usize::from(node.kind)] += f64::from(node.size);
         }
+        let (whole, now_s) = (self.params.whole_steps, self.now_s(plan.now));
         let records = &mut self.records;
         let claims = self.live.iter().map(|job| {
             let record = &mut records[job.usize()];
@@ -457,7 +471,7 @@ impl Gavel {
                 record.isolated_s += (done - record.done).max(0.0) / record.isolated;
             }
             record.done = done;
-            claim(plan, *job, record.isolated_s, self.round)
+            claim(plan, *job, record.isolated_s, (self.round, whole, now_s))
         });
         let pieces_of_all = self.params.released;
         let market = Market { gpus, claims: claims.collect(), pieces_of_all };
@@ -523,33 +537,43 @@ impl Gavel {
     }
 
     fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+        let sum = matches!(self.params.objective, Objective::Throughput | Objective::Cost);
+        // No model wins a sum because its steps are short.
+        let normalized = sum && !self.params.released;
+        let fastest = |m: usize| {
+            let largest = market.claims[m].speed.iter().copied().fold(0.0, f64::max);
+            if normalized && largest > 0.0 { largest } else { 1.0 }
+        };
         let pair_speed = |a: usize, b: usize, kind: usize| {
-            pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+            let [x, y] = pair_speed(plan, [self.live[a], self.live[b]], kind as u8);
+            [x / fastest(a), y / fastest(b)]
         };
         let pairs: Option<PairSpeed<'_>> =
             if self.params.packed { Some(&pair_speed) } else { None };
-        let free = || ByKind::from_elem(1.0, market.gpus.len());
-        let deadlines = self.params.deadlines;
-        let released = self.params.released;
+        let deadlines = (self.params.deadlines, self.params.released);
+        let own;
+        let market = if normalized {
+            own = market.normalized();
+            &own
+        } else {
+            market
+        };
         match self.params.objective {
             Objective::Las => program::fair(market, pairs),
-            Objective::WaterFilling => level::fill(market),
-            Objective::Hierarchical => level::by_team(market, &self.params.teams),
-            Objective::FinishTime => program::finish_time(market),
-            Objective::Makespan if released && pairs.is_none() => {
+            Objective::WaterFilling => level::fill(market, pairs),
+            Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
+            Objective::FinishTime => program::finish_time(market, pairs),
+            Objective::Makespan if self.params.released && pairs.is_none() => {
                 program::makespan_bisected(market)
             }
             Objective::Makespan => program::makespan(market, pairs),
-            Objective::Throughput if released => {
-                program::throughput(market, &free(), deadlines, true)
-            }
             Objective::Throughput => {
-                program::throughput(&market.normalized(), &free(), deadlines, false)
+                let free = ByKind::from_elem(1.0, market.gpus.len());
+                program::throughput(market, &free, deadlines, pairs)
             }
             Objective::Cost => {
                 let prices = plan.kinds.iter().map(|k| k.price_usd_h).collect();
-                let market = if released { market.clone() } else { market.normalized() };
-                program::throughput(&market, &prices, deadlines, released)
+                program::throughput(market, &prices, deadlines, pairs)
             }
             Objective::Fifo | Objective::Allox | Objective::Couples | Objective::Isolated => {
                 Err(Unsolved)
@@ -593,9 +617,10 @@ impl Gavel {
         // After a pause the released code charges the first row for the pause.
         let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
         let mut turn = Turn::until(ends);
+        let now_s = self.now_s(plan.now);
         for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
             let until = if self.params.released {
-                self.last_step(plan, &pick, &mut turn.stops)
+                self.last_step(plan, &pick, now_s, &mut turn.stops)
             } else {
                 ends
             };
@@ -612,15 +637,25 @@ impl Gavel {
     }
 
     /// When a row is done with the round: all its steps, or as many as fit.
-    fn last_step(&self, plan: &Plan<'_>, pick: &Pick, stops: &mut Vec<(Time, JobIdx)>) -> Time {
+    fn last_step(
+        &mut self,
+        plan: &Plan<'_>,
+        pick: &Pick,
+        now_s: f64,
+        stops: &mut Vec<(Time, JobIdx)>,
+    ) -> Time {
         let mut last = plan.now;
         for job in &pick.members {
+            let usual = plan.speed_on(*job, pick.kind) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
+            // The same but for the last bit, unless something slows it down.
+            let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };
             let rate = alone * pace(plan, &pick.members, *job, pick.kind);
             let all = rate * self.round.secs();
             let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
             // Who says that nothing is left, or nothing, may need the whole round.
-            let left = plan.spec(*job).work.map(|w| w - plan.done(*job)).filter(|l| *l > 1e-6);
+            let done = done(plan, *job, self.params.whole_steps);
+            let left = plan.spec(*job).work.map(|w| w - done).filter(|l| *l > 1e-6);
             let left = left.unwrap_or(f64::INFINITY);
             let start = plan.move_cost(*job).max(plan.start_cost(*job));
             let at = plan.now + start + Span::from_secs(steps.min(left) / rate);
@@ -628,6 +663,7 @@ impl Gavel {
                 stops.push((at, *job));
             }
             last = last.max(at);
+            self.ended_s = self.ended_s.max(now_s + steps.min(left) / rate);
         }
         last
     }
@@ -707,11 +743,16 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
     }
 }
 
-fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span) -> Claim {
+fn claim(
+    state: &State,
+    job: JobIdx,
+    isolated_s: f64,
+    (round, whole, now_s): (Span, bool, f64),
+) -> Claim {
     let spec = state.spec(job);
     let step_s = state.profile(job).step_s.max(1e-12);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
-    let done = state.done(job);
+    let done = done(state, job, whole);
     // Who does not say how long it takes is expected to take as long again, a round at least.
     let unknown = done.max(round.secs() / step_s);
     Claim {
@@ -719,11 +760,17 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span) -> Claim {
         weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
         speed: kinds(state).map(speed).collect(),
         left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
-        age_s: (state.now - state.job(job).submitted).secs(),
+        age_s: now_s - state.job(job).submitted.secs(),
         isolated_s,
         deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
         team: spec.team.usize(),
     }
+}
+
+/// Steps done. Where only whole steps count, the clock must not make others of them.
+fn done(state: &State, job: JobIdx, whole: bool) -> f64 {
+    let done = state.done(job);
+    if whole && (done - done.round()).abs() < 1e-3 { done.round() } else { done }
 }
 
 /// Tenants of GPUs that these share, as the belief wants them.
@@ -760,89 +807,6 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], kind: u8) -> [f64; 2] {
         alone * plan.belief.speed(plan, kind, &tenants, who).mean
     };
     [speed(0), speed(1)]
-}
-
-/// Puts the rows on GPUs: widest first, and who was on the kind before keeps its GPUs, unless somebody
-/// wider needs them to be on few nodes.
-fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
-    picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
-    let keeps = keepers(plan, picks);
-    let mut stays: IdxSet<JobIdx> = IdxSet::default();
-    for pick in picks.iter().zip(&keeps).filter(|(_, k)| **k).map(|(p, _)| p) {
-        for job in &pick.members {
-            stays.insert(*job);
-        }
-    }
-    let placed: Vec<JobIdx> = plan.placed.iter().filter(|j| !stays.contains(*j)).collect();
-    for job in placed {
-        plan.release(job);
-    }
-    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
-        for job in &pick.members {
-            let knobs = knobs(plan, *job, pick.members.len() > 1);
-            if plan.job(*job).knobs != knobs {
-                let _ = plan.tune(*job, knobs);
-            }
-        }
-    }
-    let mark = plan.mark();
-    let moves = || picks.iter().zip(&keeps).filter(|(_, k)| !**k).map(|(p, _)| p);
-    let scattered = moves().find(|p| !place_row(plan, p, false)).cloned();
-    let Some(scattered) = scattered else { return };
-    plan.undo_to(mark);
-    let width = plan.spec(scattered.members[0]).gpus;
-    for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
-        if plan.spec(pick.members[0]).gpus < width {
-            for job in &pick.members {
-                plan.release(*job);
-            }
-        }
-    }
-    for pick in picks.iter() {
-        if !plan.job(pick.members[0]).is_placed() && !stay(plan, pick) {
-            place_row(plan, pick, true);
-        }
-    }
-}
-
-/// Which rows are where they may stay.
-fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
-    let mut claimed: IdxSet<GpuIdx> = IdxSet::default();
-    let mut keeps = |pick: &Pick| {
-        let gpus = &plan.job(pick.members[0]).gpus;
-        let together = pick.members.iter().all(|j| plan.job(*j).gpus == *gpus);
-        let right = gpus.iter().all(|g| plan.gpu(*g).kind == pick.kind && !claimed.contains(*g));
-        let keeps = !gpus.is_empty() && together && right;
-        if keeps {
-            for gpu in gpus {
-                claimed.insert(*gpu);
-            }
-        }
-        keeps
-    };
-    picks.iter().map(&mut keeps).collect()
-}
-
-/// Puts a row back where it was, if that is idle.
-fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
-    let gpus = GpuSet::from_slice(plan.was_on(pick.members[0]));
-    let free = |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).kind == pick.kind;
-    !gpus.is_empty() && gpus.iter().all(free) && occupy(plan, pick, &gpus)
-}
-
-fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
-    let found = place::find_on(plan, pick.members[0], pick.kind, scatter);
-    found.is_some_and(|gpus| occupy(plan, pick, &gpus))
-}
-
-fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
-    let shared = pick.members.len() > 1;
-    let mut all = true;
-    for job in &pick.members {
-        let knobs = knobs(plan, *job, shared);
-        all &= plan.place(*job, gpus, knobs).is_ok();
-    }
-    all
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         let count = row.gpus(gpus)?;
         let submit_us = row.micros(arrival, Unit::Seconds)?;
         let work = row.value(steps, field::steps)?;
-        let step_s = table.step_s(name, count)?;
+        let step_s = table.exact_step_s(name, count)?;
         let id = row.owned(id).unwrap_or_else(|| row.index.to_string());
         let duration_s = match duration {
             Some(column) => row.seconds(column, Unit::Seconds)?,
@@ -156,9 +156,33 @@ impl Throughputs {
         })
     }
 
+    /// The same, off by a few bits if that lets all rates be turned back exactly: the released policies
+    /// break ties by the last bit of a rate.
+    fn exact_step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+        let nearest = self.step_s(job_type, gpus)?;
+        let (mut up, mut down) = (nearest, nearest);
+        let mut near = vec![nearest];
+        for _ in 0..4 {
+            (up, down) = (up.next_up(), down.next_down());
+            near.extend([up, down]);
+        }
+        let exact = |step_s: &f64| {
+            self.rates(job_type, gpus)
+                .all(|r| relative(r.steps_per_s, *step_s) / step_s == r.steps_per_s)
+        };
+        Ok(near.into_iter().find(exact).unwrap_or(nearest))
+    }
+
     /// Speed on every kind of the table relative to the reference, on which a step takes `step_s`.
     fn kind_speed(&self, job_type: &str, gpus: u32, step_s: f64) -> Vec<(String, f64)> {
         let rates = self.rates(job_type, gpus);
-        rates.map(|r| (r.kind.clone(), r.steps_per_s.max(0.0) * step_s)).collect()
+        rates.map(|r| (r.kind.clone(), relative(r.steps_per_s.max(0.0), step_s))).collect()
     }
+}
+
+/// A rate relative to a reference, such that dividing by its step gives back the very rate if possible.
+fn relative(steps_per_s: f64, step_s: f64) -> f64 {
+    let speed = steps_per_s * step_s;
+    let exact = |s: &f64| *s / step_s == steps_per_s;
+    [speed, speed.next_up(), speed.next_down()].into_iter().find(exact).unwrap_or(speed)
 }
