@@ -591,6 +591,7 @@ pub(crate) fn new_head(config: &Config, device: &CpuDevice) -> Result<Head, Agen
         cluster: device.cluster(),
         costs: config.costs,
         seed: config.seed,
+        known_pairs: None,
     })
 }
 

@@ -5,6 +5,7 @@
 //! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
 //! and on a cluster, and a journal replays byte for byte.
 
+pub mod admission;
 pub mod allocation;
 pub mod batch;
 pub mod cluster;
@@ -12,6 +13,7 @@ pub mod engine;
 pub mod event;
 pub mod explain;
 pub mod gantt;
+pub mod goodput;
 pub mod growth;
 pub mod idx;
 pub mod interference;
@@ -40,4 +42,6 @@ pub mod testing;
 pub mod throttle;
 pub mod tier;
 pub mod time;
+pub mod tuner;
+pub mod tuning;
 pub mod why;

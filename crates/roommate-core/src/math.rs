@@ -3,6 +3,8 @@
 pub mod assignment;
 pub mod boost;
 pub mod choice;
+pub mod forest;
+pub mod gp;
 pub mod kmeans;
 pub mod least_squares;
 pub mod lp;

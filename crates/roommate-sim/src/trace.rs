@@ -31,6 +31,7 @@ mod tiresias;
 pub use error::{Problem, TraceError};
 
 use crate::serving::requests::{Bursts, Requests};
+use roommate_core::goodput::Training;
 use roommate_core::sensitivity::Sensitivity;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -94,6 +95,8 @@ pub struct TraceJob {
     pub kinds: Vec<String>,
     /// Measured speed by GPU kind relative to the reference; 0 = cannot run there.
     pub kind_speed: Vec<(String, f64)>,
+    /// What other batch sizes make of it, where its user allows others; `batch` is its own.
+    pub training: Option<Box<Training>>,
     /// What its model makes of more or less CPU and host memory, where a table says so.
     pub sensitivity: Option<Arc<Sensitivity>>,
     /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
@@ -182,6 +185,7 @@ impl TraceJob {
             observed: None,
             service: None,
             sensitivity: None,
+            training: None,
         }
     }
 

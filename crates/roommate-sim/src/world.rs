@@ -5,13 +5,17 @@
 //! Costs are charged when the thing that costs happens, never otherwise (but see
 //! [`roommate_core::state::Charge::EveryStep`], which some published simulators need).
 
+mod pace;
+mod service;
+
 use crate::fault::{FaultSource, Faults};
 use crate::serving::requests::Requests;
 use crate::serving::{Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::goodput;
+use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::table::Table;
 use roommate_core::interference::{self, Interference};
 use roommate_core::job::{Class, Spec};
@@ -20,10 +24,8 @@ use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
 use roommate_core::progress::Meter;
 use roommate_core::state::Costs;
-use roommate_core::throttle;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
-use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -159,6 +161,7 @@ pub fn simulate<O: Observer>(
         acts: Vec::new(),
         crowded: Vec::new(),
         first_to_end: Vec::new(),
+        starved: Vec::new(),
         counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
@@ -181,6 +184,8 @@ enum Alarm {
     Tuned(JobIdx, u32),
     /// A job that was held may go on.
     LetGo(JobIdx),
+    /// The noise of its gradients is in another stage.
+    Noise(JobIdx, u32),
 }
 
 /// The truth about a job.
@@ -210,6 +215,16 @@ struct Live {
     slot: Option<u32>,
     /// The part of the time in which it is busy, as its roommates were last told.
     busy: f64,
+    /// Its gradient noise scale, and the steps after which it is another one.
+    noise_scale: f32,
+    noise_until: f64,
+}
+
+impl Live {
+    /// Steps after which something happens to it by itself.
+    fn next_stop(&self) -> f64 {
+        self.work.min(self.crash_at).min(self.noise_until)
+    }
 }
 
 struct World {
@@ -228,6 +243,8 @@ struct World {
     crowded: Vec<JobIdx>,
     /// Where all are charged at every step: the running jobs that end first if nothing happens.
     first_to_end: Vec<JobIdx>,
+    /// Jobs that ran out of GPU memory.
+    starved: Vec<JobIdx>,
     /// Kinds of work whose counters were reported.
     counted: IdxSet<ProfileIdx>,
     last_name: String,
@@ -314,25 +331,6 @@ impl World {
         Ok(now)
     }
 
-    /// Services end with the training. Where the run ends before that, they only account for the rest.
-    fn end_services<O: Observer>(&mut self, now: Time, observer: &mut O) {
-        self.facts.clear();
-        let here: Vec<(u32, JobIdx)> = self.services.here().collect();
-        for (slot, _) in here {
-            self.services.end(now, slot, &mut self.facts);
-        }
-        if self.unfinished == 0 {
-            let jobs = (0..self.live.len()).map(JobIdx::from_usize);
-            let serves = jobs.filter(|j| self.live[j.usize()].serves);
-            self.facts.extend(serves.map(Event::Cancelled));
-        }
-        if !self.facts.is_empty() {
-            let step = self.engine.step(now, &self.facts);
-            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
-            observer.step(&StepView::of(now, &self.facts, &step));
-        }
-    }
-
     fn stuck(&self, at: Time) -> SimError {
         let waiting = self.engine.state().pending.len();
         SimError::Stuck { at, waiting, first: self.last_name.clone() }
@@ -340,9 +338,10 @@ impl World {
 
     fn is_void(&self, alarm: Alarm) -> bool {
         match alarm {
-            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) | Alarm::Tuned(j, e) => {
+            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
                 self.live[j.usize()].epoch != e
             }
+            Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j.usize()].epoch != e,
             Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::LetGo(_) => false,
         }
     }
@@ -395,21 +394,13 @@ impl World {
                     self.facts.push(Event::Tuned(job));
                     self.begin(now, job);
                     // The engine went on counting while the job stood still; it is told the truth.
-                    let meter = self.live[job.usize()].meter;
-                    let (step_s, done) = (meter.step_s, Some(meter.done));
-                    let sample = Sample { step_s, done, ..Sample::default() };
+                    let done = Some(self.live[job.usize()].meter.done);
+                    let sample = Sample { done, ..self.sample(now, job) };
                     self.facts.push(Event::Sampled { job, sample });
                 }
+                Alarm::Noise(job, _) => self.next_noise(now, job),
             }
         }
-    }
-
-    /// Rates that change and windows that end.
-    fn ring_services(&mut self, now: Time) {
-        while let Some((slot, job)) = self.services.change_due(now) {
-            self.feel(job, self.services.busy(slot));
-        }
-        self.services.close_window(now, &mut self.facts);
     }
 
     fn arm_node(&mut self, now: Time, node: NodeIdx) {
@@ -463,14 +454,6 @@ impl World {
         }
     }
 
-    fn end_service(&mut self, now: Time, job: JobIdx) {
-        let live = &mut self.live[job.usize()];
-        live.serves = false;
-        if let Some(slot) = live.slot {
-            self.services.end(now, slot, &mut self.facts);
-        }
-    }
-
     /// Nothing more is expected of the job.
     fn give_up(&mut self, job: JobIdx) {
         if self.engine.state().spec(job).class == Class::Service {
@@ -482,7 +465,6 @@ impl World {
         }
     }
 
-    /// The job leaves its GPUs; whoever shared them will run differently.
     /// Whether a job that has done its work stays, because somebody on its GPUs has not.
     fn waits_for_roommates(&self, now: Time, job: JobIdx) -> bool {
         let state = self.engine.state();
@@ -495,6 +477,7 @@ impl World {
         state.costs.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
     }
 
+    /// The job leaves its GPUs; whoever shared them will run differently.
     fn depart(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;
@@ -536,6 +519,8 @@ impl World {
             serves,
             slot,
             busy: 0.0,
+            noise_scale: 0.0,
+            noise_until: f64::INFINITY,
         });
         if serves {
             if let (Some(left), Some(range)) = (&mut self.measured_left, &self.measure) {
@@ -569,6 +554,7 @@ impl World {
                 self.act(now, i);
             }
             self.settle_crowded(now);
+            self.fail_starved(now);
             if all_change {
                 self.arm_first_to_end();
             }
@@ -591,7 +577,8 @@ impl World {
     /// Sets alarms where all jobs change at every step: only for those that end first. Notes what each
     /// will lose at the next step.
     fn arm_first_to_end(&mut self) {
-        self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
+        let ends = |a: Alarm| matches!(a, Alarm::Finish(..) | Alarm::Crash(..) | Alarm::Noise(..));
+        self.alarms.retain(|a| !ends(a.0.1));
         self.first_to_end.clear();
         let mut first = Time(u64::MAX);
         let mut from = 0;
@@ -599,7 +586,7 @@ impl World {
             from = job.usize() + 1;
             let live = &mut self.live[job.usize()];
             live.step_cost = self.engine.state().step_cost(job);
-            let ends = live.meter.finishes(live.work.min(live.crash_at)).unwrap_or(first);
+            let ends = live.meter.finishes(live.next_stop()).unwrap_or(first);
             if ends < first {
                 self.first_to_end.clear();
                 first = ends;
@@ -654,6 +641,7 @@ impl World {
         if cost == Span::ZERO || !self.running.contains(job) {
             self.crowded.push(job);
             self.facts.push(Event::Tuned(job));
+            self.check_memory(job);
             return;
         }
         self.halt(now, job);
@@ -700,6 +688,8 @@ impl World {
     /// From now on the job makes progress.
     fn begin(&mut self, now: Time, job: JobIdx) {
         self.hold_opportunists(now, job);
+        self.set_noise(job);
+        self.check_memory(job);
         let (alone, disturbed) = self.pace(now, job);
         let live = &mut self.live[job.usize()];
         live.began = now;
@@ -708,155 +698,28 @@ impl World {
         self.running.insert(job);
         self.arm_job(job);
         // The engine expects the undisturbed pace; anything else is measured and told.
-        if disturbed != alone {
-            self.report_pace(job, disturbed);
+        if disturbed != alone || self.training(job).is_some() {
+            self.report_pace(now, job);
         }
         self.report_counters(job);
         self.serve(now, job);
     }
 
-    /// A service answers from now on, under the conditions that it has now.
-    fn serve(&mut self, now: Time, job: JobIdx) {
-        let Some(slot) = self.live[job.usize()].slot else { return };
+    /// Notes a job that runs out of GPU memory with its present knobs.
+    fn check_memory(&mut self, job: JobIdx) {
         let state = self.engine.state();
-        let knobs = state.job(job).knobs;
-        let reference = state.profile(job).serving.map_or(1, |s| s.batch);
-        let batch = if knobs.batch == 0 { reference } else { knobs.batch };
-        let gpus = &self.live[job.usize()].gpus;
-        let alone = state.alone_step_s(job, gpus);
-        let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
-        let times: SmallVec<[f64; 16]> = times.collect();
-        let busy = self.services.up(now, slot, batch, times.into_iter());
-        self.feel(job, busy);
-    }
-
-    /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
-    fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
-        let state = self.engine.state();
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
-        let on = |gpu: &GpuIdx| {
-            let mut tenants = throttle::tenants(&*self.truth, state, *gpu, &held);
-            let who = tenants.iter().position(|(t, _)| *t == job);
-            let who = who.expect("a job is a tenant of its GPUs");
-            tenants[who].1.batch = batch;
-            throttle::speed(&*self.truth, state, state.gpu(*gpu).kind, &tenants, who)
-        };
-        self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
-    }
-
-    /// Roommates of a service feel how busy it is.
-    fn feel(&mut self, job: JobIdx, busy: f64) {
-        let live = &mut self.live[job.usize()];
-        if live.busy != busy {
-            live.busy = busy;
-            self.truth.loaded(job, busy);
-            let gpus = live.gpus.clone();
-            self.crowd(job, &gpus);
+        let is_there = |t: JobIdx| self.running.contains(t) && !self.starved.contains(&t);
+        if self.training(job).is_some() && goodput::is_out_of_memory(state, job, &is_there) {
+            self.starved.push(job);
         }
     }
 
-    /// Where throttles protect somebody: a protected job that begins is measured with the others held,
-    /// and an opportunist climbs from standstill.
-    fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
-        let state = self.engine.state();
-        if state.protected == 0 {
-            return;
-        }
-        let gpus = self.live[job.usize()].gpus.clone();
-        let protected = state.job(job).knobs.floor_permille > 0;
-        for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
-            let settled = throttle::settled(&*self.truth, state, *gpu);
-            let (span, tenants) = if protected {
-                (throttle::hold(state, job, settled), &state.gpu(*gpu).tenants[..])
-            } else {
-                (throttle::climb(settled), std::slice::from_ref(&job))
-            };
-            for tenant in tenants.iter().filter(|t| state.job(**t).knobs.floor_permille == 0) {
-                let held_until = &mut self.live[tenant.usize()].held_until;
-                if now + span > *held_until {
-                    *held_until = now + span;
-                    self.alarms.push(Reverse((now + span, Alarm::LetGo(*tenant))));
-                }
-                self.crowded.push(*tenant);
-            }
-        }
-    }
-
-    /// Seconds of a step where the job is now: alone, and with whom it is there now.
-    fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
-        let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
-        let alone = state.alone_step_s(job, gpus);
-        let speed = match self.live[job.usize()].slot {
-            // Its speed depends on its batch, also alone.
-            Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
-            None => throttle::speed_there(&*self.truth, state, job, gpus, &held),
-        };
-        let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
-        self.live[job.usize()].shares = shares;
-        (alone, alone / speed)
-    }
-
-    fn report_pace(&mut self, job: JobIdx, step_s: f64) {
-        let sample = Sample { step_s: step_s.min(STANDSTILL_S), ..Sample::default() };
-        self.facts.push(Event::Sampled { job, sample });
-    }
-
-    /// What counters show of a kind of work, once.
-    fn report_counters(&mut self, job: JobIdx) {
-        let state = self.engine.state();
-        let profile = state.spec(job).profile;
-        if self.counted.contains(profile) {
-            return;
-        }
-        if let Some((sm_util, dram_util)) = self.truth.counters(state, job) {
-            self.counted.insert(profile);
-            let sample = Sample { sm_util, dram_util, ..Sample::default() };
-            self.facts.push(Event::Sampled { job, sample });
-        }
-    }
-
-    fn settle_crowded(&mut self, now: Time) {
-        let ends_together = self.engine.state().costs.ends_together;
-        for _ in 0..LOOKS {
-            let mut crowded = std::mem::take(&mut self.crowded);
-            self.add_neighbours_of_held_gangs(&mut crowded);
-            crowded.sort_unstable();
-            crowded.dedup();
-            for job in crowded.drain(..) {
-                if !self.running.contains(job) {
-                    continue;
-                }
-                let (_, pace) = self.pace(now, job);
-                let live = &mut self.live[job.usize()];
-                let is_through = live.meter.done_at(now) >= live.work;
-                if pace != live.meter.step_s || (is_through && ends_together) {
-                    live.meter.set_step(now, pace);
-                    self.arm_job(job);
-                    self.report_pace(job, pace);
-                }
-                self.serve(now, job);
-            }
-            // Only a service that is busier or less busy than before crowds others again.
-            if self.crowded.is_empty() {
-                self.crowded = crowded;
-                return;
-            }
-        }
-        self.crowded.clear();
-    }
-
-    /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
-    fn add_neighbours_of_held_gangs(&self, crowded: &mut Vec<JobIdx>) {
-        let state = self.engine.state();
-        if state.protected == 0 {
-            return;
-        }
-        for i in 0..crowded.len() {
-            let gpus = &self.live[crowded[i].usize()].gpus;
-            if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
-                crowded.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
+    /// Jobs that ran out of memory fail.
+    fn fail_starved(&mut self, now: Time) {
+        while let Some(job) = self.starved.pop() {
+            // One that was stopped meanwhile needs nothing.
+            if !self.live[job.usize()].gpus.is_empty() {
+                self.fail(now, job, Why::OutOfMemory);
             }
         }
     }
@@ -865,12 +728,17 @@ impl World {
     fn arm_job(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;
-        let crashes = live.crash_at < live.work;
-        let until = if crashes { live.crash_at } else { live.work };
+        let until = live.next_stop();
+        let alarm = if until == live.work {
+            Alarm::Finish
+        } else if until == live.crash_at {
+            Alarm::Crash
+        } else {
+            Alarm::Noise
+        };
         if let Some(at) = live.meter.finishes(until) {
             let at = self.engine.state().costs.seen(live.began, at);
-            let alarm = if crashes { Alarm::Crash } else { Alarm::Finish }(job, live.epoch);
-            self.alarms.push(Reverse((at, alarm)));
+            self.alarms.push(Reverse((at, alarm(job, live.epoch))));
         }
     }
 }

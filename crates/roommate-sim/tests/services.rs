@@ -4,7 +4,6 @@
 use roommate_core::event::{Event, Served};
 use roommate_core::explain::Explain;
 use roommate_core::idx::{Idx, JobIdx};
-use roommate_core::interference::Undisturbed;
 use roommate_core::journal::{self, Observer, StepView, Writer};
 use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Params};
@@ -108,7 +107,7 @@ fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
         policy_name: world.policy.into(),
         policy: entry.build(&params).unwrap(),
         params,
-        belief: Box::new(Undisturbed),
+        known_pairs: None,
         truth: truth.model(&work.profiles).0,
         faults: Faults::default(),
         seed: 3,

@@ -66,9 +66,11 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "admission",
                 "allocation",
                 "batch",
                 "event",
+                "goodput",
                 "growth",
                 "idx",
                 "interference",
@@ -88,6 +90,8 @@ const RULES: &[Rule] = &[
                 "state",
                 "tier",
                 "time",
+                "tuner",
+                "tuning",
                 "why",
             ];
             let code = without_tests(&code(text));

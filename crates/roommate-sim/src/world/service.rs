@@ -1,0 +1,87 @@
+//! Services in the world: they answer requests while they run, and their roommates feel how busy they are.
+
+use super::World;
+use crate::serving::Services;
+use roommate_core::event::Event;
+use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::journal::{Observer, StepView};
+use roommate_core::throttle;
+use roommate_core::time::Time;
+use smallvec::SmallVec;
+
+impl World {
+    /// Rates that change and windows that end.
+    pub(super) fn ring_services(&mut self, now: Time) {
+        while let Some((slot, job)) = self.services.change_due(now) {
+            self.feel(job, self.services.busy(slot));
+        }
+        self.services.close_window(now, &mut self.facts);
+    }
+
+    /// A service answers from now on, under the conditions that it has now.
+    pub(super) fn serve(&mut self, now: Time, job: JobIdx) {
+        let Some(slot) = self.live[job.usize()].slot else { return };
+        let state = self.engine.state();
+        let knobs = state.job(job).knobs;
+        let reference = state.profile(job).serving.map_or(1, |s| s.batch);
+        let batch = if knobs.batch == 0 { reference } else { knobs.batch };
+        let gpus = &self.live[job.usize()].gpus;
+        let alone = state.alone_step_s(job, gpus);
+        let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
+        let times: SmallVec<[f64; 16]> = times.collect();
+        let busy = self.services.up(now, slot, batch, times.into_iter());
+        self.feel(job, busy);
+    }
+
+    /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
+    pub(super) fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
+        let state = self.engine.state();
+        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let on = |gpu: &GpuIdx| {
+            let mut tenants = throttle::tenants(&*self.truth, state, *gpu, &held);
+            let who = tenants.iter().position(|(t, _)| *t == job);
+            let who = who.expect("a job is a tenant of its GPUs");
+            tenants[who].1.batch = batch;
+            throttle::speed(&*self.truth, state, state.gpu(*gpu).kind, &tenants, who)
+        };
+        self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Roommates of a service feel how busy it is.
+    pub(super) fn feel(&mut self, job: JobIdx, busy: f64) {
+        let live = &mut self.live[job.usize()];
+        if live.busy != busy {
+            live.busy = busy;
+            self.truth.loaded(job, busy);
+            let gpus = live.gpus.clone();
+            self.crowd(job, &gpus);
+        }
+    }
+
+    pub(super) fn end_service(&mut self, now: Time, job: JobIdx) {
+        let live = &mut self.live[job.usize()];
+        live.serves = false;
+        if let Some(slot) = live.slot {
+            self.services.end(now, slot, &mut self.facts);
+        }
+    }
+
+    /// Services end with the training. Where the run ends before that, they only account for the rest.
+    pub(super) fn end_services<O: Observer>(&mut self, now: Time, observer: &mut O) {
+        self.facts.clear();
+        let here: Vec<(u32, JobIdx)> = self.services.here().collect();
+        for (slot, _) in here {
+            self.services.end(now, slot, &mut self.facts);
+        }
+        if self.unfinished == 0 {
+            let jobs = (0..self.live.len()).map(JobIdx::from_usize);
+            let serves = jobs.filter(|j| self.live[j.usize()].serves);
+            self.facts.extend(serves.map(Event::Cancelled));
+        }
+        if !self.facts.is_empty() {
+            let step = self.engine.step(now, &self.facts);
+            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
+            observer.step(&StepView::of(now, &self.facts, &step));
+        }
+    }
+}
