@@ -174,7 +174,11 @@ fn patterns_of_the_iadeep_artifact() {
         }
     }
     text += &unseen.row("the same, counters, tasks never seen");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | IADeep artifact, pattern, patterns never seen | 91 | 73.7 % | 43.3 % | 0.601 |
+        | the same, counters | 84 | 85.0 % | 53.0 % | 0.750 |
+        | the same, counters, tasks never seen | 170 | 149.1 % | 55.6 % | 0.866 |
+    "#]].assert_eq(&text);
 }
 
 /// One side of a pair: who, beside whom, degradation.
@@ -258,7 +262,12 @@ fn pairs_of_lucid() {
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("Lucid, the mean of all");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | Lucid, pattern, pairs never seen | 2776 | 10.6 % | 7.2 % | 0.115 |
+        | Lucid, counters, pairs never seen | 2776 | 6.8 % | 4.0 % | 0.076 |
+        | Lucid, counters, models never seen | 5194 | 8.0 % | 5.0 % | 0.087 |
+        | Lucid, the mean of all | 2776 | 10.0 % | 7.8 % | 0.115 |
+    "#]].assert_eq(&text);
 }
 
 #[test]
@@ -318,5 +327,11 @@ fn pairs_of_the_h200() {
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("H200, the mean of all");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | H200, pattern, pairs never seen | 96 | 8.4 % | 6.1 % | 0.184 |
+        | H200, counters, pairs never seen | 96 | 7.8 % | 4.4 % | 0.169 |
+        | H200, counters, tasks never seen | 182 | 16.4 % | 9.9 % | 0.402 |
+        | H200, rule of thumb, nothing taught | 96 | 19.3 % | 10.2 % | 0.556 |
+        | H200, the mean of all | 96 | 27.9 % | 19.1 % | 0.649 |
+    "#]].assert_eq(&text);
 }
