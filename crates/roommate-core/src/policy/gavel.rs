@@ -162,6 +162,8 @@ struct Stay {
     pick: Pick,
     from: Time,
     until: Time,
+    /// The end to the last bit, as the released simulator has it.
+    until_s: f64,
 }
 
 /// A round.
@@ -210,6 +212,7 @@ struct Gavel {
     /// Whether jobs or nodes came or went since the last solve.
     changed: bool,
     solved: Option<Time>,
+    solved_s: f64,
     turn: Option<Turn>,
     /// When a round was last to begin.
     began: Option<Time>,
@@ -259,6 +262,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         departed: false,
         changed: false,
         solved: None,
+        solved_s: 0.0,
         turn: None,
         began: None,
         ended: Time::ZERO,
@@ -359,11 +363,26 @@ impl Gavel {
 
     /// Books what the rows had.
     fn close_round(&mut self, now: Time) {
-        let Some(turn) = self.turn.take() else { return };
+        let Some(mut turn) = self.turn.take() else { return };
         self.ended = now;
+        if !self.params.released {
+            for stay in turn.stays {
+                let until = stay.until.min(now);
+                self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
+            }
+            return;
+        }
+        // After a pause the released code charges the first round for the pause, too; it begins with
+        // those who ended last.
+        turn.stays.sort_by(|a, b| {
+            b.until_s.total_cmp(&a.until_s).then(a.pick.members.cmp(&b.pick.members))
+        });
+        let began_s = std::mem::replace(&mut self.ended_s, now.secs());
+        if let Some(last) = turn.stays.first() {
+            self.ended_s = last.until_s;
+        }
         for stay in turn.stays {
-            let until = stay.until.min(now);
-            self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
+            self.ledger.charge(&stay.pick, stay.until_s - began_s);
         }
     }
 
@@ -442,7 +461,8 @@ impl Gavel {
             }
             market.isolated()
         });
-        self.ledger.settle(self.solved.map_or(Span::ZERO, |at| plan.now - at));
+        let now_s = self.now_s(plan.now);
+        self.ledger.settle(self.solved.map_or(0.0, |_| now_s - self.solved_s));
         for (job, share) in self.live.iter().zip(&allocation.alone) {
             self.ledger.allot(*job, share);
         }
@@ -453,7 +473,7 @@ impl Gavel {
             plan.note(self.live[*late], Why::DeadlineGivenUp);
         }
         self.changed = false;
-        self.solved = Some(plan.now);
+        (self.solved, self.solved_s) = (Some(plan.now), now_s);
     }
 
     /// What the jobs in the books bring to the program.
@@ -614,17 +634,15 @@ impl Gavel {
         let dearest = self.live.iter().map(|j| plan.move_cost(*j)).max().unwrap_or_default();
         let length = self.round.max(dearest + dearest);
         let ends = plan.now + length;
-        // After a pause the released code charges the first row for the pause.
-        let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
         let mut turn = Turn::until(ends);
         let now_s = self.now_s(plan.now);
         for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
-            let until = if self.params.released {
+            let (until, until_s) = if self.params.released {
                 self.last_step(plan, &pick, now_s, &mut turn.stops)
             } else {
-                ends
+                (ends, 0.0)
             };
-            turn.stays.push(Stay { pick, from, until });
+            turn.stays.push(Stay { pick, from: plan.now, until, until_s });
         }
         if self.params.released {
             let Some(last) = turn.stays.iter().map(|s| s.until).max() else { return };
@@ -638,13 +656,13 @@ impl Gavel {
 
     /// When a row is done with the round: all its steps, or as many as fit.
     fn last_step(
-        &mut self,
+        &self,
         plan: &Plan<'_>,
         pick: &Pick,
         now_s: f64,
         stops: &mut Vec<(Time, JobIdx)>,
-    ) -> Time {
-        let mut last = plan.now;
+    ) -> (Time, f64) {
+        let (mut last, mut last_s) = (plan.now, now_s);
         for job in &pick.members {
             let usual = plan.speed_on(*job, pick.kind) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
@@ -663,9 +681,9 @@ impl Gavel {
                 stops.push((at, *job));
             }
             last = last.max(at);
-            self.ended_s = self.ended_s.max(now_s + steps.min(left) / rate);
+            last_s = last_s.max(now_s + steps.min(left) / rate);
         }
-        last
+        (last, last_s)
     }
 
     /// Gives idle GPUs to those who wait, most urgent first; nobody has to leave for it.
@@ -684,7 +702,8 @@ impl Gavel {
             if !place_row(plan, &pick, true) {
                 homeless.extend(&pick.members);
             } else if let Some(turn) = &mut self.turn {
-                turn.stays.push(Stay { pick, from: plan.now, until: turn.ends });
+                let (from, until) = (plan.now, turn.ends);
+                turn.stays.push(Stay { pick, from, until, until_s: 0.0 });
             }
         }
         self.house(plan, homeless);
