@@ -27,10 +27,9 @@ struct Cell {
 }
 
 impl Cell {
-    /// What it is due against what it had; the more, the sooner. All rows of a kind are divided by the
-    /// same sum in the study, so that is left out.
-    fn priority(&self) -> f64 {
-        if self.runs && self.share > 0.0 { self.share / self.got_s } else { 0.0 }
+    /// What it is due against its part of what all had; the more, the sooner.
+    fn priority(&self, all_s: f64) -> f64 {
+        if self.runs && self.share > 0.0 { self.share / (self.got_s / all_s) } else { 0.0 }
     }
 }
 
@@ -77,6 +76,9 @@ pub struct Ledger {
     /// Whether rows of two stay in the books when they are due nothing.
     standing: bool,
     credit_s: f64,
+    /// Seconds that all rows had of a kind; those that came since the last allocation add no credit, and
+    /// those that left are not taken out.
+    all_s: ByKind,
     /// Round in which a job was last picked.
     picked: Vec<u32>,
     round: u32,
@@ -123,6 +125,9 @@ impl Ledger {
             runs: *runs,
         };
         let cells = share.iter().zip(runs).map(cell).collect();
+        if self.all_s.is_empty() {
+            self.all_s = ByKind::from_elem(1.0, runs.len());
+        }
         self.rows.push(Row { members, gpus: gpus.into(), cells, allocated });
     }
 
@@ -150,14 +155,16 @@ impl Ledger {
 
     /// Closes the books of the last allocation, after so long: who had less than it was due is owed
     /// the rest.
-    pub fn settle(&mut self, since: Span) {
+    pub fn settle(&mut self, since_s: f64) {
         let standing = self.standing;
         self.rows.retain(|r| standing || r.members.len() == 1);
         self.find_places();
         for cell in self.rows.iter_mut().flat_map(|r| &mut r.cells) {
-            cell.deficit_s += cell.share * since.secs() - (cell.got_s - self.credit_s);
+            cell.deficit_s += cell.share * since_s - (cell.got_s - self.credit_s);
             cell.got_s = self.credit_s;
         }
+        let all_s = self.rows.len().max(1) as f64 * self.credit_s;
+        self.all_s.iter_mut().for_each(|a| *a = all_s);
         for row in self.rows.iter_mut().filter(|r| r.members.len() > 1) {
             row.allocated = true;
             row.cells.iter_mut().for_each(|c| c.share = 0.0);
@@ -195,6 +202,7 @@ impl Ledger {
         };
         if let Some(row) = row {
             self.rows[row].cells[usize::from(pick.kind)].got_s += time_s;
+            self.all_s[usize::from(pick.kind)] += time_s;
         }
     }
 
@@ -227,7 +235,7 @@ impl Ledger {
         line.clear();
         for (i, row) in self.rows.iter().enumerate() {
             let cell = row.cells[k];
-            let priority = cell.priority();
+            let priority = cell.priority(self.all_s[k]);
             if cell.runs && (priority > 0.0) == due && (due || !self.is_picked(row)) {
                 line.push((priority, cell.deficit_s, cell.share, i as u32));
             }
@@ -340,7 +348,7 @@ mod tests {
             if standing {
                 ledger.enter_pair([JobIdx(1), JobIdx(2)], 1, &[true]);
             }
-            ledger.settle(Span::ZERO);
+            ledger.settle(0.0);
             ledger.allot(JobIdx(0), &ByKind::from_slice(&[1.0]));
             let mut picks = Vec::new();
             let rules = Rules { order: &[0], ready: &|_| true, idle_to_all: true };

@@ -12,15 +12,15 @@ pub type DrawTwo<'a> = &'a mut dyn FnMut(usize) -> [usize; 2];
 #[derive(Clone, Debug)]
 pub struct Couples {
     partner: BTreeMap<u32, u32>,
-    /// Whether a couple stays together if it is worth it on all kinds of GPU taken together, as in the
-    /// released code, instead of on each.
-    summed: bool,
+    /// As in the released code: any two are tried, and they stay together if that is worth it on all
+    /// kinds of GPU taken together, instead of on each.
+    released: bool,
 }
 
 impl Couples {
     /// Nobody shares yet.
-    pub fn new(summed: bool) -> Self {
-        Self { partner: BTreeMap::new(), summed }
+    pub fn new(released: bool) -> Self {
+        Self { partner: BTreeMap::new(), released }
     }
 
     /// Equal parts for couples and those who are alone, if there are more jobs than GPUs. `jobs` are the
@@ -33,16 +33,16 @@ impl Couples {
         draw: DrawTwo<'_>,
     ) -> Allocation {
         let at = |job: u32| jobs.binary_search(&job).ok();
-        let summed = self.summed;
+        let released = self.released;
         self.partner.retain(|job, other| {
             let both = at(*job.min(other)).zip(at(*job.max(other)));
-            both.is_some_and(|(a, b)| worth_it(market, [a, b], speed, summed))
+            both.is_some_and(|(a, b)| worth_it(market, [a, b], speed, released))
         });
         let wanted: f64 = market.claims.iter().map(|c| c.gpus).sum();
         if wanted <= market.total() {
             return market.isolated();
         }
-        self.marry(market, jobs, draw);
+        self.marry(market, jobs, speed, draw);
         let mut rows: Vec<[usize; 2]> = Vec::new();
         for (i, job) in jobs.iter().enumerate() {
             match self.partner.get(job).and_then(|other| at(*other)) {
@@ -66,8 +66,8 @@ impl Couples {
     }
 
     /// Draws two of those who are alone, as often as there are such; they become a couple if they are of
-    /// the same width.
-    fn marry(&mut self, market: &Market, jobs: &[u32], draw: DrawTwo<'_>) {
+    /// the same width, and believed to gain by it.
+    fn marry(&mut self, market: &Market, jobs: &[u32], speed: PairSpeed<'_>, draw: DrawTwo<'_>) {
         let mut single: Vec<usize> =
             (0..jobs.len()).filter(|i| !self.partner.contains_key(&jobs[*i])).collect();
         for _ in 0..single.len() {
@@ -75,7 +75,8 @@ impl Couples {
                 break;
             }
             let [a, b] = draw(single.len()).map(|i| single[i]);
-            if market.claims[a].gpus == market.claims[b].gpus {
+            let promising = self.released || worth_it(market, [a.min(b), a.max(b)], speed, false);
+            if market.claims[a].gpus == market.claims[b].gpus && promising {
                 single.retain(|i| *i != a && *i != b);
                 self.partner.insert(jobs[a], jobs[b]);
                 self.partner.insert(jobs[b], jobs[a]);
@@ -128,7 +129,8 @@ mod tests {
         assert_eq!(found.pairs[0].who, [0, 1]);
         let bad = |_: usize, _: usize, _: usize| [0.4, 0.4];
         let found = couples.allocate(&m, &[0, 1, 2], &bad, &mut |_| [1, 2]);
-        assert_eq!(found.pairs[0].who, [1, 2]);
+        assert!(found.pairs.is_empty());
+        close(&found.alone, &[&[1.0 / 3.0]; 3]);
         // Who is left over by the other's end is alone again.
         let mut two = m.clone();
         two.claims.pop();
@@ -150,15 +152,18 @@ mod tests {
     }
 
     #[test]
-    fn the_released_test_sums_over_kinds() {
+    fn the_released_couples_are_blind_and_sum_over_kinds() {
         // Bad on each kind, but not in sum.
         let m = market(&[1.0, 1.0], &[&[1.0, 1.0]; 3]);
-        let poor = |_: usize, _: usize, _: usize| [0.3, 0.3];
-        for (summed, kept) in [(true, [0, 1]), (false, [1, 2])] {
-            let mut couples = Couples::new(summed);
-            couples.allocate(&m, &[0, 1, 2], &poor, &mut first_two);
-            let found = couples.allocate(&m, &[0, 1, 2], &poor, &mut |n| [n - 2, n - 1]);
-            assert_eq!(found.pairs.iter().map(|p| p.who).next(), Some(kept), "{summed}");
-        }
+        let pairs = |released: bool, speed: f64| {
+            let speed = |_: usize, _: usize, _: usize| [speed; 2];
+            let mut couples = Couples::new(released);
+            couples.allocate(&m, &[0, 1, 2], &speed, &mut first_two);
+            let found = couples.allocate(&m, &[0, 1, 2], &speed, &mut |n| [n - 2, n - 1]);
+            found.pairs.iter().map(|p| p.who).collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(true, 0.3), [[0, 1]]);
+        assert_eq!(pairs(true, 0.2), [[1, 2]]);
+        assert!(pairs(false, 0.3).is_empty());
     }
 }

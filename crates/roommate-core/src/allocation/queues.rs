@@ -1,5 +1,5 @@
-//! A queue behind every GPU, so that the mean completion time is least: the idea of AlloX (Le et al.,
-//! EuroSys 2020).
+//! A queue behind every GPU, so that the mean completion time is least: the idea of `AlloX` (Le et al.,
+//! `EuroSys` 2020).
 //!
 //! A job that is the k-th from the end of a GPU's queue adds k times its own time there to the sum of all
 //! completion times. So the best queues are an assignment of jobs to places (GPU, k). Who is first in its

@@ -9,8 +9,9 @@
 //! GPUs.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, weight, measured speed by GPU kind, declared length (`makespan`, `finish_time`), deadline
-//! (`throughput` with `deadlines`), team (`hierarchical`), and with `packed` the belief about pairs.
+//! Reads GPUs, weight, measured speed by GPU kind, declared length (`makespan`, `finish_time`, `allox`),
+//! deadline (`throughput`, `cost` with `deadlines`), team (`hierarchical`), and with `packed` and for
+//! `couples` the belief about pairs.
 //! Starts, moves and stops jobs on whole GPUs of one kind, or two jobs on the same. Wakes every
 //! `round_s`; between, newcomers get GPUs that are idle, never those of others. The program is solved
 //! again when jobs or nodes came or went, at most every `reset_s`.
@@ -26,13 +27,19 @@
 //! levels, because an arbitrary optimum is up to a third worse. The makespan is exact instead of
 //! bisected to 5 %. `throughput` counts speeds relative to the fastest kind, so that no model wins
 //! because its steps are short. A round lasts at least twice the dearest restart. Packed programs take
-//! gangs of different widths. FIFO really takes the kind that was drawn.
+//! gangs of different widths. FIFO really takes the kind that was drawn. `allox` takes gangs: they count
+//! with the time of all their GPUs and are not overtaken when it is their turn. `couples` (the study's
+//! Gandiva) are tried only if they are believed to gain, and part when they lose on any kind of GPU,
+//! instead of on all together.
 //!
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
-//! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
+//! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not. With
+//! `draws_of` it repeats the random draws of a seed.
 
+mod draws;
 mod seats;
 
+use self::draws::Draws;
 use self::seats::{place_row, seat};
 use crate::allocation::couples::Couples;
 use crate::allocation::level::{self, Team};
@@ -44,7 +51,6 @@ use crate::event::Event;
 use crate::idx::{Idx, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
-use crate::math::twister::Twister;
 use crate::place::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -162,6 +168,8 @@ struct Stay {
     pick: Pick,
     from: Time,
     until: Time,
+    /// The end to the last bit, as the released simulator has it.
+    until_s: f64,
 }
 
 /// A round.
@@ -179,22 +187,9 @@ impl Turn {
     }
 }
 
-/// Random numbers of the released simulator.
-struct Replay {
-    policy: Twister,
-    order: Twister,
-}
-
-impl Replay {
-    fn of(seed: u64) -> Self {
-        // It seeds one generator for each use.
-        Self { policy: Twister::new(seed), order: Twister::new(seed.wrapping_add(5)) }
-    }
-}
-
 struct Gavel {
     params: Params,
-    replay: Option<Replay>,
+    draws: Draws,
     round: Span,
     reset: Span,
     ledger: Ledger,
@@ -210,6 +205,7 @@ struct Gavel {
     /// Whether jobs or nodes came or went since the last solve.
     changed: bool,
     solved: Option<Time>,
+    solved_s: f64,
     turn: Option<Turn>,
     /// When a round was last to begin.
     began: Option<Time>,
@@ -240,12 +236,14 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     let round = Span::from_secs(params.round_s).max(Span(1));
     let reset = Span::from_secs(params.reset_s);
-    let shares = params.packed || params.objective == Objective::Couples;
-    let ledger = Ledger::new(round, params.released && shares);
+    // The released code lets any two take what is left. After a program that would only hurt: its
+    // inner optimum has a part for every row, so nothing is left; ours is a corner.
+    let any_two = params.released && params.objective == Objective::Couples;
+    let ledger = Ledger::new(round, any_two);
     let line = Line::new(params.choice, params.released);
     let couples = Couples::new(params.released);
     Ok(Gavel {
-        replay: params.draws_of.map(Replay::of),
+        draws: Draws::of(params.draws_of),
         params,
         round,
         reset,
@@ -259,6 +257,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         departed: false,
         changed: false,
         solved: None,
+        solved_s: 0.0,
         turn: None,
         began: None,
         ended: Time::ZERO,
@@ -359,11 +358,26 @@ impl Gavel {
 
     /// Books what the rows had.
     fn close_round(&mut self, now: Time) {
-        let Some(turn) = self.turn.take() else { return };
+        let Some(mut turn) = self.turn.take() else { return };
         self.ended = now;
+        if !self.params.released {
+            for stay in turn.stays {
+                let until = stay.until.min(now);
+                self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
+            }
+            return;
+        }
+        // After a pause the released code charges the first round for the pause, too; it begins with
+        // those who ended last.
+        turn.stays.sort_by(|a, b| {
+            b.until_s.total_cmp(&a.until_s).then(a.pick.members.cmp(&b.pick.members))
+        });
+        let began_s = std::mem::replace(&mut self.ended_s, now.secs());
+        if let Some(last) = turn.stays.first() {
+            self.ended_s = last.until_s;
+        }
         for stay in turn.stays {
-            let until = stay.until.min(now);
-            self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
+            self.ledger.charge(&stay.pick, stay.until_s - began_s);
         }
     }
 
@@ -442,7 +456,8 @@ impl Gavel {
             }
             market.isolated()
         });
-        self.ledger.settle(self.solved.map_or(Span::ZERO, |at| plan.now - at));
+        let now_s = self.now_s(plan.now);
+        self.ledger.settle(self.solved.map_or(0.0, |_| now_s - self.solved_s));
         for (job, share) in self.live.iter().zip(&allocation.alone) {
             self.ledger.allot(*job, share);
         }
@@ -453,7 +468,7 @@ impl Gavel {
             plan.note(self.live[*late], Why::DeadlineGivenUp);
         }
         self.changed = false;
-        self.solved = Some(plan.now);
+        (self.solved, self.solved_s) = (Some(plan.now), now_s);
     }
 
     /// What the jobs in the books bring to the program.
@@ -488,43 +503,25 @@ impl Gavel {
             order.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
             order
         };
-        let replay = &mut self.replay;
-        match self.params.objective {
+        let speed = |a: usize, b: usize, kind: usize| {
+            pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+        };
+        let mut rng = plan.rng.clone();
+        let found = match self.params.objective {
             Objective::Fifo => {
                 let (jobs, slowest_first) = (jobs(), slowest_first());
-                let mut rng = plan.rng.clone();
-                let draw = &mut |n: usize| match replay {
-                    Some(replay) => replay.policy.below(n),
-                    None => rng.below(n as u64) as usize,
-                };
-                let speed = |a: usize, b: usize, kind: usize| {
-                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
-                };
                 let pairs: Option<PairSpeed<'_>> =
                     if self.params.packed { Some(&speed) } else { None };
-                let found = self.line.allocate(market, &jobs, &slowest_first, pairs, draw);
-                *plan.rng = rng;
-                Ok(found)
+                let draw = &mut |n: usize| self.draws.one_of(n, &mut rng);
+                Ok(self.line.allocate(market, &jobs, &slowest_first, pairs, draw))
             }
             Objective::Allox => {
                 Ok(self.queues.allocate(market, &jobs(), &slowest_first(), self.params.alpha))
             }
             Objective::Couples => {
                 let jobs = jobs();
-                let mut rng = plan.rng.clone();
-                let draw = &mut |n: usize| match replay {
-                    Some(replay) => replay.policy.two_of(n),
-                    None => {
-                        let first = rng.below(n as u64) as usize;
-                        [first, (first + 1 + rng.below(n as u64 - 1) as usize) % n]
-                    }
-                };
-                let speed = |a: usize, b: usize, kind: usize| {
-                    pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
-                };
-                let found = self.couples.allocate(market, &jobs, &speed, draw);
-                *plan.rng = rng;
-                Ok(found)
+                let draw = &mut |n: usize| self.draws.two_of(n, &mut rng);
+                Ok(self.couples.allocate(market, &jobs, &speed, draw))
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
@@ -533,7 +530,9 @@ impl Gavel {
                 Ok(market.symmetric())
             }
             _ => self.run_program(plan, &market.agnostic()),
-        }
+        };
+        *plan.rng = rng;
+        found
     }
 
     fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
@@ -593,12 +592,8 @@ impl Gavel {
         };
         let speed = |k: u8| plan.kinds[usize::from(k)].speed;
         self.order.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
-        for i in (1..self.order.len()).rev().filter(|_| blind) {
-            let other = match &mut self.replay {
-                Some(replay) => replay.order.below(i + 1),
-                None => plan.rng.below(i as u64 + 1) as usize,
-            };
-            self.order.swap(i, other);
+        if blind {
+            self.draws.shuffle(&mut self.order, plan.rng);
         }
     }
 
@@ -614,17 +609,15 @@ impl Gavel {
         let dearest = self.live.iter().map(|j| plan.move_cost(*j)).max().unwrap_or_default();
         let length = self.round.max(dearest + dearest);
         let ends = plan.now + length;
-        // After a pause the released code charges the first row for the pause.
-        let from = if self.params.released { self.ended.min(plan.now) } else { plan.now };
         let mut turn = Turn::until(ends);
         let now_s = self.now_s(plan.now);
         for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
-            let until = if self.params.released {
+            let (until, until_s) = if self.params.released {
                 self.last_step(plan, &pick, now_s, &mut turn.stops)
             } else {
-                ends
+                (ends, 0.0)
             };
-            turn.stays.push(Stay { pick, from, until });
+            turn.stays.push(Stay { pick, from: plan.now, until, until_s });
         }
         if self.params.released {
             let Some(last) = turn.stays.iter().map(|s| s.until).max() else { return };
@@ -638,13 +631,13 @@ impl Gavel {
 
     /// When a row is done with the round: all its steps, or as many as fit.
     fn last_step(
-        &mut self,
+        &self,
         plan: &Plan<'_>,
         pick: &Pick,
         now_s: f64,
         stops: &mut Vec<(Time, JobIdx)>,
-    ) -> Time {
-        let mut last = plan.now;
+    ) -> (Time, f64) {
+        let (mut last, mut last_s) = (plan.now, now_s);
         for job in &pick.members {
             let usual = plan.speed_on(*job, pick.kind) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
@@ -663,9 +656,9 @@ impl Gavel {
                 stops.push((at, *job));
             }
             last = last.max(at);
-            self.ended_s = self.ended_s.max(now_s + steps.min(left) / rate);
+            last_s = last_s.max(now_s + steps.min(left) / rate);
         }
-        last
+        (last, last_s)
     }
 
     /// Gives idle GPUs to those who wait, most urgent first; nobody has to leave for it.
@@ -684,7 +677,8 @@ impl Gavel {
             if !place_row(plan, &pick, true) {
                 homeless.extend(&pick.members);
             } else if let Some(turn) = &mut self.turn {
-                turn.stays.push(Stay { pick, from: plan.now, until: turn.ends });
+                let (from, until) = (plan.now, turn.ends);
+                turn.stays.push(Stay { pick, from, until, until_s: 0.0 });
             }
         }
         self.house(plan, homeless);
@@ -810,105 +804,4 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], kind: u8) -> [f64; 2] {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::idx::ProfileIdx;
-    use crate::interference::table::Table;
-    use crate::testing::{Scene, picture_with};
-    use expect_test::expect;
-    use std::collections::BTreeMap;
-    use std::sync::Arc;
-
-    const ROUNDS: &str = r#"{"round_s": 2, "reset_s": 0}"#;
-
-    #[test]
-    fn equals_take_turns() {
-        expect![[r#"
-            gpu0  aabbaabbaabbaabb
-        "#]]
-        .assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
-    }
-
-    #[test]
-    fn who_runs_on_alone_keeps_its_gpus() {
-        expect![[r#"
-            gpu0  aaccccbbbbbb
-            gpu1  .bbbaaaaaaa
-        "#]]
-        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 1 9, b 1 1 9, c 2 1 4"));
-    }
-
-    #[test]
-    fn a_gang_gets_less_of_the_time_than_single_jobs() {
-        expect![[r#"
-            gpu0  bbaabbbbaabbaaaa
-            gpu1  ccaaccccaaccaaaa
-        "#]]
-        .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 2 8, b 0 1 8, c 0 1 8"));
-    }
-
-    /// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
-    fn two_kinds(policy: &str, params: &str) -> Scene {
-        let mut scene = Scene::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
-        scene.params = serde_json::from_str(params).unwrap();
-        scene.profiles.push(scene.profiles[0].clone());
-        scene.profiles[0].kind_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
-        scene.profiles[1].kind_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
-        scene.actors[1].spec.profile = ProfileIdx(1);
-        scene
-    }
-
-    #[test]
-    fn the_fast_kind_goes_to_those_who_gain_by_it() {
-        let throughput = r#"{"objective": "throughput", "round_s": 2, "reset_s": 0}"#;
-        expect![[r#"
-            gpu0  aaaaaaaaaaaa
-            gpu1  bbbbbbbbbbbb
-        "#]]
-        .assert_eq(&two_kinds("gavel", throughput).run().chart());
-        expect![[r#"
-            gpu0  aaaaaaaaaaaa
-            gpu1  bbbbbbbbbbbb
-        "#]]
-        .assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
-    }
-
-    #[test]
-    fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
-        expect![[r#"
-            gpu0  aaaaaaaaaaaa
-            gpu1  bbbbbbbbbbbb
-        "#]]
-        .assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
-    }
-
-    #[test]
-    fn who_is_known_to_gain_by_it_shares() {
-        let speeds = |speed: f64| {
-            let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
-            Table::new(pairs, 0.5)
-        };
-        let mut scene = Scene::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
-        scene.params = serde_json::from_str(ROUNDS).unwrap();
-        scene.truth = Arc::new(speeds(0.8));
-        expect![[r#"
-            gpu0  aabbaabbaabb
-        "#]]
-        .assert_eq(&scene.run().chart());
-        scene.known_pairs = Some(speeds(0.8));
-        expect![[r#"
-            gpu0  ########
-        "#]]
-        .assert_eq(&scene.run().chart());
-        scene.known_pairs = Some(speeds(0.4));
-        let apart = scene.run().chart();
-        assert!(!apart.contains('#'), "{apart}");
-    }
-
-    #[test]
-    fn what_was_guessed_is_told() {
-        let mut scene = two_kinds("gavel", ROUNDS);
-        scene.profiles[0].kind_speed.clear();
-        let journal = scene.run().journal;
-        assert!(journal.contains("speed_guessed"), "{journal}");
-    }
-}
+mod tests;

@@ -1,0 +1,138 @@
+use crate::idx::ProfileIdx;
+use crate::interference::table::Table;
+use crate::testing::{Scene, picture_with};
+use expect_test::expect;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const ROUNDS: &str = r#"{"round_s": 2, "reset_s": 0}"#;
+
+#[test]
+fn equals_take_turns() {
+    expect![[r#"
+        gpu0  aabbaabbaabbaabb
+    "#]]
+    .assert_eq(&picture_with("gavel", ROUNDS, "1x1", "a 0 1 8, b 0 1 8"));
+}
+
+#[test]
+fn who_runs_on_alone_keeps_its_gpus() {
+    expect![[r#"
+        gpu0  aaccccbbbbbb
+        gpu1  .bbbaaaaaaa
+    "#]]
+    .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 1 9, b 1 1 9, c 2 1 4"));
+}
+
+#[test]
+fn a_gang_gets_less_of_the_time_than_single_jobs() {
+    expect![[r#"
+        gpu0  bbaabbbbaabbaaaa
+        gpu1  ccaaccccaaccaaaa
+    "#]]
+    .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 2 8, b 0 1 8, c 0 1 8"));
+}
+
+/// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
+fn two_kinds(policy: &str, params: &str) -> Scene {
+    let mut scene = Scene::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
+    scene.params = serde_json::from_str(params).unwrap();
+    scene.profiles.push(scene.profiles[0].clone());
+    scene.profiles[0].kind_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
+    scene.profiles[1].kind_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
+    scene.actors[1].spec.profile = ProfileIdx(1);
+    scene
+}
+
+#[test]
+fn the_fast_kind_goes_to_those_who_gain_by_it() {
+    let throughput = r#"{"objective": "throughput", "round_s": 2, "reset_s": 0}"#;
+    expect![[r#"
+        gpu0  aaaaaaaaaaaa
+        gpu1  bbbbbbbbbbbb
+    "#]]
+    .assert_eq(&two_kinds("gavel", throughput).run().chart());
+    expect![[r#"
+        gpu0  aaaaaaaaaaaa
+        gpu1  bbbbbbbbbbbb
+    "#]]
+    .assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
+}
+
+#[test]
+fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
+    expect![[r#"
+        gpu0  aaaaaaaaaaaa
+        gpu1  bbbbbbbbbbbb
+    "#]]
+    .assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
+}
+
+#[test]
+fn who_is_known_to_gain_by_it_shares() {
+    let speeds = |speed: f64| {
+        let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
+        Table::new(pairs, 0.5)
+    };
+    let mut scene = Scene::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
+    scene.params = serde_json::from_str(ROUNDS).unwrap();
+    scene.truth = Arc::new(speeds(0.8));
+    expect![[r#"
+        gpu0  aabbaabbaabb
+    "#]]
+    .assert_eq(&scene.run().chart());
+    scene.known_pairs = Some(speeds(0.8));
+    expect![[r#"
+        gpu0  ########
+    "#]]
+    .assert_eq(&scene.run().chart());
+    scene.known_pairs = Some(speeds(0.4));
+    let apart = scene.run().chart();
+    assert!(!apart.contains('#'), "{apart}");
+}
+
+#[test]
+fn what_was_guessed_is_told() {
+    let mut scene = two_kinds("gavel", ROUNDS);
+    scene.profiles[0].kind_speed.clear();
+    let journal = scene.run().journal;
+    assert!(journal.contains("speed_guessed"), "{journal}");
+}
+
+#[test]
+fn the_shortest_queue_is_first_and_nobody_is_interrupted() {
+    expect![[r#"
+        gpu0  bbcccaaaaaaa
+    "#]]
+    .assert_eq(&picture_with("gavel-allox", ROUNDS, "1x1", "a 0 1 7, b 0 1 2, c 1 1 3"));
+}
+
+#[test]
+fn couples_share_while_they_gain_by_it() {
+    let speeds = |speed: f64| {
+        let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
+        Table::new(pairs, 0.5)
+    };
+    let mut scene = Scene::new("gavel-couples", "1x1", "a 0 1 6, b 0 1 6");
+    scene.params = serde_json::from_str(ROUNDS).unwrap();
+    scene.truth = Arc::new(speeds(0.8));
+    scene.known_pairs = Some(speeds(0.8));
+    let together = scene.run().chart();
+    assert!(together.contains('#') && !together.contains('a'), "{together}");
+    scene.known_pairs = Some(speeds(0.4));
+    let apart = scene.run().chart();
+    assert!(!apart.contains('#'), "{apart}");
+}
+
+#[test]
+fn who_finds_no_gpu_in_line_joins_somebody() {
+    let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [0.8; 2])]);
+    let mut scene = Scene::new("gavel-fifo", "1x1", "a 0 1 6, b 0 1 6, c 0 1 4");
+    scene.params = serde_json::from_str(r#"{"round_s": 2, "reset_s": 0, "packed": true}"#).unwrap();
+    scene.truth = Arc::new(Table::new(pairs.clone(), 0.5));
+    scene.known_pairs = Some(Table::new(pairs, 0.5));
+    expect![[r#"
+        gpu0  ########cccc
+    "#]]
+    .assert_eq(&scene.run().chart());
+}
