@@ -17,6 +17,7 @@ pub mod interference;
 pub mod job;
 pub mod journal;
 pub mod knobs;
+pub mod latency;
 pub mod leases;
 pub mod math;
 pub mod metrics;

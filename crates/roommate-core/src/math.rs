@@ -7,5 +7,6 @@ pub mod least_squares;
 pub mod lp;
 pub mod matching;
 pub mod piecewise;
+pub mod pool;
 pub mod rng;
 pub mod stat;
