@@ -104,6 +104,11 @@ impl Pool {
         stat::mean(&squares).map(f64::sqrt)
     }
 
+    /// Measured minus predicted on what was left out, ascending.
+    pub fn errors(&self) -> &[f64] {
+        &self.errors
+    }
+
     /// By how much measurements exceeded predictions, at this quantile.
     pub fn excess(&self, q: f64) -> Option<f64> {
         stat::quantile(&self.errors, q)
