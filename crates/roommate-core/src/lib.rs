@@ -20,6 +20,7 @@ pub mod knobs;
 pub mod latency;
 pub mod leases;
 pub mod math;
+pub mod lodging;
 pub mod metrics;
 pub mod occupancy;
 pub mod place;

@@ -1,0 +1,134 @@
+//! The search for a batch size: try one, measure, guess all others from what was measured, try the one that
+//! might be the best.
+
+use crate::math::gp::Process;
+use crate::time::{Span, Time};
+
+/// A search on one GPU.
+#[derive(Clone, Debug)]
+pub(super) struct Search {
+    batch: u32,
+    /// Until when the present batch is measured; none before it began and when all is over.
+    until: Option<Time>,
+    over: bool,
+    /// Batches and what was measured of them.
+    tried: Vec<(u32, f64)>,
+}
+
+impl Search {
+    /// Begins with this batch.
+    pub(super) fn begin(batch: u32) -> Self {
+        Self { batch, until: None, over: false, tried: Vec::new() }
+    }
+
+    /// The batch that is tried now, or that was found.
+    pub(super) fn batch(&self) -> u32 {
+        self.batch
+    }
+
+    /// There is nothing to search.
+    pub(super) fn end_with(&mut self, batch: u32) {
+        self.batch = batch;
+        self.over = true;
+        self.until = None;
+    }
+
+    /// When the present round ends; `None` once the search is over.
+    pub(super) fn until(&mut self, now: Time, round: Span) -> Option<Time> {
+        (!self.over).then(|| *self.until.get_or_insert(now + round))
+    }
+
+    /// The round is over: this was measured (the smaller the better), or nothing yet.
+    pub(super) fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
+        self.until = None;
+        let Some(value) = value else { return };
+        self.tried.retain(|(batch, _)| *batch != self.batch);
+        self.tried.push((self.batch, value));
+        match self.next(candidates).filter(|_| self.tried.len() < rounds) {
+            Some(next) => self.batch = next,
+            None => {
+                let possible = self.tried.iter().filter(|(batch, _)| candidates.contains(batch));
+                let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
+                self.end_with(best.map_or(self.batch, |(batch, _)| *batch));
+            }
+        }
+    }
+
+    /// The candidate with the lowest confidence bound; `None` if that one was measured.
+    fn next(&self, candidates: &[u32]) -> Option<u32> {
+        let place = |batch: u32| vec![f64::from(batch).log2() / 10.0];
+        let points: Vec<Vec<f64>> = self.tried.iter().map(|(batch, _)| place(*batch)).collect();
+        let values: Vec<f64> = self.tried.iter().map(|(_, value)| *value).collect();
+        let process = Process::fit(&points, &values, &[])?;
+        let deviations = exploration(candidates.len(), self.tried.len());
+        let bound = |batch: &u32| process.guess(&place(*batch)).lower(deviations);
+        let best = candidates.iter().copied().min_by(|a, b| bound(a).total_cmp(&bound(b)))?;
+        self.tried.iter().all(|(batch, _)| *batch != best).then_some(best)
+    }
+}
+
+/// Standard deviations below the expectation at which a candidate is looked at in this round, from 1:
+/// √(2 ln(|R| / n²)), and 0 where that is not a number.
+fn exploration(candidates: usize, round: usize) -> f64 {
+    let ratio = candidates as f64 / (round * round).max(1) as f64;
+    (2.0 * ratio.ln()).max(0.0).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::math::rng::Rng;
+
+    #[test]
+    fn the_weight_of_exploration_never_turns_negative() {
+        let squared = |n: usize| exploration(6, n).powi(2);
+        assert!((squared(1) - 3.5835).abs() < 1e-4);
+        assert!((squared(2) - 0.8109).abs() < 1e-4);
+        assert_eq!(squared(3), 0.0, "as printed it would be -0.8109");
+        assert!(exploration(100, 10) == 0.0 && exploration(1000, 31) > 0.0);
+    }
+
+    /// Runs a search on a curve; says what it found and how many measurements that took.
+    fn run(candidates: &[u32], first: u32, of: impl Fn(u32) -> f64) -> (u32, usize) {
+        let mut search = Search::begin(first);
+        let mut rounds = 0;
+        while search.until(Time::ZERO, Span(1)).is_some() {
+            search.measured(Some(of(search.batch())), candidates, 17);
+            rounds += 1;
+            assert!(rounds <= 17, "searches end");
+        }
+        (search.batch(), rounds)
+    }
+
+    #[test]
+    fn what_it_finds_is_nearly_the_best() {
+        let candidates = [1, 2, 4, 8, 16, 32, 64];
+        let mut rng = Rng::stream(0, 122);
+        let (mut near, mut measurements) = (0, 0);
+        for _ in 0..200 {
+            let (low, bend, slope) = (rng.unit() * 6.0, 0.05 + rng.unit(), rng.unit() - 0.5);
+            let noise: Vec<f64> = candidates.iter().map(|_| 0.005 * (rng.unit() - 0.5)).collect();
+            let of = |batch: u32| {
+                let x = f64::from(batch).log2();
+                0.1 * bend * (x - low).abs() + 0.02 * slope * x + noise[x as usize]
+            };
+            let (found, rounds) = run(&candidates, 16, of);
+            let best = candidates.iter().map(|b| of(*b)).fold(f64::INFINITY, f64::min);
+            near += u32::from(of(found) - best <= 1.05f64.ln());
+            measurements += rounds;
+        }
+        assert!(near >= 190, "only {near} of 200 within 5 % of the best");
+        assert!(measurements <= 200 * 7, "{measurements} measurements");
+    }
+
+    #[test]
+    fn a_round_without_a_measurement_is_repeated() {
+        let mut search = Search::begin(4);
+        assert_eq!(search.until(Time(5), Span(10)), Some(Time(15)));
+        assert_eq!(search.until(Time(9), Span(10)), Some(Time(15)));
+        search.measured(None, &[2, 4], 17);
+        assert_eq!((search.batch(), search.until(Time(15), Span(10))), (4, Some(Time(25))));
+        search.end_with(2);
+        assert_eq!((search.batch(), search.until(Time(25), Span(10))), (2, None));
+    }
+}
