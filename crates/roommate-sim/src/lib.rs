@@ -5,6 +5,7 @@ pub mod compat;
 pub mod fault;
 pub mod gzip;
 pub mod report;
+pub mod serving;
 pub mod trace;
 pub mod truth;
 pub mod view;

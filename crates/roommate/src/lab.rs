@@ -17,6 +17,7 @@ use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
 use roommate_sim::workload::{self, Workload};
@@ -203,6 +204,10 @@ impl Lab {
             profiles: self.workload.profiles.clone(),
             teams: self.workload.teams.clone(),
             measure: self.world.measure.clone(),
+            measuring: Measuring {
+                window: Span::from_secs(self.world.window),
+                exact: self.world.exact_requests,
+            },
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
         let mut observers = (Fold::measuring(self.world.measure.clone()), (writer, extra));
