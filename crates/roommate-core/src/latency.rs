@@ -257,7 +257,8 @@ impl Companies {
             return;
         }
         self.observations += 1;
-        let seen = self.seen.entry(company).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
+        let seen =
+            self.seen.entry(company).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
         seen.times = (seen.times + 1).min(MEMORY);
         seen.mean += (log - seen.mean) / f64::from(seen.times);
         seen.features = features;

@@ -352,13 +352,12 @@ impl Rooms {
             let usable = plan.node(gpu.node).up && plan.spec(job).allows(gpu.kind);
             usable && self.room(*g).service.is_none() && (all == 0 || mem_mib <= all)
         };
-        let crowd = |g: &GpuIdx| (self.room(*g).lodgers.len(), *g);
         let mut free: Vec<GpuIdx> =
             (0..plan.gpus.len()).map(GpuIdx::from_usize).filter(fits).collect();
         if need == 1 {
             // The usual case, without sorting a thousand GPUs for each of a thousand services.
             let mut tries = 0;
-            while let Some(best) = free.iter().copied().min_by_key(crowd) {
+            while let Some(best) = free.iter().copied().min_by_key(|g| self.crowd(*g)) {
                 if self.start_service(plan, job, &[best]) {
                     return true;
                 }
@@ -373,7 +372,7 @@ impl Rooms {
         if free.len() < need {
             return false;
         }
-        free.sort_by_key(crowd);
+        free.sort_by_key(|g| self.crowd(*g));
         let mut gpus = GpuSet::from_slice(&free[..need]);
         gpus.sort_unstable();
         self.start_service(plan, job, &gpus)
@@ -412,6 +411,10 @@ impl Rooms {
         gone.into_iter().for_each(|lodger| self.forget(plan, lodger));
         self.settle_in(plan, job, gpus);
         true
+    }
+
+    fn crowd(&self, gpu: GpuIdx) -> (usize, GpuIdx) {
+        (self.room(gpu).lodgers.len(), gpu)
     }
 
     fn staying(&self, gpu: GpuIdx, gone: &[JobIdx]) -> usize {
@@ -498,9 +501,8 @@ impl Rooms {
         }
         let mem_mib = gpus.iter().map(|g| self.memory_for(plan, *g, job)).min().flatten();
         let knobs = Knobs { sm_permille: part, ..plan.spec(job).knobs };
-        let placed = mem_mib.is_some_and(|mem_mib| {
-            plan.place(job, gpus, Knobs { mem_mib, ..knobs }).is_ok()
-        });
+        let placed = mem_mib
+            .is_some_and(|mem_mib| plan.place(job, gpus, Knobs { mem_mib, ..knobs }).is_ok());
         if !placed {
             plan.undo_to(mark);
             return false;
@@ -566,11 +568,9 @@ impl Rooms {
     fn apply(&mut self, plan: &mut Plan<'_>, service: JobIdx, batch: u32, permille: u16) {
         let now = plan.job(service).knobs;
         let serving = plan.profile(service).serving;
-        let mem_mib = match serving.map_or(0, |s| s.mem_mib(batch)) {
-            0 => now.mem_mib,
-            _ if batch == 0 => plan.spec(service).knobs.mem_mib,
-            known => known,
-        };
+        let known = serving.filter(|_| batch > 0).map_or(0, |s| s.mem_mib(batch));
+        // Below what it asked for, a part of it would be taken to be on the host.
+        let mem_mib = known.max(plan.spec(service).knobs.mem_mib);
         let wanted = Knobs { batch, sm_permille: permille, mem_mib, ..now };
         let gpus = plan.job(service).gpus.clone();
         if permille < now.sm_permille {
@@ -653,3 +653,6 @@ impl Rooms {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -2,6 +2,7 @@
 
 pub mod boost;
 pub mod choice;
+pub mod gp;
 pub mod kmeans;
 pub mod least_squares;
 pub mod lp;

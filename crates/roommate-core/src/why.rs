@@ -95,7 +95,7 @@ pub enum Why {
     PausedFor(JobIdx),
     /// Its objective cannot be kept even with the whole GPU; it has all that training can spare.
     SloOutOfReach,
-    /// It has not answered a request yet; until it does it has the share at the knee of its curve.
+    /// It has not answered a request yet, so nothing is known of its load.
     NotHeardOf,
     /// Nobody asks it anything; it has the least share until somebody does.
     NobodyAsks,
@@ -175,11 +175,14 @@ impl Why {
                 "waits in host memory: beside it service {} could not keep its objective",
                 name(*j)
             ),
-            Self::SloOutOfReach => "its objective is out of reach even with the whole GPU; it has all \
+            Self::SloOutOfReach => {
+                "its objective is out of reach even with the whole GPU; it has all \
                                     that training can spare"
-                .into(),
+                    .into()
+            }
             Self::NotHeardOf => {
-                "has not answered yet; until it does it has the share at the knee of its curve".into()
+                "has not answered yet; until it does it has the share at the knee of its curve"
+                    .into()
             }
             Self::NobodyAsks => {
                 "nobody asks it anything: the least share is enough until somebody does".into()

@@ -167,7 +167,8 @@ fn curve_table(shared: &Path) -> String {
     let mut table = String::from(
         "| curves | way | 4 samples | 5 samples | 6 samples | residual of all |\n|---|---|---|---|---|---|\n",
     );
-    let percent = |errors: &[f64]| mean(errors).map_or("-".into(), |e| format!("{:.1} %", e * 100.0));
+    let percent =
+        |errors: &[f64]| mean(errors).map_or("-".into(), |e| format!("{:.1} %", e * 100.0));
     for (what, curves) in curves(shared) {
         for (name, fit) in WAYS {
             let of = |kept: usize| -> Vec<f64> {
@@ -207,7 +208,8 @@ fn unseen(pairs: &[Pair], features: impl Fn(&Pair) -> Vec<f64>) -> Vec<f64> {
     };
     let mut errors = Vec::new();
     for left_out in &names {
-        let (out, kept): (Vec<&Pair>, Vec<&Pair>) = pairs.iter().partition(|p| p.partner == *left_out);
+        let (out, kept): (Vec<&Pair>, Vec<&Pair>) =
+            pairs.iter().partition(|p| p.partner == *left_out);
         let pool = Pool::fit(&kept.iter().map(|p| row(p)).collect::<Vec<_>>()).unwrap();
         let predicted = |p: &Pair| p.alone * pool.predict(&features(p)).exp();
         errors.extend(out.iter().map(|p| (predicted(p) - p.beside).abs() / p.beside));
@@ -258,12 +260,20 @@ fn igniter(shared: &Path) -> Vec<IgniterSide> {
         for (i, k) in [(0, 1), (1, 0)] {
             let (service, partner) = (name(i), name(k));
             let layers = IGNITER_LAYERS.iter().find(|(n, _)| *n == partner).unwrap().1.to_vec();
-            let of = |table: &str, who: usize, model: &str| at(model, table, batches[who], shares[who]);
+            let of =
+                |table: &str, who: usize, model: &str| at(model, table, batches[who], shares[who]);
             let (l2, dram) = (of("l2cache", i, &service), of("dram", i, &service));
             let (other_l2, other_dram) = (of("l2cache", k, &partner), of("dram", k, &partner));
             let share = shares[i] / 100.0;
-            let counters =
-                vec![l2, dram, other_l2, other_dram, l2 * other_l2 / 100.0, dram * other_dram / 100.0, share];
+            let counters = vec![
+                l2,
+                dram,
+                other_l2,
+                other_dram,
+                l2 * other_l2 / 100.0,
+                dram * other_dram / 100.0,
+                share,
+            ];
             let latency = num(&pair[5 + i]) / 1e3;
             let alone = of("latency", i, &service) / 1e3;
             let pair = Pair { partner, beside: latency, alone, layers, counters };
@@ -367,7 +377,18 @@ fn h200() -> Vec<Pair> {
         // How busy it would be alone: a busy service waits in line.
         let load = num(&r["rate_b"]) * alone;
         let launches = num(&training["pcie_rx_mib_s"]).max(1.0).ln();
-        let counters = vec![load, load / (1.05 - load).max(0.05), share, s[2], t[0], t[1], t[2], t[1] / t[0], s[2] * t[2], launches];
+        let counters = vec![
+            load,
+            load / (1.05 - load).max(0.05),
+            share,
+            s[2],
+            t[0],
+            t[1],
+            t[2],
+            t[1] / t[0],
+            s[2] * t[2],
+            launches,
+        ];
         let mut counts: Vec<f64> = layers.map(|l| num(&model[l])).into();
         counts.extend([load, load / (1.05 - load).max(0.05)]);
         Pair {
@@ -387,7 +408,9 @@ fn tally(shared: &Path) -> Vec<Pair> {
         let text = text(&shared.join(path));
         let mut lines = text.lines();
         let header: Vec<&str> = lines.next().unwrap().split(',').collect();
-        let row = |line: &str| header.iter().map(|h| (*h).to_owned()).zip(line.split(',').map(String::from)).collect();
+        let row = |line: &str| {
+            header.iter().map(|h| (*h).to_owned()).zip(line.split(',').map(String::from)).collect()
+        };
         lines.map(row).collect()
     };
     let solo = rows("traces/tally/single_job_perf.csv");
@@ -414,26 +437,38 @@ fn tally(shared: &Path) -> Vec<Pair> {
 }
 
 fn predictor_table(shared: &Path) -> String {
-    let mut table = String::from("| data | predictor | latencies | mean | median | 90th percentile |\n|---|---|---|---|---|---|\n");
+    let mut table = String::from(
+        "| data | predictor | latencies | mean | median | 90th percentile |\n|---|---|---|---|---|---|\n",
+    );
     let mut line = |data: &str, how: &str, mut errors: Vec<f64>| {
         errors.sort_by(f64::total_cmp);
         let at = |q: f64| errors[((q * errors.len() as f64) as usize).min(errors.len() - 1)];
-        let [mean, median, p90] = [mean(&errors).unwrap(), at(0.5), at(0.9)].map(|e| format!("{:.3}", e));
-        writeln!(table, "| {data} | {how} | {} | {mean} | {median} | {p90} |", errors.len()).unwrap();
+        let [mean, median, p90] =
+            [mean(&errors).unwrap(), at(0.5), at(0.9)].map(|e| format!("{:.3}", e));
+        writeln!(table, "| {data} | {how} | {} | {mean} | {median} | {p90} |", errors.len())
+            .unwrap();
     };
     let sides = igniter(shared);
     let (parameters, latencies) = as_published(&sides);
     let data = "iGniter, 4 services, a partner left out";
     line(data, "published form: four parameters from layers and batch", latencies);
     let pairs: Vec<Pair> = sides.into_iter().map(|s| s.pair).collect();
-    line(data, "as long as alone", pairs.iter().map(|p| (p.alone - p.beside).abs() / p.beside).collect());
+    line(
+        data,
+        "as long as alone",
+        pairs.iter().map(|p| (p.alone - p.beside).abs() / p.beside).collect(),
+    );
     line(data, "times alone, from layers", unseen(&pairs, |p| p.layers.clone()));
     line(data, "times alone, from counters (ours)", unseen(&pairs, |p| p.counters.clone()));
     for (data, pairs) in [
         ("H200, 6 services, 12 training tasks, one left out", h200()),
         ("Tally, 2 services, 6 training tasks, one left out", tally(shared)),
     ] {
-        line(data, "as long as alone", pairs.iter().map(|p| (p.alone - p.beside).abs() / p.beside).collect());
+        line(
+            data,
+            "as long as alone",
+            pairs.iter().map(|p| (p.alone - p.beside).abs() / p.beside).collect(),
+        );
         if pairs.iter().all(|p| !p.layers.is_empty()) {
             line(data, "times alone, from layers", unseen(&pairs, |p| p.layers.clone()));
         }

@@ -91,7 +91,12 @@ fn company_is_learned_and_carries_over_to_similar_company() {
         let x = f64::from(other) / 20.0;
         for service in 100..103 {
             let noise = 0.02 * (rng.unit() - 0.5);
-            companies.observe(company(service, &[other]), vec![x], 0.01, 0.01 * (cost(x) + noise).exp());
+            companies.observe(
+                company(service, &[other]),
+                vec![x],
+                0.01,
+                0.01 * (cost(x) + noise).exp(),
+            );
         }
     }
     assert_eq!(companies.observations(), 60);

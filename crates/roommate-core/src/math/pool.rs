@@ -144,9 +144,10 @@ fn fitted(rows: &[&Row], family: Family) -> Option<(Scale, Model)> {
             let targets: Vec<f64> = rows.iter().map(|r| r.y).collect();
             Model::Trees(Box::new(Boost::fit(&features, &targets, TREES)))
         }
-        Family::Nearest(nearest) => {
-            Model::Rows { rows: scaled().into_iter().zip(rows.iter().map(|r| r.y)).collect(), nearest }
-        }
+        Family::Nearest(nearest) => Model::Rows {
+            rows: scaled().into_iter().zip(rows.iter().map(|r| r.y)).collect(),
+            nearest,
+        },
     };
     Some((scale, model))
 }
@@ -202,7 +203,9 @@ impl Scale {
     /// Features that never differ say nothing.
     fn apply(&self, x: &[f64]) -> Vec<f64> {
         let scaled = x.iter().zip(self.means.iter().zip(&self.widths));
-        scaled.map(|(x, (mean, width))| if *width > 1e-9 { (x - mean) / width } else { 0.0 }).collect()
+        scaled
+            .map(|(x, (mean, width))| if *width > 1e-9 { (x - mean) / width } else { 0.0 })
+            .collect()
     }
 }
 

@@ -65,7 +65,8 @@ impl Default for Params {
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let ascending = params.sizes.is_sorted_by(|a, b| a < b);
-    if params.sizes.is_empty() || !ascending || params.sizes.iter().any(|s| !(1..=1000).contains(s)) {
+    if params.sizes.is_empty() || !ascending || params.sizes.iter().any(|s| !(1..=1000).contains(s))
+    {
         return Err("sizes: expected permille of the GPU, ascending".into());
     }
     if params.batches.is_empty() || params.batches.contains(&0) {
@@ -92,7 +93,13 @@ struct Gpulets {
 
 impl Gpulets {
     /// The smallest partition that keeps up, with the batch that does most there.
-    fn partition(&self, state: &State, gpu: GpuIdx, service: JobIdx, load: f64) -> Option<(u16, u32)> {
+    fn partition(
+        &self,
+        state: &State,
+        gpu: GpuIdx,
+        service: JobIdx,
+        load: f64,
+    ) -> Option<(u16, u32)> {
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let best = |size: &u16| {
             let rate = |batch: &u32| {
@@ -156,11 +163,52 @@ impl Tactics for Gpulets {
 
 #[cfg(test)]
 mod tests {
+    use crate::lodging::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 
     #[test]
     fn without_services_it_is_first_come_first_served() {
-        expect![[]].assert_eq(&picture("gpulets-like", "1x2", "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3"));
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("gpulets-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("gpulets-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light 24 points of its latency alone were profiled before; beside others it is learned in the run
+              heavy 24 points of its latency alone were profiled before; beside others it is learned in the run
+              light 24 points of its latency alone were profiled before; beside others it is learned in the run
+              GPU 0: light 500 ‰ a 500 ‰
+              GPU 1: heavy 500 ‰
+            requests come, 2.0s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16
+            one is late, 3.0s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16
+            later, 11m 04s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16 b 800 ‰
+        "#]].assert_eq(&stage.story);
     }
 }

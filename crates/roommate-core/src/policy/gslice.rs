@@ -129,7 +129,7 @@ impl Tactics for Gslice {
         room: &Room,
     ) -> Setting {
         self.loops.resize(plan.gpus.len(), Loop::default());
-        let even = Knobs::SM_ALL / (room.lodgers.len() as u16 + 1);
+        let even = Knobs::SM_ALL / (u16::from(self.params.max_tasks) + 1);
         let most = self.house.most_beside(room.lodgers.len());
         let state = &mut self.loops[gpu.usize()];
         if state.service != Some(service) {
@@ -170,11 +170,53 @@ impl Tactics for Gslice {
 
 #[cfg(test)]
 mod tests {
+    use crate::lodging::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 
     #[test]
     fn without_services_it_is_first_come_first_served() {
-        expect![[]].assert_eq(&picture("gslice-like", "1x2", "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3"));
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("gslice-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("gslice-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light has not answered yet; until it does it has the share at the knee of its curve
+              heavy has not answered yet; until it does it has the share at the knee of its curve
+              light has not answered yet; until it does it has the share at the knee of its curve
+              GPU 0: light 900 ‰ a 100 ‰
+              GPU 1: heavy 1000 ‰
+            requests come, 2.0s
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 1000 ‰ batch 8
+            one is late, 3.0s
+              heavy its objective is out of reach even with the whole GPU; it has all that training can spare
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 1000 ‰ batch 8
+            later, 11m 04s
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 900 ‰ batch 8 b 100 ‰
+        "#]].assert_eq(&stage.story);
     }
 }

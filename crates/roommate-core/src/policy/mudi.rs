@@ -26,7 +26,8 @@
 //! deviations above the predicted latency, and trusts a measured miss more than the model. Curves are two lines over one part in
 //! so many instead of over the share (`curve`; `docs/reference/fits.md` says why). Latency beside others is the curve alone times a
 //! factor learned from counters in the run, not four parameters from layer counts. The weight of exploration is clamped at 0:
-//! as printed it turns negative in the third round. The search measures each batch with the share that it will have (`joint`);
+//! as printed it turns negative in the third round; after that the batch size of which most is hoped is tried, and the search ends when that is
+//! little. The search measures each batch with the share that it will have (`joint`);
 //! the paper searches at the share of the knee and shrinks it afterwards. A larger share is given at once, a smaller one after the
 //! load has been low for `calm_s`; the search begins anew when the load has changed by `load_trigger`. "10 % larger"
 //! is read as times 1.10. Training keeps its batch size; several tasks on a GPU share the rest evenly, as published.
@@ -38,7 +39,7 @@ use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::latency::{Axis, Companies, Company, Knowledge};
 use crate::lodging::{House, Kind, Lodging, Room, Rooms, Setting, Tactics};
-use crate::math::queueing;
+use crate::math::queueing::{Latencies, Queue};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::state::State;
@@ -47,6 +48,7 @@ use crate::why::Why;
 use search::Search;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::collections::BTreeMap;
 
 mod search;
 
@@ -153,8 +155,16 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     };
     house.check()?;
     let known = Knowledge::new(p.curve, p.profile_points);
-    let (companies, tuners, scores) = (Companies::default(), Vec::new(), Vec::new());
-    Ok(Lodging::new(house, Mudi { params, house, known, companies, tuners, scores }))
+    let mudi = Mudi {
+        params,
+        house,
+        known,
+        companies: Companies::default(),
+        limits: BTreeMap::new(),
+        tuners: Vec::new(),
+        scores: Vec::new(),
+    };
+    Ok(Lodging::new(house, mudi))
 }
 
 /// What is being tuned on one GPU.
@@ -180,6 +190,8 @@ struct Mudi {
     house: House,
     known: Knowledge,
     companies: Companies,
+    /// Longest batches that keep an objective: by service, kind of GPU and objective, load, strictness.
+    limits: BTreeMap<((ProfileIdx, u8, u32), i32, i32), Vec<f64>>,
     tuners: Vec<Tuner>,
     /// Kinds of rooms by score, a buffer.
     scores: Vec<(f64, Kind)>,
@@ -189,6 +201,10 @@ struct Mudi {
 const STRICTEST: f64 = 0.3;
 /// A measured load so near to the one tuned for is that one.
 const SAME_LOAD: f64 = 0.1;
+/// Loads are told apart in steps of this, as logarithms.
+const LOAD_STEP: f64 = 0.05;
+/// How often the span of possible batch times is halved: to a four-thousandth of the objective.
+const HALVINGS: usize = 12;
 /// Below so many requests a second nobody asks.
 const NOBODY: f64 = 0.01;
 
@@ -210,7 +226,8 @@ impl Mudi {
 
     /// How much longer a service takes in company: a factor, at the quantile that is asked for.
     fn factor(&self, state: &State, company: &Company) -> f64 {
-        let Estimate { mean, std } = self.companies.predict(company, &self.features(state, company));
+        let Estimate { mean, std } =
+            self.companies.predict(company, &self.features(state, company));
         match self.params.slo_model {
             SloModel::Published => mean.exp(),
             SloModel::Queueing => (mean + self.params.caution * std).exp(),
@@ -263,49 +280,82 @@ impl Mudi {
                 tuner.strict = (tuner.strict * 1.05).min(1.0);
             }
         }
-        let aim_s = slo_s * tuner.strict;
-        let limits = self.params.batches.iter().map(|batch| match self.params.slo_model {
-            SloModel::Published => aim_s * f64::from(*batch) / seen.load_rps.max(1e-9),
-            SloModel::Queueing => self.longest_batch(state, gpu, service, *batch, seen.load_rps, aim_s),
-        });
-        let limits: Vec<f64> = limits.collect();
-        self.tuners[gpu.usize()].limits_s = limits;
+        let strict = tuner.strict;
+        self.tuners[gpu.usize()].limits_s = match self.params.slo_model {
+            SloModel::Published => {
+                let limit = |b: &u32| slo_s * f64::from(*b) / seen.load_rps.max(1e-9);
+                self.params.batches.iter().map(limit).collect()
+            }
+            SloModel::Queueing => self.limits(state, gpu, service, seen.load_rps, strict),
+        };
     }
 
-    /// Longest time of a full batch with which the 99th percentile stays within the aim.
+    /// Longest time of a full batch, for each size, with which the 99th percentile stays within so much of
+    /// the objective. Rounded to the safe side, so that the same question is asked again and again.
+    fn limits(
+        &mut self,
+        state: &State,
+        gpu: GpuIdx,
+        service: JobIdx,
+        load_rps: f64,
+        strict: f64,
+    ) -> Vec<f64> {
+        let Some(slo) = state.spec(service).slo else {
+            return vec![f64::INFINITY; self.params.batches.len()];
+        };
+        let step = (load_rps.max(NOBODY).ln() / LOAD_STEP).ceil();
+        let part = (strict * 20.0).floor();
+        let of = (state.spec(service).profile, state.gpu(gpu).kind, slo.p99_us);
+        let key = (of, step as i32, part as i32);
+        if let Some(known) = self.limits.get(&key) {
+            return known.clone();
+        }
+        let aim_s = f64::from(slo.p99_us) / 1e6 * part / 20.0;
+        let rate = (step * LOAD_STEP).exp();
+        let longest = |batch: &u32| self.longest_batch(state, gpu, service, *batch, rate, aim_s);
+        let limits: Vec<f64> = self.params.batches.iter().map(longest).collect();
+        self.limits.insert(key, limits.clone());
+        limits
+    }
+
     fn longest_batch(
         &self,
         state: &State,
         gpu: GpuIdx,
         service: JobIdx,
         batch: u32,
-        load_rps: f64,
+        rate: f64,
         aim_s: f64,
     ) -> f64 {
-        if aim_s.is_infinite() {
-            return f64::INFINITY;
-        }
         let timeout_s = state.profile(service).serving.map_or(0.0, |s| s.timeout.secs());
         // Smaller batches take less, in the proportions of the curves around the knee.
         let full = self.known.curve(state, service, gpu, batch);
         let knee = full.knee().clamp(self.params.least_share, 1.0);
-        let part = |n: u32| self.known.curve(state, service, gpu, n).at(knee) / full.at(knee);
-        let parts: SmallVec<[(u32, f64); 8]> = queueing_sizes(batch).map(|n| (n, part(n))).collect();
+        let mut parts: SmallVec<[(u32, f64); 12]> = SmallVec::new();
+        for n in sizes(batch) {
+            let part = self.known.curve(state, service, gpu, n).at(knee) / full.at(knee);
+            let before = parts.last().map_or(0.0, |p| p.1);
+            parts.push((n, part.clamp(before, 1.0)));
+        }
+        let mut latencies = Latencies::default();
         let (mut fast, mut slow) = (0.0, aim_s);
-        for _ in 0..20 {
+        for _ in 0..HALVINGS {
             let tried = f64::midpoint(fast, slow);
-            let p99_s = queueing::p99_s(load_rps, batch, timeout_s, |n| {
+            let batch_s = |n: u32| {
                 let at = parts.partition_point(|(size, _)| *size < n).min(parts.len() - 1);
                 tried * parts[at].1
-            });
-            if p99_s <= aim_s { fast = tried } else { slow = tried }
+            };
+            let keeps_up =
+                latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s });
+            let in_time = keeps_up && latencies.quantile_s(0.99) <= aim_s;
+            if in_time { fast = tried } else { slow = tried }
         }
         fast
     }
 }
 
 /// Sizes of batches whose times are looked at.
-fn queueing_sizes(batch: u32) -> impl Iterator<Item = u32> {
+fn sizes(batch: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(1u32), move |n| (*n < batch).then(|| (n * 2).min(batch)))
 }
 
@@ -315,8 +365,8 @@ impl Mudi {
     fn score(&self, plan: &Plan<'_>, rooms: &Rooms, kind: &Kind, job: JobIdx) -> Option<f64> {
         let (_, gpu) = rooms.open.get(kind)?.first()?;
         let Some(service) = rooms.room(*gpu).service else {
-            // Nobody to be careful of; the fewer share it the better.
-            return Some(kind.others.len() as f64 - 10.0);
+            // Nobody to be careful of.
+            return Some(0.0);
         };
         let mut others = kind.others.clone();
         others.push(plan.spec(job).profile);
@@ -362,7 +412,10 @@ impl Tactics for Mudi {
         for kind in rooms.open.keys() {
             scores.extend(self.score(plan, rooms, kind, job).map(|s| (s, kind.clone())));
         }
-        scores.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // A GPU for itself is better for training than any company.
+        scores.sort_by(|(a, x), (b, y)| {
+            x.others.len().cmp(&y.others.len()).then_with(|| a.total_cmp(b))
+        });
         let mut found = None;
         'kinds: for (_, kind) in &scores {
             for (_, gpu) in rooms.open.get(kind).into_iter().flatten() {

@@ -119,8 +119,7 @@ impl MuxFlow {
         });
         let left = f64::from(rooms.left_for_each(service, room.lodgers.len() + 1)) / 1000.0;
         let tenants = room.service.iter().chain(&room.lodgers);
-        let others: f64 =
-            tenants.map(|t| self.known.uses(state, state.spec(*t).profile)[1]).sum();
+        let others: f64 = tenants.map(|t| self.known.uses(state, state.spec(*t).profile)[1]).sum();
         (left / sm.max(0.05)).min(1.0) / (1.0 + dram * others)
     }
 
@@ -236,11 +235,53 @@ impl Tactics for MuxFlow {
 
 #[cfg(test)]
 mod tests {
+    use crate::lodging::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 
     #[test]
     fn without_services_it_is_first_come_first_served() {
-        expect![[]].assert_eq(&picture("muxflow-like", "1x2", "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3"));
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("muxflow-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("muxflow-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light has not answered yet; until it does it has the share at the knee of its curve
+              heavy has not answered yet; until it does it has the share at the knee of its curve
+              light has not answered yet; until it does it has the share at the knee of its curve
+              GPU 0: light 500 ‰ a 500 ‰
+              GPU 1: heavy 500 ‰
+            requests come, 2.0s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 1000 ‰
+            one is late, 3.0s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 1000 ‰
+            later, 11m 04s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 359 ‰ b 641 ‰
+        "#]]
+        .assert_eq(&stage.story);
     }
 }

@@ -4,6 +4,9 @@
 use crate::math::gp::Process;
 use crate::time::{Span, Time};
 
+/// A round that is expected to make training faster by less than this part is not worth it.
+const WORTH_A_ROUND: f64 = 0.003;
+
 /// A search on one GPU.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
@@ -54,7 +57,8 @@ impl Search {
         }
     }
 
-    /// The candidate with the lowest confidence bound; `None` if that one was measured.
+    /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is
+    /// hoped; `None` if that is too little.
     fn next(&self, candidates: &[u32]) -> Option<u32> {
         let place = |batch: u32| vec![f64::from(batch).log2() / 10.0];
         let points: Vec<Vec<f64>> = self.tried.iter().map(|(batch, _)| place(*batch)).collect();
@@ -63,7 +67,15 @@ impl Search {
         let deviations = exploration(candidates.len(), self.tried.len());
         let bound = |batch: &u32| process.guess(&place(*batch)).lower(deviations);
         let best = candidates.iter().copied().min_by(|a, b| bound(a).total_cmp(&bound(b)))?;
-        self.tried.iter().all(|(batch, _)| *batch != best).then_some(best)
+        let is_new = |batch: &u32| self.tried.iter().all(|(tried, _)| tried != batch);
+        if is_new(&best) {
+            return Some(best);
+        }
+        let so_far = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let hope = |batch: u32| (process.guess(&place(batch)).improvement(so_far), batch);
+        let hopes = candidates.iter().copied().filter(is_new).map(hope);
+        let most = hopes.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (most.0 > WORTH_A_ROUND).then_some(most.1)
     }
 }
 
