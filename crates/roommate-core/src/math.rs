@@ -9,5 +9,6 @@ pub mod lp;
 pub mod matching;
 pub mod piecewise;
 pub mod pool;
+pub mod queueing;
 pub mod rng;
 pub mod stat;
