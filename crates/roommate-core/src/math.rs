@@ -4,6 +4,7 @@ pub mod boost;
 pub mod choice;
 pub mod gp;
 pub mod kmeans;
+pub mod lcb;
 pub mod least_squares;
 pub mod lp;
 pub mod matching;

@@ -39,18 +39,16 @@ use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::latency::{Axis, Companies, Company, Knowledge};
 use crate::lodging::{House, Kind, Lodging, Room, Rooms, Setting, Tactics};
+use crate::math::lcb::Search;
 use crate::math::queueing::{Latencies, Queue};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::state::State;
 use crate::time::{Span, Time};
 use crate::why::Why;
-use search::Search;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-
-mod search;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -574,7 +572,7 @@ impl Mudi {
             }
             look = search.until(plan.now, round);
         }
-        let option = options.iter().find(|o| o.0 == search.batch());
+        let option = options.iter().find(|o| o.0 == search.size());
         // What was being tried is not possible any more: the nearest that is.
         let (batch, need) = *option.unwrap_or_else(|| {
             search.end_with(options[0].0);

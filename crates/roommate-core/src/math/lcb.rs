@@ -1,58 +1,59 @@
-//! The search for a batch size: try one, measure, guess all others from what was measured, try the one that
-//! might be the best.
+//! The search for the best of a few sizes: try one, measure for a while, guess all others from what was
+//! measured, try the one that might be the best (lowest confidence bound of a Gaussian process over the
+//! logarithm of the size).
 
 use crate::math::gp::Process;
 use crate::time::{Span, Time};
 
-/// A round that is expected to make training faster by less than this part is not worth it.
+/// A round that is expected to gain less than this is not worth it.
 const WORTH_A_ROUND: f64 = 0.003;
 
-/// A search on one GPU.
+/// A search.
 #[derive(Clone, Debug)]
-pub(super) struct Search {
-    batch: u32,
-    /// Until when the present batch is measured; none before it began and when all is over.
+pub struct Search {
+    size: u32,
+    /// Until when the present size is measured; none before it began and when all is over.
     until: Option<Time>,
     over: bool,
-    /// Batches and what was measured of them.
+    /// Sizes and what was measured of them.
     tried: Vec<(u32, f64)>,
 }
 
 impl Search {
-    /// Begins with this batch.
-    pub(super) fn begin(batch: u32) -> Self {
-        Self { batch, until: None, over: false, tried: Vec::new() }
+    /// Begins with this size.
+    pub fn begin(size: u32) -> Self {
+        Self { size, until: None, over: false, tried: Vec::new() }
     }
 
-    /// The batch that is tried now, or that was found.
-    pub(super) fn batch(&self) -> u32 {
-        self.batch
+    /// The size that is tried now, or that was found.
+    pub fn size(&self) -> u32 {
+        self.size
     }
 
     /// There is nothing to search.
-    pub(super) fn end_with(&mut self, batch: u32) {
-        self.batch = batch;
+    pub fn end_with(&mut self, size: u32) {
+        self.size = size;
         self.over = true;
         self.until = None;
     }
 
     /// When the present round ends; `None` once the search is over.
-    pub(super) fn until(&mut self, now: Time, round: Span) -> Option<Time> {
+    pub fn until(&mut self, now: Time, round: Span) -> Option<Time> {
         (!self.over).then(|| *self.until.get_or_insert(now + round))
     }
 
     /// The round is over: this was measured (the smaller the better), or nothing yet.
-    pub(super) fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
+    pub fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
         self.until = None;
         let Some(value) = value else { return };
-        self.tried.retain(|(batch, _)| *batch != self.batch);
-        self.tried.push((self.batch, value));
+        self.tried.retain(|(size, _)| *size != self.size);
+        self.tried.push((self.size, value));
         match self.next(candidates).filter(|_| self.tried.len() < rounds) {
-            Some(next) => self.batch = next,
+            Some(next) => self.size = next,
             None => {
-                let possible = self.tried.iter().filter(|(batch, _)| candidates.contains(batch));
+                let possible = self.tried.iter().filter(|(size, _)| candidates.contains(size));
                 let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
-                self.end_with(best.map_or(self.batch, |(batch, _)| *batch));
+                self.end_with(best.map_or(self.size, |(size, _)| *size));
             }
         }
     }
@@ -60,19 +61,19 @@ impl Search {
     /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is
     /// hoped; `None` if that is too little.
     fn next(&self, candidates: &[u32]) -> Option<u32> {
-        let place = |batch: u32| vec![f64::from(batch).log2() / 10.0];
-        let points: Vec<Vec<f64>> = self.tried.iter().map(|(batch, _)| place(*batch)).collect();
+        let place = |size: u32| vec![f64::from(size).log2() / 10.0];
+        let points: Vec<Vec<f64>> = self.tried.iter().map(|(size, _)| place(*size)).collect();
         let values: Vec<f64> = self.tried.iter().map(|(_, value)| *value).collect();
         let process = Process::fit(&points, &values, &[])?;
         let deviations = exploration(candidates.len(), self.tried.len());
-        let bound = |batch: &u32| process.guess(&place(*batch)).lower(deviations);
+        let bound = |size: &u32| process.guess(&place(*size)).lower(deviations);
         let best = candidates.iter().copied().min_by(|a, b| bound(a).total_cmp(&bound(b)))?;
-        let is_new = |batch: &u32| self.tried.iter().all(|(tried, _)| tried != batch);
+        let is_new = |size: &u32| self.tried.iter().all(|(tried, _)| tried != size);
         if is_new(&best) {
             return Some(best);
         }
         let so_far = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let hope = |batch: u32| (process.guess(&place(batch)).improvement(so_far), batch);
+        let hope = |size: u32| (process.guess(&place(size)).improvement(so_far), size);
         let hopes = candidates.iter().copied().filter(is_new).map(hope);
         let most = hopes.max_by(|a, b| a.0.total_cmp(&b.0))?;
         (most.0 > WORTH_A_ROUND).then_some(most.1)
@@ -105,11 +106,11 @@ mod tests {
         let mut search = Search::begin(first);
         let mut rounds = 0;
         while search.until(Time::ZERO, Span(1)).is_some() {
-            search.measured(Some(of(search.batch())), candidates, 17);
+            search.measured(Some(of(search.size())), candidates, 17);
             rounds += 1;
             assert!(rounds <= 17, "searches end");
         }
-        (search.batch(), rounds)
+        (search.size(), rounds)
     }
 
     #[test]
@@ -120,8 +121,8 @@ mod tests {
         for _ in 0..200 {
             let (low, bend, slope) = (rng.unit() * 6.0, 0.05 + rng.unit(), rng.unit() - 0.5);
             let noise: Vec<f64> = candidates.iter().map(|_| 0.005 * (rng.unit() - 0.5)).collect();
-            let of = |batch: u32| {
-                let x = f64::from(batch).log2();
+            let of = |size: u32| {
+                let x = f64::from(size).log2();
                 0.1 * bend * (x - low).abs() + 0.02 * slope * x + noise[x as usize]
             };
             let (found, rounds) = run(&candidates, 16, of);
@@ -139,8 +140,8 @@ mod tests {
         assert_eq!(search.until(Time(5), Span(10)), Some(Time(15)));
         assert_eq!(search.until(Time(9), Span(10)), Some(Time(15)));
         search.measured(None, &[2, 4], 17);
-        assert_eq!((search.batch(), search.until(Time(15), Span(10))), (4, Some(Time(25))));
+        assert_eq!((search.size(), search.until(Time(15), Span(10))), (4, Some(Time(25))));
         search.end_with(2);
-        assert_eq!((search.batch(), search.until(Time(25), Span(10))), (2, None));
+        assert_eq!((search.size(), search.until(Time(25), Span(10))), (2, None));
     }
 }
