@@ -363,12 +363,13 @@ impl Service {
         self.open.requests = open.requests - requests;
         let late = (open.late + 1e-6).floor().min(requests);
         self.open.late = open.late - late;
-        Window {
+        let window = Window {
             requests: requests as u32,
             late: late as u32,
             p50_us: if open.requests > 0.0 { (open.p50 / open.requests) as u32 } else { 0 },
             p99_us: if requests > 0.0 { open.p99_us } else { 0 },
-        }
+        };
+        window.consistent(self.rules.slo_s)
     }
 
     fn add_to_account(&mut self, window: Window, whole: bool) {
