@@ -5,6 +5,7 @@ pub mod compat;
 pub mod fault;
 pub mod gzip;
 pub mod report;
+pub mod scenario;
 pub mod trace;
 pub mod truth;
 pub mod view;

@@ -1,0 +1,322 @@
+//! Scenarios: a published set-up as data. A file says which cluster, which tasks and services in which
+//! shares, how they arrive, how long they take, and which policies are compared with which published
+//! figures; a seed makes a workload of it. `docs/reference/scenarios.md` describes the file.
+
+mod deal;
+mod error;
+pub mod score;
+#[cfg(test)]
+mod tests;
+
+pub use deal::Dealt;
+pub use error::ScenarioError;
+
+use error::Source;
+use roommate_core::cluster::Cluster;
+use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::rows::TaskKind;
+use roommate_core::policy::{self, Params};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// A set-up: everything that is needed to run and to judge policies, but the seed.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is, in one line.
+    pub about: String,
+    /// Where it was published.
+    #[serde(default)]
+    pub source: String,
+    /// The GPUs.
+    pub cluster: Cluster,
+    /// How many seeds are run: 0 up to this.
+    #[serde(default = "five")]
+    pub seeds: u64,
+    /// The policy that the others are divided by.
+    pub ours: Spanned<String>,
+    /// What changes cost.
+    #[serde(default)]
+    pub world: World,
+    /// When tasks come.
+    pub arrivals: Spanned<Arrivals>,
+    /// GPU-hours of a task, from and to, by the name of the class.
+    pub sizes: BTreeMap<String, Spanned<[f64; 2]>>,
+    /// Kinds of training.
+    #[serde(rename = "task")]
+    tasks: Vec<Spanned<Task>>,
+    /// What is compared.
+    #[serde(rename = "policy")]
+    policies: Vec<Spanned<Contender>>,
+    /// Where it was read.
+    #[serde(skip)]
+    path: PathBuf,
+}
+
+fn five() -> u64 {
+    5
+}
+
+/// What changes cost, and how exact the truth is.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct World {
+    /// Seconds without progress at the first start.
+    pub start_s: f64,
+    /// Seconds without progress when a task starts again.
+    pub restart_s: f64,
+    /// Seconds without progress when a task's knobs are turned.
+    pub tune_s: f64,
+    /// Scatter of the truth around what its model says, as a share.
+    pub noise: f64,
+}
+
+impl Default for World {
+    /// A start took 17 to 25 s on our machine (imports, context, warm-up).
+    fn default() -> Self {
+        Self { start_s: 20.0, restart_s: 20.0, tune_s: 0.0, noise: 0.0 }
+    }
+}
+
+/// When tasks come. Exactly one of `gaps_s`, `mean_gap_s` and `trace` says how.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arrivals {
+    /// How many tasks.
+    pub tasks: usize,
+    /// Share of gaps that are at most so many seconds; between two points the logarithm is linear.
+    pub gaps_s: Option<Vec<(f64, f64)>>,
+    /// Exponential gaps with this mean.
+    pub mean_gap_s: Option<f64>,
+    /// A trace file whose times of submission are taken; beside the scenario, unless absolute.
+    pub trace: Option<PathBuf>,
+    /// They come so many times as fast.
+    #[serde(default = "one")]
+    pub times_faster: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// A kind of training, and the measured task that it is here.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Task {
+    /// What is trained, as published.
+    pub model: String,
+    /// On what.
+    #[serde(default)]
+    pub dataset: String,
+    /// The batch size that every system begins with.
+    pub batch: u32,
+    /// How it is trained.
+    #[serde(default)]
+    pub optimizer: String,
+    /// Its class of size.
+    pub size: String,
+    /// Its part of all tasks; all parts together are the whole, whatever they add to.
+    pub share: f64,
+    /// The task of the measurements that it is here.
+    pub measured: String,
+    /// The batch size of the measurements that stands for `batch`; the same, unless said.
+    pub measured_batch: Option<u32>,
+    /// Why that one.
+    pub because: String,
+}
+
+/// A policy of the comparison.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Contender {
+    /// The policy.
+    pub name: String,
+    /// What it is called in tables, where one policy comes twice; its name, unless said.
+    pub label: Option<String>,
+    /// Its parameters, where they are not the defaults.
+    #[serde(default)]
+    pub params: Params,
+    /// What was published of it, divided by what was published of ours.
+    #[serde(default)]
+    pub published: Published,
+}
+
+impl Contender {
+    /// What it is called in tables.
+    pub fn label(&self) -> &str {
+        self.label.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// Published figures, each divided by that of ours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Published {
+    /// Mean completion time.
+    pub completion: Option<f64>,
+    /// Mean wait.
+    pub wait: Option<f64>,
+    /// Makespan.
+    pub makespan: Option<f64>,
+}
+
+impl Scenario {
+    /// Reads a scenario and checks all of it, so that nothing is wrong later.
+    pub fn read(path: &Path, atlas: &Atlas) -> Result<Self, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| ScenarioError::whole(path, &crate::trace::Problem::from(&e)))?;
+        let source = Source { path, text: &text };
+        let mut scenario: Self = toml::from_str(&text).map_err(|e| source.syntax(&e))?;
+        scenario.path = path.into();
+        scenario.check(&source, atlas)?;
+        Ok(scenario)
+    }
+
+    /// Its name: that of its file.
+    pub fn name(&self) -> String {
+        self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Kinds of training, in the order of the file.
+    pub fn tasks(&self) -> impl Iterator<Item = &Task> {
+        self.tasks.iter().map(Spanned::get_ref)
+    }
+
+    /// What is compared, in the order of the file.
+    pub fn policies(&self) -> impl Iterator<Item = &Contender> {
+        self.policies.iter().map(Spanned::get_ref)
+    }
+
+    /// What a reader of the results should know of how the file was read.
+    pub fn remarks(&self) -> Vec<String> {
+        let sum: f64 = self.tasks().map(|t| t.share).sum();
+        let mut remarks = Vec::new();
+        if (sum - 100.0).abs() > 1e-9 && (sum - 1.0).abs() > 1e-9 {
+            remarks.push(format!("the shares of the tasks add to {sum} %; they are normalised"));
+        }
+        remarks
+    }
+
+    fn check(&self, source: &Source<'_>, atlas: &Atlas) -> Result<(), ScenarioError> {
+        if !(1..=1_000).contains(&self.seeds) {
+            return Err(source.field("seeds", "expected 1 to 1000 seeds"));
+        }
+        let costs = [self.world.start_s, self.world.restart_s, self.world.tune_s];
+        if !costs.iter().all(|s| (0.0..=1e6).contains(s))
+            || !(0.0..=1.0).contains(&self.world.noise)
+        {
+            return Err(
+                source.field("[world]", "expected seconds from 0 to 1e6, and noise from 0 to 1")
+            );
+        }
+        check_arrivals(&self.arrivals, source)?;
+        for (name, range) in &self.sizes {
+            let [from, to] = *range.get_ref();
+            if !(from > 0.0 && to >= from && to <= 1e6) {
+                let what = format!("size {name}: expected GPU-hours above 0, the smaller first");
+                return Err(source.at(range, what, None));
+            }
+        }
+        if self.tasks.is_empty() {
+            return Err(source.field("[[task]]", "expected at least one task"));
+        }
+        self.tasks.iter().try_for_each(|t| self.check_task(t, source, atlas))?;
+        self.policies.iter().try_for_each(|p| check_policy(p, source))?;
+        let mut labels: Vec<&str> = self.policies().map(Contender::label).collect();
+        if !labels.contains(&self.ours.get_ref().as_str()) {
+            let what = format!("ours: no [[policy]] is called {:?}", self.ours.get_ref());
+            return Err(source.at(&self.ours, what, error::closest(self.ours.get_ref(), &labels)));
+        }
+        labels.sort_unstable();
+        match labels.windows(2).find(|w| w[0] == w[1]) {
+            None => Ok(()),
+            Some(twice) => {
+                let second =
+                    self.policies.iter().filter(|p| p.get_ref().label() == twice[0]).nth(1);
+                let what = format!("two policies are called {:?}; give one a `label`", twice[0]);
+                Err(second.map_or_else(
+                    || source.field("[[policy]]", &what),
+                    |p| source.at(p, what.clone(), None),
+                ))
+            }
+        }
+    }
+
+    fn check_task(
+        &self,
+        task: &Spanned<Task>,
+        source: &Source<'_>,
+        atlas: &Atlas,
+    ) -> Result<(), ScenarioError> {
+        let Task { model, batch, share, size, measured, measured_batch, .. } = task.get_ref();
+        let wrong =
+            |what: String, hint| Err(source.at(task, format!("task {model:?}: {what}"), hint));
+        if *batch == 0 || *measured_batch == Some(0) {
+            return wrong("expected a batch of at least 1".into(), None);
+        }
+        if !(share.is_finite() && *share > 0.0) {
+            return wrong("expected a share above 0".into(), None);
+        }
+        if !self.sizes.contains_key(size) {
+            let known: Vec<&str> = self.sizes.keys().map(String::as_str).collect();
+            return wrong(format!("[sizes] has no {size:?}"), error::closest(size, &known));
+        }
+        if atlas.task(TaskKind::Train, measured).is_none() {
+            let tasks = atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Train);
+            let known: Vec<&str> = tasks.map(|(_, _, name)| name).collect();
+            let what = format!("no training task {measured:?} was measured");
+            return wrong(what, error::closest(measured, &known));
+        }
+        Ok(())
+    }
+}
+
+fn check_arrivals(arrivals: &Spanned<Arrivals>, source: &Source<'_>) -> Result<(), ScenarioError> {
+    let wrong = |what: &str| Err(source.at(arrivals, format!("[arrivals]: {what}"), None));
+    let Arrivals { tasks, gaps_s, mean_gap_s, trace, times_faster } = arrivals.get_ref();
+    if !(1..=1_000_000).contains(tasks) {
+        return wrong("expected 1 to 1000000 tasks");
+    }
+    if !(times_faster.is_finite() && *times_faster > 0.0) {
+        return wrong("times_faster: expected a number above 0");
+    }
+    let ways = [gaps_s.is_some(), mean_gap_s.is_some(), trace.is_some()];
+    if ways.iter().filter(|w| **w).count() != 1 {
+        return wrong("expected exactly one of gaps_s, mean_gap_s and trace");
+    }
+    if mean_gap_s.is_some_and(|s| !(0.0..=1e9).contains(&s)) {
+        return wrong("mean_gap_s: expected seconds from 0");
+    }
+    if let Some(points) = gaps_s {
+        let rises = points.windows(2).all(|w| w[0].0 < w[1].0 && w[0].1 <= w[1].1);
+        let whole =
+            points.first().map(|p| p.0) == Some(0.0) && points.last().map(|p| p.0) == Some(1.0);
+        if !(rises && whole && points.iter().all(|p| p.1.is_finite() && p.1 > 0.0)) {
+            return wrong(
+                "gaps_s: expected rising [share, seconds] from share 0 to 1, seconds above 0",
+            );
+        }
+    }
+    Ok(())
+}
+
+fn check_policy(policy: &Spanned<Contender>, source: &Source<'_>) -> Result<(), ScenarioError> {
+    let Contender { name, params, published, .. } = policy.get_ref();
+    let Ok(entry) = policy::find(name) else {
+        let known: Vec<&str> = policy::POLICIES.iter().map(|e| e.name).collect();
+        let what = format!("there is no policy {name:?}");
+        return Err(source.at(policy, what, error::closest(name, &known)));
+    };
+    if let Err(wrong) = entry.build(params) {
+        let hint = format!("`roommate policies {name}` lists its parameters");
+        return Err(source.at(policy, wrong.to_string(), Some(hint)));
+    }
+    let ratios = [published.completion, published.wait, published.makespan];
+    if ratios.into_iter().flatten().any(|r| !(r.is_finite() && r > 0.0)) {
+        let what = format!("policy {name:?}: published ratios are numbers above 0");
+        return Err(source.at(policy, what, None));
+    }
+    Ok(())
+}
