@@ -110,7 +110,7 @@ impl Engine {
         // its job may be placed again from now on.
         let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
-            Event::Started(_) | Event::Tuned(_) => false,
+            Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
             Event::Stopped { job, .. } => late(*job),
             // What is measured at the instant of a decision is its consequence.
             Event::Sampled { .. } => self.last_asked != Some(now),
@@ -160,7 +160,7 @@ impl Engine {
         for fact in facts {
             if self.apply(fact).is_none() {
                 self.contradictions.push(Contradiction(*fact));
-            } else {
+            } else if !matches!(fact, Event::Served { .. }) {
                 self.events.push(*fact);
             }
         }
@@ -217,6 +217,11 @@ impl Engine {
             Event::Failed { job, why, done } if done.is_finite() => self.failed(job, why, done),
             Event::Failed { .. } => None,
             Event::Sampled { job, sample } => self.sampled(job, &sample),
+            // Requests come whether or not the service is there to answer.
+            Event::Served { job, .. } => {
+                let phase = self.hot(job)?.phase;
+                (!matches!(phase, Phase::Expected | Phase::Done)).then_some(())
+            }
             Event::NodeUp(node) => self.node_up(node),
             Event::NodeDown(node) => self.node_down(node),
         }

@@ -35,6 +35,53 @@ pub struct Sample {
     pub noise_scale: f32,
 }
 
+/// What a service did since it was last told: the account of its measuring windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Served {
+    /// Measuring windows that ended.
+    pub windows: u32,
+    /// Those in which more than one request in a hundred was late.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub over: u32,
+    /// Requests in them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub requests: u64,
+    /// Requests that were answered later than the objective, or not at all.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub late: u64,
+    /// Mean over requests of their window's median latency, µs.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub p50_us: u32,
+    /// Mean over requests of their window's 99th percentile, µs.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub p99_us: u32,
+    /// The largest 99th percentile of a window, µs.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub worst_us: u32,
+}
+
+impl Served {
+    /// Both accounts as one.
+    pub fn and(self, other: Self) -> Self {
+        let requests = self.requests + other.requests;
+        let mean = |a: u32, b: u32| {
+            let sum = u128::from(a) * u128::from(self.requests)
+                + u128::from(b) * u128::from(other.requests);
+            sum.checked_div(u128::from(requests)).unwrap_or(0) as u32
+        };
+        Self {
+            windows: self.windows.saturating_add(other.windows),
+            over: self.over.saturating_add(other.over),
+            requests,
+            late: self.late + other.late,
+            p50_us: mean(self.p50_us, other.p50_us),
+            p99_us: mean(self.p99_us, other.p99_us),
+            worst_us: self.worst_us.max(other.worst_us),
+        }
+    }
+}
+
 fn is_zero<T: Default + PartialEq>(v: &T) -> bool {
     *v == T::default()
 }
@@ -75,6 +122,14 @@ pub enum Event {
         job: JobIdx,
         /// What was measured.
         sample: Sample,
+    },
+    /// A service accounts for the time since it was last told. Never a reason to ask a policy: what
+    /// matters to one is sampled as well.
+    Served {
+        /// The service.
+        job: JobIdx,
+        /// Its account.
+        served: Served,
     },
     /// A node can be used.
     NodeUp(NodeIdx),

@@ -1,7 +1,8 @@
 //! Explain: the story of one job, folded from a journal.
 
-use crate::event::{Action, Event, Placement};
+use crate::event::{Action, Event, Placement, Served};
 use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
 use crate::time::Time;
@@ -28,6 +29,10 @@ pub struct Explain {
     waiting: u32,
     held: Vec<u16>,
     busy: u32,
+    /// Of a service: whether its last account had windows over its objective.
+    missed: Option<bool>,
+    /// Whether it is a service.
+    serves: bool,
     /// The story so far.
     pub story: Vec<Moment>,
 }
@@ -44,6 +49,8 @@ impl Explain {
             waiting: 0,
             held: Vec::new(),
             busy: 0,
+            missed: None,
+            serves: false,
             story: Vec::new(),
         }
     }
@@ -98,19 +105,50 @@ impl Explain {
                     format!("submitted; GPUs not held: {idle}, other jobs waiting: {others}");
                 self.tell(at, what);
             }
+            Event::Started(_) if self.serves => self.tell(at, "answers requests".into()),
             Event::Started(_) => self.tell(at, "makes progress".into()),
             Event::Stopped { done, .. } => {
                 self.tell(at, format!("stopped with {done:.0} steps done"));
             }
             Event::Finished(_) => self.tell(at, "finished".into()),
+            Event::Cancelled(_) if self.serves => self.tell(at, "ended".into()),
             Event::Cancelled(_) => self.tell(at, "cancelled by its user".into()),
             Event::Failed { why, done, .. } => {
                 let why = reason(why, &self.names);
                 self.tell(at, format!("failed: {why}; {done:.0} steps survive"));
             }
             Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
+            Event::Served { served, .. } => self.own_account(at, served),
             Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
+    }
+
+    /// Tells when a service begins to miss its objective and when it keeps it again.
+    fn own_account(&mut self, at: Time, served: &Served) {
+        let missed = served.over > 0;
+        let ms = |us: u32| f64::from(us) / 1e3;
+        let Served { windows, over, requests, late, p99_us, worst_us, .. } = *served;
+        let again = self.missed == Some(missed);
+        self.missed = Some(missed);
+        if again {
+            return;
+        }
+        let what = if requests == 0 {
+            format!("keeps its objective: nobody asked in {windows} windows")
+        } else if missed {
+            format!(
+                "misses its objective in {over} of {windows} windows: {late} of {requests} \
+                 requests late, p99 {:.1} ms, at worst {:.1} ms",
+                ms(p99_us),
+                ms(worst_us)
+            )
+        } else {
+            format!(
+                "keeps its objective: p99 {:.1} ms over {requests} requests in {windows} windows",
+                ms(p99_us)
+            )
+        };
+        self.tell(at, what);
     }
 }
 
@@ -129,6 +167,7 @@ impl Observer for Explain {
     fn job(&mut self, line: &JobLine) {
         if line.name == self.wanted && self.job.is_none() {
             self.job = Some(line.idx);
+            self.serves = line.spec.class == Class::Service;
         }
         self.names.push(line.name.clone());
         self.held.push(0);
@@ -150,6 +189,7 @@ impl Observer for Explain {
                 }
                 Event::Started(job) | Event::Tuned(job) => *job,
                 Event::Stopped { job, .. } | Event::Sampled { job, .. } => *job,
+                Event::Served { job, .. } => *job,
                 Event::NodeUp(_) | Event::NodeDown(_) => continue,
             };
             if Some(job) == self.job {

@@ -59,6 +59,9 @@ pub trait Interference: Send + Sync {
 
     /// Learns from a measurement.
     fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
+
+    /// Is told, where this model is a truth, which part of the time a service has something to do.
+    fn loaded(&mut self, _job: JobIdx, _busy: f64) {}
 }
 
 /// A model that several hold; nobody can teach it.
@@ -83,6 +86,10 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
 
     fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
         (**self).learn(state, job, sample);
+    }
+
+    fn loaded(&mut self, job: JobIdx, busy: f64) {
+        (**self).loaded(job, busy);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Metrics: one fold over a journal gives every figure we print. Definitions are here and nowhere else.
 
-use crate::event::{Action, Event};
+use crate::event::{Action, Event, Served};
 use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
@@ -42,7 +42,7 @@ pub struct Row {
 /// The figures of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Metrics {
-    /// Jobs submitted.
+    /// Jobs submitted, without services.
     pub jobs: u64,
     /// Jobs that did all their work.
     pub finished: u64,
@@ -78,10 +78,14 @@ pub struct Metrics {
     pub cpu_util: Option<f64>,
     /// Busy share of storage, CPU, GPU and network by the stage times of finished work, per GPU.
     pub stage_util: Option<[f64; 4]>,
-    /// Measuring windows in which a service was above its latency objective.
+    /// Measuring windows in which more than one request in a hundred was late: the 99th percentile was
+    /// above the objective.
     pub slo_misses: u64,
-    /// Measuring windows of services with an objective.
+    /// Measuring windows of services with an objective, also those without requests, which are kept.
     pub slo_windows: u64,
+    /// What each service made of its requests; services without requests are left out.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceFigures>,
     /// Jobs with a deadline that finished late or not at all.
     pub deadline_misses: u64,
     /// Jobs with a deadline.
@@ -109,7 +113,29 @@ pub struct Metrics {
     pub events: u64,
 }
 
+/// What a service made of its requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ServiceFigures {
+    /// Its name.
+    pub name: String,
+    /// Its objective for the 99th percentile, µs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slo_us: Option<u32>,
+    /// Its whole account.
+    #[serde(flatten)]
+    pub served: Served,
+    /// Time that the account covers.
+    pub span_s: f64,
+    /// Requests a second that were answered in time.
+    pub goodput_rps: f64,
+}
+
 impl Metrics {
+    /// What all services together made of their requests; nothing without services.
+    pub fn served(&self) -> Option<Served> {
+        self.services.iter().map(|s| s.served).reduce(Served::and)
+    }
+
     /// The figures as rows of a table, always the same rows in the same order.
     pub fn rows(&self) -> Vec<Row> {
         use Better::{Higher, Lower, Neither};
@@ -118,6 +144,9 @@ impl Metrics {
         let count = |n: u64| Some(n as f64);
         let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
         let stage = |i: usize| self.stage_util.map(|s| s[i]);
+        let served = self.served();
+        let of_served = |of: &dyn Fn(&Served) -> f64| served.as_ref().map(of);
+        let goodput = served.map(|_| self.services.iter().map(|s| s.goodput_rps).sum());
         vec![
             row("jobs", "jobs", "", count(self.jobs), Neither),
             row("finished", "finished", "", count(self.finished), Higher),
@@ -140,13 +169,37 @@ impl Metrics {
             row("prep_util", "CPU busy", "share", stage(1), Neither),
             row("compute_util", "GPU busy", "share", stage(2), Neither),
             row("network_util", "network busy", "share", stage(3), Neither),
+            row("services", "services", "", count(self.services.len() as u64), Neither),
+            row(
+                "late_requests",
+                "requests over the SLO",
+                "share",
+                served.and_then(|s| share(s.late, s.requests)),
+                Lower,
+            ),
             row(
                 "slo_misses",
-                "SLO misses",
+                "windows over the SLO",
                 "share",
                 share(self.slo_misses, self.slo_windows),
                 Lower,
             ),
+            row("p50_ms", "median latency", "ms", of_served(&|s| ms(s.p50_us)), Lower),
+            row(
+                "p99_ms",
+                "p99 latency, mean of windows",
+                "ms",
+                of_served(&|s| ms(s.p99_us)),
+                Lower,
+            ),
+            row(
+                "worst_p99_ms",
+                "p99 latency, worst window",
+                "ms",
+                of_served(&|s| ms(s.worst_us)),
+                Lower,
+            ),
+            row("goodput_rps", "requests in time", "/s", goodput, Higher),
             row(
                 "deadline_misses",
                 "deadline misses",
@@ -217,7 +270,13 @@ struct Live {
     /// Where it has several: what each is worth.
     worth: Vec<(Time, f64)>,
     slo_us: Option<u32>,
+    /// A service: its name and its account; figures of jobs leave it out.
+    service: Option<Box<(String, Served)>>,
     present: bool,
+}
+
+fn ms(us: u32) -> f64 {
+    f64::from(us) / 1e3
 }
 
 #[derive(Clone, Debug)]
@@ -327,7 +386,21 @@ impl Fold {
             l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
         };
         m.deadline_misses += self.live.iter().enumerate().filter(late).count() as u64;
+        m.services = self.live.iter().filter_map(|l| self.service_figures(l)).collect();
         m
+    }
+
+    fn service_figures(&self, live: &Live) -> Option<ServiceFigures> {
+        let (name, served) = live.service.as_deref().filter(|(_, s)| s.windows > 0)?;
+        let span_s = (live.since.max(self.last_step) - live.submitted).secs();
+        let in_time = (served.requests - served.late.min(served.requests)) as f64;
+        Some(ServiceFigures {
+            name: name.clone(),
+            slo_us: live.slo_us,
+            served: *served,
+            span_s,
+            goodput_rps: if span_s > 0.0 { in_time / span_s } else { 0.0 },
+        })
     }
 
     fn leave_gpus(&mut self, job: JobIdx, at: Time) {
@@ -411,6 +484,10 @@ impl Fold {
 
     fn fact(&mut self, at: Time, fact: &Event) {
         match *fact {
+            Event::Submitted(job) if self.live[job.usize()].service.is_some() => {
+                let live = &mut self.live[job.usize()];
+                (live.submitted, live.since) = (at, at);
+            }
             Event::Submitted(job) => {
                 self.present += 1;
                 let counts = self.counts(job);
@@ -420,18 +497,27 @@ impl Fold {
                 (live.submitted, live.since, live.crowd, live.present) = (at, at, crowd, true);
                 self.totals.deadline_jobs += u64::from(counts && live.deadline.is_some());
             }
+            // A service whose user ended it did no work that could be finished.
+            Event::Finished(job) if self.live[job.usize()].service.is_some() => {
+                self.depart(job, at);
+            }
             Event::Finished(job) => self.finish(job, at),
             Event::Cancelled(job) => self.give_up(job, at),
             Event::Failed { job, .. } => {
                 self.totals.failures += 1;
                 self.leave_gpus(job, at);
             }
-            Event::Sampled { job, sample } => {
-                if let Some(slo_us) = self.live[job.usize()].slo_us.filter(|_| sample.p99_us > 0) {
-                    self.totals.slo_windows += 1;
-                    self.totals.slo_misses += u64::from(sample.p99_us > slo_us);
+            Event::Served { job, served } => {
+                let live = &mut self.live[job.usize()];
+                if let Some((_, sum)) = live.service.as_deref_mut() {
+                    *sum = sum.and(served);
+                }
+                if live.slo_us.is_some() {
+                    self.totals.slo_windows += u64::from(served.windows);
+                    self.totals.slo_misses += u64::from(served.over);
                 }
             }
+            Event::Sampled { .. } => {}
             Event::Started(_) | Event::Stopped { .. } | Event::Tuned(_) => {}
             Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
@@ -490,6 +576,8 @@ impl Observer for Fold {
             worth: spec.worth.clone(),
             slo_us: spec.slo.map(|s| s.p99_us),
             best_effort: spec.class == Class::BestEffort,
+            service: (spec.class == Class::Service)
+                .then(|| Box::new((line.name.clone(), Served::default()))),
             ..Live::default()
         });
     }

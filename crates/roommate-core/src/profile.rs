@@ -40,6 +40,34 @@ pub struct Profile {
     /// How its speed depends on CPU and host memory, where that was profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sensitivity: Option<Box<Sensitivity>>,
+    /// How it answers requests, if it is a service; a step is then one batch of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serving: Option<Serving>,
+}
+
+/// What is known of a kind of service before it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Serving {
+    /// Requests in the batch whose time is the profile's `step_s`.
+    pub batch: u32,
+    /// Longest that a request waits for others to fill a batch while the GPU could begin.
+    pub timeout: Span,
+    /// Time from every start, also the first, until it can answer.
+    pub warm_up: Span,
+    /// GPU memory in MiB without any request in the batch; 0 = not known.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub base_mib: f32,
+    /// GPU memory in MiB that each request of the largest batch adds.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub item_mib: f32,
+}
+
+impl Serving {
+    /// GPU memory in MiB with batches of up to so many requests; 0 = not known.
+    pub fn mem_mib(&self, batch: u32) -> u32 {
+        (self.base_mib + self.item_mib * batch as f32).ceil() as u32
+    }
 }
 
 /// What a kind of work is expected to take of a GPU that it has for itself.
@@ -74,6 +102,7 @@ impl Profile {
             restart: None,
             predicted: None,
             sensitivity: None,
+            serving: None,
         }
     }
 
@@ -81,6 +110,11 @@ impl Profile {
     pub fn fed_speed(&self, knobs: Knobs) -> f64 {
         self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_nothing(v: &f32) -> bool {
+    *v == 0.0
 }
 
 fn one() -> f64 {

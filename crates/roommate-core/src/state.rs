@@ -393,7 +393,9 @@ impl State {
     pub(crate) fn cost_of_start(&self, job: JobIdx, gpus: &[GpuIdx], before: u32) -> Span {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
-            Charge::OnRestart if before == 0 => self.costs.start,
+            Charge::OnRestart if before == 0 => {
+                self.profile(job).serving.map_or(self.costs.start, |s| s.warm_up)
+            }
             Charge::OnRestart if self.is_parked_by(job, gpus) => self.costs.resume,
             Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),
             Charge::OnRestart => self.restart_cost(job),
@@ -430,7 +432,9 @@ impl State {
 
     /// Time without progress at a restart of the job.
     pub fn restart_cost(&self, job: JobIdx) -> Span {
-        self.profile(job).restart.unwrap_or(self.costs.restart)
+        let profile = self.profile(job);
+        let warm_up = || profile.serving.map(|s| s.warm_up);
+        profile.restart.or_else(warm_up).unwrap_or(self.costs.restart)
     }
 
     /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a

@@ -6,6 +6,7 @@ pub mod fault;
 pub mod gzip;
 pub mod report;
 pub mod scenario;
+pub mod serving;
 pub mod trace;
 pub mod truth;
 pub mod view;

@@ -11,9 +11,11 @@ mod tests;
 pub use deal::Dealt;
 pub use error::ScenarioError;
 
+use crate::serving::requests::Bursts;
 use error::Source;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::measured::Work;
 use roommate_core::interference::rows::TaskKind;
 use roommate_core::policy::{self, Params};
 use serde::Deserialize;
@@ -47,6 +49,9 @@ pub struct Scenario {
     /// Kinds of training.
     #[serde(rename = "task")]
     tasks: Vec<Spanned<Task>>,
+    /// Services, all there from the beginning.
+    #[serde(rename = "service", default)]
+    services: Vec<Spanned<Service>>,
     /// What is compared.
     #[serde(rename = "policy")]
     policies: Vec<Spanned<Contender>>,
@@ -127,6 +132,69 @@ pub struct Task {
     pub because: String,
 }
 
+impl Task {
+    /// What it is in the measurements, which have it.
+    fn work(&self, atlas: &Atlas) -> Work {
+        let task = atlas.task(TaskKind::Train, &self.measured).expect("a checked scenario");
+        Work { task, batch: self.measured_batch.unwrap_or(self.batch), load: 1.0 }
+    }
+}
+
+/// A service, and the measured one that it is here.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Service {
+    /// What answers, as published.
+    pub model: String,
+    /// From what data.
+    #[serde(default)]
+    pub dataset: String,
+    /// The 99th percentile of latency must not exceed this.
+    pub slo_ms: f64,
+    /// Requests a second to each replica.
+    #[serde(default)]
+    pub load_rps: f64,
+    /// The same where it changes: from so many seconds on, so many a second.
+    pub load_steps: Option<Vec<(f64, f64)>>,
+    /// Requests come in bursts; independently of each other (Poisson), unless said.
+    pub bursts: Option<BurstsOf>,
+    /// How many of it there are.
+    #[serde(default = "single")]
+    pub replicas: usize,
+    /// The largest batch that every system begins with.
+    pub batch: u32,
+    /// Longest that a request waits for others to fill a batch; a tenth of the SLO, unless said.
+    pub timeout_ms: Option<f64>,
+    /// Seconds from a start until it answers; 20, unless said.
+    pub warm_up_s: Option<f64>,
+    /// The service of the measurements that it is here.
+    pub measured: String,
+    /// Why that one.
+    pub because: String,
+}
+
+fn single() -> usize {
+    1
+}
+
+/// Two rates of requests that take turns at random; the mean is the load.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BurstsOf {
+    /// Rate in a burst ÷ rate between bursts, at least 1.
+    pub times: f64,
+    /// Mean seconds of a burst.
+    pub burst_s: f64,
+    /// Mean seconds between bursts.
+    pub calm_s: f64,
+}
+
+impl From<BurstsOf> for Bursts {
+    fn from(BurstsOf { times, burst_s, calm_s }: BurstsOf) -> Self {
+        Self { times, burst_s, calm_s }
+    }
+}
+
 /// A policy of the comparison.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -184,6 +252,11 @@ impl Scenario {
         self.tasks.iter().map(Spanned::get_ref)
     }
 
+    /// Services, in the order of the file.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.services.iter().map(Spanned::get_ref)
+    }
+
     /// What is compared, in the order of the file.
     pub fn policies(&self) -> impl Iterator<Item = &Contender> {
         self.policies.iter().map(Spanned::get_ref)
@@ -223,6 +296,13 @@ impl Scenario {
             return Err(source.field("[[task]]", "expected at least one task"));
         }
         self.tasks.iter().try_for_each(|t| self.check_task(t, source, atlas))?;
+        let mut models: Vec<&str> = self.tasks().map(|t| t.model.as_str()).collect();
+        models.sort_unstable();
+        if let Some(twice) = models.windows(2).find(|w| w[0] == w[1]) {
+            let what = format!("two tasks are called {:?}", twice[0]);
+            return Err(source.field("[[task]]", &what));
+        }
+        self.services.iter().try_for_each(|s| check_service(s, source, atlas))?;
         self.policies.iter().try_for_each(|p| check_policy(p, source))?;
         let mut labels: Vec<&str> = self.policies().map(Contender::label).collect();
         if !labels.contains(&self.ours.get_ref().as_str()) {
@@ -298,6 +378,48 @@ fn check_arrivals(arrivals: &Spanned<Arrivals>, source: &Source<'_>) -> Result<(
                 "gaps_s: expected rising [share, seconds] from share 0 to 1, seconds above 0",
             );
         }
+    }
+    Ok(())
+}
+
+fn check_service(
+    service: &Spanned<Service>,
+    source: &Source<'_>,
+    atlas: &Atlas,
+) -> Result<(), ScenarioError> {
+    let Service { model, slo_ms, load_rps, load_steps, bursts, .. } = service.get_ref();
+    let Service { replicas, batch, timeout_ms, warm_up_s, measured, .. } = service.get_ref();
+    let wrong =
+        |what: String, hint| Err(source.at(service, format!("service {model:?}: {what}"), hint));
+    let positive = |v: f64| v.is_finite() && v > 0.0;
+    let some = |v: f64| v.is_finite() && v >= 0.0;
+    let steps = load_steps.as_deref().unwrap_or_default();
+    let rise = steps.windows(2).all(|w| w[0].0 < w[1].0);
+    let rules = [
+        (positive(*slo_ms), "slo_ms: expected milliseconds above 0"),
+        (some(*load_rps) && *load_rps <= 1e6, "load_rps: expected requests a second from 0"),
+        (
+            rise && steps.iter().all(|s| some(s.0) && some(s.1)),
+            "load_steps: expected [seconds, requests a second], sooner first",
+        ),
+        (load_steps.is_some() != (*load_rps > 0.0), "expected either load_rps or load_steps"),
+        (
+            bursts.is_none_or(|b| b.times >= 1.0 && positive(b.burst_s) && positive(b.calm_s)),
+            "bursts: expected times of at least 1, and seconds above 0",
+        ),
+        ((1..=100_000).contains(replicas), "replicas: expected 1 to 100000"),
+        (*batch > 0, "batch: expected at least 1"),
+        (timeout_ms.is_none_or(some), "timeout_ms: expected milliseconds from 0"),
+        (warm_up_s.is_none_or(some), "warm_up_s: expected seconds from 0"),
+    ];
+    if let Some((_, what)) = rules.iter().find(|(holds, _)| !holds) {
+        return wrong((*what).into(), None);
+    }
+    if atlas.task(TaskKind::Serve, measured).is_none() {
+        let services = atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Serve);
+        let known: Vec<&str> = services.map(|(_, _, name)| name).collect();
+        let what = format!("no service {measured:?} was measured");
+        return wrong(what, error::closest(measured, &known));
     }
     Ok(())
 }

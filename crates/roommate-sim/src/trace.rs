@@ -21,6 +21,7 @@ mod pai;
 pub mod pairs;
 mod philly;
 mod philly_log;
+pub mod recorded;
 pub mod stats;
 pub mod study;
 mod synergy;
@@ -29,7 +30,9 @@ mod tiresias;
 
 pub use error::{Problem, TraceError};
 
+use crate::serving::requests::{Bursts, Requests};
 use roommate_core::sensitivity::Sensitivity;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -94,6 +97,29 @@ pub struct TraceJob {
     /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
     /// pointer.
     pub observed: Option<Box<Observed>>,
+    /// What it is besides, if it is a service.
+    pub service: Option<Box<TraceService>>,
+}
+
+/// A service besides its name, model and GPUs. Its `duration_s` is how long a run goes on for it at least.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TraceService {
+    /// Latency that its 99th percentile must not exceed.
+    pub slo_ms: Option<f64>,
+    /// Longest that a request waits for others to fill a batch; a tenth of the SLO, unless said.
+    pub timeout_ms: Option<f64>,
+    /// Seconds from a start until it answers; 20, unless said.
+    pub warm_up_s: Option<f64>,
+    /// Seconds of a batch alone on the reference GPU; as measured for its model, unless said.
+    pub batch_s: Option<f64>,
+    /// Requests a second, from so many seconds after its submission on.
+    pub load: Vec<(f64, f64)>,
+    /// Whether they come in bursts.
+    pub bursts: Option<Bursts>,
+    /// Name of a file of recorded requests, beside the trace.
+    pub recorded_in: Option<String>,
+    /// What is in it.
+    pub recorded: Option<Requests>,
 }
 
 /// What the original cluster recorded of a job beyond its end: for studies, not for scheduling.
@@ -149,6 +175,7 @@ impl TraceJob {
             gpu_milli: 1000,
             kinds: Vec::new(),
             observed: None,
+            service: None,
             sensitivity: None,
         }
     }
@@ -352,7 +379,22 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     if let Some(table) = &options.sensitivity {
         synergy::Grids::read(table)?.tell(&mut trace.jobs);
     }
+    read_requests(path, &mut trace.jobs)?;
     Ok(trace)
+}
+
+/// Reads the files of recorded requests that services name, each once.
+fn read_requests(trace: &Path, jobs: &mut [TraceJob]) -> Result<(), TraceError> {
+    let mut known: BTreeMap<String, Requests> = BTreeMap::new();
+    for service in jobs.iter_mut().filter_map(|j| j.service.as_deref_mut()) {
+        let Some(name) = &service.recorded_in else { continue };
+        if !known.contains_key(name) {
+            let file = trace.parent().unwrap_or(Path::new("")).join(name);
+            known.insert(name.clone(), recorded::read(&file)?);
+        }
+        service.recorded = known.get(name).cloned();
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Which truth a simulated world has: from kinds of work, by name, to models of interference.
 
-use crate::trace::TraceJob;
 use crate::trace::pairs::Pairs;
+use crate::trace::{TraceClass, TraceJob};
 use roommate_core::interference::atlas::{Atlas, Empty};
+use roommate_core::interference::contention::TaskId;
 use roommate_core::interference::measured::{Measured, Work};
 use roommate_core::interference::rows::{self, TaskKind};
 use roommate_core::interference::stages::Interleaved;
@@ -75,6 +76,28 @@ const STAND_INS: &[(&str, &str, u32)] = &[
     ("yolo", "deeplab-mbv3", 16),
 ];
 
+/// Which measured service stands for a model. The first whose word begins the model's name counts.
+const SERVICES: &[(&str, &str)] = &[
+    ("resne", "resnet50"),
+    ("vgg", "resnet50"),
+    ("inception", "inception_v3"),
+    ("googlenet", "inception_v3"),
+    ("gpt", "gpt2"),
+    ("bert", "bert"),
+    ("distilbert", "bert"),
+    ("roberta", "roberta"),
+    ("yolo", "yolos-tiny"),
+];
+
+/// The measured service that a model is, or that stands for it.
+pub(crate) fn service(atlas: &Atlas, model: &str) -> Option<TaskId> {
+    let name = model.to_ascii_lowercase().replace(' ', "-");
+    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let stand_in = || SERVICES.iter().find(|(word, _)| plain.starts_with(word));
+    let known = atlas.task(TaskKind::Serve, &name);
+    known.or_else(|| atlas.task(TaskKind::Serve, stand_in()?.1))
+}
+
 /// The measured task that a model is, or that stands for it.
 fn work(atlas: &Atlas, model: &str) -> Option<Work> {
     let name = model.to_ascii_lowercase().replace(['_', ' '], "-");
@@ -95,7 +118,14 @@ impl Truth {
     /// The model for profiles of these names, and how many of the names it knows.
     pub fn model(&self, profiles: &[(String, Profile)]) -> (Box<dyn Interference>, usize) {
         let works = |atlas: &Atlas| -> Vec<Option<Work>> {
-            profiles.iter().map(|(name, _)| work(atlas, name)).collect()
+            let serving = |name: &str, batch: u32| {
+                service(atlas, name).map(|task| Work { task, batch, load: 0.0 })
+            };
+            let work_of = |(name, profile): &(String, Profile)| match profile.serving {
+                Some(s) => serving(name, s.batch),
+                None => work(atlas, name),
+            };
+            profiles.iter().map(work_of).collect()
         };
         let known = |works: &[Option<Work>]| works.iter().flatten().count();
         match self {
@@ -130,7 +160,8 @@ impl Truth {
         let tasks: Vec<&str> =
             atlas.tasks().filter(|(_, k, _)| *k == TaskKind::Train).map(|(_, _, n)| n).collect();
         let mut named = 0;
-        for job in jobs.iter_mut().filter(|j| j.model.is_none()) {
+        let nameless = |j: &&mut TraceJob| j.model.is_none() && j.class != TraceClass::Service;
+        for job in jobs.iter_mut().filter(nameless) {
             let lot = fnv(&job.id) % tasks.len().max(1) as u64;
             job.model = tasks.get(lot as usize).map(|t| (*t).to_owned());
             named += 1;

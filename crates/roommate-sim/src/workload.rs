@@ -2,15 +2,19 @@
 //! that this cluster could never run are found before anything starts.
 
 use crate::compat::Compat;
-use crate::trace::{TraceClass, TraceJob};
+use crate::serving::requests::Requests;
+use crate::trace::{TraceClass, TraceJob, TraceService};
+use crate::truth;
 use crate::world::Arrival;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
-use roommate_core::job::{Class, Spec};
+use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::contention::TaskId;
+use roommate_core::job::{Class, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::predict::{Device, Predictor};
-use roommate_core::profile::{Predicted, Profile};
-use roommate_core::time::Time;
+use roommate_core::profile::{Predicted, Profile, Serving};
+use roommate_core::time::{Span, Time};
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -60,6 +64,35 @@ static PREDICTOR: LazyLock<Predictor> = LazyLock::new(|| {
     Predictor::train(measured, models).expect("the profiles that come with the program are sound")
 });
 
+/// What was measured of services.
+static MEASURED: LazyLock<Atlas> =
+    LazyLock::new(|| truth::h200().expect("the profiles that come with the program are sound"));
+
+/// Largest batch of a service that says nothing else.
+const SERVICE_BATCH: u32 = 16;
+/// Longest that a request waits for others, as a part of the objective, or in all.
+const TIMEOUT_OF_SLO: f64 = 0.1;
+const TIMEOUT_MS: f64 = 5.0;
+/// Starting a process, loading weights and warming up took 17 to 25 s where we measured.
+const WARM_UP_S: f64 = 20.0;
+
+/// GPU memory of a measured service: without requests, and for each of a batch; least squares over the
+/// measured batch sizes.
+fn service_memory(task: TaskId) -> (f32, f32) {
+    let points: Vec<(f64, f64)> = MEASURED
+        .batches(task)
+        .map(|b| (f64::from(b), f64::from(MEASURED.counters(task, b).mem_mib)))
+        .collect();
+    let n = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+    let (x, y) = (mean(|p| p.0), mean(|p| p.1));
+    let (up, down) = points
+        .iter()
+        .fold((0.0, 0.0), |(u, d), p| (u + (p.0 - x) * (p.1 - y), d + (p.0 - x).powi(2)));
+    let item = if down > 0.0 { (up / down).max(0.0) } else { 0.0 };
+    ((y - item * x) as f32, item as f32)
+}
+
 /// What training this model takes of a GPU: of the busiest kind, where the cluster has several.
 fn predict(cluster: &Cluster, model: &str, batch: u32) -> Option<Predicted> {
     let of = |kind: &str| PREDICTOR.predict(model, batch, &Device::of_kind(kind));
@@ -97,6 +130,7 @@ pub fn prepare(
 /// What tells profiles apart; floats by their bits.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct ProfileKey {
+    serving: Option<(u32, Span, Span)>,
     model: Option<String>,
     /// 0 where nothing was predicted from it.
     batch: u32,
@@ -117,7 +151,10 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    fn admit(&mut self, job: TraceJob) -> Result<(), Unfit> {
+    fn admit(&mut self, mut job: TraceJob) -> Result<(), Unfit> {
+        if job.class == TraceClass::Service {
+            self.complete_service(&mut job)?;
+        }
         let kinds = self.kinds(&job)?;
         let profile = self.profile(&job);
         let team = self.team(job.team.as_deref().unwrap_or("all"));
@@ -145,8 +182,59 @@ impl Maker<'_> {
             ..Spec::training(gpus, job.steps, profile)
         };
         let at = Time(job.submit_us);
-        self.workload.arrivals.push(Arrival { at, name: job.id, spec, work: job.steps });
+        let Some(service) = job.service else {
+            let arrival = Arrival { at, name: job.id, spec, work: job.steps, requests: None };
+            self.workload.arrivals.push(arrival);
+            return Ok(());
+        };
+        let slo = service.slo_ms.map(|ms| Slo { p99_us: (ms * 1e3).round() as u32 });
+        let spec = Spec { work: None, declared_s: None, slo, ..spec };
+        let TraceService { load, bursts, recorded, .. } = *service;
+        let rates = || Requests::Rates { rates: load.into(), bursts };
+        let requests = recorded.unwrap_or_else(rates);
+        let requests = Some((requests, Span::from_secs(job.duration_s)));
+        let work = f64::INFINITY;
+        self.workload.arrivals.push(Arrival { at, name: job.id, spec, work, requests });
         Ok(())
+    }
+
+    /// Fills in what the trace leaves to our measurements.
+    fn complete_service(&self, job: &mut TraceJob) -> Result<(), Unfit> {
+        let service = job.service.get_or_insert_default();
+        if job.batch == 0 {
+            job.batch = SERVICE_BATCH;
+        }
+        let measured = job.model.as_deref().and_then(|m| truth::service(&MEASURED, m));
+        let batch_s = service.batch_s.or(measured.map(|t| MEASURED.batch_s(t, job.batch, None)));
+        let Some(batch_s) = batch_s else {
+            let model = job.model.as_deref().unwrap_or("no model");
+            let what = format!(
+                "nothing is known of the service {model:?}: name a measured one, or give step_s, the \
+                 seconds of a batch"
+            );
+            let (name, cluster) = (job.id.clone(), self.cluster.to_string());
+            return Err(Unfit { name, cluster, what });
+        };
+        (job.step_s, service.batch_s) = (batch_s, Some(batch_s));
+        if job.mem_mib == 0 {
+            job.mem_mib = measured.map_or(0, |t| MEASURED.counters(t, job.batch).mem_mib);
+        }
+        Ok(())
+    }
+
+    /// How a service answers, as far as a policy may know.
+    fn serving(job: &TraceJob) -> Option<Serving> {
+        let service = job.service.as_deref()?;
+        let timeout_ms = service.timeout_ms.or(service.slo_ms.map(|ms| ms * TIMEOUT_OF_SLO));
+        let measured = job.model.as_deref().and_then(|m| truth::service(&MEASURED, m));
+        let (base_mib, item_mib) = measured.map_or((0.0, 0.0), service_memory);
+        Some(Serving {
+            batch: job.batch,
+            timeout: Span::from_secs(timeout_ms.unwrap_or(TIMEOUT_MS) / 1e3),
+            warm_up: Span::from_secs(service.warm_up_s.unwrap_or(WARM_UP_S)),
+            base_mib,
+            item_mib,
+        })
     }
 
     /// The kinds that the job may use, if they can hold it at all.
@@ -205,7 +293,9 @@ impl Maker<'_> {
 
     fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
         let predicted = self.predicted(job);
+        let serving = Self::serving(job);
         let key = ProfileKey {
+            serving: serving.map(|s| (s.batch, s.timeout, s.warm_up)),
             model: job.model.clone(),
             batch: predicted.map_or(0, |_| job.batch),
             restart_class: if self.compat.is_some() { job.gpus } else { 0 },
@@ -219,6 +309,7 @@ impl Maker<'_> {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
             profile.scaling = job.scaling;
+            profile.serving = serving;
             profile.predicted = predicted;
             profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();

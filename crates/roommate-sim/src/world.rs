@@ -6,12 +6,14 @@
 //! [`roommate_core::state::Charge::EveryStep`], which some published simulators need).
 
 use crate::fault::{FaultSource, Faults};
+use crate::serving::requests::Requests;
+use crate::serving::{Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::Interference;
-use roommate_core::job::Spec;
+use roommate_core::job::{Class, Spec};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
@@ -20,6 +22,7 @@ use roommate_core::state::Costs;
 use roommate_core::throttle;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
+use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -33,8 +36,10 @@ pub struct Arrival {
     pub name: String,
     /// What it asks for; all that a policy may see.
     pub spec: Spec,
-    /// Steps it really needs.
+    /// Steps it really needs; a service needs none.
     pub work: f64,
+    /// The requests of a service, and how long the run goes on for it at least, from its submission.
+    pub requests: Option<(Requests, Span)>,
 }
 
 /// What to simulate.
@@ -63,6 +68,8 @@ pub struct Setup {
     pub teams: Vec<String>,
     /// The jobs of interest, in order of submission: the run ends with the last of them.
     pub measure: Option<Range<u32>>,
+    /// How services are measured.
+    pub measuring: Measuring,
 }
 
 /// Why a simulation could not go on.
@@ -155,6 +162,8 @@ pub fn simulate<O: Observer>(
         wake: None,
         measured_left: setup.measure.as_ref().map(ExactSizeIterator::len),
         measure: setup.measure,
+        services: Services::new(setup.measuring, setup.seed),
+        open_until: Time::ZERO,
     };
     world.run(jobs.peekable(), observer, progress)
 }
@@ -193,6 +202,12 @@ struct Live {
     step_cost: Span,
     /// Until when the throttle of a protected roommate makes it stand still.
     held_until: Time,
+    /// Whether it is a service, which never finishes.
+    serves: bool,
+    /// Its place among services with requests.
+    slot: Option<u32>,
+    /// The part of the time in which it is busy, as its roommates were last told.
+    busy: f64,
 }
 
 struct World {
@@ -218,7 +233,16 @@ struct World {
     measure: Option<Range<u32>>,
     /// How many of the jobs of interest have not ended.
     measured_left: Option<usize>,
+    services: Services,
+    /// The run goes on until then even without training.
+    open_until: Time,
 }
+
+/// Windows of services without anything else to come after which waiting jobs are called stuck: until then
+/// a policy may still make something of what it measures.
+const WINDOWS_OF_HOPE: u32 = 1_000;
+/// Services on one GPU feel each other; after so many looks at each they have settled well enough.
+const LOOKS: usize = 4;
 
 /// What a standing job's step is reported to take: measurements are finite.
 const STANDSTILL_S: f64 = 1e12;
@@ -236,13 +260,23 @@ impl World {
         let mut now = Time::ZERO;
         let mut fruitless = 0;
         let mut steps: u64 = 0;
-        while (self.unfinished > 0 || jobs.peek().is_some()) && self.measured_left != Some(0) {
+        let mut hope = WINDOWS_OF_HOPE;
+        let goes_on = |world: &Self, now: Time| world.unfinished > 0 || now < world.open_until;
+        while (goes_on(self, now) || jobs.peek().is_some()) && self.measured_left != Some(0) {
             self.drop_void_alarms();
-            let next = [jobs.peek().map(|j| j.at), self.alarms.peek().map(|a| a.0.0), self.wake];
+            let end = Some(self.open_until).filter(|end| self.unfinished == 0 && *end > now);
+            let alarm = self.alarms.peek().map(|a| a.0.0);
+            let next = [jobs.peek().map(|j| j.at), alarm, self.wake, end].into_iter().flatten();
+            let (next, served) = (next.min(), self.services.next());
             let left = self.unfinished;
-            let Some(at) = next.into_iter().flatten().min() else {
+            let Some(at) = next.into_iter().chain(served).min() else {
                 return Err(self.stuck(now));
             };
+            let is_still = next.is_none() && self.services.next_change().is_none();
+            hope = if is_still { hope.saturating_sub(1) } else { WINDOWS_OF_HOPE };
+            if hope == 0 {
+                return Err(self.stuck(now));
+            }
             if fruitless > FRUITLESS_STEPS + 100 * left {
                 return Err(SimError::Circles { at, steps: fruitless, left });
             } else if at > Time::LATEST {
@@ -256,8 +290,13 @@ impl World {
             now = at;
             self.facts.clear();
             self.ring(now);
+            self.ring_services(now);
             while let Some(job) = jobs.next_if(|j| j.at == now) {
                 self.submit(job, observer);
+            }
+            // A window of which nothing is told concerns nobody.
+            if next.is_none_or(|n| n > now) && self.facts.is_empty() && self.crowded.is_empty() {
+                continue;
             }
             let fruit = |f: &Event| matches!(f, Event::Submitted(_) | Event::Finished(_));
             fruitless = if self.facts.iter().any(fruit) { 0 } else { fruitless + 1 };
@@ -267,9 +306,29 @@ impl World {
                 progress(self.finished);
             }
         }
+        self.end_services(now, observer);
         observer.end(now);
         progress(self.finished);
         Ok(now)
+    }
+
+    /// Services end with the training. Where the run ends before that, they only account for the rest.
+    fn end_services<O: Observer>(&mut self, now: Time, observer: &mut O) {
+        self.facts.clear();
+        let here: Vec<(u32, JobIdx)> = self.services.here().collect();
+        for (slot, _) in here {
+            self.services.end(now, slot, &mut self.facts);
+        }
+        if self.unfinished == 0 {
+            let jobs = (0..self.live.len()).map(JobIdx::from_usize);
+            let serves = jobs.filter(|j| self.live[j.usize()].serves);
+            self.facts.extend(serves.map(Event::Cancelled));
+        }
+        if !self.facts.is_empty() {
+            let step = self.engine.step(now, &self.facts);
+            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
+            observer.step(&StepView::of(now, &self.facts, &step));
+        }
     }
 
     fn stuck(&self, at: Time) -> SimError {
@@ -342,6 +401,14 @@ impl World {
         }
     }
 
+    /// Rates that change and windows that end.
+    fn ring_services(&mut self, now: Time) {
+        while let Some((slot, job)) = self.services.change_due(now) {
+            self.feel(job, self.services.busy(slot));
+        }
+        self.services.close_window(now, &mut self.facts);
+    }
+
     fn arm_node(&mut self, now: Time, node: NodeIdx) {
         if let Some(up) = self.faults.next_failure(node) {
             self.alarms.push(Reverse((now + up, Alarm::NodeDown(node))));
@@ -366,6 +433,9 @@ impl World {
     }
 
     fn fail(&mut self, now: Time, job: JobIdx, why: Why) {
+        if let Some(slot) = self.live[job.usize()].slot {
+            self.services.down(now, slot);
+        }
         let every = self.faults.checkpoint();
         let live = &mut self.live[job.usize()];
         let done = live.meter.done_at(now);
@@ -382,12 +452,27 @@ impl World {
         let limit = self.engine.state().spec(job).retries.after(why);
         let failures = self.engine.state().job(job).failures + 1;
         if limit.is_some_and(|limit| failures > limit) {
+            // What it did is told while it is still known.
+            let failed = self.facts.pop();
+            self.end_service(now, job);
+            self.facts.extend(failed);
             self.give_up(job);
+        }
+    }
+
+    fn end_service(&mut self, now: Time, job: JobIdx) {
+        let live = &mut self.live[job.usize()];
+        live.serves = false;
+        if let Some(slot) = live.slot {
+            self.services.end(now, slot, &mut self.facts);
         }
     }
 
     /// Nothing more is expected of the job.
     fn give_up(&mut self, job: JobIdx) {
+        if self.engine.state().spec(job).class == Class::Service {
+            return;
+        }
         self.unfinished -= 1;
         if let (Some(left), Some(range)) = (&mut self.measured_left, &self.measure) {
             *left -= usize::from(range.contains(&job.0));
@@ -410,10 +495,20 @@ impl World {
 
     fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
         let idx = self.engine.add_job(job.spec.clone());
-        let wrong_at = self.faults.mistake().map_or(f64::INFINITY, |share| share * job.work);
+        let serves = job.spec.class == Class::Service;
+        // Drawn for all, so that the same jobs are wrong with services and without.
+        let mistake = self.faults.mistake().filter(|_| !serves);
+        let wrong_at = mistake.map_or(f64::INFINITY, |share| share * job.work);
+        let slot = job.requests.map(|(requests, open)| {
+            self.open_until = self.open_until.max(job.at + open);
+            let timeout =
+                self.engine.state().profile(idx).serving.map_or(Span::ZERO, |s| s.timeout);
+            let slo_us = job.spec.slo.map(|s| s.p99_us);
+            self.services.add(job.at, idx, requests, slo_us, timeout)
+        });
         self.live.push(Live {
             meter: Meter::default(),
-            work: job.work,
+            work: if serves { f64::INFINITY } else { job.work },
             gpus: GpuSet::new(),
             crash_at: f64::INFINITY,
             wrong_at,
@@ -423,8 +518,17 @@ impl World {
             shares: false,
             step_cost: Span::ZERO,
             held_until: Time::ZERO,
+            serves,
+            slot,
+            busy: 0.0,
         });
-        self.unfinished += 1;
+        if serves {
+            if let (Some(left), Some(range)) = (&mut self.measured_left, &self.measure) {
+                *left -= usize::from(range.contains(&idx.0));
+            }
+        } else {
+            self.unfinished += 1;
+        }
         self.facts.push(Event::Submitted(idx));
         let line = JobLine { idx, name: job.name, spec: job.spec };
         observer.job(&line);
@@ -515,7 +619,14 @@ impl World {
                 self.facts.push(Event::Stopped { job, done });
             }
             Action::Tune(..) => self.tune(now, job),
-            Action::Reject(..) => self.give_up(job),
+            Action::Reject(..) => {
+                let live = &mut self.live[job.usize()];
+                live.serves = false;
+                if let Some(slot) = live.slot {
+                    self.services.forget(now, slot);
+                }
+                self.give_up(job);
+            }
         }
     }
 
@@ -538,14 +649,18 @@ impl World {
     }
 
     fn halt(&mut self, now: Time, job: JobIdx) {
-        let meter = &mut self.live[job.usize()].meter;
-        meter.stop_at(now, meter.done_at(now));
+        let live = &mut self.live[job.usize()];
+        live.meter.stop_at(now, live.meter.done_at(now));
+        if let Some(slot) = live.slot {
+            self.services.down(now, slot);
+        }
     }
 
     fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet, cost: Span) {
         self.crowd(job, &gpus);
-        let crash = self.faults.crash_point();
         let live = &mut self.live[job.usize()];
+        // A service has no work that it could crash in the middle of.
+        let crash = if live.serves { None } else { self.faults.crash_point() };
         live.gpus = gpus;
         let crash_at = crash
             .map_or(f64::INFINITY, |share| live.meter.done + share * (live.work - live.meter.done));
@@ -582,6 +697,47 @@ impl World {
             self.report_pace(job, disturbed);
         }
         self.report_counters(job);
+        self.serve(now, job);
+    }
+
+    /// A service answers from now on, under the conditions that it has now.
+    fn serve(&mut self, now: Time, job: JobIdx) {
+        let Some(slot) = self.live[job.usize()].slot else { return };
+        let state = self.engine.state();
+        let knobs = state.job(job).knobs;
+        let reference = state.profile(job).serving.map_or(1, |s| s.batch);
+        let batch = if knobs.batch == 0 { reference } else { knobs.batch };
+        let gpus = &self.live[job.usize()].gpus;
+        let alone = state.alone_step_s(job, gpus);
+        let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
+        let times: SmallVec<[f64; 16]> = times.collect();
+        let busy = self.services.up(now, slot, batch, times.into_iter());
+        self.feel(job, busy);
+    }
+
+    /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
+    fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
+        let state = self.engine.state();
+        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let on = |gpu: &GpuIdx| {
+            let mut tenants = throttle::tenants(&*self.truth, state, *gpu, &held);
+            let who = tenants.iter().position(|(t, _)| *t == job);
+            let who = who.expect("a job is a tenant of its GPUs");
+            tenants[who].1.batch = batch;
+            throttle::speed(&*self.truth, state, state.gpu(*gpu).kind, &tenants, who)
+        };
+        self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
+    }
+
+    /// Roommates of a service feel how busy it is.
+    fn feel(&mut self, job: JobIdx, busy: f64) {
+        let live = &mut self.live[job.usize()];
+        if live.busy != busy {
+            live.busy = busy;
+            self.truth.loaded(job, busy);
+            let gpus = live.gpus.clone();
+            self.crowd(job, &gpus);
+        }
     }
 
     /// Where throttles protect somebody: a protected job that begins is measured with the others held,
@@ -617,7 +773,11 @@ impl World {
         let gpus = &self.live[job.usize()].gpus;
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let speed = throttle::speed_there(&*self.truth, state, job, gpus, &held);
+        let speed = match self.live[job.usize()].slot {
+            // Its speed depends on its batch, also alone.
+            Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
+            None => throttle::speed_there(&*self.truth, state, job, gpus, &held),
+        };
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         self.live[job.usize()].shares = shares;
         (alone, alone / speed)
@@ -643,22 +803,30 @@ impl World {
     }
 
     fn settle_crowded(&mut self, now: Time) {
-        let mut crowded = std::mem::take(&mut self.crowded);
-        self.add_neighbours_of_held_gangs(&mut crowded);
-        crowded.sort_unstable();
-        crowded.dedup();
-        for job in crowded.drain(..) {
-            if !self.running.contains(job) {
-                continue;
+        for _ in 0..LOOKS {
+            let mut crowded = std::mem::take(&mut self.crowded);
+            self.add_neighbours_of_held_gangs(&mut crowded);
+            crowded.sort_unstable();
+            crowded.dedup();
+            for job in crowded.drain(..) {
+                if !self.running.contains(job) {
+                    continue;
+                }
+                let (_, pace) = self.pace(now, job);
+                if pace != self.live[job.usize()].meter.step_s {
+                    self.live[job.usize()].meter.set_step(now, pace);
+                    self.arm_job(job);
+                    self.report_pace(job, pace);
+                }
+                self.serve(now, job);
             }
-            let (_, pace) = self.pace(now, job);
-            if pace != self.live[job.usize()].meter.step_s {
-                self.live[job.usize()].meter.set_step(now, pace);
-                self.arm_job(job);
-                self.report_pace(job, pace);
+            // Only a service that is busier or less busy than before crowds others again.
+            if self.crowded.is_empty() {
+                self.crowded = crowded;
+                return;
             }
         }
-        self.crowded = crowded;
+        self.crowded.clear();
     }
 
     /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.

@@ -13,6 +13,7 @@ use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, simulate};
 
 /// Starts job 0 on GPU 0 and does something to it, once, after ten seconds.
@@ -47,12 +48,14 @@ fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64
         profiles: vec![("work".into(), Profile::of_step(1.0))],
         teams: vec!["all".into()],
         measure: None,
+        measuring: Measuring::default(),
     };
     let job = Arrival {
         at: Time::ZERO,
         name: "a".into(),
         spec: Spec::training(1, 100.0, ProfileIdx(0)),
         work: 100.0,
+        requests: None,
     };
     let mut fold = Fold::default();
     simulate(setup, std::iter::once(job), &mut fold, &mut |_| {}).unwrap();

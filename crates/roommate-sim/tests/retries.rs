@@ -12,6 +12,7 @@ use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, simulate};
 
 /// Six jobs of ten seconds one after another on one GPU, half of which would fail. A checkpoint never
@@ -35,6 +36,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
         seed: 1,
         profiles: vec![("work".into(), Profile::of_step(1.0))],
         measure: None,
+        measuring: Measuring::default(),
         teams: vec!["all".into()],
     };
     let job = |name: char| Arrival {
@@ -42,6 +44,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
         name: name.to_string(),
         spec: Spec { retries, ..Spec::training(1, 10.0, ProfileIdx(0)) },
         work: 10.0,
+        requests: None,
     };
     let mut folds = (Fold::default(), Gantt::default());
     simulate(setup, "abcdef".chars().map(job), &mut folds, &mut |_| {}).unwrap();

@@ -11,6 +11,7 @@ use roommate_core::state::Costs;
 use roommate_core::time::Time;
 use roommate_sim::compat;
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::trace::TraceJob;
 use roommate_sim::workload;
 use roommate_sim::world::{Setup, simulate};
@@ -77,6 +78,7 @@ fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
         profiles: workload.profiles,
         teams: workload.teams,
         measure: None,
+        measuring: Measuring::default(),
     };
     let mut jcts = Jcts::default();
     simulate(setup, workload.arrivals.into_iter(), &mut jcts, &mut |_| {}).unwrap();

@@ -20,6 +20,7 @@ use roommate_core::testing::Scene;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, SimError, simulate};
 use serde_json::json;
 use std::sync::Arc;
@@ -88,12 +89,14 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
         profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
         teams: vec!["all".into()],
         measure: None,
+        measuring: Measuring::default(),
     };
     let arrivals = scene.actors.iter().map(|a| Arrival {
         at: Time(a.submit * scene.tick.0),
         name: a.name.clone(),
         spec: a.spec.clone(),
         work: a.work,
+        requests: None,
     });
     let folds = (Ends::default(), (Stays::default(), Fold::default()));
     let mut observer = (Writer::new(Vec::new()), folds);

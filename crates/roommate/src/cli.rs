@@ -166,6 +166,13 @@ pub(crate) struct WorldArgs {
     /// Minutes between checkpoints; a crash loses what came after the last
     #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
+    /// Seconds of a measuring window of services
+    #[arg(long, default_value_t = 10.0, value_name = "S", value_parser = window)]
+    pub(crate) window: f64,
+    /// Simulate every request of the run, instead of repeating windows that were simulated under the same
+    /// conditions
+    #[arg(long)]
+    pub(crate) exact_requests: bool,
     /// Count only these jobs, by order of submission, and end with the last of them: 4000:5000
     #[arg(long, value_name = "FROM:TO", value_parser = range)]
     pub(crate) measure: Option<Range<u32>>,
@@ -400,6 +407,10 @@ fn quota(text: &str) -> Result<(String, u32), String> {
 
 fn seconds(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1e9).contains(&v), "a number from 0 to 1e9")
+}
+
+fn window(text: &str) -> Result<f64, String> {
+    number(text, |v| (0.1..=86_400.0).contains(&v), "a number from 0.1 to 86400")
 }
 
 fn hours(text: &str) -> Result<f64, String> {

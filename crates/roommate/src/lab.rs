@@ -20,6 +20,7 @@ use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
 use roommate_sim::scenario::score::Outcome;
 use roommate_sim::scenario::{Contender, Dealt, Scenario};
+use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
 use roommate_sim::workload::{self, Workload};
@@ -203,7 +204,6 @@ impl Lab {
             tune_cost: scenario.world.tune_s,
             ..defaults
         };
-        let works = works.into_iter().map(Some).collect();
         Ok(Self {
             workload,
             world,
@@ -262,6 +262,10 @@ impl Lab {
             profiles: self.workload.profiles.clone(),
             teams: self.workload.teams.clone(),
             measure: self.world.measure.clone(),
+            measuring: Measuring {
+                window: Span::from_secs(self.world.window),
+                exact: self.world.exact_requests,
+            },
         };
         let writer = journal.map(AtomicFile::create).transpose()?.map(Writer::new);
         let mut observers = (Fold::measuring(self.world.measure.clone()), (writer, extra));

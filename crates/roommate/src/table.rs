@@ -57,6 +57,8 @@ pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
     match unit {
         "share" => format!("{:.1}%", v * 100.0),
         "s" => duration(v),
+        "ms" => format!("{v:.1} ms"),
+        "/s" => format!("{v:.1}/s"),
         _ if v == v.trunc() && v.abs() < 1e15 => format!("{v:.0}"),
         _ => format!("{v:.3}"),
     }

@@ -15,8 +15,10 @@ use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 mod curve;
+mod service;
 mod task;
 
+use service::Service;
 use task::Task;
 
 /// A task as it runs on a GPU.
@@ -69,6 +71,8 @@ pub struct Atlas {
     /// Multiprocessors of the GPU.
     sms: u32,
     tasks: Vec<Task>,
+    /// Times of batches, of those tasks that are services.
+    services: BTreeMap<TaskId, Service>,
     names: BTreeMap<(TaskKind, String), TaskId>,
     /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
     sensitivity: f64,
@@ -107,10 +111,14 @@ impl Atlas {
         by_name.retain(|_, rows| rows.iter().any(|r| r.sms == sms));
         let tasks: Vec<Task> = by_name.values().map(|rows| Task::new(rows, sms)).collect();
         let ids = (0..).map(TaskId);
+        let services = by_name.iter().zip((0..).map(TaskId));
+        let services = services.filter(|(((kind, _), _), _)| *kind == TaskKind::Serve);
+        let services = services.map(|((_, rows), id)| (id, Service::new(rows, sms))).collect();
         let mut atlas = Self {
             sms,
             sensitivity: task::sensitivity(&tasks, sms),
             tasks,
+            services,
             names: by_name.into_keys().zip(ids).collect(),
             met: BTreeMap::new(),
             sides: Vec::new(),
@@ -256,6 +264,23 @@ impl Atlas {
     /// Speed on so many multiprocessors, relative to all of them, with nobody else there.
     pub fn kept(&self, task: TaskId, batch: u32, sms: u32) -> f64 {
         self.tasks[usize::from(task.0)].kept(batch, sms, self.sms, self.sensitivity)
+    }
+
+    /// Seconds of a batch of a service alone on so many multiprocessors, or all; of training, of a step.
+    pub fn batch_s(&self, task: TaskId, batch: u32, sms: Option<u32>) -> f64 {
+        match self.services.get(&task) {
+            Some(service) => service.batch_s(batch, sms),
+            None => {
+                let kept = sms.map_or(1.0, |sms| self.kept(task, batch, sms));
+                1.0 / (self.steps_per_s(task, batch) * kept)
+            }
+        }
+    }
+
+    /// How much longer a step takes beside the others than without them: 1 = as long.
+    pub fn slowdown(&self, tenants: &[Tenant], who: usize) -> f64 {
+        let a = self.guest(tenants[who]);
+        a.kept / self.speed(tenants, who)
     }
 
     fn guest(&self, tenant: Tenant) -> Guest {

@@ -2,7 +2,7 @@
 
 use crate::idx::{Idx, JobIdx};
 use crate::interference::atlas::{Atlas, Counters, Tenant};
-use crate::interference::contention::TaskId;
+use crate::interference::contention::{SLOWEST, TaskId};
 use crate::interference::rows::TaskKind;
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
@@ -32,6 +32,8 @@ pub struct Measured {
     atlas: Arc<Atlas>,
     works: Vec<Option<Work>>,
     fallback: Work,
+    /// By job: the part of the time in which a service is busy, where it was told.
+    loads: Vec<Option<f64>>,
 }
 
 impl Measured {
@@ -39,7 +41,7 @@ impl Measured {
     /// lie beyond its end, are taken for the [`typical`] training task.
     pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
         let fallback = typical(&atlas);
-        Self { atlas, works, fallback }
+        Self { atlas, works, fallback, loads: Vec::new() }
     }
 
     /// What a job stands for.
@@ -65,7 +67,18 @@ impl Measured {
             }
         };
         let batch = batch(state, job, work, knobs);
-        Tenant { task: work.task, batch, sms, load: work.load }
+        let load = self.loads.get(job.usize()).copied().flatten().unwrap_or(work.load);
+        Tenant { task: work.task, batch, sms, load }
+    }
+
+    /// Of a service: batches per second relative to those of its profile's own size, alone on the whole
+    /// GPU.
+    fn service_speed(&self, state: &State, seated: &[Tenant], job: JobIdx, who: usize) -> f64 {
+        let own = self.work(state, job);
+        let alone_s = self.atlas.batch_s(own.task, own.batch, None);
+        let Tenant { task, batch, sms, .. } = seated[who];
+        let there_s = self.atlas.batch_s(task, batch, sms) * self.atlas.slowdown(seated, who);
+        (alone_s / there_s).max(SLOWEST)
     }
 
     /// What is left of a tenant's speed if all run by turns instead of at once.
@@ -87,6 +100,9 @@ impl Measured {
 /// The measured batch size that a job's own stands for: as many times the profile's as the job has turned
 /// its knob away from what it asked for.
 fn batch(state: &State, job: JobIdx, work: Work, knobs: Knobs) -> u32 {
+    if let Some(serving) = &state.profile(job).serving {
+        return if knobs.batch == 0 { serving.batch } else { knobs.batch };
+    }
     let asked = state.spec(job).knobs.batch;
     let turned = if asked == 0 { work.batch } else { asked };
     if knobs.batch == 0 || knobs.batch == turned {
@@ -116,11 +132,14 @@ pub fn typical(atlas: &Atlas) -> Work {
 
 impl Interference for Measured {
     /// Relative to alone on the whole GPU at the profile's own batch, in items (not steps) per second:
-    /// at most 1 at that batch; a larger batch may be faster.
+    /// at most 1 at that batch; a larger batch may be faster. Of services in batches per second.
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         let (job, _) = tenants[who];
         let seated: SmallVec<[Tenant; 4]> =
             tenants.iter().map(|(job, knobs)| self.tenant(state, *job, *knobs)).collect();
+        if state.profile(job).serving.is_some() {
+            return Estimate::certain(self.service_speed(state, &seated, job, who));
+        }
         let batch_speed = self.batch_speed(self.work(state, job), seated[who].batch);
         let in_turns = tenants.iter().any(|(_, knobs)| knobs.turns);
         let turns = if in_turns { self.turns(&seated, who) } else { 1.0 };
@@ -130,6 +149,13 @@ impl Interference for Measured {
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         let Counters { sm_util, dram_util, .. } = self.monitor(state, job, state.job(job).knobs);
         Some((sm_util as f32, dram_util as f32))
+    }
+
+    fn loaded(&mut self, job: JobIdx, busy: f64) {
+        if self.loads.len() <= job.usize() {
+            self.loads.resize(job.usize() + 1, None);
+        }
+        self.loads[job.usize()] = Some(busy);
     }
 }
 

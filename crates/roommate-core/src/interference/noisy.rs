@@ -39,6 +39,10 @@ impl<M: Interference> Interference for Noisy<M> {
     fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
         self.model.learn(state, job, sample);
     }
+
+    fn loaded(&mut self, job: JobIdx, busy: f64) {
+        self.model.loaded(job, busy);
+    }
 }
 
 /// A number for the question; the order of the tenants does not matter.

@@ -1,18 +1,13 @@
 //! From a scenario and a seed to a workload: who comes, when, and how long it takes.
 
-use super::{Arrivals, Scenario, ScenarioError};
-use crate::trace::{self, ReadOptions, mix};
-use crate::workload::Workload;
-use crate::world::Arrival;
-use roommate_core::idx::{Idx, ProfileIdx};
+use super::{Arrivals, Scenario, ScenarioError, Service};
+use crate::trace::{self, ReadOptions, TraceClass, TraceJob, TraceService, mix};
+use crate::workload::{self, Unfit, Workload};
 use roommate_core::interference::atlas::Atlas;
 use roommate_core::interference::measured::Work;
 use roommate_core::interference::rows::TaskKind;
-use roommate_core::job::Spec;
-use roommate_core::knobs::Knobs;
 use roommate_core::math::rng::Rng;
 use roommate_core::profile::Profile;
-use roommate_core::time::Time;
 
 /// The random streams of a scenario, so that one does not shift another.
 const ORDER: u64 = 130;
@@ -22,10 +17,10 @@ const SIZES: u64 = 132;
 /// A workload, and what its kinds of work are in the measurements.
 #[derive(Clone, Debug)]
 pub struct Dealt {
-    /// The jobs.
+    /// The jobs: services first, which are there from the beginning.
     pub workload: Workload,
     /// The measured task of each profile.
-    pub works: Vec<Work>,
+    pub works: Vec<Option<Work>>,
     /// Seconds for which all training alone would keep all multiprocessors of a GPU busy.
     pub sm_s: f64,
 }
@@ -34,39 +29,44 @@ impl Scenario {
     /// The workload of a seed. The same tasks in the same numbers for every seed; their order, their
     /// sizes and their times differ.
     pub fn deal(&self, seed: u64, atlas: &Atlas) -> Result<Dealt, ScenarioError> {
-        let mut dealt = Dealt { workload: Workload::default(), works: Vec::new(), sm_s: 0.0 };
-        dealt.workload.teams.push("all".into());
-        for task in self.tasks() {
-            let id = atlas.task(TaskKind::Train, &task.measured).expect("a checked scenario");
-            let batch = task.measured_batch.unwrap_or(task.batch);
-            let step_s = 1.0 / atlas.steps_per_s(id, batch);
-            dealt.workload.profiles.push((task.model.clone(), Profile::of_step(step_s)));
-            dealt.works.push(Work { task: id, batch, load: 1.0 });
-        }
+        let mut jobs: Vec<TraceJob> = self.services().flat_map(replicas).collect();
+        let mut sm_s = 0.0;
         let mut sizes = Rng::stream(seed, SIZES);
         let times = self.times_s(seed)?;
         for (number, (kind, at_s)) in self.order(seed).into_iter().zip(times).enumerate() {
             let task = self.tasks[kind].get_ref();
-            let profile = ProfileIdx::from_usize(kind);
+            let Work { task: id, batch, .. } = task.work(atlas);
+            let step_s = 1.0 / atlas.steps_per_s(id, batch);
             let [from, to] = *self.sizes[&task.size].get_ref();
             let hours = mix::quantile(&[(0.0, from), (1.0, to)], sizes.unit());
-            let step_s = dealt.workload.profiles[kind].1.step_s;
-            let work = (hours * 3_600.0 / step_s).round().max(1.0);
-            let Work { task: id, batch, .. } = dealt.works[kind];
+            let steps = (hours * 3_600.0 / step_s).round().max(1.0);
             let counters = atlas.counters(id, batch);
-            dealt.sm_s += work * step_s * counters.sm_util;
-            let knobs = Knobs { batch: task.batch, mem_mib: counters.mem_mib, ..Knobs::WHOLE };
-            let spec = Spec {
-                knobs,
-                declared_s: Some(work * step_s),
-                retries: 3.into(),
-                ..Spec::training(1, work, profile)
-            };
+            sm_s += steps * step_s * counters.sm_util;
             let name = format!("{}-{number}", task.model.to_lowercase().replace(' ', "-"));
-            let at = Time::from_secs(at_s);
-            dealt.workload.arrivals.push(Arrival { at, name, spec, work });
+            jobs.push(TraceJob {
+                steps,
+                step_s,
+                model: Some(task.model.clone()),
+                batch: task.batch,
+                mem_mib: counters.mem_mib,
+                ..TraceJob::new(name, (at_s * 1e6).round() as u64, 1, steps * step_s)
+            });
         }
-        Ok(dealt)
+        let unfit = |e: Unfit| ScenarioError::whole(&self.path, &e);
+        let (workload, _) = workload::prepare(jobs, &self.cluster, None, false).map_err(unfit)?;
+        let works = workload.profiles.iter().map(|p| self.work(p, atlas)).collect();
+        Ok(Dealt { workload, works, sm_s })
+    }
+
+    /// What a profile of the workload is in the measurements.
+    fn work(&self, (name, profile): &(String, Profile), atlas: &Atlas) -> Option<Work> {
+        match profile.serving {
+            Some(serving) => {
+                let task = atlas.task(TaskKind::Serve, name)?;
+                Some(Work { task, batch: serving.batch, load: 0.0 })
+            }
+            None => self.tasks().find(|t| t.model == *name).map(|t| t.work(atlas)),
+        }
     }
 
     /// How many of each kind there are: shares of the whole, remainders to those who lost most.
@@ -128,4 +128,30 @@ impl Scenario {
         let since = |us: u64| (us - first) as f64 / 1e6 / times_faster;
         Ok(read.jobs.iter().map(|job| since(job.submit_us)).collect())
     }
+}
+
+/// The replicas of a service; all are there from the beginning.
+fn replicas(service: &Service) -> impl Iterator<Item = TraceJob> {
+    (0..service.replicas).map(|number| {
+        let load = match &service.load_steps {
+            Some(steps) => steps.clone(),
+            None => vec![(0.0, service.load_rps)],
+        };
+        let about = TraceService {
+            slo_ms: Some(service.slo_ms),
+            timeout_ms: service.timeout_ms,
+            warm_up_s: service.warm_up_s,
+            load,
+            bursts: service.bursts.map(Into::into),
+            ..TraceService::default()
+        };
+        let name = format!("{}-service-{number}", service.model.to_lowercase().replace(' ', "-"));
+        TraceJob {
+            model: Some(service.measured.clone()),
+            batch: service.batch,
+            class: TraceClass::Service,
+            service: Some(Box::new(about)),
+            ..TraceJob::new(name, 0, 1, 1.0)
+        }
+    })
 }

@@ -187,6 +187,38 @@ fn a_trace_gives_the_times_where_one_is_named() {
     assert!(error.to_string().contains("has 10 jobs, expected 11"), "{error}");
 }
 
+const SERVICE: &str = r#"
+[[service]]
+model = "RoBERTa"
+slo_ms = 110.0
+load_rps = 200.0
+replicas = 2
+batch = 16
+measured = "roberta"
+because = "it is the same"
+"#;
+
+#[test]
+fn services_are_there_from_the_beginning() {
+    let scenario = parse(&format!("{SMALL}{SERVICE}")).unwrap();
+    let dealt = scenario.deal(0, &truth::h200().unwrap()).unwrap();
+    let first: Vec<&str> = dealt.workload.arrivals[..3].iter().map(|a| a.name.as_str()).collect();
+    assert_eq!(first[..2], ["roberta-service-0", "roberta-service-1"]);
+    assert_eq!(dealt.workload.arrivals[0].spec.slo.map(|s| s.p99_us), Some(110_000));
+    assert_eq!(dealt.works.len(), dealt.workload.profiles.len());
+    assert!(dealt.works.iter().all(Option::is_some));
+    for (from, to, expected) in [
+        ("slo_ms = 110.0", "slo_ms = 0.0", "slo_ms: expected milliseconds above 0"),
+        ("load_rps = 200.0\n", "", "expected either load_rps or load_steps"),
+        ("\"roberta\"", "\"robert\"", "no service \"robert\" was measured"),
+        ("batch = 16", "batch = 0", "batch: expected at least 1"),
+    ] {
+        let error = parse(&format!("{SMALL}{}", SERVICE.replacen(from, to, 1))).unwrap_err();
+        assert_eq!(error.line, Some(31), "{error}");
+        assert_eq!(error.what, format!("service \"RoBERTa\": {expected}"));
+    }
+}
+
 #[test]
 fn a_task_takes_the_hours_of_its_class() {
     let scenario = parse(&SMALL.replacen("tasks = 10", "tasks = 1000", 1)).unwrap();

@@ -9,7 +9,8 @@ use super::error::{Bad, Problem, TraceError};
 use super::field::{self, Unit};
 use super::layout::RowReader;
 use super::lines::Source;
-use super::{Observed, Status, TraceClass, TraceJob};
+use super::{Observed, Status, TraceClass, TraceJob, TraceService};
+use crate::serving::requests::Bursts;
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -88,8 +89,8 @@ macro_rules! optional {
 optional! {
     numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
         deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli, machines, gpu_util,
-        fair_share_s;
-    texts: model, team, user, class, status, kinds, soft_deadlines, failure;
+        fair_share_s, slo_ms, timeout_ms, warm_up_s;
+    texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests;
 }
 
 const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
@@ -214,12 +215,64 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
     job.user = more.user;
     job.class = name("class", more.class)?.unwrap_or(TraceClass::Guaranteed);
     job.status = name::<Status>("status", more.status)?;
+    let service = TraceService {
+        slo_ms: maybe("slo_ms", more.slo_ms, positive)?,
+        timeout_ms: maybe("timeout_ms", more.timeout_ms, seconds)?,
+        warm_up_s: maybe("warm_up_s", more.warm_up_s, seconds)?,
+        batch_s: step_s,
+        load: load(&more.load.unwrap_or_default()).map_err(at("load"))?,
+        bursts: more.bursts.as_deref().map(bursts).transpose().map_err(at("bursts"))?,
+        recorded_in: more.requests,
+        recorded: None,
+    };
+    let said = TraceService { batch_s: None, ..service.clone() } != TraceService::default();
+    if job.class == TraceClass::Service {
+        job.service = Some(Box::new(service));
+    } else if said {
+        let problem = Problem::expected("service, where a latency or a load is given", "training");
+        return Err(Bad::at("class", problem));
+    }
     job.kinds = more.kinds.map_or_else(Vec::new, |kinds| {
         kinds.split('|').filter(|kind| !kind.is_empty()).map(str::to_owned).collect()
     });
     job.soft_deadlines =
         soft_deadlines(&more.soft_deadlines.unwrap_or_default()).map_err(at("soft_deadlines"))?;
     Ok(job)
+}
+
+fn positive(value: f64) -> Result<f64, Problem> {
+    field::positive_seconds(value, Unit::Seconds)
+}
+
+/// `200`, or `0:200|100:600`: 200 requests a second, from 100 s on 600.
+fn load(text: &str) -> Result<Vec<(f64, f64)>, Problem> {
+    let parts: Vec<&str> = text.split('|').filter(|part| !part.is_empty()).collect();
+    let wrong = || Problem::expected("requests a second like 200 or 0:200|100:600", text);
+    let number = |text: &str| field::parse(text).and_then(|v| field::seconds(v, Unit::Seconds));
+    let rates: Vec<(f64, f64)> = parts
+        .iter()
+        .map(|part| match part.split_once(':') {
+            Some((at, rps)) => Ok((number(at)?, number(rps)?)),
+            None if parts.len() == 1 => Ok((0.0, number(part)?)),
+            None => Err(wrong()),
+        })
+        .collect::<Result<_, Problem>>()?;
+    let fine = rates.is_sorted_by(|a, b| a.0 < b.0) && rates.first().is_none_or(|r| r.0 == 0.0);
+    if fine { Ok(rates) } else { Err(wrong()) }
+}
+
+/// `3:10:90`: for 10 s on average three times the rate of the 90 s between.
+fn bursts(text: &str) -> Result<Bursts, Problem> {
+    let wrong = || Problem::expected("times:burst_s:calm_s like 3:10:90", text);
+    let numbers: Vec<f64> = text
+        .split(':')
+        .map(|part| field::parse(part).and_then(positive))
+        .collect::<Result<_, _>>()
+        .map_err(|_| wrong())?;
+    match numbers[..] {
+        [times, burst_s, calm_s] if times >= 1.0 => Ok(Bursts { times, burst_s, calm_s }),
+        _ => Err(wrong()),
+    }
 }
 
 /// `600:10|1200:8`: by 600 s worth 10, by 1200 s worth 8.
@@ -244,7 +297,8 @@ fn to_seconds(us: u64) -> f64 {
 fn to_raw(job: &TraceJob) -> Raw {
     let known = |n: u32, absent: u32| (n != absent).then_some(f64::from(n));
     let stage = |i: usize| job.stages_s.map(|stages| stages[i]);
-    let timed = job.step_s != 1.0 || job.steps != job.duration_s;
+    let said = job.service.as_ref().is_some_and(|s| s.batch_s.is_some());
+    let timed = said || job.step_s != 1.0 || job.steps != job.duration_s;
     let soft: Vec<String> = job
         .soft_deadlines
         .iter()
@@ -252,6 +306,10 @@ fn to_raw(job: &TraceJob) -> Raw {
         .collect();
     let joined = |parts: &[String]| (!parts.is_empty()).then(|| parts.join("|"));
     let class = (job.class != TraceClass::Guaranteed).then(|| job.class.to_string());
+    let service = job.service.as_deref();
+    let rate = |(at, rps): &(f64, f64)| format!("{at}:{rps}");
+    let load: Vec<String> = service.iter().flat_map(|s| s.load.iter().map(rate)).collect();
+    let bursts = service.and_then(|s| s.bursts);
     Raw {
         id: job.id.clone(),
         submit_s: to_seconds(job.submit_us),
@@ -286,6 +344,12 @@ fn to_raw(job: &TraceJob) -> Raw {
             gpu_util: job.observed().gpu_util,
             fair_share_s: job.observed().fair_share_s,
             failure: job.observed().failure.clone(),
+            slo_ms: service.and_then(|s| s.slo_ms),
+            timeout_ms: service.and_then(|s| s.timeout_ms),
+            warm_up_s: service.and_then(|s| s.warm_up_s),
+            load: joined(&load),
+            bursts: bursts.map(|b| format!("{}:{}:{}", b.times, b.burst_s, b.calm_s)),
+            requests: service.and_then(|s| s.recorded_in.clone()),
         },
     }
 }
@@ -381,19 +445,76 @@ mod tests {
             (more, scaling) in (option::of(0u32..65_535), option::of(0.0f64..2.0)),
             (machines, gpu_util, fair_part) in (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
             failure in option::of(name()),
+            service in service(),
         ) -> TraceJob {
             let class = TraceClass::ALL[class];
+            let timed = step_s != 1.0 || steps != duration_s;
+            let service = TraceService { batch_s: timed.then_some(step_s), ..service };
+            let service = (class == TraceClass::Service).then(|| Box::new(service));
             let gpus_max = more.map(|more| (gpus + more).min(65_535));
             let status = status.map(|i| Status::ALL[i]);
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None,
+                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None, service,
                 observed: Observed {
                     machines, gpu_util, failure,
                     fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),
                 }.boxed(),
             }
+        }
+    }
+
+    prop_compose! {
+        fn service()(
+            (slo_ms, timeout_ms) in (option::of(1e-3f64..1e6), option::of(0.0f64..1e6)),
+            warm_up_s in option::of(0.0f64..1e6),
+            gaps in prop::collection::vec((1.0f64..1e4, 0.0f64..1e5), 0..3),
+            bursts in option::of((1.0f64..9.0, 1e-3f64..1e3, 1e-3f64..1e3)),
+        ) -> TraceService {
+            let mut at = 0.0;
+            let load = gaps.into_iter().map(|(gap, rps)| {
+                at += gap;
+                (at - gap, rps)
+            });
+            let bursts = bursts.map(|(times, burst_s, calm_s)| Bursts { times, burst_s, calm_s });
+            let load = load.enumerate().map(|(i, r)| if i == 0 { (0.0, r.1) } else { r }).collect();
+            TraceService { slo_ms, timeout_ms, warm_up_s, load, bursts, ..TraceService::default() }
+        }
+    }
+
+    #[test]
+    fn a_service_says_its_latency_and_its_load() {
+        let trace = read_back(
+            b"id,submit_s,gpus,duration_s,class,slo_ms,load,bursts\n\
+              a,0,1,0,service,150,200,\nb,0,1,9,service,,0:200|100:600,3:10:90\nc,0,1,5,,,,\n",
+        );
+        let [a, b] = [0, 1].map(|i| trace.jobs[i].service.clone().unwrap());
+        assert_eq!((a.slo_ms, a.load), (Some(150.0), vec![(0.0, 200.0)]));
+        assert_eq!(b.load, [(0.0, 200.0), (100.0, 600.0)]);
+        assert_eq!(b.bursts, Some(Bursts { times: 3.0, burst_s: 10.0, calm_s: 90.0 }));
+        assert_eq!(trace.jobs[2].service, None);
+    }
+
+    #[test]
+    fn a_wrong_load_is_named() {
+        let wrong = |row: &str| {
+            let text = format!("id,submit_s,gpus,duration_s,class,slo_ms,load,bursts\n{row}\n");
+            let mut file = tempfile::NamedTempFile::new().unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+            let error = read(file.path(), &ReadOptions::default()).unwrap_err();
+            (error.column.unwrap(), error.problem.to_string())
+        };
+        for (row, column) in [
+            ("a,0,1,0,service,150,5:200,", "load"),
+            ("a,0,1,0,service,150,0:200|0:300,", "load"),
+            ("a,0,1,0,service,150,0:200|300,", "load"),
+            ("a,0,1,0,service,150,200,3:10", "bursts"),
+            ("a,0,1,0,service,150,200,0.5:10:90", "bursts"),
+            ("a,0,1,0,service,0,200,", "slo_ms"),
+            ("a,0,1,0,,150,200,", "class"),
+        ] {
+            assert_eq!(wrong(row).0, column, "{row}: {}", wrong(row).1);
         }
     }
 

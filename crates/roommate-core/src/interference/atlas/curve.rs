@@ -9,7 +9,12 @@ pub(super) struct Curve {
 impl Curve {
     /// From steps per second at numbers of multiprocessors, made monotone; `None` without the whole
     /// GPU and something less.
-    pub(super) fn new(mut points: Vec<(u32, f64)>, all: u32) -> Option<Self> {
+    pub(super) fn new(points: Vec<(u32, f64)>, all: u32) -> Option<Self> {
+        Self::pooled(points, all).map(|(curve, _)| curve)
+    }
+
+    /// The same with the steps per second of the whole GPU, made monotone with the others.
+    pub(super) fn pooled(mut points: Vec<(u32, f64)>, all: u32) -> Option<(Self, f64)> {
         points.sort_by_key(|p| p.0);
         points.dedup_by_key(|p| p.0);
         if points.len() < 2 || points.last()?.0 != all {
@@ -18,7 +23,12 @@ impl Curve {
         let smooth = monotone(points.iter().map(|p| p.1));
         let most = *smooth.last()?;
         let relative = smooth.iter().map(|v| v / most);
-        Some(Self { points: points.iter().map(|p| p.0).zip(relative).collect() })
+        Some((Self { points: points.iter().map(|p| p.0).zip(relative).collect() }, most))
+    }
+
+    /// Its points: multiprocessors, and speed relative to the whole GPU.
+    pub(super) fn points(&self) -> &[(u32, f64)] {
+        &self.points
     }
 
     /// Speed on so many: straight lines between points, and from the lowest to nothing.
@@ -45,7 +55,7 @@ impl Curve {
 }
 
 /// The nearest ascending values, by pooling adjacent violators.
-fn monotone(values: impl Iterator<Item = f64>) -> Vec<f64> {
+pub(super) fn monotone(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut pools: Vec<(f64, usize)> = Vec::new();
     for value in values {
         let mut pool = (value, 1);

@@ -1,0 +1,169 @@
+//! Conditions that last: a rate, the times of batches, the rules. Each is simulated once, request by request,
+//! for some windows; a service under these conditions repeats one of those windows at random.
+//!
+//! Times of batches are rounded to half a percent and rates to three digits first, so that conditions that
+//! hardly differ are one. A cell depends on nothing but its conditions: neither on when it was needed nor
+//! by whom.
+
+use super::queue::{Desk, KNOTS, Rules, Steps, Tally};
+use super::requests::{Bursts, Requests, Source};
+use roommate_core::math::rng::Rng;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What happened in a measuring window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Window {
+    pub(super) requests: u32,
+    pub(super) late: u32,
+    pub(super) p50_us: u32,
+    pub(super) p99_us: u32,
+}
+
+impl Window {
+    /// Whether its 99th percentile is above the objective: more than one request in a hundred was late.
+    pub(super) fn is_over(&self) -> bool {
+        u64::from(self.late) * 100 > u64::from(self.requests)
+    }
+
+    /// What was tallied; the percentile, read from buckets, made to agree with the exact count.
+    pub(super) fn of(tally: &Tally, slo_s: f64) -> Self {
+        let us = |s: f64| (s * 1e6).round().min(f64::from(u32::MAX)) as u32;
+        let mut window = Self {
+            requests: tally.requests.min(u64::from(u32::MAX)) as u32,
+            late: tally.late.min(u64::from(u32::MAX)) as u32,
+            p50_us: us(tally.quantile_s(0.5)),
+            p99_us: us(tally.quantile_s(0.99)),
+        };
+        if slo_s.is_finite() && window.requests > 0 {
+            let slo_us = us(slo_s);
+            let above = slo_us.saturating_add(1);
+            let p99_us = window.p99_us;
+            window.p99_us = if window.is_over() { p99_us.max(above) } else { p99_us.min(slo_us) };
+        }
+        window
+    }
+}
+
+/// A condition, simulated.
+#[derive(Clone, Debug)]
+pub(super) struct Cell {
+    pub(super) windows: Box<[Window]>,
+    /// The part of the time in which a batch runs.
+    pub(super) busy: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    knots: [i16; KNOTS],
+    most: u32,
+    batch: u32,
+    timeout_us: u64,
+    slo_us: u64,
+    rate: u64,
+    bursts: Option<[u64; 3]>,
+}
+
+/// All conditions that were met so far.
+#[derive(Debug)]
+pub(super) struct Cells {
+    window_s: f64,
+    known: BTreeMap<Key, u32>,
+    cells: Vec<Cell>,
+    tally: Tally,
+}
+
+/// Requests that a cell simulates, about, and how few and how many windows.
+const REQUESTS: f64 = 60_000.0;
+const FEWEST: f64 = 8.0;
+const FEWEST_BURSTY: f64 = 64.0;
+const MOST: f64 = 256.0;
+/// What times of batches are rounded to, as a logarithm.
+const ROUND: f64 = 0.005;
+
+impl Cells {
+    pub(super) fn new(window_s: f64) -> Self {
+        let tally = Tally::default();
+        Self { window_s, known: BTreeMap::new(), cells: Vec::new(), tally }
+    }
+
+    pub(super) fn get(&self, cell: u32) -> &Cell {
+        &self.cells[cell as usize]
+    }
+
+    /// The cell of these conditions.
+    pub(super) fn find(
+        &mut self,
+        steps: &Steps,
+        rules: &Rules,
+        rate: f64,
+        bursts: Option<Bursts>,
+    ) -> u32 {
+        let us = |s: f64| (s * 1e6).round() as u64;
+        let rate = three_digits(rate);
+        let key = Key {
+            // Beyond the largest batch times are infinite, and `as` saturates.
+            knots: steps.knots.map(|s| (s.ln() / ROUND).round() as i16),
+            most: steps.most,
+            batch: rules.batch,
+            timeout_us: us(rules.timeout_s),
+            slo_us: us(rules.slo_s),
+            rate: rate.to_bits(),
+            bursts: bursts.map(|b| [b.times, b.burst_s, b.calm_s].map(f64::to_bits)),
+        };
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let knots = key.knots.map(|k| (f64::from(k) * ROUND).exp());
+        let steps = Steps { knots, most: steps.most };
+        let requests = Requests::Rates { rates: Arc::new([(0.0, rate)]), bursts };
+        let rng = Rng::stream(hash(&key), 111);
+        let cell = self.simulate(&steps, rules, &requests, rng);
+        self.cells.push(cell);
+        let at = self.cells.len() as u32 - 1;
+        self.known.insert(key, at);
+        at
+    }
+
+    fn simulate(&mut self, steps: &Steps, rules: &Rules, requests: &Requests, rng: Rng) -> Cell {
+        let (rate, _) = requests.rate(0.0);
+        if rate <= 0.0 {
+            return Cell { windows: Box::new([Window::default()]), busy: 0.0 };
+        }
+        let fewest = if requests.bursts().is_some() { FEWEST_BURSTY } else { FEWEST };
+        let windows = (REQUESTS / (rate * self.window_s)).clamp(fewest, MOST).ceil() as usize;
+        let mut source = Source::new(requests, 0.0, 0.0, rng);
+        let mut desk = Desk::default();
+        let tally = &mut self.tally;
+        // Long enough for a queue that grows to be as long as patience allows.
+        let settled_s = 2.0 * rules.patience_s() + 10.0 * steps.at(rules.batch);
+        tally.clear();
+        desk.serve(&mut source, settled_s, rules, steps, tally);
+        let mut busy_s = 0.0;
+        let window = |i: usize| {
+            tally.clear();
+            let until = settled_s + (i + 1) as f64 * self.window_s;
+            desk.serve(&mut source, until, rules, steps, tally);
+            busy_s += tally.busy_s;
+            Window::of(tally, rules.slo_s)
+        };
+        let drawn: Box<[Window]> = (0..windows).map(window).collect();
+        Cell { windows: drawn, busy: (busy_s / (windows as f64 * self.window_s)).min(1.0) }
+    }
+}
+
+fn three_digits(rate: f64) -> f64 {
+    if rate <= 0.0 {
+        return 0.0;
+    }
+    let unit = 10f64.powf(rate.log10().floor() - 2.0);
+    (rate / unit).round() * unit
+}
+
+fn hash(key: &Key) -> u64 {
+    let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x0100_0000_01b3);
+    let knots = key.knots.iter().fold(0xcbf2_9ce4_8422_2325, |h, k| mix(h, *k as u64));
+    let rest = [u64::from(key.most), u64::from(key.batch), key.timeout_us, key.slo_us, key.rate];
+    let all = rest.into_iter().chain(key.bursts.into_iter().flatten());
+    all.fold(knots, mix)
+}

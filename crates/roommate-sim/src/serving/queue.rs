@@ -1,0 +1,300 @@
+//! The queue in front of a service, request by request: a batch begins when it is full, or when its oldest
+//! request has waited for the time-out; one batch runs at a time.
+//!
+//! Nothing happens between batches, so a batch is the event. Requests are drawn only up to the batch that
+//! takes them: a queue that grows costs no memory.
+
+use super::requests::Source;
+use std::collections::VecDeque;
+
+/// How a service answers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Rules {
+    /// Most requests of a batch.
+    pub(super) batch: u32,
+    /// Longest that a request waits for others while the GPU is free.
+    pub(super) timeout_s: f64,
+    /// Latency that counts as in time.
+    pub(super) slo_s: f64,
+}
+
+impl Rules {
+    /// After how long a client gives up: then the request is late, and nobody works on it.
+    pub(super) fn patience_s(&self) -> f64 {
+        let slo_s = if self.slo_s.is_finite() { self.slo_s } else { 1.0 };
+        (PATIENCE * slo_s).max(PATIENCE * self.timeout_s)
+    }
+}
+
+/// Objectives that a client waits before it gives up.
+const PATIENCE: f64 = 10.0;
+/// Most batch sizes at which the time of a batch is known; between them it is a straight line.
+pub(super) const KNOTS: usize = 14;
+
+/// Seconds of a batch by its size: at 1, 2, 4, … and at the largest.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Steps {
+    pub(super) knots: [f64; KNOTS],
+    pub(super) most: u32,
+}
+
+impl Steps {
+    /// The sizes at which the time of a batch is to be known.
+    pub(super) fn sizes(most: u32) -> impl Iterator<Item = u32> {
+        let most = most.clamp(1, 1 << (KNOTS - 2));
+        (0..KNOTS as u32).map(|k| 1 << k).take_while(move |n| *n < most).chain([most])
+    }
+
+    /// From the times at those sizes. A larger batch is never faster: where it was measured so, that was
+    /// luck, and the sizes share their mean.
+    pub(super) fn new(most: u32, times: impl Iterator<Item = f64>) -> Self {
+        let mut pools: Vec<(f64, usize)> = Vec::with_capacity(KNOTS);
+        for time in times {
+            let mut pool = (time, 1);
+            while let Some(last) = pools.pop_if(|last| last.0 > pool.0) {
+                let n = last.1 + pool.1;
+                pool = ((last.0 * last.1 as f64 + pool.0 * pool.1 as f64) / n as f64, n);
+            }
+            pools.push(pool);
+        }
+        let mut knots = [f64::INFINITY; KNOTS];
+        let smooth = pools.into_iter().flat_map(|(time, n)| std::iter::repeat_n(time, n));
+        knots.iter_mut().zip(smooth).for_each(|(knot, time)| *knot = time);
+        Self { knots, most: most.clamp(1, 1 << (KNOTS - 2)) }
+    }
+
+    /// Seconds of a batch of so many.
+    pub(super) fn at(&self, n: u32) -> f64 {
+        let n = n.clamp(1, self.most);
+        let k = n.ilog2();
+        let low = 1 << k;
+        if n == low {
+            return self.knots[k as usize];
+        }
+        let high = (low << 1).min(self.most);
+        let part = f64::from(n - low) / f64::from(high - low);
+        let (a, b) = (self.knots[k as usize], self.knots[k as usize + 1]);
+        a + part * (b - a)
+    }
+}
+
+/// Buckets to a doubling of latency.
+const FINE: usize = 64;
+/// Doublings, from 2⁻¹⁴ s (61 µs) to 2¹⁰ s.
+const DOUBLINGS: usize = 24;
+/// Bits of a double below the part that tells its bucket.
+const SHIFT: u32 = 52 - FINE.ilog2();
+/// The bucket of 2⁻¹⁴ s among those of all doubles.
+const FIRST: u64 = (1023 - 14) << FINE.ilog2();
+
+/// Latencies of some requests.
+#[derive(Clone, Debug)]
+pub(super) struct Tally {
+    /// By bucket: 64 to a doubling, so a bucket is 1.1 to 1.6 % wide.
+    counts: Box<[u32]>,
+    pub(super) requests: u64,
+    pub(super) late: u64,
+    /// Seconds in which a batch ran.
+    pub(super) busy_s: f64,
+    pub(super) batches: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        let counts = vec![0; FINE * DOUBLINGS].into_boxed_slice();
+        Self { counts, requests: 0, late: 0, busy_s: 0.0, batches: 0 }
+    }
+}
+
+impl Tally {
+    pub(super) fn clear(&mut self) {
+        self.counts.fill(0);
+        (self.requests, self.late, self.busy_s, self.batches) = (0, 0, 0.0, 0);
+    }
+
+    fn count(&mut self, latency_s: f64, slo_s: f64) {
+        let bucket = (latency_s.to_bits() >> SHIFT).saturating_sub(FIRST) as usize;
+        self.counts[bucket.min(FINE * DOUBLINGS - 1)] += 1;
+        self.requests += 1;
+        self.late += u64::from(latency_s > slo_s);
+    }
+
+    /// A request that nobody will answer.
+    pub(super) fn lose(&mut self, patience_s: f64) {
+        self.count(patience_s, 0.0);
+    }
+
+    /// The latency at a rank; within 1 %, because it is read from buckets.
+    pub(super) fn quantile_s(&self, q: f64) -> f64 {
+        let rank = (q * self.requests as f64) as u64;
+        let mut before = 0;
+        for (bucket, n) in self.counts.iter().enumerate() {
+            let n = u64::from(*n);
+            if before + n > rank {
+                let edge = |b: usize| f64::from_bits((b as u64 + FIRST) << SHIFT);
+                let part = (rank - before) as f64 + 0.5;
+                return edge(bucket) + part / n as f64 * (edge(bucket + 1) - edge(bucket));
+            }
+            before += n;
+        }
+        0.0
+    }
+}
+
+/// A service with its queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Desk {
+    waiting: VecDeque<f64>,
+    free_at: f64,
+}
+
+impl Desk {
+    /// Answers everything whose batch begins before `until`.
+    pub(super) fn serve(
+        &mut self,
+        source: &mut Source,
+        until: f64,
+        rules: &Rules,
+        steps: &Steps,
+        tally: &mut Tally,
+    ) {
+        let most = rules.batch.min(steps.most).max(1) as usize;
+        let patience_s = rules.patience_s();
+        loop {
+            let first = match self.waiting.front() {
+                Some(first) => *first,
+                None if source.peek() < until => {
+                    self.waiting.push_back(source.take());
+                    continue;
+                }
+                None => return,
+            };
+            let latest = self.free_at.max(first + rules.timeout_s);
+            while self.waiting.len() < most && source.peek() <= latest && source.peek() < until {
+                self.waiting.push_back(source.take());
+            }
+            let filled = self.waiting.len() >= most;
+            let begin = if filled { self.free_at.max(self.waiting[most - 1]) } else { latest };
+            if begin >= until {
+                return;
+            }
+            if begin - first > patience_s {
+                self.waiting.pop_front();
+                tally.lose(patience_s);
+                continue;
+            }
+            let n = self.waiting.len().min(most);
+            let took = steps.at(n as u32);
+            for asked in self.waiting.drain(..n) {
+                tally.count(begin + took - asked, rules.slo_s);
+            }
+            self.free_at = begin + took;
+            tally.busy_s += took;
+            tally.batches += 1;
+        }
+    }
+
+    /// Nobody is there to answer until `until`: who waits, and who comes, gives up.
+    pub(super) fn lose(
+        &mut self,
+        source: &mut Source,
+        until: f64,
+        rules: &Rules,
+        tally: &mut Tally,
+    ) {
+        while source.peek() < until {
+            self.waiting.push_back(source.take());
+            self.waiting.drain(..).for_each(|_| tally.lose(rules.patience_s()));
+        }
+        self.waiting.drain(..).for_each(|_| tally.lose(rules.patience_s()));
+        self.free_at = until;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::requests::Requests;
+    use super::*;
+    use roommate_core::math::rng::Rng;
+    use std::sync::Arc;
+
+    fn steps(most: u32, fixed_s: f64, each_s: f64) -> Steps {
+        Steps::new(most, Steps::sizes(most).map(|n| fixed_s + each_s * f64::from(n)))
+    }
+
+    fn at(times: &[f64]) -> Source {
+        let requests = Requests::Times { times: Arc::from(times), period_s: 1e9 };
+        Source::new(&requests, 0.0, 0.0, Rng::new(0))
+    }
+
+    #[test]
+    fn a_batch_begins_when_it_is_full_or_its_first_has_waited_enough() {
+        let rules = Rules { batch: 2, timeout_s: 0.5, slo_s: 1.2 };
+        let (mut desk, mut tally) = (Desk::default(), Tally::default());
+        // Full at 0.2, ends at 1.2 (0.2 waiting + 1 of work, and 1.0 for the second). The third waits
+        // until 1.2 and has company by then; the fifth waits for nobody, 0.5 s.
+        let mut source = at(&[0.0, 0.2, 0.5, 0.9, 5.0]);
+        desk.serve(&mut source, 100.0, &rules, &steps(2, 1.0, 0.0), &mut tally);
+        assert_eq!((tally.requests, tally.batches, tally.busy_s), (5, 3, 3.0));
+        assert_eq!(tally.late, 3, "1.7, 1.3 and 1.5 s");
+        assert!((tally.quantile_s(0.5) / 1.3 - 1.0).abs() < 0.01);
+        assert!((tally.quantile_s(0.99) / 1.7 - 1.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn stopping_in_between_changes_nothing() {
+        let rules = Rules { batch: 8, timeout_s: 0.01, slo_s: 0.05 };
+        let steps = steps(8, 0.004, 0.003);
+        let play = |cuts: usize| {
+            let (mut desk, mut tally) = (Desk::default(), Tally::default());
+            let mut source = Source::new(&Requests::steady(230.0), 0.0, 0.0, Rng::stream(3, 110));
+            for cut in 1..=cuts {
+                let until = 100.0 * cut as f64 / cuts as f64;
+                desk.serve(&mut source, until, &rules, &steps, &mut tally);
+            }
+            (tally.requests, tally.late, tally.batches, tally.counts.to_vec())
+        };
+        let whole = play(1);
+        assert!(whole.0 > 20_000 && whole.1 > 100, "{whole:?}");
+        assert_eq!(play(777), whole);
+    }
+
+    #[test]
+    fn one_server_with_single_requests_waits_as_the_books_say() {
+        // M/D/1: mean wait = ρ/(2(1−ρ)) of a service time. Without a time-out nothing is held back.
+        let rules = Rules { batch: 1, timeout_s: 0.0, slo_s: f64::INFINITY };
+        let (mut desk, mut tally) = (Desk::default(), Tally::default());
+        let mut source = Source::new(&Requests::steady(70.0), 0.0, 0.0, Rng::stream(4, 110));
+        desk.serve(&mut source, 20_000.0, &rules, &steps(1, 0.01, 0.0), &mut tally);
+        let mean: f64 = (1..1_000).map(|i| tally.quantile_s(f64::from(i) / 1_000.0)).sum::<f64>();
+        let wait = mean / 999.0 - 0.01;
+        let expected = 0.7 / (2.0 * 0.3) * 0.01;
+        assert!((wait / expected - 1.0).abs() < 0.03, "{wait} {expected}");
+        assert!((tally.busy_s / 20_000.0 - 0.7).abs() < 0.01);
+    }
+
+    #[test]
+    fn clients_of_a_drowned_service_give_up_and_the_queue_does_not_grow() {
+        let rules = Rules { batch: 4, timeout_s: 0.0, slo_s: 0.1 };
+        let (mut desk, mut tally) = (Desk::default(), Tally::default());
+        let mut source = Source::new(&Requests::steady(1_000.0), 0.0, 0.0, Rng::new(1));
+        desk.serve(&mut source, 100.0, &rules, &steps(4, 0.04, 0.0), &mut tally);
+        assert!(desk.waiting.len() <= 4);
+        assert!(tally.late as f64 > 0.99 * tally.requests as f64);
+        assert!((tally.busy_s - 100.0).abs() < 0.1);
+        // What it answers it answers just before they give up.
+        assert!((tally.quantile_s(0.5) / 1.0 - 1.0).abs() < 0.06, "{}", tally.quantile_s(0.5));
+        let before = tally.requests;
+        desk.lose(&mut source, 101.0, &rules, &mut tally);
+        assert!(tally.requests > before + 900);
+    }
+
+    #[test]
+    fn larger_batches_are_never_faster() {
+        let lucky = Steps::new(6, [8.0, 11.0, 9.0, 12.0].into_iter());
+        assert_eq!([1, 2, 4, 6].map(|n| lucky.at(n)), [8.0, 10.0, 10.0, 12.0]);
+        assert_eq!(lucky.at(5), 11.0);
+        assert_eq!(Steps::sizes(6).collect::<Vec<_>>(), [1, 2, 4, 6]);
+        assert_eq!(Steps::sizes(1).collect::<Vec<_>>(), [1]);
+    }
+}
