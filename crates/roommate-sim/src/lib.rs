@@ -4,6 +4,7 @@
 pub mod compat;
 pub mod fault;
 pub mod gzip;
+pub mod oracle;
 pub mod report;
 pub mod scenario;
 pub mod serving;

@@ -11,6 +11,7 @@ mod tests;
 pub use deal::Dealt;
 pub use error::ScenarioError;
 
+use crate::oracle::{self, Space};
 use crate::serving::requests::Bursts;
 use error::Source;
 use roommate_core::cluster::Cluster;
@@ -55,6 +56,8 @@ pub struct Scenario {
     /// What is compared.
     #[serde(rename = "policy")]
     policies: Vec<Spanned<Contender>>,
+    /// What the oracle tries, where the case is small enough for one.
+    pub oracle: Option<Spanned<Space>>,
     /// Where it was read.
     #[serde(skip)]
     path: PathBuf,
@@ -304,6 +307,9 @@ impl Scenario {
         }
         self.services.iter().try_for_each(|s| check_service(s, source, atlas))?;
         self.policies.iter().try_for_each(|p| check_policy(p, source))?;
+        if let Some(space) = &self.oracle {
+            self.check_oracle(space, source)?;
+        }
         let mut labels: Vec<&str> = self.policies().map(Contender::label).collect();
         if !labels.contains(&self.ours.get_ref().as_str()) {
             let what = format!("ours: no [[policy]] is called {:?}", self.ours.get_ref());
@@ -322,6 +328,36 @@ impl Scenario {
                 ))
             }
         }
+    }
+
+    fn check_oracle(
+        &self,
+        space: &Spanned<Space>,
+        source: &Source<'_>,
+    ) -> Result<(), ScenarioError> {
+        let wrong = |what: String| Err(source.at(space, format!("[oracle]: {what}"), None));
+        let Space { batches, most, service_batches, service_shares } = space.get_ref();
+        let services: usize = self.services().map(|s| s.replicas).sum();
+        if self.arrivals.get_ref().tasks > oracle::MOST_TASKS {
+            return wrong(format!("at most {} tasks can be tried in all ways", oracle::MOST_TASKS));
+        }
+        if self.cluster.kinds.len() > 1 {
+            return wrong("expected GPUs that are all alike".into());
+        }
+        if services > 0 && services != self.cluster.gpus() as usize {
+            return wrong("expected no service, or one for each GPU".into());
+        }
+        if *most == 0 || batches.is_empty() || !batches.iter().all(|b| *b > 0.0 && *b <= 64.0) {
+            return wrong("expected most from 1, and batches as factors above 0".into());
+        }
+        let shares = service_shares.iter().all(|s| *s > 0.0 && *s < 1.0);
+        if services > 0 && !(shares && service_batches.iter().all(|b| *b > 0)) {
+            return wrong("expected service_shares between 0 and 1, service_batches from 1".into());
+        }
+        if services > 0 && service_batches.is_empty() {
+            return wrong("expected service_batches".into());
+        }
+        Ok(())
     }
 
     fn check_task(

@@ -40,6 +40,43 @@ impl Default for Measuring {
     }
 }
 
+/// Conditions of a service that last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conditions<'a> {
+    pub(crate) batch: u32,
+    pub(crate) timeout_s: f64,
+    pub(crate) slo_s: f64,
+    pub(crate) requests: &'a Requests,
+}
+
+/// What comes of conditions, request by request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Verdict {
+    /// The part of the time in which it is busy.
+    pub(crate) busy: f64,
+    /// Share of windows over the objective.
+    pub(crate) missed: f64,
+}
+
+impl Conditions<'_> {
+    /// Sizes of batches whose times it needs.
+    pub(crate) fn sizes(batch: u32) -> impl Iterator<Item = u32> {
+        Steps::sizes(batch)
+    }
+
+    /// What comes of them if batches take these times at [`Self::sizes`].
+    pub(crate) fn judge(&self, times: &[f64]) -> Verdict {
+        let Self { batch, timeout_s, slo_s, requests } = *self;
+        let mut cells = Cells::new(Measuring::default().window.secs());
+        let steps = Steps::new(batch, times.iter().copied());
+        let rules = Rules { batch, timeout_s, slo_s };
+        let at = cells.find(&steps, &rules, requests.rate(0.0).0, requests.bursts());
+        let cell = cells.get(at);
+        let over = cell.windows.iter().filter(|w| w.is_over()).count();
+        Verdict { busy: cell.busy, missed: over as f64 / cell.windows.len() as f64 }
+    }
+}
+
 /// Windows after which services account for them, if nothing happens before.
 const ACCOUNT: u32 = 360;
 /// A load is another one if it differs by so much, and by more than chance.

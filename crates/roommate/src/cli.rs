@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
+    /// Say how far policies are from the best that could have been done, on a small scenario
+    Oracle(Oracle),
     /// Decide everything in a journal again and prove that the decisions are the same
     Replay(Replay),
     /// Tell the story of one job: why it waited, where it ran, who pushed it out
@@ -229,6 +231,18 @@ pub(crate) struct Compare {
     /// Write an HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Oracle {
+    /// The scenario, with an [oracle] section
+    pub(crate) scenario: PathBuf,
+    /// Seeds: 0 up to this; as many as the scenario says, unless given
+    #[arg(long, value_name = "N", value_parser = some)]
+    pub(crate) seeds: Option<usize>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

@@ -2,6 +2,7 @@
 
 mod compare;
 mod explain;
+mod oracle;
 mod policies;
 mod profile;
 mod replay;
@@ -26,6 +27,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Sim(args) => sim::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Policies(args) => policies::run(&args),

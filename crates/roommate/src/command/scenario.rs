@@ -5,11 +5,13 @@ use crate::cli::{self, Compare, Output, Sim, TraceInput, WorldArgs};
 use crate::lab::{Choice, Lab, Run};
 use crate::{process, table};
 use anyhow::Context;
+use roommate_core::interference::Interference;
+use roommate_core::interference::atlas::Atlas;
 use roommate_core::policy;
 use roommate_sim::report::{self, Card, RunView};
 use roommate_sim::scenario::score::{FIGURES, Figure, Mean, Score};
-use roommate_sim::scenario::{Contender, Published, Scenario};
-use roommate_sim::truth;
+use roommate_sim::scenario::{Contender, Dealt, Published, Scenario};
+use roommate_sim::truth::{self, Truth};
 use roommate_sim::view::View;
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -20,6 +22,11 @@ use std::sync::{Arc, Mutex};
 /// Whether the file is a scenario rather than a trace.
 pub(super) fn is_one(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "toml")
+}
+
+/// How roommates really disturb each other in the world of a scenario, without scatter.
+pub(super) fn truth(dealt: &Dealt, atlas: &Arc<Atlas>) -> Box<dyn Interference> {
+    Truth::Mapped(Arc::clone(atlas), dealt.works.clone()).model(&dealt.workload.profiles).0
 }
 
 /// The policy and the laboratory of `roommate sim`.
