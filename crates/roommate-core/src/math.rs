@@ -6,5 +6,6 @@ pub mod kmeans;
 pub mod least_squares;
 pub mod lp;
 pub mod matching;
+pub mod queueing;
 pub mod rng;
 pub mod stat;

@@ -14,6 +14,8 @@
 mod cells;
 mod queue;
 pub mod requests;
+#[cfg(test)]
+mod twin;
 
 use cells::{Cells, Window};
 use queue::{Desk, Rules, Steps, Tally};
