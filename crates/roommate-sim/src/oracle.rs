@@ -20,6 +20,7 @@ mod tests;
 pub(crate) use world::MOST_TASKS;
 pub use world::{Space, puzzle};
 
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Tasks as a set of bits.
@@ -103,8 +104,15 @@ impl Puzzle {
         if fastest.contains(&0.0) {
             return Err(Unsolved::Infeasible);
         }
-        let mut search =
-            Search { puzzle: self, fastest, best: f64::INFINITY, makespan: 0.0, visited: 0 };
+        let together = self.together(&fastest);
+        let mut search = Search {
+            puzzle: self,
+            fastest,
+            together,
+            best: f64::INFINITY,
+            makespan: 0.0,
+            visited: 0,
+        };
         let start = Board {
             now: 0.0,
             left: self.tasks.iter().map(|t| t.1).collect(),
@@ -121,6 +129,19 @@ impl Puzzle {
             makespan_s: search.makespan,
             visited: search.visited,
         })
+    }
+}
+
+impl Puzzle {
+    /// The most that all GPUs do together: the sum of speeds, each as a part of the task's best.
+    fn together(&self, fastest: &[f64]) -> f64 {
+        let parts = |(group, options): (&Group, &Vec<Vec<f64>>)| {
+            let sum = |o: &Vec<f64>| members(*group).zip(o).map(|(i, v)| v / fastest[i]).sum();
+            options.iter().map(sum).fold(0.0, f64::max)
+        };
+        let most: Vec<f64> =
+            self.kinds.iter().map(|k| k.iter().map(parts).fold(0.0, f64::max)).collect();
+        self.gpus.iter().map(|kind| most[*kind]).sum()
     }
 }
 
@@ -141,6 +162,8 @@ struct Search<'a> {
     puzzle: &'a Puzzle,
     /// The best speed of each task anywhere.
     fastest: Vec<f64>,
+    /// The most that all GPUs do together, in parts of those.
+    together: f64,
     best: f64,
     makespan: f64,
     visited: u64,
@@ -170,14 +193,24 @@ impl Search<'_> {
         self.seat(&mut board.clone(), &waiting)
     }
 
-    /// The sum of completion times if everybody who is not done ran at its best from now on.
+    /// The sum of completion times if everybody who is not done ran at its best from now on, or, where that is
+    /// more, if the GPUs together did the most that they can for the shortest first.
     fn bound(&self, board: &Board) -> f64 {
-        let of = |(i, left): (usize, &f64)| {
-            let came = self.puzzle.tasks[i].0;
-            let more = board.now.max(came) - came + left / self.fastest[i];
-            if *left > 0.0 { more } else { 0.0 }
-        };
-        board.sum + board.left.iter().enumerate().map(of).sum::<f64>()
+        let (mut alone, mut together) = (board.sum, board.sum);
+        let mut shortest: SmallVec<[f64; 8]> = SmallVec::new();
+        for (i, left) in board.left.iter().enumerate().filter(|(_, left)| **left > 0.0) {
+            let (came, needs) = (self.puzzle.tasks[i].0, left / self.fastest[i]);
+            alone += board.now.max(came) - came + needs;
+            together += board.now - came;
+            shortest.push(needs);
+        }
+        shortest.sort_by(f64::total_cmp);
+        let mut done = 0.0;
+        for needs in shortest {
+            done += needs / self.together;
+            together += done;
+        }
+        alone.max(together)
     }
 
     /// Tries every place, and none, for those who wait.

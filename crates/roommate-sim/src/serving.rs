@@ -60,20 +60,29 @@ pub(crate) struct Verdict {
     pub(crate) missed: f64,
 }
 
-impl Conditions<'_> {
+/// Says what comes of conditions, outside of any run.
+#[derive(Debug)]
+pub(crate) struct Judge(Cells);
+
+impl Default for Judge {
+    fn default() -> Self {
+        Self(Cells::new(Measuring::default().window.secs()))
+    }
+}
+
+impl Judge {
     /// Sizes of batches whose times it needs.
     pub(crate) fn sizes(batch: u32) -> impl Iterator<Item = u32> {
         Steps::sizes(batch)
     }
 
-    /// What comes of them if batches take these times at [`Self::sizes`].
-    pub(crate) fn judge(&self, times: &[f64]) -> Verdict {
-        let Self { batch, timeout_s, slo_s, requests } = *self;
-        let mut cells = Cells::new(Measuring::default().window.secs());
+    /// What comes of conditions in which batches take these times at [`Self::sizes`].
+    pub(crate) fn verdict(&mut self, of: &Conditions<'_>, times: &[f64]) -> Verdict {
+        let Conditions { batch, timeout_s, slo_s, requests } = *of;
         let steps = Steps::new(batch, times.iter().copied());
         let rules = Rules { batch, timeout_s, slo_s };
-        let at = cells.find(&steps, &rules, requests.rate(0.0).0, requests.bursts());
-        let cell = cells.get(at);
+        let at = self.0.find(&steps, &rules, requests.rate(0.0).0, requests.bursts());
+        let cell = self.0.get(at);
         let over = cell.windows.iter().filter(|w| w.is_over()).count();
         Verdict { busy: cell.busy, missed: over as f64 / cell.windows.len() as f64 }
     }

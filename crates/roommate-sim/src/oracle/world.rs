@@ -2,7 +2,8 @@
 
 use super::{Group, Options, Puzzle, members};
 use crate::scenario::Dealt;
-use crate::serving::{self, Conditions};
+use crate::serving::requests::Requests;
+use crate::serving::{Conditions, Judge, Verdict};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::interference::Interference;
@@ -57,7 +58,8 @@ pub fn puzzle(
     let (services, tasks): (Vec<usize>, Vec<usize>) =
         (0..arrivals.len()).partition(|i| arrivals[*i].spec.class == Class::Service);
     let tasks: Vec<JobIdx> = tasks.into_iter().map(JobIdx::from_usize).collect();
-    let kind = |service: Option<usize>, truth: &mut dyn Interference| {
+    let mut judge = Judge::default();
+    let mut kind = |service: Option<usize>, truth: &mut dyn Interference| {
         let landlord = service.map(|i| {
             let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
             let serving = state.profiles[arrivals[i].spec.profile.usize()].serving;
@@ -69,7 +71,7 @@ pub fn puzzle(
                 continue;
             }
             let of: Vec<JobIdx> = members(group).map(|i| tasks[i]).collect();
-            let settings = House { state: &state, space, truth, of: &of }.settings(landlord);
+            let settings = House { state: &state, space, truth, judge: &mut judge, of: &of }.settings(landlord);
             if !settings.is_empty() {
                 options.insert(group, settings);
             }
@@ -95,13 +97,14 @@ pub fn puzzle(
 }
 
 /// A service with what is known of it, and its requests.
-type Landlord<'a> = (JobIdx, Serving, &'a serving::requests::Requests);
+type Landlord<'a> = (JobIdx, Serving, &'a Requests);
 
 /// Some tasks on one GPU.
 struct House<'a> {
     state: &'a State,
     space: &'a Space,
     truth: &'a mut dyn Interference,
+    judge: &'a mut Judge,
     of: &'a [JobIdx],
 }
 
@@ -154,18 +157,19 @@ impl House<'_> {
     ) -> bool {
         let slo_s = self.state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let step_s = self.state.profile(service).step_s;
-        let mut verdict = serving::Verdict::default();
+        let mut verdict = Verdict::default();
         // How busy it is decides how fast the others are and they decide how busy it is.
         for _ in 0..3 {
             self.truth.loaded(service, verdict.busy);
-            let times = Conditions::sizes(batch).map(|n| {
+            let times = Judge::sizes(batch).map(|n| {
                 tenants[0].1.batch = n;
                 step_s / self.truth.speed(self.state, 0, tenants, 0).mean
             });
             let times: Vec<f64> = times.collect();
             tenants[0].1.batch = batch;
             let timeout_s = serving.timeout.secs();
-            verdict = Conditions { batch, timeout_s, slo_s, requests }.judge(&times);
+            let conditions = Conditions { batch, timeout_s, slo_s, requests };
+            verdict = self.judge.verdict(&conditions, &times);
         }
         self.truth.loaded(service, verdict.busy);
         verdict.missed <= MISSES
