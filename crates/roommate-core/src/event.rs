@@ -64,7 +64,7 @@ pub struct Served {
 impl Served {
     /// Both accounts as one.
     pub fn and(self, other: Self) -> Self {
-        let requests = self.requests + other.requests;
+        let requests = self.requests.saturating_add(other.requests);
         let mean = |a: u32, b: u32| {
             let sum = u128::from(a) * u128::from(self.requests)
                 + u128::from(b) * u128::from(other.requests);
@@ -74,7 +74,7 @@ impl Served {
             windows: self.windows.saturating_add(other.windows),
             over: self.over.saturating_add(other.over),
             requests,
-            late: self.late + other.late,
+            late: self.late.saturating_add(other.late),
             p50_us: mean(self.p50_us, other.p50_us),
             p99_us: mean(self.p99_us, other.p99_us),
             worst_us: self.worst_us.max(other.worst_us),

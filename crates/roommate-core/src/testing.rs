@@ -9,7 +9,7 @@ use crate::gantt::Gantt;
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::stages::Interleaved;
 use crate::interference::{Interference, Undisturbed};
-use crate::job::Spec;
+use crate::job::{Class, Spec};
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
 use crate::metrics::{Fold, Metrics};
 use crate::policy::{self, Params};
@@ -208,8 +208,17 @@ impl Stage<'_> {
                 arrived += 1;
             }
             self.steps(now, facts, &mut writer, look);
-            let over = |j: &Played| j.finished.is_some() || j.refused;
-            if arrived == scene.actors.len() && self.jobs.iter().all(over) {
+            let serves = |i: usize| scene.actors[i].spec.class == Class::Service;
+            let over = |(i, j): (usize, &Played)| j.finished.is_some() || j.refused || serves(i);
+            if arrived == scene.actors.len() && self.jobs.iter().enumerate().all(over) {
+                // Services end with the training.
+                let left = (0..arrived).filter(|i| serves(*i) && !self.jobs[*i].refused);
+                let facts: Vec<Event> =
+                    left.map(|i| Event::Cancelled(JobIdx::from_usize(i))).collect();
+                if !facts.is_empty() {
+                    let step = self.engine.step(now, &facts);
+                    writer.step(&StepView::of(now, &facts, &step));
+                }
                 break true;
             }
             if tick == LIMIT {

@@ -7,6 +7,7 @@
 //! for byte.
 
 mod condense;
+mod services;
 mod study;
 mod text;
 
@@ -79,6 +80,47 @@ pub struct RunView {
     pub queue: Vec<(f64, u32)>,
     /// Time in seconds and the GPUs in use after it; a fraction where GPUs are shared.
     pub busy: Vec<(f64, f64)>,
+    /// The services that had requests.
+    #[serde(default)]
+    pub services: Vec<ServiceView>,
+}
+
+/// What a run made of the requests of one service.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct ServiceView {
+    /// Its name.
+    pub name: String,
+    /// Its objective for the 99th percentile.
+    pub slo_ms: Option<f64>,
+    /// Share of requests later than that.
+    pub late: f64,
+    /// Share of windows over it.
+    pub over: f64,
+    /// Median latency.
+    pub p50_ms: f64,
+    /// 99th percentile, mean of windows.
+    pub p99_ms: f64,
+    /// The same of the worst window.
+    pub worst_ms: f64,
+    /// Requests a second in time.
+    pub goodput_rps: f64,
+    /// Its accounts, in order.
+    pub stretches: Vec<Stretch>,
+}
+
+/// An account of a service.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+pub struct Stretch {
+    /// From when, in seconds since the run began.
+    pub from_s: f64,
+    /// Until when.
+    pub to_s: f64,
+    /// 99th percentile, mean of windows.
+    pub p99_ms: f64,
+    /// The same of the worst window.
+    pub worst_ms: f64,
+    /// Share of windows over the objective.
+    pub over: f64,
 }
 
 /// One metric of one run.
@@ -135,6 +177,7 @@ pub fn render_with(title: &str, cards: &[Card], runs: &[RunView]) -> String {
         body.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
     } else {
         push_metrics(&mut body, runs);
+        services::push(&mut body, runs);
         push_charts(&mut body, runs);
         push_gantt(&mut body, &data);
         push_sources(&mut body, runs);

@@ -404,10 +404,10 @@ impl Service {
             return window;
         }
         let open = std::mem::replace(&mut self.open, Open { from: now, ..Open::default() });
-        let requests = open.requests.round();
-        // What rounding left over comes with the next window.
+        // Parts of windows are no whole numbers; what is left over comes with the next window.
+        let requests = (open.requests + 1e-6).floor();
         self.open.requests = open.requests - requests;
-        let late = open.late.round().clamp(0.0, requests);
+        let late = (open.late + 1e-6).floor().min(requests);
         self.open.late = open.late - late;
         Window {
             requests: requests as u32,

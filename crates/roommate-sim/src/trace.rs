@@ -112,6 +112,8 @@ pub struct TraceService {
     pub warm_up_s: Option<f64>,
     /// Seconds of a batch alone on the reference GPU; as measured for its model, unless said.
     pub batch_s: Option<f64>,
+    /// Whether that was measured on our GPU.
+    pub measured: bool,
     /// Requests a second, from so many seconds after its submission on.
     pub load: Vec<(f64, f64)>,
     /// Whether they come in bursts.

@@ -1,12 +1,13 @@
 //! From a journal to what the HTML report shows of a run.
 
-use crate::report::{MetricRow, RunView, Stay};
+use crate::report::{MetricRow, RunView, ServiceView, Stay, Stretch};
 use roommate_core::event::{Action, Event};
 use roommate_core::gantt::Stays;
 use roommate_core::idx::Idx;
 use roommate_core::journal::{Head, JobLine, Observer, StepView, TeamLine};
-use roommate_core::metrics::Fold;
+use roommate_core::metrics::{Fold, ServiceFigures};
 use roommate_core::time::Time;
+use std::collections::BTreeMap;
 
 /// Folds a journal into a view of the run.
 #[derive(Default)]
@@ -18,9 +19,12 @@ pub struct View {
     teams: Vec<String>,
     job_teams: Vec<usize>,
     waiting: Vec<bool>,
+    submitted: Vec<f64>,
     in_queue: u32,
     queue: Vec<(f64, u32)>,
     busy: Vec<(f64, f64)>,
+    /// By job: when it last accounted for its requests, and its accounts.
+    served: BTreeMap<usize, (f64, Vec<Stretch>)>,
     end: Time,
 }
 
@@ -56,6 +60,20 @@ impl View {
                 sm_permille: s.knobs.sm_permille,
             })
         });
+        let metrics = self.fold.metrics();
+        let mut served = self.served.into_values().map(|(_, stretches)| stretches);
+        let service = |s: &ServiceFigures| ServiceView {
+            name: s.name.clone(),
+            slo_ms: s.slo_us.map(|us| f64::from(us) / 1e3),
+            late: s.served.late as f64 / s.served.requests.max(1) as f64,
+            over: f64::from(s.served.over) / f64::from(s.served.windows.max(1)),
+            p50_ms: f64::from(s.served.p50_us) / 1e3,
+            p99_ms: f64::from(s.served.p99_us) / 1e3,
+            worst_ms: f64::from(s.served.worst_us) / 1e3,
+            goodput_rps: s.goodput_rps,
+            stretches: served.next().unwrap_or_default(),
+        };
+        let services = metrics.services.iter().map(service).collect();
         let team = |t: &usize| self.teams.get(*t).cloned().unwrap_or_default();
         RunView {
             policy: head.map(|h| h.policy.clone()).unwrap_or_default(),
@@ -66,7 +84,8 @@ impl View {
             gpus: first,
             nodes,
             end_s: self.end.secs(),
-            metrics: self.fold.metrics().rows().into_iter().map(row).collect(),
+            metrics: metrics.rows().into_iter().map(row).collect(),
+            services,
             stays: stays.collect(),
             job_teams: self.job_teams.iter().map(team).collect(),
             job_names: self.names,
@@ -100,6 +119,7 @@ impl Observer for View {
         self.names.push(line.name.clone());
         self.job_teams.push(line.spec.team.usize());
         self.waiting.push(false);
+        self.submitted.push(0.0);
         self.fold.job(line);
         self.stays.job(line);
     }
@@ -109,8 +129,26 @@ impl Observer for View {
         self.stays.step(step);
         for fact in step.facts {
             match fact {
-                Event::Submitted(job) | Event::Failed { job, .. } => self.wait(job.usize(), true),
+                Event::Submitted(job) => {
+                    self.submitted[job.usize()] = step.at.secs();
+                    self.wait(job.usize(), true);
+                }
+                Event::Failed { job, .. } => self.wait(job.usize(), true),
                 Event::Finished(job) | Event::Cancelled(job) => self.wait(job.usize(), false),
+                Event::Served { job, served } if served.windows > 0 => {
+                    let at = step.at.secs();
+                    let first_s = at.min(self.submitted[job.usize()]);
+                    let (since, told) =
+                        self.served.entry(job.usize()).or_insert((first_s, Vec::new()));
+                    told.push(Stretch {
+                        from_s: *since,
+                        to_s: at,
+                        p99_ms: f64::from(served.p99_us) / 1e3,
+                        worst_ms: f64::from(served.worst_us) / 1e3,
+                        over: f64::from(served.over) / f64::from(served.windows),
+                    });
+                    *since = at;
+                }
                 _ => {}
             }
         }

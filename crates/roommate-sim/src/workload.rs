@@ -15,6 +15,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::predict::{Device, Predictor};
 use roommate_core::profile::{Predicted, Profile, Serving};
 use roommate_core::time::{Span, Time};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -75,6 +76,17 @@ const TIMEOUT_OF_SLO: f64 = 0.1;
 const TIMEOUT_MS: f64 = 5.0;
 /// Starting a process, loading weights and warming up took 17 to 25 s where we measured.
 const WARM_UP_S: f64 = 20.0;
+
+/// Speeds of a cluster's kinds for what was measured on an H200, and not on the reference GPU that kinds are
+/// compared with. GPUs of no kind are taken for what was measured.
+fn relative_to_h200(cluster: &Cluster) -> SmallVec<[(u8, f64); 2]> {
+    let h200: Cluster = "1x1:h200".parse().expect("a kind that is known");
+    let is_it = |name: &str| ["h200", "gpu"].iter().any(|n| name.eq_ignore_ascii_case(n));
+    let kinds = (0..).zip(&cluster.kinds);
+    kinds
+        .map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / h200.kinds[0].speed }))
+        .collect()
+}
 
 /// GPU memory of a measured service: without requests, and for each of a batch; least squares over the
 /// measured batch sizes.
@@ -215,6 +227,7 @@ impl Maker<'_> {
             let (name, cluster) = (job.id.clone(), self.cluster.to_string());
             return Err(Unfit { name, cluster, what });
         };
+        service.measured = service.batch_s.is_none();
         (job.step_s, service.batch_s) = (batch_s, Some(batch_s));
         if job.mem_mib == 0 {
             job.mem_mib = measured.map_or(0, |t| MEASURED.counters(t, job.batch).mem_mib);
@@ -304,12 +317,15 @@ impl Maker<'_> {
             scaling: job.scaling.map(f64::to_bits),
         };
         let profiles = &mut self.workload.profiles;
-        let compat = self.compat;
+        let (compat, cluster) = (self.compat, self.cluster);
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
             profile.scaling = job.scaling;
             profile.serving = serving;
+            if job.service.as_ref().is_some_and(|s| s.measured) {
+                profile.kind_speed = relative_to_h200(cluster);
+            }
             profile.predicted = predicted;
             profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();

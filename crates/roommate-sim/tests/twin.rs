@@ -10,6 +10,7 @@ use roommate_core::event::{Action, Event};
 use roommate_core::gantt::Stays;
 use roommate_core::idx::Idx;
 use roommate_core::interference::Undisturbed;
+use roommate_core::job::Class;
 use roommate_core::journal::{self, JobLine, Observer, StepView, Writer};
 use roommate_core::math::rng::Rng;
 use roommate_core::metrics::{Fold, Metrics};
@@ -169,6 +170,43 @@ fn both_worlds_finish_every_job_at_the_same_instant() {
     }
     assert!(scenes >= 1_500, "only {scenes} scenes were compared");
     assert!(preempted > 1_000, "only {preempted} jobs were ever stopped");
+}
+
+#[test]
+fn both_worlds_agree_beside_services_that_never_end() {
+    let (mut scenes, mut with_room) = (0, 0);
+    for entry in POLICIES {
+        for seed in 0..60 {
+            let mut scene = random::scene(seed, entry, Taste::PLAIN);
+            scene.truth = Arc::new(Undisturbed);
+            if scene.cluster.gpus() < 2 || scene.params.contains_key("bounds_gpu_s") {
+                continue;
+            }
+            // One GPU is enough for everybody, and one is left by the service.
+            for actor in &mut scene.actors {
+                (actor.spec.gpus, actor.spec.gpus_max) = (1, 1);
+            }
+            let service = &mut scene.actors[0];
+            (service.spec.class, service.spec.work) = (Class::Service, None);
+            service.work = f64::INFINITY;
+            scenes += 1;
+            let slow = scene.run();
+            let context = random::compact(&scene);
+            let fast = play(&scene, Faults::default()).unwrap_or_else(|e| panic!("{context}{e}"));
+            let ticks = |t: &Option<u64>| t.map(|t| Time(t * scene.tick.0));
+            let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
+            assert!(slow.ended && slow_finished[0].is_none(), "{context}");
+            assert_eq!(fast.ends.finished, slow_finished, "{context}");
+            let (a, b) = (&fast.metrics, slow.metrics());
+            assert_eq!((a.jobs, a.finished), (b.jobs, b.finished), "{context}");
+            assert_eq!(a.jobs as usize, scene.actors.len() - 1, "{context}");
+            let mut replay = Replay::default();
+            journal::read(fast.journal.as_bytes(), &mut replay).unwrap();
+            assert_eq!((replay.difference, replay.refused), (None, None), "{context}");
+            with_room += u32::from(a.preemptions == 0);
+        }
+    }
+    assert!(scenes >= 500 && with_room > 100, "{scenes} {with_room}");
 }
 
 /// Faults that hit often but let everybody get on.

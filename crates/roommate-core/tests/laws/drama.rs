@@ -4,10 +4,10 @@
 use crate::books;
 use crate::random::{self, Taste, compact};
 use roommate_core::engine::Engine;
-use roommate_core::event::{Action, Event, Sample};
+use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
-use roommate_core::job::Phase;
+use roommate_core::job::{Class, Phase, Slo};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
 use roommate_core::metrics::{Fold, Metrics};
@@ -51,6 +51,8 @@ pub(crate) enum Mishap {
     Up(NodeIdx),
     /// Somebody measures this many seconds for a step.
     Measure(JobIdx, f64),
+    /// A service accounts for a window, in which it has so many requests a second and this latency.
+    Window(JobIdx, f32, u32),
 }
 
 /// A scene and what goes wrong in it.
@@ -82,8 +84,32 @@ impl Drama {
                 }
             }
         }
+        let mut scene = scene;
+        make_services(&mut Rng::stream(seed, 114), &mut scene, &mut mishaps);
         mishaps.sort_by_key(|m| m.0);
         Self { scene, mishaps, stop_lag: if rng.chance(0.7) { 0 } else { 1 + rng.below(3) } }
+    }
+}
+
+/// In some dramas some jobs are services: they go on until their user ends them, and what is measured of
+/// them is more than the length of a step. A policy need not know what they are.
+fn make_services(rng: &mut Rng, scene: &mut Scene, mishaps: &mut Vec<(u64, Mishap)>) {
+    if !rng.chance(0.25) {
+        return;
+    }
+    for (i, actor) in scene.actors.iter_mut().enumerate() {
+        if !rng.chance(0.3) {
+            continue;
+        }
+        let job = JobIdx::from_usize(i);
+        (actor.work, actor.spec.work, actor.spec.declared_s) = (f64::INFINITY, None, None);
+        actor.spec.class = Class::Service;
+        actor.spec.slo = rng.chance(0.8).then_some(Slo { p99_us: 100_000 });
+        for _ in 0..rng.below(5) {
+            let (load, p99_us) = (rng.below(300) as f32, 20_000 * rng.below(10) as u32);
+            mishaps.push((actor.submit + rng.below(60), Mishap::Window(job, load, p99_us)));
+        }
+        mishaps.push((actor.submit + 1 + rng.below(60), Mishap::Cancel(job)));
     }
 }
 
@@ -271,6 +297,17 @@ impl Stage<'_> {
                     facts.push(Event::NodeUp(n));
                 }
             }
+            Mishap::Window(job, load_rps, p99_us) => {
+                if job.usize() >= self.told.len() || gone(job, facts) {
+                    return;
+                }
+                if self.told[job.usize()].running {
+                    let sample = Sample { load_rps, p99_us, ..Sample::default() };
+                    facts.push(Event::Sampled { job, sample });
+                }
+                let served = Served { windows: 1, p99_us, ..Served::default() };
+                facts.push(Event::Served { job, served });
+            }
             Mishap::Measure(job, step_s) => {
                 if self.told.get(job.usize()).is_some_and(|t| t.running) {
                     let sample = Sample { step_s, ..Sample::default() };
@@ -350,7 +387,10 @@ impl Drama {
         self.scene.actors.remove(gone);
         let gone = JobIdx::from_usize(gone);
         self.mishaps.retain_mut(|(_, m)| match m {
-            Mishap::Crash(j) | Mishap::Cancel(j) | Mishap::Measure(j, _) => {
+            Mishap::Crash(j)
+            | Mishap::Cancel(j)
+            | Mishap::Measure(j, _)
+            | Mishap::Window(j, ..) => {
                 let stays = *j != gone;
                 *j = JobIdx(j.0 - u32::from(*j > gone));
                 stays

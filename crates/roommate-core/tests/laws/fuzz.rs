@@ -4,7 +4,7 @@ use crate::canary::Chaos;
 use crate::drama::{Broken, Law};
 use crate::{books, random};
 use roommate_core::engine::Engine;
-use roommate_core::event::{Action, Event, Sample};
+use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::math::rng::Rng;
@@ -40,7 +40,7 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
     });
     let node = NodeIdx(rng.below(engine.state().nodes.len() as u64 + 2) as u32);
     let done = odd(rng);
-    match rng.below(16) {
+    match rng.below(17) {
         0..=2 => Event::Submitted(job),
         3..=5 => Event::Started(job),
         6 => Event::Stopped { job, done },
@@ -55,6 +55,10 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
             Event::Sampled { job, sample }
         }
         14 => Event::NodeUp(node),
+        15 => {
+            let served = Served { windows: u32::MAX, requests: u64::MAX, ..Served::default() };
+            Event::Served { job, served }
+        }
         _ => Event::NodeDown(node),
     }
 }

@@ -17,6 +17,7 @@ fn run(label: &str) -> RunView {
         jcts_s: vec![100.0],
         queue: vec![(0.0, 0)],
         busy: vec![(0.0, 1.0), (100.0, 0.0)],
+        services: Vec::new(),
     }
 }
 

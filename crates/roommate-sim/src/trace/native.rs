@@ -220,6 +220,7 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
         timeout_ms: maybe("timeout_ms", more.timeout_ms, seconds)?,
         warm_up_s: maybe("warm_up_s", more.warm_up_s, seconds)?,
         batch_s: step_s,
+        measured: false,
         load: load(&more.load.unwrap_or_default()).map_err(at("load"))?,
         bursts: more.bursts.as_deref().map(bursts).transpose().map_err(at("bursts"))?,
         recorded_in: more.requests,
