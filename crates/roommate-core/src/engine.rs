@@ -12,6 +12,7 @@ use crate::math::rng::Rng;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
 use crate::profile::Profile;
+use crate::progress::work_s;
 use crate::state::{Costs, State};
 use crate::time::{Span, Time};
 use crate::why::{Note, Why};
@@ -253,6 +254,7 @@ impl Engine {
         let now = self.state.now;
         self.hot(job).filter(|j| j.phase == Phase::Starting)?.phase = Phase::Running;
         let step_s = self.state.alone_step_s(job, &self.state.job(job).gpus);
+        let step_s = work_s(step_s, self.state.worth(job, 0));
         self.hot(job)?.parked_on.clear();
         self.hot(job)?.meter.set_step(now, step_s);
         Some(())
@@ -318,7 +320,7 @@ impl Engine {
     fn sampled(&mut self, job: JobIdx, sample: &Sample) -> Option<()> {
         let now = self.state.now;
         let hot = self.hot(job).filter(|j| j.phase == Phase::Running)?;
-        let sane = sample.step_s.is_finite() && sample.step_s >= 0.0;
+        let sane = sample.step_s.is_finite() && sample.step_s >= 0.0 && sample.noise_scale >= 0.0;
         if !sane || sample.done.is_some_and(|d| !d.is_finite() || d < 0.0) {
             return None;
         }
@@ -326,8 +328,12 @@ impl Engine {
             hot.meter.done = done;
             hot.meter.since = now;
         }
+        if sample.noise_scale > 0.0 && sample.noise_scale.is_finite() {
+            hot.noise_scale = sample.noise_scale;
+        }
         if sample.step_s > 0.0 {
-            hot.meter.set_step(now, sample.step_s);
+            let worth = self.state.worth(job, sample.batch);
+            self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
         }
         self.belief.learn(&self.state, job, sample);
         Some(())

@@ -33,6 +33,9 @@ pub struct Sample {
     /// Gradient noise scale.
     #[serde(skip_serializing_if = "is_zero")]
     pub noise_scale: f32,
+    /// Batch size per GPU with which all of this was measured.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub batch: u32,
 }
 
 /// What a service did since it was last told: the account of its measuring windows.

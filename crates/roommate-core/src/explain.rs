@@ -232,11 +232,20 @@ impl Explain {
             Action::Suspend(_) => "suspended: waits in host memory".into(),
             Action::Stop(_) => "told to leave its GPUs".into(),
             Action::Tune(_, knobs) => {
-                format!("told to run with batch {}{}", knobs.batch, share(*knobs))
+                format!("told to run with {}{}", batch(*knobs), share(*knobs))
             }
             Action::Reject(_, why) => format!("rejected: {}", reason(why, &self.names)),
         };
         self.tell(at, what);
+    }
+}
+
+/// `batch 256, learning rate × 0.707`.
+fn batch(knobs: Knobs) -> String {
+    match (knobs.batch, knobs.lr_permille) {
+        (0, _) => "its own batch".into(),
+        (batch, Knobs::LR_OWN) => format!("batch {batch}"),
+        (batch, lr) => format!("batch {batch}, learning rate × {}", f64::from(lr) / 1000.0),
     }
 }
 

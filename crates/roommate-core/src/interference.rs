@@ -12,12 +12,15 @@
 //! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
 //! | [`pairwise`] | any of these for two, extended to more |
 //! | [`noisy`] | any of these, seen through noise |
+//!
+//! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
 
 pub mod atlas;
 pub mod contention;
 pub mod measured;
 pub mod noisy;
 pub mod pairwise;
+pub mod pattern;
 pub mod rows;
 pub mod shadow;
 pub mod stages;
@@ -48,7 +51,8 @@ impl Estimate {
 
 /// A model of how much the tenants of one GPU disturb each other.
 pub trait Interference: Send + Sync {
-    /// Speed of tenant `who` on a GPU of this kind next to the others; 1 = undisturbed.
+    /// Speed of the steps of tenant `who` on a GPU of this kind next to the others: how long a step takes alone on
+    /// the whole GPU at the job's own batch, over how long one takes with these knobs; 1 = undisturbed.
     fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate;
 
     /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job

@@ -200,6 +200,8 @@ pub struct Job {
     pub attained_gpu_us: u64,
     /// Its believed progress.
     pub meter: Meter,
+    /// Its gradient noise scale as last measured; 0 = never.
+    pub noise_scale: f32,
     /// Where it waits in host memory since it was suspended; empty if it does not.
     pub parked_on: GpuSet,
     /// What it loses at the next step, where steps are charged.
@@ -223,6 +225,7 @@ impl Job {
             since: Time::ZERO,
             attained_gpu_us: 0,
             meter: Meter::default(),
+            noise_scale: 0.0,
             parked_on: GpuSet::new(),
             step_cost: Span::ZERO,
             starts: 0,

@@ -9,6 +9,9 @@ pub struct Knobs {
     /// Batch size per GPU; 0 = the job's own choice.
     #[serde(skip_serializing_if = "is_zero")]
     pub batch: u32,
+    /// Learning rate relative to the job's own, in permille: what goes with the batch size.
+    #[serde(skip_serializing_if = "is_unchanged")]
+    pub lr_permille: u32,
     /// Share of the GPU's streaming multiprocessors that it is promised, in permille, and confined to
     /// where others are promised the rest; 1000 = the whole GPU, 0 = promised none, may use all.
     #[serde(skip_serializing_if = "is_whole")]
@@ -41,6 +44,7 @@ impl Knobs {
     /// A whole GPU, nothing else said.
     pub const WHOLE: Self = Self {
         batch: 0,
+        lr_permille: Self::LR_OWN,
         sm_permille: Self::SM_ALL,
         pace_permille: Self::PACE_FULL,
         floor_permille: 0,
@@ -52,6 +56,8 @@ impl Knobs {
     };
     /// The whole of a GPU's multiprocessors.
     pub const SM_ALL: u16 = 1000;
+    /// The job's own learning rate.
+    pub const LR_OWN: u32 = 1000;
     /// A job that is not held back.
     pub const PACE_FULL: u16 = 1000;
 
@@ -62,7 +68,8 @@ impl Knobs {
 
     /// Whether all values are in their range.
     pub fn are_sane(&self) -> bool {
-        [self.sm_permille, self.pace_permille, self.floor_permille].iter().all(|v| *v <= 1000)
+        let shares = [self.sm_permille, self.pace_permille, self.floor_permille];
+        self.lr_permille > 0 && shares.iter().all(|v| *v <= 1000)
     }
 }
 
@@ -75,6 +82,11 @@ impl Default for Knobs {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_zero(v: &u32) -> bool {
     *v == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_unchanged(v: &u32) -> bool {
+    *v == Knobs::LR_OWN
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

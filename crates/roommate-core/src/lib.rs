@@ -5,12 +5,14 @@
 //! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
 //! and on a cluster, and a journal replays byte for byte.
 
+pub mod admission;
 pub mod batch;
 pub mod cluster;
 pub mod engine;
 pub mod event;
 pub mod explain;
 pub mod gantt;
+pub mod goodput;
 pub mod growth;
 pub mod idx;
 pub mod interference;
@@ -38,4 +40,6 @@ pub mod testing;
 pub mod throttle;
 pub mod tier;
 pub mod time;
+pub mod tuner;
+pub mod tuning;
 pub mod why;

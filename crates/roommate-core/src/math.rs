@@ -2,6 +2,8 @@
 
 pub mod boost;
 pub mod choice;
+pub mod forest;
+pub mod gp;
 pub mod kmeans;
 pub mod least_squares;
 pub mod lp;

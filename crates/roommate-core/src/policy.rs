@@ -12,6 +12,7 @@ mod colocate;
 mod fifo;
 mod gandiva;
 mod horus;
+mod iadeep;
 mod muri;
 mod sjf;
 mod srsf;
@@ -71,8 +72,14 @@ pub struct Entry {
 }
 
 /// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] =
-    &["muri-l-worst-ordering", "muri-l-no-blossom", "synergy-proportional", "synergy-greedy"];
+const ABLATIONS: &[&str] = &[
+    "muri-l-worst-ordering",
+    "muri-l-no-blossom",
+    "synergy-proportional",
+    "synergy-greedy",
+    "iadeep-no-tuner",
+    "iadeep-no-predictor",
+];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
@@ -242,6 +249,15 @@ pub static POLICIES: &[Entry] = &[
     entry!(colocate, "kernel-est", preset: r#"{"choice": "predicted"}"#,
         summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
         paper: "Xu et al., HotCloud 2019", compat: &[]),
+    entry!(iadeep, "iadeep", preset: r"{}",
+        summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
+    entry!(iadeep, "iadeep-no-tuner", preset: r#"{"tune": false}"#,
+        summary: "an ablation of iadeep: batch sizes stay as they are",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
+    entry!(iadeep, "iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
+        summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
 ];
 
 /// The policy of this name.

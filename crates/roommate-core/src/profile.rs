@@ -1,5 +1,6 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
+use crate::goodput::Training;
 use crate::knobs::Knobs;
 use crate::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
@@ -40,6 +41,9 @@ pub struct Profile {
     /// How its speed depends on CPU and host memory, where that was profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sensitivity: Option<Box<Sensitivity>>,
+    /// What another batch size makes of it, where its user allows others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
     /// How it answers requests, if it is a service; a step is then one batch of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<Serving>,
@@ -103,6 +107,7 @@ impl Profile {
             predicted: None,
             sensitivity: None,
             serving: None,
+            training: None,
         }
     }
 

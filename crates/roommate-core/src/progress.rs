@@ -5,12 +5,18 @@
 
 use crate::time::{Span, Time};
 
+/// Seconds in which a job whose steps take `step_s` does the work of one step of its own batch size, if
+/// each of its steps is worth so many of those.
+pub fn work_s(step_s: f64, worth: f64) -> f64 {
+    if worth == 1.0 { step_s } else { step_s / worth }
+}
+
 /// How far a job is: `done` steps at `since`, and one more step every `step_s` seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meter {
     /// Steps done at `since`.
     pub done: f64,
-    /// Seconds of one step; infinite while it stands still.
+    /// Seconds of one step of its own batch size; infinite while it stands still.
     pub step_s: f64,
     /// The instant to which `done` refers.
     pub since: Time,

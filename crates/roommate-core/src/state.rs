@@ -4,6 +4,7 @@
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
 use crate::cluster::{Cluster, Kind, NodeGroup};
+use crate::goodput;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
@@ -471,11 +472,22 @@ impl State {
         self.costs.in_whole_steps(profile.step_s / speed + self.spill_s(job))
     }
 
+    /// Steps of its own batch size that a step of the job, of batch `batch` (0 = as its knobs say), counts for.
+    pub fn worth(&self, job: JobIdx, batch: u32) -> f64 {
+        let Some(training) = &self.profile(job).training else { return 1.0 };
+        let Job { knobs, noise_scale, .. } = self.job(job);
+        let knobs = if batch == 0 { *knobs } else { Knobs { batch, ..*knobs } };
+        let noise_scale = if *noise_scale > 0.0 { *noise_scale } else { training.noise.start };
+        training.worth(knobs, noise_scale)
+    }
+
     /// Seconds that a step takes longer because a part of the job's memory is on the host.
     fn spill_s(&self, job: JobIdx) -> f64 {
         let (asked, has) = (self.spec(job).knobs.mem_mib, self.job(job).knobs.mem_mib);
         let out_mib = if has == 0 { 0 } else { asked.saturating_sub(has) };
-        if out_mib == 0 { 0.0 } else { 2.0 * f64::from(out_mib) / f64::from(self.costs.host_mib_s) }
+        // What was asked for is for the job's own batch; with another it needs something else.
+        let keeps = out_mib == 0 || !goodput::is_own_batch(self, job, self.job(job).knobs);
+        if keeps { 0.0 } else { 2.0 * f64::from(out_mib) / f64::from(self.costs.host_mib_s) }
     }
 
     /// On how few nodes as many GPUs as these could lie.

@@ -14,6 +14,7 @@ use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
 use crate::metrics::{Fold, Metrics};
 use crate::policy::{self, Params};
 use crate::profile::Profile;
+use crate::progress::work_s;
 use crate::state::Costs;
 use crate::throttle;
 use crate::time::{Span, Time};
@@ -159,8 +160,11 @@ struct Played {
     /// Ticks of the start-up cost left.
     starting: u64,
     done: f64,
-    /// Seconds of a step as the engine believes, or was told.
+    /// Seconds for the work of a step as the engine believes, or was told.
     told_s: f64,
+    /// The batch size and the noise scale that it was told.
+    told_batch: u32,
+    told_noise: f32,
     /// Ticks for which the throttle of a protected roommate makes it stand still.
     held: u64,
     finished: Option<u64>,
@@ -255,7 +259,7 @@ impl Stage<'_> {
         for (i, job) in self.jobs.iter_mut().enumerate() {
             if job.placed && !job.running && job.starting == 0 && job.finished.is_none() {
                 job.running = true;
-                job.told_s = 0.0;
+                (job.told_s, job.told_batch, job.told_noise) = (0.0, 0, 0.0);
                 facts.push(Event::Started(JobIdx::from_usize(i)));
             }
         }
@@ -296,7 +300,7 @@ impl Stage<'_> {
                 job.placed = true;
                 job.starting = cost.0.div_ceil(self.scene.tick.0);
                 job.running = job.starting == 0;
-                job.told_s = 0.0;
+                (job.told_s, job.told_batch, job.told_noise) = (0.0, 0, 0.0);
                 job.running.then_some(Event::Started(idx))
             }
             Action::Stop(_) | Action::Suspend(_) => {
@@ -319,6 +323,21 @@ impl Stage<'_> {
         let gpus = &state.job(idx).gpus;
         let speed = throttle::speed_there(&*self.scene.truth, state, idx, gpus, &held);
         state.alone_step_s(idx, gpus) / speed
+    }
+
+    /// The noise of its gradients now; 0 where nobody measures it.
+    fn noise_scale(&self, idx: JobIdx) -> f32 {
+        let (state, actor) = (self.engine.state(), &self.scene.actors[idx.usize()]);
+        let noise = state.profile(idx).training.as_ref().map(|t| t.noise);
+        noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx.usize()].done / actor.work)))
+    }
+
+    /// Seconds for the work of a step of its own batch size.
+    fn work_s(&self, idx: JobIdx) -> f64 {
+        let state = self.engine.state();
+        let training = state.profile(idx).training.as_ref();
+        let worth = training.map_or(1.0, |t| t.worth(state.job(idx).knobs, self.noise_scale(idx)));
+        work_s(self.pace(idx), worth)
     }
 
     /// Where throttles protect somebody: a protected job that begins is measured with the others held,
@@ -354,19 +373,27 @@ impl Stage<'_> {
         }
         let state = self.engine.state();
         let step_s = self.pace(job).min(1e12);
+        let work_s = self.work_s(job).min(1e12);
         let alone_s = state.alone_step_s(job, &state.job(job).gpus);
-        let told_s = &mut self.jobs[job.usize()].told_s;
-        let believed_s = if *told_s == 0.0 { alone_s } else { *told_s };
-        *told_s = step_s;
-        if step_s != believed_s {
-            let sample = Sample { step_s, ..Sample::default() };
+        let mut sample = Sample { step_s, ..Sample::default() };
+        if let Some(training) = &state.profile(job).training {
+            sample.batch = training.batch_of(state.job(job).knobs);
+            sample.noise_scale = self.noise_scale(job);
+            sample.mem_mib = training.mem_mib(sample.batch).unwrap_or(0);
+        }
+        let told = &mut self.jobs[job.usize()];
+        let news = told.told_batch != sample.batch || told.told_noise != sample.noise_scale;
+        let believed_s = if told.told_s == 0.0 { alone_s } else { told.told_s };
+        told.told_s = work_s;
+        (told.told_batch, told.told_noise) = (sample.batch, sample.noise_scale);
+        if work_s != believed_s || news {
             facts.push(Event::Sampled { job, sample });
         }
     }
 
     fn advance(&mut self) {
         let paces: Vec<f64> = (0..self.jobs.len())
-            .map(|i| if self.jobs[i].running { self.pace(JobIdx::from_usize(i)) } else { 1.0 })
+            .map(|i| if self.jobs[i].running { self.work_s(JobIdx::from_usize(i)) } else { 1.0 })
             .collect();
         for (job, step_s) in self.jobs.iter_mut().zip(paces) {
             if job.running {

@@ -4,6 +4,7 @@
 //! never released). A machine runs it once a period beside a real job; the simulator asks where it
 //! settles. A policy only sets its bounds: [`Knobs::floor_permille`] and [`Knobs::pace_permille`].
 
+use crate::goodput;
 use crate::idx::{GpuIdx, JobIdx};
 use crate::interference::Interference;
 use crate::knobs::Knobs;
@@ -165,8 +166,8 @@ pub fn climb(settled_permille: u16) -> Span {
     Span(PERIOD.0 * looks.div_ceil(2))
 }
 
-/// Speed of the job on these GPUs among the roommates it has there now, 1 = alone: the slowest GPU sets
-/// the pace. 0 while it is held.
+/// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its own batch:
+/// the slowest GPU sets the pace. 0 while it is held.
 pub fn speed_there(
     truth: &dyn Interference,
     state: &State,
@@ -175,9 +176,12 @@ pub fn speed_there(
     held: &dyn Fn(JobIdx) -> bool,
 ) -> f64 {
     let knobs = state.job(job).knobs;
-    let is_free =
-        [0, Knobs::SM_ALL].contains(&knobs.sm_permille) && knobs.pace_permille == Knobs::PACE_FULL;
-    let mut slowest: f64 = 1.0;
+    let own_batch = goodput::is_own_batch(state, job, knobs);
+    let is_free = [0, Knobs::SM_ALL].contains(&knobs.sm_permille)
+        && knobs.pace_permille == Knobs::PACE_FULL
+        && own_batch;
+    // Steps of a smaller batch may be shorter than the job's own.
+    let mut slowest: f64 = if own_batch { 1.0 } else { f64::INFINITY };
     let mut last: Option<&Gpu> = None;
     for gpu in gpus {
         let on = state.gpu(*gpu);

@@ -2,6 +2,7 @@
 //! strings until `roommate explain` asks for the sentence.
 
 use crate::idx::{JobIdx, NodeIdx};
+use crate::interference::pattern::Source;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -57,6 +58,45 @@ pub enum Why {
     BacksOff(Span),
     /// Its user took it back.
     Cancelled,
+    /// It needed more GPU memory than it was given, or than there is.
+    OutOfMemory,
+    /// It starts beside another job.
+    Beside {
+        /// The first of those who are there.
+        job: JobIdx,
+        /// How much it is predicted to be degraded, in permille; 1000 = not at all.
+        pd_permille: u32,
+        /// Where that comes from.
+        source: Source,
+    },
+    /// There is room for it, but everybody together is done sooner if it waits.
+    BetterToWait {
+        /// The first of those it would have joined.
+        than_beside: JobIdx,
+        /// What that saves, summed over all jobs.
+        saves: Span,
+    },
+    /// Its batch size was searched together with those of its roommates.
+    BatchSettled {
+        /// The batch size that it now runs with.
+        batch: u32,
+        /// Measurements of the search.
+        measured: u32,
+        /// How much it is degraded, in permille of its user's batch alone.
+        pd_permille: u32,
+    },
+    /// It still runs with another batch size than it was told; it is left alone from now on.
+    BatchNotApplied {
+        /// The batch size that it was told.
+        batch: u32,
+    },
+    /// The noise of its gradients moved, so batch sizes are searched again.
+    NoiseDrifted {
+        /// The noise scale of the last search.
+        from: u32,
+        /// The noise scale now.
+        to: u32,
+    },
     /// It could not be started where it was placed.
     StartFailed,
     /// More jobs live on its node than fit at once, and its turn has not come.
@@ -124,6 +164,32 @@ impl Why {
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),
             Self::BacksOff(s) => format!("waits {s} after a failure"),
+            Self::OutOfMemory => {
+                "needed more GPU memory than it was given, or than there is".into()
+            }
+            Self::Beside { job, pd_permille, source } => {
+                let by = match source {
+                    Source::Thumb => "by rule of thumb, nothing like it was measured yet",
+                    Source::Learnt => "learnt from others",
+                    Source::Measured => "as measured before",
+                };
+                let pd = f64::from(*pd_permille) / 1000.0;
+                format!("starts beside job {}: {pd} times as long as alone, {by}", name(*job))
+            }
+            Self::BetterToWait { than_beside, saves } => format!(
+                "waits: joining job {} would cost all jobs together {saves} more",
+                name(*than_beside)
+            ),
+            Self::BatchSettled { batch, measured, pd_permille } => format!(
+                "batch {batch} found in {measured} measurements: {} times as long as alone at its own",
+                f64::from(*pd_permille) / 1000.0
+            ),
+            Self::BatchNotApplied { batch } => {
+                format!("does not run with batch {batch} although it was told to; left alone")
+            }
+            Self::NoiseDrifted { from, to } => {
+                format!("its noise scale moved from {from} to {to}: batch sizes are searched again")
+            }
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),
             Self::WaitsForTurn => "waits for its turn on a node that it shares by time".into(),

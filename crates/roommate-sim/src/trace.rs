@@ -31,6 +31,7 @@ mod tiresias;
 pub use error::{Problem, TraceError};
 
 use crate::serving::requests::{Bursts, Requests};
+use roommate_core::goodput::Training;
 use roommate_core::sensitivity::Sensitivity;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -92,6 +93,8 @@ pub struct TraceJob {
     pub gpu_milli: u32,
     /// GPU kinds it may run on; empty = any.
     pub kinds: Vec<String>,
+    /// What other batch sizes make of it, where its user allows others; `batch` is its own.
+    pub training: Option<Box<Training>>,
     /// What its model makes of more or less CPU and host memory, where a table says so.
     pub sensitivity: Option<Arc<Sensitivity>>,
     /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
@@ -179,6 +182,7 @@ impl TraceJob {
             observed: None,
             service: None,
             sensitivity: None,
+            training: None,
         }
     }
 

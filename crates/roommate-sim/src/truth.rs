@@ -98,12 +98,13 @@ pub(crate) fn service(atlas: &Atlas, model: &str) -> Option<TaskId> {
     known.or_else(|| atlas.task(TaskKind::Serve, stand_in()?.1))
 }
 
-/// The measured task that a model is, or that stands for it.
-fn work(atlas: &Atlas, model: &str) -> Option<Work> {
+/// The measured task that a model is, or that stands for it. A measured task has the job's own batch size; a
+/// stand-in has one of its own, which then stands for the job's.
+fn work(atlas: &Atlas, model: &str, own: Option<u32>) -> Option<Work> {
     let name = model.to_ascii_lowercase().replace(['_', ' '], "-");
     let middle = |task| {
         let batches: Vec<u32> = atlas.batches(task).collect();
-        Work { task, batch: batches[batches.len() / 2], load: 1.0 }
+        Work { task, batch: own.unwrap_or(batches[batches.len() / 2]), load: 1.0 }
     };
     if let Some(task) = atlas.task(TaskKind::Train, &name) {
         return Some(middle(task));
@@ -123,7 +124,7 @@ impl Truth {
             };
             let work_of = |(name, profile): &(String, Profile)| match profile.serving {
                 Some(s) => serving(name, s.batch),
-                None => work(atlas, name),
+                None => work(atlas, name, profile.training.as_ref().map(|t| t.batch)),
             };
             profiles.iter().map(work_of).collect()
         };
@@ -168,6 +169,26 @@ impl Truth {
         }
         named
     }
+
+    /// Fills in what jobs whose batch size may change take of a GPU's memory, where the trace does not say it but
+    /// their model was measured.
+    pub fn fill_memory(&self, jobs: &mut [TraceJob]) {
+        let (Self::Measured(atlas) | Self::Utilization(atlas)) = self else { return };
+        for job in jobs {
+            let Some(training) = job.training.as_deref_mut().filter(|t| t.memory.is_empty()) else {
+                continue;
+            };
+            let model = job.model.as_deref().unwrap_or_default();
+            let Some(work) = work(atlas, model, Some(training.batch)) else { continue };
+            let times = f64::from(training.batch) / f64::from(work.batch);
+            let point = |batch: u32| {
+                let own = (f64::from(batch) * times).round().max(1.0) as u32;
+                (own, atlas.counters(work.task, batch).mem_mib)
+            };
+            training.memory = atlas.batches(work.task).map(point).collect();
+            training.memory.dedup_by_key(|p| p.0);
+        }
+    }
 }
 
 fn demand(atlas: &Atlas, work: Work) -> Demand {
@@ -196,13 +217,18 @@ mod tests {
     fn models_of_the_public_traces_have_stand_ins() {
         let atlas = h200().unwrap();
         let is = |model: &str, task: &str| {
-            work(&atlas, model).map(|w| w.task) == atlas.task(TaskKind::Train, task)
+            work(&atlas, model, None).map(|w| w.task) == atlas.task(TaskKind::Train, task)
         };
         assert!(is("ResNet-18 (batch size 32)", "resnet18-imagenet"));
         assert!(is("ResNet-50 (batch size 32)", "resnet50-imagenet"));
         assert!(is("shufflenet_v2_x1_0", "mobilenetv3l-imagenet"));
         assert!(is("resnet50-cifar", "resnet50-cifar"));
-        assert!(work(&atlas, "work").is_none());
+        assert!(work(&atlas, "work", None).is_none());
+        let own = work(&atlas, "resnet50-cifar", Some(700)).map(|w| w.batch);
+        assert_eq!(
+            (own, work(&atlas, "vgg19", Some(700)).map(|w| w.batch)),
+            (Some(700), Some(128))
+        );
         for (_, task, batch) in STAND_INS {
             let task = atlas.task(TaskKind::Train, task).expect(task);
             assert!(atlas.batches(task).any(|b| b == *batch), "{task:?} at {batch}");

@@ -150,6 +150,7 @@ struct ProfileKey {
     step: u64,
     stages: Option<[u64; 4]>,
     scaling: Option<u64>,
+    training: Option<String>,
 }
 
 struct Maker<'a> {
@@ -176,7 +177,7 @@ impl Maker<'_> {
             gpus_max: u16::try_from(most).unwrap_or(u16::MAX).max(gpus),
             knobs: Knobs {
                 batch: job.batch,
-                mem_mib: job.mem_mib,
+                mem_mib: asked_mib(&job),
                 cpu_milli: job.cpu_milli,
                 ..Knobs::WHOLE
             },
@@ -266,7 +267,7 @@ impl Maker<'_> {
         let mut gpus = 0u32;
         for group in &self.cluster.groups {
             let kind = &self.cluster.kinds[usize::from(group.kind)];
-            let mem_fits = kind.mem_mib == 0 || job.mem_mib <= kind.mem_mib;
+            let mem_fits = kind.mem_mib == 0 || asked_mib(job) <= kind.mem_mib;
             let per_node = if group.cpu_milli == 0 || job.cpu_milli == 0 {
                 u32::from(group.gpus)
             } else {
@@ -315,6 +316,7 @@ impl Maker<'_> {
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
             scaling: job.scaling.map(f64::to_bits),
+            training: job.training.as_ref().map(|t| format!("{t:?}")),
         };
         let profiles = &mut self.workload.profiles;
         let (compat, cluster) = (self.compat, self.cluster);
@@ -327,6 +329,7 @@ impl Maker<'_> {
                 profile.kind_speed = relative_to_h200(cluster);
             }
             profile.predicted = predicted;
+            profile.training = job.training.as_deref().cloned();
             profile.sensitivity = job.sensitivity.as_deref().cloned().map(Box::new);
             let model = job.model.as_deref();
             if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
@@ -350,6 +353,12 @@ impl Maker<'_> {
         self.teams.insert(name.into(), team);
         team
     }
+}
+
+/// GPU memory that the job asks for: what it takes with its own batch size, where only that is known.
+fn asked_mib(job: &TraceJob) -> u32 {
+    let takes = job.training.as_ref().and_then(|t| t.mem_mib(t.batch));
+    if job.mem_mib == 0 { takes.unwrap_or(0) } else { job.mem_mib }
 }
 
 /// All deadlines of a job that has several, with what they are worth.

@@ -11,13 +11,14 @@ use crate::serving::{Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
+use roommate_core::goodput::{self, Noise, Training};
 use roommate_core::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::Interference;
 use roommate_core::job::{Class, Spec};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
-use roommate_core::progress::Meter;
+use roommate_core::progress::{Meter, work_s};
 use roommate_core::state::Costs;
 use roommate_core::throttle;
 use roommate_core::time::{Span, Time};
@@ -157,6 +158,7 @@ pub fn simulate<O: Observer>(
         acts: Vec::new(),
         crowded: Vec::new(),
         first_to_end: Vec::new(),
+        starved: Vec::new(),
         counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
@@ -179,6 +181,8 @@ enum Alarm {
     Tuned(JobIdx, u32),
     /// A job that was held may go on.
     LetGo(JobIdx),
+    /// The noise of its gradients is in another stage.
+    Noise(JobIdx, u32),
 }
 
 /// The truth about a job.
@@ -208,6 +212,16 @@ struct Live {
     slot: Option<u32>,
     /// The part of the time in which it is busy, as its roommates were last told.
     busy: f64,
+    /// Its gradient noise scale, and the steps after which it is another one.
+    noise_scale: f32,
+    noise_until: f64,
+}
+
+impl Live {
+    /// Steps after which something happens to it by itself.
+    fn next_stop(&self) -> f64 {
+        self.work.min(self.crash_at).min(self.noise_until)
+    }
 }
 
 struct World {
@@ -226,6 +240,8 @@ struct World {
     crowded: Vec<JobIdx>,
     /// Where all are charged at every step: the running jobs that end first if nothing happens.
     first_to_end: Vec<JobIdx>,
+    /// Jobs that ran out of GPU memory.
+    starved: Vec<JobIdx>,
     /// Kinds of work whose counters were reported.
     counted: IdxSet<ProfileIdx>,
     last_name: String,
@@ -338,9 +354,10 @@ impl World {
 
     fn is_void(&self, alarm: Alarm) -> bool {
         match alarm {
-            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) | Alarm::Tuned(j, e) => {
+            Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
                 self.live[j.usize()].epoch != e
             }
+            Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j.usize()].epoch != e,
             Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::LetGo(_) => false,
         }
     }
@@ -392,11 +409,11 @@ impl World {
                     self.facts.push(Event::Tuned(job));
                     self.begin(now, job);
                     // The engine went on counting while the job stood still; it is told the truth.
-                    let meter = self.live[job.usize()].meter;
-                    let (step_s, done) = (meter.step_s, Some(meter.done));
-                    let sample = Sample { step_s, done, ..Sample::default() };
+                    let done = Some(self.live[job.usize()].meter.done);
+                    let sample = Sample { done, ..self.sample(now, job) };
                     self.facts.push(Event::Sampled { job, sample });
                 }
+                Alarm::Noise(job, _) => self.next_noise(now, job),
             }
         }
     }
@@ -521,6 +538,8 @@ impl World {
             serves,
             slot,
             busy: 0.0,
+            noise_scale: 0.0,
+            noise_until: f64::INFINITY,
         });
         if serves {
             if let (Some(left), Some(range)) = (&mut self.measured_left, &self.measure) {
@@ -554,6 +573,7 @@ impl World {
                 self.act(now, i);
             }
             self.settle_crowded(now);
+            self.fail_starved(now);
             if all_change {
                 self.arm_first_to_end();
             }
@@ -576,7 +596,8 @@ impl World {
     /// Sets alarms where all jobs change at every step: only for those that end first. Notes what each
     /// will lose at the next step.
     fn arm_first_to_end(&mut self) {
-        self.alarms.retain(|a| !matches!(a.0.1, Alarm::Finish(..) | Alarm::Crash(..)));
+        let ends = |a: Alarm| matches!(a, Alarm::Finish(..) | Alarm::Crash(..) | Alarm::Noise(..));
+        self.alarms.retain(|a| !ends(a.0.1));
         self.first_to_end.clear();
         let mut first = Time(u64::MAX);
         let mut from = 0;
@@ -584,7 +605,7 @@ impl World {
             from = job.usize() + 1;
             let live = &mut self.live[job.usize()];
             live.step_cost = self.engine.state().step_cost(job);
-            let ends = live.meter.finishes(live.work.min(live.crash_at)).unwrap_or(first);
+            let ends = live.meter.finishes(live.next_stop()).unwrap_or(first);
             if ends < first {
                 self.first_to_end.clear();
                 first = ends;
@@ -639,6 +660,7 @@ impl World {
         if cost == Span::ZERO || !self.running.contains(job) {
             self.crowded.push(job);
             self.facts.push(Event::Tuned(job));
+            self.check_memory(job);
             return;
         }
         self.halt(now, job);
@@ -685,6 +707,8 @@ impl World {
     /// From now on the job makes progress.
     fn begin(&mut self, now: Time, job: JobIdx) {
         self.hold_opportunists(now, job);
+        self.set_noise(job);
+        self.check_memory(job);
         let (alone, disturbed) = self.pace(now, job);
         let live = &mut self.live[job.usize()];
         live.began = now;
@@ -693,8 +717,8 @@ impl World {
         self.running.insert(job);
         self.arm_job(job);
         // The engine expects the undisturbed pace; anything else is measured and told.
-        if disturbed != alone {
-            self.report_pace(job, disturbed);
+        if disturbed != alone || self.training(job).is_some() {
+            self.report_pace(now, job);
         }
         self.report_counters(job);
         self.serve(now, job);
@@ -767,8 +791,19 @@ impl World {
         }
     }
 
-    /// Seconds of a step where the job is now: alone, and with whom it is there now.
+    /// Seconds for the work of a step where the job is now: alone, and with whom it is there now.
     fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
+        let state = self.engine.state();
+        let gpus = &self.live[job.usize()].gpus;
+        let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
+        let (alone, step_s) = self.steps(now, job);
+        let worth = self.worth(job);
+        self.live[job.usize()].shares = shares;
+        (work_s(alone, worth), work_s(step_s, worth))
+    }
+
+    /// Seconds of a step where the job is now: alone, and with whom it is there now.
+    fn steps(&self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
@@ -778,14 +813,80 @@ impl World {
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
             None => throttle::speed_there(&*self.truth, state, job, gpus, &held),
         };
-        let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
-        self.live[job.usize()].shares = shares;
         (alone, alone / speed)
     }
 
-    fn report_pace(&mut self, job: JobIdx, step_s: f64) {
-        let sample = Sample { step_s: step_s.min(STANDSTILL_S), ..Sample::default() };
+    fn training(&self, job: JobIdx) -> Option<&Training> {
+        self.engine.state().profile(job).training.as_ref()
+    }
+
+    /// Steps of its own batch size that a step of the job really counts for.
+    fn worth(&self, job: JobIdx) -> f64 {
+        let Some(training) = self.training(job) else { return 1.0 };
+        training.worth(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
+    }
+
+    /// The noise of its gradients where it goes on from.
+    fn set_noise(&mut self, job: JobIdx) {
+        let Some(noise) = self.training(job).map(|t| t.noise) else { return };
+        let live = &mut self.live[job.usize()];
+        let stage = noise.stage(live.meter.done / live.work);
+        live.noise_scale = noise.at(stage);
+        live.noise_until = noise_until(stage, live.work);
+    }
+
+    fn next_noise(&mut self, now: Time, job: JobIdx) {
+        let Some(noise) = self.training(job).map(|t| t.noise) else { return };
+        let live = &mut self.live[job.usize()];
+        // By the boundary that was reached: the meter may be a rounding error before it.
+        let part = live.noise_until / live.work + 0.5 / f64::from(Noise::STAGES);
+        let stage = noise.stage(part);
+        live.noise_scale = noise.at(stage);
+        live.noise_until = noise_until(stage, live.work);
+        let (_, pace) = self.pace(now, job);
+        self.live[job.usize()].meter.set_step(now, pace);
+        self.arm_job(job);
+        self.report_pace(now, job);
+    }
+
+    /// What is measured of a running job now.
+    fn sample(&self, now: Time, job: JobIdx) -> Sample {
+        let Some(training) = self.training(job) else {
+            let step_s = self.live[job.usize()].meter.step_s.min(STANDSTILL_S);
+            return Sample { step_s, ..Sample::default() };
+        };
+        let batch = training.batch_of(self.engine.state().job(job).knobs);
+        Sample {
+            step_s: self.steps(now, job).1.min(STANDSTILL_S),
+            noise_scale: self.live[job.usize()].noise_scale,
+            mem_mib: training.mem_mib(batch).unwrap_or(0),
+            batch,
+            ..Sample::default()
+        }
+    }
+
+    fn report_pace(&mut self, now: Time, job: JobIdx) {
+        let sample = self.sample(now, job);
         self.facts.push(Event::Sampled { job, sample });
+    }
+
+    /// Notes a job that runs out of GPU memory with its present knobs.
+    fn check_memory(&mut self, job: JobIdx) {
+        let state = self.engine.state();
+        let is_there = |t: JobIdx| self.running.contains(t) && !self.starved.contains(&t);
+        if self.training(job).is_some() && goodput::is_out_of_memory(state, job, &is_there) {
+            self.starved.push(job);
+        }
+    }
+
+    /// Jobs that ran out of memory fail.
+    fn fail_starved(&mut self, now: Time) {
+        while let Some(job) = self.starved.pop() {
+            // One that was stopped meanwhile needs nothing.
+            if !self.live[job.usize()].gpus.is_empty() {
+                self.fail(now, job, Why::OutOfMemory);
+            }
+        }
     }
 
     /// What counters show of a kind of work, once.
@@ -813,10 +914,14 @@ impl World {
                     continue;
                 }
                 let (_, pace) = self.pace(now, job);
-                if pace != self.live[job.usize()].meter.step_s {
+                let changed = pace != self.live[job.usize()].meter.step_s;
+                if changed {
                     self.live[job.usize()].meter.set_step(now, pace);
                     self.arm_job(job);
-                    self.report_pace(job, pace);
+                }
+                // Steps of another batch may be worth just what they take longer.
+                if changed || self.training(job).is_some() {
+                    self.report_pace(now, job);
                 }
                 self.serve(now, job);
             }
@@ -847,12 +952,25 @@ impl World {
     fn arm_job(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;
-        let crashes = live.crash_at < live.work;
-        let until = if crashes { live.crash_at } else { live.work };
+        let until = live.next_stop();
+        let alarm = if until == live.work {
+            Alarm::Finish
+        } else if until == live.crash_at {
+            Alarm::Crash
+        } else {
+            Alarm::Noise
+        };
         if let Some(at) = live.meter.finishes(until) {
             let at = self.engine.state().costs.seen(live.began, at);
-            let alarm = if crashes { Alarm::Crash } else { Alarm::Finish }(job, live.epoch);
-            self.alarms.push(Reverse((at, alarm)));
+            self.alarms.push(Reverse((at, alarm(job, live.epoch))));
         }
     }
+}
+
+/// Steps of a job with so much work at which a stage of its noise ends.
+fn noise_until(stage: u32, work: f64) -> f64 {
+    if stage + 1 >= Noise::STAGES {
+        return f64::INFINITY;
+    }
+    work * f64::from(stage + 1) / f64::from(Noise::STAGES)
 }

@@ -154,6 +154,7 @@ impl Lab {
             None => ("invented trace".to_string(), invented(world)),
         };
         let stand_ins = if compat.is_none() { truth.name_models(&mut trace.jobs) } else { 0 };
+        truth.fill_memory(&mut trace.jobs);
         let format = trace.format.to_string();
         let dropped = trace.dropped;
         let (mut workload, unfit) =

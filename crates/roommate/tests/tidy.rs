@@ -66,8 +66,10 @@ const RULES: &[Rule] = &[
         applies: is_policy,
         find: |text| {
             let allowed = [
+                "admission",
                 "batch",
                 "event",
+                "goodput",
                 "growth",
                 "idx",
                 "interference",
@@ -86,6 +88,8 @@ const RULES: &[Rule] = &[
                 "state",
                 "tier",
                 "time",
+                "tuner",
+                "tuning",
                 "why",
             ];
             let code = without_tests(&code(text));

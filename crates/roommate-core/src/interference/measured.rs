@@ -89,11 +89,11 @@ impl Measured {
         others.map(|(_, other)| 1.0 - TURNS * own * busy(other)).product()
     }
 
-    /// Items per second alone at another batch size, relative to the profile's own.
+    /// Steps per second alone at another batch size, relative to the profile's own.
     fn batch_speed(&self, work: Work, now: u32) -> f64 {
-        let items = |b: u32| self.atlas.steps_per_s(work.task, b) * f64::from(b);
+        let steps = |b: u32| self.atlas.steps_per_s(work.task, b);
         let own = work.batch.max(1);
-        if now == own { 1.0 } else { items(now) / items(own) }
+        if now == own { 1.0 } else { steps(now) / steps(own) }
     }
 }
 
@@ -103,7 +103,8 @@ fn batch(state: &State, job: JobIdx, work: Work, knobs: Knobs) -> u32 {
     if let Some(serving) = &state.profile(job).serving {
         return if knobs.batch == 0 { serving.batch } else { knobs.batch };
     }
-    let asked = state.spec(job).knobs.batch;
+    let training = state.profile(job).training.as_ref();
+    let asked = training.map_or(state.spec(job).knobs.batch, |t| t.batch);
     let turned = if asked == 0 { work.batch } else { asked };
     if knobs.batch == 0 || knobs.batch == turned {
         return work.batch.max(1);
@@ -131,8 +132,8 @@ pub fn typical(atlas: &Atlas) -> Work {
 }
 
 impl Interference for Measured {
-    /// Relative to alone on the whole GPU at the profile's own batch, in items (not steps) per second:
-    /// at most 1 at that batch; a larger batch may be faster. Of services in batches per second.
+    /// Steps per second relative to alone on the whole GPU at the profile's own batch: at most 1 at that
+    /// batch; steps of a smaller one are shorter. Of services in batches per second.
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         let (job, _) = tenants[who];
         let seated: SmallVec<[Tenant; 4]> =
@@ -208,12 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn another_batch_counts_in_items() {
+    fn another_batch_has_steps_of_another_length() {
         let (truth, _) = truth(&[("vit-b16-imagenet", 64)]);
         let with = |batch| speed(&truth, &[(0, Knobs { batch, ..Knobs::WHOLE })], 0);
         assert_eq!((with(0), with(64)), (1.0, 1.0));
-        assert!((with(128) - 2.0 * 17.019 / 29.908).abs() < 1e-9);
-        assert!(with(32) < 1.0);
+        assert!((with(128) - 17.019 / 29.908).abs() < 1e-9);
+        assert!(with(32) > 1.0);
     }
 
     #[test]

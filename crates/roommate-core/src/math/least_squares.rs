@@ -77,7 +77,7 @@ fn descend(
 
 /// Solves a small dense system by elimination with pivots; `None` if it has no single answer.
 #[expect(clippy::needless_range_loop, reason = "elimination reads best with its indices")]
-fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Option<Vec<f64>> {
+pub fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Option<Vec<f64>> {
     let n = right.len();
     for c in 0..n {
         let pivot = (c..n).max_by(|a, b| matrix[*a][c].abs().total_cmp(&matrix[*b][c].abs()))?;

@@ -1,6 +1,7 @@
 //! Random scenes from a seed: small clusters, a few jobs, a policy with random parameters. Shared by
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
+use roommate_core::goodput::{Noise, Training};
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
 use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
@@ -122,6 +123,9 @@ pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
         }
         scene.actors.push(actor);
     }
+    if taste.stages && entry.name.starts_with("iadeep") {
+        give_trainings(&mut Rng::stream(seed, 100), &mut scene.profiles);
+    }
     if taste.classes {
         give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
     }
@@ -188,6 +192,23 @@ fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
         let usual = Host { cpu_milli: 500, mib: 2_000 };
         let known = Sensitivity::new(cpu.into(), mib.into(), speeds.collect(), usual, None);
         profile.sensitivity = known.filter(|_| rng.chance(0.7)).map(Box::new);
+    }
+}
+
+/// Of some kinds of work the batch size may be changed; what they take with their own fits everywhere.
+fn give_trainings(rng: &mut Rng, profiles: &mut [Profile]) {
+    for profile in profiles {
+        if rng.chance(0.7) {
+            let batch = pick(rng, &[1, 2, 8, 32, 1024]);
+            let start = pick(rng, &[0.0, 10.0, 1_000.0]);
+            let end = start * pick(rng, &[1.0, 1.0, 4.0, 0.25]);
+            let memory = vec![(batch, 2_000), (4 * batch, pick(rng, &[2_000, 6_000, 20_000]))];
+            profile.training = Some(Training {
+                noise: Noise { start, end },
+                memory: if rng.chance(0.7) { memory } else { Vec::new() },
+                ..Training::around(batch, 0.0)
+            });
+        }
     }
 }
 
@@ -303,6 +324,9 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     if entry.name.starts_with("synergy") {
         set_synergy(&mut Rng::stream(scene.seed, 84), scene, &mut set);
     }
+    if entry.name.starts_with("iadeep") {
+        set_iadeep(&mut Rng::stream(scene.seed, 101), &mut set);
+    }
     set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
     set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
     set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
@@ -360,6 +384,15 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
         set("promote_knob", json!(pick(rng, &[0.5, 1.0, 2.0, 8.0])));
     }
     params
+}
+
+fn set_iadeep(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    set("max_tenants", json!(1 + rng.below(4)));
+    set("admission", json!(rng.chance(0.7)));
+    set("tune_alone", json!(rng.chance(0.7)));
+    set("measure_s", json!(1 + rng.below(3)));
+    set("budget", json!(1 + rng.below(17)));
+    set("drift", json!(pick(rng, &[1.2, 2.0])));
 }
 
 /// Whole seconds, so that everything falls on ticks.

@@ -11,6 +11,7 @@ use super::layout::RowReader;
 use super::lines::Source;
 use super::{Observed, Status, TraceClass, TraceJob, TraceService};
 use crate::serving::requests::Bursts;
+use roommate_core::goodput::{LrRule, Noise, Training};
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;
@@ -89,8 +90,9 @@ macro_rules! optional {
 optional! {
     numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
         deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli, machines, gpu_util,
-        fair_share_s, slo_ms, timeout_ms, warm_up_s;
-    texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests;
+        fair_share_s, slo_ms, timeout_ms, warm_up_s, batch_min, batch_max, noise_scale, noise_scale_end;
+    texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests, lr_rule,
+        mem_by_batch;
 }
 
 const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
@@ -203,6 +205,7 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
         let problem = Problem::expected("a part of queue_s", &part.to_string());
         return Err(Bad::at("fair_share_s", problem));
     }
+    job.training = training(&job, &more)?;
     job.observed = Observed {
         machines: count("machines", more.machines)?,
         gpu_util: maybe("gpu_util", more.gpu_util, field::share)?,
@@ -276,6 +279,60 @@ fn bursts(text: &str) -> Result<Bursts, Problem> {
     }
 }
 
+/// What the batch size of a job may be, if it may be anything but its own.
+fn training(job: &TraceJob, more: &Optional) -> Result<Option<Box<Training>>, Bad> {
+    let (low, high) = (count("batch_min", more.batch_min)?, count("batch_max", more.batch_max)?);
+    if low == 0 && high == 0 {
+        return Ok(None);
+    }
+    let noise = |column, value| maybe(column, value, field::number);
+    let start = noise("noise_scale", more.noise_scale)?.unwrap_or(0.0);
+    let end = noise("noise_scale_end", more.noise_scale_end)?.unwrap_or(start);
+    let lr = match more.lr_rule.as_deref() {
+        None => LrRule::default(),
+        Some("linear") => LrRule::Linear,
+        Some("square_root") => LrRule::SquareRoot,
+        Some("keep") => LrRule::Keep,
+        Some(other) => {
+            let problem = Problem::expected("one of linear, square_root, keep", other);
+            return Err(Bad::at("lr_rule", problem));
+        }
+    };
+    let training = Training {
+        batch: job.batch,
+        batch_min: if low == 0 { job.batch } else { low },
+        batch_max: if high == 0 { job.batch } else { high },
+        lr,
+        noise: Noise { start: start as f32, end: end as f32 },
+        memory: mem_by_batch(more.mem_by_batch.as_deref().unwrap_or_default())
+            .map_err(|problem| Bad::at("mem_by_batch", problem))?,
+    };
+    if !training.is_sane() {
+        let found = format!("{} ≤ {} ≤ {}", training.batch_min, job.batch, training.batch_max);
+        let problem = Problem::expected("1 ≤ batch_min ≤ batch ≤ batch_max", &found);
+        return Err(Bad::at("batch_min", problem));
+    }
+    Ok(Some(Box::new(training)))
+}
+
+/// `64:1000|128:1640`: 1000 MiB at batch 64, 1640 at 128.
+fn mem_by_batch(text: &str) -> Result<Vec<(u32, u32)>, Problem> {
+    let parts = text.split('|').filter(|part| !part.is_empty());
+    let points: Vec<(u32, u32)> = parts
+        .map(|part| {
+            let pair = part.split_once(':');
+            let (batch, mib) =
+                pair.ok_or_else(|| Problem::expected("pairs like 64:1000|128:1640", part))?;
+            let whole = |text| field::parse(text).and_then(|v| field::whole(v, u32::MAX));
+            Ok((whole(batch)?, whole(mib)?))
+        })
+        .collect::<Result<_, Problem>>()?;
+    if points.is_sorted_by(|a, b| a.0 < b.0) {
+        return Ok(points);
+    }
+    Err(Problem::expected("ascending batch sizes", text))
+}
+
 /// `600:10|1200:8`: by 600 s worth 10, by 1200 s worth 8.
 fn soft_deadlines(text: &str) -> Result<Vec<(u64, f64)>, Problem> {
     let parts = text.split('|').filter(|part| !part.is_empty());
@@ -305,6 +362,17 @@ fn to_raw(job: &TraceJob) -> Raw {
         .iter()
         .map(|(at, value)| format!("{}:{value}", to_seconds(*at)))
         .collect();
+    let training = job.training.as_deref();
+    let memory: Vec<String> = training
+        .map_or(&[][..], |t| &t.memory)
+        .iter()
+        .map(|(batch, mib)| format!("{batch}:{mib}"))
+        .collect();
+    let lr_rule = training.filter(|t| t.lr != LrRule::default()).map(|t| match t.lr {
+        LrRule::Linear => "linear".to_owned(),
+        LrRule::SquareRoot => "square_root".to_owned(),
+        LrRule::Keep => "keep".to_owned(),
+    });
     let joined = |parts: &[String]| (!parts.is_empty()).then(|| parts.join("|"));
     let class = (job.class != TraceClass::Guaranteed).then(|| job.class.to_string());
     let service = job.service.as_deref();
@@ -351,6 +419,14 @@ fn to_raw(job: &TraceJob) -> Raw {
             load: joined(&load),
             bursts: bursts.map(|b| format!("{}:{}:{}", b.times, b.burst_s, b.calm_s)),
             requests: service.and_then(|s| s.recorded_in.clone()),
+            batch_min: training.map(|t| f64::from(t.batch_min)),
+            batch_max: training.map(|t| f64::from(t.batch_max)),
+            noise_scale: training.map(|t| f64::from(t.noise.start)),
+            noise_scale_end: training
+                .filter(|t| t.noise.end != t.noise.start)
+                .map(|t| f64::from(t.noise.end)),
+            lr_rule,
+            mem_by_batch: joined(&memory),
         },
     }
 }
@@ -447,7 +523,19 @@ mod tests {
             (machines, gpu_util, fair_part) in (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
             failure in option::of(name()),
             service in service(),
+            (rule, noise) in (0usize..4, [0.0f32..1e9, 0.0f32..1e9]),
+            (below, above) in (0u32..100, 0u32..100),
+            points in prop::collection::btree_map(1u32..100_000, any::<u32>(), 0..4),
         ) -> TraceJob {
+            let lr = [LrRule::Linear, LrRule::SquareRoot, LrRule::Keep].get(rule);
+            let training = lr.filter(|_| batch > 0).map(|lr| Box::new(Training {
+                batch,
+                batch_min: batch.saturating_sub(below).max(1),
+                batch_max: batch.saturating_add(above),
+                lr: *lr,
+                noise: Noise { start: noise[0], end: noise[1] },
+                memory: points.into_iter().collect(),
+            }));
             let class = TraceClass::ALL[class];
             let timed = step_s != 1.0 || steps != duration_s;
             let service = TraceService { batch_s: timed.then_some(step_s), ..service };
@@ -457,7 +545,7 @@ mod tests {
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None, service,
+                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None, service, training,
                 observed: Observed {
                     machines, gpu_util, failure,
                     fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),

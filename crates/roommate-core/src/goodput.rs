@@ -1,0 +1,353 @@
+//! Goodput: what a step of training is worth when its batch size is not the one its user chose.
+//!
+//! Work is counted in steps of the user's own batch size m0. A step of batch m handles m/m0 times the
+//! items, of which the optimiser makes efficiency(m) as much (Pollux, OSDI 2021):
+//!
+//! ```text
+//! efficiency(m) = (φ + m0) / (φ + m)          φ: the gradient noise scale
+//! worth(m)      = m/m0 · efficiency(m)        steps of m0 that one step of m counts for
+//! PD            = [Tco(m) / T(m0)] / worth(m) 1 = undisturbed at m0, smaller is better
+//! ```
+//!
+//! PD is the goodput alone at m0 over the goodput beside roommates at m; the solo step time at m cancels.
+//! The same [`worth`] turns the engine's samples and the simulator's truth into progress.
+
+use crate::idx::{GpuIdx, JobIdx};
+use crate::knobs::Knobs;
+use crate::math::least_squares::solve;
+use crate::state::State;
+use serde::{Deserialize, Serialize};
+
+/// What is known of a kind of training of which the batch size may be changed.
+///
+/// The noise scale and the memory are how the work really is: worlds and readers of traces fill them in. A
+/// policy must not read them; it sees what samples say of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// The user's own batch size per GPU, m0.
+    pub batch: u32,
+    /// The smallest batch size that the user allows.
+    pub batch_min: u32,
+    /// The largest.
+    pub batch_max: u32,
+    /// What the user says about the learning rate at another batch size.
+    #[serde(default)]
+    pub lr: LrRule,
+    /// The gradient noise scale.
+    #[serde(default)]
+    pub noise: Noise,
+    /// GPU memory in MiB by batch size, ascending; straight lines between and beyond. Empty = not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<(u32, u32)>,
+}
+
+/// How the learning rate follows the batch size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LrRule {
+    /// In proportion: stochastic gradient descent, as long as the batch is below the noise scale.
+    Linear,
+    /// With the square root: Adam and its kin.
+    #[default]
+    SquareRoot,
+    /// Not at all: the optimiser finds its own, or the user forbids it.
+    Keep,
+}
+
+impl LrRule {
+    /// The learning rate at so many times the batch, in permille of what it was.
+    pub fn permille(self, times: f64) -> u32 {
+        let factor = match self {
+            Self::Linear => times,
+            Self::SquareRoot => times.sqrt(),
+            Self::Keep => 1.0,
+        };
+        // Never 0, which would stop the training.
+        (factor * 1000.0).round().clamp(1.0, f64::from(u32::MAX)) as u32
+    }
+}
+
+/// The gradient noise scale over the life of a job: it grows by equal factors as training goes on.
+///
+/// It changes in [`Noise::STAGES`] stages, so that progress is linear between them.
+#[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Noise {
+    /// At the start, in items.
+    pub start: f32,
+    /// At the end.
+    pub end: f32,
+}
+
+impl Noise {
+    /// Stages of equal work; each lasts long beside what is measured in it.
+    pub const STAGES: u32 = 20;
+
+    /// One that never changes.
+    pub fn constant(scale: f32) -> Self {
+        Self { start: scale, end: scale }
+    }
+
+    /// The stage in which a job is that did this part of its work.
+    pub fn stage(self, part: f64) -> u32 {
+        if self.start == self.end {
+            return Self::STAGES - 1;
+        }
+        ((part * f64::from(Self::STAGES)) as u32).min(Self::STAGES - 1)
+    }
+
+    /// The scale in a stage.
+    pub fn at(self, stage: u32) -> f32 {
+        if self.start == self.end {
+            return self.start;
+        }
+        let part = stage as f32 / (Self::STAGES - 1) as f32;
+        if self.start > 0.0 && self.end > 0.0 {
+            self.start * (self.end / self.start).powf(part)
+        } else {
+            self.start + part * (self.end - self.start)
+        }
+    }
+}
+
+impl Training {
+    /// One whose user allows from a quarter to four times his batch size.
+    pub fn around(batch: u32, noise: f32) -> Self {
+        Self {
+            batch,
+            batch_min: (batch / 4).max(1),
+            batch_max: batch.saturating_mul(4),
+            lr: LrRule::default(),
+            noise: Noise::constant(noise),
+            memory: Vec::new(),
+        }
+    }
+
+    /// The batch size that knobs mean.
+    pub fn batch_of(&self, knobs: Knobs) -> u32 {
+        if knobs.batch == 0 { self.batch } else { knobs.batch }
+    }
+
+    /// Steps of its own batch size that a step with these knobs counts for.
+    pub fn worth(&self, knobs: Knobs, noise_scale: f32) -> f64 {
+        let batch = self.batch_of(knobs);
+        if batch == self.batch {
+            return 1.0;
+        }
+        worth(f64::from(self.batch.max(1)), f64::from(batch), f64::from(noise_scale))
+    }
+
+    /// These knobs with another batch size and the learning rate that goes with it.
+    pub fn turned(&self, knobs: Knobs, batch: u32) -> Knobs {
+        let times = f64::from(batch) / f64::from(self.batch.max(1));
+        Knobs { batch, lr_permille: self.lr.permille(times), ..knobs }
+    }
+
+    /// GPU memory at a batch size, MiB; `None` where that is not known.
+    pub fn mem_mib(&self, batch: u32) -> Option<u32> {
+        let [first, rest @ ..] = &self.memory[..] else { return None };
+        let Some(last) = rest.last() else { return Some(first.1) };
+        let after = self.memory.partition_point(|p| p.0 < batch);
+        let (low, high) = match after {
+            0 => (first, &self.memory[1]),
+            i if i == self.memory.len() => (&self.memory[i - 2], last),
+            i => (&self.memory[i - 1], &self.memory[i]),
+        };
+        let [b0, m0, b1, m1] = [low.0, low.1, high.0, high.1].map(f64::from);
+        let slope = if b1 > b0 { (m1 - m0) / (b1 - b0) } else { 0.0 };
+        Some((m0 + slope * (f64::from(batch) - b0)).max(0.0).round() as u32)
+    }
+
+    /// Whether all of it can be true.
+    pub fn is_sane(&self) -> bool {
+        let noise = [self.noise.start, self.noise.end];
+        self.batch_min >= 1
+            && self.batch_min <= self.batch
+            && self.batch <= self.batch_max
+            && noise.iter().all(|n| n.is_finite() && *n >= 0.0)
+            && self.memory.is_sorted_by(|a, b| a.0 < b.0)
+    }
+}
+
+/// What a batch of `m` items makes of each, relative to one of `m0`.
+pub fn efficiency(m0: f64, m: f64, phi: f64) -> f64 {
+    // 0/0 where nothing is known of anything: as good as ever.
+    if phi + m > 0.0 { (phi + m0) / (phi + m) } else { 1.0 }
+}
+
+/// Steps of batch `m0` that a step of batch `m` counts for.
+pub fn worth(m0: f64, m: f64, phi: f64) -> f64 {
+    m / m0 * efficiency(m0, m, phi)
+}
+
+/// Performance degradation: the goodput alone at `m0`, where a step takes `alone_s`, over the goodput at
+/// `m`, where one takes `step_s` beside roommates.
+pub fn degradation(alone_s: f64, step_s: f64, m0: f64, m: f64, phi: f64) -> f64 {
+    step_s / alone_s / worth(m0, m, phi)
+}
+
+/// Whether a job with these knobs runs at its own batch size.
+pub fn is_own_batch(state: &State, job: JobIdx, knobs: Knobs) -> bool {
+    let own = state.profile(job).training.as_ref().map_or(state.spec(job).knobs.batch, |t| t.batch);
+    knobs.batch == 0 || knobs.batch == own
+}
+
+/// GPU memory that a job really takes with these knobs, MiB per GPU; `None` where that is not known.
+pub fn needs_mib(state: &State, job: JobIdx, knobs: Knobs) -> Option<u32> {
+    let training = state.profile(job).training.as_ref()?;
+    training.mem_mib(training.batch_of(knobs))
+}
+
+/// Whether the job runs out of memory where it is: beyond its own limit, or the last straw on a GPU.
+///
+/// A limit is what it was given (`mem_mib`, enforced); 0 sets none, and then only the GPU's memory counts. Memory
+/// that a job at its own batch size was denied is on the host, not missing. `is_there` says of other tenants whether they
+/// have taken their memory already.
+pub fn is_out_of_memory(state: &State, job: JobIdx, is_there: &dyn Fn(JobIdx) -> bool) -> bool {
+    let knobs = state.job(job).knobs;
+    let Some(needs) = needs_mib(state, job, knobs) else { return false };
+    let asked = if is_own_batch(state, job, knobs) { state.spec(job).knobs.mem_mib } else { 0 };
+    let limit = if knobs.mem_mib == 0 { u32::MAX } else { knobs.mem_mib.max(asked) };
+    let is_there = |other: JobIdx| other == job || is_there(other);
+    needs > limit || state.job(job).gpus.iter().any(|g| is_overdrawn(state, *g, &is_there))
+}
+
+fn is_overdrawn(state: &State, gpu: GpuIdx, is_there: &dyn Fn(JobIdx) -> bool) -> bool {
+    let on = state.gpu(gpu);
+    let mem_mib = u64::from(state.kinds[usize::from(on.kind)].mem_mib);
+    let takes = |job: &JobIdx| {
+        let knobs = state.job(*job).knobs;
+        let booked = u64::from(knobs.mem_mib);
+        let needs = needs_mib(state, *job, knobs).map_or(booked, u64::from);
+        // What was booked as less is on the host.
+        if booked > 0 { needs.min(booked) } else { needs }
+    };
+    let there = on.tenants.iter().filter(|t| is_there(**t));
+    mem_mib > 0 && there.map(takes).sum::<u64>() > mem_mib
+}
+
+/// Estimates the gradient noise scale from squared gradient norms at two batch sizes that really differ.
+///
+/// The two parts of the estimate are smoothed by themselves and divided afterwards: a mean of ratios would
+/// be dominated by the steps whose gradient happened to be small.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NoiseEstimator {
+    /// Part of each new value that is taken.
+    rate: f64,
+    variance: f64,
+    square: f64,
+    /// What the smoothed values would be if every value had been 1.
+    weight: f64,
+}
+
+impl NoiseEstimator {
+    /// Smooths over about `steps` steps.
+    pub fn over(steps: f64) -> Self {
+        Self { rate: 1.0 / steps.max(1.0), variance: 0.0, square: 0.0, weight: 0.0 }
+    }
+
+    /// Takes in |G|² of a batch of `small` items and of a batch of `large`; of one step, the former averaged over the
+    /// parts that the latter is made of. Says whether anything could be learnt from it.
+    pub fn observe(&mut self, small: f64, small_sq: f64, large: f64, large_sq: f64) -> bool {
+        let sane = [small, small_sq, large, large_sq].iter().all(|v| v.is_finite() && *v >= 0.0);
+        if !sane || small < 1.0 || large <= small {
+            return false;
+        }
+        let square = (large * large_sq - small * small_sq) / (large - small);
+        let variance = (small_sq - large_sq) / (1.0 / small - 1.0 / large);
+        self.square += self.rate * (square - self.square);
+        self.variance += self.rate * (variance - self.variance);
+        self.weight += self.rate * (1.0 - self.weight);
+        true
+    }
+
+    /// The noise scale; `None` while the gradient cannot be told from its noise.
+    pub fn noise_scale(&self) -> Option<f64> {
+        // The weights of both cancel; they only say whether there is anything.
+        let known = self.weight > 0.0 && self.square > 0.0;
+        known.then(|| (self.variance / self.square).max(0.0))
+    }
+}
+
+/// Memory as a function of the batch size, learnt from samples, with a band for what is not certain.
+///
+/// A straight line by least squares. From a single batch size nothing is known of the slope: then all of it
+/// may grow with the batch, and nothing may be saved by a smaller one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MemoryFit {
+    /// Batch sizes and the most that was seen at each, ascending.
+    seen: Vec<(u32, f64)>,
+}
+
+/// Memory is taken in blocks, and a sample may have missed a peak: no band is narrower than this share.
+const LEAST_BAND: f64 = 0.02;
+/// What a measurement of memory errs by, as a share, before anything is known of that.
+const ERROR: f64 = 0.005;
+/// Standard errors in a band: 99.9 % of a normal error from above.
+const BAND: f64 = 3.1;
+
+impl MemoryFit {
+    /// Takes in a measurement.
+    pub fn observe(&mut self, batch: u32, mem_mib: u32) {
+        if batch == 0 || mem_mib == 0 {
+            return;
+        }
+        let at = self.seen.partition_point(|s| s.0 < batch);
+        match self.seen.get_mut(at).filter(|s| s.0 == batch) {
+            Some(seen) => seen.1 = seen.1.max(f64::from(mem_mib)),
+            None => self.seen.insert(at, (batch, f64::from(mem_mib))),
+        }
+    }
+
+    /// Whether anything was measured.
+    pub fn is_known(&self) -> bool {
+        !self.seen.is_empty()
+    }
+
+    /// MiB that will hardly be exceeded at a batch size; `None` before the first measurement.
+    pub fn upper_mib(&self, batch: u32) -> Option<u32> {
+        let (&(first, least), &(last, most)) = (self.seen.first()?, self.seen.last()?);
+        if let Some((_, exact)) = self.seen.iter().find(|s| s.0 == batch) {
+            return Some((exact * (1.0 + LEAST_BAND)).ceil() as u32);
+        }
+        // True whatever the line: memory grows with the batch, and at most in proportion.
+        let times = f64::from(batch) / f64::from(last);
+        let proportional = if batch > last { most * times } else { self.at_most_above(batch) };
+        let bound = if first == last {
+            if batch > last { proportional } else { least }
+        } else {
+            self.line_upper(f64::from(batch)).min(proportional)
+        };
+        Some((bound * (1.0 + LEAST_BAND)).ceil().min(f64::from(u32::MAX)) as u32)
+    }
+
+    /// What was seen at the next larger batch size.
+    fn at_most_above(&self, batch: u32) -> f64 {
+        self.seen.iter().find(|s| s.0 >= batch).map_or(f64::INFINITY, |s| s.1)
+    }
+
+    /// The line at a batch size, and a band of prediction above it.
+    fn line_upper(&self, batch: f64) -> f64 {
+        let n = self.seen.len() as f64;
+        let (mut sx, mut sxx, mut sy, mut sxy) = (0.0, 0.0, 0.0, 0.0);
+        for (x, y) in self.seen.iter().map(|(x, y)| (f64::from(*x), *y)) {
+            (sx, sxx, sy, sxy) = (sx + x, sxx + x * x, sy + y, sxy + x * y);
+        }
+        let normal = vec![vec![n, sx], vec![sx, sxx]];
+        let Some(line) = solve(normal, vec![sy, sxy]) else { return f64::INFINITY };
+        let at = |x: f64| line[0] + line[1].max(0.0) * x;
+        let errors = self.seen.iter().map(|(x, y)| y - at(f64::from(*x)));
+        let squares: f64 = errors.map(|e| e * e).sum();
+        // Two points always lie on a line: what they err by is assumed, and counts as one more point.
+        let assumed = (ERROR * sy / n).powi(2);
+        let std = ((squares + assumed) / (n - 1.0)).sqrt();
+        let mean = sx / n;
+        let spread = (sxx - sx * mean).max(f64::MIN_POSITIVE);
+        let leverage = 1.0 + 1.0 / n + (batch - mean) * (batch - mean) / spread;
+        at(batch) + BAND * std * leverage.sqrt()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,335 @@
+//! What co-location costs, learnt while jobs run: how much a kind of work is degraded beside others.
+//!
+//! Three sources, the best that there is: what was measured of exactly this kind beside exactly these, a random
+//! forest over all that was measured, and, before there is enough of that, a rule of thumb. The forest sees either the
+//! *pattern* only (which kinds and how many of each, as published) or the *counters* of all tenants, which
+//! say something about kinds that were never seen together, or never at all.
+
+use crate::idx::{Idx, ProfileIdx};
+use crate::math::forest::{Online, Options};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// What the forest sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum View {
+    /// Which kinds, and how many of each.
+    Pattern,
+    /// What each takes of a GPU.
+    Counters,
+}
+
+/// What a kind of work takes of a GPU that it has for itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Appetite {
+    /// Busy share of the multiprocessors.
+    pub sm: f64,
+    /// Busy share of the memory bandwidth.
+    pub dram: f64,
+    /// GPU memory, GiB.
+    pub mem_gib: f64,
+    /// CPU cores.
+    pub cpu: f64,
+    /// Batch size per GPU.
+    pub batch: f64,
+}
+
+impl Default for Appetite {
+    /// Of work of which nothing is known: two of these are half as fast again beside each other.
+    fn default() -> Self {
+        Self { sm: 0.7, dram: 0.3, mem_gib: 0.0, cpu: 1.0, batch: 1.0 }
+    }
+}
+
+/// Where a prediction comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A rule of thumb: too little was measured.
+    Thumb,
+    /// The forest.
+    Learnt,
+    /// The same was measured.
+    Measured,
+}
+
+/// A prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Degradation: 1 = as fast as alone.
+    pub pd: f64,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// A kind of work among others, in a form that does not depend on their order: the kind, then the others,
+/// each with how many there are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key(ProfileIdx, SmallVec<[(ProfileIdx, u8); 4]>);
+
+impl Key {
+    fn new(who: ProfileIdx, others: &[ProfileIdx]) -> Self {
+        let mut sorted: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
+        sorted.sort_unstable();
+        let mut counts: SmallVec<[(ProfileIdx, u8); 4]> = SmallVec::new();
+        for kind in sorted {
+            match counts.last_mut().filter(|c| c.0 == kind) {
+                Some(last) => last.1 = last.1.saturating_add(1),
+                None => counts.push((kind, 1)),
+            }
+        }
+        Self(who, counts)
+    }
+}
+
+/// The mean of what was measured, the newest counting most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Seen {
+    ln_pd: f64,
+}
+
+/// Part of a new measurement that replaces what was known.
+const NEW: f64 = 0.5;
+/// Measurements before which a forest is not asked.
+const FEWEST: usize = 12;
+/// Kinds that have a column of their own in the pattern.
+const COLUMNS: usize = 32;
+
+/// The predictor.
+#[derive(Clone, Debug)]
+pub struct Predictor {
+    view: View,
+    seen: BTreeMap<Key, Seen>,
+    forest: Online,
+    /// By kind; those beyond the end, and those without, are taken for the default.
+    appetites: Vec<Option<Appetite>>,
+    /// Kinds in order of their first appearance.
+    columns: Vec<ProfileIdx>,
+}
+
+impl Predictor {
+    /// One that knows nothing.
+    pub fn new(view: View, seed: u64) -> Self {
+        Self {
+            view,
+            seen: BTreeMap::new(),
+            forest: Online::new(Options { seed, ..Options::default() }),
+            appetites: Vec::new(),
+            columns: Vec::new(),
+        }
+    }
+
+    /// Notes what a kind of work takes of a GPU.
+    pub fn count(&mut self, kind: ProfileIdx, appetite: Appetite) {
+        if self.appetites.len() <= kind.usize() {
+            self.appetites.resize(kind.usize() + 1, None);
+        }
+        self.appetites[kind.usize()] = Some(appetite);
+    }
+
+    /// What a kind of work takes of a GPU, as far as that is known.
+    pub fn appetite(&self, kind: ProfileIdx) -> Appetite {
+        self.appetites.get(kind.usize()).copied().flatten().unwrap_or_default()
+    }
+
+    /// Measurements of a kind beside others that are known.
+    pub fn records(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// Takes in how much `who` is degraded beside these others.
+    pub fn learn(&mut self, who: ProfileIdx, others: &[ProfileIdx], pd: f64) {
+        if others.is_empty() || !pd.is_finite() || pd <= 0.0 {
+            return;
+        }
+        let ln_pd = pd.ln();
+        let key = Key::new(who, others);
+        let seen = self.seen.entry(key).and_modify(|s| s.ln_pd += NEW * (ln_pd - s.ln_pd));
+        seen.or_insert(Seen { ln_pd });
+        for kind in [who].iter().chain(others) {
+            if self.columns.len() < COLUMNS && !self.columns.contains(kind) {
+                self.columns.push(*kind);
+            }
+        }
+        let row = self.row(who, others);
+        let thumb = self.thumb(who, others).ln();
+        // Of counters, the forest learns by how much the rule of thumb is wrong.
+        let target = if self.view == View::Counters { ln_pd - thumb } else { ln_pd };
+        self.forest.push(row, target);
+    }
+
+    /// Grows the forest again where enough was learnt since the last time.
+    pub fn refresh(&mut self) {
+        if self.forest.len() >= FEWEST {
+            self.forest.refresh();
+        }
+    }
+
+    /// How much `who` would be degraded beside these others.
+    pub fn predict(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Prediction {
+        if others.is_empty() {
+            return Prediction { pd: 1.0, source: Source::Measured };
+        }
+        if let Some(seen) = self.seen.get(&Key::new(who, others)) {
+            return Prediction { pd: seen.ln_pd.exp(), source: Source::Measured };
+        }
+        let thumb = self.thumb(who, others);
+        let known = |kind: &ProfileIdx| self.view == View::Counters || self.columns.contains(kind);
+        let all_known = known(&who) && others.iter().all(known);
+        match self.forest.predict(&self.row(who, others)).filter(|_| all_known) {
+            Some((ln, _)) if self.view == View::Counters => {
+                Prediction { pd: thumb * ln.exp(), source: Source::Learnt }
+            }
+            Some((ln, _)) => Prediction { pd: ln.exp(), source: Source::Learnt },
+            None => Prediction { pd: thumb, source: Source::Thumb },
+        }
+    }
+
+    /// The rule of thumb: a kernel waits when both have one, in proportion to how much of the GPU they fill.
+    fn thumb(&self, who: ProfileIdx, others: &[ProfileIdx]) -> f64 {
+        let own = self.appetite(who);
+        1.0 + others.iter().map(|o| own.sm * self.appetite(*o).sm).sum::<f64>()
+    }
+
+    fn row(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Vec<f64> {
+        match self.view {
+            View::Counters => {
+                let others: SmallVec<[Appetite; 4]> =
+                    others.iter().map(|o| self.appetite(*o)).collect();
+                row(self.appetite(who), &others)
+            }
+            View::Pattern => {
+                let mut row = vec![0.0; 2 * COLUMNS];
+                let column = |kind: ProfileIdx| self.columns.iter().position(|c| *c == kind);
+                if let Some(at) = column(who) {
+                    row[at] = 1.0;
+                }
+                for at in others.iter().filter_map(|o| column(*o)) {
+                    row[COLUMNS + at] += 1.0;
+                }
+                row
+            }
+        }
+    }
+}
+
+/// What the forest sees of a tenant among others: its own appetite and that of the others together.
+pub fn row(own: Appetite, others: &[Appetite]) -> Vec<f64> {
+    let sum = |of: fn(&Appetite) -> f64| others.iter().map(of).sum::<f64>();
+    let most = |of: fn(&Appetite) -> f64| others.iter().map(of).fold(0.0, f64::max);
+    let n = others.len() as f64;
+    vec![
+        own.sm,
+        own.dram,
+        own.mem_gib,
+        own.cpu,
+        own.batch.max(1.0).ln(),
+        n,
+        sum(|a| a.sm),
+        most(|a| a.sm),
+        sum(|a| a.dram),
+        most(|a| a.dram),
+        sum(|a| a.mem_gib),
+        sum(|a| a.cpu),
+        sum(|a| a.batch.max(1.0).ln()) / n.max(1.0),
+        own.sm * sum(|a| a.sm),
+        own.dram * sum(|a| a.dram),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::math::rng::Rng;
+
+    const KINDS: u32 = 10;
+
+    fn appetite(rng: &mut Rng) -> Appetite {
+        let sm = 0.1 + 0.9 * rng.unit();
+        Appetite { sm, dram: sm * rng.unit(), mem_gib: 8.0 * rng.unit(), cpu: 1.0, batch: 64.0 }
+    }
+
+    fn truth(own: Appetite, others: &[Appetite]) -> f64 {
+        let sum = |of: fn(&Appetite) -> f64| others.iter().map(of).sum::<f64>();
+        1.0 + 1.4 * own.sm.powf(1.5) * sum(|a| a.sm * a.sm) + 0.8 * own.dram * sum(|a| a.dram)
+    }
+
+    /// Teaches some random groups of the first `kinds` and says the mean relative error on groups of all.
+    fn error(view: View, taught: usize, kinds: u32, asked: std::ops::Range<u32>) -> f64 {
+        let mut rng = Rng::stream(4, 103);
+        let appetites: Vec<Appetite> = (0..KINDS).map(|_| appetite(&mut rng)).collect();
+        let mut predictor = Predictor::new(view, 1);
+        for (i, a) in appetites.iter().enumerate() {
+            predictor.count(ProfileIdx::from_usize(i), *a);
+        }
+        let of = |k: &ProfileIdx| appetites[k.usize()];
+        let draw = |rng: &mut Rng, from: &std::ops::Range<u32>| -> Vec<ProfileIdx> {
+            let kind = |rng: &mut Rng| from.start + rng.below(u64::from(from.len() as u32)) as u32;
+            (0..=1 + rng.below(2)).map(|_| ProfileIdx(kind(rng))).collect()
+        };
+        for _ in 0..taught {
+            let group = draw(&mut rng, &(0..kinds));
+            let others: Vec<Appetite> = group[1..].iter().map(of).collect();
+            predictor.learn(group[0], &group[1..], truth(of(&group[0]), &others));
+        }
+        predictor.refresh();
+        let mut errors = 0.0;
+        for _ in 0..300 {
+            let group = draw(&mut rng, &asked);
+            let others: Vec<Appetite> = group[1..].iter().map(of).collect();
+            let really = truth(of(&group[0]), &others);
+            errors += (predictor.predict(group[0], &group[1..]).pd / really - 1.0).abs() / 300.0;
+        }
+        errors
+    }
+
+    #[test]
+    fn it_learns_and_counters_reach_kinds_it_never_saw() {
+        for view in [View::Pattern, View::Counters] {
+            let (little, much) =
+                (error(view, 15, KINDS, 0..KINDS), error(view, 300, KINDS, 0..KINDS));
+            assert!(much < 0.08 && much < little, "{view:?}: {little} {much}");
+        }
+        let unseen = |view| error(view, 300, 6, 6..KINDS);
+        let (pattern, counters) = (unseen(View::Pattern), unseen(View::Counters));
+        // The pattern cannot say anything of new kinds, so there it is the rule of thumb.
+        assert!(counters < 0.15 && counters < 0.7 * pattern, "{pattern} {counters}");
+    }
+
+    #[test]
+    fn a_pattern_is_the_same_in_any_order_and_only_then() {
+        let [a, b, c] = [0, 1, 2].map(ProfileIdx);
+        let mut predictor = Predictor::new(View::Pattern, 0);
+        predictor.learn(a, &[b, c, b], 3.0);
+        let measured = |others: &[ProfileIdx]| {
+            let said = predictor.predict(a, others);
+            (said.source == Source::Measured).then_some((said.pd * 1e9).round() / 1e9)
+        };
+        assert_eq!(measured(&[c, b, b]), Some(3.0));
+        // The artifact compared a 0/1 flag with a count, and took larger patterns for smaller ones.
+        assert_eq!(measured(&[b, c]), None);
+        assert_eq!(measured(&[b, c, c]), None);
+        assert_eq!(measured(&[a, b, b, c]), None);
+        assert_eq!(measured(&[]), Some(1.0));
+        assert_eq!(predictor.predict(b, &[a, b, c]).source, Source::Thumb);
+    }
+
+    #[test]
+    fn without_data_it_says_so() {
+        let predictor = Predictor::new(View::Counters, 0);
+        let said = predictor.predict(ProfileIdx(3), &[ProfileIdx(4)]);
+        assert_eq!((said.source, predictor.records()), (Source::Thumb, 0));
+        assert!((said.pd - 1.49).abs() < 1e-9, "{said:?}");
+    }
+
+    #[test]
+    fn nonsense_is_not_learnt() {
+        let mut predictor = Predictor::new(View::Counters, 0);
+        for pd in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
+            predictor.learn(ProfileIdx(0), &[ProfileIdx(1)], pd);
+        }
+        predictor.learn(ProfileIdx(0), &[], 2.0);
+        assert_eq!(predictor.records(), 0);
+    }
+}

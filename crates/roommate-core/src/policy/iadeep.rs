@@ -1,0 +1,439 @@
+//! IADeep: training jobs share GPUs, and their batch sizes are tuned together until they disturb each other least.
+//!
+//! # Idea
+//! Jobs contend less if their batch sizes suit each other. A job that finds no idle GPU goes where the sum of all
+//! degradations (PD: goodput alone at the user's batch over goodput now) is predicted to grow least, over all
+//! devices, unless waiting for the next place that comes free is better for everybody together. A device whose tenants changed
+//! searches the joint vector of their batch sizes: Gaussian process over log batches, lower confidence bound,
+//! a real measurement after every step, summed memory as a hard constraint.
+//!
+//! # Reads / does / wakes
+//! Reads what a job asks for, its declared length (only for co-locate-or-wait; one that says nothing is taken to
+//! have as much before it as behind it), the batch sizes that its user allows, and samples: step time, noise scale,
+//! memory, counters. Never reads the noise scale or the memory of a profile. Starts jobs beside others
+//! with no share (`sm_permille` 0), tunes batch, learning rate and memory limit of all tenants, and believes a batch
+//! size only once a sample says it; one that was not applied is said and left alone. Wakes when a measurement is
+//! due. With no data the predictor says 1 + Σ of the products of SM utilisation (unknown kinds: 0.7). While a
+//! device is tuned it takes nobody. Gangs and services have their GPUs to themselves; while a gang waits, nobody behind
+//! it takes an idle GPU.
+//!
+//! # Differs from the paper
+//! Follows the slides' formulas, not the released artifact (which multiplies by the efficiency instead of
+//! dividing, tunes only the newest task, and feeds its own acquisition back as a measurement). The admission test is
+//! ours (`admission`; the printed one is likely misprinted and its derivation not public); so are kernel, stopping rule,
+//! warm start, the forest over counters (`predictor = pattern` is the published one), re-tuning when the noise scale
+//! drifts, and tuning of a job that is alone (`tune_alone`). SM and memory utilisation are not regulated: the thresholds are not
+//! public. `tune`, `predictor = off` and `admission` switch parts off.
+
+use crate::admission::{self, Room};
+use crate::event::Event;
+use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::interference::pattern::{Appetite, Predictor, Source, View};
+use crate::job::Class;
+use crate::knobs::Knobs;
+use crate::place::{self, Rule};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::time::{Span, Time};
+use crate::tuner;
+use crate::tuning::{self, Tuning, others};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Sight {
+    /// Counters of all tenants: also for kinds that were never seen.
+    #[default]
+    Counters,
+    /// Which kinds, and how many of each, as published.
+    Pattern,
+    /// None: the device with the fewest tenants.
+    Off,
+}
+
+/// Parameters of `iadeep`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Most jobs on a GPU, 1 to 4.
+    max_tenants: u8,
+    /// What the predictor of degradation sees.
+    predictor: Sight,
+    /// Whether a job may be told to wait although there is room for it.
+    admission: bool,
+    /// Whether batch sizes are tuned.
+    tune: bool,
+    /// Whether also for a job that has its GPU to itself.
+    tune_alone: bool,
+    /// Seconds of a measurement.
+    measure_s: f64,
+    /// Most measurements of a search.
+    budget: u32,
+    /// A search ends when it promises less than this share of improvement.
+    least_gain: f64,
+    /// A device is tuned again when a noise scale moved by this factor.
+    drift: f64,
+    /// Waiting jobs that are looked at, from the front.
+    window: usize,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        let tuner::Options { budget, least_gain, .. } = tuner::Options::default();
+        Self {
+            max_tenants: 3,
+            predictor: Sight::Counters,
+            admission: true,
+            tune: true,
+            tune_alone: true,
+            measure_s: 5.0,
+            budget,
+            least_gain,
+            drift: 2.0,
+            window: 64,
+        }
+    }
+}
+
+/// Tenants of a GPU.
+type Roommates = SmallVec<[JobIdx; 4]>;
+/// Their kinds.
+type Kinds = SmallVec<[ProfileIdx; 4]>;
+
+struct IaDeep {
+    params: Params,
+    queue: BTreeSet<(Time, JobIdx)>,
+    predictor: Predictor,
+    tuning: Tuning,
+    /// Who was on each GPU when the last call ended: with whom everything since was measured.
+    rooms: Vec<Roommates>,
+    /// GPUs whose tenants changed in this call.
+    touched: BTreeSet<GpuIdx>,
+    /// Degradation of each job as last measured; 0 = never.
+    pd: Vec<f64>,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    if !(1..=4).contains(&params.max_tenants) {
+        return Err("max_tenants: expected 1 to 4".into());
+    }
+    if !(1e-6..=1e9).contains(&params.measure_s) {
+        return Err("measure_s: expected seconds above 0".into());
+    }
+    if params.budget == 0 || !(0.0..1.0).contains(&params.least_gain) {
+        return Err("budget: expected at least 1; least_gain: expected 0 to below 1".into());
+    }
+    if !params.drift.is_finite() || params.drift <= 1.0 || params.window == 0 {
+        return Err("drift: expected a factor above 1; window: expected at least 1".into());
+    }
+    let view = if params.predictor == Sight::Pattern { View::Pattern } else { View::Counters };
+    let options = tuner::Options {
+        budget: params.budget,
+        least_gain: params.least_gain,
+        ..tuner::Options::default()
+    };
+    let window = Span::from_secs(params.measure_s).max(Span(1));
+    Ok(IaDeep {
+        queue: BTreeSet::new(),
+        predictor: Predictor::new(view, 0),
+        tuning: Tuning::new(options, window, params.drift, params.tune_alone),
+        rooms: Vec::new(),
+        touched: BTreeSet::new(),
+        pd: Vec::new(),
+        params,
+    })
+}
+
+impl Policy for IaDeep {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.take_in(plan);
+        self.tuning.advance(plan, &mut self.predictor);
+        // Until nothing more comes of it: who was told to wait may fit beside those who were placed after it, or where
+        // nothing can be tuned.
+        loop {
+            let placed = self.place_waiting(plan);
+            let opened = self.tuning.begin(plan, &self.predictor);
+            if !placed && !opened {
+                break;
+            }
+        }
+        self.remember_rooms(plan);
+    }
+}
+
+// What happened.
+impl IaDeep {
+    fn take_in(&mut self, plan: &mut Plan<'_>) {
+        self.rooms.resize(plan.gpus.len(), Roommates::new());
+        self.pd.resize(plan.jobs.len(), 0.0);
+        self.tuning.resize(plan);
+        let mut sampled: BTreeSet<JobIdx> = BTreeSet::new();
+        for event in plan.news.events {
+            match event {
+                Event::Sampled { job, sample } => {
+                    self.tuning.sampled(plan, *job, sample);
+                    self.count(plan, *job, sample.sm_util, sample.dram_util);
+                    sampled.insert(*job);
+                }
+                Event::Failed { job, why: Why::OutOfMemory, .. } => {
+                    self.tuning.ran_out_of_memory(plan, *job);
+                }
+                _ => {}
+            }
+        }
+        for job in sampled {
+            self.learn(plan, job);
+        }
+        for job in plan.news.left.iter().chain(plan.news.ready) {
+            self.queue.remove(&(plan.job(*job).submitted, *job));
+            self.tuning.left(*job);
+            self.pd[job.usize()] = 0.0;
+        }
+        // Who shared a GPU with somebody who left is found by comparing rooms.
+        for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
+            if self.rooms[gpu.usize()] != plan.gpu(gpu).tenants {
+                self.touched.insert(gpu);
+                self.unsettle(gpu);
+            }
+        }
+        for job in plan.news.ready.iter().filter(|j| plan.pending.contains(**j)) {
+            self.queue.insert((plan.job(*job).submitted, *job));
+        }
+        self.predictor.refresh();
+    }
+
+    /// Notes what counters show of a kind of work.
+    fn count(&mut self, plan: &Plan<'_>, job: JobIdx, sm: f32, dram: f32) {
+        let spec = plan.spec(job);
+        if sm > 0.0 {
+            let training = plan.profile(job).training.as_ref();
+            let appetite = Appetite {
+                sm: f64::from(sm),
+                dram: f64::from(dram),
+                mem_gib: f64::from(spec.knobs.mem_mib) / 1024.0,
+                cpu: f64::from(spec.knobs.cpu_milli) / 1000.0,
+                batch: f64::from(training.map_or(spec.knobs.batch, |t| t.batch)),
+            };
+            self.predictor.count(spec.profile, appetite);
+        }
+    }
+
+    /// Learns from what was measured of a job beside those who were with it.
+    fn learn(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let Some(pd) = self.tuning.degradation(plan, job) else { return };
+        self.pd[job.usize()] = pd;
+        let [gpu] = plan.job(job).gpus[..] else { return };
+        let room = &self.rooms[gpu.usize()];
+        if room.len() > 1 && room.contains(&job) && !self.tuning.is_busy(gpu) {
+            let others = others(plan, room, job);
+            self.predictor.learn(plan.spec(job).profile, &others, pd);
+        }
+    }
+
+    fn unsettle(&mut self, gpu: GpuIdx) {
+        if self.params.tune {
+            self.tuning.unsettle(gpu);
+        }
+    }
+
+    fn remember_rooms(&mut self, plan: &Plan<'_>) {
+        for gpu in std::mem::take(&mut self.touched) {
+            self.rooms[gpu.usize()].clone_from(&plan.gpu(gpu).tenants);
+        }
+    }
+}
+
+/// Whether a job can share its GPU.
+fn can_share(plan: &Plan<'_>, job: JobIdx) -> bool {
+    let spec = plan.spec(job);
+    spec.gpus == 1 && spec.class != Class::Service
+}
+
+// Placement.
+impl IaDeep {
+    fn place_waiting(&mut self, plan: &mut Plan<'_>) -> bool {
+        let waiting: Vec<JobIdx> =
+            self.queue.iter().take(self.params.window).map(|(_, j)| *j).collect();
+        let mut gang_waits = None;
+        let (mut ahead, mut placed) = (0, false);
+        for job in waiting {
+            if !plan.pending.contains(job) {
+                continue;
+            }
+            if gang_waits.is_none() && self.place_alone(plan, job) {
+                placed = true;
+            } else if can_share(plan, job) {
+                if self.place_beside(plan, job, ahead) {
+                    placed = true;
+                } else {
+                    ahead += 1;
+                }
+            } else {
+                gang_waits.get_or_insert(job);
+                place::note_no_room(plan, job);
+            }
+        }
+        placed
+    }
+
+    fn place_alone(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        let Some(gpus) = place::find(plan, job, Rule::Consolidated) else { return false };
+        let knobs = plan.spec(job).knobs;
+        let knobs = if can_share(plan, job) { Knobs { sm_permille: 0, ..knobs } } else { knobs };
+        self.settle(plan, job, &gpus, knobs)
+    }
+
+    fn settle(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> bool {
+        if plan.place(job, gpus, knobs).is_err() {
+            return false;
+        }
+        self.queue.remove(&(plan.job(job).submitted, job));
+        self.touched.extend(gpus);
+        gpus.iter().for_each(|gpu| self.unsettle(*gpu));
+        true
+    }
+
+    /// Joins the tenants of the device where that is predicted to harm least, or waits.
+    fn place_beside(&mut self, plan: &mut Plan<'_>, job: JobIdx, ahead: usize) -> bool {
+        let mut devices = self.devices(plan, job);
+        devices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let Some(&(_, first)) = devices.first() else {
+            place::note_no_room(plan, job);
+            return false;
+        };
+        if self.params.admission {
+            let gain = self.gain_s(plan, job, first, ahead);
+            if gain <= 0.0 {
+                let with = plan.gpu(first).tenants[0];
+                let saves = Span::from_secs((-gain).min(1e9));
+                plan.note(job, Why::BetterToWait { than_beside: with, saves });
+                return false;
+            }
+        }
+        for (_, gpu) in devices.into_iter().take(8) {
+            let with = plan.gpu(gpu).tenants.clone();
+            let mark = plan.mark();
+            tuning::make_room(plan, job, gpu);
+            let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
+            if self.settle(plan, job, &[gpu], knobs) {
+                let said =
+                    self.predictor.predict(plan.spec(job).profile, &others(plan, &with, job));
+                let pd_permille = (said.pd * 1000.0).round().min(1e9) as u32;
+                let source =
+                    if self.params.predictor == Sight::Off { Source::Thumb } else { said.source };
+                plan.note(job, Why::Beside { job: with[0], pd_permille, source });
+                return true;
+            }
+            plan.undo_to(mark);
+        }
+        place::note_no_room(plan, job);
+        false
+    }
+
+    /// Devices with tenants that could take the job, with what it would cost all of them together.
+    fn devices(&self, plan: &Plan<'_>, job: JobIdx) -> Vec<(f64, GpuIdx)> {
+        let spec = plan.spec(job);
+        let mut known: BTreeMap<Kinds, f64> = BTreeMap::new();
+        let mut devices = Vec::new();
+        for (i, gpu) in plan.gpus.iter().enumerate() {
+            let idx = GpuIdx::from_usize(i);
+            let count = gpu.tenants.len();
+            let open = count > 0
+                && count < usize::from(self.params.max_tenants)
+                && plan.node(gpu.node).up
+                && spec.allows(gpu.kind)
+                && !self.tuning.is_busy(idx)
+                && gpu.tenants.iter().all(|t| can_share(plan, *t));
+            if !open || !tuning::could_hold(plan, job, idx) {
+                continue;
+            }
+            let harm = match self.params.predictor {
+                Sight::Off => count as f64,
+                Sight::Counters | Sight::Pattern => {
+                    let mut kinds: Kinds =
+                        gpu.tenants.iter().map(|t| plan.spec(*t).profile).collect();
+                    kinds.sort_unstable();
+                    let harm = known.get(&kinds).copied();
+                    harm.unwrap_or_else(|| {
+                        let harm = self.harm(spec.profile, &kinds);
+                        known.insert(kinds, harm);
+                        harm
+                    })
+                }
+            };
+            devices.push((harm, idx));
+        }
+        devices
+    }
+
+    /// By how much the sum of all degradations grows if this kind joins those.
+    fn harm(&self, new: ProfileIdx, there: &[ProfileIdx]) -> f64 {
+        let mut harm = self.predictor.predict(new, there).pd;
+        for (i, kind) in there.iter().enumerate() {
+            let mut rest: Kinds =
+                there.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, p)| *p).collect();
+            let before = self.predictor.predict(*kind, &rest).pd;
+            rest.push(new);
+            harm += self.predictor.predict(*kind, &rest).pd - before;
+        }
+        harm
+    }
+
+    /// What everybody together gains if the job joins this device instead of waiting.
+    fn gain_s(&self, plan: &Plan<'_>, job: JobIdx, here: GpuIdx, ahead: usize) -> f64 {
+        let next = self.next_departure(plan, ahead).filter(|g| *g != here);
+        let members = |gpu: GpuIdx| -> Roommates {
+            plan.gpu(gpu).tenants.iter().copied().chain([job]).collect()
+        };
+        let (now, later) = (members(here), next.map(members));
+        let pd = |members: &Roommates, mask: u32, who: usize| {
+            let there = members.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+            let there: Roommates = there.map(|(_, j)| *j).collect();
+            let kinds = others(plan, &there, members[who]);
+            self.predictor.predict(plan.spec(members[who]).profile, &kinds).pd
+        };
+        let (of_now, of_later) = (
+            |mask: u32, who: usize| pd(&now, mask, who),
+            |mask: u32, who: usize| later.as_ref().map_or(1.0, |l| pd(l, mask, who)),
+        );
+        let left = |members: &Roommates| members.iter().map(|j| left_s(plan, *j)).collect();
+        let here = Room { left_s: left(&now), pd: &of_now };
+        let next = later.as_ref().map(|l| Room { left_s: left(l), pd: &of_later });
+        let behind = self.queue.len().saturating_sub(ahead + 1);
+        admission::gain_s(&here, next.as_ref(), behind, plan.gpus.len() as f64)
+    }
+
+    /// The device whose first tenant is expected to leave next, after as many others as wait in front.
+    fn next_departure(&self, plan: &Plan<'_>, ahead: usize) -> Option<GpuIdx> {
+        let mut ends: Vec<(f64, GpuIdx)> = Vec::new();
+        for (i, gpu) in plan.gpus.iter().enumerate() {
+            if gpu.tenants.is_empty() || !gpu.tenants.iter().all(|t| can_share(plan, *t)) {
+                continue;
+            }
+            let left = gpu.tenants.iter().map(|t| left_s(plan, *t) * self.pd[t.usize()].max(1e-3));
+            ends.push((left.fold(f64::INFINITY, f64::min), GpuIdx::from_usize(i)));
+        }
+        if ahead >= ends.len() {
+            return ends.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|e| e.1);
+        }
+        ends.select_nth_unstable_by(ahead, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        Some(ends[ahead].1)
+    }
+}
+
+/// Seconds of work alone that the job has left: declared, or as much as it has behind it.
+fn left_s(plan: &Plan<'_>, job: JobIdx) -> f64 {
+    plan.remaining_s(job).unwrap_or_else(|| {
+        let done_s = plan.done(job) * plan.profile(job).step_s;
+        done_s.max(LEAST_LEFT_S)
+    })
+}
+
+/// Seconds that a job which says nothing is taken to run for at least.
+const LEAST_LEFT_S: f64 = 60.0;
+
+#[cfg(test)]
+mod tests;

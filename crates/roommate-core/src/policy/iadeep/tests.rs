@@ -1,0 +1,396 @@
+//! Pictures and laws of IADeep.
+
+use crate::engine::Engine;
+use crate::event::{Action, Event, Sample};
+use crate::goodput::{self, Training};
+use crate::idx::{Idx, JobIdx, ProfileIdx};
+use crate::interference::{Estimate, Interference, Undisturbed};
+use crate::job::{Class, Phase, Spec};
+use crate::journal::{self, Observer, StepView};
+use crate::knobs::Knobs;
+use crate::policy;
+use crate::profile::Profile;
+use crate::state::{Costs, State};
+use crate::testing::{Outcome, Scene};
+use crate::time::{Span, Time};
+use crate::why::{Note, Why};
+use expect_test::{Expect, expect};
+use serde_json::json;
+use std::sync::Arc;
+
+/// Steps of a fixed part and one that grows with the batch; roommates disturb each other by how busy they are.
+#[derive(Clone, Copy)]
+struct Curves {
+    fixed: f64,
+    harm: f64,
+}
+
+impl Curves {
+    fn alone_s(self, times: f64) -> f64 {
+        self.fixed + (1.0 - self.fixed) * times
+    }
+
+    fn busy(self, times: f64) -> f64 {
+        (1.0 - self.fixed) * times / self.alone_s(times)
+    }
+
+    /// Seconds of a step at so many times its own batch beside others at theirs.
+    fn step_s(self, times: f64, others: &[f64]) -> f64 {
+        let harm: f64 = others.iter().map(|o| self.harm * self.busy(*o)).sum();
+        self.alone_s(times) * (1.0 + harm)
+    }
+}
+
+impl Interference for Curves {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        let times = |i: usize| {
+            let own = state.profile(tenants[i].0).training.as_ref().map_or(1, |t| t.batch);
+            let batch = tenants[i].1.batch;
+            if batch == 0 { 1.0 } else { f64::from(batch) / f64::from(own) }
+        };
+        let others: Vec<f64> = (0..tenants.len()).filter(|i| *i != who).map(times).collect();
+        Estimate::certain(1.0 / self.step_s(times(who), &others))
+    }
+}
+
+fn scene(cluster: &str, jobs: &str, truth: Curves, params: serde_json::Value) -> Scene {
+    let mut scene = Scene::new("iadeep", cluster, jobs);
+    let serde_json::Value::Object(params) = params else { panic!("parameters are an object") };
+    scene.params = params;
+    scene.truth = Arc::new(truth);
+    scene
+}
+
+/// Gives all jobs of a scene a kind of training each, with this noise scale.
+fn tunable(mut scene: Scene, batch: u32, noise: f32) -> Scene {
+    for (i, actor) in scene.actors.iter_mut().enumerate() {
+        let training = Some(Training::around(batch, noise));
+        scene.profiles.push(Profile { training, ..Profile::of_step(1.0) });
+        actor.spec.profile = ProfileIdx::from_usize(i + 1);
+    }
+    scene
+}
+
+/// What was said and tuned.
+#[derive(Default)]
+struct Told {
+    notes: Vec<(f64, Note)>,
+    tunes: Vec<(f64, JobIdx, u32)>,
+}
+
+impl Observer for Told {
+    fn step(&mut self, step: &StepView<'_>) {
+        let at = step.at.secs();
+        self.notes.extend(step.notes.iter().map(|n| (at, *n)));
+        for action in step.actions {
+            if let Action::Tune(job, knobs) = action {
+                self.tunes.push((at, *job, knobs.batch));
+            }
+        }
+    }
+}
+
+fn told(outcome: &Outcome) -> Told {
+    let mut told = Told::default();
+    journal::read(outcome.journal.as_bytes(), &mut told).unwrap();
+    told
+}
+
+fn draw(scene: &Scene, expected: &Expect) {
+    let outcome = scene.run();
+    assert!(outcome.ended);
+    let name = |j: JobIdx| scene.actors[j.usize()].name.clone();
+    let mut text = outcome.chart();
+    for (at, note) in told(&outcome).notes {
+        text += &format!("{at:>4} s  {}: {}\n", name(note.job), note.why.tell(&name));
+    }
+    expected.assert_eq(&text);
+}
+
+#[test]
+fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
+    let jobs = "a 0 1 20, b 0 1 20, c 2 1 20";
+    let mild = Curves { fixed: 0.5, harm: 0.2 };
+    draw(
+        &scene("1x2", jobs, mild, json!({})),
+        &expect![[r#"
+        gpu0  aa####################cc
+        gpu1  bbbbbbbbbbbbbbbbbbbb
+           2 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
+    "#]],
+    );
+    // b leaves soon: c is better off waiting for it than joining a for the whole of its life.
+    let rough = Curves { fixed: 0.0, harm: 1.8 };
+    let jobs = "a 0 1 60, b 0 1 60, c 1 1 60, d 50 1 60";
+    draw(
+        &scene("1x2", jobs, rough, json!({})),
+        &expect![[r#"
+        gpu0  a################################################################################ddddddd
+        gpu1  bbbbbbbbbbbbbbbbbbbb
+           1 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
+          50 s  d: starts beside job a: 1.98 times as long as alone, by rule of thumb, nothing like it was measured yet
+    "#]],
+    );
+}
+
+#[test]
+fn gangs_and_services_have_their_gpus_to_themselves() {
+    let mut gangs =
+        scene("1x2", "A 0 2 10, b 1 1 5, c 2 1 5", Curves { fixed: 0.5, harm: 0.0 }, json!({}));
+    draw(
+        &gangs,
+        &expect![[r#"
+        gpu0  aaaaaaaaaabbbbb
+        gpu1  aaaaaaaaaaccccc
+           1 s  b: no room: needs 1 GPUs, 0 idle in the cluster
+           2 s  c: no room: needs 1 GPUs, 0 idle in the cluster
+    "#]],
+    );
+    gangs.actors[1].spec.class = Class::Service;
+    gangs.actors[1].spec.gpus = 1;
+    let chart = gangs.run().chart();
+    assert!(!chart.contains('#'), "{chart}");
+}
+
+#[test]
+fn both_batches_are_found_together() {
+    let truth = Curves { fixed: 0.6, harm: 0.9 };
+    let scene =
+        tunable(scene("1x1", "a 0 1 900, b 0 1 900", truth, json!({"measure_s": 2})), 64, 600.0);
+    let outcome = scene.run();
+    assert!(outcome.ended);
+    let Told { notes, tunes } = told(&outcome);
+    let settled = |job: u32| {
+        let of = notes.iter().filter(|(_, n)| n.job == JobIdx(job));
+        of.filter_map(|(_, n)| match n.why {
+            Why::BatchSettled { batch, measured, .. } => Some((batch, measured)),
+            _ => None,
+        })
+        .next()
+        .unwrap()
+    };
+    let ((a, measured), (b, _)) = (settled(0), settled(1));
+    assert!((3..=17).contains(&measured), "{measured}");
+    // Both were turned, and the pair is within 5 % of the best of all pairs.
+    assert!([0, 1].iter().all(|j| tunes.iter().any(|t| t.1 == JobIdx(*j))), "{tunes:?}");
+    let pd = |a: u32, b: u32| {
+        let [x, y] = [a, b].map(|m| f64::from(m) / 64.0);
+        let of = |m: u32, own: f64, other: f64| {
+            goodput::degradation(1.0, truth.step_s(own, &[other]), 64.0, f64::from(m), 600.0)
+        };
+        f64::midpoint(of(a, x, y), of(b, y, x))
+    };
+    let all = (16..=256).flat_map(|a| (16..=256).map(move |b| (a, b)));
+    let best = all.map(|(a, b)| pd(a, b)).fold(f64::INFINITY, f64::min);
+    assert!(pd(a, b) < 1.05 * best, "{a} {b}: {} instead of {best}", pd(a, b));
+    assert!(pd(64, 64) > 1.05 * best, "a case in which nothing is to be gained: {best}");
+    // Whoever is left alone is tuned again, from what it has.
+    let ends: Vec<u64> = outcome.finished.iter().map(|f| f.unwrap()).collect();
+    let first = *ends.iter().min().unwrap() as f64;
+    let last = *ends.iter().max().unwrap() as f64;
+    assert!(last - first < 10.0 || tunes.iter().any(|t| t.0 >= first), "{ends:?}");
+}
+
+#[test]
+fn tuning_pays_in_goodput() {
+    let truth = Curves { fixed: 0.6, harm: 0.6 };
+    let run = |params: serde_json::Value| {
+        let scene = scene("1x2", "a 0 1 800, b 0 1 800, c 0 1 800, d 0 1 800", truth, params);
+        let outcome = tunable(scene, 64, 300.0).run();
+        outcome.finished.iter().map(|f| f.unwrap()).sum::<u64>()
+    };
+    let (on, off) = (run(json!({"measure_s": 2})), run(json!({"tune": false})));
+    assert!(on < off, "{on} {off}");
+}
+
+/// A world of one GPU that can be disobedient: time goes from wake to wake.
+struct Bench {
+    engine: Engine,
+    now: Time,
+    wake: Option<Time>,
+    truth: Curves,
+    batches: Vec<u32>,
+    noise: f32,
+    /// Does not apply what it is told.
+    deaf: Option<JobIdx>,
+    /// Batches from which a job runs out of memory.
+    too_much: u32,
+    notes: Vec<Note>,
+    tunes: Vec<(JobIdx, u32)>,
+    failures: u32,
+}
+
+const OWN: u32 = 64;
+
+impl Bench {
+    fn new(jobs: u32) -> Self {
+        let entry = policy::find("iadeep").unwrap();
+        let policy = entry.build(&policy::Params::new()).unwrap();
+        let costs = Costs { backoff: Span::from_secs(1.0), ..Costs::default() };
+        let cluster = "1x1".parse().unwrap();
+        let mut engine = Engine::new(&cluster, costs, policy, Box::new(Undisturbed), 0);
+        let training = Some(Training::around(OWN, 300.0));
+        let profile = engine.add_profile(Profile { training, ..Profile::of_step(1.0) });
+        for _ in 0..jobs {
+            let mut spec = Spec::training(1, 1e6, profile);
+            spec.retries = 99.into();
+            engine.add_job(spec);
+        }
+        let mut bench = Self {
+            engine,
+            now: Time::ZERO,
+            wake: None,
+            truth: Curves { fixed: 0.6, harm: 0.2 },
+            batches: vec![0; jobs as usize],
+            noise: 300.0,
+            deaf: None,
+            too_much: u32::MAX,
+            notes: Vec::new(),
+            tunes: Vec::new(),
+            failures: 0,
+        };
+        bench.tell((0..jobs).map(|j| Event::Submitted(JobIdx(j))).collect());
+        bench
+    }
+
+    fn tell(&mut self, mut facts: Vec<Event>) {
+        while !facts.is_empty() || self.wake.is_some_and(|w| w <= self.now) {
+            let step = self.engine.step(self.now, &facts);
+            assert!(step.contradictions.is_empty());
+            self.notes.extend(step.notes);
+            self.wake = step.wake;
+            let actions = step.actions.to_vec();
+            facts = actions.iter().flat_map(|a| self.act(a)).collect();
+            if !actions.is_empty() {
+                let fails =
+                    |f: &Event| if let Event::Failed { job, .. } = f { Some(*job) } else { None };
+                let failed: Vec<JobIdx> = facts.iter().filter_map(fails).collect();
+                let measured = self.measure();
+                let alive =
+                    |e: &Event| !matches!(e, Event::Sampled { job, .. } if failed.contains(job));
+                facts.extend(measured.into_iter().filter(alive));
+            }
+        }
+    }
+
+    fn act(&mut self, action: &Action) -> Vec<Event> {
+        match action {
+            Action::Start(job, p) => {
+                self.batches[job.usize()] = if p.knobs.batch == 0 { OWN } else { p.knobs.batch };
+                vec![Event::Started(*job)]
+            }
+            Action::Tune(job, knobs) => {
+                self.tunes.push((*job, knobs.batch));
+                if knobs.batch >= self.too_much {
+                    self.failures += 1;
+                    let done = 0.0;
+                    return vec![Event::Failed { job: *job, why: Why::OutOfMemory, done }];
+                }
+                if self.deaf != Some(*job) {
+                    self.batches[job.usize()] = knobs.batch;
+                }
+                vec![Event::Tuned(*job)]
+            }
+            other => panic!("nobody is to {other:?}"),
+        }
+    }
+
+    fn measure(&self) -> Vec<Event> {
+        let state = self.engine.state();
+        let failed = |j: &JobIdx| state.job(*j).gpus.is_empty();
+        let there = (0..self.batches.len()).map(JobIdx::from_usize).filter(|j| !failed(j));
+        let times = |j: &JobIdx| f64::from(self.batches[j.usize()]) / f64::from(OWN);
+        let all: Vec<JobIdx> = there.collect();
+        let sample = |j: &JobIdx| Sample {
+            step_s: self
+                .truth
+                .step_s(times(j), &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>()),
+            noise_scale: self.noise,
+            batch: self.batches[j.usize()],
+            ..Sample::default()
+        };
+        all.iter().map(|j| Event::Sampled { job: *j, sample: sample(j) }).collect()
+    }
+
+    /// Lets time pass until nothing more is planned, or for so long.
+    fn pass(&mut self, seconds: f64) {
+        let end = self.now + Span::from_secs(seconds);
+        while let Some(wake) = self.wake.filter(|w| *w <= end) {
+            self.now = wake;
+            self.tell(Vec::new());
+        }
+        self.now = end;
+    }
+
+    fn said(&self, job: u32, is: impl Fn(&Why) -> bool) -> usize {
+        self.notes.iter().filter(|n| n.job == JobIdx(job) && is(&n.why)).count()
+    }
+}
+
+fn is_settled(why: &Why) -> bool {
+    matches!(why, Why::BatchSettled { .. })
+}
+
+#[test]
+fn a_batch_that_was_not_applied_is_noticed_and_said() {
+    // The artifact wrote the final batch while its flag said that nobody should read it.
+    let mut bench = Bench::new(2);
+    bench.deaf = Some(JobIdx(1));
+    bench.pass(600.0);
+    assert_eq!(bench.said(1, |w| matches!(w, Why::BatchNotApplied { .. })), 1, "{:?}", bench.notes);
+    assert_eq!(bench.said(1, is_settled), 0);
+    // The other is tuned beside it all the same.
+    assert_eq!(bench.said(0, is_settled), 1);
+    assert_ne!(bench.batches[0], OWN);
+    let (deaf, _) = bench.tunes.iter().rev().find(|t| t.0 == JobIdx(1)).unwrap();
+    assert_eq!(*deaf, JobIdx(1));
+    let told = bench.tunes.iter().filter(|t| t.0 == JobIdx(1)).count();
+    assert_eq!(told, 1, "it is not told again");
+}
+
+#[test]
+fn who_ran_out_of_memory_starts_again_and_is_not_sent_there_twice() {
+    let mut bench = Bench::new(1);
+    bench.too_much = 100;
+    bench.pass(3_000.0);
+    assert!(bench.failures > 0, "a case in which memory never runs out");
+    let tried: Vec<u32> = bench.tunes.iter().filter(|t| t.1 >= 100).map(|t| t.1).collect();
+    assert!(tried.is_sorted_by(|a, b| a > b), "{tried:?}");
+    assert_eq!(bench.engine.state().job(JobIdx(0)).phase, Phase::Running);
+    assert!(bench.batches[0] < 100 && bench.said(0, is_settled) > 0, "{:?}", bench.notes);
+}
+
+#[test]
+fn noise_that_drifted_far_is_a_reason_to_tune_again() {
+    let mut bench = Bench::new(1);
+    bench.pass(600.0);
+    let before = (bench.tunes.len(), bench.batches[0]);
+    for (noise, again) in [(500.0, false), (3_000.0, true)] {
+        bench.noise = noise;
+        let facts = bench.measure();
+        bench.tell(facts);
+        bench.pass(600.0);
+        assert_eq!(bench.tunes.len() > before.0, again, "{noise}: {:?}", bench.tunes);
+    }
+    assert!(bench.batches[0] > before.1, "more noise, larger batch");
+    assert_eq!(bench.said(0, |w| matches!(w, Why::NoiseDrifted { from: 300, to: 3000 })), 1);
+}
+
+#[test]
+fn arrivals_keep_what_was_tuned() {
+    // The artifact set everybody back to m0 − 1 at each arrival.
+    let mut bench = Bench::new(1);
+    bench.pass(600.0);
+    let tuned = bench.batches[0];
+    assert_ne!(tuned, OWN);
+    let spec = bench.engine.state().spec(JobIdx(0)).clone();
+    bench.engine.add_job(spec);
+    bench.batches.push(0);
+    let from = bench.tunes.len();
+    bench.tell(vec![Event::Submitted(JobIdx(1))]);
+    bench.now = bench.now + Span::from_secs(1.0);
+    assert_eq!((bench.tunes.len(), bench.batches[0]), (from, tuned), "it starts from there");
+    bench.pass(600.0);
+    assert_eq!(bench.said(1, is_settled), 1);
+    assert_eq!(bench.said(1, |w| matches!(w, Why::Beside { .. })), 1);
+}
