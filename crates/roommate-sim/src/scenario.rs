@@ -15,6 +15,7 @@ use crate::oracle::{self, Space};
 use crate::serving::requests::Bursts;
 use error::Source;
 use roommate_core::cluster::Cluster;
+use roommate_core::goodput::{LrRule, Noise, Training};
 use roommate_core::interference::atlas::Atlas;
 use roommate_core::interference::measured::Work;
 use roommate_core::interference::rows::TaskKind;
@@ -133,9 +134,37 @@ pub struct Task {
     pub measured_batch: Option<u32>,
     /// Why that one.
     pub because: String,
+    /// The gradient noise scale at the beginning and at the end, in items; where it is not said, the batch size
+    /// cannot be changed.
+    pub noise_scale: Option<[f32; 2]>,
+    /// The least and the largest batch size that its user allows; from a quarter to four times `batch`,
+    /// unless said.
+    pub batch_range: Option<[u32; 2]>,
 }
 
 impl Task {
+    /// What other batch sizes make of it, if they can be had.
+    fn training(&self, atlas: &Atlas) -> Option<Training> {
+        let [start, end] = self.noise_scale?;
+        let work = self.work(atlas);
+        let times = f64::from(self.batch) / f64::from(work.batch);
+        let mut memory: Vec<(u32, u32)> = Vec::new();
+        for batch in atlas.batches(work.task) {
+            let own = (f64::from(batch) * times).round().max(1.0) as u32;
+            if memory.last().is_none_or(|last| last.0 < own) {
+                memory.push((own, atlas.counters(work.task, batch).mem_mib));
+            }
+        }
+        let around = Training::around(self.batch, start);
+        let [batch_min, batch_max] = self.batch_range.unwrap_or([around.batch_min, around.batch_max]);
+        let lr = match self.optimizer.to_lowercase().as_str() {
+            "sgd" => LrRule::Linear,
+            "adadelta" => LrRule::Keep,
+            _ => LrRule::SquareRoot,
+        };
+        Some(Training { batch_min, batch_max, lr, noise: Noise { start, end }, memory, ..around })
+    }
+
     /// What it is in the measurements, which have it.
     fn work(&self, atlas: &Atlas) -> Work {
         let task = atlas.task(TaskKind::Train, &self.measured).expect("a checked scenario");
@@ -341,6 +370,10 @@ impl Scenario {
         if self.arrivals.get_ref().tasks > oracle::MOST_TASKS {
             return wrong(format!("at most {} tasks can be tried in all ways", oracle::MOST_TASKS));
         }
+        let constant = |t: &Task| t.noise_scale.is_none_or(|n| n[0] == n[1]);
+        if !self.tasks().all(constant) {
+            return wrong("expected tasks whose noise_scale does not change".into());
+        }
         if self.cluster.kinds.len() > 1 {
             return wrong("expected GPUs that are all alike".into());
         }
@@ -374,6 +407,13 @@ impl Scenario {
         }
         if !(share.is_finite() && *share > 0.0) {
             return wrong("expected a share above 0".into(), None);
+        }
+        let (noise, range) = (&task.get_ref().noise_scale, &task.get_ref().batch_range);
+        if noise.is_some_and(|n| !n.iter().all(|v| v.is_finite() && *v >= 0.0)) {
+            return wrong("noise_scale: expected two numbers from 0".into(), None);
+        }
+        if range.is_some_and(|[from, to]| from == 0 || from > *batch || to < *batch) {
+            return wrong("batch_range: expected one that holds the batch".into(), None);
         }
         if !self.sizes.contains_key(size) {
             let known: Vec<&str> = self.sizes.keys().map(String::as_str).collect();

@@ -180,11 +180,20 @@ impl House<'_> {
         let mut all: Vec<Vec<(JobIdx, Knobs)>> = vec![Vec::new()];
         for job in self.of {
             let asked = self.state.spec(*job).knobs;
-            let sizes = self.space.batches.iter().map(|f| {
-                let batch = (f64::from(asked.batch) * f).round().max(1.0) as u32;
-                (*job, Knobs { batch, ..asked })
-            });
-            let sizes: Vec<(JobIdx, Knobs)> = sizes.collect();
+            let sizes = match &self.state.profile(*job).training {
+                None => vec![(*job, asked)],
+                Some(training) => {
+                    let factors = self.space.batches.iter();
+                    let batch = |f: &f64| (f64::from(training.batch) * f).round() as u32;
+                    let range = training.batch_min..=training.batch_max;
+                    let batches = factors.map(batch).filter(|b| range.contains(b));
+                    let knobs = batches.map(|b| Knobs {
+                        mem_mib: training.mem_mib(b).unwrap_or(asked.mem_mib),
+                        ..training.turned(asked, b)
+                    });
+                    knobs.map(|k| (*job, k)).collect::<Vec<(JobIdx, Knobs)>>()
+                }
+            };
             let with = |some: &Vec<(JobIdx, Knobs)>| {
                 let some = some.clone();
                 sizes.iter().map(move |size| some.iter().copied().chain([*size]).collect())
@@ -202,7 +211,13 @@ impl House<'_> {
 
     /// Work per second of each tenant, alone on the reference GPU at its own batch size = 1.
     fn speeds(&self, tenants: &[(JobIdx, Knobs)]) -> Vec<f64> {
-        let speed = |who: usize| self.truth.speed(self.state, 0, tenants, who).mean;
+        let speed = |who: usize| {
+            let (job, knobs) = tenants[who];
+            let training = self.state.profile(job).training.as_ref();
+            // The oracle's cases have noise that does not change.
+            let worth = training.map_or(1.0, |t| t.worth(knobs, t.noise.start));
+            self.truth.speed(self.state, 0, tenants, who).mean * worth
+        };
         (0..tenants.len()).map(speed).collect()
     }
 }

@@ -49,6 +49,7 @@ impl Scenario {
                 model: Some(task.model.clone()),
                 batch: task.batch,
                 mem_mib: counters.mem_mib,
+                training: task.training(atlas).map(Box::new),
                 ..TraceJob::new(name, (at_s * 1e6).round() as u64, 1, steps * step_s)
             });
         }

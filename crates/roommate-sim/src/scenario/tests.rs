@@ -56,7 +56,7 @@ fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
             "share = 2",
             "shar = 2",
             "line 16: unknown field `shar`, expected one of `model`, `dataset`, `batch`, `optimizer`, `size`, \
-             `share`, `measured`, `measured_batch`, `because` (did you mean `share`?)"
+             `share`, `measured`, `measured_batch`, `because`, `noise_scale`, `batch_range` (did you mean `share`?)"
                 .to_string(),
         ),
         ("tasks = 10", "tasks = 0", format!("line 5: [arrivals]: expected 1 to 1000000 tasks {schema}")),
