@@ -11,9 +11,13 @@ mod chronus;
 mod colocate;
 mod fifo;
 mod gandiva;
+mod gpulets;
+mod gslice;
 mod horus;
 mod iadeep;
+mod mudi;
 mod muri;
+mod muxflow;
 mod sjf;
 mod srsf;
 mod srtf;
@@ -258,6 +262,22 @@ pub static POLICIES: &[Entry] = &[
     entry!(iadeep, "iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
         summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
         paper: "Chen et al., IADeep, SC 2023", compat: &[]),
+    entry!(mudi, "mudi", preset: r"{}",
+        summary: "one service and training on each GPU; batch and share tuned to the service's objective",
+        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
+    entry!(mudi, "mudi-published",
+        preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0}"#,
+        summary: "the same as printed: no fill or waiting time, search at the knee",
+        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
+    entry!(gslice, "gslice-like", preset: r"{}",
+        summary: "shares and batches of services by feedback, training on the first GPU with room",
+        paper: "Dhakal et al., GSLICE, SoCC 2020", compat: &[]),
+    entry!(gpulets, "gpulets-like", preset: r"{}",
+        summary: "partitions of a few sizes from profiled throughput, training by best fit",
+        paper: "Choi et al., gpulets, USENIX ATC 2022", compat: &[]),
+    entry!(muxflow, "muxflow-like", preset: r"{}",
+        summary: "services have what they are busy with, training is matched to what is left",
+        paper: "Zhao et al., MuxFlow, 2023", compat: &[]),
 ];
 
 /// The policy of this name.

@@ -2,6 +2,7 @@
 
 use crate::goodput::Training;
 use crate::knobs::Knobs;
+use crate::latency::Profiled;
 use crate::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,10 @@ pub struct Profile {
     /// How it answers requests, if it is a service; a step is then one batch of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<Serving>,
+    /// What was profiled of its latency alone on the reference GPU, if it is a service: measurements that
+    /// somebody had to make, so policies count how many they use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Box<[Profiled]>>,
 }
 
 /// What is known of a kind of service before it runs.
@@ -108,6 +113,7 @@ impl Profile {
             sensitivity: None,
             serving: None,
             training: None,
+            latency: None,
         }
     }
 

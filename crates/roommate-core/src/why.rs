@@ -131,6 +131,18 @@ pub enum Why {
     PastEstimate,
     /// It can no longer meet its deadline.
     DeadlineLost,
+    /// Waits in host memory: beside it this service could not keep its objective.
+    PausedFor(JobIdx),
+    /// Its objective cannot be kept even with the whole GPU; it has all that training can spare.
+    SloOutOfReach,
+    /// It has not answered a request yet, so nothing is known of its load.
+    NotHeardOf,
+    /// Nobody asks it anything; it has the least share until somebody does.
+    NobodyAsks,
+    /// Nothing was profiled of its latency: reckoned as if all its work were divided among multiprocessors.
+    LatencyUnknown,
+    /// So many profiled points are known of its latency alone, and none of it beside others.
+    LatencyProfiled(u32),
     /// The exact plan of all leases could not be found, for so many times now; a rule made the plan.
     PlannedByRule(u32),
 }
@@ -225,6 +237,29 @@ impl Why {
             }
             Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
             Self::DeadlineLost => "can no longer meet its deadline".into(),
+            Self::PausedFor(j) => format!(
+                "waits in host memory: beside it service {} could not keep its objective",
+                name(*j)
+            ),
+            Self::SloOutOfReach => {
+                "its objective is out of reach even with the whole GPU; it has all \
+                                    that training can spare"
+                    .into()
+            }
+            Self::NotHeardOf => {
+                "has not answered yet; until it does it has the share at the knee of its curve"
+                    .into()
+            }
+            Self::NobodyAsks => {
+                "nobody asks it anything: the least share is enough until somebody does".into()
+            }
+            Self::LatencyUnknown => "nothing was profiled of its latency: reckoned as if it took \
+                                     twice as long with half of the GPU"
+                .into(),
+            Self::LatencyProfiled(n) => format!(
+                "{n} points of its latency alone were profiled before; beside others it is learned \
+                 in the run"
+            ),
             Self::PlannedByRule(n) => {
                 format!("no exact plan of all leases was found, {n} times so far; planned by rule")
             }

@@ -460,7 +460,8 @@ impl Service {
             let sample = Sample {
                 step_s: up.steps.at(self.rules.batch),
                 p99_us: window.p99_us,
-                load_rps: load as f32,
+                // Zero would mean that nobody counted.
+                load_rps: (load as f32).max(1e-6),
                 ..Sample::default()
             };
             facts.push(Event::Sampled { job: self.job, sample });

@@ -12,6 +12,7 @@ use roommate_core::interference::atlas::Atlas;
 use roommate_core::interference::contention::TaskId;
 use roommate_core::job::{Class, Slo, Spec};
 use roommate_core::knobs::Knobs;
+use roommate_core::latency::Profiled;
 use roommate_core::predict::{Device, Predictor};
 use roommate_core::profile::{Predicted, Profile, Serving};
 use roommate_core::time::{Span, Time};
@@ -103,6 +104,24 @@ fn service_memory(task: TaskId) -> (f32, f32) {
         .fold((0.0, 0.0), |(u, d), p| (u + (p.0 - x) * (p.1 - y), d + (p.0 - x).powi(2)));
     let item = if down > 0.0 { (up / down).max(0.0) } else { 0.0 };
     ((y - item * x) as f32, item as f32)
+}
+
+/// Shares of the GPU at which services were measured, permille, and the batch sizes.
+const PROFILED_PERMILLE: [u16; 7] = [61, 121, 182, 303, 485, 727, 1000];
+
+/// What profiling a service alone would show; nothing if it was not measured.
+fn profiled(job: &TraceJob) -> Option<Box<[Profiled]>> {
+    let service = job.service.as_deref()?;
+    let task = truth::service(&MEASURED, job.model.as_deref()?)?;
+    // One that is said to be faster or slower than measured is so everywhere.
+    let own_s = MEASURED.batch_s(task, job.batch, None);
+    let scale = service.batch_s.map_or(1.0, |s| s / own_s);
+    let point = |batch: u32, sm_permille: u16| {
+        let sms = (f64::from(sm_permille) / 1e3 * f64::from(MEASURED.sms())).round() as u32;
+        Profiled { batch, sm_permille, seconds: scale * MEASURED.batch_s(task, batch, Some(sms)) }
+    };
+    let batches = MEASURED.batches(task);
+    Some(batches.flat_map(|b| PROFILED_PERMILLE.map(|share| point(b, share))).collect())
 }
 
 /// What training this model takes of a GPU: of the busiest kind, where the cluster has several.
@@ -325,6 +344,7 @@ impl Maker<'_> {
             profile.stages_s = job.stages_s;
             profile.scaling = job.scaling;
             profile.serving = serving;
+            profile.latency = if compat.is_none() { profiled(job) } else { None };
             if job.service.as_ref().is_some_and(|s| s.measured) {
                 profile.kind_speed = relative_to_h200(cluster);
             }

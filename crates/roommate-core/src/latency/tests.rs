@@ -1,0 +1,157 @@
+use super::*;
+use crate::math::rng::Rng;
+use proptest::prelude::*;
+
+fn near(a: f64, b: f64, by: f64) {
+    assert!((a - b).abs() <= by, "{a} {b}");
+}
+
+/// A service with fixed overhead, work that is divided, and multiprocessors that it cannot use.
+fn truth(batch: u32, share: f64) -> f64 {
+    0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
+}
+
+fn profiled() -> Vec<Profiled> {
+    let shares = [60u16, 120, 180, 300, 480, 730, 1000];
+    let point = |batch: u32, sm_permille: u16| {
+        let seconds = truth(batch, f64::from(sm_permille) / 1000.0);
+        Profiled { batch, sm_permille, seconds }
+    };
+    [4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s))).collect()
+}
+
+#[test]
+fn a_curve_over_the_inverse_is_exact_where_work_is_divided() {
+    let (alone, used) = Alone::fit(Axis::Inverse, &profiled(), 6);
+    assert_eq!(used, 18);
+    for batch in [4, 16, 64] {
+        let curve = alone.curve(batch).unwrap();
+        for share in [0.06, 0.1, 0.2, 0.5, 0.9, 1.0] {
+            near(curve.at(share) / truth(batch, share), 1.0, 0.06);
+        }
+        let share = curve.smallest_share(curve.at(0.1), 0.01).unwrap();
+        near(share, 0.1, 1e-9);
+        assert_eq!(curve.smallest_share(truth(batch, 1.0) * 0.5, 0.01), None);
+        assert_eq!(curve.smallest_share(100.0, 0.01), Some(0.01));
+    }
+    let (few, used) = Alone::fit(Axis::Share, &profiled(), 2);
+    assert!(few.is_empty() && few.curve(4).is_none() && used == 0);
+}
+
+#[test]
+fn between_profiled_batches_curves_lie_between() {
+    let (alone, _) = Alone::fit(Axis::Inverse, &profiled(), 7);
+    let at = |batch, share| alone.curve(batch).unwrap().at(share);
+    for share in [0.1, 0.5, 1.0] {
+        assert!(at(16, share) < at(32, share) && at(32, share) < at(64, share));
+        assert_eq!(at(1, share), at(4, share));
+        near(at(128, share), 2.0 * at(64, share), 1e-12);
+    }
+}
+
+#[test]
+fn points_are_spread_over_the_logarithm() {
+    let points: Vec<Point> = [0.06, 0.12, 0.18, 0.3, 0.48, 0.73, 1.0].map(|s| (s, 1.0)).into();
+    let shares = |n| spread(&points, n).iter().map(|p| p.0).collect::<Vec<_>>();
+    assert_eq!(shares(3), [0.06, 0.3, 1.0]);
+    assert_eq!(shares(4), [0.06, 0.12, 0.3, 1.0]);
+    assert_eq!(shares(9).len(), 7);
+    assert_eq!((shares(0).len(), shares(1)), (0, vec![0.06]));
+}
+
+#[test]
+fn a_service_of_which_nothing_is_known_is_taken_for_all_work() {
+    let curve = Curve::proportional(0.01);
+    near(curve.at(0.1), 0.1, 1e-12);
+    near(curve.at(1.0), 0.01, 1e-12);
+    near(curve.smallest_share(0.02, 0.1).unwrap(), 0.5, 1e-12);
+    assert_eq!(curve.smallest_share(0.009, 0.1), None);
+}
+
+fn company(service: u32, others: &[u32]) -> Company {
+    let others = others.iter().map(|o| ProfileIdx(*o)).collect();
+    Company { service: ProfileIdx(service), batch: 16, others }
+}
+
+#[test]
+fn without_data_company_costs_nothing_for_sure() {
+    let companies = Companies::default();
+    assert!(companies.is_empty());
+    let guess = companies.predict(&company(0, &[1]), &[0.5]);
+    assert_eq!((guess.mean, guess.std), (0.0, UNKNOWN));
+    assert!(companies.predict(&company(0, &[]), &[0.0]).std < UNKNOWN);
+}
+
+#[test]
+fn company_is_learned_and_carries_over_to_similar_company() {
+    let mut companies = Companies::default();
+    let mut rng = Rng::new(121);
+    let cost = |x: f64| 0.8 * x;
+    for other in 0..20u32 {
+        let x = f64::from(other) / 20.0;
+        for service in 100..103 {
+            let noise = 0.02 * (rng.unit() - 0.5);
+            companies.observe(
+                company(service, &[other]),
+                vec![x],
+                0.01,
+                0.01 * (cost(x) + noise).exp(),
+            );
+        }
+    }
+    assert_eq!(companies.observations(), 60);
+    let stranger = companies.predict(&company(100, &[50]), &[0.33]);
+    near(stranger.mean, cost(0.33), 0.05);
+    assert!(stranger.std < 0.1, "{stranger:?}");
+    // What it sees of this very company corrects it, whatever similar company did.
+    for _ in 0..10 {
+        companies.observe(company(100, &[50]), vec![0.33], 0.01, 0.02);
+    }
+    let known = companies.predict(&company(100, &[50]), &[0.33]);
+    near(known.mean, 2f64.ln(), 0.08);
+    assert!(known.std < stranger.std);
+}
+
+#[test]
+fn impossible_observations_are_ignored() {
+    let mut companies = Companies::default();
+    for (alone_s, seconds) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
+        companies.observe(company(0, &[1]), vec![], alone_s, seconds);
+    }
+    assert!(companies.is_empty() && companies.observations() == 0);
+}
+
+prop_compose! {
+    fn points()(first in 0.02f64..0.2, steps in prop::collection::vec((1.1f64..2.0, 0.0005f64..0.5), 2..8)) -> Vec<Point> {
+        let mut share = first;
+        let mut points = vec![];
+        for (step, seconds) in steps {
+            points.push((share.min(1.0), seconds));
+            share *= step;
+        }
+        points.push((1.0f64.max(share), 0.01));
+        points.dedup_by_key(|p| p.0);
+        points
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn whatever_was_profiled_more_of_the_gpu_never_hurts(points in points(), inverse: bool, limit in 0.0001f64..1.0) {
+        let axis = if inverse { Axis::Inverse } else { Axis::Share };
+        let Some(curve) = Curve::fit(axis, &points) else { return Ok(()) };
+        let seconds: Vec<f64> = (1..=100).map(|i| curve.at(f64::from(i) / 100.0)).collect();
+        prop_assert!(seconds.is_sorted_by(|a, b| a >= b) && seconds[99] > 0.0, "{:?}", curve);
+        prop_assert!(curve.slope(0.05) >= 0.0 && (0.0..=1.0).contains(&curve.knee()));
+        if let Some(share) = curve.smallest_share(limit, 0.05) {
+            prop_assert!((0.05..=1.0).contains(&share));
+            prop_assert!(curve.at(share) <= limit * (1.0 + 1e-6), "{} {} {:?}", share, curve.at(share), curve);
+            if share > 0.06 {
+                prop_assert!(curve.at(share - 0.01) >= limit * (1.0 - 1e-6));
+            }
+        } else {
+            prop_assert!(curve.at(1.0) > limit * (1.0 - 1e-6));
+        }
+    }
+}

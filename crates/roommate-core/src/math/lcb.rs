@@ -1,0 +1,147 @@
+//! The search for the best of a few sizes: try one, measure for a while, guess all others from what was
+//! measured, try the one that might be the best (lowest confidence bound of a Gaussian process over the
+//! logarithm of the size).
+
+use crate::math::gp::Process;
+use crate::time::{Span, Time};
+
+/// A round that is expected to gain less than this is not worth it.
+const WORTH_A_ROUND: f64 = 0.003;
+
+/// A search.
+#[derive(Clone, Debug)]
+pub struct Search {
+    size: u32,
+    /// Until when the present size is measured; none before it began and when all is over.
+    until: Option<Time>,
+    over: bool,
+    /// Sizes and what was measured of them.
+    tried: Vec<(u32, f64)>,
+}
+
+impl Search {
+    /// Begins with this size.
+    pub fn begin(size: u32) -> Self {
+        Self { size, until: None, over: false, tried: Vec::new() }
+    }
+
+    /// The size that is tried now, or that was found.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// There is nothing to search.
+    pub fn end_with(&mut self, size: u32) {
+        self.size = size;
+        self.over = true;
+        self.until = None;
+    }
+
+    /// When the present round ends; `None` once the search is over.
+    pub fn until(&mut self, now: Time, round: Span) -> Option<Time> {
+        (!self.over).then(|| *self.until.get_or_insert(now + round))
+    }
+
+    /// The round is over: this was measured (the smaller the better), or nothing yet.
+    pub fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
+        self.until = None;
+        let Some(value) = value else { return };
+        self.tried.retain(|(size, _)| *size != self.size);
+        self.tried.push((self.size, value));
+        match self.next(candidates).filter(|_| self.tried.len() < rounds) {
+            Some(next) => self.size = next,
+            None => {
+                let possible = self.tried.iter().filter(|(size, _)| candidates.contains(size));
+                let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
+                self.end_with(best.map_or(self.size, |(size, _)| *size));
+            }
+        }
+    }
+
+    /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is
+    /// hoped; `None` if that is too little.
+    fn next(&self, candidates: &[u32]) -> Option<u32> {
+        let place = |size: u32| vec![f64::from(size).log2() / 10.0];
+        let points: Vec<Vec<f64>> = self.tried.iter().map(|(size, _)| place(*size)).collect();
+        let values: Vec<f64> = self.tried.iter().map(|(_, value)| *value).collect();
+        let process = Process::fit(&points, &values, &[])?;
+        let deviations = exploration(candidates.len(), self.tried.len());
+        let bound = |size: &u32| process.guess(&place(*size)).lower(deviations);
+        let best = candidates.iter().copied().min_by(|a, b| bound(a).total_cmp(&bound(b)))?;
+        let is_new = |size: &u32| self.tried.iter().all(|(tried, _)| tried != size);
+        if is_new(&best) {
+            return Some(best);
+        }
+        let so_far = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let hope = |size: u32| (process.guess(&place(size)).improvement(so_far), size);
+        let hopes = candidates.iter().copied().filter(is_new).map(hope);
+        let most = hopes.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        (most.0 > WORTH_A_ROUND).then_some(most.1)
+    }
+}
+
+/// Standard deviations below the expectation at which a candidate is looked at in this round, from 1:
+/// √(2 ln(|R| / n²)), and 0 where that is not a number.
+fn exploration(candidates: usize, round: usize) -> f64 {
+    let ratio = candidates as f64 / (round * round).max(1) as f64;
+    (2.0 * ratio.ln()).max(0.0).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::math::rng::Rng;
+
+    #[test]
+    fn the_weight_of_exploration_never_turns_negative() {
+        let squared = |n: usize| exploration(6, n).powi(2);
+        assert!((squared(1) - 3.5835).abs() < 1e-4);
+        assert!((squared(2) - 0.8109).abs() < 1e-4);
+        assert_eq!(squared(3), 0.0, "as printed it would be -0.8109");
+        assert!(exploration(100, 10) == 0.0 && exploration(1000, 31) > 0.0);
+    }
+
+    /// Runs a search on a curve; says what it found and how many measurements that took.
+    fn run(candidates: &[u32], first: u32, of: impl Fn(u32) -> f64) -> (u32, usize) {
+        let mut search = Search::begin(first);
+        let mut rounds = 0;
+        while search.until(Time::ZERO, Span(1)).is_some() {
+            search.measured(Some(of(search.size())), candidates, 17);
+            rounds += 1;
+            assert!(rounds <= 17, "searches end");
+        }
+        (search.size(), rounds)
+    }
+
+    #[test]
+    fn what_it_finds_is_nearly_the_best() {
+        let candidates = [1, 2, 4, 8, 16, 32, 64];
+        let mut rng = Rng::stream(0, 122);
+        let (mut near, mut measurements) = (0, 0);
+        for _ in 0..200 {
+            let (low, bend, slope) = (rng.unit() * 6.0, 0.05 + rng.unit(), rng.unit() - 0.5);
+            let noise: Vec<f64> = candidates.iter().map(|_| 0.005 * (rng.unit() - 0.5)).collect();
+            let of = |size: u32| {
+                let x = f64::from(size).log2();
+                0.1 * bend * (x - low).abs() + 0.02 * slope * x + noise[x as usize]
+            };
+            let (found, rounds) = run(&candidates, 16, of);
+            let best = candidates.iter().map(|b| of(*b)).fold(f64::INFINITY, f64::min);
+            near += u32::from(of(found) - best <= 1.05f64.ln());
+            measurements += rounds;
+        }
+        assert!(near >= 190, "only {near} of 200 within 5 % of the best");
+        assert!(measurements <= 200 * 7, "{measurements} measurements");
+    }
+
+    #[test]
+    fn a_round_without_a_measurement_is_repeated() {
+        let mut search = Search::begin(4);
+        assert_eq!(search.until(Time(5), Span(10)), Some(Time(15)));
+        assert_eq!(search.until(Time(9), Span(10)), Some(Time(15)));
+        search.measured(None, &[2, 4], 17);
+        assert_eq!((search.size(), search.until(Time(15), Span(10))), (4, Some(Time(25))));
+        search.end_with(2);
+        assert_eq!((search.size(), search.until(Time(25), Span(10))), (2, None));
+    }
+}

@@ -1,0 +1,214 @@
+//! Partitions of a few sizes, chosen from profiled throughput.
+//!
+//! # Idea
+//! A GPU is cut into partitions of a few fixed sizes. A service gets the smallest in which some batch takes no longer than a part of
+//! its objective (the rest is for the batch to fill and wait) and which keeps up with its load, by profiled times. Training is
+//! packed by best fit: into the GPU whose rest is the smallest that is enough.
+//!
+//! # Reads / does / wakes
+//! Reads objectives, profiled latency of services alone (at most `profile_points` for each curve), measured load, memory. Never
+//! reads measured latency, lengths or anything of training. Starts one service on a GPU and training beside it, first come,
+//! first served; changes partitions and batches of services when the load changes. Never suspends training for a latency. Wakes at
+//! measurements only.
+//!
+//! # Differs from the paper
+//! After gpulets (Choi et al., USENIX ATC 2022), which schedules services alone; as in the study of Mudi it is extended with
+//! training tasks, which have the rest of the GPU. Modelled: partition sizes, the choice of the most economical one by
+//! profiled throughput under half of the objective, best fit. Not modelled: its linear model of interference between two
+//! partitions (training never appears in it), serving one model from several partitions, and the ten seconds in which its
+//! partitions are reorganised (a change costs what the world says).
+
+use crate::event::Sample;
+use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::knobs::Knobs;
+use crate::latency::{Axis, Knowledge};
+use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::state::State;
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+
+/// Parameters of `gpulets-like`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Sizes of partitions, permille of the GPU, ascending.
+    sizes: Vec<u16>,
+    /// Batch sizes that are considered.
+    batches: Vec<u32>,
+    /// Part of the objective that a batch may take.
+    part: f64,
+    /// Profiled points used for each curve of a service.
+    profile_points: u8,
+    /// Most training tasks beside a service, 1 to 3.
+    max_tasks: u8,
+    /// Least share of the GPU that each training task is left with.
+    least_training: f64,
+    /// Share of its memory that a training task needs on the GPU.
+    min_memory: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            sizes: vec![200, 400, 500, 600, 800, 1000],
+            batches: vec![1, 2, 4, 8, 16, 32],
+            part: 0.5,
+            profile_points: 6,
+            max_tasks: 1,
+            least_training: 0.2,
+            min_memory: 0.1,
+        }
+    }
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let ascending = params.sizes.is_sorted_by(|a, b| a < b);
+    if params.sizes.is_empty() || !ascending || params.sizes.iter().any(|s| !(1..=1000).contains(s))
+    {
+        return Err("sizes: expected permille of the GPU, ascending".into());
+    }
+    if params.batches.is_empty() || params.batches.contains(&0) {
+        return Err("batches: expected sizes above 0".into());
+    }
+    if !(0.01..=1.0).contains(&params.part) {
+        return Err("part: expected 0.01 to 1".into());
+    }
+    let house = House {
+        max_tasks: params.max_tasks,
+        least_permille: (params.least_training * 1000.0).round() as u16,
+        min_memory: params.min_memory,
+    };
+    house.check()?;
+    let known = Knowledge::new(Axis::Inverse, params.profile_points);
+    Ok(Lodging::new(house, Gpulets { params, house, known }))
+}
+
+struct Gpulets {
+    params: Params,
+    house: House,
+    known: Knowledge,
+}
+
+impl Gpulets {
+    /// The smallest partition that keeps up, with the batch that does most there.
+    fn partition(
+        &self,
+        state: &State,
+        gpu: GpuIdx,
+        service: JobIdx,
+        load: f64,
+    ) -> Option<(u16, u32)> {
+        let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+        let best = |size: &u16| {
+            let rate = |batch: &u32| {
+                let curve = self.known.curve(state, service, gpu, *batch);
+                let takes_s = curve.at(f64::from(*size) / 1000.0);
+                let rate = f64::from(*batch) / takes_s;
+                (takes_s <= self.params.part * slo_s && rate >= load).then_some((rate, *batch))
+            };
+            let rates = self.params.batches.iter().filter_map(rate);
+            rates.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, batch)| (*size, batch))
+        };
+        self.params.sizes.iter().find_map(best)
+    }
+}
+
+impl Tactics for Gpulets {
+    fn learn(&mut self, state: &State, _: &Rooms, job: JobIdx, sample: &Sample) {
+        self.known.learn(state, job, sample);
+    }
+
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+        let rest = |gpu: GpuIdx| {
+            let room = rooms.room(gpu);
+            let service = room.service.map_or(0, |s| plan.job(s).knobs.sm_permille);
+            rooms.left_for_each(service, room.lodgers.len() + 1)
+        };
+        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let fit = all.filter(|g| rooms.has_place(plan, *g, job)).map(|g| (rest(g), g));
+        fit.filter(|(rest, _)| *rest >= self.house.least_permille).min().map(|(_, gpu)| gpu)
+    }
+
+    fn settle(
+        &mut self,
+        plan: &mut Plan<'_>,
+        gpu: GpuIdx,
+        service: JobIdx,
+        room: &Room,
+    ) -> Setting {
+        self.known.notice(plan);
+        let most = self.house.most_beside(room.lodgers.len());
+        let Some(seen) = room.seen else {
+            let why = match self.known.points(plan.spec(service).profile) {
+                0 => Why::LatencyUnknown,
+                points => Why::LatencyProfiled(points),
+            };
+            plan.note(service, why);
+            // Until its load is known, half of the GPU.
+            let batch = plan.spec(service).knobs.batch;
+            return Setting { batch, permille: Knobs::SM_ALL / 2, stay: true, look: None };
+        };
+        let (permille, batch) = match self.partition(plan, gpu, service, seen.load_rps) {
+            Some(found) if found.0 <= most => found,
+            _ => {
+                plan.note(service, Why::SloOutOfReach);
+                (most, self.params.batches.last().copied().unwrap_or(0))
+            }
+        };
+        Setting { batch, permille, stay: true, look: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::lodging::testing::Stage;
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn without_services_it_is_first_come_first_served() {
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("gpulets-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("gpulets-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light 24 points of its latency alone were profiled before; beside others it is learned in the run
+              heavy 24 points of its latency alone were profiled before; beside others it is learned in the run
+              light 24 points of its latency alone were profiled before; beside others it is learned in the run
+              GPU 0: light 500 ‰ a 500 ‰
+              GPU 1: heavy 500 ‰
+            requests come, 2.0s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16
+            one is late, 3.0s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16
+            later, 11m 04s
+              GPU 0: light 200 ‰ batch 16 a 800 ‰
+              GPU 1: heavy 200 ‰ batch 16 b 800 ‰
+        "#]].assert_eq(&stage.story);
+    }
+}

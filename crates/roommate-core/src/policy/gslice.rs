@@ -1,0 +1,222 @@
+//! Feedback: shares and batches of services follow what is measured, a step at a time.
+//!
+//! # Idea
+//! Nothing is predicted and nothing profiled. A service starts with an equal part of its GPU. After each measurement in which it
+//! missed its objective it gets a step more, after each with slack a step less; its largest batch is the one that fills
+//! in a part of the objective at the measured load. Training goes to the first GPU with room and has the rest.
+//!
+//! # Reads / does / wakes
+//! Reads objectives, measured load and latency, memory. Never reads profiles or lengths. Starts one service on a GPU and
+//! training beside it, first come, first served; turns shares and batches of services. Never suspends training for a latency. Wakes
+//! at measurements only.
+//!
+//! # Differs from the paper
+//! After GSLICE (Dhakal et al., SoCC 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
+//! with training tasks that have what the service leaves. Modelled: the feedback on shares, adaptive batching, no
+//! placement to speak of (`placement=random` for a random GPU instead of the first). Not modelled: its overlap of transfers, its
+//! shared parameters between shadow instances, and the estimate of each model's own knee that it begins with. A share
+//! that failed is not tried again until the load has changed by a fifth, so that the loop comes to rest.
+
+use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::knobs::Knobs;
+use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Placement {
+    /// The first GPU with room.
+    #[default]
+    First,
+    /// Any GPU with room.
+    Random,
+}
+
+/// Parameters of `gslice-like`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// Where training goes.
+    placement: Placement,
+    /// What a share grows or shrinks by.
+    step: f64,
+    /// A share shrinks when the latency is below this part of the objective.
+    slack: f64,
+    /// Part of the objective in which a batch may fill.
+    fill: f64,
+    /// Largest batch.
+    max_batch: u32,
+    /// Most training tasks beside a service, 1 to 3.
+    max_tasks: u8,
+    /// Least share of the GPU that each training task is left with.
+    least_training: f64,
+    /// Share of its memory that a training task needs on the GPU.
+    min_memory: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            placement: Placement::First,
+            step: 0.05,
+            slack: 0.7,
+            fill: 0.3,
+            max_batch: 64,
+            max_tasks: 1,
+            least_training: 0.1,
+            min_memory: 0.1,
+        }
+    }
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let parts = [params.step, params.slack, params.fill];
+    if !parts.iter().all(|v| (0.001..=1.0).contains(v)) || params.max_batch == 0 {
+        return Err("step, slack, fill: expected 0.001 to 1; max_batch: above 0".into());
+    }
+    let house = House {
+        max_tasks: params.max_tasks,
+        least_permille: (params.least_training * 1000.0).round() as u16,
+        min_memory: params.min_memory,
+    };
+    house.check()?;
+    Ok(Lodging::new(house, Gslice { params, house, loops: Vec::new() }))
+}
+
+/// The loop of one service.
+#[derive(Clone, Copy, Default)]
+struct Loop {
+    service: Option<JobIdx>,
+    permille: u16,
+    batch: u32,
+    /// The measurement that was last used.
+    count: u32,
+    /// The largest share that failed, and at which load.
+    failed: (u16, f64),
+}
+
+struct Gslice {
+    params: Params,
+    house: House,
+    loops: Vec<Loop>,
+}
+
+/// A load that differs by less is the same.
+const SAME_LOAD: f64 = 0.2;
+
+impl Tactics for Gslice {
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+        let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
+        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        match self.params.placement {
+            Placement::First => all.into_iter().find(fits),
+            Placement::Random => {
+                let fit: Vec<GpuIdx> = all.filter(fits).collect();
+                let lot = fit.len().checked_sub(1)?;
+                Some(fit[plan.rng.below(lot as u64 + 1) as usize])
+            }
+        }
+    }
+
+    fn settle(
+        &mut self,
+        plan: &mut Plan<'_>,
+        gpu: GpuIdx,
+        service: JobIdx,
+        room: &Room,
+    ) -> Setting {
+        self.loops.resize(plan.gpus.len(), Loop::default());
+        let even = Knobs::SM_ALL / (u16::from(self.params.max_tasks) + 1);
+        let most = self.house.most_beside(room.lodgers.len());
+        let state = &mut self.loops[gpu.usize()];
+        if state.service != Some(service) {
+            let batch = plan.spec(service).knobs.batch;
+            *state = Loop { service: Some(service), permille: even, batch, ..Loop::default() };
+        }
+        if let Some(seen) = room.seen.filter(|s| s.count != state.count) {
+            state.count = seen.count;
+            let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+            let step = (self.params.step * 1000.0).round() as u16;
+            let (failed, at) = state.failed;
+            if (seen.load_rps - at).abs() > SAME_LOAD * at {
+                state.failed = (0, seen.load_rps);
+            }
+            if seen.p99_s > slo_s {
+                state.failed = (failed.max(state.permille), seen.load_rps);
+                state.permille = (state.permille + step).min(Knobs::SM_ALL);
+                if state.permille >= most {
+                    plan.note(service, Why::SloOutOfReach);
+                }
+            } else if seen.p99_s < self.params.slack * slo_s {
+                let less = state.permille.saturating_sub(step).max(step);
+                if less > state.failed.0 {
+                    state.permille = less;
+                }
+            }
+            let fills = (seen.load_rps * slo_s * self.params.fill).clamp(1.0, 1e9) as u32;
+            let down = 1 << fills.ilog2();
+            state.batch = down.min(self.params.max_batch);
+        } else if room.seen.is_none() {
+            plan.note(service, Why::NotHeardOf);
+        }
+        // With nobody beside it, it has all; the loop goes on where it was.
+        let permille = if room.lodgers.is_empty() { Knobs::SM_ALL } else { state.permille };
+        Setting { batch: state.batch, permille: permille.min(most), stay: true, look: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::lodging::testing::Stage;
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn without_services_it_is_first_come_first_served() {
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("gslice-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("gslice-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light has not answered yet; until it does it has the share at the knee of its curve
+              heavy has not answered yet; until it does it has the share at the knee of its curve
+              light has not answered yet; until it does it has the share at the knee of its curve
+              GPU 0: light 900 ‰ a 100 ‰
+              GPU 1: heavy 1000 ‰
+            requests come, 2.0s
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 1000 ‰ batch 8
+            one is late, 3.0s
+              heavy its objective is out of reach even with the whole GPU; it has all that training can spare
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 1000 ‰ batch 8
+            later, 11m 04s
+              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 1: heavy 900 ‰ batch 8 b 100 ‰
+        "#]].assert_eq(&stage.story);
+    }
+}

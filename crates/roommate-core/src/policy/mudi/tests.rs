@@ -1,0 +1,217 @@
+use crate::lodging::testing::Stage;
+use crate::testing::picture;
+use expect_test::expect;
+
+#[test]
+fn without_services_it_is_first_come_first_served() {
+    let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+    expect![[r#"
+        gpu0  aaaa..cccddd
+        gpu1  bbbbbbccc
+    "#]]
+    .assert_eq(&picture("mudi", "1x2", jobs));
+}
+
+#[test]
+fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
+    let mut stage = Stage::new("mudi", "{}", "1x1");
+    let service = stage.service("service", 150);
+    stage.says("it starts");
+    stage.sampled(service, 200.0, 30.0);
+    stage.says("it answers");
+    stage.train("training", 0.8, 0.3);
+    stage.says("training comes");
+    stage.wait(300.0);
+    stage.says("the search is over");
+    stage.sampled(service, 250.0, 60.0);
+    stage.says("a little more load");
+    stage.sampled(service, 900.0, 200.0);
+    stage.says("much more");
+    stage.wait(300.0);
+    stage.sampled(service, 100.0, 20.0);
+    stage.says("little load");
+    stage.wait(300.0);
+    stage.says("and after a while");
+    expect![[r#"
+        it starts, 0.0s
+          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          GPU 0: service 1000 ‰
+        it answers, 1.0s
+          GPU 0: service 1000 ‰ batch 16
+        training comes, 1.0s
+          GPU 0: service 305 ‰ batch 16 training 695 ‰
+        the search is over, 5m 01s
+          GPU 0: service 305 ‰ batch 16 training 695 ‰
+        a little more load, 5m 02s
+          GPU 0: service 305 ‰ batch 16 training 695 ‰
+        much more, 5m 03s
+          training waits in host memory: beside it service service could not keep its objective
+          GPU 0: service 1000 ‰ batch 64
+          waiting: training
+        little load, 10m 04s
+          GPU 0: service 146 ‰ batch 4 training 854 ‰
+        and after a while, 15m 04s
+          GPU 0: service 146 ‰ batch 4 training 854 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn training_is_suspended_where_the_objective_has_no_room_for_it() {
+    let mut stage = Stage::new("mudi", "{}", "1x2");
+    let (a, b) = (stage.service("a", 150), stage.service("b", 150));
+    stage.sampled(a, 200.0, 30.0);
+    stage.sampled(b, 200.0, 30.0);
+    stage.train("x", 0.8, 0.3);
+    stage.train("y", 0.8, 0.3);
+    stage.wait(100.0);
+    stage.says("beside both");
+    stage.sampled(a, 900.0, 140.0);
+    stage.says("much to do for a");
+    stage.wait(100.0);
+    stage.sampled(a, 200.0, 30.0);
+    stage.says("it is over");
+    expect![[r#"
+        beside both, 1m 42s
+          a 24 points of its latency alone were profiled before; beside others it is learned in the run
+          b 24 points of its latency alone were profiled before; beside others it is learned in the run
+          GPU 0: a 305 ‰ batch 16 x 695 ‰
+          GPU 1: b 305 ‰ batch 16 y 695 ‰
+        much to do for a, 1m 43s
+          x waits in host memory: beside it service a could not keep its objective
+          GPU 0: a 1000 ‰ batch 64
+          GPU 1: b 305 ‰ batch 16 y 695 ‰
+          waiting: x
+        it is over, 3m 24s
+          GPU 0: a 208 ‰ batch 16 x 792 ‰
+          GPU 1: b 305 ‰ batch 16 y 695 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn an_objective_out_of_reach_does_not_stop_training() {
+    let mut stage = Stage::new("mudi", "{}", "1x1");
+    let service = stage.service("service", 5);
+    stage.sampled(service, 200.0, 30.0);
+    stage.says("alone");
+    stage.train("training", 0.8, 0.3);
+    stage.says("and beside training");
+    stage.wait(3600.0);
+    expect![[r#"
+        alone, 1.0s
+          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          service its objective is out of reach even with the whole GPU; it has all that training can spare
+          GPU 0: service 1000 ‰ batch 1
+        and beside training, 1.0s
+          GPU 0: service 900 ‰ batch 1 training 100 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn nobody_asks_and_a_service_that_never_answers() {
+    let mut stage = Stage::new("mudi", "{}", "1x2");
+    let idle = stage.service("idle", 150);
+    stage.service("silent", 150);
+    stage.sampled(idle, 1e-6, 0.0);
+    stage.train("x", 0.8, 0.3);
+    stage.train("y", 0.8, 0.3);
+    stage.wait(3600.0);
+    stage.says("an hour later");
+    expect![[r#"
+        an hour later, 1h 00m
+          idle 24 points of its latency alone were profiled before; beside others it is learned in the run
+          silent 24 points of its latency alone were profiled before; beside others it is learned in the run
+          idle nobody asks it anything: the least share is enough until somebody does
+          silent has not answered yet; until it does it has the share at the knee of its curve
+          GPU 0: idle 56 ‰ batch 1 x 944 ‰
+          GPU 1: silent 480 ‰ y 520 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn without_profiled_points_it_is_careful_and_learns() {
+    let mut stage = Stage::new("mudi", "{}", "1x1");
+    let service = stage.service_with("service", 150, vec![]);
+    stage.train("training", 0.8, 0.3);
+    stage.says("nothing is known");
+    stage.sampled(service, 100.0, 30.0);
+    stage.says("it answers");
+    for _ in 0..6 {
+        stage.wait(100.0);
+        stage.sampled(service, 100.0, 40.0);
+    }
+    stage.says("much was measured");
+    expect![[r#"
+        nothing is known, 0.0s
+          service nothing was profiled of its latency: reckoned as if it took twice as long with half of the GPU
+          service has not answered yet; until it does it has the share at the knee of its curve
+          GPU 0: service 900 ‰ training 100 ‰
+        it answers, 1.0s
+          GPU 0: service 425 ‰ batch 16 training 575 ‰
+        much was measured, 10m 07s
+          GPU 0: service 183 ‰ batch 16 training 817 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn training_gives_memory_to_larger_batches_and_gets_it_back() {
+    let params = r#"{"batches": [64], "round_s": 0.0, "calm_s": 0.0}"#;
+    let mut stage = Stage::new("mudi", params, "1x1:v100");
+    let service = stage.service("service", 300);
+    stage.train_with("training", 0.8, 0.3, 15_200);
+    stage.says("as it asks to run");
+    stage.sampled(service, 100.0, 30.0);
+    stage.says("with batches of 64");
+    expect![[r#"
+        as it asks to run, 0.0s
+          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          service has not answered yet; until it does it has the share at the knee of its curve
+          GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
+        with batches of 64, 1.0s
+          GPU 0: service 248 ‰ batch 64 training 752 ‰ 14744 MiB
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn up_to_three_lodgers_share_the_rest_evenly() {
+    let mut stage = Stage::new("mudi", r#"{"max_tasks": 3}"#, "1x2");
+    let (a, b) = (stage.service("a", 150), stage.service("b", 150));
+    stage.sampled(a, 200.0, 30.0);
+    stage.sampled(b, 50.0, 30.0);
+    let first = stage.train("t1", 0.8, 0.3);
+    for name in ["t2", "t3", "t4", "t5"] {
+        stage.train(name, 0.4, 0.1);
+    }
+    stage.wait(600.0);
+    stage.says("five of them");
+    stage.ends(first);
+    stage.wait(600.0);
+    stage.says("one has left");
+    expect![[r#"
+        five of them, 10m 02s
+          a 24 points of its latency alone were profiled before; beside others it is learned in the run
+          b 24 points of its latency alone were profiled before; beside others it is learned in the run
+          GPU 0: a 305 ‰ batch 16 t1 231 ‰ t3 231 ‰ t5 231 ‰
+          GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
+        one has left, 20m 02s
+          GPU 0: a 305 ‰ batch 16 t3 347 ‰ t5 347 ‰
+          GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
+    "#]].assert_eq(&stage.story);
+}
+
+#[test]
+fn as_published_the_search_is_at_the_knee() {
+    let mut stage = Stage::new("mudi-published", "{}", "1x1");
+    let service = stage.service("service", 150);
+    stage.sampled(service, 60.0, 30.0);
+    stage.train("training", 0.8, 0.3);
+    stage.says("training comes");
+    stage.wait(300.0);
+    stage.says("the search is over");
+    expect![[r#"
+        training comes, 1.0s
+          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          GPU 0: service 300 ‰ batch 16 training 700 ‰
+        the search is over, 5m 01s
+          GPU 0: service 189 ‰ batch 16 training 811 ‰
+    "#]].assert_eq(&stage.story);
+}

@@ -1,0 +1,287 @@
+//! Training fills what services leave of the multiprocessors; who goes where is a matching.
+//!
+//! # Idea
+//! Services are protected first: their share is what their multiprocessors are predicted to be busy with at the measured load,
+//! with headroom, and training leaves at once when an objective is missed. What is left is worth most to the training task that it slows
+//! down least, so tasks and GPUs are matched by predicted speed, for several tasks of the queue at a time.
+//!
+//! # Reads / does / wakes
+//! Reads measured load and latency, objectives, counters of kinds of work (measured, else predicted), profiled batch times of services (at
+//! most `profile_points` for each curve), memory. Never reads lengths. Starts one service on a GPU and training beside it, out of a
+//! window of the oldest; turns the share of services, never their batch; suspends training that made a service late, and keeps the GPU free
+//! of it for `cool_s`. Wakes at measurements and when a GPU has cooled down.
+//!
+//! # Differs from the paper
+//! After MuxFlow (Zhao et al., 2023), which protects online services beside offline training in production. Modelled: the share from predicted use of
+//! the multiprocessors, eviction on overload, pairing by maximum-weight matching. Not modelled: its deep network (a product of counters stands for
+//! it), the protection of clocks and memory at kernel level, its handling of faults that MPS clients share. The matching is over a window of
+//! `window` tasks and as many GPUs, because both sides come and go one by one.
+
+use crate::event::Sample;
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::knobs::Knobs;
+use crate::latency::{Axis, Knowledge};
+use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::math::matching::{Exact, NONE};
+use crate::place;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::state::State;
+use crate::time::{Span, Time};
+use crate::why::Why;
+use serde::{Deserialize, Serialize};
+
+/// Parameters of `muxflow-like`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// The share of a service is so many times what it is busy with.
+    headroom: f64,
+    /// Least share of a service.
+    least_share: f64,
+    /// Seconds for which a GPU takes no training after its service was late.
+    cool_s: f64,
+    /// Tasks and GPUs that are matched at a time.
+    window: u8,
+    /// Profiled points used for each curve of a service.
+    profile_points: u8,
+    /// Most training tasks beside a service, 1 to 3.
+    max_tasks: u8,
+    /// Least share of the GPU that each training task is left with.
+    least_training: f64,
+    /// Share of its memory that a training task needs on the GPU.
+    min_memory: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            headroom: 1.5,
+            least_share: 0.1,
+            cool_s: 300.0,
+            window: 8,
+            profile_points: 6,
+            max_tasks: 1,
+            least_training: 0.1,
+            min_memory: 0.1,
+        }
+    }
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let sane = |v: f64, from: f64| v.is_finite() && (from..=1e6).contains(&v);
+    if !sane(params.headroom, 1.0) || !sane(params.cool_s, 0.0) {
+        return Err("headroom: expected at least 1; cool_s: seconds".into());
+    }
+    if !(0.001..=1.0).contains(&params.least_share) || !(1..=32).contains(&params.window) {
+        return Err("least_share: expected 0.001 to 1; window: 1 to 32".into());
+    }
+    let house = House {
+        max_tasks: params.max_tasks,
+        least_permille: (params.least_training * 1000.0).round() as u16,
+        min_memory: params.min_memory,
+    };
+    house.check()?;
+    let known = Knowledge::new(Axis::Inverse, params.profile_points);
+    let cooling = Vec::new();
+    Ok(Lodging::new(house, MuxFlow { params, house, known, cooling, matcher: Exact::new() }))
+}
+
+struct MuxFlow {
+    params: Params,
+    house: House,
+    known: Knowledge,
+    /// By GPU: the last measurement that was used, and until when no training goes there.
+    cooling: Vec<(u32, Time)>,
+    matcher: Exact,
+}
+
+impl MuxFlow {
+    /// What a service is busy with at its load, with headroom, permille.
+    fn busy(&self, state: &State, gpu: GpuIdx, service: JobIdx, load_rps: f64) -> u16 {
+        let knobs = state.job(service).knobs;
+        let own = state.profile(service).serving.map_or(1, |s| s.batch);
+        let batch = if knobs.batch == 0 { own } else { knobs.batch };
+        let takes_s = self.known.curve(state, service, gpu, batch).at(1.0);
+        let time = (load_rps * takes_s / f64::from(batch)).min(1.0);
+        let [sm, _] = self.known.uses(state, state.spec(service).profile);
+        let share = (sm * time * self.params.headroom).clamp(self.params.least_share, 1.0);
+        (share * 1000.0).round() as u16
+    }
+
+    /// Predicted speed of a training task there.
+    fn speed(&self, state: &State, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> f64 {
+        let room = rooms.room(gpu);
+        let [sm, dram] = self.known.uses(state, state.spec(job).profile);
+        let service = room.service.map_or(0, |s| match room.seen {
+            Some(seen) => self.busy(state, gpu, s, seen.load_rps),
+            None => Knobs::SM_ALL / 2,
+        });
+        let left = f64::from(rooms.left_for_each(service, room.lodgers.len() + 1)) / 1000.0;
+        let tenants = room.service.iter().chain(&room.lodgers);
+        let others: f64 = tenants.map(|t| self.known.uses(state, state.spec(*t).profile)[1]).sum();
+        (left / sm.max(0.05)).min(1.0) / (1.0 + dram * others)
+    }
+
+    fn is_open(&self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
+        let cool = self.cooling.get(gpu.usize()).is_none_or(|(_, until)| *until <= plan.now);
+        cool && rooms.has_place(plan, gpu, job)
+    }
+}
+
+impl Tactics for MuxFlow {
+    fn learn(&mut self, state: &State, _: &Rooms, job: JobIdx, sample: &Sample) {
+        self.known.learn(state, job, sample);
+    }
+
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let open = all.filter(|g| self.is_open(plan, rooms, *g, job));
+        let speeds = open.map(|g| (self.speed(plan, rooms, g, job), g));
+        speeds.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, gpu)| gpu)
+    }
+
+    fn suits(&mut self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
+        self.is_open(plan, rooms, gpu, job)
+    }
+
+    /// Gangs in their turn; single tasks out of a window, by a matching with the GPUs that each likes best.
+    fn next(&mut self, plan: &mut Plan<'_>, rooms: &Rooms) -> Option<(JobIdx, GpuSet)> {
+        self.known.notice(plan);
+        let oldest = rooms.waiting.first()?.1;
+        if plan.spec(oldest).gpus > 1 {
+            let gpus = rooms.gang(plan, oldest, |plan, gpu| self.suits(plan, rooms, gpu, oldest));
+            if gpus.is_none() {
+                place::note_no_room(plan, oldest);
+            }
+            return gpus.map(|gpus| (oldest, gpus));
+        }
+        let window = usize::from(self.params.window);
+        let single = |job: &JobIdx| plan.spec(*job).gpus == 1;
+        let line = rooms.waiting.iter().map(|(_, job)| *job);
+        let jobs: Vec<JobIdx> = line.take_while(single).take(window).collect();
+        // Of each kind of room the least loaded are enough.
+        let mut gpus: Vec<GpuIdx> = Vec::new();
+        for of_kind in rooms.open.values() {
+            let open = of_kind.iter().map(|(_, g)| *g);
+            let open = open.filter(|g| jobs.iter().any(|j| self.is_open(plan, rooms, *g, *j)));
+            gpus.extend(open.take(window.div_ceil(rooms.open.len())));
+        }
+        gpus.truncate(2 * window);
+        let n = jobs.len() + gpus.len();
+        let weight = |a: usize, b: usize| {
+            let (a, b) = (a.min(b), a.max(b));
+            if a >= jobs.len() || b < jobs.len() {
+                return 0.0;
+            }
+            let (job, gpu) = (jobs[a], gpus[b - jobs.len()]);
+            let open = self.is_open(plan, rooms, gpu, job);
+            if open { self.speed(plan, rooms, gpu, job).max(1e-3) } else { 0.0 }
+        };
+        let mut weights = vec![0.0; n * n];
+        for a in 0..jobs.len() {
+            for b in jobs.len()..n {
+                weights[a * n + b] = weight(a, b);
+                weights[b * n + a] = weights[a * n + b];
+            }
+        }
+        let mates = self.matcher.solve(n, |a, b| weights[a * n + b]);
+        let matched = (0..jobs.len()).find(|i| mates[*i] != NONE);
+        let Some(i) = matched else {
+            place::note_no_room(plan, oldest);
+            return None;
+        };
+        let gpu = gpus[mates[i] as usize - jobs.len()];
+        Some((jobs[i], GpuSet::from_slice(&[gpu])))
+    }
+
+    fn settle(
+        &mut self,
+        plan: &mut Plan<'_>,
+        gpu: GpuIdx,
+        service: JobIdx,
+        room: &Room,
+    ) -> Setting {
+        self.known.notice(plan);
+        self.cooling.resize(plan.gpus.len(), (0, Time::ZERO));
+        let batch = plan.spec(service).knobs.batch;
+        let (count, until) = &mut self.cooling[gpu.usize()];
+        let look = (*until > plan.now).then_some(*until);
+        let Some(seen) = room.seen else {
+            *count = 0;
+            plan.note(service, Why::NotHeardOf);
+            return Setting { batch, permille: Knobs::SM_ALL / 2, stay: true, look };
+        };
+        let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+        if seen.count != *count {
+            *count = seen.count;
+            if seen.p99_s > slo_s && !room.lodgers.is_empty() {
+                *until = plan.now + Span::from_secs(self.params.cool_s.max(1.0));
+            }
+        }
+        let cooling = *until > plan.now;
+        let look = cooling.then_some(*until);
+        if cooling && !room.lodgers.is_empty() {
+            return Setting { batch, permille: Knobs::SM_ALL, stay: false, look };
+        }
+        let most = self.house.most_beside(room.lodgers.len());
+        let permille = match self.busy(plan, gpu, service, seen.load_rps) {
+            _ if room.lodgers.is_empty() => Knobs::SM_ALL,
+            busy => busy.min(most),
+        };
+        Setting { batch, permille, stay: true, look }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::lodging::testing::Stage;
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn without_services_it_is_first_come_first_served() {
+        let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
+        expect![[r#"
+            gpu0  aaaa..cccddd
+            gpu1  bbbbbbccc
+        "#]]
+        .assert_eq(&picture("muxflow-like", "1x2", jobs));
+    }
+
+    #[test]
+    fn a_service_and_its_lodger() {
+        let mut stage = Stage::new("muxflow-like", "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        expect![[r#"
+            nobody has asked yet, 0.0s
+              light has not answered yet; until it does it has the share at the knee of its curve
+              heavy has not answered yet; until it does it has the share at the knee of its curve
+              light has not answered yet; until it does it has the share at the knee of its curve
+              GPU 0: light 500 ‰ a 500 ‰
+              GPU 1: heavy 500 ‰
+            requests come, 2.0s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 1000 ‰
+            one is late, 3.0s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 1000 ‰
+            later, 11m 04s
+              GPU 0: light 100 ‰ a 900 ‰
+              GPU 1: heavy 359 ‰ b 641 ‰
+        "#]]
+        .assert_eq(&stage.story);
+    }
+}
