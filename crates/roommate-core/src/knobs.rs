@@ -23,6 +23,9 @@ pub struct Knobs {
     /// holds them back until they do; 0 = nothing is promised.
     #[serde(skip_serializing_if = "is_none")]
     pub floor_permille: u16,
+    /// Whether it and its roommates run by turns, in the driver's time slices, instead of at once.
+    #[serde(skip_serializing_if = "is_false")]
+    pub turns: bool,
     /// GPU memory in MiB per GPU; 0 = not known, not checked.
     #[serde(skip_serializing_if = "is_zero")]
     pub mem_mib: u32,
@@ -45,6 +48,7 @@ impl Knobs {
         sm_permille: Self::SM_ALL,
         pace_permille: Self::PACE_FULL,
         floor_permille: 0,
+        turns: false,
         mem_mib: 0,
         cpu_milli: 0,
         host_mib: 0,
@@ -93,6 +97,11 @@ fn is_whole(v: &u16) -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_none(v: &u16) -> bool {
     *v == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_false(v: &bool) -> bool {
+    !v
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

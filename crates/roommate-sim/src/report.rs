@@ -152,10 +152,27 @@ pub struct Stay {
     pub sm_permille: u16,
 }
 
+/// A table of words above the figures of single runs: what many runs came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Card {
+    /// Its heading.
+    pub heading: String,
+    /// How to read it.
+    pub note: String,
+    /// Its cells; the first row and the first column are names.
+    pub rows: Vec<Vec<String>>,
+}
+
 /// The whole page.
 pub fn render(title: &str, runs: &[RunView]) -> String {
+    render_with(title, &[], runs)
+}
+
+/// The whole page, with tables of words first.
+pub fn render_with(title: &str, cards: &[Card], runs: &[RunView]) -> String {
     let data = PageData::new(runs);
     let mut body = String::with_capacity(32_768);
+    cards.iter().enumerate().for_each(|(i, card)| push_card(&mut body, i, card));
     if runs.is_empty() {
         body.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
     } else {
@@ -289,6 +306,29 @@ fn extra_digits(values: &[Option<f64>], marks: &[bool], unit: &str) -> usize {
         shown(true, *extra).next().is_none_or(|best| shown(false, *extra).all(|v| v != best))
     };
     (0..2).find(clear).unwrap_or(2)
+}
+
+fn push_card(page: &mut String, number: usize, card: &Card) {
+    let _ = write!(
+        page,
+        "<section class=\"card\" aria-labelledby=\"h-card{number}\">\n<h2 id=\"h-card{number}\">{}</h2>\n\
+         <div class=\"scroll\" role=\"region\" aria-labelledby=\"h-card{number}\" tabindex=\"0\">\n<table>\n",
+        html(&card.heading)
+    );
+    for (i, row) in card.rows.iter().enumerate() {
+        page.push_str("<tr>");
+        for (c, cell) in row.iter().enumerate() {
+            let (open, close) = match (i, c) {
+                (0, _) => ("<th scope=\"col\">", "</th>"),
+                (_, 0) => ("<th scope=\"row\">", "</th>"),
+                _ => ("<td>", "</td>"),
+            };
+            let _ = write!(page, "{open}{}{close}", html(cell));
+        }
+        page.push_str("</tr>\n");
+    }
+    let note = html(&card.note);
+    let _ = write!(page, "</table>\n</div>\n<p class=\"muted\">{note}</p>\n</section>\n");
 }
 
 fn push_metrics(page: &mut String, runs: &[RunView]) {

@@ -42,6 +42,52 @@ impl Default for Measuring {
     }
 }
 
+/// Conditions of a service that last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Conditions<'a> {
+    pub(crate) batch: u32,
+    pub(crate) timeout_s: f64,
+    pub(crate) slo_s: f64,
+    pub(crate) requests: &'a Requests,
+}
+
+/// What comes of conditions, request by request.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Verdict {
+    /// The part of the time in which it is busy.
+    pub(crate) busy: f64,
+    /// Share of windows over the objective.
+    pub(crate) missed: f64,
+}
+
+/// Says what comes of conditions, outside of any run.
+#[derive(Debug)]
+pub(crate) struct Judge(Cells);
+
+impl Default for Judge {
+    fn default() -> Self {
+        Self(Cells::new(Measuring::default().window.secs()))
+    }
+}
+
+impl Judge {
+    /// Sizes of batches whose times it needs.
+    pub(crate) fn sizes(batch: u32) -> impl Iterator<Item = u32> {
+        Steps::sizes(batch)
+    }
+
+    /// What comes of conditions in which batches take these times at [`Self::sizes`].
+    pub(crate) fn verdict(&mut self, of: &Conditions<'_>, times: &[f64]) -> Verdict {
+        let Conditions { batch, timeout_s, slo_s, requests } = *of;
+        let steps = Steps::new(batch, times.iter().copied());
+        let rules = Rules { batch, timeout_s, slo_s };
+        let at = self.0.find(&steps, &rules, requests.rate(0.0).0, requests.bursts());
+        let cell = self.0.get(at);
+        let over = cell.windows.iter().filter(|w| w.is_over()).count();
+        Verdict { busy: cell.busy, missed: over as f64 / cell.windows.len() as f64 }
+    }
+}
+
 /// Windows after which services account for them, if nothing happens before.
 const ACCOUNT: u32 = 360;
 /// A load is another one if it differs by so much, and by more than chance.

@@ -14,7 +14,7 @@ mod gavel;
 mod helios;
 mod layout;
 mod lines;
-mod mix;
+pub(crate) mod mix;
 mod muri;
 pub mod native;
 mod pai;

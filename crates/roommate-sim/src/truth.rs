@@ -17,6 +17,8 @@ use std::sync::Arc;
 pub enum Truth {
     /// As measured, with a fitted model for what was not.
     Measured(Arc<Atlas>),
+    /// The same, where it was said which measured task each kind of work is.
+    Mapped(Arc<Atlas>, Vec<Option<Work>>),
     /// By how much they ask for together, with the demands of measured tasks.
     Utilization(Arc<Atlas>),
     /// By a table of pairs.
@@ -134,6 +136,9 @@ impl Truth {
                 let works = works(atlas);
                 let known = known(&works);
                 (Box::new(Measured::new(Arc::clone(atlas), works)), known)
+            }
+            Self::Mapped(atlas, works) => {
+                (Box::new(Measured::new(Arc::clone(atlas), works.clone())), known(works))
             }
             Self::Utilization(atlas) => {
                 let works = works(atlas);

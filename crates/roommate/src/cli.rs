@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
+    /// Say how far policies are from the best that could have been done, on a small scenario
+    Oracle(Oracle),
     /// Decide everything in a journal again and prove that the decisions are the same
     Replay(Replay),
     /// Tell the story of one job: why it waited, where it ran, who pushed it out
@@ -53,7 +55,7 @@ pub(crate) enum Output {
 }
 
 /// Which trace to read, and how.
-#[derive(Args, Debug, Clone)]
+#[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct TraceInput {
     /// Layout of the trace
     #[arg(long, default_value_t = trace::Format::Auto, value_parser = format_parser(), hide_default_value = true)]
@@ -103,7 +105,7 @@ pub(crate) enum TruthName {
 }
 
 /// The world to simulate.
-#[derive(Args, Debug, Clone)]
+#[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct WorldArgs {
     /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c:500g` adds CPU cores and
     /// GiB of memory of a node
@@ -183,7 +185,7 @@ pub(crate) struct WorldArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct Sim {
-    /// The trace, `-` for standard input; without one, a small invented one
+    /// The trace, `-` for standard input, or a scenario (.toml); without one, a small invented trace
     pub(crate) trace: Option<PathBuf>,
     /// The policy
     #[arg(long, short, default_value = "tiresias")]
@@ -208,10 +210,10 @@ pub(crate) struct Sim {
 
 #[derive(Args, Debug)]
 pub(crate) struct Compare {
-    /// The trace, `-` for standard input; without one, a small invented one
+    /// The trace, `-` for standard input, or a scenario (.toml); without one, a small invented trace
     pub(crate) trace: Option<PathBuf>,
-    /// The policies, separated by commas; all but ablations, unless given
-    #[arg(long, short, value_delimiter = ',', value_name = "NAME,...")]
+    /// The policies, separated by commas; those of the scenario, or all but ablations, unless given
+    #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) policies: Vec<String>,
     /// Set a parameter of one policy: policy.name=value
     #[arg(long = "set", value_name = "POLICY.NAME=VALUE")]
@@ -220,6 +222,9 @@ pub(crate) struct Compare {
     pub(crate) input: TraceInput,
     #[command(flatten)]
     pub(crate) world: WorldArgs,
+    /// Seeds of a scenario: 0 up to this; as many as it says, unless given
+    #[arg(long, value_name = "N", value_parser = some)]
+    pub(crate) seeds: Option<usize>,
     /// Simulations at the same time; as many as there are cores, unless given
     #[arg(long, short, value_name = "N", value_parser = some)]
     pub(crate) jobs: Option<usize>,
@@ -229,6 +234,18 @@ pub(crate) struct Compare {
     /// Write an HTML report
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Oracle {
+    /// The scenario, with an [oracle] section
+    pub(crate) scenario: PathBuf,
+    /// Seeds: 0 up to this; as many as the scenario says, unless given
+    #[arg(long, value_name = "N", value_parser = some)]
+    pub(crate) seeds: Option<usize>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -370,6 +387,14 @@ pub(crate) struct Synth {
     /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub(crate) output: PathBuf,
+}
+
+/// The world and the input of somebody who asked for nothing.
+pub(crate) fn defaults() -> (WorldArgs, TraceInput) {
+    match Cli::parse_from(["roommate", "sim"]).command {
+        Command::Sim(sim) => (sim.world, sim.input),
+        _ => unreachable!("`sim` was asked for"),
+    }
 }
 
 fn named<T: std::str::FromStr>(text: &str) -> Result<T, String>

@@ -2,10 +2,12 @@
 
 mod compare;
 mod explain;
+mod oracle;
 mod policies;
 mod profile;
 mod replay;
 mod report;
+mod scenario;
 mod sim;
 mod trace;
 
@@ -25,6 +27,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Sim(args) => sim::run(&args),
         Command::Compare(args) => compare::run(&args),
+        Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Policies(args) => policies::run(&args),
@@ -59,15 +62,24 @@ fn unreadable(journal: &Path) -> String {
 
 /// A progress bar over jobs; draws only where a person watches.
 fn progress_bar(jobs: usize, what: &str) -> ProgressBar {
+    let bar = bar(jobs, "{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
+    bar.set_message(what.to_string());
+    bar
+}
+
+/// A progress bar over runs.
+fn runs_bar(runs: usize) -> ProgressBar {
+    bar(runs, "{bar:30} {human_pos}/{human_len} runs {eta} {msg}")
+}
+
+fn bar(length: usize, template: &str) -> ProgressBar {
     let target = if process::watched() {
         ProgressDrawTarget::stderr()
     } else {
         ProgressDrawTarget::hidden()
     };
-    let bar = ProgressBar::with_draw_target(Some(jobs as u64), target);
-    let style =
-        ProgressStyle::with_template("{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
+    let bar = ProgressBar::with_draw_target(Some(length as u64), target);
+    let style = ProgressStyle::with_template(template);
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_message(what.to_string());
     bar
 }

@@ -1,12 +1,13 @@
 //! The laboratory: reads a trace once and runs policies on it.
 
 use crate::atomic::AtomicFile;
-use crate::cli::{TraceInput, TruthName, WorldArgs};
+use crate::cli::{self, TraceInput, TruthName, WorldArgs};
 use crate::{measurements, process, table};
 use anyhow::Context;
 use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference::Interference;
+use roommate_core::interference::atlas::Atlas;
 use roommate_core::interference::noisy::Noisy;
 use roommate_core::interference::table::Table;
 use roommate_core::job::Retries;
@@ -17,6 +18,8 @@ use roommate_core::state::Costs;
 use roommate_core::time::Span;
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
+use roommate_sim::scenario::score::Outcome;
+use roommate_sim::scenario::{Contender, Dealt, Scenario};
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
@@ -40,6 +43,9 @@ pub(crate) struct Lab {
     source: String,
     format: String,
     dropped: u64,
+    /// Seconds for which all training alone would keep the multiprocessors of a GPU busy; known of
+    /// scenarios.
+    sm_s: f64,
 }
 
 /// What one policy made of it.
@@ -72,6 +78,20 @@ impl Choice {
             return Err(wrong.into());
         }
         Ok(Self { entry, params })
+    }
+
+    /// A policy of a scenario, then with these `name=value` pairs.
+    pub(crate) fn of_scenario(contender: &Contender, set: &[&str]) -> anyhow::Result<Self> {
+        let mut choice = Self::new(&contender.name, None, set)?;
+        let given = std::mem::replace(&mut choice.params, contender.params.clone());
+        choice.params.extend(given);
+        choice.entry.build(&choice.params)?;
+        Ok(choice)
+    }
+
+    /// Its parameters where they are not the defaults.
+    pub(crate) fn params(&self) -> &Params {
+        &self.params
     }
 
     /// The name of the policy.
@@ -167,7 +187,45 @@ impl Lab {
             source,
             format,
             dropped,
+            sm_s: 0.0,
         })
+    }
+
+    /// The laboratory of one seed of a scenario.
+    pub(crate) fn of_scenario(
+        scenario: &Scenario,
+        seed: u64,
+        atlas: &Arc<Atlas>,
+    ) -> anyhow::Result<Self> {
+        let Dealt { workload, works, sm_s } = scenario.deal(seed, atlas)?;
+        let (defaults, _) = cli::defaults();
+        let world = WorldArgs {
+            cluster: scenario.cluster.clone(),
+            seed,
+            truth_noise: scenario.world.noise,
+            start_cost: scenario.world.start_s,
+            restart_cost: scenario.world.restart_s,
+            tune_cost: scenario.world.tune_s,
+            ..defaults
+        };
+        Ok(Self {
+            workload,
+            world,
+            compat: None,
+            truth: Truth::Mapped(Arc::clone(atlas), works),
+            stand_ins: 0,
+            source: scenario.name(),
+            format: "scenario".into(),
+            dropped: 0,
+            sm_s,
+        })
+    }
+
+    /// What came of a run, for the comparison of a scenario.
+    pub(crate) fn outcome(&self, run: Run) -> Outcome {
+        let gpu_s = run.metrics.makespan_s * f64::from(self.world.cluster.gpus());
+        let sm_busy = if gpu_s > 0.0 { self.sm_s / gpu_s } else { 0.0 };
+        Outcome { metrics: run.metrics, sm_busy }
     }
 
     pub(crate) fn jobs(&self) -> usize {

@@ -3,6 +3,7 @@
 use anyhow::Context;
 use roommate_core::journal::JournalError;
 use roommate_core::policy::{POLICIES, PolicyError};
+use roommate_sim::scenario::ScenarioError;
 use roommate_sim::trace::TraceError;
 use roommate_sim::workload::Unfit;
 use std::fmt;
@@ -72,6 +73,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(e) = cause.downcast_ref::<TraceError>() {
             return e.hint();
+        }
+        if let Some(e) = cause.downcast_ref::<ScenarioError>() {
+            return Some(e.hint());
         }
         if cause.is::<Unfit>() {
             let hint = "use another --cluster, or --skip-bad-rows to drop such jobs and count them";

@@ -54,6 +54,7 @@ fn the_page_about_commands_is_what_the_program_says() {
         &[],
         &["sim"],
         &["compare"],
+        &["oracle"],
         &["replay"],
         &["explain"],
         &["policies"],

@@ -22,6 +22,36 @@ pub fn median(ascending: &[f64]) -> Option<f64> {
     Some(if n % 2 == 1 { upper } else { f64::midpoint(ascending[n / 2 - 1], upper) })
 }
 
+/// The mean of some independent measurements, and half the width of its 95 % confidence interval
+/// (Student's t); no width for a single one, `None` for nothing.
+pub fn mean_interval(values: &[f64]) -> Option<(f64, Option<f64>)> {
+    let mean = mean(values)?;
+    let freedom = values.len() - 1;
+    if freedom == 0 {
+        return Some((mean, None));
+    }
+    let squares: f64 = values.iter().map(|v| (v - mean) * (v - mean)).sum();
+    let error = (squares / freedom as f64 / values.len() as f64).sqrt();
+    Some((mean, Some(student_95(freedom) * error)))
+}
+
+/// The 97.5 % quantile of Student's t.
+fn student_95(freedom: usize) -> f64 {
+    const SMALL: [f64; 10] =
+        [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
+    match SMALL.get(freedom - 1) {
+        Some(exact) => *exact,
+        // Cornish and Fisher's expansion around the normal quantile; right to three digits from here on.
+        None => {
+            let (z, n) = (1.959_964_f64, freedom as f64);
+            z + (z.powi(3) + z) / (4.0 * n)
+                + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
+                + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z)
+                    / (384.0 * n * n * n)
+        }
+    }
+}
+
 /// Jain's fairness index: 1 when all are equal, 1/n when one has everything.
 pub fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), v| (s + v, q + v * v));
@@ -31,6 +61,18 @@ pub fn jain(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn intervals_are_students() {
+        assert_eq!(mean_interval(&[]), None);
+        assert_eq!(mean_interval(&[3.0]), Some((3.0, None)));
+        let (mean, half) = mean_interval(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        // 2.776 · sqrt(2.5 / 5)
+        assert!(mean == 3.0 && (half.unwrap() - 1.963).abs() < 1e-3, "{half:?}");
+        for (freedom, expected) in [(11, 2.201), (20, 2.086), (60, 2.000), (1_000, 1.962)] {
+            assert!((student_95(freedom) - expected).abs() < 1e-3, "{freedom}");
+        }
+    }
 
     #[test]
     fn ranks_follow_the_published_definition() {

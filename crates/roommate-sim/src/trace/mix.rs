@@ -291,8 +291,8 @@ fn mean_s(points: &[(f64, f64)]) -> f64 {
     points.windows(2).map(part).sum()
 }
 
-/// The duration below which the share `p` of jobs lies.
-fn quantile_s(points: &[(f64, f64)], p: f64) -> f64 {
+/// The value below which the share `p` lies, of a distribution through the given points.
+pub(crate) fn quantile(points: &[(f64, f64)], p: f64) -> f64 {
     let i = points.partition_point(|(share, _)| *share <= p).clamp(1, points.len() - 1);
     let [(p0, s0), (p1, s1)] = [points[i - 1], points[i]];
     s0 * ((p - p0) / (p1 - p0) * (s1 / s0).ln()).exp()
@@ -325,6 +325,6 @@ impl Choices {
         let at = rng.unit() * total;
         let i = self.sizes.partition_point(|(sum, ..)| *sum <= at).min(self.sizes.len() - 1);
         let (_, gpus, seconds) = self.sizes[i];
-        (gpus, quantile_s(seconds, rng.unit()))
+        (gpus, quantile(seconds, rng.unit()))
     }
 }

@@ -1,5 +1,6 @@
 //! `roommate compare`: several policies on the same trace, side by side.
 
+use super::scenario;
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Compare, Output};
 use crate::lab::{self, Choice, Lab, Run};
@@ -15,6 +16,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
+    if let Some(path) = args.trace.as_deref().filter(|t| scenario::is_one(t)) {
+        return scenario::compare(path, args);
+    }
+    if args.seeds.is_some() {
+        let what = "--seeds: only a scenario has several";
+        return Err(process::advise(what, "name a .toml file, or use --seed"));
+    }
     let choices = chosen(args)?;
     if let (Some(trace), Some(report)) = (&args.trace, &args.report) {
         atomic::keep_apart(trace, report)?;

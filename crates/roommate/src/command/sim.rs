@@ -1,5 +1,6 @@
 //! `roommate sim`: one policy, one trace.
 
+use super::scenario;
 use crate::cli::{Output, Sim};
 use crate::lab::{self, Choice, Lab};
 use crate::{atomic, process, table};
@@ -12,11 +13,17 @@ const CHART_ROWS: usize = 64;
 
 pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
     let set: Vec<&str> = args.set.iter().map(String::as_str).collect();
-    let choice = Choice::new(&args.policy, args.world.compat.as_deref(), &set)?;
+    let scenario = args.trace.as_deref().filter(|t| scenario::is_one(t));
     if let (Some(trace), Some(journal)) = (&args.trace, &args.journal) {
         atomic::keep_apart(trace, journal)?;
     }
-    let lab = Lab::new(args.trace.as_deref(), &args.input, &args.world)?;
+    let (choice, lab) = match scenario {
+        Some(path) => scenario::one(path, args, &set)?,
+        None => (
+            Choice::new(&args.policy, args.world.compat.as_deref(), &set)?,
+            Lab::new(args.trace.as_deref(), &args.input, &args.world)?,
+        ),
+    };
     let bar = super::progress_bar(lab.jobs(), &args.policy);
     let mut gantt = args.gantt.then(Gantt::default);
     let journal = args.journal.as_deref();

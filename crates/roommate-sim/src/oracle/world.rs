@@ -1,0 +1,227 @@
+//! From a small scenario to a puzzle: what every setting of the knobs does to everybody, by the truth.
+
+use super::{Group, Options, Puzzle, members};
+use crate::scenario::Dealt;
+use crate::serving::requests::Requests;
+use crate::serving::{Conditions, Judge, Verdict};
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::interference::Interference;
+use roommate_core::job::{Class, Job};
+use roommate_core::knobs::Knobs;
+use roommate_core::profile::Serving;
+use roommate_core::state::{Costs, State};
+use serde::Deserialize;
+
+/// The values that knobs take in the search.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Space {
+    /// Batch sizes of training, as factors of the task's own.
+    #[serde(default = "own")]
+    pub batches: Vec<f64>,
+    /// Most training tasks on a GPU.
+    pub most: usize,
+    /// Largest batches of a service.
+    #[serde(default)]
+    pub service_batches: Vec<u32>,
+    /// Shares of the GPU that a service is confined to, the rest split evenly among training; nobody confined
+    /// is tried as well.
+    #[serde(default)]
+    pub service_shares: Vec<f64>,
+}
+
+fn own() -> Vec<f64> {
+    vec![1.0]
+}
+
+/// The most tasks that a case may have.
+pub(crate) const MOST_TASKS: usize = 8;
+
+/// Share of its windows in which a service may miss its objective.
+const MISSES: f64 = 0.01;
+
+/// The case of a workload under a truth. Each service has a GPU; there are as many as GPUs, or none.
+pub fn puzzle(
+    dealt: &Dealt,
+    cluster: &Cluster,
+    truth: &mut dyn Interference,
+    space: &Space,
+) -> Puzzle {
+    let arrivals = &dealt.workload.arrivals;
+    let mut state = State::new(cluster, Costs::default());
+    state.profiles = dealt.workload.profiles.iter().map(|(_, p)| p.clone()).collect();
+    for arrival in arrivals {
+        state.specs.push(arrival.spec.clone());
+        state.jobs.push(Job::expected());
+    }
+    let (services, tasks): (Vec<usize>, Vec<usize>) =
+        (0..arrivals.len()).partition(|i| arrivals[*i].spec.class == Class::Service);
+    let tasks: Vec<JobIdx> = tasks.into_iter().map(JobIdx::from_usize).collect();
+    let mut judge = Judge::default();
+    let mut kind = |service: Option<usize>, truth: &mut dyn Interference| {
+        let landlord = service.map(|i| {
+            let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
+            let serving = state.profiles[arrivals[i].spec.profile.usize()].serving;
+            (JobIdx::from_usize(i), serving.expect("a service"), requests.expect("it has requests"))
+        });
+        let mut options = Options::new();
+        for group in 1..(1 as Group) << tasks.len() {
+            if group.count_ones() as usize > space.most {
+                continue;
+            }
+            let of: Vec<JobIdx> = members(group).map(|i| tasks[i]).collect();
+            let settings = House { state: &state, space, truth, judge: &mut judge, of: &of }
+                .settings(landlord);
+            if !settings.is_empty() {
+                options.insert(group, settings);
+            }
+        }
+        options
+    };
+    let gpus = cluster.gpus() as usize;
+    let kinds: Vec<Options> = if services.is_empty() {
+        vec![kind(None, truth)]
+    } else {
+        services.iter().map(|s| kind(Some(*s), truth)).collect()
+    };
+    let step_s = |job: JobIdx| state.profile(job).step_s;
+    let seconds = |job: &JobIdx| {
+        let arrival = &arrivals[job.usize()];
+        (arrival.at.secs(), arrival.work * step_s(*job))
+    };
+    Puzzle {
+        tasks: tasks.iter().map(seconds).collect(),
+        gpus: (0..gpus).map(|gpu| if kinds.len() == 1 { 0 } else { gpu }).collect(),
+        kinds,
+    }
+}
+
+/// A service with what is known of it, and its requests.
+type Landlord<'a> = (JobIdx, Serving, &'a Requests);
+
+/// Some tasks on one GPU.
+struct House<'a> {
+    state: &'a State,
+    space: &'a Space,
+    truth: &'a mut dyn Interference,
+    judge: &'a mut Judge,
+    of: &'a [JobIdx],
+}
+
+impl House<'_> {
+    /// The speeds of the tasks in every setting that fits and, beside a service, keeps its objective.
+    fn settings(&mut self, landlord: Option<Landlord<'_>>) -> Vec<Vec<f64>> {
+        let mut found = Vec::new();
+        for knobs in self.batches() {
+            match landlord {
+                None => {
+                    let free = |(job, k): &(JobIdx, Knobs)| (*job, Knobs { sm_permille: 0, ..*k });
+                    let tenants: Vec<(JobIdx, Knobs)> = knobs.iter().map(free).collect();
+                    if self.fits(&tenants, 0) {
+                        found.push(self.speeds(&tenants));
+                    }
+                }
+                Some(landlord) => self.beside(landlord, &knobs, &mut found),
+            }
+        }
+        found
+    }
+
+    fn beside(&mut self, of: Landlord<'_>, knobs: &[(JobIdx, Knobs)], found: &mut Vec<Vec<f64>>) {
+        let (service, serving, _) = of;
+        let shares = self.space.service_shares.iter().map(|s| Some((s * 1000.0).round() as u16));
+        let shares: Vec<Option<u16>> = shares.chain([None]).collect();
+        for batch in self.space.service_batches.clone() {
+            if !self.fits(knobs, serving.mem_mib(batch)) {
+                continue;
+            }
+            for share in &shares {
+                let own = share.unwrap_or(0);
+                let rest = share.map_or(0, |s| (1000 - s) / knobs.len() as u16);
+                let confined =
+                    |(job, k): &(JobIdx, Knobs)| (*job, Knobs { sm_permille: rest, ..*k });
+                let mut tenants =
+                    vec![(service, Knobs { batch, sm_permille: own, ..Knobs::WHOLE })];
+                tenants.extend(knobs.iter().map(confined));
+                if self.keeps_objective(of, batch, &mut tenants) {
+                    found.push(self.speeds(&tenants)[1..].to_vec());
+                }
+            }
+        }
+    }
+
+    /// Whether the service, first of the tenants, answers in time; leaves the truth with how busy it is.
+    fn keeps_objective(
+        &mut self,
+        (service, serving, requests): Landlord<'_>,
+        batch: u32,
+        tenants: &mut [(JobIdx, Knobs)],
+    ) -> bool {
+        let slo_s =
+            self.state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+        let step_s = self.state.profile(service).step_s;
+        let mut verdict = Verdict::default();
+        // How busy it is decides how fast the others are and they decide how busy it is.
+        for _ in 0..3 {
+            self.truth.loaded(service, verdict.busy);
+            let times = Judge::sizes(batch).map(|n| {
+                tenants[0].1.batch = n;
+                step_s / self.truth.speed(self.state, 0, tenants, 0).mean
+            });
+            let times: Vec<f64> = times.collect();
+            tenants[0].1.batch = batch;
+            let timeout_s = serving.timeout.secs();
+            let conditions = Conditions { batch, timeout_s, slo_s, requests };
+            verdict = self.judge.verdict(&conditions, &times);
+        }
+        self.truth.loaded(service, verdict.busy);
+        verdict.missed <= MISSES
+    }
+
+    /// Every choice of batch sizes.
+    fn batches(&self) -> Vec<Vec<(JobIdx, Knobs)>> {
+        let mut all: Vec<Vec<(JobIdx, Knobs)>> = vec![Vec::new()];
+        for job in self.of {
+            let asked = self.state.spec(*job).knobs;
+            let sizes = match &self.state.profile(*job).training {
+                None => vec![(*job, asked)],
+                Some(training) => {
+                    let factors = self.space.batches.iter();
+                    let batch = |f: &f64| (f64::from(training.batch) * f).round() as u32;
+                    let range = training.batch_min..=training.batch_max;
+                    let batches = factors.map(batch).filter(|b| range.contains(b));
+                    let knobs = batches.map(|b| Knobs {
+                        mem_mib: training.mem_mib(b).unwrap_or(asked.mem_mib),
+                        ..training.turned(asked, b)
+                    });
+                    knobs.map(|k| (*job, k)).collect::<Vec<(JobIdx, Knobs)>>()
+                }
+            };
+            let with = |some: &Vec<(JobIdx, Knobs)>| {
+                let some = some.clone();
+                sizes.iter().map(move |size| some.iter().copied().chain([*size]).collect())
+            };
+            all = all.iter().flat_map(|some| with(some).collect::<Vec<Vec<_>>>()).collect();
+        }
+        all
+    }
+
+    fn fits(&self, tenants: &[(JobIdx, Knobs)], more_mib: u32) -> bool {
+        let room = self.state.kinds[0].mem_mib;
+        let needs = tenants.iter().map(|(_, k)| u64::from(k.mem_mib)).sum::<u64>();
+        room == 0 || needs + u64::from(more_mib) <= u64::from(room)
+    }
+
+    /// Work per second of each tenant, alone on the reference GPU at its own batch size = 1.
+    fn speeds(&self, tenants: &[(JobIdx, Knobs)]) -> Vec<f64> {
+        let speed = |who: usize| {
+            let (job, knobs) = tenants[who];
+            let training = self.state.profile(job).training.as_ref();
+            // The oracle's cases have noise that does not change.
+            let worth = training.map_or(1.0, |t| t.worth(knobs, t.noise.start));
+            self.truth.speed(self.state, 0, tenants, who).mean * worth
+        };
+        (0..tenants.len()).map(speed).collect()
+    }
+}

@@ -1,0 +1,111 @@
+//! What can be wrong with a scenario, said with file, line and what to do.
+
+use std::fmt::Display;
+use std::path::Path;
+use toml::Spanned;
+
+/// A scenario that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("could not read scenario {path:?}: {}{what}", self.place())]
+pub struct ScenarioError {
+    /// The file, as it was named by the caller.
+    pub path: Box<Path>,
+    /// The line, counted from 1; none when the file as a whole is wrong.
+    pub line: Option<usize>,
+    /// What is wrong there.
+    pub what: String,
+    hint: Option<String>,
+}
+
+impl ScenarioError {
+    /// The file as a whole is wrong.
+    pub(super) fn whole(path: &Path, what: &impl Display) -> Self {
+        Self { path: path.into(), line: None, what: what.to_string(), hint: None }
+    }
+
+    fn place(&self) -> String {
+        self.line.map_or(String::new(), |line| format!("line {line}: "))
+    }
+
+    /// What the reader of the message can do about it.
+    pub fn hint(&self) -> String {
+        let schema = "docs/reference/scenarios.md describes the file";
+        self.hint.clone().unwrap_or_else(|| schema.into())
+    }
+}
+
+/// The text of a scenario, to tell lines by.
+pub(super) struct Source<'a> {
+    pub(super) path: &'a Path,
+    pub(super) text: &'a str,
+}
+
+impl Source<'_> {
+    fn error(&self, offset: Option<usize>, what: String, hint: Option<String>) -> ScenarioError {
+        let line = offset.map(|at| {
+            let before = &self.text.as_bytes()[..at.min(self.text.len())];
+            1 + before.iter().filter(|b| **b == b'\n').count()
+        });
+        ScenarioError { path: self.path.into(), line, what, hint }
+    }
+
+    /// The value at this place is wrong.
+    pub(super) fn at<T>(
+        &self,
+        value: &Spanned<T>,
+        what: String,
+        hint: Option<String>,
+    ) -> ScenarioError {
+        self.error(Some(value.span().start), what, hint)
+    }
+
+    /// A field of the file is wrong: the line that begins with its name.
+    pub(super) fn field(&self, name: &str, what: &str) -> ScenarioError {
+        let begins = |line: &str| line.trim_start().starts_with(name);
+        let lines = self.text.split_inclusive('\n');
+        let line = lines.clone().position(begins);
+        let offset = line.map(|i| lines.take(i).map(str::len).sum());
+        self.error(offset, format!("{name}: {what}"), None)
+    }
+
+    /// The file is not TOML, or has other fields than a scenario.
+    pub(super) fn syntax(&self, error: &toml::de::Error) -> ScenarioError {
+        let message = error.message().trim().replace('\n', ", ");
+        let hint = unknown_field(&message);
+        self.error(error.span().map(|s| s.start), message, hint)
+    }
+}
+
+/// What was probably meant by a field that does not exist, from the message about it.
+fn unknown_field(message: &str) -> Option<String> {
+    let (field, rest) = message.strip_prefix("unknown field `")?.split_once('`')?;
+    let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
+    closest(field, &known)
+}
+
+/// The known name that is closest, as a question; all of them where none is close.
+pub(super) fn closest(name: &str, known: &[&str]) -> Option<String> {
+    let best = known.iter().map(|k| (distance(name, k), *k)).min()?;
+    let near = best.0 <= 1 + name.chars().count() / 3 || best.1.contains(name);
+    Some(if near {
+        format!("did you mean `{}`?", best.1)
+    } else {
+        format!("there are {}", known.join(", "))
+    })
+}
+
+/// Letters to change, add or leave out to make one word of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let change = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
