@@ -87,11 +87,6 @@ impl CpuDevice {
         Self { cores, devices, host_mib: host_mib(), cgroup, tested }
     }
 
-    /// The same machine cut into so many devices.
-    pub(crate) fn with_devices(self, devices: u16) -> Self {
-        Self { devices, ..self }
-    }
-
     /// The machine as the engine sees it: one node.
     pub fn cluster(&self) -> Cluster {
         let gib = (self.host_mib / 1024).max(1);
@@ -146,9 +141,12 @@ impl CpuDevice {
         }
     }
 
-    /// Removes the daemon's own group, if nobody is left in it.
+    /// Removes the daemon's own group and those in it, as far as nobody is left there.
     pub(crate) fn close(&self) {
         if let Some(cgroup) = &self.cgroup {
+            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(entry.path());
+            }
             let _ = fs::remove_dir(&cgroup.root);
         }
     }

@@ -21,6 +21,7 @@ mod peer;
 mod process;
 pub mod protocol;
 mod recover;
+pub mod signal;
 mod stage;
 pub mod store;
 pub mod world;

@@ -585,7 +585,7 @@ pub(crate) fn new_head(config: &Config, device: &CpuDevice) -> Result<Head, Agen
     };
     Ok(Head {
         version: journal::VERSION,
-        world: "machine".into(),
+        world: journal::LIVE.into(),
         policy,
         params,
         cluster: device.cluster(),

@@ -78,7 +78,7 @@ impl Choice {
 }
 
 /// A `name=value` pair; a value that is not JSON is taken as text.
-fn param(pair: &str) -> anyhow::Result<(String, Value)> {
+pub(crate) fn param(pair: &str) -> anyhow::Result<(String, Value)> {
     let (name, value) = pair.split_once('=').ok_or_else(|| {
         let what = format!("--set {pair:?}: expected NAME=VALUE");
         process::advise(what, "for example --set backfill=true")

@@ -1,6 +1,7 @@
 //! What the program is to the operating system: its streams, its memory, its errors.
 
 use anyhow::Context;
+use roommate_agent::AgentError;
 use roommate_core::journal::JournalError;
 use roommate_core::policy::{POLICIES, PolicyError};
 use roommate_sim::trace::TraceError;
@@ -71,6 +72,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
             return Some(e.hint.clone());
         }
         if let Some(e) = cause.downcast_ref::<TraceError>() {
+            return e.hint();
+        }
+        if let Some(e) = cause.downcast_ref::<AgentError>() {
             return e.hint();
         }
         if cause.is::<Unfit>() {

@@ -64,6 +64,17 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["trace", "study"],
         &["trace", "synth"],
         &["trace", "convert"],
+        &["up"],
+        &["submit"],
+        &["ps"],
+        &["describe"],
+        &["logs"],
+        &["cancel"],
+        &["suspend"],
+        &["resume"],
+        &["events"],
+        &["down"],
+        &["run"],
         &["completions"],
     ];
     for words in commands {
