@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -34,7 +35,10 @@ class Room:
         self.daemon = subprocess.Popen(
             [BINARY, "up", *flags], env=self.env, stderr=subprocess.PIPE, text=True, **popen
         )
-        self.until(lambda: self.tool("describe").returncode == 0 or self.daemon.poll() is not None)
+        daemon = self.daemon
+        self.until(lambda: self.tool("describe").returncode == 0 or daemon.poll() is not None)
+        if daemon.poll() is not None:
+            raise AssertionError(f"the daemon does not come up: {daemon.communicate()[1]}")
 
     def kill(self) -> None:
         """Kills the daemon as hard as possible."""
@@ -93,7 +97,9 @@ class Room:
     def close(self) -> None:
         if self.daemon is not None:
             if self.daemon.poll() is not None and (self.state / "store.db").exists():
-                self.up()  # Only a daemon finds the jobs of the one before.
+                # Only a daemon finds the jobs of the one before; one that cannot come up has none.
+                with contextlib.suppress(AssertionError):
+                    self.up()
             if self.daemon.poll() is None:
                 self.tool("down", "--stop-jobs")
                 try:

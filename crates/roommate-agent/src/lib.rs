@@ -13,6 +13,7 @@
 pub mod control;
 pub mod device;
 pub mod error;
+mod guard;
 pub mod jobfile;
 pub mod keeper;
 mod live;

@@ -19,6 +19,7 @@ use roommate_core::policy;
 use roommate_core::time::Time;
 use roommate_core::why::Why;
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -86,7 +87,8 @@ impl World {
         let label = label(&config.paths);
         let mut device = None;
         if lines.is_empty() {
-            let found = device.insert(CpuDevice::probe(config.devices, &label));
+            let found =
+                device.insert(CpuDevice::probe(config.devices, &label, config.may_use_cgroups));
             let head = new_head(&config, found)?;
             build(&head)?;
             lines = first_lines(&head);
@@ -106,7 +108,8 @@ impl World {
         };
         check_same(&config, &head)?;
         let devices = head.cluster.gpus() as u16;
-        let device = device.unwrap_or_else(|| CpuDevice::probe(Some(devices), &label));
+        let device = device
+            .unwrap_or_else(|| CpuDevice::probe(Some(devices), &label, config.may_use_cgroups));
         let mut live = Vec::new();
         for kept in store.jobs()? {
             let mut job = Live::new(kept.name, kept.row);
@@ -132,6 +135,7 @@ impl World {
             teams: rebuilt.teams,
             facts: Vec::new(),
             stages: crate::stage::Stages::default(),
+            guards: BTreeMap::new(),
             inputs,
             wake: rebuilt.wake,
             _lock: lock,

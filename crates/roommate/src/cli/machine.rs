@@ -35,6 +35,9 @@ pub(crate) struct Deciding {
     /// Devices to cut the machine into; as many as it has cores, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) devices: Option<u16>,
+    /// Leave the kernel's groups alone: tenants keep their shares by themselves
+    #[arg(long)]
+    pub(crate) no_cgroups: bool,
     /// Seconds of the pause after a job's first failure; doubles with each further one
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     pub(crate) backoff: f64,

@@ -52,6 +52,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         params,
         devices: deciding.devices,
         seed: deciding.seed,
+        may_use_cgroups: !deciding.no_cgroups,
         costs: Costs { backoff, ..Config::usual_costs() },
     })
 }
