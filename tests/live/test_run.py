@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from conftest import Room
@@ -87,6 +88,46 @@ def test_a_suspended_job_stands_still_until_it_is_resumed(room: Room) -> None:
     room.until(lambda: room.jobs()["sdk"]["keeper_pid"] is None)
     assert room.state_of("sdk") == "cancelled"
     assert room.replays()
+
+
+def test_a_batch_change_is_obeyed_at_the_next_step(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1")
+    room.python("loop", loop("loop", 100_000))
+    room.until(lambda: ticks(room, "loop") > 5)
+    asked = time.time()
+    room.ok("resize", "loop", "--batch", "16")
+    answered = time.time()
+    room.until(lambda: room.jobs()["loop"]["batch"] == 16)
+    lines = [line.split() for line in (room.folder / "ticks-loop").read_text().splitlines()]
+    first = next(i for i, (_, batch, _) in enumerate(lines) if batch == "16")
+    # The step under way when it was asked is the last of the old size.
+    late = [at for _, batch, at in lines[:first] if float(at) > answered]
+    assert len(late) <= 1 and float(lines[first][2]) > asked
+    assert {batch for _, batch, _ in lines[first:]} == {"16"}
+    too_much = room.tool("resize", "loop", "--batch", "64")
+    assert too_much.returncode == 2 and "works with batches of 4 to 16, not 64" in too_much.stderr
+    room.kill()
+    room.up()
+    room.until(lambda: room.jobs()["loop"]["cooperative"] and room.jobs()["loop"]["batch"] == 16)
+
+
+def test_suspension_gives_memory_back(room: Room) -> None:
+    code = """
+import roommate, time
+held = [bytearray(64 << 20)]
+roommate.on_suspend(held.clear)
+roommate.on_resume(lambda: held.append(bytearray(64 << 20)))
+for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass
+"""
+    room.up("--policy", "fifo", "--devices", "1")
+    room.python("large", code)
+    room.until(lambda: (room.jobs()["large"]["mem_mib"] or 0) > 64)
+    group = room.jobs()["large"]["keeper_pid"]
+    assert group_rss_mib(group) > 64
+    room.ok("suspend", "large")
+    room.until(lambda: group_rss_mib(group) < 64)
+    room.ok("resume", "large")
+    room.until(lambda: group_rss_mib(group) > 64)
 
 
 def test_gandiva_lets_jobs_take_turns_by_suspending_them(room: Room) -> None:
@@ -237,12 +278,19 @@ def test_shares_are_kept_by_the_tenants_where_the_kernel_does_not(room: Room) ->
     assert float(room.ok("logs", "half")) < 0.5 * 2 * 1.1 + 0.15
 
 
-def group_cpu_s(group: int) -> float:
-    """CPU time of a process group so far."""
-    used = 0.0
+def group_stats(group: int) -> Iterator[list[str]]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text().rsplit(")", 1)[1].split()
             if int(fields[2]) == group:
-                used += (int(fields[11]) + int(fields[12])) / 100
-    return used
+                yield fields
+
+
+def group_cpu_s(group: int) -> float:
+    """CPU time of a process group so far."""
+    return sum(int(f[11]) + int(f[12]) for f in group_stats(group)) / 100
+
+
+def group_rss_mib(group: int) -> float:
+    """Memory of a process group now."""
+    return sum(int(f[21]) for f in group_stats(group)) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -39,6 +39,13 @@ pub enum Request {
         /// Its name.
         job: String,
     },
+    /// Give a job another batch size.
+    Resize {
+        /// Its name.
+        job: String,
+        /// The size; 0 = as the policy wants it.
+        batch: u32,
+    },
     /// The daemon itself.
     Machine {},
     /// End the daemon; jobs go on, unless they are to be stopped.

@@ -6,7 +6,9 @@ use crate::guard::Guard;
 use crate::keeper::{Attempt, Launch, pin};
 use crate::peer::Peer;
 use crate::process::{self, Exit, Process};
-use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome};
+use crate::protocol::{
+    self, BatchRange, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome,
+};
 use crate::store::JobRow;
 use crate::world::{Input, World, random, small_thread};
 use roommate_core::event::{Action, Event, Placement, Sample};
@@ -36,6 +38,8 @@ pub(crate) struct Live {
     pub(crate) checkpoint: f64,
     /// Whether its user made it stand still.
     pub(crate) held: bool,
+    /// The batch size that its user wants; 0 = none in particular.
+    pub(crate) batch: u32,
     /// How it ended, if it did.
     pub(crate) outcome: Option<String>,
     pub(crate) tenant: Option<Tenant>,
@@ -54,6 +58,8 @@ pub(crate) struct Tenant {
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
+    /// Batch sizes that it said it can work with.
+    pub(crate) batches: Option<BatchRange>,
     pub(crate) aim: Aim,
     /// What it was last told: whether to take turns in its stages, and its pace.
     pub(crate) told: (bool, u16),
@@ -85,6 +91,7 @@ impl Live {
             row,
             checkpoint: 0.0,
             held: false,
+            batch: 0,
             outcome: None,
             tenant: None,
             seen: None,
@@ -207,6 +214,7 @@ impl World {
             gpus: place.gpus,
             knobs: place.knobs,
             peer: None,
+            batches: None,
             aim: Aim::Run,
             told: (false, Knobs::PACE_FULL),
             tune_due: false,
@@ -294,9 +302,9 @@ impl World {
     }
 
     /// Makes a job run in the way that its knobs and its roommates want it to.
-    fn tell(&mut self, job: JobIdx) {
+    pub(crate) fn tell(&mut self, job: JobIdx) {
         let told = self.wanted(job);
-        let held = self.live[job.usize()].held;
+        let (held, batch) = (self.live[job.usize()].held, self.live[job.usize()].batch);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.told = told;
         let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
@@ -304,7 +312,7 @@ impl World {
         match &t.peer {
             Some(peer) => {
                 peer.say(&ToTenant::Tune(Tune {
-                    batch: knobs.batch,
+                    batch: if batch > 0 { batch } else { knobs.batch },
                     pace_permille: told.1,
                     interleaved: told.0,
                 }));
@@ -572,11 +580,12 @@ impl World {
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
         t.told = (interleaved, pace_permille);
+        t.batches = hello.batch.or(t.batches);
         peer.say(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
             job: live.name.clone(),
             done: live.checkpoint,
-            batch: t.knobs.batch,
+            batch: if live.batch > 0 { live.batch } else { t.knobs.batch },
             pace_permille,
             suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
             interleaved,

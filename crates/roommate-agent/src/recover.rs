@@ -114,6 +114,7 @@ impl World {
         for kept in store.jobs()? {
             let mut job = Live::new(kept.name, kept.row);
             (job.checkpoint, job.held, job.outcome) = (kept.checkpoint, kept.held, kept.outcome);
+            job.batch = kept.batch;
             live.push(job);
         }
         if live.len() != engine.state().jobs.len() {

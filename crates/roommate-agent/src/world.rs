@@ -380,6 +380,10 @@ impl World {
                 Ok(idx) => self.hold(idx, false),
                 Err(reply) => Ok(reply),
             },
+            Request::Resize { job, batch } => match named(self, &job) {
+                Ok(idx) => self.resize(idx, batch),
+                Err(reply) => Ok(reply),
+            },
             Request::Down { stop_jobs } => {
                 let _ = self.inputs.send(Input::Quit { stop_jobs });
                 Ok(Reply::Done { what: "the daemon ends".into() })
@@ -527,6 +531,30 @@ impl World {
             self.facts.push(Event::Sampled { job, sample: Sample { step_s, ..Sample::default() } });
         }
         Ok(Reply::Done { what: format!("{} {name}", if held { "suspended" } else { "resumed" }) })
+    }
+
+    /// Gives a job the batch size that its user wants, from its next step on.
+    fn resize(&mut self, job: JobIdx, batch: u32) -> Result<Reply, AgentError> {
+        let live = &self.live[job.usize()];
+        let name = live.name.clone();
+        let no = |what: String, hint: &str| Ok(Reply::Error { what, hint: Some(hint.into()) });
+        let tenant = live.tenant.as_ref().filter(|t| t.peer.is_some());
+        let Some(range) = tenant.and_then(|t| t.batches) else {
+            let hint = "it has to run, with `min` and `max` in its call of `roommate.steps`";
+            return no(format!("job {name:?} cannot change its batch size"), hint);
+        };
+        if batch != 0 && !(range.min..=range.max).contains(&batch) {
+            let what = format!(
+                "job {name:?} works with batches of {} to {}, not {batch}",
+                range.min, range.max
+            );
+            return no(what, "0 leaves the size to the policy again");
+        }
+        self.store.set_batch(job.0, batch)?;
+        self.store.commit()?;
+        self.live[job.usize()].batch = batch;
+        self.tell(job);
+        Ok(Reply::Done { what: format!("resized {name}") })
     }
 
     /// A job that stands still is measured to do so.

@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Suspend(machine::OnJobs),
     /// Let suspended jobs go on
     Resume(machine::OnJobs),
+    /// Change the batch size of a job while it runs
+    Resize(machine::Resize),
     /// Tell what happens on the machine
     Events(machine::Events),
     /// End the daemon

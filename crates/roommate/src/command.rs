@@ -46,6 +46,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cancel(args) => machine::each(&args, |job| Request::Cancel { job }),
         Command::Suspend(args) => machine::each(&args, |job| Request::Suspend { job }),
         Command::Resume(args) => machine::each(&args, |job| Request::Resume { job }),
+        Command::Resize(args) => machine::resize(&args),
         Command::Events(args) => events::run(&args),
         Command::Down(args) => machine::down(&args),
         Command::Run(args) => run::run(&args),

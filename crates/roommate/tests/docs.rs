@@ -72,6 +72,7 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["cancel"],
         &["suspend"],
         &["resume"],
+        &["resize"],
         &["events"],
         &["down"],
         &["run"],

@@ -113,6 +113,17 @@ pub(crate) struct OnJobs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Resize {
+    /// Name of the job
+    pub(crate) job: String,
+    /// The batch size; 0 leaves it to the policy again
+    #[arg(long, value_name = "N")]
+    pub(crate) batch: u32,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Events {
     /// Go on as things happen
     #[arg(long, short)]

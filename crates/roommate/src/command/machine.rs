@@ -1,6 +1,6 @@
-//! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `down`.
+//! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
 
-use crate::cli::machine::{Describe, Down, Listing, OnJobs, Ps, StateArg};
+use crate::cli::machine::{Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{process, table};
 use roommate_agent::control::{self, JobView, MachineView, Reply, Request};
 use roommate_agent::paths::Paths;
@@ -190,6 +190,14 @@ pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow
         if let Reply::Done { what } = control::ask(&paths(&args.state), &request(job.clone()))? {
             process::say(&what);
         }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
+    let request = Request::Resize { job: args.job.clone(), batch: args.batch };
+    if let Reply::Done { what } = control::ask(&paths(&args.state), &request)? {
+        process::say(&what);
     }
     Ok(ExitCode::SUCCESS)
 }
