@@ -30,7 +30,7 @@ demo: build ## compare all policies on an invented trace and write a report
 .PHONY: test
 test: lint python ## run all tests
 	@cargo test --workspace --quiet
-	@$(MAKE) --no-print-directory browser budgets
+	@$(MAKE) --no-print-directory live browser budgets
 
 .PHONY: lint
 lint: ## format and lints
@@ -39,7 +39,11 @@ lint: ## format and lints
 
 .PHONY: python
 python: python-setup ## the Python SDK: lints, types, tests
-	@cd python && ../.venv/bin/ruff check --quiet . && ../.venv/bin/mypy --no-error-summary roommate && ../.venv/bin/pytest
+	@cd python && ../.venv/bin/ruff check --quiet --config pyproject.toml . ../tests/live && ../.venv/bin/mypy --no-error-summary roommate && ../.venv/bin/pytest
+
+.PHONY: live
+live: build python-setup ## real processes: jobs, crashes, refusals
+	@.venv/bin/pytest -q tests/live
 
 # The lock file of what is installed is the stamp: it is made again when the list changes.
 .PHONY: python-setup

@@ -116,6 +116,12 @@ class Steps(Generic[T]):
         if self.batch_size != self._own:
             self._set_lr()
 
+    def checkpoint(self) -> None:
+        """Saves now, through the hooks of ``roommate.on_checkpoint``, and lets the machine know: so much
+        work survives.
+        """
+        self._session.checkpoint()
+
     def stage(self, name: str) -> Stage:
         """Marks a stage of the step: ``with steps.stage("compute"):``."""
         if name not in protocol.STAGES:

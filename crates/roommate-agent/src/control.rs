@@ -39,6 +39,13 @@ pub enum Request {
         /// Its name.
         job: String,
     },
+    /// Give a job another batch size.
+    Resize {
+        /// Its name.
+        job: String,
+        /// The size; 0 = as the policy wants it.
+        batch: u32,
+    },
     /// The daemon itself.
     Machine {},
     /// End the daemon; jobs go on, unless they are to be stopped.
@@ -174,10 +181,7 @@ pub fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
     let path = paths.control();
     let no_daemon = |error| AgentError::NoDaemon { path: path.clone(), error };
     let mut stream = UnixStream::connect(&path).map_err(no_daemon)?;
-    let lost = |e: io::Error| AgentError::Refused {
-        what: format!("the daemon went away before it answered: {e}"),
-        hint: Some("`roommate ps` shows what it took in".into()),
-    };
+    let lost = |error| AgentError::Lost { error };
     stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(no_daemon)?;
     let mut line = serde_json::to_vec(request).expect("a request can always be written");
     line.push(b'\n');
@@ -192,6 +196,15 @@ pub fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
         Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
         reply => Ok(reply),
     }
+}
+
+/// Waits until the daemon has let go of its state.
+pub fn await_end(paths: &Paths) -> Result<(), AgentError> {
+    let path = paths.lock();
+    let file = std::fs::File::options().write(true).open(&path);
+    let file = file.map_err(AgentError::file("open", &path))?;
+    let locked = rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared);
+    locked.map_err(|e| AgentError::file("lock", &path)(e.into()))
 }
 
 /// Serves users, one thread each, until the process ends.

@@ -80,16 +80,15 @@ const TEST_FOR: Duration = Duration::from_millis(300);
 impl CpuDevice {
     /// Looks at the machine and tests what it can enforce. `label` sets the groups of one daemon apart
     /// from those of another.
-    pub fn probe(devices: Option<u16>, label: &str) -> Self {
+    pub fn probe(devices: Option<u16>, label: &str, may_use_cgroups: bool) -> Self {
         let cores = usable_cores();
         let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
-        let (cgroup, tested) = test(label);
+        let (cgroup, tested) = if may_use_cgroups {
+            test(label)
+        } else {
+            (None, SelfTest { tier: Tier::Cooperative, what: "as its user wants it".into() })
+        };
         Self { cores, devices, host_mib: host_mib(), cgroup, tested }
-    }
-
-    /// The same machine cut into so many devices.
-    pub(crate) fn with_devices(self, devices: u16) -> Self {
-        Self { devices, ..self }
     }
 
     /// The machine as the engine sees it: one node.
@@ -136,7 +135,15 @@ impl CpuDevice {
             return None;
         }
         cgroup.limit(&folder, self.most_cores(devices, knobs, paces_itself)).ok()?;
+        cgroup.rank(&folder, knobs.sm_permille > 0);
         Some(folder)
+    }
+
+    /// The pace that a tenant with these knobs has to keep by itself: where the kernel does not help, its
+    /// share is a pace.
+    pub(crate) fn own_pace_permille(&self, knobs: Knobs) -> u16 {
+        let share = if self.cgroup.is_none() { knobs.reach() } else { 1.0 };
+        (f64::from(knobs.pace_permille) * share).round() as u16
     }
 
     /// Removes the group of a tenant that is gone.
@@ -146,10 +153,18 @@ impl CpuDevice {
         }
     }
 
-    /// Removes the daemon's own group, if nobody is left in it.
+    /// Removes the daemon's own group and those in it, as far as nobody is left there.
     pub(crate) fn close(&self) {
-        if let Some(cgroup) = &self.cgroup {
-            let _ = fs::remove_dir(&cgroup.root);
+        let Some(cgroup) = &self.cgroup else { return };
+        // Processes that were just killed take a moment to leave.
+        for _ in 0..10 {
+            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
+                let _ = fs::remove_dir(entry.path());
+            }
+            if fs::remove_dir(&cgroup.root).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
@@ -169,6 +184,18 @@ impl Cgroup {
             }
             Tier::Cooperative => Ok(()),
         }
+    }
+
+    /// Who was promised nothing runs when nobody else wants to, as far as the kernel knows how.
+    fn rank(&self, folder: &Path, promised: bool) {
+        let (file, weight) = match (self.tier, promised) {
+            (Tier::CgroupV2, true) => ("cpu.weight", "100"),
+            (Tier::CgroupV2, false) => ("cpu.weight", "1"),
+            (Tier::CgroupV1, true) => ("cpu.shares", "1024"),
+            (Tier::CgroupV1, false) => ("cpu.shares", "2"),
+            (Tier::Cooperative, _) => return,
+        };
+        let _ = fs::write(folder.join(file), weight);
     }
 
     /// Groups that we may make, the better kind first.
@@ -316,11 +343,18 @@ mod tests {
         assert_eq!(most(&device(2, 8), 1, Knobs::WHOLE, false), Some(0.25));
     }
 
+    #[test]
+    fn without_the_kernel_a_share_is_a_pace() {
+        let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
+        assert_eq!(device(2, 2).own_pace_permille(knobs), 250);
+        assert_eq!(device(2, 2).own_pace_permille(Knobs { sm_permille: 0, ..Knobs::WHOLE }), 1000);
+    }
+
     /// With the kernel's help a share is kept; without, the device says so.
     #[test]
     fn the_tier_in_force_keeps_shares() {
         let label = format!("roommate-test-{}", std::process::id());
-        let device = CpuDevice::probe(None, &label);
+        let device = CpuDevice::probe(None, &label, true);
         if device.tested.tier == Tier::Cooperative {
             assert!(!device.tested.what.is_empty());
             return;

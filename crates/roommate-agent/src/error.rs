@@ -17,7 +17,7 @@ pub enum AgentError {
         error: io::Error,
     },
     /// A job file that makes no sense.
-    #[error("{0}")]
+    #[error(transparent)]
     Job(#[from] crate::jobfile::JobFileError),
     /// The store.
     #[error("could not {what} the store {path:?}: {error}", path = path.display().to_string())]
@@ -61,6 +61,12 @@ pub enum AgentError {
         /// What the system said.
         error: io::Error,
     },
+    /// The daemon went away in the middle.
+    #[error("the daemon went away before it answered: {error}")]
+    Lost {
+        /// What the system said.
+        error: io::Error,
+    },
     /// The daemon says no.
     #[error("{what}")]
     Refused {
@@ -95,6 +101,7 @@ impl AgentError {
             Self::Unrepeatable { .. } => Some("use the program that wrote it, or another --state".into()),
             Self::Store { error, .. } if is_full(error) => Some(FULL.into()),
             Self::File { error, .. } if error.kind() == io::ErrorKind::StorageFull => Some(FULL.into()),
+            Self::Lost { .. } => Some("`roommate ps` shows what it took in".into()),
             Self::LongPath { .. } => Some("give a shorter --state".into()),
             _ => None,
         }

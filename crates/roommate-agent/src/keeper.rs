@@ -81,7 +81,6 @@ impl Attempt {
         let spawned = Command::new(program)
             .arg("keeper")
             .arg(&self.folder)
-            .process_group(0)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -137,6 +136,9 @@ impl Attempt {
 
 /// Runs as the keeper of the attempt in this folder, until the command has ended.
 pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
+    // A session of its own, which makes it the leader of a group: were it only a group in the daemon's
+    // session, the end of the daemon would make the kernel wake and hang up those who stand still.
+    let _ = rustix::process::setsid();
     // Signals for the group are meant for the command; whoever keeps its books has to see it end.
     let seen = Arc::new(AtomicBool::new(false));
     for signal in

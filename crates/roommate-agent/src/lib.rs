@@ -13,6 +13,7 @@
 pub mod control;
 pub mod device;
 pub mod error;
+mod guard;
 pub mod jobfile;
 pub mod keeper;
 mod live;
@@ -21,6 +22,7 @@ mod peer;
 mod process;
 pub mod protocol;
 mod recover;
+pub mod signal;
 mod stage;
 pub mod store;
 pub mod world;

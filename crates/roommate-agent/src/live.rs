@@ -2,10 +2,13 @@
 //! facts.
 
 use crate::AgentError;
+use crate::guard::Guard;
 use crate::keeper::{Attempt, Launch, pin};
 use crate::peer::Peer;
 use crate::process::{self, Exit, Process};
-use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome};
+use crate::protocol::{
+    self, BatchRange, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome,
+};
 use crate::store::JobRow;
 use crate::world::{Input, World, random, small_thread};
 use roommate_core::event::{Action, Event, Placement, Sample};
@@ -35,6 +38,8 @@ pub(crate) struct Live {
     pub(crate) checkpoint: f64,
     /// Whether its user made it stand still.
     pub(crate) held: bool,
+    /// The batch size that its user wants; 0 = none in particular.
+    pub(crate) batch: u32,
     /// How it ended, if it did.
     pub(crate) outcome: Option<String>,
     pub(crate) tenant: Option<Tenant>,
@@ -53,9 +58,13 @@ pub(crate) struct Tenant {
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
+    /// Batch sizes that it said it can work with.
+    pub(crate) batches: Option<BatchRange>,
     pub(crate) aim: Aim,
-    /// Whether it was told to take turns in its stages.
-    pub(crate) interleaved: bool,
+    /// What it was last told: whether to take turns in its stages, and its pace.
+    pub(crate) told: (bool, u16),
+    /// Whether the engine waits to hear that it runs with its new knobs.
+    tune_due: bool,
     /// Whether its group was stopped by a signal.
     pub(crate) frozen: bool,
     /// When it is made to do what it was asked.
@@ -82,6 +91,7 @@ impl Live {
             row,
             checkpoint: 0.0,
             held: false,
+            batch: 0,
             outcome: None,
             tenant: None,
             seen: None,
@@ -120,7 +130,6 @@ impl World {
             Action::Tune(job, knobs) => self.tune(job, knobs),
             Action::Reject(..) => {}
         }
-        self.settle_stages();
     }
 
     /// Where the files of a new attempt go. The second number tells those apart that nobody ever began.
@@ -205,8 +214,10 @@ impl World {
             gpus: place.gpus,
             knobs: place.knobs,
             peer: None,
+            batches: None,
             aim: Aim::Run,
-            interleaved: false,
+            told: (false, Knobs::PACE_FULL),
+            tune_due: false,
             frozen: false,
             deadline: None,
         };
@@ -222,18 +233,14 @@ impl World {
     /// A job that waited in memory goes on.
     pub(crate) fn go_on(&mut self, job: JobIdx, place: &Placement) {
         let cores = self.device.cores_of(&place.gpus);
-        let interleaved = self.is_interleaved(job);
-        let live = &mut self.live[job.usize()];
-        let Some(t) = &mut live.tenant else { return };
+        let Some(t) = &mut self.live[job.usize()].tenant else { return };
         (t.gpus, t.knobs, t.aim, t.deadline) = (place.gpus.clone(), place.knobs, Aim::Run, None);
         if !cores.is_empty() {
             t.keeper.threads().into_iter().for_each(|thread| pin(Some(thread), &cores));
         }
-        let paces_itself = t.peer.is_some();
-        self.device.confine(&group(job), place.gpus.len(), place.knobs, paces_itself);
         t.thaw();
-        if let Some(peer) = &t.peer {
-            peer.say(&tune_message(t.knobs, interleaved));
+        self.tell(job);
+        if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref()) {
             peer.say(&ToTenant::Resume(Nothing {}));
         }
         self.facts.push(Event::Started(job));
@@ -282,22 +289,74 @@ impl World {
     }
 
     fn tune(&mut self, job: JobIdx, knobs: Knobs) {
-        let interleaved = self.is_interleaved(job);
         let Some(t) = &mut self.live[job.usize()].tenant else {
             self.facts.push(Event::Tuned(job));
             return;
         };
         t.knobs = knobs;
-        self.device.confine(&group(job), t.gpus.len(), knobs, t.peer.is_some());
-        if let Some(peer) = &t.peer {
-            peer.say(&tune_message(knobs, interleaved));
-        } else {
-            if knobs.pace_permille == 0 {
-                t.freeze();
-            } else {
-                t.thaw();
-            }
+        t.tune_due = t.peer.is_some();
+        if !t.tune_due {
             self.facts.push(Event::Tuned(job));
+        }
+        self.tell(job);
+    }
+
+    /// Makes a job run in the way that its knobs and its roommates want it to.
+    pub(crate) fn tell(&mut self, job: JobIdx) {
+        let told = self.wanted(job);
+        let (held, batch) = (self.live[job.usize()].held, self.live[job.usize()].batch);
+        let Some(t) = &mut self.live[job.usize()].tenant else { return };
+        t.told = told;
+        let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
+        self.device.confine(&group(job), t.gpus.len(), knobs, t.peer.is_some());
+        match &t.peer {
+            Some(peer) => {
+                peer.say(&ToTenant::Tune(Tune {
+                    batch: if batch > 0 { batch } else { knobs.batch },
+                    pace_permille: told.1,
+                    interleaved: told.0,
+                }));
+            }
+            None if knobs.pace_permille == 0 => t.freeze(),
+            None if !held => t.thaw(),
+            None => {}
+        }
+    }
+
+    /// Whether the job is to take turns in its stages, and at which pace it is to run.
+    fn wanted(&self, job: JobIdx) -> (bool, u16) {
+        let Some(t) = &self.live[job.usize()].tenant else { return (false, Knobs::PACE_FULL) };
+        let own = self.device.own_pace_permille(t.knobs);
+        let now = Instant::now();
+        let beside = |other: &&JobIdx| {
+            self.engine.state().job(**other).gpus.iter().any(|g| t.gpus.contains(g))
+        };
+        let guards = self.guards.iter().filter(|(other, _)| **other != job && beside(other));
+        let allowed = match t.knobs.floor_permille {
+            0 => guards.map(|(_, g)| g.pace_permille(now)).min().unwrap_or(Knobs::PACE_FULL),
+            _ => Knobs::PACE_FULL,
+        };
+        (self.is_interleaved(job), own.min(allowed))
+    }
+
+    /// Tells tenants whose roommates changed, or whose guards did, how to run now.
+    pub(crate) fn settle(&mut self) {
+        let state = self.engine.state();
+        let live = &self.live;
+        let guarded = |j: JobIdx| {
+            let speaks = live[j.usize()]
+                .tenant
+                .as_ref()
+                .is_some_and(|t| t.aim == Aim::Run && t.peer.is_some());
+            speaks && state.job(j).knobs.floor_permille > 0
+        };
+        self.guards.retain(|j, _| guarded(*j));
+        for idx in 0..self.live.len() {
+            let job = JobIdx::from_usize(idx);
+            let runs = self.live[idx].tenant.as_ref().is_some_and(|t| t.aim == Aim::Run);
+            if runs && self.live[idx].tenant.as_ref().is_some_and(|t| t.told != self.wanted(job)) {
+                self.tell(job);
+            }
         }
     }
 
@@ -316,7 +375,7 @@ impl World {
                 peer.say(&ToTenant::Resume(Nothing {}));
             }
             (None, true) => t.freeze(),
-            (None, false) if t.knobs.pace_permille > 0 => t.thaw(),
+            (None, false) if t.told.1 > 0 => t.thaw(),
             (None, false) => {}
         }
         if held {
@@ -385,7 +444,6 @@ impl World {
         let admitted = self.stages.forget(job);
         self.admit(&admitted);
         self.judge(job, t.aim, &exit);
-        self.settle_stages();
     }
 
     /// What the end of a process means, given what was to become of it.
@@ -468,7 +526,13 @@ impl World {
         match message {
             FromTenant::Hello(_) => {}
             FromTenant::Stepped(stepped) => self.stepped(job, stepped),
-            FromTenant::Tuned(_) => self.facts.push(Event::Tuned(job)),
+            FromTenant::Tuned(_) => {
+                let due =
+                    self.live[idx].tenant.as_mut().is_some_and(|t| std::mem::take(&mut t.tune_due));
+                if due {
+                    self.facts.push(Event::Tuned(job));
+                }
+            }
             FromTenant::Suspended(done) => {
                 let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
                 if t.aim == (Aim::Suspend { still: false }) {
@@ -512,22 +576,23 @@ impl World {
             return;
         };
         let job = JobIdx::from_usize(idx);
-        let interleaved = self.is_interleaved(job);
+        let (interleaved, pace_permille) = self.wanted(job);
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
+        t.told = (interleaved, pace_permille);
+        t.batches = hello.batch.or(t.batches);
         peer.say(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
             job: live.name.clone(),
             done: live.checkpoint,
-            batch: t.knobs.batch,
-            pace_permille: t.knobs.pace_permille,
+            batch: if live.batch > 0 { live.batch } else { t.knobs.batch },
+            pace_permille,
             suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
             interleaved,
         }));
         if matches!(t.aim, Aim::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));
         }
-        t.interleaved = interleaved;
         self.device.confine(&group(job), t.gpus.len(), t.knobs, true);
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
@@ -535,9 +600,10 @@ impl World {
     }
 
     fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
+        self.watch_over(job, &stepped);
         let live = &mut self.live[job.usize()];
         let Some(t) = &live.tenant else { return };
-        let pace = f64::from(t.knobs.pace_permille.max(1)) / 1000.0;
+        let pace = f64::from(t.told.1.max(1)) / 1000.0;
         let step_s = stepped.step_s / pace;
         let news = live.sampled.is_none_or(|(at, was)| {
             at.elapsed() >= SAMPLE_EVERY || (step_s - was).abs() > SAMPLE_CHANGE * was
@@ -553,6 +619,26 @@ impl World {
             live.sampled = Some((Instant::now(), step_s));
             self.facts.push(Event::Sampled { job, sample });
         }
+    }
+
+    /// The guard of a job that was promised a speed hears what it reports.
+    fn watch_over(&mut self, job: JobIdx, stepped: &Stepped) {
+        let state = self.engine.state();
+        let hot = state.job(job);
+        if hot.knobs.floor_permille == 0 || hot.phase != Phase::Running {
+            return;
+        }
+        let moves = |other: JobIdx| {
+            let t = self.live[other.usize()].tenant.as_ref();
+            t.is_some_and(|t| t.aim == Aim::Run && t.told.1 > 0)
+        };
+        let mut roommates =
+            hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
+        let alone = !roommates.any(|t| moves(*t));
+        let now = Instant::now();
+        let guard =
+            self.guards.entry(job).or_insert_with(|| Guard::new(hot.knobs.floor_permille, now));
+        guard.hear(stepped.steps, stepped.step_s, stepped.batch, alone, now);
     }
 
     pub(crate) fn peer_gone(&mut self, id: u64) {
@@ -584,20 +670,6 @@ impl World {
         let mut tenants = state.job(job).gpus.iter().map(|g| &state.gpu(*g).tenants);
         tenants.any(|t| t.len() > 1 && t.iter().any(takes_turns))
     }
-
-    /// Tells tenants whose roommates came or went whether they take turns now.
-    fn settle_stages(&mut self) {
-        for idx in 0..self.live.len() {
-            let job = JobIdx::from_usize(idx);
-            let interleaved = self.is_interleaved(job);
-            let Some(t) = &mut self.live[idx].tenant else { continue };
-            let Some(peer) = t.peer.as_ref().filter(|_| t.aim == Aim::Run) else { continue };
-            if interleaved != t.interleaved {
-                t.interleaved = interleaved;
-                peer.say(&tune_message(t.knobs, interleaved));
-            }
-        }
-    }
 }
 
 impl Tenant {
@@ -611,10 +683,6 @@ impl Tenant {
             self.keeper.signal_group(Signal::CONT);
         }
     }
-}
-
-fn tune_message(knobs: Knobs, interleaved: bool) -> ToTenant {
-    ToTenant::Tune(Tune { batch: knobs.batch, pace_permille: knobs.pace_permille, interleaved })
 }
 
 /// Name of the kernel's group of a job.

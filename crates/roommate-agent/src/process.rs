@@ -77,8 +77,11 @@ impl Process {
     /// Sends a signal to all of its group, whose leader it is. Nothing happens if it is gone.
     pub(crate) fn signal_group(self, signal: Signal) {
         if let Some(pid) = self.number().filter(|_| self.is_alive()) {
-            // It may end between the look and the signal; its number is not reused within that.
-            let _ = rustix::process::kill_process_group(pid, signal);
+            // It may end between the look and the signal; its number is not reused within that. One that
+            // has just been spawned may not lead a group yet.
+            if rustix::process::kill_process_group(pid, signal).is_err() {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
         }
     }
 

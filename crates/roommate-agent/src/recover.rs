@@ -5,6 +5,7 @@ use crate::AgentError;
 use crate::device::CpuDevice;
 use crate::keeper::{Attempt, Fate};
 use crate::live::{Aim, COME_BACK, Live};
+use crate::paths::Paths;
 use crate::process::{self, Process};
 use crate::store::Store;
 use crate::world::{Clock, Config, Input, World, first_lines, new_head, unix_us};
@@ -13,13 +14,12 @@ use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Phase;
-use roommate_core::journal::{
-    self, Head, JobLine, JournalError, Observer, ProfileLine, StepView, TeamLine,
-};
+use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy;
 use roommate_core::time::Time;
 use roommate_core::why::Why;
 use rustix::process::Signal;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
@@ -84,12 +84,12 @@ impl World {
         let unrepeatable =
             |what: String| AgentError::Unrepeatable { path: config.paths.store(), what };
         let mut lines = store.lines()?;
-        let devices = if lines.is_empty() { config.devices } else { None };
-        let label =
-            format!("roommate-{:08x}", fold(config.paths.root().as_os_str().as_encoded_bytes()));
-        let device = CpuDevice::probe(devices, &label);
+        let label = label(&config.paths);
+        let mut device = None;
         if lines.is_empty() {
-            let head = new_head(&config, &device)?;
+            let found =
+                device.insert(CpuDevice::probe(config.devices, &label, config.may_use_cgroups));
+            let head = new_head(&config, found)?;
             build(&head)?;
             lines = first_lines(&head);
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
@@ -97,10 +97,8 @@ impl World {
             store.commit()?;
         }
         let mut rebuilt = Rebuild::default();
-        match journal::read(lines.as_slice(), &mut rebuilt) {
-            // A journal that goes on has no end yet.
-            Ok(()) | Err(JournalError::CutOff { .. }) => {}
-            Err(e) => return Err(unrepeatable(e.to_string())),
+        if let Err(e) = journal::read(lines.as_slice(), &mut rebuilt) {
+            return Err(unrepeatable(e.to_string()));
         }
         if let Some(problem) = rebuilt.problem {
             return Err(unrepeatable(problem));
@@ -109,11 +107,14 @@ impl World {
             return Err(unrepeatable("its journal has no head".into()));
         };
         check_same(&config, &head)?;
-        let device = device.with_devices(head.cluster.gpus() as u16);
+        let devices = head.cluster.gpus() as u16;
+        let device = device
+            .unwrap_or_else(|| CpuDevice::probe(Some(devices), &label, config.may_use_cgroups));
         let mut live = Vec::new();
         for kept in store.jobs()? {
             let mut job = Live::new(kept.name, kept.row);
             (job.checkpoint, job.held, job.outcome) = (kept.checkpoint, kept.held, kept.outcome);
+            job.batch = kept.batch;
             live.push(job);
         }
         if live.len() != engine.state().jobs.len() {
@@ -135,6 +136,7 @@ impl World {
             teams: rebuilt.teams,
             facts: Vec::new(),
             stages: crate::stage::Stages::default(),
+            guards: BTreeMap::new(),
             inputs,
             wake: rebuilt.wake,
             _lock: lock,
@@ -284,7 +286,9 @@ fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// A short number for a path, the same every time (FNV-1a).
-fn fold(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
+/// A name for what a daemon makes in the kernel: the same every time, another for another state (FNV-1a).
+fn label(paths: &Paths) -> String {
+    let bytes = paths.root().as_os_str().as_encoded_bytes();
+    let fold = |h: u32, b: &u8| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193);
+    format!("roommate-{:08x}", bytes.iter().fold(0x811c_9dc5, fold))
 }

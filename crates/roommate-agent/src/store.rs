@@ -27,6 +27,7 @@ const LAYOUT: &str = "
         row TEXT NOT NULL,
         checkpoint REAL NOT NULL DEFAULT 0,
         held INTEGER NOT NULL DEFAULT 0,
+        batch INTEGER NOT NULL DEFAULT 0,
         outcome TEXT
     ) STRICT;
     CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -56,6 +57,8 @@ pub struct Kept {
     pub checkpoint: f64,
     /// Whether its user made it stand still.
     pub held: bool,
+    /// The batch size that its user wants; 0 = none in particular.
+    pub batch: u32,
     /// How it ended, in words.
     pub outcome: Option<String>,
 }
@@ -146,6 +149,11 @@ impl Store {
         self.set(idx, "UPDATE job SET held = ?2 WHERE idx = ?1", held)
     }
 
+    /// Notes which batch size a job's user wants.
+    pub fn set_batch(&mut self, idx: u32, batch: u32) -> Result<(), AgentError> {
+        self.set(idx, "UPDATE job SET batch = ?2 WHERE idx = ?1", batch)
+    }
+
     /// Notes how a job ended.
     pub fn set_outcome(&mut self, idx: u32, outcome: &str) -> Result<(), AgentError> {
         self.set(idx, "UPDATE job SET outcome = ?2 WHERE idx = ?1", outcome)
@@ -223,21 +231,29 @@ impl Store {
 
     /// All jobs, in order.
     pub fn jobs(&self) -> Result<Vec<Kept>, AgentError> {
-        let text = "SELECT idx, name, row, checkpoint, held, outcome FROM job ORDER BY idx";
+        let text = "SELECT idx, name, row, checkpoint, held, batch, outcome FROM job ORDER BY idx";
         let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
         let mut rows = select.query([]).map_err(self.problem("read"))?;
         let mut jobs = Vec::new();
         while let Some(row) = rows.next().map_err(self.problem("read"))? {
-            let kept = || -> rusqlite::Result<(u32, String, String, f64, bool, Option<String>)> {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?))
-            };
-            let (idx, name, text, checkpoint, held, outcome) =
-                kept().map_err(self.problem("read"))?;
-            let row = serde_json::from_str(&text).map_err(|e| AgentError::Unrepeatable {
+            let text: String = row.get(2).map_err(self.problem("read"))?;
+            let name: String = row.get(1).map_err(self.problem("read"))?;
+            let file = serde_json::from_str(&text).map_err(|e| AgentError::Unrepeatable {
                 path: self.path.clone(),
                 what: format!("job {name:?} cannot be read: {e}"),
             })?;
-            jobs.push(Kept { idx, name, row, checkpoint, held, outcome });
+            let kept = |file| -> rusqlite::Result<Kept> {
+                Ok(Kept {
+                    idx: row.get(0)?,
+                    name: row.get(1)?,
+                    row: file,
+                    checkpoint: row.get(3)?,
+                    held: row.get(4)?,
+                    batch: row.get(5)?,
+                    outcome: row.get(6)?,
+                })
+            };
+            jobs.push(kept(file).map_err(self.problem("read"))?);
         }
         Ok(jobs)
     }

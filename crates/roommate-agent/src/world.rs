@@ -4,6 +4,7 @@
 use crate::AgentError;
 use crate::control::{self, JobView, MachineView, Reply, Request, Submit};
 use crate::device::CpuDevice;
+use crate::guard::Guard;
 use crate::keeper::rotate;
 use crate::live::{Aim, Live};
 use crate::paths::Paths;
@@ -23,6 +24,7 @@ use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
@@ -48,6 +50,8 @@ pub struct Config {
     pub devices: Option<u16>,
     /// Seed of the policy's randomness.
     pub seed: u64,
+    /// Whether to use the kernel's groups where there are any.
+    pub may_use_cgroups: bool,
     /// What changes cost here, as the policy is told.
     pub costs: Costs,
 }
@@ -139,17 +143,25 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     Ok(Running { inputs, engine })
 }
 
+/// A keeper that is being spawned holds the lock of a daemon that was just killed until it has become
+/// what it is to be.
+const LOCK_WITHIN: Duration = Duration::from_secs(1);
+
 /// The state belongs to one daemon; the lock goes with the process, however it ends.
 fn lock(paths: &Paths) -> Result<File, AgentError> {
     let path = paths.lock();
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(AgentError::file("open", &path))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(AgentError::InUse { path: paths.root().to_owned() })
+    let patience = Instant::now() + LOCK_WITHIN;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= patience => {
+                return Err(AgentError::InUse { path: paths.root().to_owned() });
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
+            Err(e) => return Err(AgentError::file("lock", &path)(e.into())),
         }
-        Err(e) => Err(AgentError::file("lock", &path)(e.into())),
     }
 }
 
@@ -209,6 +221,8 @@ pub(crate) struct World {
     pub(crate) teams: Vec<String>,
     pub(crate) facts: Vec<Event>,
     pub(crate) stages: Stages,
+    /// Who watches over jobs that were promised a speed.
+    pub(crate) guards: BTreeMap<JobIdx, Guard>,
     pub(crate) inputs: Sender<Input>,
     pub(crate) wake: Option<Time>,
     pub(crate) _lock: File,
@@ -248,6 +262,7 @@ impl World {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.press_deadlines();
+            self.settle();
             if tidied.elapsed() >= TIDY_EVERY {
                 tidied = Instant::now();
                 self.tidy();
@@ -270,9 +285,11 @@ impl World {
     fn until_next(&self, tidied: Instant) -> Duration {
         let tidy = TIDY_EVERY.saturating_sub(tidied.elapsed());
         let wake = self.wake.map(|w| Duration::from_micros(w.0.saturating_sub(self.clock.now().0)));
+        // A guarded job that falls silent has to be noticed.
+        let guard = (!self.guards.is_empty()).then_some(Duration::from_secs(1));
         let deadlines = self.live.iter().filter_map(|l| l.tenant.as_ref()?.deadline);
         let deadline = deadlines.min().map(|d| d.saturating_duration_since(Instant::now()));
-        [Some(tidy), wake, deadline].into_iter().flatten().min().unwrap_or(tidy)
+        [Some(tidy), wake, deadline, guard].into_iter().flatten().min().unwrap_or(tidy)
     }
 
     fn tidy(&mut self) {
@@ -361,6 +378,10 @@ impl World {
             },
             Request::Resume { job } => match named(self, &job) {
                 Ok(idx) => self.hold(idx, false),
+                Err(reply) => Ok(reply),
+            },
+            Request::Resize { job, batch } => match named(self, &job) {
+                Ok(idx) => self.resize(idx, batch),
                 Err(reply) => Ok(reply),
             },
             Request::Down { stop_jobs } => {
@@ -512,6 +533,30 @@ impl World {
         Ok(Reply::Done { what: format!("{} {name}", if held { "suspended" } else { "resumed" }) })
     }
 
+    /// Gives a job the batch size that its user wants, from its next step on.
+    fn resize(&mut self, job: JobIdx, batch: u32) -> Result<Reply, AgentError> {
+        let live = &self.live[job.usize()];
+        let name = live.name.clone();
+        let no = |what: String, hint: &str| Ok(Reply::Error { what, hint: Some(hint.into()) });
+        let tenant = live.tenant.as_ref().filter(|t| t.peer.is_some());
+        let Some(range) = tenant.and_then(|t| t.batches) else {
+            let hint = "it has to run, with `min` and `max` in its call of `roommate.steps`";
+            return no(format!("job {name:?} cannot change its batch size"), hint);
+        };
+        if batch != 0 && !(range.min..=range.max).contains(&batch) {
+            let what = format!(
+                "job {name:?} works with batches of {} to {}, not {batch}",
+                range.min, range.max
+            );
+            return no(what, "0 leaves the size to the policy again");
+        }
+        self.store.set_batch(job.0, batch)?;
+        self.store.commit()?;
+        self.live[job.usize()].batch = batch;
+        self.tell(job);
+        Ok(Reply::Done { what: format!("resized {name}") })
+    }
+
     /// A job that stands still is measured to do so.
     pub(crate) fn report_standstill(&mut self, job: JobIdx) {
         let done = Some(self.engine.state().done(job));
@@ -542,7 +587,7 @@ impl World {
             }) / 1000.0,
             pace: f64::from(hot.knobs.pace_permille) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
-            done: live.seen.as_ref().map_or_else(|| state.done(job), |s| s.done),
+            done: live.seen.as_ref().filter(|_| !ended).map_or_else(|| state.done(job), |s| s.done),
             steps: spec.work,
             step_s: live.seen.as_ref().map(|s| s.step_s),
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
@@ -585,7 +630,7 @@ pub(crate) fn new_head(config: &Config, device: &CpuDevice) -> Result<Head, Agen
     };
     Ok(Head {
         version: journal::VERSION,
-        world: "machine".into(),
+        world: journal::LIVE.into(),
         policy,
         params,
         cluster: device.cluster(),

@@ -2,7 +2,8 @@
 //! that leaves the core; replay, metrics, pictures, reports and explanations are folds over it.
 //!
 //! One line each for the head, every profile, team and job when it becomes known, every step, and the
-//! end. A file without an end line was cut off; everything before the cut is still good.
+//! end. A file without an end line was cut off; everything before the cut is still good. Only the journal
+//! of a live world has none as long as that world goes on.
 
 use crate::cluster::Cluster;
 use crate::engine::Step;
@@ -19,6 +20,9 @@ use std::io::{self, BufRead, Write};
 
 /// Version of the format that this code writes. It reads this one and all before it.
 pub const VERSION: u32 = 1;
+
+/// What made a journal that may go on: a real machine.
+pub const LIVE: &str = "machine";
 
 /// No line of ours comes near this; a longer one is not a journal.
 const LONGEST_LINE: u64 = 64 << 20;
@@ -353,7 +357,8 @@ pub fn read(mut from: impl BufRead, to: &mut dyn Observer) -> Result<(), Journal
     if blank {
         return Err(JournalError::Bad { line: 1, column: None, what: "the file is empty".into() });
     }
-    if check.ended { Ok(()) } else { Err(JournalError::CutOff { line: check.line }) }
+    let whole = check.ended || check.goes_on;
+    if whole { Ok(()) } else { Err(JournalError::CutOff { line: check.line }) }
 }
 
 /// What a reader has seen, to refuse what cannot follow.
@@ -362,6 +367,8 @@ struct Check {
     line: u64,
     headed: bool,
     ended: bool,
+    /// Whether it is of a world that may go on.
+    goes_on: bool,
     profiles: u32,
     teams: u32,
     jobs: u32,
@@ -390,6 +397,7 @@ impl Check {
             In::Head(head) => {
                 self.require(!self.headed, "a second head")?;
                 self.headed = true;
+                self.goes_on = head.world == LIVE;
                 (self.gpus, self.nodes) = (head.cluster.gpus(), head.cluster.nodes());
                 to.head(&head);
             }

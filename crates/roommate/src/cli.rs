@@ -1,5 +1,7 @@
 //! The command line.
 
+pub(crate) mod machine;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
 use roommate_sim::compat::COMPATS;
@@ -37,6 +39,32 @@ pub(crate) enum Command {
     Profile(Profile),
     /// Turn journals into one self-contained HTML page
     Report(Report),
+    /// Look after this machine: start a daemon that runs submitted jobs
+    Up(machine::Up),
+    /// Submit jobs to the daemon
+    Submit(machine::Submit),
+    /// List the daemon's jobs
+    Ps(machine::Ps),
+    /// Say everything about one job, or about the machine
+    Describe(machine::Describe),
+    /// Show what a job prints
+    Logs(machine::Logs),
+    /// Take jobs back
+    Cancel(machine::OnJobs),
+    /// Make jobs stand still where they are
+    Suspend(machine::OnJobs),
+    /// Let suspended jobs go on
+    Resume(machine::OnJobs),
+    /// Change the batch size of a job while it runs
+    Resize(machine::Resize),
+    /// Tell what happens on the machine
+    Events(machine::Events),
+    /// End the daemon
+    Down(machine::Down),
+    /// Run a whole mix of jobs on this machine, watch it, and end with a report
+    Run(machine::Run),
+    #[command(hide = true)]
+    Keeper(machine::Keeper),
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -264,9 +292,11 @@ pub(crate) struct Replay {
 pub(crate) struct Explain {
     /// Name of the job
     pub(crate) job: String,
-    /// The journal to look in
+    /// The journal to look in; that of the daemon, unless given
     #[arg(long, short, value_name = "FILE")]
-    pub(crate) journal: PathBuf,
+    pub(crate) journal: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) state: machine::StateArg,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -422,7 +452,7 @@ fn quota(text: &str) -> Result<(String, u32), String> {
     pair.ok_or_else(|| "expected a team and its GPUs, like vision=64".into())
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1e9).contains(&v), "a number from 0 to 1e9")
 }
 

@@ -1,21 +1,28 @@
 //! The commands, one file each.
 
 mod compare;
+mod events;
 mod explain;
+mod logs;
+mod machine;
 mod oracle;
 mod policies;
 mod profile;
 mod replay;
 mod report;
+mod run;
 mod scenario;
 mod sim;
+mod submit;
 mod trace;
+mod up;
 
 use crate::cli::{Cli, Command};
 use crate::process;
 use anyhow::Context;
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use roommate_agent::control::Request;
 use roommate_core::journal::{self, JournalError, Observer};
 use roommate_sim::gzip;
 use roommate_sim::trace::Problem;
@@ -34,6 +41,19 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Trace(args) => trace::run(args),
         Command::Profile(command) => profile::run(command),
         Command::Report(args) => report::run(&args),
+        Command::Up(args) => up::run(&args),
+        Command::Submit(args) => submit::run(&args),
+        Command::Ps(args) => machine::ps(&args),
+        Command::Describe(args) => machine::describe(&args),
+        Command::Logs(args) => logs::run(&args),
+        Command::Cancel(args) => machine::each(&args, |job| Request::Cancel { job }),
+        Command::Suspend(args) => machine::each(&args, |job| Request::Suspend { job }),
+        Command::Resume(args) => machine::each(&args, |job| Request::Resume { job }),
+        Command::Resize(args) => machine::resize(&args),
+        Command::Events(args) => events::run(&args),
+        Command::Down(args) => machine::down(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Keeper(args) => up::keeper(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "roommate", &mut text);

@@ -101,7 +101,7 @@ impl Choice {
 }
 
 /// A `name=value` pair; a value that is not JSON is taken as text.
-fn param(pair: &str) -> anyhow::Result<(String, Value)> {
+pub(crate) fn param(pair: &str) -> anyhow::Result<(String, Value)> {
     let (name, value) = pair.split_once('=').ok_or_else(|| {
         let what = format!("--set {pair:?}: expected NAME=VALUE");
         process::advise(what, "for example --set backfill=true")
@@ -216,6 +216,7 @@ impl Lab {
             stand_ins: 0,
             source: scenario.name(),
             format: "scenario".into(),
+            throughputs: None,
             dropped: 0,
             sm_s,
         })

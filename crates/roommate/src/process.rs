@@ -1,6 +1,7 @@
 //! What the program is to the operating system: its streams, its memory, its errors.
 
 use anyhow::Context;
+use roommate_agent::AgentError;
 use roommate_core::journal::JournalError;
 use roommate_core::policy::{POLICIES, PolicyError};
 use roommate_sim::scenario::ScenarioError;
@@ -76,6 +77,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
         }
         if let Some(e) = cause.downcast_ref::<ScenarioError>() {
             return Some(e.hint());
+        }
+        if let Some(e) = cause.downcast_ref::<AgentError>() {
+            return e.hint();
         }
         if cause.is::<Unfit>() {
             let hint = "use another --cluster, or --skip-bad-rows to drop such jobs and count them";

@@ -65,6 +65,18 @@ fn the_page_about_commands_is_what_the_program_says() {
         &["trace", "study"],
         &["trace", "synth"],
         &["trace", "convert"],
+        &["up"],
+        &["submit"],
+        &["ps"],
+        &["describe"],
+        &["logs"],
+        &["cancel"],
+        &["suspend"],
+        &["resume"],
+        &["resize"],
+        &["events"],
+        &["down"],
+        &["run"],
         &["completions"],
     ];
     for words in commands {

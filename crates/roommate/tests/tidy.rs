@@ -176,9 +176,11 @@ const RULES: &[Rule] = &[
         good: "[dependencies]\nserde.workspace = true\n[package]\nname = \"roommate-core\"\n",
     },
     Rule {
-        name: "the simulator knows only the core",
-        reason: "it is one of several worlds, and they do not know each other",
-        applies: |path| path == "crates/roommate-sim/Cargo.toml",
+        name: "a world knows only the core",
+        reason: "there are several worlds, and they do not know each other",
+        applies: |path| {
+            ["crates/roommate-sim/Cargo.toml", "crates/roommate-agent/Cargo.toml"].contains(&path)
+        },
         find: |text| ours(text, &["roommate-core"]),
         bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
         good: "[dependencies]\nroommate-core.workspace = true\n",

@@ -8,9 +8,17 @@ use std::process::ExitCode;
 
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let mut story = explain::Explain::new(&args.job);
-    super::read_journal(&args.journal, &mut story)?;
+    let journal = if let Some(path) = &args.journal {
+        super::read_journal(path, &mut story)?;
+        path.clone()
+    } else {
+        let path = super::machine::paths(&args.state).journal();
+        super::machine::require_journal(&path)?;
+        super::read_journal(&path, &mut story)?;
+        path
+    };
     if !story.found() {
-        let what = format!("there is no job {:?} in {}", args.job, args.journal.display());
+        let what = format!("there is no job {:?} in {}", args.job, journal.display());
         let similar: Vec<String> = story.similar().take(5).map(|n| format!("{n:?}")).collect();
         let hint = if similar.is_empty() {
             "job names are the ids of the trace".to_string()

@@ -551,7 +551,7 @@ fn flags_are_checked() {
         expect![[r#"
             error: unrecognized subcommand 'simulate'
 
-              tip: a similar subcommand exists: 'sim'
+              tip: some similar subcommands exist: 'submit', 'sim'
 
             Usage: roommate <COMMAND>
 

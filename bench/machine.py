@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""A daemon under stress: random kills, and a crowd.
+
+usage: machine.py [--kills N] [--seed N]
+
+* crash: the daemon and its tenants are killed with `kill -9` at random, N times (500 unless given), while
+  jobs are submitted; every job has to end exactly once, and none may ever run beside itself;
+* crowd: 1,000 jobs wait and 200 tenants run and report; the daemon has to stay below 100 MiB and below
+  5 % of one core.
+
+The program is target/release/roommate, or $ROOMMATE_BIN. Exit status: 0 all is well, 1 not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/live"))
+
+from conftest import Room  # noqa: E402
+from test_crash import crash_loop  # noqa: E402
+
+LIMIT_MIB = 100.0
+LIMIT_CORE = 0.05
+RUNNING, QUEUED = 200, 1000
+MEASURE_S = 10.0
+
+LOOP = """
+import roommate, time
+for _ in roommate.steps(lambda size: time.sleep(0.1) or size, batch_size=1): pass
+"""
+
+
+def crash(kills: int, seed: int) -> bool:
+    room = Room()
+    began = time.monotonic()
+    try:
+        crash_loop(room, kills, seed)
+    except AssertionError as error:
+        print(f"FAIL crash: {error}")
+        return False
+    finally:
+        room.close()
+    print(f"ok   crash: {kills} kills in {time.monotonic() - began:.0f} s, nothing lost, nothing doubled")
+    return True
+
+
+def crowd() -> bool:
+    room = Room()
+    try:
+        room.up("--policy", "fifo", "--devices", str(RUNNING))
+        job = room.job("tenant", json.dumps({"command": [sys.executable, "-c", LOOP]}))
+        began = time.monotonic()
+        room.ok("submit", *[job] * (RUNNING + QUEUED))
+        print(f"     crowd: {RUNNING + QUEUED} jobs submitted in {time.monotonic() - began:.1f} s")
+        room.until(lambda: sum(j["cooperative"] for j in room.jobs().values()) == RUNNING, 120.0)
+        machine = json.loads(room.ok("describe", "-o", "json"))
+        used, at = cpu_s(machine["pid"]), time.monotonic()
+        time.sleep(MEASURE_S)
+        share = (cpu_s(machine["pid"]) - used) / (time.monotonic() - at)
+        rss = json.loads(room.ok("describe", "-o", "json"))["rss_mib"]
+        states = [j["state"] for j in room.jobs().values()]
+    finally:
+        room.close()
+    good = rss <= LIMIT_MIB and share <= LIMIT_CORE
+    good = good and states.count("running") == RUNNING and states.count("pending") == QUEUED
+    print(
+        f"{'ok  ' if good else 'FAIL'} crowd: {states.count('running')} running, {states.count('pending')} waiting: "
+        f"{rss:.1f} MiB (limit {LIMIT_MIB:g}), {share:.1%} of a core (limit {LIMIT_CORE:.0%})"
+    )
+    return good
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    good = [crowd(), crash(args.kills, args.seed)]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+//! Flags of the commands that work with real processes on this machine.
+
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// Where a daemon keeps its state.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct StateArg {
+    /// Folder of the daemon's state; `$ROOMMATE_STATE`, or a folder under your home, unless given
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Listing {
+    /// For people
+    Table,
+    /// For people with a wide screen
+    Wide,
+    /// One JSON document
+    Json,
+    /// One YAML document
+    Yaml,
+}
+
+/// How a machine decides.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Deciding {
+    /// The policy; gandiva, unless given
+    #[arg(long, short)]
+    pub(crate) policy: Option<String>,
+    /// Set a parameter of the policy: name=value, the value as JSON or plain text
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Devices to cut the machine into; as many as it has cores, unless given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) devices: Option<u16>,
+    /// Leave the kernel's groups alone: tenants keep their shares by themselves
+    #[arg(long)]
+    pub(crate) no_cgroups: bool,
+    /// Seconds of the pause after a job's first failure; doubles with each further one
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
+    pub(crate) backoff: f64,
+    /// Seed of the policy's randomness
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Up {
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    #[command(flatten)]
+    pub(crate) deciding: Deciding,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Submit {
+    /// The job files, `-` for standard input
+    #[arg(required_unless_present = "example")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Print a job file that shows every field
+    #[arg(long, conflicts_with = "files")]
+    pub(crate) example: bool,
+    /// Check everything, submit nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Ps {
+    /// Leave out jobs that have ended
+    #[arg(long)]
+    pub(crate) alive: bool,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Listing::Table)]
+    pub(crate) output: Listing,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Describe {
+    /// Name of the job; without one, the machine
+    pub(crate) job: Option<String>,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Listing::Table)]
+    pub(crate) output: Listing,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Logs {
+    /// Name of the job
+    pub(crate) job: String,
+    /// Go on until the job ends
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct OnJobs {
+    /// Names of the jobs
+    #[arg(required = true)]
+    pub(crate) jobs: Vec<String>,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Resize {
+    /// Name of the job
+    pub(crate) job: String,
+    /// The batch size; 0 leaves it to the policy again
+    #[arg(long, value_name = "N")]
+    pub(crate) batch: u32,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Events {
+    /// Go on as things happen
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// How to print the result; json prints the lines of the journal
+    #[arg(long, short, value_enum, default_value_t = Listing::Table)]
+    pub(crate) output: Listing,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Down {
+    /// Stop the jobs as well; otherwise they go on, and the next daemon finds them
+    #[arg(long)]
+    pub(crate) stop_jobs: bool,
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    /// The mix: a list of jobs, and the policy
+    pub(crate) mix: PathBuf,
+    #[command(flatten)]
+    pub(crate) deciding: Deciding,
+    /// Run the jobs one at a time first, and compare
+    #[arg(long)]
+    pub(crate) versus_alone: bool,
+    /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) journal: Option<PathBuf>,
+    /// Write an HTML report
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = super::Output::Table)]
+    pub(crate) output: super::Output,
+}
+
+/// Not for people: what runs between a daemon and a job.
+#[derive(Args, Debug)]
+pub(crate) struct Keeper {
+    /// Folder of the attempt
+    pub(crate) folder: PathBuf,
+    /// Become the command of the attempt, as a child of this keeper
+    #[arg(long = "for", value_name = "PID")]
+    pub(crate) keeper: Option<u32>,
+}

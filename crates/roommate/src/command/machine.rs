@@ -1,0 +1,216 @@
+//! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
+
+use crate::cli::machine::{Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
+use crate::{process, table};
+use roommate_agent::control::{self, JobView, MachineView, Reply, Request};
+use roommate_agent::paths::Paths;
+use serde::Serialize;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The state that the flags mean.
+pub(super) fn paths(state: &StateArg) -> Paths {
+    state.state.as_ref().map_or_else(Paths::usual, Paths::new)
+}
+
+/// A journal is there once a daemon has run.
+pub(super) fn require_journal(path: &Path) -> anyhow::Result<()> {
+    if path.exists() {
+        return Ok(());
+    }
+    let what = format!("there is no journal at {:?}", path.display().to_string());
+    Err(process::advise(
+        what,
+        "`roommate up` starts one; a journal of your own goes behind --journal",
+    ))
+}
+
+pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
+    let Reply::Jobs(mut jobs) = control::ask(&paths(&args.state), &Request::Ps {})? else {
+        anyhow::bail!("the daemon answers something else");
+    };
+    jobs.retain(|j| !args.alive || !j.ended);
+    if document(&jobs, args.output)? {
+        return Ok(ExitCode::SUCCESS);
+    }
+    process::print(&list(&jobs, args.output == Listing::Wide))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints JSON or YAML, if that is asked for.
+fn document(value: &impl Serialize, output: Listing) -> anyhow::Result<bool> {
+    let text = match output {
+        Listing::Json => serde_json::to_string_pretty(value)? + "\n",
+        Listing::Yaml => yaml_serde::to_string(value)?,
+        Listing::Table | Listing::Wide => return Ok(false),
+    };
+    process::print(&text)?;
+    Ok(true)
+}
+
+/// Jobs as a table.
+pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
+    let mut head =
+        vec!["name", "state", "devices", "share", "steps", "step", "batch", "starts", "age"];
+    if wide {
+        head.extend(["class", "team", "sdk", "mem", "keeper", "why"]);
+    }
+    let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
+    for j in jobs {
+        let mut row = vec![
+            j.name.clone(),
+            j.state.clone(),
+            numbers(&j.devices),
+            share(j),
+            steps(j),
+            j.step_s.map_or("-".into(), seconds),
+            j.batch.map_or("-".into(), |b| b.to_string()),
+            j.starts.to_string(),
+            table::figure(Some(j.age_s), "s"),
+        ];
+        if wide {
+            row.extend([
+                j.class.clone(),
+                j.team.clone().unwrap_or_else(|| "-".into()),
+                if j.cooperative { "yes" } else { "no" }.into(),
+                j.mem_mib.map_or("-".into(), |m| format!("{m} MiB")),
+                j.keeper_pid.map_or("-".into(), |p| p.to_string()),
+                j.why.clone().unwrap_or_else(|| "-".into()),
+            ]);
+        }
+        rows.push(row);
+    }
+    if rows.len() == 1 { "no jobs\n".into() } else { table::align_left(&rows) }
+}
+
+fn numbers(devices: &[u32]) -> String {
+    let text: Vec<String> = devices.iter().map(u32::to_string).collect();
+    if text.is_empty() { "-".into() } else { text.join(",") }
+}
+
+fn share(j: &JobView) -> String {
+    let pace = if j.pace < 1.0 { format!(" at {:.0}%", j.pace * 100.0) } else { String::new() };
+    let share = if j.share == 0.0 { "free".into() } else { format!("{:.0}%", j.share * 100.0) };
+    share + &pace
+}
+
+fn steps(j: &JobView) -> String {
+    match j.steps {
+        Some(all) => format!("{:.0}/{all:.0}", j.done.min(all)),
+        None if j.step_s.is_some() => format!("{:.0}", j.done),
+        None => "-".into(),
+    }
+}
+
+/// A step's length with a unit that suits it.
+fn seconds(s: f64) -> String {
+    match s {
+        s if s < 1e-3 => format!("{:.0} us", s * 1e6),
+        s if s < 1.0 => format!("{:.1} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
+    let paths = paths(&args.state);
+    let rows = match &args.job {
+        None => {
+            let Reply::Machine(machine) = control::ask(&paths, &Request::Machine {})? else {
+                anyhow::bail!("the daemon answers something else");
+            };
+            if document(&machine, args.output)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            machine_rows(&machine, &paths)
+        }
+        Some(job) => {
+            let Reply::Job(job) = control::ask(&paths, &Request::Describe { job: job.clone() })?
+            else {
+                anyhow::bail!("the daemon answers something else");
+            };
+            if document(&job, args.output)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            job_rows(&job)
+        }
+    };
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|(k, v)| vec![k.to_string(), v]).collect();
+    process::print(&table::align_left(&rows))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn machine_rows(m: &MachineView, paths: &Paths) -> Vec<(&'static str, String)> {
+    vec![
+        ("machine", m.cluster.clone()),
+        ("policy", m.policy.clone()),
+        ("shares", format!("{} ({})", m.enforcement.tier, m.enforcement.what)),
+        ("jobs", format!("{} not ended", m.jobs)),
+        ("up", table::figure(Some(m.up_s), "s")),
+        ("daemon", format!("process {}, {:.1} MiB", m.pid, m.rss_mib)),
+        ("state", paths.root().display().to_string()),
+        ("journal", paths.journal().display().to_string()),
+    ]
+}
+
+fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
+    let or = |v: Option<String>| v.unwrap_or_else(|| "-".into());
+    let kind = if j.cooperative {
+        "speaks with the machine through the SDK"
+    } else {
+        "opaque: held by signals"
+    };
+    let mut rows = vec![
+        ("name", j.name.clone()),
+        ("state", j.state.clone()),
+        ("why", or(j.why.clone())),
+        ("command", j.command.join(" ")),
+        ("devices", numbers(&j.devices)),
+        ("share", share(j)),
+        ("steps", steps(j)),
+        ("step", or(j.step_s.map(seconds))),
+        ("batch", or(j.batch.map(|b| b.to_string()))),
+        ("noise scale", or(j.noise_scale.map(|n| format!("{n:.1}")))),
+        ("memory", or(j.mem_mib.map(|m| format!("{m} MiB")))),
+        ("class", j.class.clone()),
+        ("team", or(j.team.clone())),
+        ("starts", format!("{}, {} failed", j.starts, j.failures)),
+        ("last exit", or(j.exit.clone())),
+        ("age", table::figure(Some(j.age_s), "s")),
+        ("log", j.log.clone()),
+    ];
+    if j.keeper_pid.is_some() {
+        rows.insert(4, ("tenant", kind.into()));
+    }
+    rows
+}
+
+/// Does the same to each of some jobs.
+pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow::Result<ExitCode> {
+    for job in &args.jobs {
+        if let Reply::Done { what } = control::ask(&paths(&args.state), &request(job.clone()))? {
+            process::say(&what);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
+    let request = Request::Resize { job: args.job.clone(), batch: args.batch };
+    if let Reply::Done { what } = control::ask(&paths(&args.state), &request)? {
+        process::say(&what);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn down(args: &Down) -> anyhow::Result<ExitCode> {
+    let stop_jobs = args.stop_jobs;
+    let paths = paths(&args.state);
+    control::ask(&paths, &Request::Down { stop_jobs })?;
+    control::await_end(&paths)?;
+    process::say(if stop_jobs {
+        "down"
+    } else {
+        "down: jobs go on, and `roommate up` finds them again"
+    });
+    Ok(ExitCode::SUCCESS)
+}

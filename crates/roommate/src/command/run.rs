@@ -1,0 +1,247 @@
+//! `roommate run`: a whole mix on this machine, in the foreground.
+
+use crate::atomic::AtomicFile;
+use crate::cli::Output;
+use crate::cli::machine::Run;
+use crate::{ANSWER_NO, process, table};
+use anyhow::Context;
+use roommate_agent::control::{JobView, Reply, Request};
+use roommate_agent::jobfile::{JobFile, Mix};
+use roommate_agent::paths::Paths;
+use roommate_agent::world::{self, Running};
+use roommate_agent::{AgentError, signal};
+use roommate_core::journal;
+use roommate_core::metrics::{Fold, Metrics};
+use roommate_sim::report;
+use roommate_sim::view::View;
+use serde_json::json;
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a run of the mix came to.
+struct Came {
+    label: String,
+    jobs: Vec<JobView>,
+    metrics: Metrics,
+    journal: Vec<u8>,
+    wall_s: f64,
+}
+
+pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let at = super::submit::absolute(&args.mix)?;
+    let open = |path: &std::path::Path| std::fs::read_to_string(path);
+    let mix =
+        Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
+    let mut runs = Vec::new();
+    if args.versus_alone {
+        runs.push(go(args, &mix, true, &wanted)?);
+    }
+    runs.push(go(args, &mix, false, &wanted)?);
+    let shared = runs.last().context("there was a run")?;
+    let good = runs.iter().flat_map(|r| &r.jobs).all(|j| j.state == "finished");
+    match args.output {
+        Output::Table => process::print(&tell(&runs))?,
+        Output::Json => {
+            let runs: Vec<_> = runs
+                .iter()
+                .map(|r| json!({ "label": r.label, "wall_s": r.wall_s, "metrics": r.metrics, "jobs": r.jobs }))
+                .collect();
+            process::print(&(serde_json::to_string_pretty(&runs)? + "\n"))?;
+        }
+        Output::Csv => {
+            let mut text = String::from("run,job,state,steps,starts,age_s\n");
+            for (run, j) in runs.iter().flat_map(|r| r.jobs.iter().map(move |j| (r, j))) {
+                let (run, state) = (&run.label, j.state.replace('"', "\"\""));
+                text +=
+                    &format!("{run},{},\"{state}\",{},{},{}\n", j.name, j.done, j.starts, j.age_s);
+            }
+            process::print(&text)?;
+        }
+    }
+    if let Some(path) = &args.journal {
+        let mut file = AtomicFile::create(path)?;
+        file.write_all(&shared.journal)
+            .with_context(|| format!("could not write {}", path.display()))?;
+        file.keep()?;
+        process::say(&format!("journal: {}", path.display()));
+    }
+    if let Some(path) = &args.report {
+        AtomicFile::create(path)?.fill(&page(&args.mix.display().to_string(), &runs)?)?;
+        process::say(&format!("report: {}", path.display()));
+    }
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
+}
+
+/// Runs the mix once: as it is, or one job after the other.
+fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result<Came> {
+    let folder = tempfile::Builder::new()
+        .prefix("roommate-")
+        .tempdir()
+        .context("could not make a folder")?;
+    let paths = Paths::new(folder.path());
+    let mut config = super::up::config(paths.clone(), &args.deciding)?;
+    config.policy = config.policy.or_else(|| mix.policy.clone());
+    if config.params.is_empty() {
+        config.params.clone_from(&mix.set);
+    }
+    if alone {
+        // Whoever has the machine for itself needs no policy.
+        (config.policy, config.params) = (Some("fifo".into()), serde_json::Map::new());
+    }
+    config.devices = config.devices.or(mix.devices);
+    let running = world::start(config)?;
+    let began = Instant::now();
+    let watched = watch(&running, mix, alone, wanted);
+    let wall_s = began.elapsed().as_secs_f64();
+    super::up::end(running)?;
+    let jobs = watched?;
+    let mut journal = std::fs::read(paths.journal()).context("could not read the journal")?;
+    let last = jobs.iter().map(|j| j.submitted_s + j.age_s).fold(0.0, f64::max);
+    finish(&mut journal, last);
+    let mut fold = Fold::default();
+    journal::read(journal.as_slice(), &mut fold).context("could not read the journal")?;
+    let label = if alone { "one at a time".to_string() } else { "shared".to_string() };
+    if jobs.iter().any(|j| j.state != "finished") {
+        keep_logs(&jobs);
+    }
+    Ok(Came { label, jobs, metrics: fold.metrics(), journal, wall_s })
+}
+
+/// Submits the jobs when they are due and shows how they get on until all have ended.
+fn watch(
+    running: &Running,
+    mix: &Mix,
+    alone: bool,
+    wanted: &AtomicBool,
+) -> anyhow::Result<Vec<JobView>> {
+    let began = Instant::now();
+    let mut due = mix.jobs.iter().peekable();
+    let mut line = Line::default();
+    loop {
+        let Reply::Jobs(jobs) = running.ask(Request::Ps {})? else {
+            anyhow::bail!("no jobs to show")
+        };
+        let all_ended = jobs.iter().all(|j| j.ended);
+        let next = |(after, _): &&(f64, JobFile)| {
+            if alone { all_ended } else { began.elapsed().as_secs_f64() >= *after }
+        };
+        if let Some((_, file)) = due.next_if(next) {
+            running.ask(super::submit::request(file.clone(), false))?;
+            continue;
+        }
+        line.show(&jobs, mix.jobs.len());
+        if all_ended && due.peek().is_none() {
+            line.clear();
+            return Ok(jobs);
+        }
+        if wanted.load(Ordering::Relaxed) {
+            line.clear();
+            anyhow::bail!("stopped by its user, with all its jobs");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The line in which a person sees how the jobs get on; without a person, a line for each change.
+#[derive(Default)]
+struct Line {
+    shown: String,
+    states: Vec<String>,
+}
+
+impl Line {
+    fn show(&mut self, jobs: &[JobView], all: usize) {
+        if process::watched() {
+            let ended = jobs.iter().filter(|j| j.ended).count();
+            let mut text = format!("{ended}/{all} ended");
+            for j in jobs.iter().filter(|j| !j.ended) {
+                let share =
+                    j.steps.map_or(String::new(), |all| format!(" {:.0}%", 100.0 * j.done / all));
+                text += &format!(" | {} {}{share}", j.name, j.state);
+            }
+            let text: String = text.chars().take(110).collect();
+            if text != self.shown {
+                let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
+                self.shown = text;
+            }
+            return;
+        }
+        self.states.resize(jobs.len(), String::new());
+        for (was, j) in self.states.iter_mut().zip(jobs) {
+            if *was != j.state {
+                process::say(&format!("{}: {}", j.name, j.state));
+                was.clone_from(&j.state);
+            }
+        }
+    }
+
+    fn clear(&self) {
+        if !self.shown.is_empty() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// What failed jobs printed last; their folder goes away with the run.
+fn keep_logs(jobs: &[JobView]) {
+    for j in jobs.iter().filter(|j| j.state != "finished") {
+        let text = std::fs::read_to_string(&j.log).unwrap_or_default();
+        let last: Vec<&str> = text.lines().rev().take(5).collect();
+        process::say(&format!("{} {}; it last printed:", j.name, j.state));
+        last.iter().rev().for_each(|l| process::say(&format!("  {l}")));
+    }
+}
+
+/// Ends a journal: nothing more will happen.
+fn finish(journal: &mut Vec<u8>, last_s: f64) {
+    let mut writer = journal::Writer::new(Vec::new());
+    let at = roommate_core::time::Time::from_secs(last_s.max(last_step_s(journal)));
+    journal::Observer::end(&mut writer, at);
+    if let Ok(line) = writer.finish() {
+        journal.extend(line);
+    }
+}
+
+fn last_step_s(journal: &[u8]) -> f64 {
+    let mut last = LastStep::default();
+    let _ = journal::read(journal, &mut last);
+    last.0
+}
+
+#[derive(Default)]
+struct LastStep(f64);
+
+impl journal::Observer for LastStep {
+    fn step(&mut self, step: &journal::StepView<'_>) {
+        self.0 = step.at.secs();
+    }
+}
+
+fn tell(runs: &[Came]) -> String {
+    let mut text = String::new();
+    for run in runs {
+        text += &format!("{}:\n{}\n", run.label, super::machine::list(&run.jobs, false));
+    }
+    let columns: Vec<(String, Metrics)> =
+        runs.iter().map(|r| (r.label.clone(), r.metrics.clone())).collect();
+    text += &table::metrics(&columns);
+    if let [alone, shared] = runs {
+        let faster = alone.metrics.makespan_s / shared.metrics.makespan_s;
+        text +=
+            &format!("shared, the mix is done {faster:.2} times as fast as one job at a time\n");
+    }
+    text
+}
+
+fn page(title: &str, runs: &[Came]) -> anyhow::Result<String> {
+    let mut views = Vec::new();
+    for run in runs {
+        let mut view = View::default();
+        journal::read(run.journal.as_slice(), &mut view).context("could not read the journal")?;
+        views.push(view.finish(&run.label, title));
+    }
+    Ok(report::render(title, &views))
+}

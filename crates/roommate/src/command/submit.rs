@@ -1,0 +1,85 @@
+//! `roommate submit`: job files to the daemon.
+
+use crate::cli::machine::Submit;
+use crate::process;
+use anyhow::Context;
+use roommate_agent::AgentError;
+use roommate_agent::control::{self, Reply, Request};
+use roommate_agent::jobfile::{EXAMPLE, JobFile};
+use roommate_agent::paths::Paths;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// A daemon that is being started again is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
+    if args.example {
+        process::print(EXAMPLE)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // All files are read before one is submitted: a mistake in the last leaves nothing half done.
+    let jobs: Vec<JobFile> = args.files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?;
+    let paths = super::machine::paths(&args.state);
+    for file in jobs {
+        let reply = send(&paths, &request(file, args.dry_run))?;
+        match reply {
+            Reply::Submitted { name } => process::print(&format!("{name}\n"))?,
+            Reply::Done { what } => process::print(&format!("{what}\n"))?,
+            _ => anyhow::bail!("the daemon answers something else"),
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The request for a job, with the environment of this process.
+pub(super) fn request(file: JobFile, dry_run: bool) -> Request {
+    // What is not text cannot travel as JSON, and no job of ours will miss it.
+    let env = std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+    let key = format!("{}-{:?}", std::process::id(), std::time::SystemTime::now());
+    Request::Submit(Box::new(control::Submit { file, env: env.collect(), key, dry_run }))
+}
+
+/// Submits, and repeats it if the daemon went away in the middle: the same submission is taken once.
+fn send(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
+    let end = Instant::now() + PATIENCE;
+    let mut spoken = false;
+    loop {
+        match control::ask(paths, request) {
+            Err(AgentError::Lost { .. }) if Instant::now() < end => spoken = true,
+            Err(AgentError::NoDaemon { .. }) if spoken && Instant::now() < end => {}
+            other => return other,
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Reads a job file; paths in it become those of this process.
+pub(super) fn read(path: &Path) -> anyhow::Result<JobFile> {
+    let here = std::env::current_dir().context("could not find the current folder")?;
+    if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).context("could not read standard input")?;
+        return Ok(JobFile::read(&text, &here.join("-")).map_err(AgentError::from)?);
+    }
+    let text = text_of(path)?;
+    Ok(JobFile::read(&text, &here.join(path)).map_err(AgentError::from)?)
+}
+
+pub(super) fn text_of(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display().to_string();
+    let bytes = std::fs::read(path).map_err(|e| {
+        let hint = "`roommate submit --example` prints one to begin with";
+        process::advise(format!("could not read {shown:?}: {e}"), hint)
+    })?;
+    String::from_utf8(bytes)
+        .map_err(|_| anyhow::anyhow!("could not read {shown:?}: it is not text"))
+}
+
+/// The path as it is from the root, without asking whether it is there.
+pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
+    Ok(std::env::current_dir().context("could not find the current folder")?.join(path))
+}

@@ -1,0 +1,82 @@
+//! `roommate up`: the daemon, and the keepers that it starts.
+
+use crate::cli::machine::{Deciding, Keeper, Up};
+use crate::{lab, process};
+use anyhow::Context;
+use roommate_agent::control::{Reply, Request};
+use roommate_agent::paths::Paths;
+use roommate_agent::world::{self, Config, Running};
+use roommate_agent::{keeper as keeping, signal};
+use roommate_core::policy::Params;
+use roommate_core::state::Costs;
+use roommate_core::time::Span;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
+    let wanted = signal::end_wanted()?;
+    let paths = super::machine::paths(&args.state);
+    let running = world::start(config(paths.clone(), &args.deciding)?)?;
+    let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
+        anyhow::bail!("the daemon does not say what it is");
+    };
+    process::say(&format!(
+        "up: {} under policy {}, process {}",
+        machine.cluster, machine.policy, machine.pid
+    ));
+    process::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
+    process::say(&format!("state: {}", paths.root().display()));
+    while !running.has_ended() {
+        if wanted.load(Ordering::Relaxed) {
+            let _ = running.inputs.send(world::Input::Quit { stop_jobs: false });
+            process::say("down: jobs go on, and `roommate up` finds them again");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    running.join()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the flags ask for.
+pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config> {
+    let params: Params =
+        deciding.set.iter().map(|s| lab::param(s)).collect::<anyhow::Result<_>>()?;
+    let program = std::env::current_exe().context("could not find this program itself")?;
+    let backoff = Span::from_secs(deciding.backoff);
+    Ok(Config {
+        paths,
+        program,
+        policy: deciding.policy.clone(),
+        params,
+        devices: deciding.devices,
+        seed: deciding.seed,
+        may_use_cgroups: !deciding.no_cgroups,
+        costs: Costs { backoff, ..Config::usual_costs() },
+    })
+}
+
+/// Ends a daemon of this process and its jobs.
+pub(super) fn end(running: Running) -> anyhow::Result<()> {
+    let _ = running.inputs.send(world::Input::Quit { stop_jobs: true });
+    Ok(running.join()?)
+}
+
+pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
+    match args.keeper {
+        None => {
+            let program = std::env::current_exe().context("could not find this program itself")?;
+            keeping::keep(&args.folder, &program)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(keeper) => {
+            let Err(error) = keeping::become_command(&args.folder, keeper) else {
+                return Ok(ExitCode::SUCCESS);
+            };
+            process::say(&format!("error: {error}"));
+            // As a shell has it.
+            Ok(ExitCode::from(127))
+        }
+    }
+}

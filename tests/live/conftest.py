@@ -1,0 +1,119 @@
+"""A real daemon with real processes, in a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BINARY = os.environ.get("ROOMMATE_BIN") or str(ROOT / "target/release/roommate")
+
+
+class Room:
+    """A folder with a state and job files, and the program to work with them."""
+
+    def __init__(self) -> None:
+        # Not pytest's own folder: its path is too long for a socket.
+        self.folder = Path(tempfile.mkdtemp(prefix="rm-"))
+        self.state = self.folder / "s"
+        self.daemon: subprocess.Popen[str] | None = None
+        self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": str(ROOT / "python")}
+
+    def up(self, *flags: str, **popen: Any) -> None:
+        self.daemon = subprocess.Popen(
+            [BINARY, "up", *flags], env=self.env, stderr=subprocess.PIPE, text=True, **popen
+        )
+        daemon = self.daemon
+        self.until(lambda: self.tool("describe").returncode == 0 or daemon.poll() is not None)
+        if daemon.poll() is not None:
+            raise AssertionError(f"the daemon does not come up: {daemon.communicate()[1]}")
+
+    def kill(self) -> None:
+        """Kills the daemon as hard as possible."""
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+        if self.daemon.stderr:
+            self.daemon.stderr.close()
+
+    def tool(self, *words: str, **run: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BINARY, *words], env=self.env, capture_output=True, text=True, **run)
+
+    def ok(self, *words: str) -> str:
+        done = self.tool(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def job(self, name: str, text: str) -> str:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(text)
+        return str(path)
+
+    def submit(self, name: str, command: list[str] | str, **fields: Any) -> str:
+        file = self.job(name, json.dumps({"command": command, **fields}))
+        return self.ok("submit", file).strip()
+
+    def python(self, name: str, code: str, **fields: Any) -> str:
+        return self.submit(name, [sys.executable, "-c", code], **fields)
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        return {j["name"]: j for j in json.loads(self.ok("ps", "-o", "json"))}
+
+    def state_of(self, job: str) -> str:
+        return str(self.jobs()[job]["state"])
+
+    def steps(self) -> list[dict[str, Any]]:
+        lines = (self.state / "journal.jsonl").read_text().splitlines()
+        return [step for line in lines if (step := json.loads(line).get("step"))]
+
+    def actions(self, kind: str) -> list[Any]:
+        return [a[kind] for s in self.steps() for a in s.get("actions", []) if kind in a]
+
+    def until(self, holds: Callable[[], Any], within_s: float = 30.0) -> Any:
+        end = time.monotonic() + within_s
+        while not (found := holds()):
+            assert time.monotonic() < end, f"still not so after {within_s} s: {self.tool('ps').stdout}"
+            time.sleep(0.02)
+        return found
+
+    def until_ended(self, *jobs: str, within_s: float = 60.0) -> None:
+        self.until(lambda: all(self.jobs()[j]["ended"] for j in jobs), within_s)
+
+    def replays(self) -> bool:
+        return self.ok("replay", str(self.state / "journal.jsonl")).startswith("same: ")
+
+    def close(self) -> None:
+        if self.daemon is not None:
+            if self.daemon.poll() is not None and (self.state / "store.db").exists():
+                # Only a daemon finds the jobs of the one before; one that cannot come up has none.
+                with contextlib.suppress(AssertionError):
+                    self.up()
+            if self.daemon.poll() is None:
+                self.tool("down", "--stop-jobs")
+                try:
+                    self.daemon.wait(20)
+                except subprocess.TimeoutExpired:
+                    self.daemon.send_signal(signal.SIGKILL)
+                    self.daemon.wait()
+            if self.daemon.stderr:
+                self.daemon.stderr.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    it = Room()
+    yield it
+    it.close()

@@ -1,0 +1,296 @@
+"""Jobs as processes: they run, fail, are held, share and take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import Room
+
+# A loop that uses the SDK: what it does in each step is noted in the file `ticks`.
+LOOP = """
+import time, roommate
+ticks = open("ticks-" + NAME, "a", buffering=1)
+for n, batch in enumerate(roommate.steps(lambda size: size, batch_size=8, min=4, max=16)):
+    if n == STEPS: break
+    time.sleep(0.01)
+    ticks.write(f"{n} {batch} {time.time()}\\n")
+"""
+
+
+def loop(name: str, steps: int) -> str:
+    return LOOP.replace("NAME", repr(name)).replace("STEPS", str(steps))
+
+
+def ticks(room: Room, name: str) -> int:
+    path = room.folder / f"ticks-{name}"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_jobs_run_to_their_end_and_the_journal_replays(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1")
+    room.submit("hello", "echo hello from $ROOMMATE_JOB; echo problem >&2")
+    room.submit("second", ["sh", "-c", "exit 0"])
+    room.until_ended("hello", "second")
+    assert room.state_of("hello") == room.state_of("second") == "finished"
+    assert room.ok("logs", "hello") == "hello from hello\nproblem\n"
+    assert "finished" in room.ok("events") and "finished" in room.ok("explain", "second")
+    assert room.replays()
+
+
+def test_failures_are_retried_by_class_with_pauses(room: Room) -> None:
+    room.up("--policy", "fifo", "--backoff", "0.1")
+    room.submit("crashes", "echo try; exit 1", retries=2)
+    room.submit("wrong", "echo try; exit 2", retries={"user": 0, "infra": 5, "unknown": 5})
+    room.submit(
+        "killed",
+        "[ -e tried ] || { touch tried; kill -9 $$; }",
+        retries={"user": 0, "infra": 1, "unknown": 0},
+    )
+    room.until_ended("crashes", "wrong", "killed")
+    jobs = room.jobs()
+    assert jobs["crashes"]["state"] == "failed: exit 1" and jobs["crashes"]["starts"] == 3
+    assert jobs["wrong"]["state"] == "failed: exit 2" and jobs["wrong"]["starts"] == 1
+    assert jobs["killed"]["state"] == "finished" and jobs["killed"]["starts"] == 2
+    assert room.ok("logs", "crashes") == "try\n" * 3
+    pauses = [n["why"] for s in room.steps() for n in s.get("notes", []) if "backs_off" in str(n)]
+    assert {"backs_off": 100_000} in pauses and {"backs_off": 200_000} in pauses
+
+
+def test_a_suspended_job_stands_still_until_it_is_resumed(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "2")
+    room.python("sdk", loop("sdk", 100_000))
+    room.submit("opaque", "i=0; while :; do i=$((i+1)); echo $i > ticks-opaque; sleep 0.01; done")
+
+    def count(name: str) -> int:
+        path = room.folder / f"ticks-{name}"
+        text = path.read_text().strip() if path.exists() else ""
+        return ticks(room, "sdk") if name == "sdk" else int(text or 0)
+
+    for name in ("sdk", "opaque"):
+        room.until(lambda name=name: count(name) > 5)
+        room.ok("suspend", name)
+        assert room.state_of(name) == "suspended"
+        time.sleep(0.2)  # one step may still be under way
+        before = count(name)
+        time.sleep(0.3)
+        assert count(name) == before
+        assert "already" in room.tool("suspend", name).stderr
+        room.ok("resume", name)
+        room.until(lambda name=name, before=before: count(name) > before)
+    room.ok("cancel", "sdk", "opaque")
+    room.until(lambda: room.jobs()["sdk"]["keeper_pid"] is None)
+    assert room.state_of("sdk") == "cancelled"
+    assert room.replays()
+
+
+def test_a_batch_change_is_obeyed_at_the_next_step(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1")
+    room.python("loop", loop("loop", 100_000))
+    room.until(lambda: ticks(room, "loop") > 5)
+    asked = time.time()
+    room.ok("resize", "loop", "--batch", "16")
+    answered = time.time()
+    room.until(lambda: room.jobs()["loop"]["batch"] == 16)
+    lines = [line.split() for line in (room.folder / "ticks-loop").read_text().splitlines()]
+    first = next(i for i, (_, batch, _) in enumerate(lines) if batch == "16")
+    # The step under way when it was asked is the last of the old size.
+    late = [at for _, batch, at in lines[:first] if float(at) > answered]
+    assert len(late) <= 1 and float(lines[first][2]) > asked
+    assert {batch for _, batch, _ in lines[first:]} == {"16"}
+    too_much = room.tool("resize", "loop", "--batch", "64")
+    assert too_much.returncode == 2 and "works with batches of 4 to 16, not 64" in too_much.stderr
+    room.kill()
+    room.up()
+    room.until(lambda: room.jobs()["loop"]["cooperative"] and room.jobs()["loop"]["batch"] == 16)
+
+
+def test_suspension_gives_memory_back(room: Room) -> None:
+    code = """
+import roommate, time
+held = [bytearray(64 << 20)]
+roommate.on_suspend(held.clear)
+roommate.on_resume(lambda: held.append(bytearray(64 << 20)))
+for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass
+"""
+    room.up("--policy", "fifo", "--devices", "1")
+    room.python("large", code)
+    room.until(lambda: (room.jobs()["large"]["mem_mib"] or 0) > 64)
+    group = room.jobs()["large"]["keeper_pid"]
+    assert group_rss_mib(group) > 64
+    room.ok("suspend", "large")
+    room.until(lambda: group_rss_mib(group) < 64)
+    room.ok("resume", "large")
+    room.until(lambda: group_rss_mib(group) > 64)
+
+
+def test_gandiva_lets_jobs_take_turns_by_suspending_them(room: Room) -> None:
+    room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.4", "--set", "pack=false")
+    names = [room.python(n, loop(n, 120)) for n in ("a", "b", "c")]
+    room.until_ended(*names)
+    assert {room.state_of(n) for n in names} == {"finished"}
+    # Nobody was started twice: who waited, waited in memory.
+    assert [ticks(room, n) for n in names] == [120] * 3
+    assert len(room.actions("suspend")) >= 3
+    assert all(len(list((room.state / "jobs" / str(i)).glob("*.*"))) == 1 for i in range(3))
+    assert room.replays()
+
+
+def test_an_opaque_job_takes_turns_as_well(room: Room) -> None:
+    room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false")
+    for name in ("a", "b"):
+        room.submit(name, f"for i in $(seq 80); do echo $i >> ticks-{name}; sleep 0.01; done")
+    room.until_ended("a", "b")
+    assert ticks(room, "a") == ticks(room, "b") == 80
+    assert len(room.actions("suspend")) >= 1
+
+
+def test_a_share_of_a_device_is_kept(room: Room) -> None:
+    room.up("--policy", "fifo")
+    tier = json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"]
+    code = """
+import time
+from pathlib import Path
+began, used = time.monotonic(), time.process_time()
+while time.monotonic() - began < 1.5: pass
+print((time.process_time() - used) / (time.monotonic() - began))
+"""
+    room.python("busy", code, share=0.3)
+    room.until_ended("busy")
+    got = float(room.ok("logs", "busy"))
+    if tier == "cooperative":
+        return
+    # A busy machine may give less than a share, never more.
+    assert got <= 0.33
+
+
+def test_stages_interleave(room: Room) -> None:
+    """One job waits for its disk, the other computes: together they take about as long as one."""
+    code = """
+import time, roommate
+for n, _ in enumerate(roommate.steps(lambda size: time.sleep(LOAD) or 1, batch_size=1, interleave=True)):
+    time.sleep(COMPUTE)
+    if n == 39: break
+"""
+    room.up("--policy", "muri-s", "--devices", "1")
+    names = []
+    for name, load, compute in (("loads", 0.03, 0.005), ("computes", 0.005, 0.03)):
+        text = code.replace("LOAD", str(load)).replace("COMPUTE", str(compute))
+        stages = [load, 0.0, compute, 0.0]
+        names.append(room.python(name, text, steps=40, step_s=0.035, stages_s=stages))
+    room.until_ended(*names)
+    assert {room.state_of(n) for n in names} == {"finished"}
+    starts = [place for _, place in room.actions("start")]
+    assert any(p.get("knobs", {}).get("stage", 0) > 0 for p in starts) or any(
+        k.get("stage", 0) > 0 for _, k in room.actions("tune")
+    )
+    assert room.replays()
+
+
+def test_a_tenant_that_speaks_nonsense_hurts_nobody(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "2")
+    room.python("good", loop("good", 60))
+    room.until(lambda: room.jobs()["good"]["cooperative"])
+    for line, why in (
+        (b"nonsense\n", "line 1: expected value"),
+        (b'{"hello":{"version":1,"token":"0.1.stolen","pid":1}}\n', "its token is not that of a job"),
+        (b'{"hello":{"version":9,"token":"","pid":1}}\n', "it speaks version 9"),
+    ):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(str(room.state / "tenant.sock"))
+            peer.sendall(line)
+            said = json.loads(peer.makefile().readline())
+            assert said["refused"]["reason"].startswith(why)
+    room.until_ended("good")
+    assert room.state_of("good") == "finished"
+
+
+def test_sockets_and_state_are_for_their_owner(room: Room) -> None:
+    room.up()
+    for name, mode in ((".", 0o700), ("control.sock", 0o600), ("tenant.sock", 0o600)):
+        assert os.stat(room.state / name).st_mode & 0o777 == mode
+
+
+def test_a_mix_runs_in_the_foreground_and_ends_with_a_report(room: Room) -> None:
+    jobs = [
+        {"name": "one", "command": [sys.executable, "-c", loop("one", 30)]},
+        {"name": "two", "command": "sleep 0.2", "after": "0.1s"},
+    ]
+    mix = room.job("mix", json.dumps({"policy": "fifo", "devices": 2, "jobs": jobs}))
+    report, journal = room.folder / "r.html", room.folder / "j.jsonl"
+    out = room.ok("run", mix, "--versus-alone", "--report", str(report), "--journal", str(journal))
+    assert "one at a time" in out and "times as fast" in out
+    assert "<html" in report.read_text()
+    assert room.ok("replay", str(journal)).startswith("same: ")
+    bad = room.job("bad", json.dumps({"jobs": [{"name": "x", "command": "echo oh; exit 3"}]}))
+    done = room.tool("run", bad, "--backoff", "0")
+    assert done.returncode == 1 and "failed: exit 3" in done.stdout and "  oh" in done.stderr
+
+
+# Computes as fast as it can and says how much CPU time it used.
+BUSY = """
+import roommate, time
+def work(size):
+    end = time.process_time() + 0.005
+    while time.process_time() < end: pass
+    return size
+began = time.monotonic()
+for _ in roommate.steps(work, batch_size=1):
+    if time.monotonic() - began > SECONDS: break
+print(time.process_time())
+"""
+
+
+def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room) -> None:
+    room.up("--policy", "antman", "--devices", "1")
+    tier = json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"]
+    room.python("promised", BUSY.replace("SECONDS", "6"))
+    room.until(lambda: room.jobs()["promised"]["cooperative"])
+    room.python("opportunist", BUSY.replace("SECONDS", "1000"), **{"class": "best-effort"})
+    room.until(lambda: room.state_of("opportunist") == "running")
+    assert room.jobs()["opportunist"]["devices"] == room.jobs()["promised"]["devices"]
+    pid = room.jobs()["opportunist"]["keeper_pid"]
+    began, before = time.monotonic(), group_cpu_s(pid)
+    room.until_ended("promised")
+    used = group_cpu_s(pid) - before
+    promised = float(room.ok("logs", "promised"))
+    if tier != "cooperative":
+        # Of the time that both had, as others may keep the machine busy.
+        assert used / (used + promised) < 0.05, (used, promised, time.monotonic() - began)
+    # Alone, it has the device for itself.
+    before = group_cpu_s(pid)
+    room.until(lambda: group_cpu_s(pid) - before > 0.3)
+    assert room.replays()
+
+
+def test_shares_are_kept_by_the_tenants_where_the_kernel_does_not(room: Room) -> None:
+    room.up("--policy", "fifo", "--no-cgroups")
+    assert json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"] == "cooperative"
+    room.python("half", BUSY.replace("SECONDS", "2"), share=0.5)
+    room.until_ended("half")
+    # The process itself takes a moment to begin; a busy machine may give less.
+    assert float(room.ok("logs", "half")) < 0.5 * 2 * 1.1 + 0.15
+
+
+def group_stats(group: int) -> Iterator[list[str]]:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if int(fields[2]) == group:
+                yield fields
+
+
+def group_cpu_s(group: int) -> float:
+    """CPU time of a process group so far."""
+    return sum(int(f[11]) + int(f[12]) for f in group_stats(group)) / 100
+
+
+def group_rss_mib(group: int) -> float:
+    """Memory of a process group now."""
+    return sum(int(f[21]) for f in group_stats(group)) * os.sysconf("SC_PAGE_SIZE") / 2**20
