@@ -12,6 +12,7 @@
 //!
 //! [`round`]: crate::round
 
+mod central;
 pub mod level;
 pub mod line;
 pub mod program;

@@ -2,10 +2,10 @@
 
 pub mod boost;
 pub mod choice;
+pub mod conic;
 pub mod kmeans;
 pub mod least_squares;
 pub mod lp;
 pub mod matching;
 pub mod rng;
-pub mod sharing;
 pub mod stat;

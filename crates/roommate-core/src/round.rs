@@ -8,6 +8,8 @@ use crate::allocation::ByKind;
 use crate::idx::{Idx, JobIdx};
 use crate::time::Span;
 use smallvec::SmallVec;
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 
 /// The jobs of a row.
 pub type Members = SmallVec<[JobIdx; 2]>;
@@ -65,6 +67,35 @@ pub struct Rules<'a> {
     pub idle_to_all: bool,
 }
 
+/// A row's place in the line for a kind: who is furthest behind comes first, then who was so longest, then
+/// who is due most, then who came first.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    keys: [f64; 3],
+    row: Reverse<u32>,
+}
+
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let keys = self.keys.iter().zip(&other.keys).map(|(a, b)| a.total_cmp(b));
+        keys.fold(Ordering::Equal, Ordering::then).then(self.row.cmp(&other.row))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Place {}
+
 /// What every row is due and has had.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
@@ -75,7 +106,7 @@ pub struct Ledger {
     /// Round in which a job was last picked.
     picked: Vec<u32>,
     round: u32,
-    line: Vec<(f64, f64, f64, u32)>,
+    line: Vec<Place>,
 }
 
 impl Ledger {
@@ -151,6 +182,9 @@ impl Ledger {
         // Rows may have moved up since it was picked.
         let row = match pick.members[..] {
             [job] => (self.place[job.usize()] as usize).checked_sub(1),
+            _ if self.rows.get(pick.row as usize).is_some_and(|r| r.members == pick.members) => {
+                Some(pick.row as usize)
+            }
             _ => self.rows.iter().position(|r| r.members == pick.members),
         };
         if let Some(row) = row {
@@ -170,18 +204,16 @@ impl Ledger {
                 let cell = row.cells[k];
                 let priority = cell.priority();
                 if cell.runs && (priority > 0.0 || rules.idle_to_all) {
-                    line.push((priority, cell.deficit_s, cell.share, i as u32));
+                    let keys = [priority, cell.deficit_s, cell.share];
+                    line.push(Place { keys, row: Reverse(i as u32) });
                 }
             }
-            line.sort_unstable_by(|a, b| {
-                let by = b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.total_cmp(&a.2));
-                by.then(a.3.cmp(&b.3))
-            });
-            for (_, _, _, row) in &line {
+            // Few of many rows are picked: the rest is not sorted.
+            let mut line = BinaryHeap::from(line);
+            while let Some(Place { row: Reverse(row_at), .. }) = line.pop() {
                 if free[k] == 0 {
                     break;
                 }
-                let row_at = *row;
                 let row = &self.rows[row_at as usize];
                 let able = |j: &JobIdx| self.picked[j.usize()] != self.round && (rules.ready)(*j);
                 if row.gpus > free[k] || !row.members.iter().all(able) {
@@ -194,7 +226,7 @@ impl Ledger {
                 let members = row.members.clone();
                 picks.push(Pick { members, kind: *kind, allocated: row.allocated, row: row_at });
             }
-            self.line = line;
+            self.line = line.into_vec();
         }
     }
 

@@ -33,7 +33,8 @@
 
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
-use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved, program};
+use crate::allocation::program::{self, Kinds};
+use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx};
 use crate::job::Phase;
@@ -432,10 +433,12 @@ impl Gavel {
         let deadlines = self.params.deadlines;
         let released = self.params.released;
         match self.params.objective {
+            Objective::Las if released => program::fair_released(market, pairs),
             Objective::Las => program::fair(market, pairs),
             Objective::WaterFilling => level::fill(market),
             Objective::Hierarchical => level::by_team(market, &self.params.teams),
-            Objective::FinishTime => program::finish_time(market),
+            Objective::FinishTime if released => program::finish_time(market, Kinds::All),
+            Objective::FinishTime => program::finish_time(&market.normalized(), Kinds::Useful),
             Objective::Makespan if released && pairs.is_none() => {
                 program::makespan_bisected(market)
             }
