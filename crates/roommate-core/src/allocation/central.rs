@@ -5,7 +5,7 @@
 
 use crate::allocation::program::{Class, Goal, PairSpeed, classes};
 use crate::allocation::{Allocation, ByKind, Market, Pair};
-use crate::math::conic::{Answer, Link, Program, Shape};
+use crate::math::conic::{Answer, EXACT, Link, Program, Shape};
 use smallvec::SmallVec;
 
 /// Kinds on which a job can have a part.
@@ -62,9 +62,9 @@ impl<'a> Parts<'a> {
         self
     }
 
-    fn solve(self) -> Option<(Allocation, Vec<Class>, Answer)> {
+    fn solve(self, precision: f64) -> Option<(Allocation, Vec<Class>, Answer)> {
         let (kinds, cone) = (self.kinds, self.program.has_cones());
-        let answer = self.program.solve()?;
+        let answer = self.program.solve(precision)?;
         let jobs = self.market.claims.len();
         let mut alone = vec![ByKind::from_elem(0.0, self.market.gpus.len()); jobs];
         let mut values = answer.values.iter();
@@ -109,12 +109,22 @@ fn reach_goal(class: &Class, speeds: &[f64], program: &mut Program) {
 
 /// The largest q that all goals allow.
 pub(super) fn max_min(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<Allocation> {
+    max_min_to(EXACT, market, goals, kinds)
+}
+
+/// The same to a precision.
+pub(super) fn max_min_to(
+    precision: f64,
+    market: &Market,
+    goals: &[Goal],
+    kinds: Kinds,
+) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
     let parts = Parts::new(market, goals, kinds, shape, 1.0).fill(&free, &reach_goal);
     if parts.classes.iter().all(|c| c.goal.need <= 0.0) {
         return None;
     }
-    let (mut allocation, classes, answer) = parts.solve()?;
+    let (mut allocation, classes, answer) = parts.solve(precision)?;
     allocation.value = -*answer.values.last()?;
     allocation.binds = vec![false; market.claims.len()];
     for (class, rows) in classes.iter().zip(answer.rows.chunks_exact(shape.rows)) {
@@ -129,7 +139,7 @@ pub(super) fn max_min(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<A
 pub(super) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
     let parts = Parts::new(market, goals, Kinds::All, shape, 0.0).fill(&free, &reach_goal);
-    let (allocation, _, answer) = parts.solve()?;
+    let (allocation, _, answer) = parts.solve(EXACT)?;
     answer.exact.then_some(allocation)
 }
 
@@ -140,7 +150,7 @@ pub(super) fn sum(market: &Market, prices: &ByKind, kinds: Kinds) -> Option<Allo
     let costs = |c: &Class, used: &[usize]| used.iter().map(|k| -gain(c, *k)).collect();
     let shape = Shape { rows: 1, cone: false };
     let parts = Parts::new(market, &goals, kinds, shape, 0.0).fill(&costs, &|_, _, _| {});
-    let (mut allocation, classes, _) = parts.solve()?;
+    let (mut allocation, classes, _) = parts.solve(EXACT)?;
     let of = |c: &Class| {
         let part = &allocation.alone[c.members[0]];
         let gains = part.iter().enumerate().map(|(k, x)| gain(c, k) * x);
@@ -170,7 +180,7 @@ pub(super) fn finish_time(market: &Market, goals: &[Goal], kinds: Kinds) -> Opti
     };
     let common_cost = if alone { 0.0 } else { 1.0 };
     let parts = Parts::new(market, goals, kinds, shape, common_cost).fill(&costs, &rest);
-    Some(parts.solve()?.0)
+    Some(parts.solve(EXACT)?.0)
 }
 
 /// The largest q that all needs allow if jobs of equal width may share GPUs, with all kinds and pairs.
@@ -227,7 +237,7 @@ pub(super) fn max_min_of_pairs(
             }
         }
     }
-    let answer = program.solve()?;
+    let answer = program.solve(EXACT)?;
     let none = ByKind::from_elem(0.0, kinds);
     let mut allocation =
         Allocation { alone: vec![none.clone(); market.claims.len()], ..Allocation::default() };

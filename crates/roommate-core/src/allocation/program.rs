@@ -313,32 +313,40 @@ pub fn fair_released(
     found.map_or_else(|| corner(market, &goals, pairs), Ok)
 }
 
-/// The earliest instant at which all can be finished; the value is that time in seconds.
-pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
-    // In units in which the answer is about 1: the time that all GPUs need for all work.
+/// What each job needs for each unit of q if all are to be finished at once, and the time for which q is
+/// 1: what all GPUs need for all work, so that q is about 1.
+fn makespan_goals(market: &Market) -> (Vec<Goal>, f64) {
+    let left = |c: &Claim| c.left.max(1e-9);
     let time = |c: &Claim| {
         let fastest = c.speed.iter().copied().fold(0.0, f64::max);
-        if fastest > 0.0 { c.left.max(1e-9) / fastest } else { 0.0 }
+        if fastest > 0.0 { left(c) / fastest } else { 0.0 }
     };
-    let longest = market.claims.iter().map(time).fold(0.0, f64::max);
+    let longest = market.claims.iter().map(time).fold(1e-9, f64::max);
     let all = market.claims.iter().map(|c| time(c) * c.gpus).sum::<f64>();
     let unit = longest.max(all / market.total().max(1.0));
-    let unit = if unit > 0.0 { unit } else { 1.0 };
-    let goal = |c: &Claim| Goal::of(c.left.max(1e-9) / unit);
-    let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
+    (market.claims.iter().map(|c| Goal::of(left(c) / unit)).collect(), unit)
+}
+
+/// The earliest instant at which all can be finished; the value is that time in seconds.
+pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
+    let (goals, unit) = makespan_goals(market);
     let mut allocation = max_min(market, &goals, pairs)?;
     allocation.value = unit / allocation.value;
     Ok(allocation)
 }
 
 /// How close to the least time the released search is left to its solver: what that finds there depends
-/// on its last digits.
+/// on its last digits. Elsewhere the least time, known to some digits, tells.
 const DOUBTFUL: f64 = 1e-3;
+const SOME_DIGITS: f64 = 1e-5;
 
 /// The same as the released code has it: the time is searched by halves until it is known to 5 %, and
 /// the parts are any that suffice for it, from the middle.
 pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
-    let exact = makespan(market, None)?;
+    let (goals, unit) = makespan_goals(market);
+    let nearly = central::max_min_to(SOME_DIGITS, market, &goals, Kinds::Useful);
+    let mut exact = nearly.map_or_else(|| corner(market, &goals, None), Ok)?;
+    exact.value = unit / exact.value;
     let within = |time_s: f64| {
         let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / time_s };
         let goals: Vec<Goal> = market.claims.iter().map(goal).collect();

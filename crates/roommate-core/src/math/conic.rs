@@ -51,30 +51,63 @@ pub struct Link {
 #[derive(Clone, Copy, Debug)]
 struct Block {
     count: f64,
-    var: usize,
-    width: usize,
-    /// Variables that are not negative: the first of them.
-    signed: usize,
-    row: usize,
-    factor: usize,
-    arm: usize,
-    entry: usize,
-    entries: usize,
-    inverse: usize,
-    /// Place of its variables if those within its cone count too.
-    local: usize,
+    var: u32,
+    width: u32,
+    row: u32,
+    factor: u32,
+    arm: u32,
+    entry: u32,
+    entries: u32,
+    inverse: u32,
 }
 
-/// A variable in a link.
+/// A variable of a block in a link.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Place of the variable in its block.
-    var: usize,
-    link: usize,
+    /// Its place in the block.
+    var: u32,
+    link: u32,
+    /// Once the program is balanced: of all pairs of such a variable and such a row together.
     factor: f64,
-    /// How many pairs of such a variable and such a row there are.
-    pairs: f64,
 }
+
+/// Sizes of a block, known when this is compiled: `W` variables, or any number if that is 0, and a cone or
+/// none. Loops over them then vanish.
+struct Sizes<const W: usize, const CONE: bool>;
+
+impl<const W: usize, const CONE: bool> Sizes<W, CONE> {
+    #[inline(always)]
+    fn width(block: &Block) -> usize {
+        if W == 0 { block.width as usize } else { W }
+    }
+
+    /// Variables that are not negative: the first of them.
+    #[inline(always)]
+    fn signed(block: &Block) -> usize {
+        Self::width(block) - usize::from(CONE)
+    }
+
+    /// Variables with those within the cone.
+    #[inline(always)]
+    fn local(block: &Block) -> usize {
+        Self::width(block) + if CONE { 2 } else { 0 }
+    }
+}
+
+/// Calls a function for the sizes of a program.
+macro_rules! sized {
+    ($program:expr, $object:ident . $name:ident ( $($argument:expr),* )) => {
+        match ($program.width, $program.shape.cone) {
+            (1, false) => $object.$name::<1, false>($($argument),*),
+            (2, false) => $object.$name::<2, false>($($argument),*),
+            (3, false) => $object.$name::<3, false>($($argument),*),
+            (4, true) => $object.$name::<4, true>($($argument),*),
+            (_, false) => $object.$name::<0, false>($($argument),*),
+            (_, true) => $object.$name::<0, true>($($argument),*),
+        }
+    };
+}
+use sized;
 
 /// A program under construction: blocks one after the other, each with its rows, cone and links.
 #[derive(Clone, Debug)]
@@ -91,8 +124,11 @@ pub struct Program {
     /// Factors of the first two rows of each cone; the third is constant.
     arms: Vec<f64>,
     entries: Vec<Entry>,
+    pairs: Vec<f64>,
     bounds: Vec<f64>,
     squares: usize,
+    /// Variables of each block, if all have as many.
+    width: usize,
 }
 
 /// An answer.
@@ -102,12 +138,13 @@ pub struct Answer {
     pub values: Vec<f64>,
     /// What is left of each row of the blocks, and what it costs: `rows` for each block.
     pub rows: Vec<(f64, f64)>,
-    /// Whether it is exact to the last digit that was asked for; otherwise to about four.
+    /// Whether it is as precise as was asked for; otherwise to about four digits.
     pub exact: bool,
 }
 
 const MAX_STEPS: usize = 100;
-const TOLERANCE: f64 = 1e-8;
+/// As precise as the study's solver.
+pub const EXACT: f64 = 1e-8;
 /// What is taken if the numbers get no better: feasibility and gap.
 const ROUGHLY: [f64; 2] = [1e-4, 5e-5];
 /// How much of the way to the edge is gone.
@@ -132,26 +169,29 @@ impl Program {
             factors: Vec::new(),
             arms: Vec::new(),
             entries: Vec::new(),
+            pairs: Vec::new(),
             bounds: Vec::new(),
             squares: 0,
+            width: 0,
         }
     }
 
     /// Adds a block that stands for `count` equal ones, with the cost of each variable.
     pub fn block(&mut self, count: f64, costs: &[f64]) {
-        let (width, signed) = (costs.len(), costs.len() - usize::from(self.shape.cone));
+        let width = costs.len();
+        let signed = width - usize::from(self.shape.cone);
+        let first = self.blocks.is_empty();
+        self.width = if first || self.width == width { width } else { 0 };
         self.blocks.push(Block {
             count,
-            var: self.costs.len(),
-            width,
-            signed,
-            row: self.bounds.len(),
-            factor: self.factors.len(),
-            arm: self.arms.len(),
-            entry: self.entries.len(),
-            entries: self.entries.len(),
-            inverse: self.squares,
-            local: self.costs.len() + self.blocks.len() * self.shape.inner(),
+            var: self.costs.len() as u32,
+            width: width as u32,
+            row: self.bounds.len() as u32,
+            factor: self.factors.len() as u32,
+            arm: self.arms.len() as u32,
+            entry: self.entries.len() as u32,
+            entries: self.entries.len() as u32,
+            inverse: self.squares as u32,
         });
         self.squares += (width + self.shape.inner()).pow(2);
         self.costs.extend_from_slice(costs);
@@ -179,14 +219,16 @@ impl Program {
     /// Enters a variable of the last block in a link. `pairs` is the number of pairs of such a variable
     /// and such a link among those that both stand for.
     pub fn link(&mut self, var: usize, link: usize, factor: f64, pairs: f64) {
-        self.entries.push(Entry { var, link, factor, pairs });
+        self.entries.push(Entry { var: var as u32, link: link as u32, factor });
+        self.pairs.push(pairs);
         if let Some(block) = self.blocks.last_mut() {
-            block.entries = self.entries.len();
+            block.entries = self.entries.len() as u32;
         }
     }
 
-    /// The best values; `None` if there are none, or if the search lost its way.
-    pub fn solve(mut self) -> Option<Answer> {
+    /// The best values; `None` if there are none, or if the search lost its way. `precision` of rows and
+    /// cost, relative to their size; [`EXACT`] is about as good as it gets.
+    pub fn solve(mut self, precision: f64) -> Option<Answer> {
         self.bounds.extend(self.links.iter().map(|l| l.bound));
         self.costs.push(self.common_cost);
         let numbers = [&self.costs, &self.factors, &self.arms, &self.bounds];
@@ -196,7 +238,7 @@ impl Program {
         if self.blocks.is_empty() || !all.into_iter().all(f64::is_finite) {
             return None;
         }
-        Search::new(self).run()
+        Search::new(self).run(precision)
     }
 
     /// Whether its blocks have cones.
@@ -212,23 +254,27 @@ impl Program {
         self.bounds.len() - self.links.len()
     }
 
-    fn rows_of(&self, block: &Block) -> impl Iterator<Item = (usize, &[f64])> {
-        let stride = block.width + 1;
-        let factors = self.factors[block.factor..][..stride * self.shape.rows].chunks_exact(stride);
-        (block.row + block.signed..).zip(factors)
+    fn signed(&self, block: &Block) -> usize {
+        block.width as usize - usize::from(self.shape.cone)
+    }
+
+    /// Rows of a block with their factors, the common variable's last.
+    #[inline(always)]
+    fn rows_of(&self, block: &Block, width: usize) -> impl Iterator<Item = (usize, &[f64])> {
+        let stride = width + 1;
+        let factors = &self.factors[block.factor as usize..][..stride * self.shape.rows];
+        let first = block.row as usize + width - usize::from(self.shape.cone);
+        (first..).zip(factors.chunks_exact(stride))
     }
 
     /// First row of a block's cone.
     fn cone_of(&self, block: &Block) -> usize {
-        block.row + block.signed + self.shape.rows
+        block.row as usize + self.signed(block) + self.shape.rows
     }
 
-    fn local_width(&self, block: &Block) -> usize {
-        block.width + self.shape.inner()
-    }
-
+    #[inline(always)]
     fn entries_of(&self, block: &Block) -> &[Entry] {
-        &self.entries[block.entry..block.entries]
+        &self.entries[block.entry as usize..block.entries as usize]
     }
 
     /// Divides rows and variables so that the largest factor in each is about 1. Returns the divisors
@@ -244,6 +290,9 @@ impl Program {
             vars.iter_mut().zip(&by_var).for_each(|(v, d)| *v *= d);
             rows.iter_mut().zip(&by_row).for_each(|(v, d)| *v *= d);
         }
+        for (entry, pairs) in self.entries.iter_mut().zip(&self.pairs) {
+            entry.factor *= pairs;
+        }
         self.costs.iter_mut().zip(&vars).for_each(|(c, d)| *c /= d);
         self.bounds.iter_mut().zip(&rows).for_each(|(h, d)| *h /= d);
         (vars, rows)
@@ -258,23 +307,23 @@ impl Program {
             rows[row] = f64::max(rows[row], factor.abs());
         };
         for block in &self.blocks {
-            for j in 0..block.signed {
-                note(block.var + j, block.row + j, self.signs[block.var + j]);
+            let (first, width) = (block.var as usize, block.width as usize);
+            for j in 0..self.signed(block) {
+                note(first + j, block.row as usize + j, self.signs[first + j]);
             }
-            for (row, factors) in self.rows_of(block) {
-                for (j, factor) in factors[..block.width].iter().enumerate() {
-                    note(block.var + j, row, *factor);
+            for (row, factors) in self.rows_of(block, width) {
+                for (j, factor) in factors[..width].iter().enumerate() {
+                    note(first + j, row, *factor);
                 }
-                note(common, row, factors[block.width]);
+                note(common, row, factors[width]);
             }
             if self.shape.cone {
-                for (i, factor) in self.arms[block.arm..][..2 * block.width].iter().enumerate() {
-                    let (arm, j) = (i / block.width, i % block.width);
-                    note(block.var + j, self.cone_of(block) + arm, *factor);
+                for (i, factor) in self.arms[block.arm as usize..][..2 * width].iter().enumerate() {
+                    note(first + i % width, self.cone_of(block) + i / width, *factor);
                 }
             }
             for entry in self.entries_of(block) {
-                note(block.var + entry.var, first_link + entry.link, entry.factor);
+                note(first + entry.var as usize, first_link + entry.link as usize, entry.factor);
             }
         }
         for (l, link) in self.links.iter().enumerate() {
@@ -293,28 +342,29 @@ impl Program {
     fn divide(&mut self, vars: &[f64], rows: &[f64]) {
         let (common, first_link, shape) = (self.common(), self.first_link(), self.shape);
         for block in &self.blocks {
-            for j in 0..block.signed {
-                self.signs[block.var + j] /= rows[block.row + j] * vars[block.var + j];
+            let (first, width) = (block.var as usize, block.width as usize);
+            let signed = width - usize::from(shape.cone);
+            let vars_of = &vars[first..][..width];
+            let rows_of = &rows[block.row as usize..];
+            for j in 0..signed {
+                self.signs[first + j] /= rows_of[j] * vars_of[j];
             }
-            let stride = block.width + 1;
-            let of_block = &mut self.factors[block.factor..][..stride * shape.rows];
-            for (r, factors) in of_block.chunks_exact_mut(stride).enumerate() {
-                let row = rows[block.row + block.signed + r];
-                for (j, factor) in factors[..block.width].iter_mut().enumerate() {
-                    *factor /= row * vars[block.var + j];
+            let of_block = &mut self.factors[block.factor as usize..][..(width + 1) * shape.rows];
+            for (factors, row) in of_block.chunks_exact_mut(width + 1).zip(&rows_of[signed..]) {
+                for (factor, var) in factors.iter_mut().zip(vars_of.iter().chain([&vars[common]])) {
+                    *factor /= row * var;
                 }
-                factors[block.width] /= row * vars[common];
             }
             if shape.cone {
-                let row = rows[block.row + block.signed + shape.rows];
-                for (i, factor) in
-                    self.arms[block.arm..][..2 * block.width].iter_mut().enumerate()
-                {
-                    *factor /= row * vars[block.var + i % block.width];
+                let row = rows_of[signed + shape.rows];
+                let arms = &mut self.arms[block.arm as usize..][..2 * width];
+                for (factor, var) in arms.iter_mut().zip(vars_of.iter().cycle()) {
+                    *factor /= row * var;
                 }
             }
-            for entry in &mut self.entries[block.entry..block.entries] {
-                entry.factor /= rows[first_link + entry.link] * vars[block.var + entry.var];
+            for entry in &mut self.entries[block.entry as usize..block.entries as usize] {
+                let row = rows[first_link + entry.link as usize];
+                entry.factor /= row * vars_of[entry.var as usize];
             }
         }
         for (l, link) in self.links.iter_mut().enumerate() {
@@ -324,63 +374,75 @@ impl Program {
 
     /// `G · x`.
     fn times(&self, x: &[f64], out: &mut [f64]) {
-        let (y, first_link) = (x[self.common()], self.first_link());
-        for (l, link) in self.links.iter().enumerate() {
-            out[first_link + l] = link.common * y;
-        }
+        sized!(self, self.times_sized(x, out));
+    }
+
+    fn times_sized<const W: usize, const CONE: bool>(&self, x: &[f64], out: &mut [f64]) {
+        let y = x[self.common()];
+        let (out, links) = out.split_at_mut(self.first_link());
+        links.fill(0.0);
         for block in &self.blocks {
-            let x = &x[block.var..][..block.width];
-            for j in 0..block.signed {
-                out[block.row + j] = self.signs[block.var + j] * x[j];
+            let (width, signed) = (Sizes::<W, CONE>::width(block), Sizes::<W, CONE>::signed(block));
+            let x = &x[block.var as usize..][..width];
+            let signs = &self.signs[block.var as usize..][..width];
+            let own = &mut out[block.row as usize..][..signed];
+            for j in 0..signed {
+                own[j] = signs[j] * x[j];
             }
-            for (row, factors) in self.rows_of(block) {
-                out[row] = dot(factors, x) + factors[block.width] * y;
+            for (row, factors) in self.rows_of(block, width) {
+                out[row] = dot(&factors[..width], x) + factors[width] * y;
             }
-            if self.shape.cone {
-                let arms = &self.arms[block.arm..][..2 * block.width];
-                let cone = self.cone_of(block);
-                out[cone] = dot(&arms[..block.width], x);
-                out[cone + 1] = dot(&arms[block.width..], x);
-                out[cone + 2] = 0.0;
+            if CONE {
+                let (one, two) = self.arms[block.arm as usize..][..2 * width].split_at(width);
+                let cone = &mut out[self.cone_of(block)..][..3];
+                (cone[0], cone[1], cone[2]) = (dot(one, x), dot(two, x), 0.0);
             }
             for e in self.entries_of(block) {
-                let count = self.links[e.link].count;
-                out[first_link + e.link] += e.factor * (e.pairs / count) * x[e.var];
+                links[e.link as usize] += e.factor * x[e.var as usize];
             }
+        }
+        for (out, link) in links.iter_mut().zip(&self.links) {
+            *out = *out / link.count + link.common * y;
         }
     }
 
     /// `Gᵀ · z`.
     fn times_transposed(&self, z: &[f64], out: &mut [f64]) {
-        let (common, first_link) = (self.common(), self.first_link());
+        sized!(self, self.times_transposed_sized(z, out));
+    }
+
+    fn times_transposed_sized<const W: usize, const CONE: bool>(&self, z: &[f64], out: &mut [f64]) {
+        let (z, links) = z.split_at(self.first_link());
         let mut y = 0.0;
-        for (l, link) in self.links.iter().enumerate() {
-            y += link.count * link.common * z[first_link + l];
+        for (link, z) in self.links.iter().zip(links) {
+            y += link.count * link.common * z;
         }
         for block in &self.blocks {
-            let out = &mut out[block.var..][..block.width];
-            for (j, out) in out.iter_mut().enumerate() {
-                *out = if j < block.signed {
-                    self.signs[block.var + j] * z[block.row + j]
-                } else {
-                    0.0
-                };
-            }
-            for (row, factors) in self.rows_of(block) {
-                add(out, factors, z[row]);
-                y += block.count * factors[block.width] * z[row];
-            }
-            if self.shape.cone {
-                let arms = &self.arms[block.arm..][..2 * block.width];
-                let cone = self.cone_of(block);
-                add(out, &arms[..block.width], z[cone]);
-                add(out, &arms[block.width..], z[cone + 1]);
-            }
+            let (width, signed) = (Sizes::<W, CONE>::width(block), Sizes::<W, CONE>::signed(block));
+            let out = &mut out[block.var as usize..][..width];
+            out.fill(0.0);
             for e in self.entries_of(block) {
-                out[e.var] += e.factor * (e.pairs / block.count) * z[first_link + e.link];
+                out[e.var as usize] += e.factor * links[e.link as usize];
+            }
+            let share = 1.0 / block.count;
+            out.iter_mut().for_each(|o| *o *= share);
+            let signs = &self.signs[block.var as usize..][..width];
+            let own = &z[block.row as usize..][..signed];
+            for j in 0..signed {
+                out[j] += signs[j] * own[j];
+            }
+            for (row, factors) in self.rows_of(block, width) {
+                add(out, &factors[..width], z[row]);
+                y += block.count * factors[width] * z[row];
+            }
+            if CONE {
+                let (one, two) = self.arms[block.arm as usize..][..2 * width].split_at(width);
+                let cone = &z[self.cone_of(block)..][..3];
+                add(out, one, cone[0]);
+                add(out, two, cone[1]);
             }
         }
-        out[common] = y;
+        out[self.common()] = y;
     }
 }
 
@@ -425,10 +487,10 @@ impl Quality {
             return Some(Verdict::Best);
         }
         let open = self.tau < self.kappa;
-        let vanished = self.tau < TOLERANCE && self.kappa < TOLERANCE;
+        let vanished = self.tau < EXACT && self.kappa < EXACT;
         let unbounded = self.no_bound < feasible && open;
         let impossible = (self.no_answer < feasible && open)
-            || (vanished && self.no_answer < TOLERANCE);
+            || (vanished && self.no_answer < EXACT);
         (unbounded || impossible).then_some(Verdict::None)
     }
 
@@ -470,12 +532,13 @@ impl Search {
         let mut var_counts = vec![1.0; program.costs.len()];
         let mut row_counts = vec![1.0; program.bounds.len()];
         let mut degree = program.links.iter().map(|l| l.count).sum::<f64>();
-        let ends = program.blocks.iter().skip(1).map(|b| b.row).chain([program.first_link()]);
-        for (block, end) in program.blocks.iter().zip(ends) {
-            var_counts[block.var..][..block.width].fill(block.count);
-            row_counts[block.row..end].fill(block.count);
-            let cones = (block.signed + program.shape.rows + usize::from(program.shape.cone)) as f64;
-            degree += cones * block.count;
+        for block in &program.blocks {
+            let Shape { rows, cone } = program.shape;
+            let signs = program.signed(block) + rows;
+            var_counts[block.var as usize..][..block.width as usize].fill(block.count);
+            let rows = signs + if cone { 3 } else { 0 };
+            row_counts[block.row as usize..][..rows].fill(block.count);
+            degree += (signs + usize::from(cone)) as f64 * block.count;
         }
         let first_link = program.first_link();
         for (count, link) in row_counts[first_link..].iter_mut().zip(&program.links) {
@@ -495,7 +558,7 @@ impl Search {
         }
     }
 
-    fn run(&self) -> Option<Answer> {
+    fn run(&self, precision: f64) -> Option<Answer> {
         let p = &self.program;
         let (vars, rows) = (p.costs.len(), p.bounds.len());
         let mut system = System::new(p);
@@ -518,7 +581,7 @@ impl Search {
                 return self.roughly(best);
             }
             before = quality.primal;
-            match quality.verdict(TOLERANCE, TOLERANCE) {
+            match quality.verdict(precision, precision) {
                 Some(Verdict::Best) => return Some(self.answer(&point, true)),
                 Some(Verdict::None) => return None,
                 None => {}
@@ -527,7 +590,10 @@ impl Search {
             let lost = round == MAX_STEPS || quality.cost.is_nan();
             let better = best.as_ref().is_none_or(|(b, _)| quality.beats(b));
             if better && !stuck {
-                best = Some((quality, point.clone()));
+                match &mut best {
+                    Some((q, p)) => (*q, _) = (quality, p.clone_from(&point)),
+                    none => *none = Some((quality, point.clone())),
+                }
             }
             if stuck || lost || !scaling.update(p, &point.s, &point.z, &mut lambda) {
                 return self.roughly(best);
@@ -539,7 +605,7 @@ impl Search {
             for (right, (s, rz)) in right.iter_mut().zip(point.s.iter().zip(&rz)) {
                 *right = s - rz;
             }
-            system.solve(p, &scaling, &rx, &right, &mut ahead);
+            system.predict(p, &scaling, &rx, &right, &mut ahead);
             let Point { kappa, tau, .. } = point;
             let slope = kappa / tau - self.worth(&fixed);
             let missing = kappa + self.worth_at(&point);
@@ -640,7 +706,7 @@ impl Search {
         } else {
             f64::NAN
         };
-        let if_below = |v: f64, then: f64| if v < -TOLERANCE { then } else { f64::NAN };
+        let if_below = |v: f64, then: f64| if v < -EXACT { then } else { f64::NAN };
         Quality {
             gap,
             relative_gap,
@@ -671,13 +737,25 @@ impl Search {
             let (s, z, d) = (point.s[row], point.z[row], self.row_divisors[row]);
             (s * d / point.tau, z / (d * point.tau))
         };
-        let rows = p.blocks.iter().flat_map(|b| p.rows_of(b).map(|(i, _)| row(i)));
+        let rows = p.blocks.iter().flat_map(|b| p.rows_of(b, b.width as usize).map(|(i, _)| row(i)));
         Answer { values, rows: rows.collect(), exact }
     }
 }
 
+#[inline(always)]
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(x, y)| x * y).sum()
+    let (mut a, mut b) = (a, b);
+    let mut lanes = [0.0; 4];
+    // Four sums at once, because one would wait for itself.
+    while let ([a0, a1, a2, a3, rest_a @ ..], [b0, b1, b2, b3, rest_b @ ..]) = (a, b) {
+        lanes[0] += a0 * b0;
+        lanes[1] += a1 * b1;
+        lanes[2] += a2 * b2;
+        lanes[3] += a3 * b3;
+        (a, b) = (rest_a, rest_b);
+    }
+    let rest: f64 = a.iter().zip(b).map(|(x, y)| x * y).sum();
+    (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]) + rest
 }
 
 fn weighed(weights: &[f64], a: &[f64], b: &[f64]) -> f64 {

@@ -72,6 +72,10 @@ impl Cone {
     }
 }
 
+fn length([a, b]: [f64; 2]) -> f64 {
+    (a * a + b * b).sqrt()
+}
+
 /// How far one can go by `change` from `lambda`, as 1 ÷ that.
 fn nearest_edge(lambda: &[f64], change: &[f64]) -> f64 {
     let size2 = lambda[0] * lambda[0] - lambda[1] * lambda[1] - lambda[2] * lambda[2];
@@ -83,7 +87,7 @@ fn nearest_edge(lambda: &[f64], change: &[f64]) -> f64 {
     let along = unit[0] * change[0] - unit[1] * change[1] - unit[2] * change[2];
     let factor = (along + change[0]) / (unit[0] + 1.0);
     let across = [1, 2].map(|i| (change[i] - factor * unit[i]) / size);
-    across[0].hypot(across[1]) - along / size
+    length(across) - along / size
 }
 
 /// Scalings of all rows.
@@ -199,7 +203,7 @@ impl Scaling {
         };
         for (at, _) in self.with_cones(p) {
             v[from..at].iter().for_each(|x| depth(*x));
-            depth(v[at] - v[at + 1].hypot(v[at + 2]));
+            depth(v[at] - length([v[at + 1], v[at + 2]]));
             from = at + 3;
         }
         v[from..].iter().for_each(|x| depth(*x));

@@ -4,7 +4,7 @@
 //! variable. Close to an answer numbers of very different size meet, so solutions are refined.
 
 use super::second_order::{Cone, Scaling};
-use super::{Direction, Program, add, dot, largest};
+use super::{Direction, Program, Sizes, add, dot, largest, sized};
 
 /// What is added to the diagonal, with the sign that it has.
 const REGULAR: f64 = 7e-8;
@@ -28,9 +28,8 @@ pub(super) struct System {
     cones: Vec<f64>,
     /// Inverse of each block's own part.
     inverse: Vec<f64>,
-    /// What the common variable does to each variable, and the inverse times that.
+    /// What the common variable does to each variable.
     pull: Vec<f64>,
-    pulled: Vec<f64>,
     /// The system of links and common variable, as L·D·Lᵀ.
     core: Vec<f64>,
     // Room for the refinement.
@@ -55,7 +54,6 @@ impl System {
             cones: vec![0.0; 3 * locals * usize::from(p.shape.cone)],
             inverse: vec![0.0; p.squares],
             pull: vec![0.0; locals],
-            pulled: vec![0.0; locals],
             core: vec![0.0; (links + 1) * (links + 1)],
             error: direction(),
             inner_error: vec![[0.0; 2]; cones],
@@ -69,6 +67,10 @@ impl System {
     }
 
     pub(super) fn factor(&mut self, p: &Program, scaling: &Scaling) {
+        sized!(p, self.factor_sized(p, scaling));
+    }
+
+    fn factor_sized<const W: usize, const CONE: bool>(&mut self, p: &Program, scaling: &Scaling) {
         let size = p.links.len() + 1;
         let last = size - 1;
         let first_link = p.first_link();
@@ -77,33 +79,37 @@ impl System {
         }
         self.core.fill(0.0);
         let mut of_common = REGULAR;
+        let mut first = 0;
         for (b, block) in p.blocks.iter().enumerate() {
-            let (width, local) = (block.width, p.local_width(block));
-            let square = &mut self.inverse[block.inverse..][..local * local];
-            let pull = &mut self.pull[block.local..][..local];
+            let (width, signed) = (Sizes::<W, CONE>::width(block), Sizes::<W, CONE>::signed(block));
+            let local = Sizes::<W, CONE>::local(block);
+            let square = &mut self.inverse[block.inverse as usize..][..local * local];
+            let pull = &mut self.pull[first..][..local];
             square.fill(0.0);
             pull.fill(0.0);
+            let signs = &p.signs[block.var as usize..][..width];
+            let weights = &self.weights[block.row as usize..][..signed];
             for j in 0..width {
                 square[j * local + j] = REGULAR;
             }
-            for j in 0..block.signed {
-                let sign = p.signs[block.var + j];
-                square[j * local + j] += sign * sign * self.weights[block.row + j];
+            for j in 0..signed {
+                square[j * local + j] += signs[j] * signs[j] * weights[j];
             }
             let mut stiff = 0.0;
-            for (row, factors) in p.rows_of(block) {
+            for (row, factors) in p.rows_of(block, width) {
                 let weight = self.weights[row];
                 for i in 0..width {
                     let by = weight * factors[i];
-                    add(&mut square[i * local..][..width], factors, by);
+                    add(&mut square[i * local..][..width], &factors[..width], by);
                     pull[i] += by * factors[width];
                 }
                 stiff += weight * factors[width] * factors[width];
             }
-            if let Some(cone) = scaling.cones.get(b) {
-                let rows = &mut self.cones[3 * block.local..][..3 * local];
+            if CONE {
+                let cone = &scaling.cones[b];
+                let rows = &mut self.cones[3 * first..][..3 * local];
                 let weights = &mut self.weights[p.cone_of(block)..][..3];
-                write_rows(cone, &p.arms[block.arm..][..2 * width], rows, weights);
+                write_rows(cone, &p.arms[block.arm as usize..][..2 * width], rows, weights);
                 for (row, weight) in rows.chunks_exact(local).zip(weights) {
                     for i in 0..local {
                         add(&mut square[i * local..][..local], row, *weight * row[i]);
@@ -113,26 +119,28 @@ impl System {
                 square[(width + 1) * local + width + 1] += cone.eta2 + REGULAR;
             }
             decompose(square, local, |k| if k == width { -1.0 } else { 1.0 });
-            let pulled = &mut self.pulled[block.local..][..local];
+            let pulled = &mut self.own[..local];
             pulled.copy_from_slice(pull);
             substitute(square, pulled);
             of_common += block.count * (stiff - dot(pull, pulled));
             let entries = p.entries_of(block);
+            for e in entries {
+                self.core[last * size + e.link as usize] -= e.factor * pulled[e.var as usize];
+            }
+            let share = 1.0 / block.count;
             for (n, e) in entries.iter().enumerate() {
-                let by = e.factor * e.pairs;
-                self.core[last * size + e.link] -= by * pulled[e.var];
                 let column = &mut self.own[..local];
                 column.fill(0.0);
-                column[e.var] = 1.0;
+                column[e.var as usize] = share * e.factor;
                 substitute(square, column);
                 for (m, f) in entries[..=n].iter().enumerate() {
-                    let (low, high) = (e.link.min(f.link), e.link.max(f.link));
-                    let both = by / block.count * f.factor * f.pairs;
+                    let (low, high) = (e.link.min(f.link) as usize, e.link.max(f.link) as usize);
                     // Two entries of one link meet twice.
                     let twice = if low == high && m < n { 2.0 } else { 1.0 };
-                    self.core[high * size + low] -= twice * both * column[f.var];
+                    self.core[high * size + low] -= twice * f.factor * column[f.var as usize];
                 }
             }
+            first += local;
         }
         for (l, link) in p.links.iter().enumerate() {
             self.core[l * size + l] -= link.count / self.weights[first_link + l];
@@ -140,6 +148,23 @@ impl System {
         }
         self.core[last * size + last] += of_common;
         decompose(&mut self.core, size, |k| if k < last { -1.0 } else { 1.0 });
+    }
+
+    /// Solves well enough to look ahead: without refinement, unless there are cones, whose regularisation it
+    /// has to make up for.
+    pub(super) fn predict(
+        &mut self,
+        p: &Program,
+        scaling: &Scaling,
+        bx: &[f64],
+        bz: &[f64],
+        out: &mut Direction,
+    ) {
+        if p.shape.cone {
+            self.solve(p, scaling, bx, bz, out);
+        } else {
+            self.once(p, [bx, bz], &Inner::new(), out, &mut Inner::new());
+        }
     }
 
     /// Solves for right sides `bx` and `bz`.
@@ -190,73 +215,97 @@ impl System {
     fn once(
         &mut self,
         p: &Program,
+        right: [&[f64]; 2],
+        binner: &Inner,
+        out: &mut Direction,
+        inner: &mut Inner,
+    ) {
+        sized!(p, self.once_sized(p, right, binner, out, inner));
+    }
+
+    fn once_sized<const W: usize, const CONE: bool>(
+        &mut self,
+        p: &Program,
         [bx, bz]: [&[f64]; 2],
         binner: &Inner,
         out: &mut Direction,
         inner: &mut Inner,
     ) {
-        let (common, first_link, last) = (p.common(), p.first_link(), p.links.len());
-        for (l, link) in p.links.iter().enumerate() {
-            self.small[l] = link.count * bz[first_link + l];
+        let (common, last) = (p.common(), p.links.len());
+        let (bz, of_links) = bz.split_at(p.first_link());
+        for ((small, b), link) in self.small.iter_mut().zip(of_links).zip(&p.links) {
+            *small = link.count * b;
         }
         let mut of_common = bx[common];
+        let mut first = 0;
         for (b, block) in p.blocks.iter().enumerate() {
-            let (width, local) = (block.width, p.local_width(block));
-            let right = &mut self.right[block.local..][..local];
-            right[..width].copy_from_slice(&bx[block.var..][..width]);
-            for j in 0..block.signed {
-                let row = block.row + j;
-                right[j] += p.signs[block.var + j] * self.weights[row] * bz[row];
+            let (width, signed) = (Sizes::<W, CONE>::width(block), Sizes::<W, CONE>::signed(block));
+            let local = Sizes::<W, CONE>::local(block);
+            let right = &mut self.right[first..][..local];
+            right[..width].copy_from_slice(&bx[block.var as usize..][..width]);
+            let signs = &p.signs[block.var as usize..][..width];
+            let weights = &self.weights[block.row as usize..][..signed];
+            let own = &bz[block.row as usize..][..signed];
+            for j in 0..signed {
+                right[j] += signs[j] * weights[j] * own[j];
             }
-            for (row, factors) in p.rows_of(block) {
+            for (row, factors) in p.rows_of(block, width) {
                 let by = self.weights[row] * bz[row];
-                add(&mut right[..width], factors, by);
+                add(&mut right[..width], &factors[..width], by);
                 of_common += block.count * by * factors[width];
             }
-            if let Some(binner) = binner.get(b) {
-                right[width..].copy_from_slice(binner);
-                let rows = self.cones[3 * block.local..][..3 * local].chunks_exact(local);
+            if CONE {
+                right[width..].copy_from_slice(&binner[b]);
+                let rows = self.cones[3 * first..][..3 * local].chunks_exact(local);
                 for (at, factors) in (p.cone_of(block)..).zip(rows) {
                     add(right, factors, self.weights[at] * bz[at]);
                 }
             }
-            let own = &mut self.own[block.local..][..local];
+            let own = &mut self.own[..local];
             own.copy_from_slice(right);
-            substitute(&self.inverse[block.inverse..][..local * local], own);
-            of_common -= block.count * dot(&self.pull[block.local..][..local], own);
+            substitute(&self.inverse[block.inverse as usize..][..local * local], own);
+            of_common -= block.count * dot(&self.pull[first..][..local], own);
             for e in p.entries_of(block) {
-                self.small[e.link] -= e.factor * e.pairs * own[e.var];
+                self.small[e.link as usize] -= e.factor * own[e.var as usize];
             }
+            first += local;
         }
         self.small[last] = of_common;
         substitute(&self.core, &mut self.small);
         let y = self.small[last];
         out.x[common] = y;
-        out.z[first_link..].copy_from_slice(&self.small[..last]);
+        let (z, of_links) = out.z.split_at_mut(bz.len());
+        of_links.copy_from_slice(&self.small[..last]);
+        first = 0;
         for (b, block) in p.blocks.iter().enumerate() {
-            let (width, local) = (block.width, p.local_width(block));
-            let x = &mut self.right[block.local..][..local];
-            add(x, &self.pull[block.local..][..local], -y);
+            let (width, signed) = (Sizes::<W, CONE>::width(block), Sizes::<W, CONE>::signed(block));
+            let local = Sizes::<W, CONE>::local(block);
+            let x = &mut self.right[first..][..local];
+            add(x, &self.pull[first..][..local], -y);
+            let share = 1.0 / block.count;
             for e in p.entries_of(block) {
-                x[e.var] -= e.factor * (e.pairs / block.count) * self.small[e.link];
+                x[e.var as usize] -= share * e.factor * of_links[e.link as usize];
             }
-            substitute(&self.inverse[block.inverse..][..local * local], x);
-            out.x[block.var..][..width].copy_from_slice(&x[..width]);
-            for j in 0..block.signed {
-                let row = block.row + j;
-                out.z[row] = (p.signs[block.var + j] * x[j] - bz[row]) * self.weights[row];
+            substitute(&self.inverse[block.inverse as usize..][..local * local], x);
+            out.x[block.var as usize..][..width].copy_from_slice(&x[..width]);
+            let signs = &p.signs[block.var as usize..][..width];
+            let weights = &self.weights[block.row as usize..][..signed];
+            let (bz_own, own) = (&bz[block.row as usize..][..signed], &mut z[block.row as usize..][..signed]);
+            for j in 0..signed {
+                own[j] = (signs[j] * x[j] - bz_own[j]) * weights[j];
             }
-            for (row, factors) in p.rows_of(block) {
-                let has = dot(&factors[..width], x) + factors[width] * y;
-                out.z[row] = (has - bz[row]) * self.weights[row];
+            for (row, factors) in p.rows_of(block, width) {
+                let has = dot(&factors[..width], &x[..width]) + factors[width] * y;
+                z[row] = (has - bz[row]) * self.weights[row];
             }
-            if let Some(inner) = inner.get_mut(b) {
-                inner.copy_from_slice(&x[width..]);
-                let rows = self.cones[3 * block.local..][..3 * local].chunks_exact(local);
+            if CONE {
+                inner[b].copy_from_slice(&x[width..]);
+                let rows = self.cones[3 * first..][..3 * local].chunks_exact(local);
                 for (at, factors) in (p.cone_of(block)..).zip(rows) {
-                    out.z[at] = (dot(factors, x) - bz[at]) * self.weights[at];
+                    z[at] = (dot(factors, x) - bz[at]) * self.weights[at];
                 }
             }
+            first += local;
         }
     }
 
@@ -309,34 +358,36 @@ fn write_rows(cone: &Cone, arms: &[f64], rows: &mut [f64], weights: &mut [f64]) 
     }
 }
 
-/// L·D·Lᵀ of a symmetric matrix whose lower half is given, with the signs that its pivots have.
+/// L·D·Lᵀ of a symmetric matrix whose lower half is given, with the signs that its pivots have. On the
+/// diagonal are the inverse pivots.
+#[inline(always)]
 fn decompose(a: &mut [f64], n: usize, sign: impl Fn(usize) -> f64) {
     for k in 0..n {
         let (done, rest) = a.split_at_mut(k * n);
         let row = &mut rest[..n];
-        for i in 0..k {
-            let of_i = &done[i * n..][..n];
-            row[i] -= (0..i).map(|j| row[j] * of_i[j]).sum::<f64>();
+        for (i, of_i) in done.chunks_exact(n).enumerate() {
+            row[i] -= dot(&row[..i], &of_i[..i]);
         }
         let mut pivot = row[k];
-        for i in 0..k {
-            let scaled = row[i] / done[i * n + i];
+        for (i, of_i) in done.chunks_exact(n).enumerate() {
+            let scaled = row[i] * of_i[i];
             pivot -= scaled * row[i];
             row[i] = scaled;
         }
         let sign = sign(k);
-        row[k] = if sign * pivot > TINY { pivot } else { sign * INSTEAD };
+        row[k] = 1.0 / if sign * pivot > TINY { pivot } else { sign * INSTEAD };
     }
 }
 
 /// Solves with that.
+#[inline(always)]
 fn substitute(a: &[f64], b: &mut [f64]) {
     let n = b.len();
     for k in 1..n {
-        b[k] -= dot(&a[k * n..][..k], b);
+        b[k] -= dot(&a[k * n..][..k], &b[..k]);
     }
     for k in 0..n {
-        b[k] /= a[k * n + k];
+        b[k] *= a[k * n + k];
     }
     for k in (1..n).rev() {
         let of_k = b[k];
