@@ -77,8 +77,8 @@ struct Place {
 
 impl Ord for Place {
     fn cmp(&self, other: &Self) -> Ordering {
-        let keys = self.keys.iter().zip(&other.keys).map(|(a, b)| a.total_cmp(b));
-        keys.fold(Ordering::Equal, Ordering::then).then(self.row.cmp(&other.row))
+        let [a, b, c] = [0, 1, 2].map(|i| move || self.keys[i].total_cmp(&other.keys[i]));
+        a().then_with(b).then_with(c).then_with(|| self.row.cmp(&other.row))
     }
 }
 
@@ -198,9 +198,15 @@ impl Ledger {
         self.round += 1;
         for kind in rules.order {
             let k = usize::from(*kind);
+            if free[k] == 0 {
+                continue;
+            }
             let mut line = std::mem::take(&mut self.line);
             line.clear();
             for (i, row) in self.rows.iter().enumerate() {
+                if row.members.iter().any(|j| self.picked[j.usize()] == self.round) {
+                    continue;
+                }
                 let cell = row.cells[k];
                 let priority = cell.priority();
                 if cell.runs && (priority > 0.0 || rules.idle_to_all) {

@@ -126,6 +126,10 @@ pub(super) fn max_min_to(
     }
     let (mut allocation, classes, answer) = parts.solve(precision)?;
     allocation.value = -*answer.values.last()?;
+    if allocation.value < 0.0 {
+        // Not even the floors can be reached.
+        return None;
+    }
     allocation.binds = vec![false; market.claims.len()];
     for (class, rows) in classes.iter().zip(answer.rows.chunks_exact(shape.rows)) {
         // Of a goal that binds, what is beyond it goes to 0 and its price does not.
@@ -218,7 +222,8 @@ pub(super) fn max_min_of_pairs(
                 continue;
             }
             let who = [a.members[0], b.members[usize::from(same)]];
-            let count = if same { a.count() * (a.count() - 1.0) / 2.0 } else { a.count() * b.count() };
+            let count =
+                if same { a.count() * (a.count() - 1.0) / 2.0 } else { a.count() * b.count() };
             for k in 0..kinds {
                 let [x, y] = speed(who[0], who[1], k);
                 program.block(count, &[0.0]);
@@ -265,4 +270,65 @@ pub(super) fn max_min_of_pairs(
     allocation.pairs.sort_by_key(|p| p.who);
     allocation.value = -*answer.values.last()?;
     Some(allocation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::program::{fair, fair_released};
+    use crate::allocation::testing::{claim, market};
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_middle_is_that_of_the_study() {
+        // Example F: the first job may have anything from a half to all of its time.
+        let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
+        let found = fair_released(&m, None).unwrap();
+        assert!((found.value - 1.0).abs() < 1e-6);
+        assert!((found.alone[0][0] - 0.582_777).abs() < 1e-6, "{found:?}");
+        assert_eq!(found.binds, [false, true, true]);
+        assert!(fair(&m, None).unwrap().alone[0][1] == 0.0, "useless parts are not given");
+    }
+
+    proptest! {
+        #[test]
+        fn pairs_are_as_good_from_the_middle_as_from_a_corner(
+            gpus in prop::collection::vec(1u8..4, 2),
+            jobs in prop::collection::vec((prop::collection::vec(1u8..5, 2), 1u8..3), 1..7),
+            slower in prop::collection::vec(0u8..10, 8),
+        ) {
+            let gpus: Vec<f64> = gpus.into_iter().map(f64::from).collect();
+            let mut m = market(&gpus, &[] as &[&[f64]]);
+            for (speed, weight) in jobs {
+                let speed: Vec<f64> = speed.into_iter().map(f64::from).collect();
+                let mut claim = claim(&speed);
+                claim.weight = f64::from(weight);
+                m.claims.push(claim);
+            }
+            // Jobs of one class are equal beside others, too.
+            let kind = |j: usize| m.claims[j].speed[0] as usize;
+            let pace = |a: usize, b: usize| f64::from(slower[(kind(a) + kind(b)) % 8]) / 10.0;
+            let speed = |a: usize, b: usize, k: usize| {
+                [a, b].map(|j| m.claims[j].speed[k] * pace(a, b))
+            };
+            let goals: Vec<Goal> = m
+                .claims
+                .iter()
+                .map(|c| Goal::of(crate::allocation::program::fair_need(&m, c)))
+                .collect();
+            let middle = max_min_of_pairs(&m, &goals, &speed).expect("there are parts");
+            let corner = fair(&m, Some(&speed)).unwrap();
+            prop_assert!((middle.value - corner.value).abs() < 1e-5 * corner.value);
+            let mut time: Vec<f64> = middle.alone.iter().map(|p| p.iter().sum()).collect();
+            for pair in &middle.pairs {
+                pair.who.iter().for_each(|m| time[*m] += pair.share.iter().sum::<f64>());
+            }
+            prop_assert!(time.iter().all(|t| *t < 1.0 + 1e-6), "{time:?}");
+            for k in 0..2 {
+                let alone: f64 = middle.alone.iter().map(|p| p[k]).sum();
+                let together: f64 = middle.pairs.iter().map(|p| p.share[k]).sum();
+                prop_assert!(alone + together < m.gpus[k] + 1e-6);
+            }
+        }
+    }
 }

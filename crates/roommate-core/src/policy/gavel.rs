@@ -29,7 +29,9 @@
 //! gangs of different widths. FIFO really takes the kind that was drawn.
 //!
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
-//! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not.
+//! the very point of the optimum that its solver finds (parts on useless kinds and of all pairs included,
+//! because their order decides who takes GPUs that are left), and with `choice = released` its FIFO,
+//! which takes the last kind whether the job fits or not.
 
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};

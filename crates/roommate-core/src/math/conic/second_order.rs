@@ -17,15 +17,8 @@ pub(super) struct Cone {
 }
 
 impl Cone {
-    const NONE: Self = Self {
-        eta2: 1.0,
-        eta: 1.0,
-        a: 1.0,
-        q: [0.0; 2],
-        first: 1.0,
-        u: [0.0; 3],
-        v: [0.0; 3],
-    };
+    const NONE: Self =
+        Self { eta2: 1.0, eta: 1.0, a: 1.0, q: [0.0; 2], first: 1.0, u: [0.0; 3], v: [0.0; 3] };
 
     /// The point between `s` and `z`; `None` if one of them has left the cone.
     fn between(s: &[f64], z: &[f64]) -> Option<Self> {
@@ -95,6 +88,8 @@ fn nearest_edge(lambda: &[f64], change: &[f64]) -> f64 {
 pub(super) struct Scaling {
     /// W of the rows that are signs.
     w: Vec<f64>,
+    /// 1 ÷ λ of these.
+    inverse: Vec<f64>,
     /// Its square; nothing for the rows of cones.
     pub(super) square: Vec<f64>,
     pub(super) cones: Vec<Cone>,
@@ -109,7 +104,8 @@ impl Scaling {
         for block in &program.blocks[..cones] {
             square[program.cone_of(block)..][..3].fill(0.0);
         }
-        Self { w: vec![1.0; rows], square, cones: vec![Cone::NONE; cones] }
+        let (w, inverse) = (vec![1.0; rows], vec![1.0; rows]);
+        Self { w, inverse, square, cones: vec![Cone::NONE; cones] }
     }
 
     fn with_cones<'a>(&'a self, p: &'a Program) -> impl Iterator<Item = (usize, &'a Cone)> {
@@ -117,16 +113,11 @@ impl Scaling {
     }
 
     /// Scalings at a point, and W · z; `false` if it has left the cones.
-    pub(super) fn update(
-        &mut self,
-        p: &Program,
-        s: &[f64],
-        z: &[f64],
-        lambda: &mut [f64],
-    ) -> bool {
-        for (i, (s, z)) in s.iter().zip(z).enumerate() {
-            self.square[i] = s / z;
-            self.w[i] = self.square[i].sqrt();
+    pub(super) fn update(&mut self, p: &Program, s: &[f64], z: &[f64], lambda: &mut [f64]) -> bool {
+        let out = self.square.iter_mut().zip(&mut self.w);
+        for ((square, w), (s, z)) in out.zip(s.iter().zip(z)) {
+            *square = s / z;
+            *w = square.sqrt();
         }
         for (cone, block) in self.cones.iter_mut().zip(&p.blocks) {
             let at = p.cone_of(block);
@@ -135,6 +126,9 @@ impl Scaling {
             self.square[at..at + 3].fill(0.0);
         }
         self.times(p, z, lambda);
+        for (inverse, lambda) in self.inverse.iter_mut().zip(lambda) {
+            *inverse = 1.0 / *lambda;
+        }
         true
     }
 
@@ -153,8 +147,10 @@ impl Scaling {
         let mut nearest = 0.0_f64;
         let mut from = 0;
         let mut signs = |to: usize| {
-            for i in from..to {
-                nearest = nearest.max(-s[i] / lambda[i]).max(-z[i] / lambda[i]);
+            let both = s[from..to].iter().zip(&z[from..to]);
+            for ((s, z), inverse) in both.zip(&self.inverse[from..to]) {
+                let edge = -(if s < z { s } else { z }) * inverse;
+                nearest = if edge > nearest { edge } else { nearest };
             }
             from = to + 3;
         };
@@ -179,8 +175,9 @@ impl Scaling {
         mu: f64,
         out: &mut [f64],
     ) {
-        for i in 0..lambda.len() {
-            out[i] = (lambda[i] * lambda[i] + s[i] * z[i] - mu) / lambda[i];
+        let of_rows = lambda.iter().zip(&self.inverse).zip(s.iter().zip(z));
+        for (out, ((lambda, inverse), (s, z))) in out.iter_mut().zip(of_rows) {
+            *out = lambda + (s * z - mu) * inverse;
         }
         for (at, _) in self.with_cones(p) {
             let [l, s, z] = [lambda, s, z].map(|v| [v[at], v[at + 1], v[at + 2]]);
@@ -194,7 +191,7 @@ impl Scaling {
 
     /// Moves a vector into the cones, if it is not inside.
     pub(super) fn bring_inside(&self, p: &Program, v: &mut [f64]) {
-        let mut outside = -super::BOLDNESS;
+        let mut outside = -super::search::BOLDNESS;
         let mut from = 0;
         let mut depth = |depth: f64| {
             if depth <= 0.0 {

@@ -4,7 +4,7 @@
 //! variable. Close to an answer numbers of very different size meet, so solutions are refined.
 
 use super::second_order::{Cone, Scaling};
-use super::{Direction, Program, Sizes, add, dot, largest, sized};
+use super::{Program, Sizes, add, dot, largest, sized};
 
 /// What is added to the diagonal, with the sign that it has.
 const REGULAR: f64 = 7e-8;
@@ -16,6 +16,13 @@ const REFINEMENTS: usize = 9;
 const PRECISION: f64 = 1e-14;
 /// A refinement that gains less is the last.
 const WORTHWHILE: f64 = 6.0;
+
+/// What a variable and the dual of a row do.
+#[derive(Debug)]
+pub(super) struct Direction {
+    pub(super) x: Vec<f64>,
+    pub(super) z: Vec<f64>,
+}
 
 /// Two unknowns for each cone beyond its duals, by which its W² is written without cancellation. They
 /// count as variables of the block.
@@ -187,7 +194,7 @@ impl System {
         self.once(p, [bx, bz], &inner_error, out, &mut inner);
         let mut before = f64::INFINITY;
         for round in 0..=REFINEMENTS {
-            self.miss(p, scaling, [bx, bz], (out, &inner), (&mut error, &mut inner_error));
+            miss(p, scaling, [bx, bz], (out, &inner), (&mut error, &mut inner_error));
             let of_inner = inner_error.iter().fold(0.0_f64, |m, e| m.max(largest(e)));
             let now = largest(&error.x).max(largest(&error.z)).max(of_inner);
             if round > 0 && (now > before || now.is_nan()) {
@@ -290,7 +297,8 @@ impl System {
             out.x[block.var as usize..][..width].copy_from_slice(&x[..width]);
             let signs = &p.signs[block.var as usize..][..width];
             let weights = &self.weights[block.row as usize..][..signed];
-            let (bz_own, own) = (&bz[block.row as usize..][..signed], &mut z[block.row as usize..][..signed]);
+            let (bz_own, own) =
+                (&bz[block.row as usize..][..signed], &mut z[block.row as usize..][..signed]);
             for j in 0..signed {
                 own[j] = (signs[j] * x[j] - bz_own[j]) * weights[j];
             }
@@ -308,39 +316,37 @@ impl System {
             first += local;
         }
     }
+}
 
-    /// By how much a solution misses the right side.
-    fn miss(
-        &self,
-        p: &Program,
-        scaling: &Scaling,
-        [bx, bz]: [&[f64]; 2],
-        (found, inner): (&Direction, &Inner),
-        (error, inner_error): (&mut Direction, &mut Inner),
-    ) {
-        p.times_transposed(&found.z, &mut error.x);
-        for ((e, b), x) in error.x.iter_mut().zip(bx).zip(&found.x) {
-            *e = b - *e - REGULAR * x;
+/// By how much a solution misses the right side.
+fn miss(
+    p: &Program,
+    scaling: &Scaling,
+    [bx, bz]: [&[f64]; 2],
+    (found, inner): (&Direction, &Inner),
+    (error, inner_error): (&mut Direction, &mut Inner),
+) {
+    p.times_transposed(&found.z, &mut error.x);
+    for ((e, b), x) in error.x.iter_mut().zip(bx).zip(&found.x) {
+        *e = b - *e - REGULAR * x;
+    }
+    p.times(&found.x, &mut error.z);
+    let rows = bz.iter().zip(&scaling.square).zip(&found.z);
+    for (e, ((b, square), z)) in error.z.iter_mut().zip(rows) {
+        *e = b - *e + (square + REGULAR) * z;
+    }
+    for (b, (block, cone)) in p.blocks.iter().zip(&scaling.cones).enumerate() {
+        let at = p.cone_of(block);
+        let z = &found.z[at..at + 3];
+        let [through_v, through_u] = inner[b];
+        for (i, error) in error.z[at..at + 3].iter_mut().enumerate() {
+            let square = cone.diagonal(i) * z[i] + cone.v[i] * through_v + cone.u[i] * through_u;
+            *error += cone.eta2 * square;
         }
-        p.times(&found.x, &mut error.z);
-        for (i, e) in error.z.iter_mut().enumerate() {
-            *e = bz[i] - *e + (scaling.square[i] + REGULAR) * found.z[i];
-        }
-        for (b, (block, cone)) in p.blocks.iter().zip(&scaling.cones).enumerate() {
-            let at = p.cone_of(block);
-            let z = &found.z[at..at + 3];
-            let [through_v, through_u] = inner[b];
-            for i in 0..3 {
-                let square = cone.diagonal(i) * z[i] + cone.v[i] * through_v + cone.u[i] * through_u;
-                // The last is regularised the other way round.
-                let regular = if i < 2 { REGULAR } else { -REGULAR };
-                error.z[at + i] += cone.eta2 * square + (regular - REGULAR) * z[i];
-            }
-            inner_error[b] = [
-                cone.eta2 * (dot(&cone.v, z) + through_v),
-                cone.eta2 * (dot(&cone.u, z) - through_u),
-            ];
-        }
+        // The last is regularised the other way round.
+        error.z[at + 2] -= 2.0 * REGULAR * z[2];
+        inner_error[b] =
+            [cone.eta2 * (dot(&cone.v, z) + through_v), cone.eta2 * (dot(&cone.u, z) - through_u)];
     }
 }
 
@@ -361,6 +367,7 @@ fn write_rows(cone: &Cone, arms: &[f64], rows: &mut [f64], weights: &mut [f64]) 
 /// L·D·Lᵀ of a symmetric matrix whose lower half is given, with the signs that its pivots have. On the
 /// diagonal are the inverse pivots.
 #[inline(always)]
+#[expect(clippy::inline_always, reason = "sizes are known only where it is called")]
 fn decompose(a: &mut [f64], n: usize, sign: impl Fn(usize) -> f64) {
     for k in 0..n {
         let (done, rest) = a.split_at_mut(k * n);
@@ -381,6 +388,7 @@ fn decompose(a: &mut [f64], n: usize, sign: impl Fn(usize) -> f64) {
 
 /// Solves with that.
 #[inline(always)]
+#[expect(clippy::inline_always, reason = "sizes are known only where it is called")]
 fn substitute(a: &[f64], b: &mut [f64]) {
     let n = b.len();
     for k in 1..n {
