@@ -14,6 +14,7 @@
 //!
 //! [`round`]: crate::round
 
+mod central;
 pub mod couples;
 pub mod level;
 pub mod line;

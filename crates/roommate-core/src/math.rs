@@ -3,6 +3,7 @@
 pub mod assignment;
 pub mod boost;
 pub mod choice;
+pub mod conic;
 pub mod forest;
 pub mod gp;
 pub mod kmeans;
@@ -14,6 +15,5 @@ pub mod piecewise;
 pub mod pool;
 pub mod queueing;
 pub mod rng;
-pub mod sharing;
 pub mod stat;
 pub mod twister;

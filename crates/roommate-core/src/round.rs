@@ -8,7 +8,8 @@ use crate::allocation::ByKind;
 use crate::idx::{Idx, JobIdx};
 use crate::time::Span;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// The jobs of a row.
 pub type Members = SmallVec<[JobIdx; 2]>;
@@ -65,6 +66,35 @@ pub struct Rules<'a> {
     pub idle_to_all: bool,
 }
 
+/// A row's place in the line for a kind: who is furthest behind comes first, then who was so longest, then
+/// who is due most, then who came first.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    keys: [f64; 3],
+    row: Reverse<u32>,
+}
+
+impl Ord for Place {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let [a, b, c] = [0, 1, 2].map(|i| move || self.keys[i].total_cmp(&other.keys[i]));
+        a().then_with(b).then_with(c).then_with(|| self.row.cmp(&other.row))
+    }
+}
+
+impl PartialOrd for Place {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Place {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Place {}
+
 /// What every row is due and has had.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
@@ -82,7 +112,7 @@ pub struct Ledger {
     /// Round in which a job was last picked.
     picked: Vec<u32>,
     round: u32,
-    line: Vec<(f64, f64, f64, u32)>,
+    line: Vec<Place>,
 }
 
 impl Ledger {
@@ -236,19 +266,18 @@ impl Ledger {
         for (i, row) in self.rows.iter().enumerate() {
             let cell = row.cells[k];
             let priority = cell.priority(self.all_s[k]);
-            if cell.runs && (priority > 0.0) == due && (due || !self.is_picked(row)) {
-                line.push((priority, cell.deficit_s, cell.share, i as u32));
+            if cell.runs && (priority > 0.0) == due && !self.is_picked(row) {
+                let keys = [priority, cell.deficit_s, cell.share];
+                line.push(Place { keys, row: Reverse(i as u32) });
             }
         }
-        line.sort_unstable_by(|a, b| {
-            let by = b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.total_cmp(&a.2));
-            by.then(a.3.cmp(&b.3))
-        });
-        for (_, _, _, row_at) in &line {
+        // Few of many rows are picked: the rest is not sorted.
+        let mut line = BinaryHeap::from(line);
+        while let Some(Place { row: Reverse(row_at), .. }) = line.pop() {
             if free[k] == 0 {
                 break;
             }
-            let row = &self.rows[*row_at as usize];
+            let row = &self.rows[row_at as usize];
             let ready = row.members.iter().all(|j| (rules.ready)(*j));
             if row.gpus > free[k] || self.is_picked(row) || !ready {
                 continue;
@@ -258,9 +287,9 @@ impl Ledger {
                 self.picked[job.usize()] = self.round;
             }
             let members = row.members.clone();
-            picks.push(Pick { members, kind, allocated: row.allocated, row: *row_at });
+            picks.push(Pick { members, kind, allocated: row.allocated, row: row_at });
         }
-        self.line = line;
+        self.line = line.into_vec();
     }
 
     /// Whether a member runs in this round already.

@@ -1,13 +1,13 @@
-//! Goals as linear programs.
+//! Goals as programs.
 //!
-//! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::sharing`] solves in time
-//! linear in the jobs, with an answer in the middle of all best ones. With pairs or deadlines it is a
-//! program of any shape; there jobs that ask for the same are one class, so that its size depends on how
-//! many kinds of job there are.
+//! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::conic`] solves in time
+//! linear in the jobs, with an answer in the middle of all best ones ([`central`]). With pairs or
+//! deadlines it is a linear program of any shape, and the answer is a corner, where few rows are not 0.
+//! Jobs that ask for the same are one class, so that its size depends on how many kinds of job there are.
 
-use crate::allocation::{Allocation, ByKind, Claim, Market, Pair, Unsolved, effective};
+pub use crate::allocation::central::Kinds;
+use crate::allocation::{Allocation, ByKind, Claim, Market, Pair, Unsolved, central, effective};
 use crate::math::lp::{Cmp, Lp, Solution, Var};
-use crate::math::sharing::{Party, Sharing};
 use std::collections::BTreeMap;
 
 /// What a job is to get: an effective speed of at least `floor + need · q` for the largest possible q.
@@ -28,24 +28,24 @@ impl Goal {
 
 /// Jobs that ask for the same.
 #[derive(Clone, Debug)]
-struct Class {
-    members: Vec<usize>,
+pub(super) struct Class {
+    pub(super) members: Vec<usize>,
     /// Speed on each kind relative to the fastest; 0 where it cannot run.
-    pace: ByKind,
+    pub(super) pace: ByKind,
     /// Steps per second on the fastest kind.
-    fastest: f64,
-    gpus: f64,
-    goal: Goal,
+    pub(super) fastest: f64,
+    pub(super) gpus: f64,
+    pub(super) goal: Goal,
 }
 
 impl Class {
-    fn count(&self) -> f64 {
+    pub(super) fn count(&self) -> f64 {
         self.members.len() as f64
     }
 }
 
 /// Classes of all jobs that can run at all.
-fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
+pub(super) fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
     let mut found: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
     let mut classes: Vec<Class> = Vec::new();
     for (m, (claim, goal)) in market.claims.iter().zip(goals).enumerate() {
@@ -232,50 +232,8 @@ pub fn max_min(
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
-    let central = if pairs.is_none() { central(market, goals) } else { None };
-    central.map_or_else(|| corner(market, goals, pairs), Ok)
-}
-
-/// From the middle of all best answers.
-fn central(market: &Market, goals: &[Goal]) -> Option<Allocation> {
-    let classes = classes(market, goals);
-    // Needs differ by orders of magnitude; the largest becomes 1.
-    let largest = classes.iter().map(|c| c.goal.need / c.fastest).fold(0.0, f64::max);
-    if largest <= 0.0 {
-        return None;
-    }
-    let mut allocation = shared(market, &classes, largest, None)?;
-    allocation.value /= largest;
-    Some(allocation)
-}
-
-/// Shares the GPUs among classes; needs are divided by `scale`.
-fn shared(
-    market: &Market,
-    classes: &[Class],
-    scale: f64,
-    gains: Option<Vec<ByKind>>,
-) -> Option<Allocation> {
-    let party = |c: &Class| Party {
-        worth: c.pace.clone(),
-        size: c.gpus * c.count(),
-        need: c.goal.need / c.fastest / scale,
-        floor: c.goal.floor / c.fastest,
-    };
-    let parties = classes.iter().map(party).collect();
-    let found = Sharing { supply: market.gpus.clone(), parties, gains }.solve()?;
-    let none = ByKind::from_elem(0.0, market.gpus.len());
-    let (mut alone, mut binds) =
-        (vec![none; market.claims.len()], vec![false; market.claims.len()]);
-    for (c, class) in classes.iter().enumerate() {
-        // The solver is right to some digits only; nobody has more than all its time.
-        let all = found.amounts[c].iter().sum::<f64>().max(1.0);
-        for m in &class.members {
-            alone[*m] = found.amounts[c].iter().map(|part| part / all).collect();
-            binds[*m] = found.binds[c];
-        }
-    }
-    Some(Allocation { alone, value: found.value, binds, ..Allocation::default() })
+    let alone = pairs.is_none().then(|| central::max_min(market, goals, Kinds::Useful));
+    alone.flatten().map_or_else(|| corner(market, goals, pairs), Ok)
 }
 
 /// A corner of all best answers.
@@ -341,52 +299,116 @@ pub fn fair_need(market: &Market, claim: &Claim) -> f64 {
     claim.weight * market.proportional_speed(claim) / claim.gpus
 }
 
+fn fair_goals(market: &Market) -> Vec<Goal> {
+    market.claims.iter().map(|c| Goal::of(fair_need(market, c))).collect()
+}
+
 /// Max-min fairness: the least of the weighted, normalised effective speeds is as large as can be.
 pub fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
-    let goals: Vec<Goal> = market.claims.iter().map(|c| Goal::of(fair_need(market, c))).collect();
-    max_min(market, &goals, pairs)
+    max_min(market, &fair_goals(market), pairs)
+}
+
+/// The same as the released code has it: from the middle, pairs and useless kinds included.
+pub fn fair_released(
+    market: &Market,
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let goals = fair_goals(market);
+    let found = match pairs {
+        Some(speed) => central::max_min_of_pairs(market, &goals, speed),
+        None => central::max_min(market, &goals, Kinds::All),
+    };
+    found.map_or_else(|| corner(market, &goals, pairs), Ok)
+}
+
+/// What each job needs for each unit of q if all are to be finished at once, and the time for which q is
+/// 1: what all GPUs need for all work, so that q is about 1.
+fn makespan_goals(market: &Market) -> (Vec<Goal>, f64) {
+    let left = |c: &Claim| c.left.max(1e-9);
+    let time = |c: &Claim| {
+        let fastest = c.speed.iter().copied().fold(0.0, f64::max);
+        if fastest > 0.0 { left(c) / fastest } else { 0.0 }
+    };
+    let longest = market.claims.iter().map(time).fold(1e-9, f64::max);
+    let all = market.claims.iter().map(|c| time(c) * c.gpus).sum::<f64>();
+    let unit = longest.max(all / market.total().max(1.0));
+    (market.claims.iter().map(|c| Goal::of(left(c) / unit)).collect(), unit)
 }
 
 /// The earliest instant at which all can be finished; the value is that time in seconds.
 pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
-    let goals: Vec<Goal> = market.claims.iter().map(|c| Goal::of(c.left.max(1e-9))).collect();
+    let (goals, unit) = makespan_goals(market);
     let mut allocation = max_min(market, &goals, pairs)?;
-    allocation.value = 1.0 / allocation.value;
+    allocation.value = unit / allocation.value;
     Ok(allocation)
 }
+
+/// How close to the least time the released search is left to its solver: what that finds there depends
+/// on its last digits. Elsewhere the least time, known to some digits, tells.
+const DOUBTFUL: f64 = 1e-3;
+const SOME_DIGITS: f64 = 1e-5;
 
 /// The same as the released code has it: the time is searched by halves until it is known to 5 %, and
 /// the parts are any that suffice for it, from the middle.
 pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
-    let exact = makespan(market, None)?;
+    let (goals, unit) = makespan_goals(market);
+    let nearly = central::max_min_to(SOME_DIGITS, market, &goals, Kinds::Useful);
+    let mut exact = nearly.map_or_else(|| corner(market, &goals, None), Ok)?;
+    exact.value = unit / exact.value;
+    let within = |time_s: f64| {
+        let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / time_s };
+        let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
+        central::enough(market, &goals)
+    };
     let (mut low, mut high) = (100.0, 1e6);
     while exact.value > high {
         (low, high) = (high, 10.0 * high);
     }
+    let mut found = None;
     while 1.05 * low < high {
         let middle = f64::midpoint(low, high);
-        if middle >= exact.value {
-            high = middle;
+        let doubtful = (middle / exact.value - 1.0).abs() < DOUBTFUL;
+        let parts = if doubtful { within(middle) } else { None };
+        if parts.is_some() || (!doubtful && middle > exact.value) {
+            (high, found) = (middle, parts);
         } else {
             low = middle;
         }
     }
-    let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / high };
-    let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
-    let classes = classes(market, &goals);
-    let indifferent = vec![ByKind::from_elem(0.0, market.gpus.len()); classes.len()];
-    let mut found = shared(market, &classes, 1.0, Some(indifferent)).unwrap_or(exact);
+    let mut found = found.or_else(|| within(high)).unwrap_or(exact);
     found.value = high;
     Ok(found)
 }
 
-/// Precision of the search for the least finish-time ratio.
+/// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
+/// small as can be; the value is that ratio.
+pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved> {
+    let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
+    let can_run =
+        |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && *n >= c.gpus);
+    if !market.claims.iter().any(can_run) {
+        return Ok(market.isolated());
+    }
+    let goal = |c: &Claim| {
+        let alone_s = alone_s(c);
+        Goal { need: c.left.max(1e-9) / alone_s, floor: c.age_s / alone_s }
+    };
+    let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
+    let mut allocation = central::finish_time(market, &goals, kinds).ok_or(Unsolved)?;
+    let ratio = |((c, goal), part): ((&Claim, &Goal), &ByKind)| {
+        if can_run(c) { goal.floor + goal.need / effective(c, part) } else { 0.0 }
+    };
+    let all = market.claims.iter().zip(&goals).zip(&allocation.alone);
+    allocation.value = all.map(ratio).fold(0.0, f64::max);
+    Ok(allocation)
+}
+
+/// Precision of the search for the least finish-time ratio of jobs that may share.
 const RATIO_PRECISION: f64 = 1e-5;
 const RATIO_STEPS: usize = 60;
 
-/// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
-/// small as can be; the value is that ratio.
-pub fn finish_time(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
+/// The same with pairs: the ratio is searched by halves.
+pub fn finish_time_packed(market: &Market, pairs: PairSpeed<'_>) -> Result<Allocation, Unsolved> {
     let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
     let alone_s: Vec<f64> = market.claims.iter().map(alone_s).collect();
     let can_run =
@@ -406,12 +428,12 @@ pub fn finish_time(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allo
             Goal::of(c.left.max(1e-9) / time_s)
         };
         let goals: Vec<Goal> = market.claims.iter().zip(&alone_s).map(goal).collect();
-        max_min(market, &goals, pairs)
+        max_min(market, &goals, Some(pairs))
     };
     // With q of the needed speeds, everybody is done by `age + left ÷ (q × need)`: a ratio that is good
     // enough, and a better guess than the middle.
     let reached = |allocation: &Allocation| {
-        let speeds = speeds(market, allocation, pairs);
+        let speeds = speeds(market, allocation, Some(pairs));
         let ratio = |((c, alone_s), speed): ((&Claim, &f64), &f64)| {
             if can_run(c) { (c.age_s + c.left.max(1e-9) / speed) / alone_s } else { 0.0 }
         };
@@ -480,7 +502,8 @@ pub fn throughput(
     }
     let goals: Vec<Goal> = floors.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
     let plain = pairs.is_none() && floors.iter().all(|f| *f == 0.0);
-    if let Some(mut found) = plain.then(|| central_sum(market, prices)).flatten() {
+    let kinds = if all_or_none { Kinds::All } else { Kinds::Useful };
+    if let Some(mut found) = plain.then(|| central::sum(market, prices, kinds)).flatten() {
         found.late = late;
         return Ok(found);
     }
@@ -503,21 +526,6 @@ pub fn throughput(
     allocation.value *= largest;
     allocation.late = late;
     Ok(allocation)
-}
-
-/// The largest sum, from the middle of all best answers.
-fn central_sum(market: &Market, prices: &ByKind) -> Option<Allocation> {
-    let classes = classes(market, &vec![Goal::of(0.0); market.claims.len()]);
-    let gain = |c: &Class| -> ByKind {
-        c.pace.iter().zip(prices).map(|(w, p)| w * c.fastest / p * c.count()).collect()
-    };
-    let mut gains: Vec<ByKind> = classes.iter().map(gain).collect();
-    let largest = gains.iter().flatten().copied().fold(1e-12, f64::max);
-    gains.iter_mut().flatten().for_each(|g| *g /= largest);
-    let mut allocation = shared(market, &classes, 1.0, Some(gains))?;
-    allocation.value *= largest;
-    allocation.binds.clear();
-    Some(allocation)
 }
 
 /// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.
@@ -618,9 +626,9 @@ mod tests {
     fn finish_times_are_as_fair_as_they_can_be() {
         let mut m = two();
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&m, None).unwrap().value, 1.0);
+        near(finish_time(&m, Kinds::Useful).unwrap().value, 1.0);
         m.claims[0].age_s = 1000.0;
-        let found = finish_time(&m, None).unwrap();
+        let found = finish_time(&m, Kinds::Useful).unwrap();
         near(found.value, 1.320_802);
         close(&found.alone, &[&[0.135_674, 0.864_326], &[0.864_326, 0.135_674]]);
     }
@@ -677,8 +685,8 @@ mod tests {
         let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
         let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
         (one.claims[0].left, one.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&one, None).unwrap().value, 1.0);
-        let found = finish_time(&one, Some(&speed)).unwrap();
+        near(finish_time(&one, Kinds::Useful).unwrap().value, 1.0);
+        let found = finish_time_packed(&one, &speed).unwrap();
         near(found.value, 2.0 / 3.0);
         near(found.pairs[0].share[0], 1.0);
         let free = ByKind::from_slice(&[1.0]);
@@ -746,7 +754,7 @@ mod tests {
                 claim.left *= f64::from(scale);
             }
             let solve = |m: &Market| {
-                [fair(m, None), makespan(m, None), finish_time(m, None), throughput(m, &free, (true, false), None)]
+                [fair(m, None), makespan(m, None), finish_time(m, Kinds::Useful), throughput(m, &free, (true, false), None)]
                     .map(Result::unwrap)
             };
             let found = solve(&m);

@@ -33,8 +33,10 @@
 //! instead of on all together.
 //!
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
-//! and with `choice = released` its FIFO, which takes the last kind whether the job fits or not. With
-//! `draws_of` it repeats the random draws of a seed.
+//! the very point of the optimum that its solver finds (parts on useless kinds and of all pairs included,
+//! because their order decides who takes GPUs that are left), and with `choice = released` its FIFO,
+//! which takes the last kind whether the job fits or not. With `draws_of` it repeats
+//! the random draws of a seed.
 
 mod draws;
 mod seats;
@@ -44,7 +46,7 @@ use self::seats::{place_row, seat};
 use crate::allocation::couples::Couples;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
-use crate::allocation::program::{self, PairSpeed};
+use crate::allocation::program::{self, Kinds, PairSpeed};
 use crate::allocation::queues::Queues;
 use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
 use crate::event::Event;
@@ -549,7 +551,8 @@ impl Gavel {
         };
         let pairs: Option<PairSpeed<'_>> =
             if self.params.packed { Some(&pair_speed) } else { None };
-        let deadlines = (self.params.deadlines, self.params.released);
+        let released = self.params.released;
+        let deadlines = (self.params.deadlines, released);
         let own;
         let market = if normalized {
             own = market.normalized();
@@ -558,11 +561,16 @@ impl Gavel {
             market
         };
         match self.params.objective {
+            Objective::Las if released => program::fair_released(market, pairs),
             Objective::Las => program::fair(market, pairs),
             Objective::WaterFilling => level::fill(market, pairs),
             Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
-            Objective::FinishTime => program::finish_time(market, pairs),
-            Objective::Makespan if self.params.released && pairs.is_none() => {
+            Objective::FinishTime => match pairs {
+                Some(pairs) => program::finish_time_packed(market, pairs),
+                None if released => program::finish_time(market, Kinds::All),
+                None => program::finish_time(&market.normalized(), Kinds::Useful),
+            },
+            Objective::Makespan if released && pairs.is_none() => {
                 program::makespan_bisected(market)
             }
             Objective::Makespan => program::makespan(market, pairs),
