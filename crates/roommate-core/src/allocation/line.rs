@@ -170,7 +170,7 @@ impl Line {
             if fitting.is_empty() {
                 continue;
             }
-            let (kind, struck) = match self.choice {
+            let (mut kind, mut struck) = match self.choice {
                 Choice::Random | Choice::Repaired => {
                     let drawn = fitting[draw(fitting.len())];
                     (drawn, drawn)
@@ -185,7 +185,10 @@ impl Line {
                 }
             };
             if claim.speed[kind] <= 0.0 {
-                continue;
+                // It loses its turn; if nobody else has one, it would do so for ever.
+                let able = fitting.iter().copied().find(|k| claim.speed[*k] > 0.0);
+                let Some(able) = able.filter(|_| self.given.is_empty()) else { continue };
+                (kind, struck) = (able, able);
             }
             self.given.insert(jobs[next], (kind, claim.gpus));
             free[kind] -= claim.gpus;
@@ -255,8 +258,10 @@ mod tests {
             Line::new(choice, false).allocate(m, &[0, 1, 2], &[0, 1], None, &mut |_| 0).alone
         };
         close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
-        // One that cannot run on the kind that was drawn loses its turn.
-        m.claims[0].speed[0] = 0.0;
-        close(&found(Choice::Repaired, &m), &[&[0.0, 0.0], &[1.0, 0.0], &[0.0, 1.0]]);
+        // One that cannot run on the kind that was drawn loses its turn, but not if it is the first.
+        m.claims[2].speed[0] = 0.0;
+        close(&found(Choice::Repaired, &m), &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 0.0]]);
+        (m.claims[0].speed[0], m.claims[2].speed[0]) = (0.0, 1.0);
+        close(&found(Choice::Repaired, &m), &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 1.0]]);
     }
 }
