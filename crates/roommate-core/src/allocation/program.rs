@@ -380,6 +380,10 @@ pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
     Ok(found)
 }
 
+/// Precision of the search for the least finish-time ratio, where one is needed.
+const RATIO_PRECISION: f64 = 1e-5;
+const RATIO_STEPS: usize = 60;
+
 /// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
 /// small as can be; the value is that ratio.
 pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved> {
@@ -394,13 +398,46 @@ pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved
         Goal { need: c.left.max(1e-9) / alone_s, floor: c.age_s / alone_s }
     };
     let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
-    let mut allocation = central::finish_time(market, &goals, kinds).ok_or(Unsolved)?;
-    let ratio = |((c, goal), part): ((&Claim, &Goal), &ByKind)| {
-        if can_run(c) { goal.floor + goal.need / effective(c, part) } else { 0.0 }
+    let reached = |allocation: &Allocation| {
+        let ratio = |((c, goal), part): ((&Claim, &Goal), &ByKind)| {
+            if can_run(c) { goal.floor + goal.need / effective(c, part) } else { 0.0 }
+        };
+        let all = market.claims.iter().zip(&goals).zip(&allocation.alone);
+        all.map(ratio).fold(0.0, f64::max)
     };
-    let all = market.claims.iter().zip(&goals).zip(&allocation.alone);
-    allocation.value = all.map(ratio).fold(0.0, f64::max);
-    Ok(allocation)
+    if let Some(mut found) = central::finish_time(market, &goals, kinds) {
+        found.value = reached(&found);
+        return Ok(found);
+    }
+    // Too many digits for one program: a search, in which each ratio is a linear one. Nobody can be
+    // faster than on its fastest kind all of the time.
+    let bound = |(c, goal): (&Claim, &Goal)| {
+        let fastest = c.speed.iter().copied().fold(0.0, f64::max);
+        if can_run(c) { goal.floor + goal.need / fastest } else { 0.0 }
+    };
+    let mut low = market.claims.iter().zip(&goals).map(bound).fold(0.0, f64::max);
+    let at = |ratio: f64| {
+        let goal = |g: &Goal| Goal::of(g.need / (ratio - g.floor).max(1e-9));
+        max_min(market, &goals.iter().map(goal).collect::<Vec<_>>(), None)
+    };
+    let mut best = at(low * (1.0 + 1e-9))?;
+    let mut high = reached(&best);
+    for _ in 0..RATIO_STEPS {
+        if high <= low * (1.0 + RATIO_PRECISION) {
+            break;
+        }
+        let middle = f64::midpoint(low, high.min(low * 1e3));
+        let found = at(middle)?;
+        let ratio = reached(&found);
+        if ratio < high {
+            (best, high) = (found, ratio);
+        }
+        if ratio > middle * (1.0 + RATIO_PRECISION) {
+            low = middle;
+        }
+    }
+    best.value = high;
+    Ok(best)
 }
 
 /// Precision of the search for the least finish-time ratio of jobs that may share.
