@@ -19,7 +19,13 @@ fn a_run_with_services_says_what_they_made_of_their_requests() {
     let room = room();
     let out = room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
     let services = out.split("\n\n").nth(2).unwrap_or_default();
-    expect![[r#""#]].assert_eq(services);
+    expect![[r#"
+        service   objective   median      p99  worst p99     late  windows over  in time
+        chat         2.0 ms   8.8 ms  16.7 ms    17.0 ms  100.00%       100.00%    0.0/s
+        photos     150.0 ms  16.6 ms  22.7 ms    22.7 ms    0.00%         0.00%  328.0/s
+        replayed   330.0 ms  40.8 ms  41.0 ms    41.0 ms    0.00%         0.00%    1.5/s
+    "#]]
+    .assert_eq(services);
     let json = room.json("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
     assert_eq!((&json["jobs"], &json["finished"]), (&1.into(), &1.into()));
     let all = json["services"].as_array().unwrap();
@@ -34,7 +40,13 @@ fn a_run_with_services_says_what_they_made_of_their_requests() {
 fn the_story_of_a_service_is_told_and_its_journal_replays() {
     let room = room();
     room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none --journal j.jsonl");
-    expect![[r#""#]].assert_eq(&room.works("explain chat --journal j.jsonl"));
+    expect![[r#"
+            0.0s  submitted; GPUs not held: 4, other jobs waiting: 1
+            0.0s  started on node 0: GPU 1
+           20.0s  answers requests
+           30.0s  misses its objective in 1 of 1 windows: 510 of 510 requests late, p99 16.7 ms, at worst 16.7 ms
+         30m 30s  ended
+    "#]].assert_eq(&room.works("explain chat --journal j.jsonl"));
     let photos = room.works("explain photos --journal j.jsonl");
     assert!(photos.contains("keeps its objective") && !photos.contains("misses"), "{photos}");
     assert!(room.works("replay j.jsonl").contains("same"));
@@ -51,7 +63,14 @@ fn every_request_can_be_simulated_and_the_window_chosen() {
     let windows = |json: &serde_json::Value| json["services"][0]["windows"].as_u64().unwrap();
     let fine = room.json("sim t.csv -p fifo --cluster 1x4:h200 --exact-requests");
     assert!((5..=7).contains(&(windows(&fine) / windows(&json))));
-    room.refuses("sim t.csv --window 0", expect![[r#""#]]);
+    room.refuses(
+        "sim t.csv --window 0",
+        expect![[r#"
+        error: invalid value '0' for '--window <S>': expected a number from 0.1 to 86400
+
+        For more information, try '--help'.
+    "#]],
+    );
 }
 
 #[test]
@@ -61,7 +80,18 @@ fn what_is_wrong_with_a_service_is_said() {
         ("file.csv", "id,submit_s,gpus,duration_s,class,model,requests\na,0,1,0,service,bert,no\n"),
         ("load.csv", "id,submit_s,gpus,duration_s,class,model,load\na,0,1,0,service,bert,lots\n"),
     ]);
-    room.refuses("sim unknown.csv", expect![[r#""#]]);
-    room.refuses("sim file.csv", expect![[r#""#]]);
-    room.refuses("sim load.csv", expect![[r#""#]]);
+    room.refuses("sim unknown.csv", expect![[r#"
+        error: job "a" can never run on 8x8: it names no model: name a measured one, or give step_s, the seconds of a batch
+        hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
+    "#]]);
+    room.refuses(
+        "sim file.csv",
+        expect![[r#"
+        error: could not read file of requests "no": no such file
+    "#]],
+    );
+    room.refuses("sim load.csv", expect![[r#"
+        error: could not read trace "load.csv": line 2, column "load": expected a number, found "lots"
+        hint: pass --skip-bad-rows to drop such rows and count them
+    "#]]);
 }
