@@ -155,7 +155,7 @@ fn main() {
     let (gpus, tasks) = (number(0, 1_000.0) as u32, number(1, 5_000.0) as u32);
     let (gap_s, rps) = (number(2, 2.0), number(3, 200.0));
     let exact = args.iter().any(|a| a == "exact");
-    let cluster = format!("{}x1:h200", gpus).parse().unwrap();
+    let cluster = format!("{gpus}x1:h200").parse().unwrap();
     let (work, _) =
         workload::prepare(jobs(gpus, tasks, gap_s, rps), &cluster, None, false).unwrap();
     let (truth, _) = Truth::Measured(Arc::new(truth::h200().unwrap())).model(&work.profiles);

@@ -160,7 +160,7 @@ fn services_beside_training_take_as_long_as_was_measured() {
     }
     let counts = (closed.len(), p50.len());
     let [closed, p50, p99] = [&mut closed, &mut p50, &mut p99].map(|e| spread(e));
-    eprintln!("{counts:?} closed {closed:.3?} open p50 {p50:.3?} p99 {p99:.3?}");
-    assert!(closed[0] < 0.15 && closed[1] < 0.5, "{closed:?}");
-    assert!(p50[0] < 0.35, "{p50:?}");
+    assert!(counts.0 > 800 && counts.1 > 80, "{counts:?}");
+    assert!(closed[0] < 0.08 && closed[1] < 0.35, "{closed:?}");
+    assert!(p50[0] < 0.35 && p99[0] < 0.25, "{p50:?} {p99:?}");
 }
