@@ -144,10 +144,7 @@ impl Metrics {
         let count = |n: u64| Some(n as f64);
         let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
         let stage = |i: usize| self.stage_util.map(|s| s[i]);
-        let served = self.served();
-        let of_served = |of: &dyn Fn(&Served) -> f64| served.as_ref().map(of);
-        let goodput = served.map(|_| self.services.iter().map(|s| s.goodput_rps).sum());
-        vec![
+        let mut rows = vec![
             row("jobs", "jobs", "", count(self.jobs), Neither),
             row("finished", "finished", "", count(self.finished), Higher),
             row("avg_jct_s", "mean completion time", "s", self.avg_jct_s, Lower),
@@ -169,37 +166,9 @@ impl Metrics {
             row("prep_util", "CPU busy", "share", stage(1), Neither),
             row("compute_util", "GPU busy", "share", stage(2), Neither),
             row("network_util", "network busy", "share", stage(3), Neither),
-            row("services", "services", "", count(self.services.len() as u64), Neither),
-            row(
-                "late_requests",
-                "requests over the SLO",
-                "share",
-                served.and_then(|s| share(s.late, s.requests)),
-                Lower,
-            ),
-            row(
-                "slo_misses",
-                "windows over the SLO",
-                "share",
-                share(self.slo_misses, self.slo_windows),
-                Lower,
-            ),
-            row("p50_ms", "median latency", "ms", of_served(&|s| ms(s.p50_us)), Lower),
-            row(
-                "p99_ms",
-                "p99 latency, mean of windows",
-                "ms",
-                of_served(&|s| ms(s.p99_us)),
-                Lower,
-            ),
-            row(
-                "worst_p99_ms",
-                "p99 latency, worst window",
-                "ms",
-                of_served(&|s| ms(s.worst_us)),
-                Lower,
-            ),
-            row("goodput_rps", "requests in time", "/s", goodput, Higher),
+        ];
+        rows.extend(self.service_rows());
+        rows.extend([
             row(
                 "deadline_misses",
                 "deadline misses",
@@ -246,6 +215,51 @@ impl Metrics {
                 self.stretch_best_effort,
                 Lower,
             ),
+        ]);
+        rows
+    }
+
+    /// The part of them that is about services.
+    fn service_rows(&self) -> Vec<Row> {
+        use Better::{Higher, Lower, Neither};
+        let row =
+            |key, label, unit, value: Option<f64>, better| Row { key, label, unit, value, better };
+        let share = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
+        let served = self.served();
+        let of_served = |of: &dyn Fn(&Served) -> f64| served.as_ref().map(of);
+        let goodput = served.map(|_| self.services.iter().map(|s| s.goodput_rps).sum());
+        vec![
+            row("services", "services", "", Some(self.services.len() as f64), Neither),
+            row(
+                "late_requests",
+                "requests over the SLO",
+                "share",
+                served.and_then(|s| share(s.late, s.requests)),
+                Lower,
+            ),
+            row(
+                "slo_misses",
+                "windows over the SLO",
+                "share",
+                share(self.slo_misses, self.slo_windows),
+                Lower,
+            ),
+            row("p50_ms", "median latency", "ms", of_served(&|s| ms(s.p50_us)), Lower),
+            row(
+                "p99_ms",
+                "p99 latency, mean of windows",
+                "ms",
+                of_served(&|s| ms(s.p99_us)),
+                Lower,
+            ),
+            row(
+                "worst_p99_ms",
+                "p99 latency, worst window",
+                "ms",
+                of_served(&|s| ms(s.worst_us)),
+                Lower,
+            ),
+            row("goodput_rps", "requests in time", "/s", goodput, Higher),
         ]
     }
 }

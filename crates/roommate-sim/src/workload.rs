@@ -252,11 +252,11 @@ impl Maker<'_> {
         let measured = job.model.as_deref().and_then(|m| truth::service(&MEASURED, m));
         let batch_s = service.batch_s.or(measured.map(|t| MEASURED.batch_s(t, job.batch, None)));
         let Some(batch_s) = batch_s else {
-            let model = job.model.as_deref().unwrap_or("no model");
-            let what = format!(
-                "nothing is known of the service {model:?}: name a measured one, or give step_s, the \
-                 seconds of a batch"
-            );
+            let model = job.model.as_deref();
+            let known = model
+                .map_or("it names no model".into(), |m| format!("no service {m:?} was measured"));
+            let what =
+                format!("{known}: name a measured one, or give step_s, the seconds of a batch");
             let (name, cluster) = (job.id.clone(), self.cluster.to_string());
             return Err(Unfit { name, cluster, what });
         };

@@ -91,7 +91,7 @@ struct Together;
 
 impl Policy for Together {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        for job in plan.news.ready.to_vec() {
+        for job in plan.news.ready.iter().copied() {
             let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
             plan.place(job, &[GpuIdx(0)], knobs).unwrap();
         }
@@ -111,10 +111,8 @@ const EXACT: World<'_> =
 fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     let cluster = world.cluster.parse().unwrap();
     let (work, _) = workload::prepare(jobs, &cluster, None, false).unwrap();
-    let truth = match world.measured {
-        true => Truth::Measured(Arc::new(truth::h200().unwrap())),
-        false => Truth::None,
-    };
+    let measured = || Truth::Measured(Arc::new(truth::h200().unwrap()));
+    let truth = if world.measured { measured() } else { Truth::None };
     let entry = policy::find(world.policy).unwrap();
     let serde_json::Value::Object(params) = entry.params(&Params::new()).unwrap() else { panic!() };
     let setup = Setup {
@@ -307,11 +305,6 @@ fn repeating_windows_gives_what_simulating_every_request_gives() {
         let s = run.metrics.served().unwrap();
         (s.late as f64 / s.requests as f64, f64::from(s.over) / f64::from(s.windows))
     };
-    eprintln!(
-        "late, windows over: {:.4?} for {:.4?}; of one service: late {worst_late:.4?}, p99 {worst_p99:.4?}",
-        late(&fast),
-        late(&exact)
-    );
     assert!((late(&fast).0 - late(&exact).0).abs() < 0.005);
     assert!((late(&fast).1 - late(&exact).1).abs() < 0.02);
     assert!(worst_late.iter().all(|l| *l < 0.03), "{worst_late:?}");

@@ -290,13 +290,11 @@ impl Atlas {
 
     /// Seconds of a batch of a service alone on so many multiprocessors, or all; of training, of a step.
     pub fn batch_s(&self, task: TaskId, batch: u32, sms: Option<u32>) -> f64 {
-        match self.services.get(&task) {
-            Some(service) => service.batch_s(batch, sms),
-            None => {
-                let kept = sms.map_or(1.0, |sms| self.kept(task, batch, sms));
-                1.0 / (self.steps_per_s(task, batch) * kept)
-            }
+        if let Some(service) = self.services.get(&task) {
+            return service.batch_s(batch, sms);
         }
+        let kept = sms.map_or(1.0, |sms| self.kept(task, batch, sms));
+        1.0 / (self.steps_per_s(task, batch) * kept)
     }
 
     /// How much longer a batch of a service takes beside the others than without them: 1 = as long. As

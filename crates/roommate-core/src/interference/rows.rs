@@ -204,7 +204,7 @@ impl Row {
         match self {
             Self::Solo(r) => {
                 all([whole("batch", r.batch), whole("sms", r.sms), positive("it_s", r.it_s)])?;
-                all([positive("mem_mib", r.mem_mib), r.gpm.map_or(Ok(()), |g| g.check())])
+                all([positive("mem_mib", r.mem_mib), r.gpm.map_or(Ok(()), Gpm::check)])
             }
             Self::Alone(r) => {
                 all([whole("batch", r.batch), positive("it_s", r.it_s), r.gpm.check()])

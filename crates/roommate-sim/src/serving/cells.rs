@@ -81,7 +81,7 @@ struct Key {
 pub(super) struct Cells {
     window_s: f64,
     known: BTreeMap<Key, u32>,
-    cells: Vec<Cell>,
+    all: Vec<Cell>,
     tally: Tally,
 }
 
@@ -96,11 +96,11 @@ const ROUND: f64 = 0.005;
 impl Cells {
     pub(super) fn new(window_s: f64) -> Self {
         let tally = Tally::default();
-        Self { window_s, known: BTreeMap::new(), cells: Vec::new(), tally }
+        Self { window_s, known: BTreeMap::new(), all: Vec::new(), tally }
     }
 
     pub(super) fn get(&self, cell: u32) -> &Cell {
-        &self.cells[cell as usize]
+        &self.all[cell as usize]
     }
 
     /// The cell of these conditions.
@@ -131,8 +131,8 @@ impl Cells {
         let requests = Requests::Rates { rates: Arc::new([(0.0, rate)]), bursts };
         let rng = Rng::stream(hash(&key), 111);
         let cell = self.simulate(&steps, rules, &requests, rng);
-        self.cells.push(cell);
-        let at = self.cells.len() as u32 - 1;
+        self.all.push(cell);
+        let at = self.all.len() as u32 - 1;
         self.known.insert(key, at);
         at
     }

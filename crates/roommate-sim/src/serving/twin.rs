@@ -47,10 +47,11 @@ fn simulated(case: &Case, requests: f64) -> Tally {
     tally
 }
 
-/// Relative errors of the median and of the 99th percentile, and the difference in the share of late requests.
-fn errors(cases: u64, requests: f64) -> [Vec<f64>; 3] {
+/// Relative errors of the median and of the 99th percentile, the difference in the share of late requests, and
+/// the error of the 99th percentile below nine tenths of what can be answered.
+fn errors(cases: u64, requests: f64) -> [Vec<f64>; 4] {
     let mut latencies = Latencies::default();
-    let mut errors = [Vec::new(), Vec::new(), Vec::new()];
+    let mut errors = [const { Vec::new() }; 4];
     for seed in 0..cases {
         let case = case(seed);
         let exact = simulated(&case, requests);
@@ -63,6 +64,9 @@ fn errors(cases: u64, requests: f64) -> [Vec<f64>; 3] {
         }
         let late = exact.late as f64 / exact.requests as f64;
         errors[2].push((latencies.late(slo_s) - late).abs());
+        if case.load < 0.9 {
+            errors[3].push((latencies.quantile_s(0.99) / exact.quantile_s(0.99) - 1.0).abs());
+        }
     }
     errors.iter_mut().for_each(|e| e.sort_unstable_by(f64::total_cmp));
     errors
@@ -70,35 +74,13 @@ fn errors(cases: u64, requests: f64) -> [Vec<f64>; 3] {
 
 #[test]
 fn the_analytic_queue_is_close_to_the_simulated_one() {
-    let [median, p99, late] = errors(600, 40_000.0);
+    let [median, p99, late, below] = errors(600, 40_000.0);
     let show = |e: &[f64]| [0.5, 0.9, 0.99].map(|q| stat::quantile(e, q).unwrap_or(1.0));
-    let [median, p99, late] = [&median, &p99, &late].map(|e| show(e));
-    eprintln!("median {median:.4?}\np99 {p99:.4?}\nlate {late:.4?}");
+    let [median, p99, late, below] = [&median, &p99, &late, &below].map(|e| show(e));
+    assert!(median[0] < 0.03 && median[1] < 0.1, "{median:?}");
     assert!(p99[0] < 0.05 && p99[1] < 0.15, "{p99:?}");
-}
-
-#[test]
-#[ignore = "prints the table of docs/reference/serving.md"]
-fn where_the_analytic_queue_errs() {
-    let mut latencies = Latencies::default();
-    for seed in 0..2_000 {
-        let case = case(seed);
-        let exact = simulated(&case, 40_000.0);
-        let batch_s = |n: u32| case.steps.at(n);
-        let Rules { batch, timeout_s, .. } = case.rules;
-        latencies.solve(&Queue { rate: case.rate, batch, timeout_s, batch_s: &batch_s });
-        let ratio = latencies.quantile_s(0.99) / exact.quantile_s(0.99);
-        let full_s = case.steps.at(batch);
-        println!(
-            "{seed} {batch} {:.3} {:.3} {:.3} {:.4} {:.4} {:.3}",
-            case.load,
-            timeout_s / full_s,
-            case.rate * timeout_s / f64::from(batch),
-            exact.quantile_s(0.99) / full_s,
-            ratio,
-            latencies.busy / (exact.busy_s * case.rate / 40_000.0),
-        );
-    }
+    assert!(below[0] < 0.03 && below[1] < 0.12 && below[2] < 0.4, "{below:?}");
+    assert!(late[1] < 0.02 && late[2] < 0.06, "{late:?}");
 }
 
 /// What was measured of a service beside training, with the raw figures of its side.
@@ -178,7 +160,7 @@ fn services_beside_training_take_as_long_as_was_measured() {
     }
     let counts = (closed.len(), p50.len());
     let [closed, p50, p99] = [&mut closed, &mut p50, &mut p99].map(|e| spread(e));
-    eprintln!("{counts:?} closed {closed:.3?} open p50 {p50:.3?} p99 {p99:.3?}");
-    assert!(closed[0] < 0.15 && closed[1] < 0.5, "{closed:?}");
-    assert!(p50[0] < 0.35, "{p50:?}");
+    assert!(counts.0 > 800 && counts.1 > 80, "{counts:?}");
+    assert!(closed[0] < 0.08 && closed[1] < 0.35, "{closed:?}");
+    assert!(p50[0] < 0.35 && p99[0] < 0.25, "{p50:?} {p99:?}");
 }
