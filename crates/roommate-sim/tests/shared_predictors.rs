@@ -186,9 +186,11 @@ fn patterns_of_the_iadeep_artifact() {
     }
     text += &unseen.row("the same, counters, tasks never seen");
     expect![[r#"
-        | IADeep artifact, pattern, patterns never seen | 91 | 73.7 % | 43.3 % | 0.601 |
-        | the same, counters | 84 | 85.0 % | 53.0 % | 0.750 |
-        | the same, counters, tasks never seen | 170 | 149.1 % | 55.6 % | 0.866 |
+        | IADeep artifact, pattern, patterns never seen | 91 | 44.2 % | 23.5 % | 0.376 |
+        | the same as a sum of PDs (one more for each tenant) | 91 | 8.1 % | 5.3 % | 0.376 |
+        | the same, counters | 84 | 82.8 % | 55.3 % | 0.745 |
+        | the same, counters, as a sum of PDs | 84 | 15.9 % | 11.5 % | 0.745 |
+        | the same, counters, tasks never seen | 170 | 170.3 % | 59.5 % | 0.916 |
     "#]]
     .assert_eq(&text);
 }
@@ -275,9 +277,9 @@ fn pairs_of_lucid() {
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("Lucid, the mean of all");
     expect![[r#"
-        | Lucid, pattern, pairs never seen | 2776 | 10.6 % | 7.2 % | 0.115 |
-        | Lucid, counters, pairs never seen | 2776 | 6.8 % | 4.0 % | 0.076 |
-        | Lucid, counters, models never seen | 5194 | 8.0 % | 5.0 % | 0.087 |
+        | Lucid, pattern, pairs never seen | 2776 | 10.7 % | 7.2 % | 0.116 |
+        | Lucid, counters, pairs never seen | 2776 | 6.8 % | 4.1 % | 0.075 |
+        | Lucid, counters, models never seen | 5194 | 8.0 % | 5.2 % | 0.087 |
         | Lucid, the mean of all | 2776 | 10.0 % | 7.8 % | 0.115 |
     "#]]
     .assert_eq(&text);
@@ -341,9 +343,9 @@ fn pairs_of_the_h200() {
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("H200, the mean of all");
     expect![[r#"
-        | H200, pattern, pairs never seen | 96 | 8.4 % | 6.1 % | 0.184 |
-        | H200, counters, pairs never seen | 96 | 7.8 % | 4.4 % | 0.169 |
-        | H200, counters, tasks never seen | 182 | 16.4 % | 9.9 % | 0.402 |
+        | H200, pattern, pairs never seen | 96 | 8.3 % | 5.3 % | 0.178 |
+        | H200, counters, pairs never seen | 96 | 7.7 % | 5.5 % | 0.163 |
+        | H200, counters, tasks never seen | 182 | 16.2 % | 9.3 % | 0.397 |
         | H200, rule of thumb, nothing taught | 96 | 19.3 % | 10.2 % | 0.556 |
         | H200, the mean of all | 96 | 27.9 % | 19.1 % | 0.649 |
     "#]]
