@@ -308,7 +308,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
         "-p tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, iadeep, iadeep-no-tuner, iadeep-no-predictor
         "#]],
     );
     sim(
@@ -381,7 +381,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,nope",
         expect![[r#"
             error: there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, iadeep, iadeep-no-tuner, iadeep-no-predictor
         "#]],
     );
     compare(
@@ -409,7 +409,7 @@ fn so_are_those_of_a_comparison() {
         "-p fifo,sjf --set nope.rule=8",
         expect![[r#"
             error: --set "nope.rule=8": there is no policy "nope"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, iadeep, iadeep-no-tuner, iadeep-no-predictor
         "#]],
     );
     compare(
@@ -430,7 +430,7 @@ fn so_are_those_of_a_comparison() {
         "policies tiresia",
         expect![[r#"
             error: there is no policy "tiresia"
-            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus
+            hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, iadeep, iadeep-no-tuner, iadeep-no-predictor
         "#]],
     );
 }
