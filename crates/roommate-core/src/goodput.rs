@@ -272,8 +272,9 @@ impl NoiseEstimator {
 
 /// Memory as a function of the batch size, learnt from samples, with a band for what is not certain.
 ///
-/// A straight line by least squares. From a single batch size nothing is known of the slope: then all of it
-/// may grow with the batch, and nothing may be saved by a smaller one.
+/// Between measured batch sizes a straight line by least squares with a band of prediction. Beyond them a line knows
+/// nothing: frameworks change their plans at some batch, and memory that was flat begins to grow. There, all of it
+/// may grow in proportion to the batch, and nothing may be saved by a smaller one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryFit {
     /// Batch sizes and the most that was seen at each, ascending.
@@ -311,20 +312,23 @@ impl MemoryFit {
         if let Some((_, exact)) = self.seen.iter().find(|s| s.0 == batch) {
             return Some((exact * (1.0 + LEAST_BAND)).ceil() as u32);
         }
-        // True whatever the line: memory grows with the batch, and at most in proportion.
-        let times = f64::from(batch) / f64::from(last);
-        let proportional = if batch > last { most * times } else { self.at_most_above(batch) };
-        let bound = if first == last {
-            if batch > last { proportional } else { least }
+        let bound = if batch > last {
+            most * f64::from(batch) / f64::from(last)
+        } else if batch < first {
+            least
         } else {
-            self.line_upper(f64::from(batch)).min(proportional)
+            self.between(batch)
         };
         Some((bound * (1.0 + LEAST_BAND)).ceil().min(f64::from(u32::MAX)) as u32)
     }
 
-    /// What was seen at the next larger batch size.
-    fn at_most_above(&self, batch: u32) -> f64 {
-        self.seen.iter().find(|s| s.0 >= batch).map_or(f64::INFINITY, |s| s.1)
+    /// Between measured batch sizes: the line, or the chord where the curve bends; never above the next larger one.
+    fn between(&self, batch: u32) -> f64 {
+        let after = self.seen.partition_point(|s| s.0 < batch);
+        let ((b0, m0), (b1, m1)) = (self.seen[after - 1], self.seen[after]);
+        let part = f64::from(batch - b0) / f64::from(b1 - b0);
+        let chord = m0 + part * (m1 - m0);
+        self.line_upper(f64::from(batch)).min(m1.max(m0)).max(chord)
     }
 
     /// The line at a batch size, and a band of prediction above it.

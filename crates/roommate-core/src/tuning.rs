@@ -297,7 +297,7 @@ impl Tuning {
         };
         session.delays = 0;
         if session.settled {
-            self.end(plan, gpu, &session, &measured, predictor);
+            Self::end(plan, gpu, &session, &measured, predictor);
             return;
         }
         let mean = measured.iter().map(|(_, pd)| pd).sum::<f64>() / measured.len() as f64;
@@ -309,7 +309,7 @@ impl Tuning {
             Turn::Settle(batches) => (batches, true),
         };
         if batches == session.asked && settled {
-            self.end(plan, gpu, &session, &measured, predictor);
+            Self::end(plan, gpu, &session, &measured, predictor);
             return;
         }
         // Where there is no room after all, what runs now is the result.
@@ -399,7 +399,6 @@ impl Tuning {
 
     /// The result of a search was seen at work.
     fn end(
-        &self,
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         session: &Session,

@@ -220,7 +220,9 @@ impl Predictor {
                 row(self.appetite(who), &others)
             }
             View::Pattern => {
+                // How many there are is what matters most, and trees do not add.
                 let mut row = vec![0.0; 2 * COLUMNS];
+                row.push(others.len() as f64);
                 let column = |kind: ProfileIdx| self.columns.iter().position(|c| *c == kind);
                 if let Some(at) = column(who) {
                     row[at] = 1.0;

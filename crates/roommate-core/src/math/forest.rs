@@ -18,7 +18,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { trees: 40, min_leaf: 2, depth: 12, seed: 0 }
+        Self { trees: 40, min_leaf: 1, depth: 12, seed: 0 }
     }
 }
 

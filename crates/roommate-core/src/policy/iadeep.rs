@@ -1,4 +1,4 @@
-//! IADeep: training jobs share GPUs, and their batch sizes are tuned together until they disturb each other least.
+//! `IADeep`: training jobs share GPUs, and their batch sizes are tuned together until they disturb each other least.
 //!
 //! # Idea
 //! Jobs contend less if their batch sizes suit each other. A job that finds no idle GPU goes where the sum of all

@@ -414,7 +414,6 @@ fn the_device_is_chosen_among_all_nodes() {
     }
     let step = engine.step(now, &[Event::Submitted(jobs[2])]);
     assert!(matches!(step.notes[0].why, Why::Beside { job, .. } if job == jobs[1]), "{step:?}");
-    let Action::Start(_, place) = &step.actions[0] else { panic!("{step:?}") };
-    let chosen = place.gpus.clone();
-    assert_eq!(chosen, engine.state().job(jobs[1]).gpus);
+    let Action::Start(_, place) = step.actions[0].clone() else { panic!("{step:?}") };
+    assert_eq!(place.gpus, engine.state().job(jobs[1]).gpus);
 }
