@@ -343,8 +343,7 @@ impl Mudi {
                 let at = parts.partition_point(|(size, _)| *size < n).min(parts.len() - 1);
                 tried * parts[at].1
             };
-            let keeps_up =
-                latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s });
+            let keeps_up = latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s });
             let in_time = keeps_up && latencies.quantile_s(0.99) <= aim_s;
             if in_time { fast = tried } else { slow = tried }
         }
