@@ -56,7 +56,7 @@ impl Default for Params {
             batches: vec![1, 2, 4, 8, 16, 32],
             part: 0.5,
             profile_points: 6,
-            max_training: 1,
+            max_training: 3,
             least_training: 0.2,
             min_memory: 0.1,
         }
