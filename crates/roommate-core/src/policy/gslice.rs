@@ -175,11 +175,11 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn without_services_it_is_first_come_first_served() {
+    fn without_services_training_shares_idle_gpus() {
         let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
         expect![[r#"
-            gpu0  aaaa..cccddd
-            gpu1  bbbbbbccc
+            gpu0  a#########d
+            gpu1  b#########b
         "#]]
         .assert_eq(&picture("gslice-like", "1x2", jobs));
     }
@@ -205,18 +205,18 @@ mod tests {
               light has not answered yet; until it does it has the share at the knee of its curve
               heavy has not answered yet; until it does it has the share at the knee of its curve
               light has not answered yet; until it does it has the share at the knee of its curve
-              GPU 0: light 900 ‰ a 100 ‰
+              GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
             requests come, 2.0s
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 8
             one is late, 3.0s
-              heavy its objective is out of reach even with the whole GPU; it has all that training can spare
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 8
             later, 11m 04s
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
-              GPU 1: heavy 900 ‰ batch 8 b 100 ‰
-        "#]].assert_eq(&stage.story);
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
+              GPU 1: heavy 250 ‰ batch 8 b 750 ‰
+        "#]]
+        .assert_eq(&stage.story);
     }
 }

@@ -240,11 +240,11 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn without_services_it_is_first_come_first_served() {
+    fn without_services_training_shares_idle_gpus() {
         let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
         expect![[r#"
-            gpu0  aaaa..cccddd
-            gpu1  bbbbbbccc
+            gpu0  a#########d
+            gpu1  b#########b
         "#]]
         .assert_eq(&picture("muxflow-like", "1x2", jobs));
     }
