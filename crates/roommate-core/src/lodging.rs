@@ -138,7 +138,8 @@ pub struct Rooms {
     /// Training without GPUs, oldest first.
     pub waiting: BTreeSet<(Time, JobIdx)>,
     services: BTreeSet<(Time, JobIdx)>,
-    rooms: Vec<Room>,
+    /// By GPU.
+    all: Vec<Room>,
     /// The GPUs of each job that has some.
     stays: Vec<GpuSet>,
     /// Rooms that take one more, by kind, least loaded first.
@@ -176,7 +177,7 @@ impl Rooms {
             house,
             waiting: BTreeSet::new(),
             services: BTreeSet::new(),
-            rooms: Vec::new(),
+            all: Vec::new(),
             stays: Vec::new(),
             open: BTreeMap::new(),
             stale: BTreeSet::new(),
@@ -186,7 +187,7 @@ impl Rooms {
 
     /// The room.
     pub fn room(&self, gpu: GpuIdx) -> &Room {
-        &self.rooms[gpu.usize()]
+        &self.all[gpu.usize()]
     }
 
     /// What its service leaves to each of so many lodgers, if the service has this share.
@@ -216,8 +217,8 @@ impl Rooms {
 // Books.
 impl Rooms {
     fn take_in(&mut self, plan: &Plan<'_>, tactics: &mut dyn Tactics) {
-        if self.rooms.is_empty() {
-            self.rooms = vec![Room::default(); plan.gpus.len()];
+        if self.all.is_empty() {
+            self.all = vec![Room::default(); plan.gpus.len()];
             (0..plan.gpus.len()).for_each(|g| self.enter(plan, GpuIdx::from_usize(g)));
         }
         self.stays.resize(plan.jobs.len(), GpuSet::new());
@@ -241,14 +242,14 @@ impl Rooms {
         }
         while let Some((at, gpu)) = self.looks.first().copied().filter(|(at, _)| *at <= plan.now) {
             self.looks.remove(&(at, gpu));
-            self.rooms[gpu.usize()].look = None;
+            self.all[gpu.usize()].look = None;
             self.stale.insert(gpu);
         }
     }
 
     fn measure(&mut self, state: &State, job: JobIdx, sample: &Sample) {
         let Some(first) = self.stays[job.usize()].first().copied() else { return };
-        let room = &mut self.rooms[first.usize()];
+        let room = &mut self.all[first.usize()];
         if room.service == Some(job) && sample.load_rps > 0.0 {
             let count = room.seen.map_or(0, |s| s.count) + 1;
             let (load_rps, p99_s) = (f64::from(sample.load_rps), f64::from(sample.p99_us) / 1e6);
@@ -264,7 +265,7 @@ impl Rooms {
         self.waiting.remove(&place);
         self.services.remove(&place);
         for gpu in std::mem::take(&mut self.stays[job.usize()]) {
-            let room = &mut self.rooms[gpu.usize()];
+            let room = &mut self.all[gpu.usize()];
             if room.service == Some(job) {
                 room.service = None;
                 room.seen = None;
@@ -279,7 +280,7 @@ impl Rooms {
         self.stays[job.usize()] = GpuSet::from_slice(gpus);
         let is_service = state.spec(job).class == Class::Service;
         for gpu in gpus {
-            let room = &mut self.rooms[gpu.usize()];
+            let room = &mut self.all[gpu.usize()];
             if is_service {
                 room.service = Some(job);
             } else {
@@ -293,7 +294,7 @@ impl Rooms {
     /// Keeps the room among the open ones of its kind, or not.
     fn enter(&mut self, state: &State, gpu: GpuIdx) {
         let kind = self.kind(state, gpu);
-        let room = &mut self.rooms[gpu.usize()];
+        let room = &mut self.all[gpu.usize()];
         if let Some((kind, load)) = room.entry.take()
             && let Some(rooms) = self.open.get_mut(&kind)
         {
@@ -320,7 +321,7 @@ impl Rooms {
     }
 
     fn look_at(&mut self, gpu: GpuIdx, at: Option<Time>) {
-        let room = &mut self.rooms[gpu.usize()];
+        let room = &mut self.all[gpu.usize()];
         if let Some(old) = room.look.take() {
             self.looks.remove(&(old, gpu));
         }
@@ -523,20 +524,16 @@ impl Rooms {
 impl Rooms {
     fn settle_stale(&mut self, plan: &mut Plan<'_>, tactics: &mut dyn Tactics) {
         while let Some(gpu) = self.stale.pop_first() {
-            match self.room(gpu).service {
+            if let Some(service) = self.room(gpu).service {
                 // A service on several GPUs is set by what its first one sees.
-                Some(service) => {
-                    let first = plan.job(service).gpus[0];
-                    self.settle(plan, tactics, first, service);
-                }
-                None => {
-                    self.look_at(gpu, None);
-                    for lodger in self.room(gpu).lodgers.clone() {
-                        self.give_part(plan, lodger, None, false);
-                    }
-                    for lodger in self.room(gpu).lodgers.clone() {
-                        self.give_part(plan, lodger, None, true);
-                    }
+                let first = plan.job(service).gpus[0];
+                self.settle(plan, tactics, first, service);
+                continue;
+            }
+            self.look_at(gpu, None);
+            for grow in [false, true] {
+                for lodger in self.room(gpu).lodgers.clone() {
+                    self.give_part(plan, lodger, None, grow);
                 }
             }
         }
@@ -550,17 +547,17 @@ impl Rooms {
         service: JobIdx,
     ) {
         loop {
-            let setting = tactics.settle(plan, gpu, service, &self.rooms[gpu.usize()]);
-            match self.room(gpu).lodgers.last().copied().filter(|_| !setting.stay) {
-                Some(last) => self.pause(plan, last, service),
-                None => {
-                    let most = self.house.most_beside(self.room(gpu).lodgers.len());
-                    let permille = setting.permille.clamp(1, most);
-                    self.apply(plan, service, setting.batch, permille);
-                    self.look_at(gpu, setting.look);
-                    return;
-                }
+            let setting = tactics.settle(plan, gpu, service, &self.all[gpu.usize()]);
+            let last = self.room(gpu).lodgers.last().copied();
+            if let Some(last) = last.filter(|_| !setting.stay) {
+                self.pause(plan, last, service);
+                continue;
             }
+            let most = self.house.most_beside(self.room(gpu).lodgers.len());
+            let permille = setting.permille.clamp(1, most);
+            self.apply(plan, service, setting.batch, permille);
+            self.look_at(gpu, setting.look);
+            return;
         }
     }
 

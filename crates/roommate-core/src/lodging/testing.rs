@@ -109,7 +109,7 @@ impl Stage {
             ..Sample::default()
         };
         // At the instant of a decision it would be its consequence.
-        self.now = self.now + Span::from_secs(1.0);
+        self.now += Span::from_secs(1.0);
         self.step(&[Event::Sampled { job, sample }]);
     }
 

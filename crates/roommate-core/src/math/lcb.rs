@@ -48,14 +48,13 @@ impl Search {
         let Some(value) = value else { return };
         self.tried.retain(|(size, _)| *size != self.size);
         self.tried.push((self.size, value));
-        match self.next(candidates).filter(|_| self.tried.len() < rounds) {
-            Some(next) => self.size = next,
-            None => {
-                let possible = self.tried.iter().filter(|(size, _)| candidates.contains(size));
-                let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
-                self.end_with(best.map_or(self.size, |(size, _)| *size));
-            }
+        if let Some(next) = self.next(candidates).filter(|_| self.tried.len() < rounds) {
+            self.size = next;
+            return;
         }
+        let possible = self.tried.iter().filter(|(size, _)| candidates.contains(size));
+        let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
+        self.end_with(best.map_or(self.size, |(size, _)| *size));
     }
 
     /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is

@@ -56,7 +56,7 @@ impl Default for Params {
             batches: vec![1, 2, 4, 8, 16, 32],
             part: 0.5,
             profile_points: 6,
-            max_training: 1,
+            max_training: 3,
             least_training: 0.2,
             min_memory: 0.1,
         }
@@ -168,11 +168,11 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn without_services_it_is_first_come_first_served() {
+    fn without_services_training_shares_idle_gpus() {
         let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
         expect![[r#"
-            gpu0  aaaa..cccddd
-            gpu1  bbbbbbccc
+            gpu0  ###########bb
+            gpu1  .c######cc
         "#]]
         .assert_eq(&picture("gpulets-like", "1x2", jobs));
     }
@@ -207,8 +207,8 @@ mod tests {
               GPU 0: light 200 ‰ batch 16 a 800 ‰
               GPU 1: heavy 200 ‰ batch 16
             later, 11m 04s
-              GPU 0: light 200 ‰ batch 16 a 800 ‰
-              GPU 1: heavy 200 ‰ batch 16 b 800 ‰
+              GPU 0: light 200 ‰ batch 16 a 400 ‰ b 400 ‰
+              GPU 1: heavy 200 ‰ batch 16
         "#]].assert_eq(&stage.story);
     }
 }

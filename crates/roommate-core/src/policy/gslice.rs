@@ -3,7 +3,7 @@
 //! # Idea
 //! Nothing is predicted and nothing profiled. A service starts with an equal part of its GPU. After each measurement in which it
 //! missed its objective it gets a step more, after each with slack a step less; its largest batch is the one that fills
-//! in a part of the objective at the measured load. Training goes to the first GPU with room and has the rest.
+//! in a part of the objective at the measured load. Training goes to the first of the emptiest GPUs and has the rest.
 //!
 //! # Reads / does / wakes
 //! Reads objectives, measured load and latency, memory. Never reads profiles or lengths. Starts one service on a GPU and
@@ -11,9 +11,9 @@
 //! at measurements only.
 //!
 //! # Differs from the paper
-//! After GSLICE (Dhakal et al., SoCC 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
+//! After `GSLICE` (Dhakal et al., 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
 //! with training tasks that have what the service leaves. Modelled: the feedback on shares, adaptive batching, no
-//! placement to speak of (`gpu=random` for a random GPU instead of the first). Not modelled: its overlap of transfers, its
+//! placement to speak of (`gpu=random` for a random GPU instead). Not modelled: its overlap of transfers, its
 //! shared parameters between shadow instances, and the estimate of each model's own knee that it begins with. A share
 //! that failed is not tried again until the load has changed by a fifth, so that the loop comes to rest.
 
@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Choice {
-    /// The first GPU with room.
+    /// The first of those with the fewest training tasks.
     #[default]
     First,
     /// Any GPU with room.
@@ -65,7 +65,7 @@ impl Default for Params {
             slack: 0.7,
             fill: 0.3,
             max_batch: 64,
-            max_training: 1,
+            max_training: 3,
             least_training: 0.1,
             min_memory: 0.1,
         }
@@ -112,7 +112,7 @@ impl Tactics for Gslice {
         let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
         match self.params.gpu {
-            Choice::First => all.into_iter().find(fits),
+            Choice::First => all.filter(fits).min_by_key(|g| (rooms.room(*g).lodgers.len(), *g)),
             Choice::Random => {
                 let fit: Vec<GpuIdx> = all.filter(fits).collect();
                 let lot = fit.len().checked_sub(1)?;
@@ -175,11 +175,11 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn without_services_it_is_first_come_first_served() {
+    fn without_services_training_shares_idle_gpus() {
         let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
         expect![[r#"
-            gpu0  aaaa..cccddd
-            gpu1  bbbbbbccc
+            gpu0  a#########d
+            gpu1  b#########b
         "#]]
         .assert_eq(&picture("gslice-like", "1x2", jobs));
     }
@@ -205,18 +205,18 @@ mod tests {
               light has not answered yet; until it does it has the share at the knee of its curve
               heavy has not answered yet; until it does it has the share at the knee of its curve
               light has not answered yet; until it does it has the share at the knee of its curve
-              GPU 0: light 900 ‰ a 100 ‰
+              GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
             requests come, 2.0s
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 8
             one is late, 3.0s
-              heavy its objective is out of reach even with the whole GPU; it has all that training can spare
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 8
             later, 11m 04s
-              GPU 0: light 900 ‰ batch 1 a 100 ‰
-              GPU 1: heavy 900 ‰ batch 8 b 100 ‰
-        "#]].assert_eq(&stage.story);
+              GPU 0: light 200 ‰ batch 1 a 800 ‰
+              GPU 1: heavy 250 ‰ batch 8 b 750 ‰
+        "#]]
+        .assert_eq(&stage.story);
     }
 }

@@ -12,7 +12,7 @@
 //! of it for `cool_s`. Wakes at measurements and when a GPU has cooled down.
 //!
 //! # Differs from the paper
-//! After MuxFlow (Zhao et al., 2023), which protects online services beside offline training in production. Modelled: the share from predicted use of
+//! After `MuxFlow` (Zhao et al., 2023), which protects online services beside offline training in production. Modelled: the share from predicted use of
 //! the multiprocessors, eviction on overload, pairing by maximum-weight matching. Not modelled: its deep network (a product of counters stands for
 //! it), the protection of clocks and memory at kernel level, its handling of faults that MPS clients share. The matching is over a window of
 //! `window` tasks and as many GPUs, because both sides come and go one by one.
@@ -61,7 +61,7 @@ impl Default for Params {
             cool_s: 300.0,
             window: 8,
             profile_points: 6,
-            max_training: 1,
+            max_training: 3,
             least_training: 0.1,
             min_memory: 0.1,
         }
@@ -240,11 +240,11 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn without_services_it_is_first_come_first_served() {
+    fn without_services_training_shares_idle_gpus() {
         let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
         expect![[r#"
-            gpu0  aaaa..cccddd
-            gpu1  bbbbbbccc
+            gpu0  a#########d
+            gpu1  b#########b
         "#]]
         .assert_eq(&picture("muxflow-like", "1x2", jobs));
     }

@@ -3,11 +3,11 @@ use crate::testing::picture;
 use expect_test::expect;
 
 #[test]
-fn without_services_it_is_first_come_first_served() {
+fn without_services_training_shares_idle_gpus() {
     let jobs = "a 0 1 4, b 0 1 6, c 1 2 3, d 2 1 3";
     expect![[r#"
-        gpu0  aaaa..cccddd
-        gpu1  bbbbbbccc
+        gpu0  a#########d
+        gpu1  b#########b
     "#]]
     .assert_eq(&picture("mudi", "1x2", jobs));
 }
@@ -39,19 +39,19 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
         it answers, 1.0s
           GPU 0: service 1000 ‰ batch 16
         training comes, 1.0s
-          GPU 0: service 305 ‰ batch 16 training 695 ‰
+          GPU 0: service 240 ‰ batch 16 training 760 ‰
         the search is over, 5m 01s
-          GPU 0: service 305 ‰ batch 16 training 695 ‰
+          GPU 0: service 240 ‰ batch 16 training 760 ‰
         a little more load, 5m 02s
-          GPU 0: service 305 ‰ batch 16 training 695 ‰
+          GPU 0: service 240 ‰ batch 16 training 760 ‰
         much more, 5m 03s
           training waits in host memory: beside it service service could not keep its objective
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         little load, 10m 04s
-          GPU 0: service 146 ‰ batch 4 training 854 ‰
+          GPU 0: service 132 ‰ batch 16 training 868 ‰
         and after a while, 15m 04s
-          GPU 0: service 146 ‰ batch 4 training 854 ‰
+          GPU 0: service 132 ‰ batch 16 training 868 ‰
     "#]].assert_eq(&stage.story);
 }
 
@@ -74,16 +74,16 @@ fn training_is_suspended_where_the_objective_has_no_room_for_it() {
         beside both, 1m 42s
           a 24 points of its latency alone were profiled before; beside others it is learned in the run
           b 24 points of its latency alone were profiled before; beside others it is learned in the run
-          GPU 0: a 305 ‰ batch 16 x 695 ‰
-          GPU 1: b 305 ‰ batch 16 y 695 ‰
+          GPU 0: a 240 ‰ batch 16 x 760 ‰
+          GPU 1: b 240 ‰ batch 16 y 760 ‰
         much to do for a, 1m 43s
           x waits in host memory: beside it service a could not keep its objective
           GPU 0: a 1000 ‰ batch 64
-          GPU 1: b 305 ‰ batch 16 y 695 ‰
+          GPU 1: b 240 ‰ batch 16 y 760 ‰
           waiting: x
         it is over, 3m 24s
-          GPU 0: a 208 ‰ batch 16 x 792 ‰
-          GPU 1: b 305 ‰ batch 16 y 695 ‰
+          GPU 0: a 165 ‰ batch 16 x 835 ‰
+          GPU 1: b 240 ‰ batch 16 y 760 ‰
     "#]].assert_eq(&stage.story);
 }
 
@@ -100,9 +100,9 @@ fn an_objective_out_of_reach_does_not_stop_training() {
         alone, 1.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
           service its objective is out of reach even with the whole GPU; it has all that training can spare
-          GPU 0: service 1000 ‰ batch 1
+          GPU 0: service 1000 ‰ batch 4
         and beside training, 1.0s
-          GPU 0: service 900 ‰ batch 1 training 100 ‰
+          GPU 0: service 900 ‰ batch 4 training 100 ‰
     "#]].assert_eq(&stage.story);
 }
 
@@ -146,9 +146,9 @@ fn without_profiled_points_it_is_careful_and_learns() {
           service has not answered yet; until it does it has the share at the knee of its curve
           GPU 0: service 900 ‰ training 100 ‰
         it answers, 1.0s
-          GPU 0: service 425 ‰ batch 16 training 575 ‰
+          GPU 0: service 388 ‰ batch 16 training 612 ‰
         much was measured, 10m 07s
-          GPU 0: service 183 ‰ batch 16 training 817 ‰
+          GPU 0: service 163 ‰ batch 16 training 837 ‰
     "#]].assert_eq(&stage.story);
 }
 
@@ -167,7 +167,7 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
           service has not answered yet; until it does it has the share at the knee of its curve
           GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
         with batches of 64, 1.0s
-          GPU 0: service 248 ‰ batch 64 training 752 ‰ 14744 MiB
+          GPU 0: service 215 ‰ batch 64 training 785 ‰ 14744 MiB
     "#]].assert_eq(&stage.story);
 }
 
@@ -190,10 +190,10 @@ fn up_to_three_lodgers_share_the_rest_evenly() {
         five of them, 10m 02s
           a 24 points of its latency alone were profiled before; beside others it is learned in the run
           b 24 points of its latency alone were profiled before; beside others it is learned in the run
-          GPU 0: a 305 ‰ batch 16 t1 231 ‰ t3 231 ‰ t5 231 ‰
+          GPU 0: a 240 ‰ batch 16 t1 253 ‰ t3 253 ‰ t5 253 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
         one has left, 20m 02s
-          GPU 0: a 305 ‰ batch 16 t3 347 ‰ t5 347 ‰
+          GPU 0: a 240 ‰ batch 16 t3 380 ‰ t5 380 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
     "#]].assert_eq(&stage.story);
 }
