@@ -24,6 +24,7 @@ mod undo;
 use drama::{Broken, Drama, Law, Story, play};
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::job::Class;
 use roommate_core::journal::{self, JobLine, Observer, StepView};
 use roommate_core::metrics::Fold;
 use roommate_core::place::Rule;
@@ -128,8 +129,12 @@ fn shrink(mut drama: Drama, mut broken: Broken, build: Build<'_>) -> (Drama, Bro
             less.mishaps.clone_from(&drama.mishaps);
             if i < drama.mishaps.len() {
                 // A node that never comes back would be a reason of its own to wait for ever.
-                if matches!(drama.mishaps[i].1, drama::Mishap::Up(_)) {
-                    return None;
+                // So would be a service that nobody ends.
+                let serves = |j: JobIdx| drama.scene.actors[j.usize()].spec.class == Class::Service;
+                match drama.mishaps[i].1 {
+                    drama::Mishap::Up(_) => return None,
+                    drama::Mishap::Cancel(job) if serves(job) => return None,
+                    _ => {}
                 }
                 less.mishaps.remove(i);
             } else {

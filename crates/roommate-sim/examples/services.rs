@@ -14,6 +14,7 @@ use roommate_core::interference::Undisturbed;
 use roommate_core::job::Class;
 use roommate_core::journal::Writer;
 use roommate_core::knobs::Knobs;
+use roommate_core::math::queueing::{Latencies, Queue};
 use roommate_core::math::rng::Rng;
 use roommate_core::metrics::Fold;
 use roommate_core::plan::Plan;
@@ -132,7 +133,23 @@ impl Write for Counter {
     }
 }
 
+/// Mean time of an analytic answer, over loads and batch sizes.
+fn time_queueing() {
+    let mut latencies = Latencies::default();
+    let (began, mut n) = (Instant::now(), 0);
+    for batch in [1, 4, 16, 64, 256] {
+        let batch_s = |n: u32| 0.006 + 0.000_2 * f64::from(n);
+        for percent in 1..95 {
+            let rate = f64::from(percent) / 100.0 * f64::from(batch) / batch_s(batch);
+            latencies.solve(&Queue { rate, batch, timeout_s: 0.01, batch_s: &batch_s });
+            n += 1;
+        }
+    }
+    println!("analytic queue: {:.1} µs", began.elapsed().as_secs_f64() * 1e6 / f64::from(n));
+}
+
 fn main() {
+    time_queueing();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |i: usize, or: f64| args.get(i).and_then(|a| a.parse().ok()).unwrap_or(or);
     let (gpus, tasks) = (number(0, 1_000.0) as u32, number(1, 5_000.0) as u32);

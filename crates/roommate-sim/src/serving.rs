@@ -158,6 +158,16 @@ struct Open {
     p99_us: u32,
 }
 
+/// A window that ended.
+struct Ended {
+    from: f64,
+    now: f64,
+    /// Whether it was as long as a window should be.
+    is_whole: bool,
+    /// Whether it is time to account for it.
+    is_time: bool,
+}
+
 /// What was last told of a service.
 #[derive(Clone, Copy, Debug)]
 struct Told {
@@ -358,7 +368,9 @@ impl Services {
             // Before its first request it has nothing to account for.
             if now.secs() > service.traffic_from {
                 service.add_to_account(window, true);
-                service.tell(from, now.secs(), window, is_time, facts);
+                let is_whole = now.secs() - from >= 0.999 * window_s;
+                let ended = Ended { from, now: now.secs(), is_whole, is_time };
+                service.tell(window, &ended, facts);
             }
         }
     }
@@ -367,7 +379,10 @@ impl Services {
 impl Service {
     /// Accounts for the requests up to `now`, all of which came under the present conditions.
     fn account_to(&mut self, now: f64, window_s: f64, cells: &Cells) {
-        self.since = self.since.max(self.traffic_from.min(now));
+        if self.since < self.traffic_from {
+            self.since = self.traffic_from.min(now);
+            self.open.from = self.since;
+        }
         if now <= self.since {
             return;
         }
@@ -409,12 +424,13 @@ impl Service {
         self.open.requests = open.requests - requests;
         let late = (open.late + 1e-6).floor().min(requests);
         self.open.late = open.late - late;
-        Window {
+        let window = Window {
             requests: requests as u32,
             late: late as u32,
             p50_us: if open.requests > 0.0 { (open.p50 / open.requests) as u32 } else { 0 },
             p99_us: if requests > 0.0 { open.p99_us } else { 0 },
-        }
+        };
+        window.consistent(self.rules.slo_s)
     }
 
     fn add_to_account(&mut self, window: Window, whole: bool) {
@@ -431,15 +447,16 @@ impl Service {
     }
 
     /// Tells what is news of the window that just ended, and the account if it is time for that.
-    fn tell(&mut self, from: f64, now: f64, window: Window, is_time: bool, facts: &mut Vec<Event>) {
+    fn tell(&mut self, window: Window, ended: &Ended, facts: &mut Vec<Event>) {
+        let Ended { from, now, is_whole, is_time } = *ended;
         let told = &mut self.told;
         told.silent = told.silent.saturating_add(1);
         let load = f64::from(window.requests) / (now - from);
         let by_chance = CHANCE_SIGMAS * f64::from(window.requests).sqrt().max(1.0) / (now - from);
         let difference = (load - told.load_rps).abs();
         let load_changed = difference > by_chance && difference > LOAD_CHANGE * told.load_rps;
-        // A window that began before the change says little of either time.
-        let settled = told.changed.is_some_and(|changed| changed <= from);
+        // A window that began before the change says little of either time, and a short one little at all.
+        let settled = is_whole && told.changed.is_some_and(|changed| changed <= from);
         let turned = window.is_over() != told.over && told.silent >= told.quiet;
         if !(load_changed || settled || turned) {
             if is_time {

@@ -183,6 +183,7 @@ fn both_worlds_agree_beside_services_that_never_end() {
                 continue;
             }
             // One GPU is enough for everybody, and one is left by the service.
+            scene.params.remove("dedicate_from");
             for actor in &mut scene.actors {
                 (actor.spec.gpus, actor.spec.gpus_max) = (1, 1);
             }

@@ -1,6 +1,6 @@
 //! Tables for a terminal: aligned, plain without colour, the best of a row marked.
 
-use roommate_core::metrics::{Better, Metrics};
+use roommate_core::metrics::{Better, Metrics, ServiceFigures};
 use std::fmt::Write;
 
 /// Lays out cells in aligned columns; the first column to the left, the others to the right.
@@ -72,6 +72,42 @@ fn duration(s: f64) -> String {
         s if s < 360_000.0 => format!("{:.2} h", s / 3_600.0),
         _ => format!("{:.2} d", s / 86_400.0),
     }
+}
+
+/// Services shown one by one: those that were late most.
+const SERVICES_SHOWN: usize = 24;
+
+/// A row for each service, those that were late most first; nothing without services.
+pub(crate) fn services(metrics: &Metrics) -> String {
+    let late = |s: &ServiceFigures| s.served.late as f64 / s.served.requests.max(1) as f64;
+    let mut worst: Vec<&ServiceFigures> = metrics.services.iter().collect();
+    worst.sort_by(|a, b| late(b).total_cmp(&late(a)));
+    if worst.is_empty() {
+        return String::new();
+    }
+    let head =
+        ["service", "objective", "median", "p99", "worst p99", "late", "windows over", "in time"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let ms = |us: u32| figure(Some(f64::from(us) / 1e3), "ms");
+    for s in worst.iter().take(SERVICES_SHOWN) {
+        let over = f64::from(s.served.over) / f64::from(s.served.windows);
+        rows.push(vec![
+            s.name.clone(),
+            s.slo_us.map_or("-".into(), ms),
+            ms(s.served.p50_us),
+            ms(s.served.p99_us),
+            ms(s.served.worst_us),
+            format!("{:.2}%", 100.0 * late(s)),
+            format!("{:.2}%", 100.0 * over),
+            figure(Some(s.goodput_rps), "/s"),
+        ]);
+    }
+    let mut text = align(&rows);
+    if let Some(next) = worst.get(SERVICES_SHOWN) {
+        let more = worst.len() - SERVICES_SHOWN;
+        let _ = writeln!(text, "{more} more, at most {:.2}% late", 100.0 * late(next));
+    }
+    text
 }
 
 /// A column for each run, a row for each figure, the best of each row marked with a star.

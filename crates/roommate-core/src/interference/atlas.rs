@@ -73,6 +73,8 @@ pub struct Atlas {
     tasks: Vec<Task>,
     /// Times of batches, of those tasks that are services.
     services: BTreeMap<TaskId, Service>,
+    /// How much longer batches of a service take beside a training task, by their size.
+    beside: BTreeMap<(TaskId, TaskId), Vec<(u32, f64)>>,
     names: BTreeMap<(TaskKind, String), TaskId>,
     /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
     sensitivity: f64,
@@ -100,9 +102,17 @@ pub struct Empty;
 
 impl Atlas {
     /// From the rows of some sessions (files). Pairs are divided by the solo speeds of their own
-    /// session where it has them. Pairs of tasks without solo rows are left out.
-    pub fn new(sessions: &[Vec<Row>]) -> Result<Self, Empty> {
-        let solos = || sessions.iter().flatten().filter_map(|r| as_solo(r));
+    /// session where it has them. Pairs of tasks without solo rows are left out. A session that measured
+    /// services one batch after the other says of services how long batches take, alone and beside
+    /// training, and nothing of training.
+    pub fn new(all: &[Vec<Row>]) -> Result<Self, Empty> {
+        let closed = |rows: &&Vec<Row>| rows.iter().any(|r| matches!(r, Row::Closed(_)));
+        let of_services: Vec<&Vec<Row>> = all.iter().filter(closed).collect();
+        let sessions: Vec<&Vec<Row>> = all.iter().filter(|rows| !closed(rows)).collect();
+        // Without counters a row says nothing of what a task does to others.
+        let counted = |s: &&Solo| s.gpm.is_some();
+        let solos =
+            || sessions.iter().copied().flatten().filter_map(|r| as_solo(r)).filter(counted);
         let sms = solos().map(|s| s.sms).max().ok_or(Empty)?;
         let mut by_name: BTreeMap<(TaskKind, String), Vec<&Solo>> = BTreeMap::new();
         for solo in solos() {
@@ -113,20 +123,32 @@ impl Atlas {
         let ids = (0..).map(TaskId);
         let services = by_name.iter().zip((0..).map(TaskId));
         let services = services.filter(|(((kind, _), _), _)| *kind == TaskKind::Serve);
-        let services = services.map(|((_, rows), id)| (id, Service::new(rows, sms))).collect();
+        let again = |name: &str| -> Vec<&Solo> {
+            let rows = of_services.iter().copied().flatten().filter_map(|r| as_solo(r));
+            rows.filter(|r| r.kind == TaskKind::Serve && r.name == name).collect()
+        };
+        let services = services.map(|(((_, name), rows), id)| {
+            let rows: Vec<&Solo> = rows.iter().copied().chain(again(name)).collect();
+            (id, Service::new(&rows, sms))
+        });
+        let services = services.collect();
         let mut atlas = Self {
             sms,
             sensitivity: task::sensitivity(&tasks, sms),
             tasks,
             services,
+            beside: BTreeMap::new(),
             names: by_name.into_keys().zip(ids).collect(),
             met: BTreeMap::new(),
             sides: Vec::new(),
             fit: Fit::default(),
             noise: Noise::default(),
         };
-        atlas.noise.solo_again = atlas.meet_again(sessions.iter().flatten());
+        atlas.noise.solo_again = atlas.meet_again(sessions.iter().copied().flatten());
         sessions.iter().for_each(|rows| atlas.add_pairs(rows));
+        for rows in of_services {
+            atlas.beside.extend(service::beside(rows, |kind, name| atlas.task(kind, name)));
+        }
         atlas.fit = Fit::of(&atlas.sides.iter().collect::<Vec<_>>());
         atlas.noise.twins = atlas.twins();
         atlas.noise.above_one = Errors::of(atlas.sides.iter().map(|s| (s.measured - 1.0).max(0.0)));
@@ -182,7 +204,7 @@ impl Atlas {
     /// The tasks of a pair that were not measured alone.
     fn strangers<'a>(&self, row: &'a Row) -> Vec<&'a str> {
         let tasks = match row {
-            Row::Solo(_) | Row::Alone(_) => return Vec::new(),
+            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) => return Vec::new(),
             Row::Trainings(r) => [(TaskKind::Train, &r.a), (TaskKind::Train, &r.b)],
             Row::Mixed(r) => [(TaskKind::Train, &r.a), (TaskKind::Serve, &r.b)],
         };
@@ -196,7 +218,7 @@ impl Atlas {
             session.it_s(name, t.batch).unwrap_or_else(|| self.steps_per_s(t.task, t.batch))
         };
         match row {
-            Row::Solo(_) | Row::Alone(_) => None,
+            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) => None,
             Row::Trainings(Trainings { a, batch_a, b, batch_b, ra, rb }) => {
                 let kind = PairKind::Trainings;
                 let tenant = |name: &str, batch: u32| {
@@ -277,10 +299,32 @@ impl Atlas {
         }
     }
 
-    /// How much longer a step takes beside the others than without them: 1 = as long.
+    /// How much longer a batch of a service takes beside the others than without them: 1 = as long. As
+    /// measured beside each training task, where it was; there each had multiprocessors of its own, so
+    /// for those that share them the model counts where it says more.
     pub fn slowdown(&self, tenants: &[Tenant], who: usize) -> f64 {
         let a = self.guest(tenants[who]);
-        a.kept / self.speed(tenants, who)
+        let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
+        let confined = shares.map(f64::from).sum::<f64>() / f64::from(self.sms);
+        let others = tenants.iter().enumerate().filter(|(i, _)| *i != who);
+        let extra = |(_, other): (usize, &Tenant)| {
+            let b = self.guest(*other);
+            let overlap = contention::overlap(&a, &b, confined);
+            let model = self.fit.coefficients.extra(&a, &b, overlap);
+            match self.beside.get(&(tenants[who].task, other.task)) {
+                Some(measured) => {
+                    let extra = b.load * (service::at_batch(measured, tenants[who].batch) - 1.0);
+                    if overlap > 0.0 { extra.max(model) } else { extra }
+                }
+                None => model,
+            }
+        };
+        1.0 + others.map(extra).sum::<f64>()
+    }
+
+    /// Pairs of a service and a training task of which the service's side was measured.
+    pub fn pairs_of_services(&self) -> usize {
+        self.beside.len()
     }
 
     fn guest(&self, tenant: Tenant) -> Guest {

@@ -15,7 +15,7 @@ pub enum TaskKind {
 }
 
 /// Counters of the GPU over a run: percent, and MiB/s where the name says so.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct Gpm {
     /// Time in which anything ran.
     pub graphics: f64,
@@ -42,8 +42,9 @@ pub struct Solo {
     pub mem_mib: f64,
     /// Steps per second.
     pub it_s: f64,
-    /// The counters.
-    pub gpm: Gpm,
+    /// The counters; not read everywhere.
+    #[serde(default)]
+    pub gpm: Option<Gpm>,
 }
 
 /// A training task alone on the whole GPU in a session that measured pairs.
@@ -104,6 +105,27 @@ pub struct Mixed {
     pub ra: Rate,
 }
 
+/// A training task beside a service that answers one batch after the other, each on SMs of its own.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Closed {
+    /// The training task.
+    pub a: String,
+    /// Its batch size.
+    pub batch_a: u32,
+    /// The service.
+    pub b: String,
+    /// Its batch size.
+    pub batch_b: u32,
+    /// SMs of the training task.
+    pub sms_a: u32,
+    /// SMs of the service.
+    pub sms_b: u32,
+    /// What the training task came to.
+    pub ra: Rate,
+    /// What the service came to.
+    pub rb: Rate,
+}
+
 /// A row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Row {
@@ -115,6 +137,8 @@ pub enum Row {
     Trainings(Trainings),
     /// A training task and a service.
     Mixed(Mixed),
+    /// The same without a pause between batches.
+    Closed(Closed),
 }
 
 /// A row that cannot be read.
@@ -146,6 +170,7 @@ enum Tagged {
     Solo(Alone),
     Tt(Trainings),
     Ts(Mixed),
+    Tc(Closed),
 }
 
 #[derive(Deserialize)]
@@ -166,6 +191,7 @@ fn row(line: &str) -> Result<Row, String> {
             Tagged::Solo(alone) => Row::Alone(alone),
             Tagged::Tt(pair) => Row::Trainings(pair),
             Tagged::Ts(pair) => Row::Mixed(pair),
+            Tagged::Tc(pair) => Row::Closed(pair),
         },
         Probe { kind: Some(_), .. } => Row::Solo(serde_json::from_str(line).map_err(plainly)?),
         Probe { .. } => return Err("neither `kind` (a run alone) nor `k` (a pair)".into()),
@@ -178,7 +204,7 @@ impl Row {
         match self {
             Self::Solo(r) => {
                 all([whole("batch", r.batch), whole("sms", r.sms), positive("it_s", r.it_s)])?;
-                all([positive("mem_mib", r.mem_mib), r.gpm.check()])
+                all([positive("mem_mib", r.mem_mib), r.gpm.map_or(Ok(()), |g| g.check())])
             }
             Self::Alone(r) => {
                 all([whole("batch", r.batch), positive("it_s", r.it_s), r.gpm.check()])
@@ -192,12 +218,17 @@ impl Row {
                 all([whole("sms_a", r.sms_a), whole("sms_b", r.sms_b)])?;
                 all([r.ra.check(), positive("rate_b", r.rate_b)])
             }
+            Self::Closed(r) => {
+                all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
+                all([whole("sms_a", r.sms_a), whole("sms_b", r.sms_b)])?;
+                all([r.ra.check(), positive("it_s of rb", r.rb.it_s)])
+            }
         }
     }
 }
 
 impl Gpm {
-    fn check(&self) -> Result<(), String> {
+    fn check(self) -> Result<(), String> {
         let percent = |name: &str, v: f64| {
             let ok = (0.0..=110.0).contains(&v);
             if ok { Ok(()) } else { Err(format!("{name} is {v}, expected percent")) }
@@ -248,7 +279,7 @@ mod tests {
         assert_eq!(wrong("{"), "line 2: EOF while parsing an object");
         assert_eq!(
             wrong(&good.replace("solo", "trio")),
-            "line 2: unknown variant `trio`, expected one of `solo`, `tt`, `ts`"
+            "line 2: unknown variant `trio`, expected one of `solo`, `tt`, `ts`, `tc`"
         );
         assert_eq!(wrong(&good.replace(r#""it_s":2.5,"#, "")), "line 2: missing field `it_s`");
         assert_eq!(

@@ -109,7 +109,9 @@ fn make_services(rng: &mut Rng, scene: &mut Scene, mishaps: &mut Vec<(u64, Misha
             let (load, p99_us) = (rng.below(300) as f32, 20_000 * rng.below(10) as u32);
             mishaps.push((actor.submit + rng.below(60), Mishap::Window(job, load, p99_us)));
         }
-        mishaps.push((actor.submit + 1 + rng.below(60), Mishap::Cancel(job)));
+        // More than once: a job that fails at the same tick is not there to be cancelled.
+        let end = actor.submit + 1 + rng.below(60);
+        mishaps.extend((0..3).map(|again| (end + again, Mishap::Cancel(job))));
     }
 }
 

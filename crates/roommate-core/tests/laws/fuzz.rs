@@ -40,7 +40,7 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
     });
     let node = NodeIdx(rng.below(engine.state().nodes.len() as u64 + 2) as u32);
     let done = odd(rng);
-    match rng.below(17) {
+    match rng.below(16) {
         0..=2 => Event::Submitted(job),
         3..=5 => Event::Started(job),
         6 => Event::Stopped { job, done },
@@ -55,10 +55,6 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
             Event::Sampled { job, sample }
         }
         14 => Event::NodeUp(node),
-        15 => {
-            let served = Served { windows: u32::MAX, requests: u64::MAX, ..Served::default() };
-            Event::Served { job, served }
-        }
         _ => Event::NodeDown(node),
     }
 }
@@ -78,6 +74,7 @@ fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
 /// Feeds nonsense to an engine; the books and the second look must hold all the same.
 fn check(seed: u64, scene: &Scene, policy: Box<dyn Policy>, calm: bool) -> Result<(), Broken> {
     let mut rng = Rng::stream(seed, 79);
+    let mut services = Rng::stream(seed, 115);
     let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), seed);
     for profile in &scene.profiles {
         engine.add_profile(profile.clone());
@@ -91,6 +88,11 @@ fn check(seed: u64, scene: &Scene, policy: Box<dyn Policy>, calm: bool) -> Resul
         let mut facts: Vec<Event> = answers.extract_if(.., |_| rng.chance(0.6)).collect();
         for _ in 0..rng.below(4) {
             facts.push(nonsense(&mut rng, &engine));
+        }
+        if services.chance(0.2) {
+            let job = JobIdx(services.below(engine.state().jobs.len() as u64 + 2) as u32);
+            let served = Served { windows: u32::MAX, requests: u64::MAX, ..Served::default() };
+            facts.push(Event::Served { job, served });
         }
         // From the same instant again to a century later.
         now += match rng.below(12) {

@@ -26,23 +26,35 @@ impl Window {
         u64::from(self.late) * 100 > u64::from(self.requests)
     }
 
-    /// What was tallied; the percentile, read from buckets, made to agree with the exact count.
+    /// With a percentile that agrees with the count of late requests.
+    pub(super) fn consistent(mut self, slo_s: f64) -> Self {
+        if slo_s.is_finite() && self.requests > 0 {
+            let slo_us = us(slo_s);
+            let over = self.is_over();
+            self.p99_us = if over {
+                self.p99_us.max(slo_us.saturating_add(1))
+            } else {
+                self.p99_us.min(slo_us)
+            };
+        }
+        self
+    }
+
+    /// What was tallied.
     pub(super) fn of(tally: &Tally, slo_s: f64) -> Self {
-        let us = |s: f64| (s * 1e6).round().min(f64::from(u32::MAX)) as u32;
-        let mut window = Self {
+        let window = Self {
             requests: tally.requests.min(u64::from(u32::MAX)) as u32,
             late: tally.late.min(u64::from(u32::MAX)) as u32,
             p50_us: us(tally.quantile_s(0.5)),
             p99_us: us(tally.quantile_s(0.99)),
         };
-        if slo_s.is_finite() && window.requests > 0 {
-            let slo_us = us(slo_s);
-            let above = slo_us.saturating_add(1);
-            let p99_us = window.p99_us;
-            window.p99_us = if window.is_over() { p99_us.max(above) } else { p99_us.min(slo_us) };
-        }
-        window
+        // Read from buckets.
+        window.consistent(slo_s)
     }
+}
+
+fn us(s: f64) -> u32 {
+    (s * 1e6).round().min(f64::from(u32::MAX)) as u32
 }
 
 /// A condition, simulated.

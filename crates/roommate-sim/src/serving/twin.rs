@@ -2,6 +2,9 @@
 
 use super::queue::{Desk, Rules, Steps, Tally};
 use super::requests::{Requests, Source};
+use crate::truth;
+use roommate_core::interference::atlas::{Atlas, Tenant};
+use roommate_core::interference::rows::{self, Closed, Row, TaskKind};
 use roommate_core::math::queueing::{Latencies, Queue};
 use roommate_core::math::rng::Rng;
 use roommate_core::math::stat;
@@ -96,4 +99,86 @@ fn where_the_analytic_queue_errs() {
             latencies.busy / (exact.busy_s * case.rate / 40_000.0),
         );
     }
+}
+
+/// What was measured of a service beside training, with the raw figures of its side.
+#[derive(serde::Deserialize)]
+struct Open {
+    k: String,
+    a: String,
+    batch_a: u32,
+    b: String,
+    batch_b: u32,
+    sms_a: u32,
+    sms_b: u32,
+    rate_b: f64,
+    rb: Side,
+}
+
+#[derive(serde::Deserialize)]
+struct Side {
+    p50_ms: f64,
+    p99_ms: f64,
+}
+
+fn tenants(atlas: &Atlas, a: (&str, u32, u32), b: (&str, u32, u32), load: f64) -> [Tenant; 2] {
+    let of = |kind, (name, batch, sms): (&str, u32, u32), load| {
+        let task = atlas.task(kind, name).unwrap();
+        Tenant { task, batch, sms: Some(sms), load }
+    };
+    [of(TaskKind::Serve, b, load), of(TaskKind::Train, a, 1.0)]
+}
+
+fn spread(errors: &mut [f64]) -> [f64; 2] {
+    errors.sort_unstable_by(f64::total_cmp);
+    [0.5, 0.9].map(|q| stat::quantile(errors, q).unwrap())
+}
+
+#[test]
+fn services_beside_training_take_as_long_as_was_measured() {
+    let atlas = truth::h200().unwrap();
+    // One batch after the other: the rows that the slowdown was taken from, one by one. Sessions differ in
+    // how long a batch takes alone, so both are divided by that.
+    let text = include_str!("../../../../profiles/h200-curves.jsonl");
+    let rows = rows::parse(text).unwrap();
+    let alone = |b: &str, batch: u32, sms: u32| {
+        rows.iter().find_map(|r| match r {
+            Row::Solo(s) if s.kind == TaskKind::Serve => {
+                ((s.name.as_str(), s.batch, s.sms) == (b, batch, sms)).then_some(s.it_s)
+            }
+            _ => None,
+        })
+    };
+    let mut closed = Vec::new();
+    for row in &rows {
+        let Row::Closed(Closed { a, batch_a, b, batch_b, sms_a, sms_b, rb, .. }) = row else {
+            continue;
+        };
+        let Some(alone) = alone(b, *batch_b, *sms_b) else { continue };
+        let two = tenants(&atlas, (a, *batch_a, *sms_a), (b, *batch_b, *sms_b), 1.0);
+        closed.push((atlas.slowdown(&two, 0) / (alone / rb.it_s) - 1.0).abs());
+    }
+    // Poisson batches: nothing was fitted to these.
+    let text = include_str!("../../../../profiles/h200-pairs.jsonl");
+    let (mut p50, mut p99) = (Vec::new(), Vec::new());
+    for row in text.lines().filter_map(|l| serde_json::from_str::<Open>(l).ok()) {
+        assert_eq!(row.k, "ts");
+        let (a, b) = ((&*row.a, row.batch_a, row.sms_a), (&*row.b, row.batch_b, row.sms_b));
+        let two = tenants(&atlas, a, b, 0.5);
+        let batch_s = atlas.batch_s(two[0].task, row.batch_b, two[0].sms) * atlas.slowdown(&two, 0);
+        let steps = Steps::new(1, std::iter::once(batch_s));
+        let rules = Rules { batch: 1, timeout_s: 0.0, slo_s: f64::INFINITY };
+        if batch_s * row.rate_b > 0.9 {
+            continue;
+        }
+        let case = Case { rate: row.rate_b, rules, steps, load: 0.0 };
+        let tally = simulated(&case, 20_000.0);
+        p50.push((tally.quantile_s(0.5) * 1e3 / row.rb.p50_ms - 1.0).abs());
+        p99.push((tally.quantile_s(0.99) * 1e3 / row.rb.p99_ms - 1.0).abs());
+    }
+    let counts = (closed.len(), p50.len());
+    let [closed, p50, p99] = [&mut closed, &mut p50, &mut p99].map(|e| spread(e));
+    eprintln!("{counts:?} closed {closed:.3?} open p50 {p50:.3?} p99 {p99:.3?}");
+    assert!(closed[0] < 0.15 && closed[1] < 0.5, "{closed:?}");
+    assert!(p50[0] < 0.35, "{p50:?}");
 }

@@ -40,6 +40,10 @@ pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
         Output::Table => {
             let runs = [(run.policy.clone(), run.metrics.clone())];
             process::print(&format!("{}\n\n{}", lab.title(), table::metrics(&runs)))?;
+            let services = table::services(&runs[0].1);
+            if !services.is_empty() {
+                process::print(&format!("\n{services}"))?;
+            }
         }
     }
     if let Some(gantt) = gantt {

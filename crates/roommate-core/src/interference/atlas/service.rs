@@ -7,7 +7,9 @@
 //! them, in proportion.
 
 use super::curve::Curve;
-use crate::interference::rows::Solo;
+use crate::interference::contention::TaskId;
+use crate::interference::rows::{Closed, Row, Solo, TaskKind};
+use std::collections::BTreeMap;
 
 /// Times of batches of one service.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,10 +34,14 @@ impl Service {
         batches.sort_unstable();
         batches.dedup();
         let size = |batch: &u32| {
-            let points: Vec<(u32, f64)> =
-                rows.iter().filter(|r| r.batch == *batch).map(|r| (r.sms, r.it_s)).collect();
-            let fastest = points.iter().filter(|p| p.0 == sms).map(|p| p.1).fold(0.0, f64::max);
-            let pooled = Curve::pooled(points, sms);
+            // Of several runs the fastest: what disturbs a task alone only ever slows it down.
+            let mut points: BTreeMap<u32, f64> = BTreeMap::new();
+            for row in rows.iter().filter(|r| r.batch == *batch) {
+                let known = points.entry(row.sms).or_insert(row.it_s);
+                *known = known.max(row.it_s);
+            }
+            let fastest = points.get(&sms).copied().unwrap_or(f64::INFINITY);
+            let pooled = Curve::pooled(points.into_iter().collect(), sms);
             let per_s = pooled.as_ref().map_or(fastest, |(_, per_s)| *per_s);
             Size { batch: *batch, whole_s: 1.0 / per_s, curve: pooled.map(|(curve, _)| curve) }
         };
@@ -85,4 +91,47 @@ impl Service {
         let (fast, slow) = (at(low), at(high).max(at(low)));
         fast + part * (slow - fast)
     }
+}
+
+/// How much longer batches take beside training than alone on the same multiprocessors in the same session:
+/// for each pair and batch size the geometric mean over shares, which make no difference that can be told
+/// from noise; never less than alone.
+pub(super) fn beside(
+    rows: &[Row],
+    task: impl Fn(TaskKind, &str) -> Option<TaskId>,
+) -> BTreeMap<(TaskId, TaskId), Vec<(u32, f64)>> {
+    let alone: BTreeMap<(&str, u32, u32), f64> = rows
+        .iter()
+        .filter_map(|row| match row {
+            Row::Solo(s) if s.kind == TaskKind::Serve => {
+                Some(((s.name.as_str(), s.batch, s.sms), s.it_s))
+            }
+            _ => None,
+        })
+        .collect();
+    let mut logs: BTreeMap<(TaskId, TaskId), BTreeMap<u32, Vec<f64>>> = BTreeMap::new();
+    for row in rows {
+        let Row::Closed(Closed { a, b, batch_b, sms_b, rb, .. }) = row else { continue };
+        let Some(alone) = alone.get(&(b.as_str(), *batch_b, *sms_b)) else { continue };
+        let (service, other) = (task(TaskKind::Serve, b), task(TaskKind::Train, a));
+        let Some(pair) = service.zip(other) else { continue };
+        logs.entry(pair).or_default().entry(*batch_b).or_default().push((alone / rb.it_s).ln());
+    }
+    let mean = |logs: &Vec<f64>| (logs.iter().sum::<f64>() / logs.len() as f64).exp().max(1.0);
+    let of_pair =
+        |sizes: &BTreeMap<u32, Vec<f64>>| sizes.iter().map(|(n, l)| (*n, mean(l))).collect();
+    logs.iter().map(|(pair, sizes)| (*pair, of_pair(sizes))).collect()
+}
+
+/// Between measured batch sizes a straight line over their logarithm; beyond them as at the last.
+pub(super) fn at_batch(sizes: &[(u32, f64)], batch: u32) -> f64 {
+    let after = sizes.partition_point(|s| s.0 < batch);
+    let Some(high) = sizes.get(after) else { return sizes.last().map_or(1.0, |s| s.1) };
+    if after == 0 {
+        return high.1;
+    }
+    let low = &sizes[after - 1];
+    let ln = |n: u32| f64::from(n).ln();
+    let part = (ln(batch) - ln(low.0)) / (ln(high.0) - ln(low.0));
+    low.1 + part * (high.1 - low.1)
 }

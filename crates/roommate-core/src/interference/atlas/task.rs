@@ -33,7 +33,7 @@ impl Task {
                 batch: r.batch,
                 it_s: r.it_s,
                 mem_mib: r.mem_mib,
-                footprint: footprint(&r.gpm),
+                footprint: footprint(&r.gpm.unwrap_or_default()),
             })
             .collect();
         // Of several runs the fastest: see `Atlas::meet_again`.

@@ -1,0 +1,67 @@
+//! Services from outside: what a run with them prints, leaves behind and explains.
+
+use crate::Room;
+use expect_test::expect;
+
+/// Two services that keep their objectives, one that cannot, and training beside them.
+const SERVED: &str = "id,submit_s,gpus,duration_s,class,model,batch,slo_ms,load,requests\n\
+    photos,0,1,0,service,resnet50,16,150,0:200|600:600|1200:200,\n\
+    chat,0,1,0,service,gpt2,16,2,50,\n\
+    replayed,0,1,0,service,bert,16,330,,times.csv\n\
+    train,30,1,7200,,resnet18,,,,\n";
+
+fn room() -> Room {
+    Room::with(&[("t.csv", SERVED), ("times.csv", "time_s\n0\n0.5\n0.6\n2\n")])
+}
+
+#[test]
+fn a_run_with_services_says_what_they_made_of_their_requests() {
+    let room = room();
+    let out = room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
+    let services = out.split("\n\n").nth(2).unwrap_or_default();
+    expect![[r#""#]].assert_eq(services);
+    let json = room.json("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
+    assert_eq!((&json["jobs"], &json["finished"]), (&1.into(), &1.into()));
+    let all = json["services"].as_array().unwrap();
+    assert_eq!(all.len(), 3);
+    assert_eq!(all[1]["late"], all[1]["requests"]);
+    assert_eq!(all[0]["slo_us"], 150_000);
+    let csv = room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none -o csv");
+    assert!(csv.lines().next().unwrap().contains("late_requests,slo_misses,p50_ms"));
+}
+
+#[test]
+fn the_story_of_a_service_is_told_and_its_journal_replays() {
+    let room = room();
+    room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none --journal j.jsonl");
+    expect![[r#""#]].assert_eq(&room.works("explain chat --journal j.jsonl"));
+    let photos = room.works("explain photos --journal j.jsonl");
+    assert!(photos.contains("keeps its objective") && !photos.contains("misses"), "{photos}");
+    assert!(room.works("replay j.jsonl").contains("same"));
+    room.works("report j.jsonl -o r.html");
+    let page = room.text("r.html");
+    assert!(page.contains("<h2 id=\"h-services\">Services</h2>"));
+    assert_eq!(page.matches("class=\"strip\"").count(), 3);
+}
+
+#[test]
+fn every_request_can_be_simulated_and_the_window_chosen() {
+    let room = room();
+    let json = room.json("sim t.csv -p fifo --cluster 1x4:h200 --exact-requests --window 60");
+    let windows = |json: &serde_json::Value| json["services"][0]["windows"].as_u64().unwrap();
+    let fine = room.json("sim t.csv -p fifo --cluster 1x4:h200 --exact-requests");
+    assert!((5..=7).contains(&(windows(&fine) / windows(&json))));
+    room.refuses("sim t.csv --window 0", expect![[r#""#]]);
+}
+
+#[test]
+fn what_is_wrong_with_a_service_is_said() {
+    let room = Room::with(&[
+        ("unknown.csv", "id,submit_s,gpus,duration_s,class,load\na,0,1,0,service,5\n"),
+        ("file.csv", "id,submit_s,gpus,duration_s,class,model,requests\na,0,1,0,service,bert,no\n"),
+        ("load.csv", "id,submit_s,gpus,duration_s,class,model,load\na,0,1,0,service,bert,lots\n"),
+    ]);
+    room.refuses("sim unknown.csv", expect![[r#""#]]);
+    room.refuses("sim file.csv", expect![[r#""#]]);
+    room.refuses("sim load.csv", expect![[r#""#]]);
+}
