@@ -64,6 +64,8 @@ pub struct Tuner {
     /// Candidates by axis, ascending.
     grid: SmallVec<[Vec<u32>; 4]>,
     trials: Vec<Trial>,
+    /// What ran when the search began.
+    start: Batches,
     /// To be measured first.
     first: Vec<Batches>,
     measured: u32,
@@ -110,6 +112,7 @@ impl Tuner {
             axes: axes.iter().copied().collect(),
             grid,
             trials: Vec::new(),
+            start: start.iter().copied().collect(),
             first: vec![start.iter().copied().collect()],
             measured: 0,
         }
@@ -175,8 +178,7 @@ impl Tuner {
         };
         let measured = self.trials.iter().filter(|t| t.doubt == 0.0);
         let best = measured.map(|t| (value(t), t)).min_by(|a, b| a.0.total_cmp(&b.0));
-        let start = || self.first.first().cloned().unwrap_or_default();
-        best.map_or_else(start, |(_, t)| t.batches.clone())
+        best.map_or_else(|| self.start.clone(), |(_, t)| t.batches.clone())
     }
 
     /// The least objective that was measured.

@@ -135,19 +135,17 @@ fn patterns_of_the_iadeep_artifact() {
     let mut text = String::new();
     // Equal patterns are one group: the same must not be taught.
     let keys: BTreeSet<String> = rows.iter().map(|r| format!("{:?}", r.0)).collect();
-    let group = |counts: &Vec<f64>| {
-        keys.iter().position(|k| *k == format!("{counts:?}")).unwrap()
-    };
+    let group = |counts: &Vec<f64>| keys.iter().position(|k| *k == format!("{counts:?}")).unwrap();
     let by_pattern: Vec<_> = rows.iter().map(|(c, y)| (group(c), c.clone(), *y)).collect();
     let pattern = cross_validate(&by_pattern);
     text += &pattern.row("IADeep artifact, pattern, patterns never seen");
 
     let util = utilisation(&shared);
-    let known = |counts: &[f64]| tasks.iter().zip(counts).all(|(t, c)| *c == 0.0 || util.contains_key(t));
+    let known =
+        |counts: &[f64]| tasks.iter().zip(counts).all(|(t, c)| *c == 0.0 || util.contains_key(t));
     let counters = |counts: &[f64]| -> Vec<f64> {
         let there = tasks.iter().zip(counts).filter(|(_, c)| **c > 0.0);
-        let there: Vec<(f64, f64, f64)> =
-            there.map(|(t, c)| (*c, util[t].0, util[t].1)).collect();
+        let there: Vec<(f64, f64, f64)> = there.map(|(t, c)| (*c, util[t].0, util[t].1)).collect();
         let sum = |of: &dyn Fn(&(f64, f64, f64)) -> f64| there.iter().map(of).sum::<f64>();
         let most = |of: &dyn Fn(&(f64, f64, f64)) -> f64| there.iter().map(of).fold(0.0, f64::max);
         let (n, sm, mem) = (sum(&|t| t.0), sum(&|t| t.0 * t.1), sum(&|t| t.0 * t.2));
@@ -176,7 +174,11 @@ fn patterns_of_the_iadeep_artifact() {
         }
     }
     text += &unseen.row("the same, counters, tasks never seen");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | IADeep artifact, pattern, patterns never seen | 91 | 73.7 % | 43.3 % | 0.601 |
+        | the same, counters | 84 | 85.0 % | 53.0 % | 0.750 |
+        | the same, counters, tasks never seen | 170 | 149.1 % | 55.6 % | 0.866 |
+    "#]].assert_eq(&text);
 }
 
 /// One side of a pair: who, beside whom, degradation.
@@ -254,12 +256,18 @@ fn pairs_of_lucid() {
     let mut text = String::new();
     text += &predict(View::Pattern, &appetites, &by_pair).row("Lucid, pattern, pairs never seen");
     text += &predict(View::Counters, &appetites, &by_pair).row("Lucid, counters, pairs never seen");
-    text += &predict(View::Counters, &appetites, &by_model).row("Lucid, counters, models never seen");
+    text +=
+        &predict(View::Counters, &appetites, &by_model).row("Lucid, counters, models never seen");
     let mean = sides.iter().map(|s| s.2.ln()).sum::<f64>() / sides.len() as f64;
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("Lucid, the mean of all");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | Lucid, pattern, pairs never seen | 2776 | 10.6 % | 7.2 % | 0.115 |
+        | Lucid, counters, pairs never seen | 2776 | 6.8 % | 4.0 % | 0.076 |
+        | Lucid, counters, models never seen | 5194 | 8.0 % | 5.0 % | 0.087 |
+        | Lucid, the mean of all | 2776 | 10.0 % | 7.8 % | 0.115 |
+    "#]].assert_eq(&text);
 }
 
 #[test]
@@ -277,7 +285,9 @@ fn pairs_of_the_h200() {
     };
     let alone: BTreeMap<(String, u32), f64> = rows
         .iter()
-        .filter_map(|r| if let Row::Alone(a) = r { Some(((a.a.clone(), a.batch), a.it_s)) } else { None })
+        .filter_map(|r| {
+            if let Row::Alone(a) = r { Some(((a.a.clone(), a.batch), a.it_s)) } else { None }
+        })
         .collect();
     let mut sides: Vec<Side> = Vec::new();
     for row in &rows {
@@ -311,10 +321,17 @@ fn pairs_of_the_h200() {
     text += &predict(View::Counters, &appetites, &by_pair).row("H200, counters, pairs never seen");
     text += &predict(View::Counters, &appetites, &by_task).row("H200, counters, tasks never seen");
     let untaught: Vec<(Vec<Side>, Vec<Side>)> = vec![(Vec::new(), sides.clone())];
-    text += &predict(View::Counters, &appetites, &untaught).row("H200, rule of thumb, nothing taught");
+    text +=
+        &predict(View::Counters, &appetites, &untaught).row("H200, rule of thumb, nothing taught");
     let mean = sides.iter().map(|s| s.2.ln()).sum::<f64>() / sides.len() as f64;
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
     text += &flat.row("H200, the mean of all");
-    expect![[r#""#]].assert_eq(&text);
+    expect![[r#"
+        | H200, pattern, pairs never seen | 96 | 8.4 % | 6.1 % | 0.184 |
+        | H200, counters, pairs never seen | 96 | 7.8 % | 4.4 % | 0.169 |
+        | H200, counters, tasks never seen | 182 | 16.4 % | 9.9 % | 0.402 |
+        | H200, rule of thumb, nothing taught | 96 | 19.3 % | 10.2 % | 0.556 |
+        | H200, the mean of all | 96 | 27.9 % | 19.1 % | 0.649 |
+    "#]].assert_eq(&text);
 }

@@ -174,16 +174,36 @@ impl Predictor {
         if let Some(seen) = self.seen.get(&Key::new(who, others)) {
             return Prediction { pd: seen.ln_pd.exp(), source: Source::Measured };
         }
-        let thumb = self.thumb(who, others);
         let known = |kind: &ProfileIdx| self.view == View::Counters || self.columns.contains(kind);
         let all_known = known(&who) && others.iter().all(known);
-        match self.forest.predict(&self.row(who, others)).filter(|_| all_known) {
-            Some((ln, _)) if self.view == View::Counters => {
-                Prediction { pd: thumb * ln.exp(), source: Source::Learnt }
+        let learnt = self.forest.predict(&self.row(who, others)).filter(|_| all_known);
+        let learnt = learnt.map(|(ln, _)| match self.view {
+            View::Counters => self.thumb(who, others) * ln.exp(),
+            View::Pattern => ln.exp(),
+        });
+        let (pairs, all_met) = self.by_pairs(who, others);
+        match learnt {
+            // Nobody is taken for a help: three are no better than the two that were measured.
+            Some(pd) => Prediction { pd: pd.max(pairs), source: Source::Learnt },
+            None if all_met => Prediction { pd: pairs, source: Source::Learnt },
+            None => {
+                let met = |o: &ProfileIdx| self.pair(who, *o).unwrap_or(self.thumb(who, &[*o]));
+                let pd = 1.0 + others.iter().map(|o| met(o) - 1.0).sum::<f64>();
+                Prediction { pd: pd.max(0.1), source: Source::Thumb }
             }
-            Some((ln, _)) => Prediction { pd: ln.exp(), source: Source::Learnt },
-            None => Prediction { pd: thumb, source: Source::Thumb },
         }
+    }
+
+    /// What was measured of `who` beside just this one.
+    fn pair(&self, who: ProfileIdx, other: ProfileIdx) -> Option<f64> {
+        self.seen.get(&Key::new(who, &[other])).map(|s| s.ln_pd.exp())
+    }
+
+    /// What those of the others that were measured one by one take away together, and whether all were.
+    fn by_pairs(&self, who: ProfileIdx, others: &[ProfileIdx]) -> (f64, bool) {
+        let met: SmallVec<[f64; 4]> = others.iter().filter_map(|o| self.pair(who, *o)).collect();
+        let pd = 1.0 + met.iter().map(|pd| pd - 1.0).sum::<f64>();
+        (pd.max(0.1), met.len() == others.len())
     }
 
     /// The rule of thumb: a kernel waits when both have one, in proportion to how much of the GPU they fill.
@@ -313,6 +333,10 @@ mod tests {
         assert_eq!(measured(&[a, b, b, c]), None);
         assert_eq!(measured(&[]), Some(1.0));
         assert_eq!(predictor.predict(b, &[a, b, c]).source, Source::Thumb);
+        // Three are no better than the two that were measured.
+        predictor.learn(a, &[b], 2.5);
+        assert!(predictor.predict(a, &[b, c]).pd > 2.5);
+        assert!((predictor.predict(a, &[b, b]).pd - 4.0).abs() < 1e-9);
     }
 
     #[test]

@@ -377,7 +377,7 @@ impl IaDeep {
                 there.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, p)| *p).collect();
             let before = self.predictor.predict(*kind, &rest).pd;
             rest.push(new);
-            harm += self.predictor.predict(*kind, &rest).pd - before;
+            harm += (self.predictor.predict(*kind, &rest).pd - before).max(0.0);
         }
         harm
     }

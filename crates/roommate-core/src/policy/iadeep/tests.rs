@@ -394,3 +394,26 @@ fn arrivals_keep_what_was_tuned() {
     assert_eq!(bench.said(1, is_settled), 1);
     assert_eq!(bench.said(1, |w| matches!(w, Why::Beside { .. })), 1);
 }
+
+#[test]
+fn the_device_is_chosen_among_all_nodes() {
+    // The artifact picked a node by its memory, and compared interference only inside.
+    let entry = policy::find("iadeep").unwrap();
+    let policy = entry.build(&policy::Params::new()).unwrap();
+    let cluster = "2x1".parse().unwrap();
+    let mut engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 0);
+    let heavy = engine.add_profile(Profile::of_step(1.0));
+    let light = engine.add_profile(Profile::of_step(1.0));
+    let jobs = [heavy, light, heavy].map(|kind| engine.add_job(Spec::training(1, 1e5, kind)));
+    let mut now = Time::ZERO;
+    for (job, sm_util) in jobs.iter().zip([0.9, 0.1]) {
+        let sample = Sample { sm_util, dram_util: 0.1, ..Sample::default() };
+        engine.step(now, &[Event::Submitted(*job)]);
+        engine.step(now, &[Event::Started(*job), Event::Sampled { job: *job, sample }]);
+        now = now + Span::from_secs(60.0);
+    }
+    let step = engine.step(now, &[Event::Submitted(jobs[2])]);
+    assert!(matches!(step.notes[0].why, Why::Beside { job, .. } if job == jobs[1]), "{step:?}");
+    let Action::Start(_, place) = &step.actions[0] else { panic!("{step:?}") };
+    assert_eq!(place.gpus, engine.state().job(jobs[1]).gpus);
+}
