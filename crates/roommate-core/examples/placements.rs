@@ -171,7 +171,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..rounds {
         crowd.took.clear();
         let state = crowd.engine.state();
-        let room = state.gpu(state.job(services[crowd.rng.below(u64::from(gpus)) as usize]).gpus[0]);
+        let room =
+            state.gpu(state.job(services[crowd.rng.below(u64::from(gpus)) as usize]).gpus[0]);
         let training = |j: &&JobIdx| state.spec(**j).class != Class::Service;
         let lodger = room.tenants.iter().find(training).copied();
         let mut facts: Vec<Event> = lodger.map(Event::Finished).into_iter().collect();
@@ -191,7 +192,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (what, mut took) in [("placing", placing), ("after a measurement", measuring)] {
         took.sort_by(f64::total_cmp);
         let at = |q: f64| 1e3 * took[((q * took.len() as f64) as usize).min(took.len() - 1)];
-        let (mean, p99, worst) = (1e3 * took.iter().sum::<f64>() / took.len() as f64, at(0.99), at(1.0));
+        let (mean, p99, worst) =
+            (1e3 * took.iter().sum::<f64>() / took.len() as f64, at(0.99), at(1.0));
         print!("; {what}: mean {mean:.3} ms, p99 {p99:.3} ms, worst {worst:.3} ms");
     }
     println!();

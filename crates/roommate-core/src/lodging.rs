@@ -152,13 +152,13 @@ impl House {
     /// What is wrong with it, if anything.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=3).contains(&self.max_tasks) {
-            return Err("max_tasks: expected 1 to 3".into());
+            return Err("max_training: expected 1 to 3".into());
         }
         if !(1..=300).contains(&self.least_permille) {
             return Err("least_training: expected 0.001 to 0.3".into());
         }
-        if !(0.001..=1.0).contains(&self.min_memory) {
-            return Err("min_memory: expected 0.001 to 1".into());
+        if !(0.0..=1.0).contains(&self.min_memory) {
+            return Err("min_memory: expected 0 to 1".into());
         }
         Ok(())
     }

@@ -129,7 +129,26 @@ fn curves(shared: &Path) -> BTreeMap<&'static str, Vec<Vec<Point>>> {
         let seconds = if is_service { num(&row["p99_ms"]) / 1e3 } else { 1.0 / num(&row["it_s"]) };
         by_task.entry(key).or_default().push((num(&row["sms"]) / 132.0, seconds));
     }
+    let mut again: BTreeMap<(String, u64), Vec<Point>> = BTreeMap::new();
+    for row in json_lines(include_str!("../../../profiles/h200-curves.jsonl")) {
+        if row["kind"] == "serve" {
+            let key = (row["name"].to_string(), row["batch"].as_u64().unwrap());
+            let point = (num(&row["sms"]) / 132.0, num(&row["p50_ms"]) / 1e3);
+            again.entry(key).or_default().push(point);
+        }
+    }
     let mut curves: BTreeMap<&'static str, Vec<Vec<Point>>> = BTreeMap::new();
+    for ((_, batch), mut points) in again {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let what = if batch >= 16 {
+            "H200 services, batch 16 to 128, median, second session"
+        } else {
+            "H200 services, batch 1 to 8, median, second session"
+        };
+        if points.len() >= 5 {
+            curves.entry(what).or_default().push(points);
+        }
+    }
     for ((is_service, _, batch), mut points) in by_task {
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let what = match (is_service, batch) {
@@ -402,6 +421,43 @@ fn h200() -> Vec<Pair> {
     pairs.collect()
 }
 
+/// Services that answer one batch after the other beside a training task on the H200: median time of a batch
+/// against the same alone, in the same session.
+fn closed_loop() -> Vec<Pair> {
+    let solo = json_lines(include_str!("../../../profiles/h200.jsonl"));
+    let rows = json_lines(include_str!("../../../profiles/h200-curves.jsonl"));
+    let models = json_lines(include_str!("../../../profiles/models.jsonl"));
+    let counters = |kind: &str, name: &Value, batch: &Value| {
+        let is = |r: &&Value| {
+            r["kind"] == kind && r["name"] == *name && r["batch"] == *batch && r["sms"] == 132
+        };
+        let gpm = &solo.iter().find(is).unwrap_or_else(|| panic!("{kind} {name} {batch}"))["gpm"];
+        let launches = num(&gpm["pcie_rx_mib_s"]).max(1.0).ln();
+        (["graphics", "sm_util", "dram"].map(|c| num(&gpm[c]) / 100.0), launches)
+    };
+    let pair = |r: &Value| {
+        let is = |s: &&Value| {
+            let same = s["kind"] == "serve" && s["name"] == r["b"];
+            same && s["batch"] == r["batch_b"] && s["sms"] == r["sms_b"]
+        };
+        let alone = num(&rows.iter().find(is)?["p50_ms"]) / 1e3;
+        let (s, _) = counters("serve", &r["b"], &r["batch_b"]);
+        let (t, launches) = counters("train", &r["a"], &r["batch_a"]);
+        let model = models.iter().find(|m| m["kind"] == "train" && m["name"] == r["a"]).unwrap();
+        let share = num(&r["sms_b"]) / 132.0;
+        let batch = num(&r["batch_b"]).ln();
+        let layers = ["conv", "linear", "attention", "norm", "embedding", "recurrent"];
+        let mut layers: Vec<f64> = layers.map(|l| num(&model[l])).into();
+        layers.push(batch);
+        let products = [s[2] * t[2], s[1] * t[1]];
+        let mut features = vec![batch, share, launches, s[0], s[1], s[2], t[0], t[1], t[2]];
+        features.extend(products);
+        let beside = num(&r["rb"]["p50_ms"]) / 1e3;
+        Some(Pair { partner: r["a"].to_string(), beside, alone, layers, counters: features })
+    };
+    rows.iter().filter(|r| r["k"] == "tc").filter_map(pair).collect()
+}
+
 /// Tally's two services beside six training tasks under MPS.
 fn tally(shared: &Path) -> Vec<Pair> {
     let rows = |path: &str| -> Vec<BTreeMap<String, String>> {
@@ -461,7 +517,8 @@ fn predictor_table(shared: &Path) -> String {
     line(data, "times alone, from layers", unseen(&pairs, |p| p.layers.clone()));
     line(data, "times alone, from counters (ours)", unseen(&pairs, |p| p.counters.clone()));
     for (data, pairs) in [
-        ("H200, 6 services, 12 training tasks, one left out", h200()),
+        ("H200, open loop, 6 services, 12 training tasks, one left out", h200()),
+        ("H200, closed loop, the same, second session", closed_loop()),
         ("Tally, 2 services, 6 training tasks, one left out", tally(shared)),
     ] {
         line(

@@ -13,7 +13,7 @@
 //! # Differs from the paper
 //! After GSLICE (Dhakal et al., SoCC 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
 //! with training tasks that have what the service leaves. Modelled: the feedback on shares, adaptive batching, no
-//! placement to speak of (`placement=random` for a random GPU instead of the first). Not modelled: its overlap of transfers, its
+//! placement to speak of (`gpu=random` for a random GPU instead of the first). Not modelled: its overlap of transfers, its
 //! shared parameters between shadow instances, and the estimate of each model's own knee that it begins with. A share
 //! that failed is not tried again until the load has changed by a fifth, so that the loop comes to rest.
 
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Placement {
+enum Choice {
     /// The first GPU with room.
     #[default]
     First,
@@ -40,7 +40,7 @@ enum Placement {
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
     /// Where training goes.
-    placement: Placement,
+    gpu: Choice,
     /// What a share grows or shrinks by.
     step: f64,
     /// A share shrinks when the latency is below this part of the objective.
@@ -50,7 +50,7 @@ pub(super) struct Params {
     /// Largest batch.
     max_batch: u32,
     /// Most training tasks beside a service, 1 to 3.
-    max_tasks: u8,
+    max_training: u8,
     /// Least share of the GPU that each training task is left with.
     least_training: f64,
     /// Share of its memory that a training task needs on the GPU.
@@ -60,12 +60,12 @@ pub(super) struct Params {
 impl Default for Params {
     fn default() -> Self {
         Self {
-            placement: Placement::First,
+            gpu: Choice::First,
             step: 0.05,
             slack: 0.7,
             fill: 0.3,
             max_batch: 64,
-            max_tasks: 1,
+            max_training: 1,
             least_training: 0.1,
             min_memory: 0.1,
         }
@@ -78,7 +78,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("step, slack, fill: expected 0.001 to 1; max_batch: above 0".into());
     }
     let house = House {
-        max_tasks: params.max_tasks,
+        max_tasks: params.max_training,
         least_permille: (params.least_training * 1000.0).round() as u16,
         min_memory: params.min_memory,
     };
@@ -111,9 +111,9 @@ impl Tactics for Gslice {
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
         let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
-        match self.params.placement {
-            Placement::First => all.into_iter().find(fits),
-            Placement::Random => {
+        match self.params.gpu {
+            Choice::First => all.into_iter().find(fits),
+            Choice::Random => {
                 let fit: Vec<GpuIdx> = all.filter(fits).collect();
                 let lot = fit.len().checked_sub(1)?;
                 Some(fit[plan.rng.below(lot as u64 + 1) as usize])
@@ -129,7 +129,7 @@ impl Tactics for Gslice {
         room: &Room,
     ) -> Setting {
         self.loops.resize(plan.gpus.len(), Loop::default());
-        let even = Knobs::SM_ALL / (u16::from(self.params.max_tasks) + 1);
+        let even = Knobs::SM_ALL / (u16::from(self.params.max_training) + 1);
         let most = self.house.most_beside(room.lodgers.len());
         let state = &mut self.loops[gpu.usize()];
         if state.service != Some(service) {

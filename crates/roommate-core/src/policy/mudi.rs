@@ -10,7 +10,7 @@
 //! # Reads / does / wakes
 //! Reads objective, memory and profiled latency of services (at most `profile_points` for each curve; how many were used is
 //! said in `explain`), the load and latency that are measured, batch times beside others, counters of kinds of work, and
-//! measured steps of training. Never reads lengths. Starts one service on a GPU and up to `max_tasks` training tasks beside
+//! measured steps of training. Never reads lengths. Starts one service on a GPU and up to `max_training` training tasks beside
 //! it, first come, first served; turns batch, share and memory; suspends training that the objective has no room for. Wakes at
 //! every measurement and, while it searches, after `round_s`.
 //!
@@ -93,7 +93,7 @@ pub(super) struct Params {
     /// Seconds after which a smaller share is believed to be enough.
     calm_s: f64,
     /// Most training tasks beside a service, 1 to 3.
-    max_tasks: u8,
+    max_training: u8,
     /// Least share of the GPU that each training task is left with.
     least_training: f64,
     /// Least share of the GPU of a service.
@@ -120,7 +120,7 @@ impl Default for Params {
             caution: 1.64,
             load_trigger: 0.5,
             calm_s: 60.0,
-            max_tasks: 1,
+            max_training: 1,
             least_training: 0.1,
             least_share: 0.05,
             min_memory: 0.1,
@@ -147,7 +147,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("calm_s, round_s: expected seconds".into());
     }
     let house = House {
-        max_tasks: p.max_tasks,
+        max_tasks: p.max_training,
         least_permille: (p.least_training * 1000.0).round() as u16,
         min_memory: p.min_memory,
     };
@@ -343,8 +343,7 @@ impl Mudi {
                 let at = parts.partition_point(|(size, _)| *size < n).min(parts.len() - 1);
                 tried * parts[at].1
             };
-            let keeps_up =
-                latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s });
+            let keeps_up = latencies.solve(&Queue { rate, batch, timeout_s, batch_s: &batch_s });
             let in_time = keeps_up && latencies.quantile_s(0.99) <= aim_s;
             if in_time { fast = tried } else { slow = tried }
         }

@@ -46,7 +46,7 @@ pub(super) struct Params {
     /// Profiled points used for each curve of a service.
     profile_points: u8,
     /// Most training tasks beside a service, 1 to 3.
-    max_tasks: u8,
+    max_training: u8,
     /// Least share of the GPU that each training task is left with.
     least_training: f64,
     /// Share of its memory that a training task needs on the GPU.
@@ -61,7 +61,7 @@ impl Default for Params {
             cool_s: 300.0,
             window: 8,
             profile_points: 6,
-            max_tasks: 1,
+            max_training: 1,
             least_training: 0.1,
             min_memory: 0.1,
         }
@@ -77,7 +77,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("least_share: expected 0.001 to 1; window: 1 to 32".into());
     }
     let house = House {
-        max_tasks: params.max_tasks,
+        max_tasks: params.max_training,
         least_permille: (params.least_training * 1000.0).round() as u16,
         min_memory: params.min_memory,
     };

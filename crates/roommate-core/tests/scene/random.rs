@@ -304,6 +304,20 @@ pub(crate) fn fits_an_empty_cluster(scene: &Scene, spec: &Spec, rule: Rule) -> b
     place::find(&state, JobIdx::from_usize(0), rule).is_some()
 }
 
+/// Parameters of policies with services.
+fn set_lodging(own: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
+    set("max_training", json!(1 + own.below(3)));
+    set("profile_points", json!(pick(own, &[0, 3, 6])));
+    set("slo_model", json!(pick(own, &["published", "queueing"])));
+    set("curve", json!(pick(own, &["share", "inverse"])));
+    set("score", json!(pick(own, &["slope", "share"])));
+    set("joint", json!(own.chance(0.5)));
+    set("round_s", json!(pick(own, &[0.0, 1.0, 5.0])));
+    set("calm_s", json!(pick(own, &[0.0, 4.0])));
+    set("gpu", json!(pick(own, &["first", "random"])));
+    set("cool_s", json!(pick(own, &[0.0, 3.0, 20.0])));
+}
+
 fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     let mut params = Params::new();
     let known = entry.params(&params).expect("defaults are valid");
@@ -347,6 +361,9 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("grow", json!(own.chance(0.9)));
     set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
     set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
+    if known.get("max_training").is_some() {
+        set_lodging(&mut Rng::stream(scene.seed, 123), &mut set);
+    }
     let mut own = Rng::stream(scene.seed, 83);
     set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
     let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);

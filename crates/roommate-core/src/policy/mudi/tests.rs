@@ -173,7 +173,7 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
 
 #[test]
 fn up_to_three_lodgers_share_the_rest_evenly() {
-    let mut stage = Stage::new("mudi", r#"{"max_tasks": 3}"#, "1x2");
+    let mut stage = Stage::new("mudi", r#"{"max_training": 3}"#, "1x2");
     let (a, b) = (stage.service("a", 150), stage.service("b", 150));
     stage.sampled(a, 200.0, 30.0);
     stage.sampled(b, 50.0, 30.0);
