@@ -13,9 +13,9 @@
 //! could not beat the best known, and of empty GPUs that are alike one is tried. `tests` hold it against the same
 //! search without any of that.
 
-mod world;
 #[cfg(test)]
 mod tests;
+mod world;
 
 pub(crate) use world::MOST_TASKS;
 pub use world::{Space, puzzle};
@@ -74,9 +74,10 @@ impl Puzzle {
             let all = std::mem::take(options);
             let beats = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(x, y)| x >= y);
             for (i, option) in all.iter().enumerate() {
-                let beaten = all.iter().enumerate().any(|(j, other)| {
-                    beats(other, option) && (j < i || !beats(option, other))
-                });
+                let beaten = all
+                    .iter()
+                    .enumerate()
+                    .any(|(j, other)| beats(other, option) && (j < i || !beats(option, other)));
                 if !beaten {
                     options.push(option.clone());
                 }

@@ -156,7 +156,8 @@ impl Task {
             }
         }
         let around = Training::around(self.batch, start);
-        let [batch_min, batch_max] = self.batch_range.unwrap_or([around.batch_min, around.batch_max]);
+        let [batch_min, batch_max] =
+            self.batch_range.unwrap_or([around.batch_min, around.batch_max]);
         let lr = match self.optimizer.to_lowercase().as_str() {
             "sgd" => LrRule::Linear,
             "adadelta" => LrRule::Keep,

@@ -5,14 +5,16 @@
 //! Costs are charged when the thing that costs happens, never otherwise (but see
 //! [`roommate_core::state::Charge::EveryStep`], which some published simulators need).
 
+mod service;
+mod training;
+
 use crate::fault::{FaultSource, Faults};
 use crate::serving::requests::Requests;
 use crate::serving::{Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::goodput::{self, Noise, Training};
-use roommate_core::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::Interference;
 use roommate_core::job::{Class, Spec};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
@@ -23,7 +25,6 @@ use roommate_core::state::Costs;
 use roommate_core::throttle;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
-use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -724,46 +725,6 @@ impl World {
         self.serve(now, job);
     }
 
-    /// A service answers from now on, under the conditions that it has now.
-    fn serve(&mut self, now: Time, job: JobIdx) {
-        let Some(slot) = self.live[job.usize()].slot else { return };
-        let state = self.engine.state();
-        let knobs = state.job(job).knobs;
-        let reference = state.profile(job).serving.map_or(1, |s| s.batch);
-        let batch = if knobs.batch == 0 { reference } else { knobs.batch };
-        let gpus = &self.live[job.usize()].gpus;
-        let alone = state.alone_step_s(job, gpus);
-        let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
-        let times: SmallVec<[f64; 16]> = times.collect();
-        let busy = self.services.up(now, slot, batch, times.into_iter());
-        self.feel(job, busy);
-    }
-
-    /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
-    fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
-        let state = self.engine.state();
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
-        let on = |gpu: &GpuIdx| {
-            let mut tenants = throttle::tenants(&*self.truth, state, *gpu, &held);
-            let who = tenants.iter().position(|(t, _)| *t == job);
-            let who = who.expect("a job is a tenant of its GPUs");
-            tenants[who].1.batch = batch;
-            throttle::speed(&*self.truth, state, state.gpu(*gpu).kind, &tenants, who)
-        };
-        self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
-    }
-
-    /// Roommates of a service feel how busy it is.
-    fn feel(&mut self, job: JobIdx, busy: f64) {
-        let live = &mut self.live[job.usize()];
-        if live.busy != busy {
-            live.busy = busy;
-            self.truth.loaded(job, busy);
-            let gpus = live.gpus.clone();
-            self.crowd(job, &gpus);
-        }
-    }
-
     /// Where throttles protect somebody: a protected job that begins is measured with the others held,
     /// and an opportunist climbs from standstill.
     fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
@@ -816,39 +777,6 @@ impl World {
         (alone, alone / speed)
     }
 
-    fn training(&self, job: JobIdx) -> Option<&Training> {
-        self.engine.state().profile(job).training.as_ref()
-    }
-
-    /// Steps of its own batch size that a step of the job really counts for.
-    fn worth(&self, job: JobIdx) -> f64 {
-        let Some(training) = self.training(job) else { return 1.0 };
-        training.worth(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
-    }
-
-    /// The noise of its gradients where it goes on from.
-    fn set_noise(&mut self, job: JobIdx) {
-        let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
-        let stage = noise.stage(live.meter.done / live.work);
-        live.noise_scale = noise.at(stage);
-        live.noise_until = noise_until(stage, live.work);
-    }
-
-    fn next_noise(&mut self, now: Time, job: JobIdx) {
-        let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
-        // By the boundary that was reached: the meter may be a rounding error before it.
-        let part = live.noise_until / live.work + 0.5 / f64::from(Noise::STAGES);
-        let stage = noise.stage(part);
-        live.noise_scale = noise.at(stage);
-        live.noise_until = noise_until(stage, live.work);
-        let (_, pace) = self.pace(now, job);
-        self.live[job.usize()].meter.set_step(now, pace);
-        self.arm_job(job);
-        self.report_pace(now, job);
-    }
-
     /// What is measured of a running job now.
     fn sample(&self, now: Time, job: JobIdx) -> Sample {
         let Some(training) = self.training(job) else {
@@ -868,25 +796,6 @@ impl World {
     fn report_pace(&mut self, now: Time, job: JobIdx) {
         let sample = self.sample(now, job);
         self.facts.push(Event::Sampled { job, sample });
-    }
-
-    /// Notes a job that runs out of GPU memory with its present knobs.
-    fn check_memory(&mut self, job: JobIdx) {
-        let state = self.engine.state();
-        let is_there = |t: JobIdx| self.running.contains(t) && !self.starved.contains(&t);
-        if self.training(job).is_some() && goodput::is_out_of_memory(state, job, &is_there) {
-            self.starved.push(job);
-        }
-    }
-
-    /// Jobs that ran out of memory fail.
-    fn fail_starved(&mut self, now: Time) {
-        while let Some(job) = self.starved.pop() {
-            // One that was stopped meanwhile needs nothing.
-            if !self.live[job.usize()].gpus.is_empty() {
-                self.fail(now, job, Why::OutOfMemory);
-            }
-        }
     }
 
     /// What counters show of a kind of work, once.
@@ -965,12 +874,4 @@ impl World {
             self.alarms.push(Reverse((at, alarm(job, live.epoch))));
         }
     }
-}
-
-/// Steps of a job with so much work at which a stage of its noise ends.
-fn noise_until(stage: u32, work: f64) -> f64 {
-    if stage + 1 >= Noise::STAGES {
-        return f64::INFINITY;
-    }
-    work * f64::from(stage + 1) / f64::from(Noise::STAGES)
 }

@@ -178,7 +178,8 @@ fn patterns_of_the_iadeep_artifact() {
         | IADeep artifact, pattern, patterns never seen | 91 | 73.7 % | 43.3 % | 0.601 |
         | the same, counters | 84 | 85.0 % | 53.0 % | 0.750 |
         | the same, counters, tasks never seen | 170 | 149.1 % | 55.6 % | 0.866 |
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
 
 /// One side of a pair: who, beside whom, degradation.
@@ -267,7 +268,8 @@ fn pairs_of_lucid() {
         | Lucid, counters, pairs never seen | 2776 | 6.8 % | 4.0 % | 0.076 |
         | Lucid, counters, models never seen | 5194 | 8.0 % | 5.0 % | 0.087 |
         | Lucid, the mean of all | 2776 | 10.0 % | 7.8 % | 0.115 |
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }
 
 #[test]
@@ -333,5 +335,6 @@ fn pairs_of_the_h200() {
         | H200, counters, tasks never seen | 182 | 16.4 % | 9.9 % | 0.402 |
         | H200, rule of thumb, nothing taught | 96 | 19.3 % | 10.2 % | 0.556 |
         | H200, the mean of all | 96 | 27.9 % | 19.1 % | 0.649 |
-    "#]].assert_eq(&text);
+    "#]]
+    .assert_eq(&text);
 }

@@ -23,7 +23,11 @@ fn naive(puzzle: &Puzzle, now: f64, left: &[f64], seats: &[Option<usize>], sum: 
         let settings: Option<Vec<Vec<Vec<f64>>>> = groups
             .iter()
             .zip(&puzzle.gpus)
-            .map(|(g, k)| if *g == 0 { Some(vec![vec![]]) } else { puzzle.kinds[*k].get(g).cloned() })
+            .map(
+                |(g, k)| {
+                    if *g == 0 { Some(vec![vec![]]) } else { puzzle.kinds[*k].get(g).cloned() }
+                },
+            )
             .collect();
         let Some(settings) = settings else { continue };
         let all: usize = settings.iter().map(Vec::len).product();
@@ -111,7 +115,8 @@ fn settings_that_nobody_wants_are_left_out() {
 fn waiting_can_be_best() {
     // Together each has a quarter of its speed; one after the other is better.
     let alone = vec![vec![1.0]];
-    let kinds = vec![Options::from([(0b01, alone.clone()), (0b10, alone), (0b11, vec![vec![0.25; 2]])])];
+    let kinds =
+        vec![Options::from([(0b01, alone.clone()), (0b10, alone), (0b11, vec![vec![0.25; 2]])])];
     let puzzle = Puzzle { tasks: vec![(0.0, 10.0), (0.0, 10.0)], kinds, gpus: vec![0] };
     let best = puzzle.solve().unwrap();
     assert_eq!((best.mean_completion_s, best.makespan_s), (15.0, 20.0));

@@ -71,7 +71,8 @@ pub fn puzzle(
                 continue;
             }
             let of: Vec<JobIdx> = members(group).map(|i| tasks[i]).collect();
-            let settings = House { state: &state, space, truth, judge: &mut judge, of: &of }.settings(landlord);
+            let settings = House { state: &state, space, truth, judge: &mut judge, of: &of }
+                .settings(landlord);
             if !settings.is_empty() {
                 options.insert(group, settings);
             }
@@ -138,8 +139,10 @@ impl House<'_> {
             for share in &shares {
                 let own = share.unwrap_or(0);
                 let rest = share.map_or(0, |s| (1000 - s) / knobs.len() as u16);
-                let confined = |(job, k): &(JobIdx, Knobs)| (*job, Knobs { sm_permille: rest, ..*k });
-                let mut tenants = vec![(service, Knobs { batch, sm_permille: own, ..Knobs::WHOLE })];
+                let confined =
+                    |(job, k): &(JobIdx, Knobs)| (*job, Knobs { sm_permille: rest, ..*k });
+                let mut tenants =
+                    vec![(service, Knobs { batch, sm_permille: own, ..Knobs::WHOLE })];
                 tenants.extend(knobs.iter().map(confined));
                 if self.keeps_objective(of, batch, &mut tenants) {
                     found.push(self.speeds(&tenants)[1..].to_vec());
@@ -155,7 +158,8 @@ impl House<'_> {
         batch: u32,
         tenants: &mut [(JobIdx, Knobs)],
     ) -> bool {
-        let slo_s = self.state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+        let slo_s =
+            self.state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let step_s = self.state.profile(service).step_s;
         let mut verdict = Verdict::default();
         // How busy it is decides how fast the others are and they decide how busy it is.

@@ -29,7 +29,8 @@ pub(super) fn run(args: &Oracle) -> anyhow::Result<ExitCode> {
     let atlas = Arc::new(truth::h200()?);
     let scenario = Scenario::read(&args.scenario, &atlas)?;
     let Some(space) = scenario.oracle.as_ref().map(|s| s.get_ref().clone()) else {
-        let what = format!("{} has no [oracle]: it is not a case to try in all ways", scenario.name());
+        let what =
+            format!("{} has no [oracle]: it is not a case to try in all ways", scenario.name());
         return Err(process::advise(what, "try scenarios/oracle-train.toml"));
     };
     let contenders: Vec<Contender> = scenario.policies().cloned().collect();
