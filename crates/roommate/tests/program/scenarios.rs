@@ -113,12 +113,54 @@ fn what_cannot_be_is_refused_with_advice() {
         ("blind.toml", &blind),
         ("t.csv", crate::GOOD),
     ]);
-    room.refuses("compare wrong.toml", expect![[r#""#]]);
-    room.refuses("compare nowhere.toml", expect![[r#""#]]);
-    room.refuses("compare small.toml --cluster 4x4", expect![[r#""#]]);
-    room.refuses("compare small.toml --set nobody.x=1", expect![[r#""#]]);
-    room.refuses("compare small.toml --journals d", expect![[r#""#]]);
-    room.refuses("compare t.csv --seeds 3", expect![[r#""#]]);
-    room.refuses("sim small.toml --policy nobody", expect![[r#""#]]);
-    room.refuses("oracle blind.toml", expect![[r#""#]]);
+    room.refuses("compare wrong.toml", expect![[r#"
+        error: could not read scenario "wrong.toml": line 25: unknown field `mesured`, expected one of `model`, `dataset`, `batch`, `optimizer`, `size`, `share`, `measured`, `measured_batch`, `because`, `noise_scale`, `batch_range`
+        hint: did you mean `measured`?
+    "#]]);
+    room.refuses(
+        "compare nowhere.toml",
+        expect![[r#"
+        error: could not read scenario "nowhere.toml": no such file
+        hint: docs/reference/scenarios.md describes the file
+    "#]],
+    );
+    room.refuses(
+        "compare small.toml --cluster 4x4",
+        expect![[r#"
+        error: a scenario describes its own world: no flags about cluster, truth, costs or traces
+        hint: copy the file and change it there
+    "#]],
+    );
+    room.refuses(
+        "compare small.toml --set nobody.x=1",
+        expect![[r#"
+        error: --set "nobody.x=1": expected POLICY.NAME=VALUE of a policy that runs
+        hint: these run: mps, exclusive
+    "#]],
+    );
+    room.refuses(
+        "compare small.toml --journals d",
+        expect![[r#"
+        error: --journals: not for scenarios
+        hint: `roommate sim` with --seed and --journal writes one
+    "#]],
+    );
+    room.refuses(
+        "compare t.csv --seeds 3",
+        expect![[r#"
+        error: --seeds: only a scenario has several
+        hint: name a .toml file, or use --seed
+    "#]],
+    );
+    room.refuses("sim small.toml --policy nobody", expect![[r#"
+        error: there is no policy "nobody"
+        hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-published, gslice-like, gpulets-like, muxflow-like
+    "#]]);
+    room.refuses(
+        "oracle blind.toml",
+        expect![[r#"
+        error: blind has no [oracle]: it is not a case to try in all ways
+        hint: try scenarios/oracle-train.toml
+    "#]],
+    );
 }
