@@ -331,8 +331,9 @@ impl Scenario {
         self.tasks.iter().try_for_each(|t| self.check_task(t, source, atlas))?;
         let mut models: Vec<&str> = self.tasks().map(|t| t.model.as_str()).collect();
         models.sort_unstable();
-        if let Some(twice) = models.windows(2).find(|w| w[0] == w[1]) {
-            let what = format!("two tasks are called {:?}", twice[0]);
+        let twice = models.windows(2).find_map(|w| (w[0] == w[1]).then_some(w[0]));
+        if let Some(twice) = twice {
+            let what = format!("two tasks are called {twice:?}");
             return Err(source.field("[[task]]", &what));
         }
         self.services.iter().try_for_each(|s| check_service(s, source, atlas))?;

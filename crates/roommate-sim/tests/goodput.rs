@@ -15,6 +15,7 @@ use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_core::why::Why;
 use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
 use roommate_sim::truth::{Truth, h200};
 use roommate_sim::world::{Arrival, Setup, simulate};
 use std::sync::Arc;
@@ -149,6 +150,7 @@ impl Case {
             profiles,
             teams: vec!["all".into()],
             measure: None,
+            measuring: Measuring::default(),
         };
         let arrival = |i: usize| {
             let mut spec = Spec::training(1, work, ProfileIdx::from_usize(i));

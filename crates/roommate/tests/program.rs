@@ -15,6 +15,8 @@ mod outputs;
 mod profiles;
 #[path = "program/refusals.rs"]
 mod refusals;
+#[path = "program/scenarios.rs"]
+mod scenarios;
 #[path = "program/services.rs"]
 mod services;
 #[path = "program/study.rs"]

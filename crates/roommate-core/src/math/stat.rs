@@ -39,17 +39,14 @@ pub fn mean_interval(values: &[f64]) -> Option<(f64, Option<f64>)> {
 fn student_95(freedom: usize) -> f64 {
     const SMALL: [f64; 10] =
         [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228];
-    match SMALL.get(freedom - 1) {
-        Some(exact) => *exact,
-        // Cornish and Fisher's expansion around the normal quantile; right to three digits from here on.
-        None => {
-            let (z, n) = (1.959_964_f64, freedom as f64);
-            z + (z.powi(3) + z) / (4.0 * n)
-                + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
-                + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z)
-                    / (384.0 * n * n * n)
-        }
+    if let Some(exact) = SMALL.get(freedom - 1) {
+        return *exact;
     }
+    // Cornish and Fisher's expansion around the normal quantile; right to three digits from here on.
+    let (z, n) = (1.959_964_f64, freedom as f64);
+    z + (z.powi(3) + z) / (4.0 * n)
+        + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
+        + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * n * n * n)
 }
 
 /// Jain's fairness index: 1 when all are equal, 1/n when one has everything.

@@ -15,8 +15,8 @@
 //! node does; never by time.
 //!
 //! # Differs from the paper
-//! `mps` stands for the MPS-based sharing that IADeep was compared with, of which nothing is published but
-//! its name; `kernel-est` for the estimator of Xu et al. (HotCloud 2019), whose regression over kernel metrics is
+//! `mps` stands for the MPS-based sharing that `iadeep` was compared with, of which nothing is published but
+//! its name; `kernel-est` for the estimator of Xu et al. (`HotCloud` 2019), whose regression over kernel metrics is
 //! a line through two products here (own use times that of the others, of the multiprocessors and of the memory
 //! bandwidth), fitted as measurements come in. `mps-split` gives a slot to whoever comes, because the share of a running
 //! MPS client cannot be changed. An idle GPU is always preferred, except by `random-colocate`.
@@ -146,7 +146,7 @@ impl Policy for Colocate {
         while let Some((job, seed)) = self.waiting.first_key_value().map(|(j, s)| (*j, *s)) {
             let knobs = self.knobs(plan, job);
             let found = self.find(plan, job, knobs, seed);
-            if !found.is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok()) {
+            if found.is_none_or(|gpus| plan.place(job, &gpus, knobs).is_err()) {
                 place::note_no_room(plan, job);
                 return;
             }

@@ -42,10 +42,8 @@ pub(super) struct Source<'a> {
 
 impl Source<'_> {
     fn error(&self, offset: Option<usize>, what: String, hint: Option<String>) -> ScenarioError {
-        let line = offset.map(|at| {
-            let before = &self.text.as_bytes()[..at.min(self.text.len())];
-            1 + before.iter().filter(|b| **b == b'\n').count()
-        });
+        let before = |at: usize| self.text.get(..at).unwrap_or(self.text);
+        let line = offset.map(|at| 1 + before(at).matches('\n').count());
         ScenarioError { path: self.path.into(), line, what, hint }
     }
 

@@ -169,7 +169,8 @@ fn arrivals_come_faster_where_that_is_asked() {
 #[test]
 fn a_trace_gives_the_times_where_one_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let rows: String = (0..10).map(|i| format!("{i},{},1,5\n", 100 + i * 7)).collect();
+    let rows: Vec<String> = (0..10).map(|i| format!("{i},{},1,5", 100 + i * 7)).collect();
+    let rows = rows.join("\n");
     std::fs::write(folder.path().join("t.csv"), format!("id,submit_s,gpus,duration_s\n{rows}"))
         .unwrap();
     let gaps = SMALL.lines().find(|l| l.starts_with("gaps_s")).unwrap();

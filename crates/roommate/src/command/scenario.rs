@@ -94,7 +94,7 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
             let text = serde_json::to_string_pretty(&study.json(&scores)?)?;
             process::print(&(text + "\n"))?;
         }
-        Output::Csv => process::print(&study.csv(&scores))?,
+        Output::Csv => process::print(&csv(&scores))?,
         Output::Table => {
             let tables = study.cards(&scores);
             let texts = tables.iter().map(|c| format!("{}\n{}", c.note, table::align(&c.rows)));
@@ -293,25 +293,24 @@ impl Study<'_> {
         about.insert("results".into(), Value::Array(results?));
         Ok(Value::Object(about))
     }
+}
 
-    /// Every run in a row.
-    fn csv(&self, scores: &[Score]) -> String {
-        let mut text = String::new();
-        for score in scores {
-            for (seed, outcome) in score.outcomes.iter().enumerate() {
-                let rows = outcome.metrics.rows();
-                if text.is_empty() {
-                    let keys: Vec<&str> = rows.iter().map(|r| r.key).collect();
-                    text += &format!("policy,seed,{},sm_busy\n", keys.join(","));
-                }
-                let cell = |v: Option<f64>| v.map(|v| v.to_string()).unwrap_or_default();
-                let cells: Vec<String> = rows.iter().map(|r| cell(r.value)).collect();
-                text +=
-                    &format!("{},{seed},{},{}\n", score.label, cells.join(","), outcome.sm_busy);
+/// Every run in a row.
+fn csv(scores: &[Score]) -> String {
+    let mut text = String::new();
+    for score in scores {
+        for (seed, outcome) in score.outcomes.iter().enumerate() {
+            let rows = outcome.metrics.rows();
+            if text.is_empty() {
+                let keys: Vec<&str> = rows.iter().map(|r| r.key).collect();
+                text += &format!("policy,seed,{},sm_busy\n", keys.join(","));
             }
+            let cell = |v: Option<f64>| v.map(|v| v.to_string()).unwrap_or_default();
+            let cells: Vec<String> = rows.iter().map(|r| cell(r.value)).collect();
+            text += &format!("{},{seed},{},{}\n", score.label, cells.join(","), outcome.sm_busy);
         }
-        text
     }
+    text
 }
 
 /// A mean with its interval, in one unit.
