@@ -20,10 +20,11 @@ build: ## build the program
 	@cargo build --release --quiet
 
 .PHONY: demo
-demo: build ## compare all policies on an invented trace and write a report
+demo: build ## compare all policies on an invented trace, run a real mix on this machine, write reports
 	@$(RELEASE) compare --cluster 4x8 --seed 7 --journals $(OUT)/demo --report $(OUT)/report.html
 	@$(RELEASE) replay $(OUT)/demo/tiresias.jsonl | sed 's/^/replay of tiresias: /'
-	@echo "next: open $(OUT)/report.html, or try"
+	@PYTHONPATH=$(CURDIR)/python $(RELEASE) run examples/mix.yaml --versus-alone --report $(OUT)/mix.html
+	@echo "next: open $(OUT)/report.html and $(OUT)/mix.html, or try"
 	@echo "  $(RELEASE) explain 100 --journal $(OUT)/demo/tiresias.jsonl"
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
 

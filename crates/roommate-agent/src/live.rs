@@ -175,9 +175,10 @@ impl World {
         set("ROOMMATE_SOCKET", self.config.paths.tenants().display().to_string());
         set("ROOMMATE_TOKEN", token.into());
         set("ROOMMATE_JOB", live.name.clone());
-        if let Some(folder) = &file.checkpoint {
-            set("ROOMMATE_CHECKPOINT", folder.display().to_string());
-        }
+        // One that names no folder gets one that lives as long as the state.
+        let own = || self.config.paths.job(job.0).join("checkpoint");
+        let folder = file.checkpoint.clone().unwrap_or_else(own);
+        set("ROOMMATE_CHECKPOINT", folder.display().to_string());
         Launch {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),

@@ -8,7 +8,7 @@ use crate::live::{Aim, COME_BACK, Live};
 use crate::paths::Paths;
 use crate::process::{self, Process};
 use crate::store::Store;
-use crate::world::{Clock, Config, Input, World, first_lines, new_head, unix_us};
+use crate::world::{Clock, Config, Input, USUAL_POLICY, World, first_lines, new_head, unix_us};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{Idx, JobIdx};
@@ -87,10 +87,12 @@ impl World {
         let label = label(&config.paths);
         let mut device = None;
         if lines.is_empty() {
+            // Before the kernel is asked for anything.
+            policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?
+                .build(&config.params)?;
             let found =
                 device.insert(CpuDevice::probe(config.devices, &label, config.may_use_cgroups));
             let head = new_head(&config, found)?;
-            build(&head)?;
             lines = first_lines(&head);
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
             store.add_lines(&lines)?;
@@ -110,6 +112,7 @@ impl World {
         let devices = head.cluster.gpus() as u16;
         let device = device
             .unwrap_or_else(|| CpuDevice::probe(Some(devices), &label, config.may_use_cgroups));
+        device.tidy();
         let mut live = Vec::new();
         for kept in store.jobs()? {
             let mut job = Live::new(kept.name, kept.row);
