@@ -201,8 +201,14 @@ impl World {
     ) {
         let (to, folder) = (self.inputs.clone(), attempt.folder.clone());
         let watch = move || {
-            if let Some(fd) = keeper.open() {
-                process::wait_end(&fd);
+            match keeper.open() {
+                Some(fd) => process::wait_end(&fd),
+                // Gone already, or on a kernel that cannot tell us.
+                None => {
+                    while keeper.is_alive() {
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                }
             }
             keeper.reap();
             let _ = to.send(Input::Exited(job, folder));

@@ -153,8 +153,13 @@ impl World {
     /// Finds out what became of a job's process while nobody looked.
     fn adopt(&mut self, job: JobIdx) -> Result<(), AgentError> {
         let mut last = None;
+        let mut attempts = self.attempts(job);
+        if self.engine.state().job(job).phase == Phase::Done {
+            // Only its last process could still be there.
+            attempts.drain(..attempts.len().saturating_sub(1));
+        }
         let starts = self.engine.state().job(job).starts;
-        for (began, attempt) in self.attempts(job) {
+        for (began, attempt) in attempts {
             match attempt.settle()? {
                 Fate::Void => {}
                 fate => last = Some((began, attempt, fate)),
