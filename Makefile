@@ -82,8 +82,10 @@ shared: ## tests that need the public traces in ../shared
 	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_runs
 
 .PHONY: bench
-bench: build ## large runs with limits on time and memory
+bench: build python-setup ## large runs with limits on time and memory, a daemon under stress
 	@python3 bench/speed.py $(if $(wildcard $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz),--venus $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz)
+	@python3 bench/sdk.py
+	@.venv/bin/python bench/machine.py
 
 .PHONY: deny
 deny: ## licences and sources of all dependencies

@@ -173,9 +173,9 @@ impl World {
             Phase::Running => Aim::Run,
             Phase::Starting if is_this => Aim::Run,
             Phase::Starting if parked => Aim::Suspend { still: true },
-            Phase::Starting => Aim::Leave { then: Some(place.clone()), termed: false },
+            Phase::Starting => Aim::Leave { again: true, termed: false },
             Phase::Stopping if parked => Aim::Suspend { still: false },
-            Phase::Stopping => Aim::Leave { then: None, termed: false },
+            Phase::Stopping => Aim::Leave { again: false, termed: false },
             Phase::Pending | Phase::BackingOff if parked => Aim::Suspend { still: true },
             Phase::Pending | Phase::BackingOff | Phase::Done | Phase::Expected => Aim::Cancel,
         };
@@ -184,7 +184,7 @@ impl World {
             return Ok(());
         };
         match fate {
-            Fate::Runs(keeper) => self.take_over(job, attempt, keeper, &aim, &place),
+            Fate::Runs(keeper) => self.take_over(job, attempt, keeper, aim, &place),
             Fate::Ended(keeper, exit) => {
                 let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
                 keeper.sweep(&token);
@@ -218,7 +218,7 @@ impl World {
         job: JobIdx,
         attempt: Attempt,
         keeper: Process,
-        aim: &Aim,
+        aim: Aim,
         place: &Placement,
     ) {
         let phase = self.engine.state().job(job).phase;
@@ -232,7 +232,7 @@ impl World {
         self.move_in(job, attempt, token, keeper, at);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.frozen = process::stat(keeper.pid).is_some_and(|s| s.state == 'T');
-        t.aim = aim.clone();
+        t.aim = aim;
         match aim {
             Aim::Run => {
                 let paused = t.frozen && t.knobs.pace_permille > 0 && !self.live[job.usize()].held;
