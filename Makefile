@@ -20,10 +20,11 @@ build: ## build the program
 	@cargo build --release --quiet
 
 .PHONY: demo
-demo: build ## compare all policies on an invented trace and write a report
+demo: build ## compare all policies on an invented trace, run a real mix on this machine, write reports
 	@$(RELEASE) compare --cluster 4x8 --seed 7 --journals $(OUT)/demo --report $(OUT)/report.html
 	@$(RELEASE) replay $(OUT)/demo/tiresias.jsonl | sed 's/^/replay of tiresias: /'
-	@echo "next: open $(OUT)/report.html, or try"
+	@PYTHONPATH=$(CURDIR)/python $(RELEASE) run examples/mix.yaml --versus-alone --report $(OUT)/mix.html
+	@echo "next: open $(OUT)/report.html and $(OUT)/mix.html, or try"
 	@echo "  $(RELEASE) explain 100 --journal $(OUT)/demo/tiresias.jsonl"
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
 
@@ -81,8 +82,10 @@ shared: ## tests that need the public traces in ../shared
 	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_runs --test shared_predictors --test shared_latency
 
 .PHONY: bench
-bench: build ## large runs with limits on time and memory
+bench: build python-setup ## large runs with limits on time and memory, a daemon under stress
 	@python3 bench/speed.py $(if $(wildcard $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz),--venus $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz)
+	@python3 bench/sdk.py
+	@.venv/bin/python bench/machine.py
 
 .PHONY: deny
 deny: ## licences and sources of all dependencies

@@ -153,14 +153,22 @@ impl CpuDevice {
         }
     }
 
+    /// Removes groups of tenants that ended while nobody looked.
+    pub(crate) fn tidy(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
+                // One that somebody lives in stays.
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+
     /// Removes the daemon's own group and those in it, as far as nobody is left there.
     pub(crate) fn close(&self) {
         let Some(cgroup) = &self.cgroup else { return };
         // Processes that were just killed take a moment to leave.
         for _ in 0..10 {
-            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
-                let _ = fs::remove_dir(entry.path());
-            }
+            self.tidy();
             if fs::remove_dir(&cgroup.root).is_ok() {
                 return;
             }

@@ -126,7 +126,8 @@ pub struct JobFile {
     /// How often it is started again after failures.
     #[serde(default = "usual_retries")]
     pub retries: Retries,
-    /// Where it keeps its checkpoints; relative to the file, given to it as `ROOMMATE_CHECKPOINT`.
+    /// Where it keeps its checkpoints, relative to the file; a folder of the daemon's, unless given. It is
+    /// told by `ROOMMATE_CHECKPOINT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<PathBuf>,
     /// How many steps it takes, if known.

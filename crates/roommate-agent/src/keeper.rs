@@ -100,8 +100,12 @@ impl Attempt {
         if !self.folder.join("launch").exists() {
             return Ok(Fate::Void);
         }
-        self.claim(Claim::Void)?;
-        Ok(match self.read_claim() {
+        let claim = match self.read_claim() {
+            Some(claim) => Some(claim),
+            // Whoever is first decides, so it is read again.
+            None => self.claim(Claim::Void).map(|_| self.read_claim())?,
+        };
+        Ok(match claim {
             Some(Claim::Keeper(keeper)) if keeper.is_alive() => Fate::Runs(keeper),
             Some(Claim::Keeper(keeper)) => Fate::Ended(keeper, self.exit()),
             _ => Fate::Void,

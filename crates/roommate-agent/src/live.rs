@@ -72,14 +72,15 @@ pub(crate) struct Tenant {
 }
 
 /// What is to become of a tenant.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Aim {
     /// It runs.
     Run,
     /// It is to stand still and wait in memory; whether it does.
     Suspend { still: bool },
-    /// It is to leave, and then start there.
-    Leave { then: Option<Placement>, termed: bool },
+    /// It is to leave; whether to start again, where the engine wants it by then; whether it was told by a
+    /// signal.
+    Leave { again: bool, termed: bool },
     /// It is not wanted any more.
     Cancel,
 }
@@ -124,8 +125,8 @@ impl World {
                 Some(t) if matches!(t.aim, Aim::Suspend { .. }) => self.go_on(job, &place),
                 _ => self.launch(job, &place),
             },
-            Action::Move(job, place) => self.leave(job, Some(place)),
-            Action::Stop(job) => self.leave(job, None),
+            Action::Move(job, _) => self.leave(job, true),
+            Action::Stop(job) => self.leave(job, false),
             Action::Suspend(job) => self.suspend(job),
             Action::Tune(job, knobs) => self.tune(job, knobs),
             Action::Reject(..) => {}
@@ -175,9 +176,10 @@ impl World {
         set("ROOMMATE_SOCKET", self.config.paths.tenants().display().to_string());
         set("ROOMMATE_TOKEN", token.into());
         set("ROOMMATE_JOB", live.name.clone());
-        if let Some(folder) = &file.checkpoint {
-            set("ROOMMATE_CHECKPOINT", folder.display().to_string());
-        }
+        // One that names no folder gets one that lives as long as the state.
+        let own = || self.config.paths.job(job.0).join("checkpoint");
+        let folder = file.checkpoint.clone().unwrap_or_else(own);
+        set("ROOMMATE_CHECKPOINT", folder.display().to_string());
         Launch {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
@@ -200,8 +202,14 @@ impl World {
     ) {
         let (to, folder) = (self.inputs.clone(), attempt.folder.clone());
         let watch = move || {
-            if let Some(fd) = keeper.open() {
-                process::wait_end(&fd);
+            match keeper.open() {
+                Some(fd) => process::wait_end(&fd),
+                // Gone already, or on a kernel that cannot tell us.
+                None => {
+                    while keeper.is_alive() {
+                        std::thread::sleep(Duration::from_millis(100));
+                    }
+                }
             }
             keeper.reap();
             let _ = to.send(Input::Exited(job, folder));
@@ -255,6 +263,11 @@ impl World {
             self.facts.push(Event::Stopped { job, done: live.checkpoint });
             return;
         };
+        if let Aim::Leave { again, .. } = &mut t.aim {
+            // It was to move and is on its way out already; then it only leaves.
+            *again = false;
+            return;
+        }
         t.aim = Aim::Suspend { still: false };
         if let Some(peer) = &t.peer {
             peer.say(&ToTenant::Suspend(Nothing {}));
@@ -266,13 +279,21 @@ impl World {
         }
     }
 
-    /// Asks a job to save and leave.
-    pub(crate) fn leave(&mut self, job: JobIdx, then: Option<Placement>) {
+    /// Where and how the engine wants a job to run now.
+    fn place_of(&self, job: JobIdx) -> Placement {
+        let hot = self.engine.state().job(job);
+        Placement { gpus: hot.gpus.clone(), knobs: hot.knobs }
+    }
+
+    /// Asks a job to save and leave, for good or to start again elsewhere.
+    pub(crate) fn leave(&mut self, job: JobIdx, again: bool) {
         let live = &mut self.live[job.usize()];
         let Some(t) = &mut live.tenant else {
-            match then {
-                Some(place) => self.launch(job, &place),
-                None => self.facts.push(Event::Stopped { job, done: live.checkpoint }),
+            if again {
+                let place = self.place_of(job);
+                self.launch(job, &place);
+            } else {
+                self.facts.push(Event::Stopped { job, done: live.checkpoint });
             }
             return;
         };
@@ -284,7 +305,7 @@ impl World {
             }
             None => t.keeper.signal_group(Signal::TERM),
         }
-        t.aim = Aim::Leave { then, termed: !cooperates };
+        t.aim = Aim::Leave { again, termed: !cooperates };
         t.deadline = Some(Instant::now() + GRACE);
     }
 
@@ -293,12 +314,16 @@ impl World {
             self.facts.push(Event::Tuned(job));
             return;
         };
-        t.knobs = knobs;
-        t.tune_due = t.peer.is_some();
+        let runs = t.aim == Aim::Run;
+        t.tune_due = runs && t.peer.is_some();
         if !t.tune_due {
             self.facts.push(Event::Tuned(job));
         }
-        self.tell(job);
+        // One that is on its way elsewhere starts there with its new knobs.
+        if runs {
+            t.knobs = knobs;
+            self.tell(job);
+        }
     }
 
     /// Makes a job run in the way that its knobs and its roommates want it to.
@@ -458,8 +483,11 @@ impl World {
                 self.facts.push(Event::Finished(job));
             }
             Aim::Run | Aim::Suspend { still: false } => self.facts.push(failed),
-            Aim::Leave { then: Some(place), .. } => self.launch(job, &place),
-            Aim::Leave { then: None, .. } => self.facts.push(Event::Stopped { job, done }),
+            Aim::Leave { again: true, .. } => {
+                let place = self.place_of(job);
+                self.launch(job, &place);
+            }
+            Aim::Leave { again: false, .. } => self.facts.push(Event::Stopped { job, done }),
             // The engine believes it to wait; its next start will be one from its checkpoint.
             Aim::Suspend { still: true } => {}
         }

@@ -8,7 +8,7 @@ use crate::live::{Aim, COME_BACK, Live};
 use crate::paths::Paths;
 use crate::process::{self, Process};
 use crate::store::Store;
-use crate::world::{Clock, Config, Input, World, first_lines, new_head, unix_us};
+use crate::world::{Clock, Config, Input, USUAL_POLICY, World, first_lines, new_head, unix_us};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{Idx, JobIdx};
@@ -87,10 +87,12 @@ impl World {
         let label = label(&config.paths);
         let mut device = None;
         if lines.is_empty() {
+            // Before the kernel is asked for anything.
+            policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?
+                .build(&config.params)?;
             let found =
                 device.insert(CpuDevice::probe(config.devices, &label, config.may_use_cgroups));
             let head = new_head(&config, found)?;
-            build(&head)?;
             lines = first_lines(&head);
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
             store.add_lines(&lines)?;
@@ -110,6 +112,7 @@ impl World {
         let devices = head.cluster.gpus() as u16;
         let device = device
             .unwrap_or_else(|| CpuDevice::probe(Some(devices), &label, config.may_use_cgroups));
+        device.tidy();
         let mut live = Vec::new();
         for kept in store.jobs()? {
             let mut job = Live::new(kept.name, kept.row);
@@ -150,8 +153,13 @@ impl World {
     /// Finds out what became of a job's process while nobody looked.
     fn adopt(&mut self, job: JobIdx) -> Result<(), AgentError> {
         let mut last = None;
+        let mut attempts = self.attempts(job);
+        if self.engine.state().job(job).phase == Phase::Done {
+            // Only its last process could still be there.
+            attempts.drain(..attempts.len().saturating_sub(1));
+        }
         let starts = self.engine.state().job(job).starts;
-        for (began, attempt) in self.attempts(job) {
+        for (began, attempt) in attempts {
             match attempt.settle()? {
                 Fate::Void => {}
                 fate => last = Some((began, attempt, fate)),
@@ -165,9 +173,9 @@ impl World {
             Phase::Running => Aim::Run,
             Phase::Starting if is_this => Aim::Run,
             Phase::Starting if parked => Aim::Suspend { still: true },
-            Phase::Starting => Aim::Leave { then: Some(place.clone()), termed: false },
+            Phase::Starting => Aim::Leave { again: true, termed: false },
             Phase::Stopping if parked => Aim::Suspend { still: false },
-            Phase::Stopping => Aim::Leave { then: None, termed: false },
+            Phase::Stopping => Aim::Leave { again: false, termed: false },
             Phase::Pending | Phase::BackingOff if parked => Aim::Suspend { still: true },
             Phase::Pending | Phase::BackingOff | Phase::Done | Phase::Expected => Aim::Cancel,
         };
@@ -176,7 +184,7 @@ impl World {
             return Ok(());
         };
         match fate {
-            Fate::Runs(keeper) => self.take_over(job, attempt, keeper, &aim, &place),
+            Fate::Runs(keeper) => self.take_over(job, attempt, keeper, aim, &place),
             Fate::Ended(keeper, exit) => {
                 let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
                 keeper.sweep(&token);
@@ -210,7 +218,7 @@ impl World {
         job: JobIdx,
         attempt: Attempt,
         keeper: Process,
-        aim: &Aim,
+        aim: Aim,
         place: &Placement,
     ) {
         let phase = self.engine.state().job(job).phase;
@@ -224,7 +232,7 @@ impl World {
         self.move_in(job, attempt, token, keeper, at);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.frozen = process::stat(keeper.pid).is_some_and(|s| s.state == 'T');
-        t.aim = aim.clone();
+        t.aim = aim;
         match aim {
             Aim::Run => {
                 let paused = t.frozen && t.knobs.pace_permille > 0 && !self.live[job.usize()].held;

@@ -587,7 +587,13 @@ impl World {
             }) / 1000.0,
             pace: f64::from(hot.knobs.pace_permille) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
-            done: live.seen.as_ref().filter(|_| !ended).map_or_else(|| state.done(job), |s| s.done),
+            // The engine goes on counting until it hears of the end.
+            done: live
+                .seen
+                .as_ref()
+                .filter(|_| !ended)
+                .map_or_else(|| state.done(job), |s| s.done)
+                .min(spec.work.unwrap_or(f64::INFINITY)),
             steps: spec.work,
             step_s: live.seen.as_ref().map(|s| s.step_s),
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
