@@ -386,7 +386,11 @@ const RATIO_STEPS: usize = 60;
 
 /// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
 /// small as can be; the value is that ratio.
-pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved> {
+pub fn finish_time(
+    market: &Market,
+    kinds: Kinds,
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
     let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
     let can_run =
         |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && *n >= c.gpus);
@@ -399,18 +403,20 @@ pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved
     };
     let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
     let reached = |allocation: &Allocation| {
-        let ratio = |((c, goal), part): ((&Claim, &Goal), &ByKind)| {
-            if can_run(c) { goal.floor + goal.need / effective(c, part) } else { 0.0 }
+        let speeds = speeds(market, allocation, pairs);
+        let ratio = |((c, goal), speed): ((&Claim, &Goal), &f64)| {
+            if can_run(c) { goal.floor + goal.need / speed } else { 0.0 }
         };
-        let all = market.claims.iter().zip(&goals).zip(&allocation.alone);
+        let all = market.claims.iter().zip(&goals).zip(&speeds);
         all.map(ratio).fold(0.0, f64::max)
     };
-    if let Some(mut found) = central::finish_time(market, &goals, kinds) {
+    let plain = || central::finish_time(market, &goals, kinds);
+    if let Some(mut found) = pairs.is_none().then(plain).flatten() {
         found.value = reached(&found);
         return Ok(found);
     }
-    // Too many digits for one program: a search, in which each ratio is a linear one. Nobody can be
-    // faster than on its fastest kind all of the time.
+    // Pairs, or too many digits for one program: a search, in which each ratio is a linear one. Nobody
+    // can be faster than on its fastest kind all of the time.
     let bound = |(c, goal): (&Claim, &Goal)| {
         let fastest = c.speed.iter().copied().fold(0.0, f64::max);
         if can_run(c) { goal.floor + goal.need / fastest } else { 0.0 }
@@ -418,64 +424,7 @@ pub fn finish_time(market: &Market, kinds: Kinds) -> Result<Allocation, Unsolved
     let mut low = market.claims.iter().zip(&goals).map(bound).fold(0.0, f64::max);
     let at = |ratio: f64| {
         let goal = |g: &Goal| Goal::of(g.need / (ratio - g.floor).max(1e-9));
-        max_min(market, &goals.iter().map(goal).collect::<Vec<_>>(), None)
-    };
-    let mut best = at(low * (1.0 + 1e-9))?;
-    let mut high = reached(&best);
-    for _ in 0..RATIO_STEPS {
-        if high <= low * (1.0 + RATIO_PRECISION) {
-            break;
-        }
-        let middle = f64::midpoint(low, high.min(low * 1e3));
-        let found = at(middle)?;
-        let ratio = reached(&found);
-        if ratio < high {
-            (best, high) = (found, ratio);
-        }
-        if ratio > middle * (1.0 + RATIO_PRECISION) {
-            low = middle;
-        }
-    }
-    best.value = high;
-    Ok(best)
-}
-
-/// Precision of the search for the least finish-time ratio of jobs that may share.
-const RATIO_PRECISION: f64 = 1e-5;
-const RATIO_STEPS: usize = 60;
-
-/// The same with pairs: the ratio is searched by halves.
-pub fn finish_time_packed(market: &Market, pairs: PairSpeed<'_>) -> Result<Allocation, Unsolved> {
-    let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
-    let alone_s: Vec<f64> = market.claims.iter().map(alone_s).collect();
-    let can_run =
-        |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && *n >= c.gpus);
-    // Nobody can be faster than on its fastest kind all of the time.
-    let bound = |(c, alone_s): (&Claim, &f64)| {
-        let fastest = c.speed.iter().copied().fold(0.0, f64::max);
-        if can_run(c) { (c.age_s + c.left.max(1e-9) / fastest) / alone_s } else { 0.0 }
-    };
-    let mut low = market.claims.iter().zip(&alone_s).map(bound).fold(0.0, f64::max);
-    if low == 0.0 {
-        return Ok(market.isolated());
-    }
-    let at = |ratio: f64| {
-        let goal = |(c, alone_s): (&Claim, &f64)| {
-            let time_s = (ratio * alone_s - c.age_s).max(1e-9);
-            Goal::of(c.left.max(1e-9) / time_s)
-        };
-        let goals: Vec<Goal> = market.claims.iter().zip(&alone_s).map(goal).collect();
-        max_min(market, &goals, Some(pairs))
-    };
-    // With q of the needed speeds, everybody is done by `age + left ÷ (q × need)`: a ratio that is good
-    // enough, and a better guess than the middle.
-    let reached = |allocation: &Allocation| {
-        let speeds = speeds(market, allocation, Some(pairs));
-        let ratio = |((c, alone_s), speed): ((&Claim, &f64), &f64)| {
-            if can_run(c) { (c.age_s + c.left.max(1e-9) / speed) / alone_s } else { 0.0 }
-        };
-        let all = market.claims.iter().zip(&alone_s).zip(&speeds);
-        all.map(ratio).fold(0.0, f64::max)
+        max_min(market, &goals.iter().map(goal).collect::<Vec<_>>(), pairs)
     };
     let mut best = at(low * (1.0 + 1e-9))?;
     let mut high = reached(&best);
@@ -663,9 +612,9 @@ mod tests {
     fn finish_times_are_as_fair_as_they_can_be() {
         let mut m = two();
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&m, Kinds::Useful).unwrap().value, 1.0);
+        near(finish_time(&m, Kinds::Useful, None).unwrap().value, 1.0);
         m.claims[0].age_s = 1000.0;
-        let found = finish_time(&m, Kinds::Useful).unwrap();
+        let found = finish_time(&m, Kinds::Useful, None).unwrap();
         near(found.value, 1.320_802);
         close(&found.alone, &[&[0.135_674, 0.864_326], &[0.864_326, 0.135_674]]);
     }
@@ -722,8 +671,8 @@ mod tests {
         let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
         let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
         (one.claims[0].left, one.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&one, Kinds::Useful).unwrap().value, 1.0);
-        let found = finish_time_packed(&one, &speed).unwrap();
+        near(finish_time(&one, Kinds::Useful, None).unwrap().value, 1.0);
+        let found = finish_time(&one, Kinds::Useful, Some(&speed)).unwrap();
         near(found.value, 2.0 / 3.0);
         near(found.pairs[0].share[0], 1.0);
         let free = ByKind::from_slice(&[1.0]);
@@ -791,7 +740,7 @@ mod tests {
                 claim.left *= f64::from(scale);
             }
             let solve = |m: &Market| {
-                [fair(m, None), makespan(m, None), finish_time(m, Kinds::Useful), throughput(m, &free, (true, false), None)]
+                [fair(m, None), makespan(m, None), finish_time(m, Kinds::Useful, None), throughput(m, &free, (true, false), None)]
                     .map(Result::unwrap)
             };
             let found = solve(&m);

@@ -538,9 +538,12 @@ impl Gavel {
     }
 
     fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
-        let sum = matches!(self.params.objective, Objective::Throughput | Objective::Cost);
-        // No model wins a sum because its steps are short.
-        let normalized = sum && !self.params.released;
+        // No model wins a sum because its steps are short; ratios stay the same, in fewer digits.
+        let sum_or_ratio = matches!(
+            self.params.objective,
+            Objective::Throughput | Objective::Cost | Objective::FinishTime
+        );
+        let normalized = sum_or_ratio && !self.params.released;
         let fastest = |m: usize| {
             let largest = market.claims[m].speed.iter().copied().fold(0.0, f64::max);
             if normalized && largest > 0.0 { largest } else { 1.0 }
@@ -565,11 +568,8 @@ impl Gavel {
             Objective::Las => program::fair(market, pairs),
             Objective::WaterFilling => level::fill(market, pairs),
             Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
-            Objective::FinishTime => match pairs {
-                Some(pairs) => program::finish_time_packed(market, pairs),
-                None if released => program::finish_time(market, Kinds::All),
-                None => program::finish_time(&market.normalized(), Kinds::Useful),
-            },
+            Objective::FinishTime if released => program::finish_time(market, Kinds::All, pairs),
+            Objective::FinishTime => program::finish_time(market, Kinds::Useful, pairs),
             Objective::Makespan if released && pairs.is_none() => {
                 program::makespan_bisected(market)
             }
