@@ -143,7 +143,6 @@ impl Case {
                 believed: self.believed,
             }),
             known_pairs: None,
-            measuring: roommate_sim::serving::Measuring::default(),
             truth: self.truth,
             faults: Faults::default(),
             seed: 0,
