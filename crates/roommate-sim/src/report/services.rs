@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 /// Services of one run that are shown one by one: those that were late most.
 const SHOWN: usize = 24;
 /// Columns of a strip, and its size in pixels.
-const COLUMNS: usize = 160;
-const WIDTH: f64 = 480.0;
+const COLUMNS: usize = 120;
+const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 36.0;
 /// How high in a strip the objective is; what is above twice of it is cut.
 const OBJECTIVE: f64 = 0.5;
@@ -152,10 +152,10 @@ mod tests {
         let told = [stretch(0.0, 50.0, 10.0, 0.0), stretch(50.0, 100.0, 40.0, 0.1)];
         let drawn = columns(&told, 100.0);
         assert!(
-            drawn[..80].iter().all(|c| *c == Column { p99_ms: 10.0, worst_ms: 20.0, over: false })
+            drawn[..60].iter().all(|c| *c == Column { p99_ms: 10.0, worst_ms: 20.0, over: false })
         );
         assert!(
-            drawn[80..].iter().all(|c| *c == Column { p99_ms: 40.0, worst_ms: 80.0, over: true })
+            drawn[60..].iter().all(|c| *c == Column { p99_ms: 40.0, worst_ms: 80.0, over: true })
         );
         // Something short is still seen.
         let short = columns(&[stretch(99.99, 100.0, 5.0, 1.0)], 1e6);
