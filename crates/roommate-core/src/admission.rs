@@ -128,6 +128,9 @@ mod tests {
         harm: Vec<Vec<f64>>,
     }
 
+    /// Whether the next job may join those who are there, or wait, or both.
+    type Choose<'a> = &'a mut dyn FnMut(&World, &[f64], &[usize], usize) -> Vec<bool>;
+
     impl World {
         fn new(rng: &mut Rng, jobs: usize, harm: f64) -> Self {
             let work = (0..jobs).map(|_| 1.0 + 20.0 * rng.unit()).collect();
@@ -155,11 +158,11 @@ mod tests {
         /// `choose` says at each chance whether the next joins those who are there.
         fn play(
             &self,
-            left: &mut Vec<f64>,
-            there: &mut Vec<usize>,
+            left: &[f64],
+            there: &[usize],
             next: usize,
             now: f64,
-            choose: &mut dyn FnMut(&Self, &[f64], &[usize], usize) -> Vec<bool>,
+            choose: Choose<'_>,
         ) -> f64 {
             if next == self.work.len() && there.is_empty() {
                 return 0.0;
@@ -173,10 +176,10 @@ mod tests {
             };
             let mut best = f64::INFINITY;
             for joins in options {
-                let (mut left, mut there) = (left.clone(), there.clone());
+                let (mut left, mut there) = (left.to_vec(), there.to_vec());
                 let total = if joins {
                     there.push(next);
-                    self.play(&mut left, &mut there, next + 1, now, choose)
+                    self.play(&left, &there, next + 1, now, choose)
                 } else {
                     let paces: Vec<f64> = there.iter().map(|j| self.pd(&there, *j)).collect();
                     let ends = there.iter().zip(&paces).map(|(j, p)| left[*j] * p);
@@ -187,19 +190,15 @@ mod tests {
                     let before = there.len();
                     there.retain(|j| left[*j] > 1e-9);
                     let ended = (before - there.len()) as f64;
-                    ended * (now + step)
-                        + self.play(&mut left, &mut there, next, now + step, choose)
+                    ended * (now + step) + self.play(&left, &there, next, now + step, choose)
                 };
                 best = best.min(total);
             }
             best
         }
 
-        fn total(
-            &self,
-            choose: &mut dyn FnMut(&Self, &[f64], &[usize], usize) -> Vec<bool>,
-        ) -> f64 {
-            self.play(&mut self.work.clone(), &mut Vec::new(), 0, 0.0, choose)
+        fn total(&self, choose: Choose<'_>) -> f64 {
+            self.play(&self.work, &[], 0, 0.0, choose)
         }
     }
 

@@ -94,7 +94,7 @@ fn counts_of_the_public_patterns_are_binary() {
     assert_eq!(["00", "01", "10", "11"].map(binary), [0.0, 1.0, 2.0, 3.0]);
 }
 
-/// Patterns of the IADeep artifact: how many of each of eight tasks, and the sum of their slowdowns.
+/// Patterns of the `IADeep` artifact: how many of each of eight tasks, and the sum of their slowdowns.
 struct Patterns {
     tasks: Vec<String>,
     rows: Vec<(Vec<f64>, f64)>,

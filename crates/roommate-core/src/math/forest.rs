@@ -192,8 +192,8 @@ pub struct Online {
     rows: Vec<Vec<f64>>,
     targets: Vec<f64>,
     forest: Option<Forest>,
-    /// Rows of which the forest was grown.
-    grown_of: usize,
+    /// Rows that came since the forest was grown.
+    news: usize,
 }
 
 /// Rows that are kept: the newest.
@@ -203,7 +203,7 @@ impl Online {
     /// One without rows.
     pub fn new(options: Options) -> Self {
         let (rows, targets) = (Vec::new(), Vec::new());
-        Self { options, rows, targets, forest: None, grown_of: 0 }
+        Self { options, rows, targets, forest: None, news: 0 }
     }
 
     /// Takes in a row; rows of another length than the first, or without a finite value, are refused.
@@ -219,7 +219,7 @@ impl Online {
         }
         self.rows.push(row);
         self.targets.push(target);
-        self.grown_of = self.grown_of.min(self.rows.len() - 1);
+        self.news += 1;
         true
     }
 
@@ -235,10 +235,9 @@ impl Online {
 
     /// Grows the forest again once a tenth more rows are known.
     pub fn refresh(&mut self) {
-        let news = self.rows.len() - self.grown_of;
-        if self.forest.is_none() || news > self.grown_of / 10 {
+        if self.forest.is_none() || self.news > self.rows.len() / 10 {
             self.forest = Forest::grow(&self.rows, &self.targets, self.options).ok();
-            self.grown_of = self.rows.len();
+            self.news = 0;
         }
     }
 

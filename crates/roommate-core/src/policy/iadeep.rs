@@ -151,6 +151,8 @@ impl Policy for IaDeep {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.take_in(plan);
         self.tuning.advance(plan, &mut self.predictor);
+        // After all that is learnt in this call, so that a second look finds nothing new.
+        self.predictor.refresh();
         // Until nothing more comes of it: who was told to wait may fit beside those who were placed after it, or where
         // nothing can be tuned.
         loop {
@@ -202,7 +204,6 @@ impl IaDeep {
         for job in plan.news.ready.iter().filter(|j| plan.pending.contains(**j)) {
             self.queue.insert((plan.job(*job).submitted, *job));
         }
-        self.predictor.refresh();
     }
 
     /// Notes what counters show of a kind of work.

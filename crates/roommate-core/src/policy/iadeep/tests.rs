@@ -1,4 +1,4 @@
-//! Pictures and laws of IADeep.
+//! Pictures and laws of `IADeep`.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -119,17 +119,17 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
            2 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
     "#]],
     );
-    // b leaves soon: c is better off waiting for it than joining a for the whole of its life.
+    // c joins by rule of thumb and is measured; d knows better, and waits for b, which leaves soon.
     let rough = Curves { fixed: 0.0, harm: 1.8 };
     let jobs = "a 0 1 60, b 0 1 60, c 1 1 60, d 50 1 60";
     draw(
         &scene("1x2", jobs, rough, json!({})),
         &expect![[r#"
-        gpu0  a################################################################################ddddddd
-        gpu1  bbbbbbbbbbbbbbbbbbbb
-           1 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
-          50 s  d: starts beside job a: 1.98 times as long as alone, by rule of thumb, nothing like it was measured yet
-    "#]],
+            gpu0  a##################################################################################c
+            gpu1  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbdddddddddddddddddddddddddddddd
+               1 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
+              50 s  d: waits: joining job b would cost all jobs together 26.0s more
+        "#]],
     );
 }
 
@@ -161,13 +161,12 @@ fn both_batches_are_found_together() {
     assert!(outcome.ended);
     let Told { notes, tunes } = told(&outcome);
     let settled = |job: u32| {
-        let of = notes.iter().filter(|(_, n)| n.job == JobIdx(job));
-        of.filter_map(|(_, n)| match n.why {
+        let mut of = notes.iter().filter(|(_, n)| n.job == JobIdx(job));
+        let settled = of.find_map(|(_, n)| match n.why {
             Why::BatchSettled { batch, measured, .. } => Some((batch, measured)),
             _ => None,
-        })
-        .next()
-        .unwrap()
+        });
+        settled.unwrap()
     };
     let ((a, measured), (b, _)) = (settled(0), settled(1));
     assert!((3..=17).contains(&measured), "{measured}");
@@ -388,7 +387,7 @@ fn arrivals_keep_what_was_tuned() {
     bench.batches.push(0);
     let from = bench.tunes.len();
     bench.tell(vec![Event::Submitted(JobIdx(1))]);
-    bench.now = bench.now + Span::from_secs(1.0);
+    bench.now += Span::from_secs(1.0);
     assert_eq!((bench.tunes.len(), bench.batches[0]), (from, tuned), "it starts from there");
     bench.pass(600.0);
     assert_eq!(bench.said(1, is_settled), 1);
@@ -410,7 +409,7 @@ fn the_device_is_chosen_among_all_nodes() {
         let sample = Sample { sm_util, dram_util: 0.1, ..Sample::default() };
         engine.step(now, &[Event::Submitted(*job)]);
         engine.step(now, &[Event::Started(*job), Event::Sampled { job: *job, sample }]);
-        now = now + Span::from_secs(60.0);
+        now += Span::from_secs(60.0);
     }
     let step = engine.step(now, &[Event::Submitted(jobs[2])]);
     assert!(matches!(step.notes[0].why, Why::Beside { job, .. } if job == jobs[1]), "{step:?}");
