@@ -51,6 +51,17 @@ def test_jobs_go_on_without_a_daemon_and_are_found_again(room: Room) -> None:
     assert room.replays()
 
 
+def test_a_long_past_does_not_slow_down_the_return(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "8")
+    room.ok("submit", *[room.job("past", "command: ['true']")] * 60)
+    room.until(lambda: all(j["ended"] for j in room.jobs().values()))
+    room.kill()
+    began = time.monotonic()
+    room.up()
+    assert time.monotonic() - began < 2.0
+    assert {j["state"] for j in room.jobs().values()} == {"finished"}
+
+
 def test_a_tenant_with_the_sdk_comes_back_to_a_new_daemon(room: Room) -> None:
     code = """
 import roommate, time

@@ -185,6 +185,9 @@ impl World {
         };
         match fate {
             Fate::Runs(keeper) => self.take_over(job, attempt, keeper, aim, &place),
+            // The one before has seen its end and swept behind it; to look again costs a walk over all
+            // processes for each job that there ever was.
+            Fate::Ended(..) if phase == Phase::Done => {}
             Fate::Ended(keeper, exit) => {
                 let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
                 keeper.sweep(&token);
