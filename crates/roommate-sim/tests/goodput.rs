@@ -154,7 +154,7 @@ impl Case {
         let arrival = |i: usize| {
             let mut spec = Spec::training(1, work, ProfileIdx::from_usize(i));
             spec.retries = 3.into();
-            Arrival { at: Time::ZERO, name: format!("j{i}"), spec, work }
+            Arrival { at: Time::ZERO, name: format!("j{i}"), spec, work, requests: None }
         };
         let mut observer = (Heard::default(), Writer::new(Vec::new()));
         let jobs = (0..self.trainings.len()).map(arrival);
