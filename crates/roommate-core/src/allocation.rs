@@ -16,6 +16,7 @@
 
 mod central;
 pub mod couples;
+pub mod draws;
 pub mod level;
 pub mod line;
 pub mod program;

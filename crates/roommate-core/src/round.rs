@@ -4,6 +4,8 @@
 //! A row is a job, or two jobs that share GPUs. What a row had of a kind is kept in seconds since the
 //! last new allocation, beginning with a credit, so that nobody starts at zero.
 
+pub mod seats;
+
 use crate::allocation::ByKind;
 use crate::idx::{Idx, JobIdx};
 use crate::time::Span;

@@ -360,6 +360,9 @@ pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
         let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
         central::enough(market, &goals)
     };
+    if !exact.value.is_finite() || exact.value > 1e300 {
+        return Ok(exact);
+    }
     let (mut low, mut high) = (100.0, 1e6);
     while exact.value > high {
         (low, high) = (high, 10.0 * high);

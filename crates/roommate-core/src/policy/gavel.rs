@@ -38,12 +38,8 @@
 //! which takes the last kind whether the job fits or not. With `draws_of` it repeats
 //! the random draws of a seed.
 
-mod draws;
-mod seats;
-
-use self::draws::Draws;
-use self::seats::{place_row, seat};
 use crate::allocation::couples::Couples;
+use crate::allocation::draws::Draws;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
 use crate::allocation::program::{self, Kinds, PairSpeed};
@@ -56,6 +52,7 @@ use crate::knobs::Knobs;
 use crate::place::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::round::seats::{knobs, place_row, seat};
 use crate::round::{Ledger, Pick, Rules};
 use crate::state::State;
 use crate::time::{Span, Time};
@@ -778,12 +775,6 @@ fn done(state: &State, job: JobIdx, whole: bool) -> f64 {
 /// Tenants of GPUs that these share, as the belief wants them.
 fn tenants(state: &State, members: &[JobIdx]) -> SmallVec<[(JobIdx, Knobs); 4]> {
     members.iter().map(|j| (*j, knobs(state, *j, members.len() > 1))).collect()
-}
-
-/// Who shares has no share of its own promised.
-fn knobs(state: &State, job: JobIdx, shared: bool) -> Knobs {
-    let knobs = state.spec(job).knobs;
-    if shared { Knobs { sm_permille: 0, ..knobs } } else { knobs }
 }
 
 /// Speed of a member beside the others, relative to alone.

@@ -4,7 +4,7 @@ use crate::math::rng::Rng;
 use crate::math::twister::Twister;
 
 /// Where choices come from.
-pub(super) struct Draws {
+pub struct Draws {
     replay: Option<Replay>,
 }
 
@@ -16,7 +16,7 @@ struct Replay {
 
 impl Draws {
     /// As the released simulator with this seed, if there is one.
-    pub(super) fn of(seed: Option<u64>) -> Self {
+    pub fn of(seed: Option<u64>) -> Self {
         let replay = |seed: u64| Replay {
             policy: Twister::new(seed),
             order: Twister::new(seed.wrapping_add(5)),
@@ -25,7 +25,7 @@ impl Draws {
     }
 
     /// One of so many.
-    pub(super) fn one_of(&mut self, n: usize, rng: &mut Rng) -> usize {
+    pub fn one_of(&mut self, n: usize, rng: &mut Rng) -> usize {
         match &mut self.replay {
             Some(replay) => replay.policy.below(n),
             None => rng.below(n as u64) as usize,
@@ -33,7 +33,7 @@ impl Draws {
     }
 
     /// Two of so many.
-    pub(super) fn two_of(&mut self, n: usize, rng: &mut Rng) -> [usize; 2] {
+    pub fn two_of(&mut self, n: usize, rng: &mut Rng) -> [usize; 2] {
         if let Some(replay) = &mut self.replay {
             return replay.policy.two_of(n);
         }
@@ -42,7 +42,7 @@ impl Draws {
     }
 
     /// Any order.
-    pub(super) fn shuffle(&mut self, order: &mut [u8], rng: &mut Rng) {
+    pub fn shuffle(&mut self, order: &mut [u8], rng: &mut Rng) {
         for i in (1..order.len()).rev() {
             let other = match &mut self.replay {
                 Some(replay) => replay.order.below(i + 1),

@@ -1,15 +1,16 @@
 //! Which GPUs a row runs on: where it was, if it can be.
 
-use super::knobs;
 use crate::idx::{GpuIdx, GpuSet, IdxSet, JobIdx};
+use crate::knobs::Knobs;
 use crate::place;
 use crate::plan::Plan;
 use crate::round::Pick;
+use crate::state::State;
 use std::cmp::Reverse;
 
 /// Puts the rows on GPUs: widest first, and who was on the kind before keeps its GPUs, unless somebody
 /// wider needs them to be on few nodes.
-pub(super) fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
+pub fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
     picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
     let keeps = keepers(plan, picks);
     let mut stays: IdxSet<JobIdx> = IdxSet::default();
@@ -76,7 +77,7 @@ fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
 }
 
 /// Puts a row on idle GPUs, if need be on many nodes.
-pub(super) fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
+pub fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
     let found = place::find_on(plan, pick.members[0], pick.kind, scatter);
     found.is_some_and(|gpus| occupy(plan, pick, &gpus))
 }
@@ -89,4 +90,10 @@ fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
         all &= plan.place(*job, gpus, knobs).is_ok();
     }
     all
+}
+
+/// How a job runs in its row: who shares has no share of its own promised.
+pub fn knobs(state: &State, job: JobIdx, shared: bool) -> Knobs {
+    let knobs = state.spec(job).knobs;
+    if shared { Knobs { sm_permille: 0, ..knobs } } else { knobs }
 }
