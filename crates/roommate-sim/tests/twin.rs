@@ -107,6 +107,10 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
     Ok(Run { journal, ends, stays, metrics: fold.metrics() })
 }
 
+/// Policies whose tenants get odd parts of a GPU, so that their steps end between ticks.
+const ODD_PARTS: [&str; 5] =
+    ["mudi", "mudi-published", "gslice-like", "gpulets-like", "muxflow-like"];
+
 /// A scene in which everything that happens falls on a tick, so that the two worlds must agree to the
 /// microsecond.
 fn exact_scene(seed: u64, entry: &Entry) -> Scene {
@@ -114,6 +118,8 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
     let mut scene =
         random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
     scene.truth = Arc::new(Undisturbed);
+    // Rounds of the released Gavel end with their last step, which is not at a tick.
+    scene.params.remove("released");
     // Steps of a job that grows would end between ticks.
     scene.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
     // It grows once that pays: after twice, four or eight times the cost of it, but for five GPUs.
@@ -149,7 +155,7 @@ fn exact_scene(seed: u64, entry: &Entry) -> Scene {
 #[test]
 fn both_worlds_finish_every_job_at_the_same_instant() {
     let (mut scenes, mut preempted) = (0, 0);
-    for entry in POLICIES {
+    for entry in POLICIES.iter().filter(|e| !ODD_PARTS.contains(&e.name)) {
         for seed in 0..400 {
             let scene = exact_scene(seed, entry);
             if scene.actors.is_empty() {
@@ -175,7 +181,7 @@ fn both_worlds_finish_every_job_at_the_same_instant() {
 #[test]
 fn both_worlds_agree_beside_services_that_never_end() {
     let (mut scenes, mut with_room) = (0, 0);
-    for entry in POLICIES {
+    for entry in POLICIES.iter().filter(|e| !ODD_PARTS.contains(&e.name)) {
         for seed in 0..60 {
             let mut scene = random::scene(seed, entry, Taste::PLAIN);
             scene.truth = Arc::new(Undisturbed);
@@ -309,8 +315,10 @@ fn a_restart_costs_once_and_nothing_else_does() {
 #[test]
 fn who_is_never_stopped_never_pays_for_a_restart() {
     let mut calm = 0;
-    // Chronus plans with the price of a restart, so a dear one changes whom it starts.
-    for entry in POLICIES.iter().filter(|e| e.name != "chronus") {
+    // Chronus plans with the price of a restart, and Gavel's rounds are at least twice as long, so a dear one
+    // changes whom they start.
+    let plans_with_it = |e: &&Entry| e.name == "chronus" || e.name.starts_with("gavel");
+    for entry in POLICIES.iter().filter(|e| !plans_with_it(e)) {
         for seed in 0..150 {
             let mut scene = random::scene(seed, entry, Taste { costs: false, ..Taste::WILD });
             let free = play(&scene, Faults::default()).unwrap();

@@ -41,12 +41,13 @@ fn the_story_of_a_service_is_told_and_its_journal_replays() {
     let room = room();
     room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none --journal j.jsonl");
     expect![[r#"
+        chat
             0.0s  submitted; GPUs not held: 4, other jobs waiting: 1
             0.0s  started on node 0: GPU 1
            20.0s  answers requests
            30.0s  misses its objective in 1 of 1 windows: 510 of 510 requests late, p99 16.7 ms, at worst 16.7 ms
          30m 30s  ended
-    "#]].assert_eq(&room.works("explain chat --journal j.jsonl"));
+    "#]].assert_eq(&format!("chat\n{}", room.works("explain chat --journal j.jsonl")));
     let photos = room.works("explain photos --journal j.jsonl");
     assert!(photos.contains("keeps its objective") && !photos.contains("misses"), "{photos}");
     assert!(room.works("replay j.jsonl").contains("same"));
