@@ -85,15 +85,20 @@ pub trait Tactics: Send {
     /// The next training task to be placed, and where; the oldest unless said otherwise.
     fn next(&mut self, plan: &mut Plan<'_>, rooms: &Rooms) -> Option<(JobIdx, GpuSet)> {
         let (_, job) = *rooms.waiting.first()?;
-        let gpus = if plan.spec(job).gpus == 1 {
-            self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
-        } else {
-            rooms.gang(plan, job, |plan, gpu| self.suits(plan, rooms, gpu, job))
-        };
+        let gpus = self.find(plan, rooms, job);
         if gpus.is_none() {
             place::note_no_room(plan, job);
         }
         gpus.map(|gpus| (job, gpus))
+    }
+
+    /// Where a training task could lodge.
+    fn find(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuSet> {
+        if plan.spec(job).gpus == 1 {
+            self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
+        } else {
+            rooms.gang(plan, job, |plan, gpu| self.suits(plan, rooms, gpu, job))
+        }
     }
 
     /// How the service of this room is to run beside those who lodge there.
@@ -137,6 +142,8 @@ pub struct Rooms {
     house: House,
     /// Training without GPUs, oldest first.
     pub waiting: BTreeSet<(Time, JobIdx)>,
+    /// Training tasks that lost their room in this look.
+    displaced: Vec<JobIdx>,
     services: BTreeSet<(Time, JobIdx)>,
     /// By GPU.
     all: Vec<Room>,
@@ -176,6 +183,7 @@ impl Rooms {
         Self {
             house,
             waiting: BTreeSet::new(),
+            displaced: Vec::new(),
             services: BTreeSet::new(),
             all: Vec::new(),
             stays: Vec::new(),
@@ -201,6 +209,14 @@ impl Rooms {
         self.take_in(plan, tactics);
         self.place_services(plan);
         self.settle_stale(plan, tactics);
+        // Who had to leave may find another room at once.
+        for job in std::mem::take(&mut self.displaced) {
+            let found = tactics.find(plan, self, job);
+            if found.is_some_and(|gpus| self.take_in_lodger(plan, job, &gpus)) {
+                self.settle_stale(plan, tactics);
+            }
+        }
+        self.displaced.clear();
         while let Some((job, gpus)) = tactics.next(plan, self) {
             if !self.take_in_lodger(plan, job, &gpus) {
                 place::note_no_room(plan, job);
@@ -409,7 +425,8 @@ impl Rooms {
             plan.suspend(last);
             gone.push(last);
         }
-        gone.into_iter().for_each(|lodger| self.forget(plan, lodger));
+        gone.iter().for_each(|lodger| self.forget(plan, *lodger));
+        self.displaced.extend(gone);
         self.settle_in(plan, job, gpus);
         true
     }
@@ -517,6 +534,7 @@ impl Rooms {
         plan.note(job, Why::PausedFor(service));
         plan.suspend(job);
         self.forget(plan, job);
+        self.displaced.push(job);
     }
 }
 

@@ -57,7 +57,7 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
 
 #[test]
 fn training_is_suspended_where_the_objective_has_no_room_for_it() {
-    let mut stage = Stage::new("mudi", "{}", "1x2");
+    let mut stage = Stage::new("mudi", r#"{"max_training": 1}"#, "1x2");
     let (a, b) = (stage.service("a", 150), stage.service("b", 150));
     stage.sampled(a, 200.0, 30.0);
     stage.sampled(b, 200.0, 30.0);
