@@ -85,9 +85,9 @@ impl Crowd {
     }
 
     /// One step, timed, and confirmations of what it asks for.
-    fn tell(&mut self, facts: Vec<Event>) {
+    fn tell(&mut self, facts: &[Event]) {
         let began = Instant::now();
-        let step = self.engine.step(self.now, &facts);
+        let step = self.engine.step(self.now, facts);
         let took = began.elapsed().as_secs_f64();
         if step.asked {
             self.took.push(took);
@@ -128,7 +128,7 @@ impl Crowd {
         let until = self.now + Span::from_secs(span_s);
         while let Some(wake) = self.wake.filter(|w| *w <= until) {
             self.now = wake;
-            self.tell(vec![]);
+            self.tell(&[]);
         }
         self.now = until;
     }
@@ -159,13 +159,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             crowd.engine.add_job(Spec { class: Class::Service, work: None, slo, ..spec })
         })
         .collect();
-    crowd.tell(services.iter().map(|job| Event::Submitted(*job)).collect());
+    crowd.tell(&services.iter().map(|job| Event::Submitted(*job)).collect::<Vec<_>>());
     crowd.now += Span::from_secs(10.0);
     let samples = services.iter().map(|job| crowd.sample(*job)).collect();
-    crowd.tell(samples);
+    crowd.tell(&samples);
     let queue = (0..gpus + 50).map(|_| Event::Submitted(crowd.task())).collect();
     crowd.now += Span::from_secs(10.0);
-    crowd.tell(queue);
+    crowd.tell(&queue);
     crowd.wait(600.0);
     let (mut placing, mut measuring) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -178,12 +178,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut facts: Vec<Event> = lodger.map(Event::Finished).into_iter().collect();
         facts.push(Event::Submitted(crowd.task()));
         crowd.now += Span::from_secs(1.0);
-        crowd.tell(facts);
+        crowd.tell(&facts);
         placing.append(&mut crowd.took);
         let service = services[crowd.rng.below(u64::from(gpus)) as usize];
         crowd.now += Span::from_secs(1.0);
         let sample = crowd.sample(service);
-        crowd.tell(vec![sample]);
+        crowd.tell(&[sample]);
         crowd.wait(10.0);
         measuring.append(&mut crowd.took);
     }

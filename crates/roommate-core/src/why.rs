@@ -157,6 +157,7 @@ pub enum Why {
 
 impl Why {
     /// The sentence for a person, with jobs called as `name` says.
+    #[expect(clippy::too_many_lines, reason = "one line for each reason")]
     pub fn tell(&self, name: &dyn Fn(JobIdx) -> String) -> String {
         match self {
             Self::NoRoom { need, idle } => {

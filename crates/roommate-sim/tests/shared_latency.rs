@@ -500,7 +500,7 @@ fn predictor_table(shared: &Path) -> String {
         errors.sort_by(f64::total_cmp);
         let at = |q: f64| errors[((q * errors.len() as f64) as usize).min(errors.len() - 1)];
         let [mean, median, p90] =
-            [mean(&errors).unwrap(), at(0.5), at(0.9)].map(|e| format!("{:.3}", e));
+            [mean(&errors).unwrap(), at(0.5), at(0.9)].map(|e| format!("{e:.3}"));
         writeln!(table, "| {data} | {how} | {} | {mean} | {median} | {p90} |", errors.len())
             .unwrap();
     };
