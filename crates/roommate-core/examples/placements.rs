@@ -161,9 +161,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .collect();
     crowd.tell(&services.iter().map(|job| Event::Submitted(*job)).collect::<Vec<_>>());
     crowd.now += Span::from_secs(10.0);
-    let samples = services.iter().map(|job| crowd.sample(*job)).collect();
+    let samples: Vec<Event> = services.iter().map(|job| crowd.sample(*job)).collect();
     crowd.tell(&samples);
-    let queue = (0..gpus + 50).map(|_| Event::Submitted(crowd.task())).collect();
+    let queue: Vec<Event> = (0..gpus + 50).map(|_| Event::Submitted(crowd.task())).collect();
     crowd.now += Span::from_secs(10.0);
     crowd.tell(&queue);
     crowd.wait(600.0);
