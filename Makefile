@@ -82,9 +82,12 @@ shared: ## tests that need the public traces in ../shared
 	@ROOMMATE_REQUIRE_SHARED=1 cargo test --workspace --quiet --test shared_traces --test shared_runs --test shared_predictors --test shared_latency
 
 .PHONY: bench
-bench: build python-setup ## large runs with limits on time and memory, a daemon under stress
+bench: build ## large runs with limits on time and memory
 	@python3 bench/speed.py $(if $(wildcard $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz),--venus $(SHARED)/traces/helios/venus_gpu_jobs.csv.gz)
 	@python3 bench/sdk.py
+
+.PHONY: stress
+stress: build python-setup ## 500 kills of a daemon and its tenants, and a crowd (twenty minutes)
 	@.venv/bin/python bench/machine.py
 
 .PHONY: deny
