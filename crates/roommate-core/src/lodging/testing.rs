@@ -30,6 +30,25 @@ fn batch_s(batch: u32, share: f64) -> f64 {
 }
 
 impl Stage {
+    /// What happens to two services and two training tasks, the same under every policy.
+    pub(crate) fn of_two_services(policy: &str) -> Self {
+        let mut stage = Self::new(policy, "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        stage
+    }
+
     pub(crate) fn new(policy: &str, params: &str, cluster: &str) -> Self {
         let params = serde_json::from_str(params).unwrap();
         let policy = policy::find(policy).unwrap().build(&params).unwrap();

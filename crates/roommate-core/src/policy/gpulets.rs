@@ -179,20 +179,7 @@ mod tests {
 
     #[test]
     fn a_service_and_its_lodger() {
-        let mut stage = Stage::new("gpulets-like", "{}", "1x2");
-        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
-        stage.train("a", 0.8, 0.3);
-        stage.says("nobody has asked yet");
-        stage.sampled(light, 10.0, 40.0);
-        stage.sampled(heavy, 300.0, 60.0);
-        stage.says("requests come");
-        stage.sampled(heavy, 300.0, 150.0);
-        stage.says("one is late");
-        stage.wait(60.0);
-        stage.sampled(heavy, 300.0, 60.0);
-        stage.train("b", 0.2, 0.1);
-        stage.wait(600.0);
-        stage.says("later");
+        let stage = Stage::of_two_services("gpulets-like");
         expect![[r#"
             nobody has asked yet, 0.0s
               light 24 points of its latency alone were profiled before; beside others it is learned in the run
