@@ -9,7 +9,8 @@
 //! | equal parts, first come first served | closed forms, here and in [`line`] |
 //! | least mean completion time | an assignment, [`queues`] |
 //! | couples found by trial | draws, [`couples`] |
-//! | max-min fairness, makespan, finish-time fairness, throughput, cost | [`program`] |
+//! | max-min fairness, finish-time fairness, throughput, cost | [`program`] |
+//! | the least time for all work | [`makespan`] |
 //! | the same in levels: water filling, teams | [`level`] |
 //!
 //! [`round`]: crate::round
@@ -19,6 +20,7 @@ pub mod couples;
 pub mod draws;
 pub mod level;
 pub mod line;
+pub mod makespan;
 pub mod program;
 pub mod queues;
 
@@ -81,6 +83,8 @@ pub struct Allocation {
     pub late: Vec<usize>,
     /// Whether a job holds the value down, where the solver can tell.
     pub binds: Vec<bool>,
+    /// What a GPU of each kind more would add to the value, but for a factor, where the solver can tell.
+    pub prices: ByKind,
 }
 
 /// The solver found no answer; the caller falls back on [`Market::isolated`].

@@ -35,8 +35,10 @@ impl<'a> Parts<'a> {
     ) -> Self {
         let link = |n: &f64| Link { count: 1.0, common: 0.0, bound: *n };
         let links = market.gpus.iter().map(link).collect();
-        let program = Program::new(shape, links, common_cost);
-        Self { market, kinds, classes: classes(market, goals), program }
+        let mut program = Program::new(shape, links, common_cost);
+        let classes = classes(market, goals);
+        program.reserve(classes.len(), market.gpus.len() + usize::from(shape.cone));
+        Self { market, kinds, classes, program }
     }
 
     /// Adds a block for each class: `rest` adds its rows, given the speeds of its variables. Then nobody
@@ -126,6 +128,7 @@ pub(super) fn max_min_to(
     }
     let (mut allocation, classes, answer) = parts.solve(precision)?;
     allocation.value = -*answer.values.last()?;
+    allocation.prices = answer.links.iter().copied().collect();
     if allocation.value < 0.0 {
         // Not even the floors can be reached.
         return None;

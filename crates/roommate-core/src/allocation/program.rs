@@ -237,7 +237,7 @@ pub fn max_min(
 }
 
 /// A corner of all best answers.
-fn corner(
+pub(super) fn corner(
     market: &Market,
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
@@ -319,68 +319,6 @@ pub fn fair_released(
         None => central::max_min(market, &goals, Kinds::All),
     };
     found.map_or_else(|| corner(market, &goals, pairs), Ok)
-}
-
-/// What each job needs for each unit of q if all are to be finished at once, and the time for which q is
-/// 1: what all GPUs need for all work, so that q is about 1.
-fn makespan_goals(market: &Market) -> (Vec<Goal>, f64) {
-    let left = |c: &Claim| c.left.max(1e-9);
-    let time = |c: &Claim| {
-        let fastest = c.speed.iter().copied().fold(0.0, f64::max);
-        if fastest > 0.0 { left(c) / fastest } else { 0.0 }
-    };
-    let longest = market.claims.iter().map(time).fold(1e-9, f64::max);
-    let all = market.claims.iter().map(|c| time(c) * c.gpus).sum::<f64>();
-    let unit = longest.max(all / market.total().max(1.0));
-    (market.claims.iter().map(|c| Goal::of(left(c) / unit)).collect(), unit)
-}
-
-/// The earliest instant at which all can be finished; the value is that time in seconds.
-pub fn makespan(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
-    let (goals, unit) = makespan_goals(market);
-    let mut allocation = max_min(market, &goals, pairs)?;
-    allocation.value = unit / allocation.value;
-    Ok(allocation)
-}
-
-/// How close to the least time the released search is left to its solver: what that finds there depends
-/// on its last digits. Elsewhere the least time, known to some digits, tells.
-const DOUBTFUL: f64 = 1e-3;
-const SOME_DIGITS: f64 = 1e-5;
-
-/// The same as the released code has it: the time is searched by halves until it is known to 5 %, and
-/// the parts are any that suffice for it, from the middle.
-pub fn makespan_bisected(market: &Market) -> Result<Allocation, Unsolved> {
-    let (goals, unit) = makespan_goals(market);
-    let nearly = central::max_min_to(SOME_DIGITS, market, &goals, Kinds::Useful);
-    let mut exact = nearly.map_or_else(|| corner(market, &goals, None), Ok)?;
-    exact.value = unit / exact.value;
-    let within = |time_s: f64| {
-        let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / time_s };
-        let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
-        central::enough(market, &goals)
-    };
-    if !exact.value.is_finite() || exact.value > 1e300 {
-        return Ok(exact);
-    }
-    let (mut low, mut high) = (100.0, 1e6);
-    while exact.value > high {
-        (low, high) = (high, 10.0 * high);
-    }
-    let mut found = None;
-    while 1.05 * low < high {
-        let middle = f64::midpoint(low, high);
-        let doubtful = (middle / exact.value - 1.0).abs() < DOUBTFUL;
-        let parts = if doubtful { within(middle) } else { None };
-        if parts.is_some() || (!doubtful && middle > exact.value) {
-            (high, found) = (middle, parts);
-        } else {
-            low = middle;
-        }
-    }
-    let mut found = found.or_else(|| within(high)).unwrap_or(exact);
-    found.value = high;
-    Ok(found)
 }
 
 /// Precision of the search for the least finish-time ratio, where one is needed.
@@ -555,6 +493,7 @@ fn hopeless(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocation::makespan::makespan;
     use crate::allocation::testing::{close, market};
     use proptest::prelude::*;
 
@@ -593,22 +532,6 @@ mod tests {
         let found = fair(&gang, None).unwrap();
         near(found.value, 1.3);
         close(&found.alone, &[&[0.25, 0.75], &[0.05, 0.95], &[0.85, 0.15]]);
-    }
-
-    #[test]
-    fn the_makespan_is_exact() {
-        let with_work = |mut m: Market, left: &[f64]| {
-            m.claims.iter_mut().zip(left).for_each(|(c, l)| c.left = *l);
-            m
-        };
-        let found = makespan(&with_work(two(), &[4000.0, 2000.0]), None).unwrap();
-        near(found.value, 10_000.0 / 7.0);
-        close(&found.alone, &[&[0.4, 0.6], &[0.6, 0.4]]);
-        let found = makespan(&with_work(three(), &[4000.0, 2000.0, 9000.0]), None).unwrap();
-        near(found.value, 1500.0);
-        let released = |m: Market| makespan_bisected(&m).unwrap().value;
-        near(released(with_work(two(), &[4000.0, 2000.0])), 1442.639);
-        near(released(with_work(three(), &[4000.0, 2000.0, 9000.0])), 1503.668);
     }
 
     #[test]

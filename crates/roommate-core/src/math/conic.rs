@@ -138,6 +138,8 @@ pub struct Answer {
     pub values: Vec<f64>,
     /// What is left of each row of the blocks, and what it costs: `rows` for each block.
     pub rows: Vec<(f64, f64)>,
+    /// What each link costs.
+    pub links: Vec<f64>,
     /// Whether it is as precise as was asked for; otherwise to about four digits.
     pub exact: bool,
 }
@@ -165,6 +167,17 @@ impl Program {
             squares: 0,
             width: 0,
         }
+    }
+
+    /// Makes room for so many blocks of so many variables, each in one link.
+    pub fn reserve(&mut self, blocks: usize, width: usize) {
+        self.blocks.reserve(blocks);
+        self.costs.reserve(blocks * width + 1);
+        self.signs.reserve(blocks * width);
+        self.factors.reserve(blocks * self.shape.rows * (width + 1));
+        self.bounds.reserve(blocks * (width + self.shape.rows + 3) + self.links.len());
+        self.entries.reserve(blocks * width);
+        self.pairs.reserve(blocks * width);
     }
 
     /// Adds a block that stands for `count` equal ones, with the cost of each variable.

@@ -42,6 +42,7 @@ use crate::allocation::couples::Couples;
 use crate::allocation::draws::Draws;
 use crate::allocation::level::{self, Team};
 use crate::allocation::line::{Choice, Line};
+use crate::allocation::makespan;
 use crate::allocation::program::{self, Kinds, PairSpeed};
 use crate::allocation::queues::Queues;
 use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
@@ -195,6 +196,8 @@ struct Gavel {
     line: Line,
     queues: Queues,
     couples: Couples,
+    /// Prices of GPUs that the last search for the least time found.
+    prices: ByKind,
     records: Vec<Record>,
     /// Jobs in the books, ascending.
     live: Vec<JobIdx>,
@@ -250,6 +253,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         line,
         queues: Queues::default(),
         couples,
+        prices: ByKind::new(),
         records: Vec::new(),
         live: Vec::new(),
         newcomers: Vec::new(),
@@ -534,7 +538,7 @@ impl Gavel {
         found
     }
 
-    fn run_program(&self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
+    fn run_program(&mut self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
         // No model wins a sum because its steps are short; ratios stay the same, in fewer digits.
         let sum_or_ratio = matches!(
             self.params.objective,
@@ -568,9 +572,9 @@ impl Gavel {
             Objective::FinishTime if released => program::finish_time(market, Kinds::All, pairs),
             Objective::FinishTime => program::finish_time(market, Kinds::Useful, pairs),
             Objective::Makespan if released && pairs.is_none() => {
-                program::makespan_bisected(market)
+                makespan::bisected(market, &mut self.prices)
             }
-            Objective::Makespan => program::makespan(market, pairs),
+            Objective::Makespan => makespan::makespan(market, pairs),
             Objective::Throughput => {
                 let free = ByKind::from_elem(1.0, market.gpus.len());
                 program::throughput(market, &free, deadlines, pairs)

@@ -4,21 +4,22 @@ use super::error::{Bad, Problem, TraceError, shown};
 use super::field::{self, Unit};
 use super::lines::Source;
 
-/// One record; its fields lie end to end in one buffer that is used again for the next.
+/// One record; its fields lie in one buffer that is used again for the next.
 #[derive(Default)]
 pub(super) struct Record {
     text: String,
-    ends: Vec<usize>,
+    /// Where each begins and ends.
+    fields: Vec<(usize, usize)>,
 }
 
 impl Record {
     pub(super) fn len(&self) -> usize {
-        self.ends.len()
+        self.fields.len()
     }
 
     pub(super) fn get(&self, index: usize) -> &str {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.text[start..self.ends[index]]
+        let (start, end) = self.fields[index];
+        &self.text[start..end]
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
@@ -28,11 +29,15 @@ impl Record {
     /// Splits a line. Quotes count only in comma-separated text: Gavel's command lines hold any character.
     pub(super) fn split(&mut self, line: &str, delimiter: char) -> Result<(), Problem> {
         self.text.clear();
-        self.ends.clear();
-        if delimiter != ',' || !line.contains('"') {
-            for field in line.split(delimiter) {
-                self.push(field);
+        self.fields.clear();
+        if delimiter != ',' || memchr::memchr(b'"', line.as_bytes()).is_none() {
+            self.text.push_str(line);
+            let mut start = 0;
+            for end in memchr::memchr_iter(delimiter as u8, line.as_bytes()) {
+                self.fields.push((start, end));
+                start = end + 1;
             }
+            self.fields.push((start, line.len()));
             return Ok(());
         }
         let mut rest = line;
@@ -53,12 +58,14 @@ impl Record {
     }
 
     fn push(&mut self, field: &str) {
+        let start = self.text.len();
         self.text.push_str(field);
-        self.ends.push(self.text.len());
+        self.fields.push((start, self.text.len()));
     }
 
     /// Takes a field whose opening quote is gone; returns what follows its closing quote.
     fn push_quoted<'a>(&mut self, mut rest: &'a str) -> Result<&'a str, Problem> {
+        let start = self.text.len();
         loop {
             let Some(end) = rest.find('"') else {
                 return Err(Problem::Quote("a quoted field is not closed on its line"));
@@ -73,7 +80,7 @@ impl Record {
                 None => break,
             }
         }
-        self.ends.push(self.text.len());
+        self.fields.push((start, self.text.len()));
         Ok(rest)
     }
 }

@@ -51,12 +51,22 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
     let (duration, slo) = (header.find("duration_s"), header.find("slo"));
     let table = options.throughputs.as_deref().ok_or(Wrong::File(Problem::NoThroughputs))?;
     let table = Throughputs::read(table, &options.gpu_kind).map_err(Wrong::Elsewhere)?;
+    // A trace has many jobs of few types, one after the other in any order.
+    let mut known: Vec<(String, u32, Measured)> = Vec::new();
     Ok(Box::new(move |row| {
         let name = row.text(kind);
         let count = row.gpus(gpus)?;
         let submit_us = row.micros(arrival, Unit::Seconds)?;
         let work = row.value(steps, field::steps)?;
-        let step_s = table.exact_step_s(name, count)?;
+        let found = known.iter().position(|(n, gpus, _)| *gpus == count && n == name);
+        let at = match found {
+            Some(at) => at,
+            None => {
+                known.push((name.to_owned(), count, table.measured(name, count)?));
+                known.len() - 1
+            }
+        };
+        let Measured { step_s, ref kind_speed } = known[at].2;
         let id = row.owned(id).unwrap_or_else(|| row.index.to_string());
         let duration_s = match duration {
             Some(column) => row.seconds(column, Unit::Seconds)?,
@@ -65,7 +75,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         let mut job = TraceJob::new(id, submit_us, count, duration_s);
         job.steps = work;
         job.step_s = step_s;
-        job.kind_speed = table.kind_speed(name, count, step_s);
+        job.kind_speed.clone_from(kind_speed);
         job.batch = batch_size(name);
         job.model = Some(name.to_owned());
         job.weight = row.number_of(weight)?.unwrap_or(1.0);
@@ -156,10 +166,10 @@ impl Throughputs {
         })
     }
 
-    /// The same, off by a few bits if that lets all rates be turned back exactly: the released policies
-    /// break ties by the last bit of a rate.
-    fn exact_step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
+    /// How fast jobs of this type are.
+    fn measured(&self, job_type: &str, gpus: u32) -> Result<Measured, Bad> {
         let nearest = self.step_s(job_type, gpus)?;
+        let rates: Vec<&Rate> = self.rates(job_type, gpus).collect();
         let (mut up, mut down) = (nearest, nearest);
         let mut near = vec![nearest];
         for _ in 0..4 {
@@ -167,17 +177,21 @@ impl Throughputs {
             near.extend([up, down]);
         }
         let exact = |step_s: &f64| {
-            self.rates(job_type, gpus)
-                .all(|r| relative(r.steps_per_s, *step_s) / step_s == r.steps_per_s)
+            rates.iter().all(|r| relative(r.steps_per_s, *step_s) / step_s == r.steps_per_s)
         };
-        Ok(near.into_iter().find(exact).unwrap_or(nearest))
+        let step_s = near.into_iter().find(exact).unwrap_or(nearest);
+        let speed = |r: &&Rate| (r.kind.clone(), relative(r.steps_per_s.max(0.0), step_s));
+        Ok(Measured { step_s, kind_speed: rates.iter().map(speed).collect() })
     }
+}
 
-    /// Speed on every kind of the table relative to the reference, on which a step takes `step_s`.
-    fn kind_speed(&self, job_type: &str, gpus: u32, step_s: f64) -> Vec<(String, f64)> {
-        let rates = self.rates(job_type, gpus);
-        rates.map(|r| (r.kind.clone(), relative(r.steps_per_s.max(0.0), step_s))).collect()
-    }
+/// How fast jobs of one type are.
+struct Measured {
+    /// Seconds of a step on the reference, off by a few bits if that lets all rates be turned back exactly:
+    /// the released policies break ties by the last bit of a rate.
+    step_s: f64,
+    /// Speed on every kind of the table relative to the reference.
+    kind_speed: Vec<(String, f64)>,
 }
 
 /// A rate relative to a reference, such that dividing by its step gives back the very rate if possible.

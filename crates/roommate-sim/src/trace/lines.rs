@@ -127,7 +127,7 @@ impl Source {
             if chunk.is_empty() {
                 break;
             }
-            let end = chunk.iter().position(|b| *b == b'\n');
+            let end = memchr::memchr(b'\n', chunk);
             done = end.is_some();
             let bytes = end.unwrap_or(chunk.len());
             let used = bytes + usize::from(done);

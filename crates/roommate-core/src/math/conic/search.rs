@@ -301,6 +301,7 @@ impl Search {
         };
         let rows =
             p.blocks.iter().flat_map(|b| p.rows_of(b, b.width as usize).map(|(i, _)| row(i)));
-        Answer { values, rows: rows.collect(), exact }
+        let links = (p.first_link()..p.bounds.len()).map(|i| row(i).1);
+        Answer { values, rows: rows.collect(), links: links.collect(), exact }
     }
 }
