@@ -10,7 +10,7 @@
 use crate::interference::contention::{
     self, ByKind, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
 };
-use crate::interference::rows::{Alone, Gpm, Mixed, Row, Solo, TaskKind, Trainings};
+use crate::interference::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskKind, Trainings};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -205,8 +205,9 @@ impl Atlas {
     fn strangers<'a>(&self, row: &'a Row) -> Vec<&'a str> {
         let tasks = match row {
             Row::Solo(_) | Row::Alone(_) | Row::Closed(_) => return Vec::new(),
-            Row::Trainings(r) => [(TaskKind::Train, &r.a), (TaskKind::Train, &r.b)],
-            Row::Mixed(r) => [(TaskKind::Train, &r.a), (TaskKind::Serve, &r.b)],
+            Row::Trainings(r) => vec![(TaskKind::Train, &r.a), (TaskKind::Train, &r.b)],
+            Row::Group(r) => r.tasks.iter().map(|t| (TaskKind::Train, t)).collect(),
+            Row::Mixed(r) => vec![(TaskKind::Train, &r.a), (TaskKind::Serve, &r.b)],
         };
         let strangers = tasks.into_iter().filter(|(kind, name)| self.task(*kind, name).is_none());
         strangers.map(|(_, name)| name.as_str()).collect()
@@ -218,14 +219,10 @@ impl Atlas {
             session.it_s(name, t.batch).unwrap_or_else(|| self.steps_per_s(t.task, t.batch))
         };
         match row {
-            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) => None,
+            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) | Row::Group(_) => None,
             Row::Trainings(Trainings { a, batch_a, b, batch_b, ra, rb }) => {
                 let kind = PairKind::Trainings;
-                let tenant = |name: &str, batch: u32| {
-                    let task = self.task(TaskKind::Train, name)?;
-                    Some(Tenant { task, batch, sms: None, load: 1.0 })
-                };
-                let (one, two) = (tenant(a, *batch_a)?, tenant(b, *batch_b)?);
+                let (one, two) = (self.training(a, *batch_a)?, self.training(b, *batch_b)?);
                 let speeds = (ra.it_s / alone(&one, a), rb.it_s / alone(&two, b));
                 Some(vec![
                     Seen { kind, tenants: [one, two], speed: speeds.0 },
@@ -244,6 +241,24 @@ impl Atlas {
                 Some(vec![Seen { kind: PairKind::Mixed, tenants, speed }])
             }
         }
+    }
+
+    /// A training task on the whole GPU.
+    fn training(&self, name: &str, batch: u32) -> Option<Tenant> {
+        let task = self.task(TaskKind::Train, name)?;
+        Some(Tenant { task, batch, sms: None, load: 1.0 })
+    }
+
+    /// The tenants of a group of known tasks with their speeds.
+    fn read_group(&self, row: &Row, session: &Session) -> Option<Vec<(Tenant, f64)>> {
+        let Row::Group(Group { tasks, batches, r }) = row else { return None };
+        let tenant = |((name, batch), rate): ((&String, &u32), &Rate)| {
+            let tenant = self.training(name, *batch)?;
+            let alone = session.it_s(name, *batch);
+            let alone = alone.unwrap_or_else(|| self.steps_per_s(tenant.task, *batch));
+            Some((tenant, rate.it_s / alone))
+        };
+        tasks.iter().zip(batches).zip(r).map(tenant).collect()
     }
 
     /// Multiprocessors of the GPU.
@@ -403,11 +418,18 @@ impl Atlas {
     pub fn check(&self, rows: &[Row]) -> Check {
         let session = Session::of(rows);
         let mut check = Check::default();
-        let (mut answers, mut model) = (Vec::new(), Vec::new());
+        let (mut answers, mut model, mut in_groups) = (Vec::new(), Vec::new(), Vec::new());
         for row in rows {
             let strangers = self.strangers(row);
             check.skipped += usize::from(!strangers.is_empty());
             check.unknown.extend(strangers.into_iter().map(String::from));
+            if let Some(group) = self.read_group(row, &session) {
+                check.groups += 1;
+                let tenants: Vec<Tenant> = group.iter().map(|(tenant, _)| *tenant).collect();
+                for (i, (_, speed)) in group.iter().enumerate() {
+                    in_groups.push((self.speed(&tenants, i) - speed).abs());
+                }
+            }
             let Some(sides) = self.read_pair(row, &session) else { continue };
             check.pairs += 1;
             for Seen { kind, tenants, speed } in sides {
@@ -417,6 +439,7 @@ impl Atlas {
         }
         check.answers = ByKind::of(&answers);
         check.model = ByKind::of(&model);
+        check.in_groups = Errors::of(in_groups);
         check
     }
 }
@@ -434,6 +457,10 @@ pub struct Check {
     pub answers: ByKind,
     /// What the model says, whether measured or not.
     pub model: ByKind,
+    /// Groups of more than two compared.
+    pub groups: usize,
+    /// What a simulation would be told of their members.
+    pub in_groups: Errors,
 }
 
 /// One side of a pair row.

@@ -84,6 +84,17 @@ pub struct Trainings {
     pub rb: Rate,
 }
 
+/// Several training tasks side by side, the whole GPU each.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Group {
+    /// The tasks.
+    pub tasks: Vec<String>,
+    /// Their batch sizes.
+    pub batches: Vec<u32>,
+    /// What each came to.
+    pub r: Vec<Rate>,
+}
+
 /// A training task beside a service, each on SMs of its own.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Mixed {
@@ -135,6 +146,8 @@ pub enum Row {
     Alone(Alone),
     /// Two training tasks.
     Trainings(Trainings),
+    /// Three training tasks or more.
+    Group(Group),
     /// A training task and a service.
     Mixed(Mixed),
     /// The same without a pause between batches.
@@ -169,6 +182,7 @@ pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
 enum Tagged {
     Solo(Alone),
     Tt(Trainings),
+    Ttt(Group),
     Ts(Mixed),
     Tc(Closed),
 }
@@ -190,6 +204,7 @@ fn row(line: &str) -> Result<Row, String> {
         Probe { k: Some(_), .. } => match serde_json::from_str(line).map_err(plainly)? {
             Tagged::Solo(alone) => Row::Alone(alone),
             Tagged::Tt(pair) => Row::Trainings(pair),
+            Tagged::Ttt(group) => Row::Group(group),
             Tagged::Ts(pair) => Row::Mixed(pair),
             Tagged::Tc(pair) => Row::Closed(pair),
         },
@@ -212,6 +227,13 @@ impl Row {
             Self::Trainings(r) => {
                 all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
                 all([r.ra.check(), r.rb.check()])
+            }
+            Self::Group(r) => {
+                if r.tasks.len() != r.batches.len() || r.tasks.len() != r.r.len() {
+                    return Err("`tasks`, `batches` and `r` differ in length".into());
+                }
+                all(r.batches.iter().map(|b| whole("batches", *b)))?;
+                all(r.r.iter().map(|rate| rate.check()))
             }
             Self::Mixed(r) => {
                 all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
@@ -247,7 +269,7 @@ impl Rate {
     }
 }
 
-fn all<const N: usize>(checks: [Result<(), String>; N]) -> Result<(), String> {
+fn all(checks: impl IntoIterator<Item = Result<(), String>>) -> Result<(), String> {
     checks.into_iter().collect()
 }
 

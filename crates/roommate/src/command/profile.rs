@@ -136,7 +136,7 @@ fn check(prefix: &Path, pairs: &Path, output: Output) -> anyhow::Result<()> {
     let atlas = measurements::atlas(prefix)?;
     let check = atlas.check(&measurements::read(pairs)?);
     let unknown: Vec<&str> = check.unknown.iter().map(String::as_str).collect();
-    if check.pairs == 0 {
+    if check.pairs + check.groups == 0 {
         return Err(nothing_to_check(&atlas, prefix, pairs, &unknown));
     }
     if check.skipped > 0 {
@@ -175,6 +175,8 @@ fn check_json(check: &Check) -> Value {
         "tt": kind(&check.answers.tt, &check.model.tt),
         "ts": kind(&check.answers.ts, &check.model.ts),
     });
+    all["groups"] = check.groups.into();
+    all["in_groups"] = json!(check.in_groups);
     all
 }
 
@@ -185,7 +187,12 @@ fn check_table(prefix: &Path, pairs: &Path, check: &Check) -> String {
         answers.into_iter().chain(model.into_iter().skip(2)).collect()
     };
     let rows = kind_rows(&check.answers).into_iter().zip(kind_rows(&check.model)).map(row);
-    let rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
-    let title = format!("{} against {count} of {}", prefix.display(), pairs.display());
+    let mut rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
+    let mut compared = count;
+    if check.groups > 0 {
+        compared += &format!(" and {}", table::count(check.groups as u64, "group"));
+        rows.push(error_row("three training tasks or more", &check.in_groups));
+    }
+    let title = format!("{} against {compared} of {}", prefix.display(), pairs.display());
     format!("{title}\n\n{}", table::align(&rows))
 }
