@@ -128,7 +128,11 @@ fn strip(service: &ServiceView, end_s: f64) -> String {
         let column = same[0];
         if column.worst_ms > 0.0 {
             bar(if column.over { "over" } else { "worst" }, from, to, column.worst_ms);
-            bar("mean", from, to, column.p99_ms);
+            // Where even the mean is over, it must not hide that.
+            let late = service.slo_ms.is_some_and(|slo| column.p99_ms > slo);
+            if !late {
+                bar("mean", from, to, column.p99_ms);
+            }
         }
         from = to;
     }
