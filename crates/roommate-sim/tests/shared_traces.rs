@@ -2,8 +2,11 @@
 //! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+use roommate_sim::serving::requests::Requests;
 use roommate_sim::trace::study::{Quotas, Study, study};
-use roommate_sim::trace::{Format, ReadOptions, Trace, TraceClass, native, read, stats::stats};
+use roommate_sim::trace::{
+    Format, ReadOptions, Trace, TraceClass, native, read, recorded, stats::stats,
+};
 use std::path::{Path, PathBuf};
 
 /// The shared folder, or `None` after saying that it is absent.
@@ -47,6 +50,36 @@ fn every_public_trace_has_its_jobs() {
         assert_eq!((trace.format, trace.jobs.len()), (format, jobs), "{path}");
         let text = stats(&trace, Some(64)).to_string();
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{path}\n{text}");
+    }
+}
+
+#[test]
+fn every_public_file_of_requests_has_its_requests() {
+    let Some(shared) = shared() else { return };
+    for (path, requests) in [
+        ("azure_functions_2021/azure2021_first199.csv.gz", 199),
+        ("azure_llm_2023/AzureLLMInferenceTrace_code.csv.gz", 8_819),
+        ("azure_llm_2023/AzureLLMInferenceTrace_conv.csv.gz", 19_366),
+        ("mooncake/arxiv_trace_first1000.jsonl.gz", 1_000),
+        ("mooncake/conversation_trace.jsonl.gz", 12_031),
+        ("mooncake/synthetic_trace.jsonl.gz", 3_993),
+    ] {
+        let read = recorded::read(&shared.join("traces").join(path)).unwrap();
+        let Requests::Times { times, period_s } = read else { panic!("{path}: rates") };
+        assert_eq!(times.len(), requests, "{path}");
+        assert!(times.is_sorted() && times[0] == 0.0, "{path}");
+        assert!(times[requests - 1] <= period_s, "{path}");
+    }
+    // 22 days by the minute, and one by the hour: as many requests a second as there were.
+    for (path, rates, mean_rps) in [
+        ("twitter/requests_per_second.txt.gz", 1_899_061_usize.div_ceil(60), 63.597),
+        ("burstgpt/mean_requests_by_hour_of_day.csv", 24, 0.2713),
+    ] {
+        let read = recorded::read(&shared.join("traces").join(path)).unwrap();
+        let Requests::Rates { rates: found, .. } = read else { panic!("{path}: times") };
+        assert_eq!(found.len(), rates, "{path}");
+        let mean = found.iter().map(|r| r.1).sum::<f64>() / rates as f64;
+        assert!((mean / mean_rps - 1.0).abs() < 0.01, "{path}: {mean}");
     }
 }
 
