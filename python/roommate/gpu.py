@@ -1,0 +1,150 @@
+"""Parts of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs), without a restart.
+
+The driver's green contexts give a stream that is confined to some SMs. ``Seat.move`` goes to another one between two
+steps; the loop runs each step ``with seat:``. Needs a driver of CUDA 12.4 or newer; ``Seat.open`` says why if there is
+none, and the loop then runs on the whole GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+GRAIN = 8
+"""Hopper and newer give out SMs in groups of eight."""
+
+_RESOURCE_BYTES = 144
+_COUNT_AT = 96
+_SM_RESOURCE = 1
+_DEFAULT_STREAM = 1
+_NON_BLOCKING = 1
+
+
+class Unavailable(RuntimeError):
+    """The GPU cannot be divided here, or not so."""
+
+
+class _Driver:
+    """The few calls of the CUDA driver that PyTorch does not offer."""
+
+    def __init__(self, device: int) -> None:
+        try:
+            self._lib = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise Unavailable(f"no CUDA driver: {error}") from error
+        self._device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(self._device), device)
+        whole = (ctypes.c_ubyte * _RESOURCE_BYTES)()
+        self._call("cuDeviceGetDevResource", self._device, whole, _SM_RESOURCE)
+        self.sms = _count(whole)
+        groups = ctypes.c_uint(self.sms // GRAIN)
+        self._groups = (ctypes.c_ubyte * (_RESOURCE_BYTES * groups.value))()
+        rest = (ctypes.c_ubyte * _RESOURCE_BYTES)()
+        self._call("cuDevSmResourceSplitByCount", self._groups, ctypes.byref(groups), whole, rest, 0, GRAIN)
+        self.groups = groups.value
+
+    def stream(self, first: int, groups: int) -> int:
+        """A stream on so many groups of SMs, from one on."""
+        part = (ctypes.c_ubyte * (_RESOURCE_BYTES * groups)).from_buffer(self._groups, first * _RESOURCE_BYTES)
+        description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, groups)
+        self._call("cuGreenCtxCreate", ctypes.byref(context), description, self._device, _DEFAULT_STREAM)
+        self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
+        assert stream.value is not None
+        return stream.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function = getattr(self._lib, name, None)
+        if function is None:
+            raise Unavailable(f"the driver has no {name}: CUDA 12.4 or newer is needed")
+        status = function(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            self._lib.cuGetErrorString(status, ctypes.byref(text))
+            raise Unavailable(f"{name}: {(text.value or b'error %d' % status).decode()}")
+
+
+def _count(resource: Any) -> int:
+    return int.from_bytes(bytes(resource[_COUNT_AT : _COUNT_AT + 4]), sys.byteorder)
+
+
+class Seat:
+    """Where on the GPU this process runs. ``with seat:`` around each step."""
+
+    def __init__(self, device: int = 0) -> None:
+        import torch
+
+        self._torch = torch
+        torch.cuda.init()
+        torch.zeros(1, device=f"cuda:{device}")
+        self._driver = _Driver(device)
+        self._whole = torch.cuda.default_stream(device)
+        # A stream is made once for each part: the allocator keeps memory for every stream it has seen.
+        self._streams: dict[tuple[int, int], Any] = {}
+        self._stream: Any = self._whole
+        self._inside: list[Any] = []
+        self.sms = self._driver.sms
+        """SMs of the present part."""
+
+    @property
+    def all_sms(self) -> int:
+        return self._driver.sms
+
+    def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
+        """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; all of them if that is
+        all there are. Call it between two steps.
+
+        ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the answer is
+        ``False``.
+        """
+        before, sms_before = self._stream, self.sms
+        self._go(*self._part(sms, first))
+        if probe is None:
+            return True
+        try:
+            with self:
+                probe()
+            self._stream.synchronize()
+        except RuntimeError:
+            self._stream, self.sms = before, sms_before
+            self._torch.cuda.empty_cache()
+            return False
+        return True
+
+    def _part(self, sms: int, first: int) -> tuple[int, int]:
+        groups = max(1, sms // GRAIN)
+        if sms >= self._driver.sms or groups >= self._driver.groups:
+            return 0, 0
+        return min(first // GRAIN, self._driver.groups - groups), groups
+
+    def _go(self, first: int, groups: int) -> None:
+        if groups == 0:
+            stream, sms = self._whole, self._driver.sms
+        else:
+            if (first, groups) not in self._streams:
+                handle = self._driver.stream(first, groups)
+                self._streams[first, groups] = self._torch.cuda.ExternalStream(handle)
+            stream, sms = self._streams[first, groups], groups * GRAIN
+        if stream is not self._stream:
+            # What the old stream has begun must be over before the new one reads it; then its spare memory goes back,
+            # or each part would keep a pool of its own.
+            self._stream.synchronize()
+            self._torch.cuda.empty_cache()
+        self._stream, self.sms = stream, sms
+
+    def __enter__(self) -> None:
+        context = self._torch.cuda.stream(self._stream)
+        context.__enter__()
+        self._inside.append(context)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.pop().__exit__(kind, error, trace)
+
+    def synchronize(self) -> None:
+        """Waits until all that was begun in this part is over."""
+        self._stream.synchronize()
