@@ -125,6 +125,10 @@ struct IaDeep {
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    checked(params)
+}
+
+fn checked(params: Params) -> Result<IaDeep, String> {
     if !(1..=4).contains(&params.max_tenants) {
         return Err("max_tenants: expected 1 to 4".into());
     }

@@ -251,10 +251,9 @@ fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_do
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         again, 15m 13s
-          GPU 0: service 1000 ‰ batch 64
-          waiting: training
-        no harm, 1h 15m
           training is tried beside job service on the same GPUs
+          GPU 0: service 900 ‰ batch 64 training 100 ‰
+        no harm, 1h 15m
           GPU 0: service 900 ‰ batch 64 training 100 ‰
     "#]].assert_eq(&stage.story);
 }
