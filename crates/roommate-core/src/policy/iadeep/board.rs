@@ -224,7 +224,7 @@ mod tests {
                     let knobs = engine.state().job(*job).knobs;
                     let batch = if knobs.batch == 0 { 64 } else { knobs.batch };
                     let (step_s, noise_scale) = (0.1 + 0.1 * rng.unit(), 1e3);
-                    let sample = Sample { step_s, batch, noise_scale, ..Sample::default() };
+                    let sample = Sample { step_s, noise_scale, batch, ..Sample::default() };
                     facts.push(Event::Sampled { job: *job, sample });
                 }
                 if rng.below(8) == 0 && !running.is_empty() {
