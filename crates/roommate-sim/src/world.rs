@@ -75,12 +75,36 @@ pub struct Setup {
     pub measuring: Measuring,
 }
 
+/// GPUs that services hold, of all: services never end, so they are a usual cause of a run
+/// that does not go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// With a service.
+    pub services: usize,
+    /// All.
+    pub gpus: usize,
+}
+
+impl std::fmt::Display for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { services, gpus } = self;
+        if *services == 0 {
+            return Ok(());
+        }
+        write!(
+            f,
+            "; services, which never end, hold {services} of {gpus} GPUs: use a policy that lets training \
+             in beside them (mudi, gpulets-like, gslice-like, muxflow-like, mps), or more GPUs"
+        )
+    }
+}
+
 /// Why a simulation could not go on.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SimError {
     /// Jobs wait and nothing will ever happen.
     #[error(
-        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen"
+        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen{held}"
     )]
     Stuck {
         /// When.
@@ -89,10 +113,12 @@ pub enum SimError {
         waiting: usize,
         /// One of them.
         first: String,
+        /// What services hold.
+        held: Held,
     },
     /// Much happens, but no job arrives or ends any more.
     #[error(
-        "the simulation goes round in circles: no job arrived or ended in {steps} steps up to {at}, {left} are left"
+        "the simulation goes round in circles: no job arrived or ended in {steps} steps up to {at}, {left} are left{held}"
     )]
     Circles {
         /// When it was given up.
@@ -101,6 +127,8 @@ pub enum SimError {
         steps: usize,
         /// Jobs that have not ended.
         left: usize,
+        /// What services hold.
+        held: Held,
     },
     /// The next thing would happen in the far future.
     #[error(
@@ -297,7 +325,8 @@ impl World {
                 return Err(self.stuck(now));
             }
             if fruitless > FRUITLESS_STEPS + 100 * left {
-                return Err(SimError::Circles { at, steps: fruitless, left });
+                let held = self.held();
+                return Err(SimError::Circles { at, steps: fruitless, left, held });
             } else if at > Time::LATEST {
                 return Err(SimError::TooLong { left });
             }
@@ -333,7 +362,14 @@ impl World {
 
     fn stuck(&self, at: Time) -> SimError {
         let waiting = self.engine.state().pending.len();
-        SimError::Stuck { at, waiting, first: self.last_name.clone() }
+        SimError::Stuck { at, waiting, first: self.last_name.clone(), held: self.held() }
+    }
+
+    fn held(&self) -> Held {
+        let state = self.engine.state();
+        let services = state.placed.iter().filter(|j| state.spec(*j).class == Class::Service);
+        let held = services.map(|j| state.job(j).gpus.len()).sum();
+        Held { services: held, gpus: state.gpus.len() }
     }
 
     fn is_void(&self, alarm: Alarm) -> bool {

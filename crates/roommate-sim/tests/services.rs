@@ -245,6 +245,8 @@ fn training_behind_services_that_hold_everything_is_called_stuck() {
     let world = World { cluster: "1x1", ..PLAIN };
     let stuck = run(&world, vec![service("s", &[(0.0, 9.0)]), training("a", 1.0, 5.0)]).err();
     assert!(matches!(stuck, Some(SimError::Stuck { waiting: 1, .. })), "{stuck:?}");
+    let said = stuck.unwrap().to_string();
+    assert!(said.contains("services, which never end, hold 1 of 1 GPUs"), "{said}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::idx::{Idx, ProfileIdx};
 use crate::math::forest::{Online, Options};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 /// What the forest sees.
@@ -106,6 +107,24 @@ pub struct Predictor {
     appetites: Vec<Option<Appetite>>,
     /// Kinds in order of their first appearance.
     columns: Vec<ProfileIdx>,
+    memo: RefCell<Memo>,
+}
+
+/// What was said before, by [`packed`] question: the same is asked for hundreds of devices.
+#[derive(Clone, Debug, Default)]
+struct Memo {
+    /// Until something is learnt.
+    said: BTreeMap<u64, Prediction>,
+    /// What the forest says; until it grows again or a kind is counted anew.
+    forest: BTreeMap<u64, Option<f64>>,
+}
+
+/// A question in one word; `None` if it is too long for that. The others are ascending.
+fn packed(who: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
+    let fits = |kind: &ProfileIdx| kind.0 < 0xFFFF;
+    let word = |word: u64, kind: &ProfileIdx| word << 16 | u64::from(kind.0 + 1);
+    let all = || others.iter().chain([&who]);
+    (others.len() <= 3 && all().all(fits)).then(|| all().fold(0, word))
 }
 
 impl Predictor {
@@ -117,6 +136,7 @@ impl Predictor {
             forest: Online::new(Options { seed, ..Options::default() }),
             appetites: Vec::new(),
             columns: Vec::new(),
+            memo: RefCell::default(),
         }
     }
 
@@ -125,7 +145,10 @@ impl Predictor {
         if self.appetites.len() <= kind.usize() {
             self.appetites.resize(kind.usize() + 1, None);
         }
-        self.appetites[kind.usize()] = Some(appetite);
+        if self.appetites[kind.usize()] != Some(appetite) {
+            self.appetites[kind.usize()] = Some(appetite);
+            *self.memo.get_mut() = Memo::default();
+        }
     }
 
     /// What a kind of work takes of a GPU, as far as that is known.
@@ -143,6 +166,7 @@ impl Predictor {
         if others.is_empty() || !pd.is_finite() || pd <= 0.0 {
             return;
         }
+        self.memo.get_mut().said.clear();
         let ln_pd = pd.ln();
         let key = Key::new(who, others);
         let seen = self.seen.entry(key).and_modify(|s| s.ln_pd += NEW * (ln_pd - s.ln_pd));
@@ -161,8 +185,8 @@ impl Predictor {
 
     /// Grows the forest again where enough was learnt since the last time.
     pub fn refresh(&mut self) {
-        if self.forest.len() >= FEWEST {
-            self.forest.refresh();
+        if self.forest.len() >= FEWEST && self.forest.refresh() {
+            *self.memo.get_mut() = Memo::default();
         }
     }
 
@@ -171,13 +195,26 @@ impl Predictor {
         if others.is_empty() {
             return Prediction { pd: 1.0, source: Source::Measured };
         }
+        // In one order, so that sums of them are the same to the last digit.
+        let mut others: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
+        others.sort_unstable();
+        let Some(word) = packed(who, &others) else { return self.reckon(who, &others, None) };
+        if let Some(said) = self.memo.borrow().said.get(&word) {
+            return *said;
+        }
+        let said = self.reckon(who, &others, Some(word));
+        self.memo.borrow_mut().said.insert(word, said);
+        said
+    }
+
+    fn reckon(&self, who: ProfileIdx, others: &[ProfileIdx], word: Option<u64>) -> Prediction {
         if let Some(seen) = self.seen.get(&Key::new(who, others)) {
             return Prediction { pd: seen.ln_pd.exp(), source: Source::Measured };
         }
         let known = |kind: &ProfileIdx| self.view == View::Counters || self.columns.contains(kind);
         let all_known = known(&who) && others.iter().all(known);
-        let learnt = self.forest.predict(&self.row(who, others)).filter(|_| all_known);
-        let learnt = learnt.map(|(ln, _)| match self.view {
+        let learnt = self.ask_forest(who, others, word).filter(|_| all_known);
+        let learnt = learnt.map(|ln| match self.view {
             View::Counters => self.thumb(who, others) * ln.exp(),
             View::Pattern => ln.exp(),
         });
@@ -192,6 +229,18 @@ impl Predictor {
                 Prediction { pd: pd.max(0.1), source: Source::Thumb }
             }
         }
+    }
+
+    fn ask_forest(&self, who: ProfileIdx, others: &[ProfileIdx], word: Option<u64>) -> Option<f64> {
+        let known = word.and_then(|word| self.memo.borrow().forest.get(&word).copied());
+        known.unwrap_or_else(|| {
+            let said = self.forest.predict(&self.row(who, others)).map(|(ln, _)| ln);
+            // The pattern of a kind changes when it gets its column.
+            if let Some(word) = word.filter(|_| self.view == View::Counters) {
+                self.memo.borrow_mut().forest.insert(word, said);
+            }
+            said
+        })
     }
 
     /// What was measured of `who` beside just this one.

@@ -119,10 +119,15 @@ impl Stage {
 
     /// A window of a service was measured: requests a second, and the 99th percentile.
     pub(crate) fn sampled(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64) {
+        self.sampled_slow(job, load_rps, p99_ms, 1.0);
+    }
+
+    /// The same, with batches that take so many times as long as alone.
+    pub(crate) fn sampled_slow(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64, times: f64) {
         let knobs = self.engine.state().job(job).knobs;
         let batch = if knobs.batch == 0 { 16 } else { knobs.batch };
         let sample = Sample {
-            step_s: batch_s(batch, knobs.reach()),
+            step_s: times * batch_s(batch, knobs.reach()),
             p99_us: (p99_ms * 1e3) as u32,
             load_rps,
             ..Sample::default()

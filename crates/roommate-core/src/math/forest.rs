@@ -233,12 +233,14 @@ impl Online {
         self.rows.is_empty()
     }
 
-    /// Grows the forest again once a tenth more rows are known.
-    pub fn refresh(&mut self) {
-        if self.forest.is_none() || self.news > self.rows.len() / 10 {
+    /// Grows the forest again once a tenth more rows are known; says whether it did.
+    pub fn refresh(&mut self) -> bool {
+        let grows = self.forest.is_none() || self.news > self.rows.len() / 10;
+        if grows {
             self.forest = Forest::grow(&self.rows, &self.targets, self.options).ok();
             self.news = 0;
         }
+        grows
     }
 
     /// The value for a row and how much the trees differ; `None` before the first refresh with rows.

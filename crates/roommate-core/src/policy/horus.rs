@@ -222,8 +222,9 @@ impl Policy for Horus {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.take_in(plan);
         self.start_waiting(plan);
-        if self.params.migrate {
-            self.relieve(plan);
+        if self.params.migrate && self.relieve(plan) {
+            // Who waits may fit where somebody was.
+            self.start_waiting(plan);
         }
     }
 }
@@ -530,16 +531,16 @@ impl Horus {
     }
 
     /// Moves the busiest of three or more roommates to idle GPUs, now and then.
-    fn relieve(&mut self, plan: &mut Plan<'_>) {
+    fn relieve(&mut self, plan: &mut Plan<'_>) -> bool {
         let pause = Span::from_secs(self.params.migrate_pause_s);
         let rested = self.migrated.is_none_or(|t| plan.now > t && plan.now - t >= pause);
         if !rested || plan.idle_gpus() == 0 {
-            return;
+            return false;
         }
         let crowded = plan.gpus.iter().find(|g| g.tenants.len() > 2);
         let load = |j: &JobIdx| (self.need(plan, *j).mean, Reverse(*j));
         let Some(job) = crowded.and_then(|g| g.tenants.iter().copied().max_by_key(load)) else {
-            return;
+            return false;
         };
         let mark = plan.mark();
         let before = GpuSet::from_slice(&plan.job(job).gpus);
@@ -548,12 +549,14 @@ impl Horus {
         let need = self.need(plan, job);
         let found = self.find(plan, job, &need);
         let idle = found.filter(|gpus| gpus.iter().all(|g| plan.gpu(*g).tenants.is_empty()));
-        if idle.is_some_and(|gpus| self.put(plan, job, &need, gpus)) {
+        let moved = idle.is_some_and(|gpus| self.put(plan, job, &need, gpus));
+        if moved {
             self.migrated = Some(plan.now);
         } else {
             plan.undo_to(mark);
             self.refresh(plan, before);
         }
+        moved
     }
 }
 

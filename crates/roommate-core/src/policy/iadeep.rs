@@ -25,6 +25,9 @@
 //! drifts, and tuning of a job that is alone (`tune_alone`). SM and memory utilisation are not regulated: the thresholds are not
 //! public. `tune`, `predictor = off` and `admission` switch parts off.
 
+mod board;
+
+use self::board::Board;
 use crate::admission::{self, Room};
 use crate::event::Event;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
@@ -40,7 +43,7 @@ use crate::tuning::{self, Tuning, others};
 use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -98,6 +101,9 @@ impl Default for Params {
     }
 }
 
+/// Devices that are tried for a job, the best first.
+const TRIES: usize = 8;
+
 /// Tenants of a GPU.
 type Roommates = SmallVec<[JobIdx; 4]>;
 /// Their kinds.
@@ -114,9 +120,15 @@ struct IaDeep {
     touched: BTreeSet<GpuIdx>,
     /// Degradation of each job as last measured; 0 = never.
     pd: Vec<f64>,
+    /// Made when it is first asked for in a call.
+    board: Option<Board>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    checked(params)
+}
+
+fn checked(params: Params) -> Result<IaDeep, String> {
     if !(1..=4).contains(&params.max_tenants) {
         return Err("max_tenants: expected 1 to 4".into());
     }
@@ -143,6 +155,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         rooms: Vec::new(),
         touched: BTreeSet::new(),
         pd: Vec::new(),
+        board: None,
         params,
     })
 }
@@ -155,9 +168,13 @@ impl Policy for IaDeep {
         self.predictor.refresh();
         // Until nothing more comes of it: who was told to wait may fit beside those who were placed after it, or where
         // nothing can be tuned.
+        self.board = None;
         loop {
             let placed = self.place_waiting(plan);
             let opened = self.tuning.begin(plan, &self.predictor);
+            if opened {
+                self.board = None;
+            }
             if !placed && !opened {
                 break;
             }
@@ -294,19 +311,39 @@ impl IaDeep {
         self.queue.remove(&(plan.job(job).submitted, job));
         self.touched.extend(gpus);
         gpus.iter().for_each(|gpu| self.unsettle(*gpu));
+        if let Some(board) = &mut self.board {
+            for gpu in gpus {
+                board.joined(plan, &self.tuning, self.params.max_tenants, &self.pd, *gpu);
+            }
+        }
         true
     }
 
     /// Joins the tenants of the device where that is predicted to harm least, or waits.
     fn place_beside(&mut self, plan: &mut Plan<'_>, job: JobIdx, ahead: usize) -> bool {
-        let mut devices = self.devices(plan, job);
-        devices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let Some(&(_, first)) = devices.first() else {
+        let mut board = self
+            .board
+            .take()
+            .unwrap_or_else(|| Board::new(plan, &self.tuning, self.params.max_tenants, &self.pd));
+        let joins = self.joins(plan, &mut board, job, ahead);
+        let devices = if joins {
+            board.first(plan, job, TRIES, |new, there| self.harm(new, there))
+        } else {
+            Vec::new()
+        };
+        self.board = Some(board);
+        joins && self.join_one_of(plan, job, &devices)
+    }
+
+    /// Whether there is a device to join, and that is better than to wait.
+    fn joins(&self, plan: &mut Plan<'_>, board: &mut Board, job: JobIdx, ahead: usize) -> bool {
+        let Some(first) = board.best(plan, job, |new, there| self.harm(new, there)) else {
             place::note_no_room(plan, job);
             return false;
         };
         if self.params.admission {
-            let gain = self.gain_s(plan, job, first, ahead);
+            let next = board.next_departure(ahead);
+            let gain = self.gain_s(plan, job, first, next, ahead);
             if gain <= 0.0 {
                 let with = plan.gpu(first).tenants[0];
                 let saves = Span::from_secs((-gain).min(1e9));
@@ -314,7 +351,11 @@ impl IaDeep {
                 return false;
             }
         }
-        for (_, gpu) in devices.into_iter().take(8) {
+        true
+    }
+
+    fn join_one_of(&mut self, plan: &mut Plan<'_>, job: JobIdx, devices: &[(f64, GpuIdx)]) -> bool {
+        for (_, gpu) in devices.iter().copied() {
             let with = plan.gpu(gpu).tenants.clone();
             let mark = plan.mark();
             tuning::make_room(plan, job, gpu);
@@ -334,44 +375,11 @@ impl IaDeep {
         false
     }
 
-    /// Devices with tenants that could take the job, with what it would cost all of them together.
-    fn devices(&self, plan: &Plan<'_>, job: JobIdx) -> Vec<(f64, GpuIdx)> {
-        let spec = plan.spec(job);
-        let mut known: BTreeMap<Kinds, f64> = BTreeMap::new();
-        let mut devices = Vec::new();
-        for (i, gpu) in plan.gpus.iter().enumerate() {
-            let idx = GpuIdx::from_usize(i);
-            let count = gpu.tenants.len();
-            let open = count > 0
-                && count < usize::from(self.params.max_tenants)
-                && plan.node(gpu.node).up
-                && spec.allows(gpu.kind)
-                && !self.tuning.is_busy(idx)
-                && gpu.tenants.iter().all(|t| can_share(plan, *t));
-            if !open || !tuning::could_hold(plan, job, idx) {
-                continue;
-            }
-            let harm = match self.params.predictor {
-                Sight::Off => count as f64,
-                Sight::Counters | Sight::Pattern => {
-                    let mut kinds: Kinds =
-                        gpu.tenants.iter().map(|t| plan.spec(*t).profile).collect();
-                    kinds.sort_unstable();
-                    let harm = known.get(&kinds).copied();
-                    harm.unwrap_or_else(|| {
-                        let harm = self.harm(spec.profile, &kinds);
-                        known.insert(kinds, harm);
-                        harm
-                    })
-                }
-            };
-            devices.push((harm, idx));
-        }
-        devices
-    }
-
     /// By how much the sum of all degradations grows if this kind joins those.
     fn harm(&self, new: ProfileIdx, there: &[ProfileIdx]) -> f64 {
+        if self.params.predictor == Sight::Off {
+            return there.len() as f64;
+        }
         let mut harm = self.predictor.predict(new, there).pd;
         for (i, kind) in there.iter().enumerate() {
             let mut rest: Kinds =
@@ -384,8 +392,15 @@ impl IaDeep {
     }
 
     /// What everybody together gains if the job joins this device instead of waiting.
-    fn gain_s(&self, plan: &Plan<'_>, job: JobIdx, here: GpuIdx, ahead: usize) -> f64 {
-        let next = self.next_departure(plan, ahead).filter(|g| *g != here);
+    fn gain_s(
+        &self,
+        plan: &Plan<'_>,
+        job: JobIdx,
+        here: GpuIdx,
+        next: Option<GpuIdx>,
+        ahead: usize,
+    ) -> f64 {
+        let next = next.filter(|g| *g != here);
         let members = |gpu: GpuIdx| -> Roommates {
             plan.gpu(gpu).tenants.iter().copied().chain([job]).collect()
         };
@@ -405,23 +420,6 @@ impl IaDeep {
         let next = later.as_ref().map(|l| Room { left_s: left(l), pd: &of_later });
         let behind = self.queue.len().saturating_sub(ahead + 1);
         admission::gain_s(&here, next.as_ref(), behind, plan.gpus.len() as f64)
-    }
-
-    /// The device whose first tenant is expected to leave next, after as many others as wait in front.
-    fn next_departure(&self, plan: &Plan<'_>, ahead: usize) -> Option<GpuIdx> {
-        let mut ends: Vec<(f64, GpuIdx)> = Vec::new();
-        for (i, gpu) in plan.gpus.iter().enumerate() {
-            if gpu.tenants.is_empty() || !gpu.tenants.iter().all(|t| can_share(plan, *t)) {
-                continue;
-            }
-            let left = gpu.tenants.iter().map(|t| left_s(plan, *t) * self.pd[t.usize()].max(1e-3));
-            ends.push((left.fold(f64::INFINITY, f64::min), GpuIdx::from_usize(i)));
-        }
-        if ahead >= ends.len() {
-            return ends.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|e| e.1);
-        }
-        ends.select_nth_unstable_by(ahead, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        Some(ends[ahead].1)
     }
 }
 

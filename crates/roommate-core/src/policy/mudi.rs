@@ -15,7 +15,9 @@
 //! every measurement and, while it searches, after `round_s`.
 //!
 //! Stated behaviour: an objective that is out of reach even with the whole GPU gets all that training can spare, and
-//! training goes on with its least share; one that is out of reach beside training suspends it, the last who came first. A
+//! training goes on with its least share; one that is out of reach beside training suspends it, the last who came first. What
+//! only a prediction keeps out is tried where no training is after `retry_s`, with the least share, and goes on as long as
+//! the objective is kept; each time it is not, the next try of that service waits twice as long. A
 //! service that nobody asks anything has the least share that answers one request in time. One that has not answered
 //! yet has the share at its knee. Without profiled points a service is taken to need twice as long with half of the GPU;
 //! without observations company is taken to cost nothing, give or take 30 %.
@@ -34,7 +36,7 @@
 //! (`mudi-published`), which on our measured world doubles completion times. Training keeps its batch size; several tasks on a GPU share the rest evenly, as published.
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
 use crate::interference::Estimate;
 use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
@@ -93,6 +95,8 @@ pub(super) struct Params {
     load_trigger: f64,
     /// Seconds after which a smaller share is believed to be enough.
     calm_s: f64,
+    /// Seconds after which training that would have to wait for the objective of a service is tried beside it.
+    retry_s: f64,
     /// Most training tasks beside a service, 1 to 3.
     max_training: u8,
     /// Least share of the GPU that each training task is left with.
@@ -121,6 +125,7 @@ impl Default for Params {
             caution: 1.64,
             load_trigger: 0.5,
             calm_s: 60.0,
+            retry_s: 300.0,
             max_training: 3,
             least_training: 0.1,
             least_share: 0.05,
@@ -144,8 +149,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !sane(p.margin, 1.0) || !sane(p.caution, 0.0) || !sane(p.load_trigger, 0.01) {
         return Err("margin: expected at least 1; caution: 0 or more; load_trigger: above 0".into());
     }
-    if !sane(p.calm_s, 0.0) || !sane(p.round_s, 0.0) {
-        return Err("calm_s, round_s: expected seconds".into());
+    if !sane(p.calm_s, 0.0) || !sane(p.round_s, 0.0) || !sane(p.retry_s, 1.0) {
+        return Err("calm_s, round_s: expected seconds; retry_s: at least 1".into());
     }
     let house = House {
         max_tasks: p.max_training,
@@ -160,6 +165,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         known,
         companies: Companies::default(),
         limits: BTreeMap::new(),
+        failures: BTreeMap::new(),
         tuners: Vec::new(),
         scores: Vec::new(),
     };
@@ -169,6 +175,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 /// What is being tuned on one GPU.
 #[derive(Default)]
 struct Tuner {
+    /// Whose measurements these are.
+    service: Option<JobIdx>,
+    /// Somebody lodges here against the prediction, since this measurement.
+    trial: Option<u32>,
     /// For whom and beside whom.
     company: Option<(JobIdx, SmallVec<[ProfileIdx; 3]>)>,
     /// The load for which batch sizes were searched.
@@ -194,6 +204,8 @@ struct Mudi {
     companies: Companies,
     /// Longest batches that keep an objective: by service, kind of GPU and objective, load, strictness.
     limits: BTreeMap<LimitKey, Vec<f64>>,
+    /// When a trial beside a kind of service last failed, and how many did in a row.
+    failures: BTreeMap<ProfileIdx, (Time, u32)>,
     tuners: Vec<Tuner>,
     /// Kinds of rooms by score, a buffer.
     scores: Vec<(f64, Kind)>,
@@ -207,6 +219,8 @@ const SAME_LOAD: f64 = 0.1;
 const LOAD_STEP: f64 = 0.05;
 /// How often the span of possible batch times is halved: to a four-thousandth of the objective.
 const HALVINGS: usize = 12;
+/// The wait for the next trial is doubled at most so often.
+const DOUBLINGS: u32 = 6;
 /// Below so many requests a second nobody asks.
 const NOBODY: f64 = 0.01;
 
@@ -269,8 +283,8 @@ impl Mudi {
     fn take_measure(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &Room) {
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let tuner = &mut self.tuners[gpu.usize()];
-        if tuner.company.as_ref().is_none_or(|c| c.0 != service) {
-            *tuner = Tuner { strict: 1.0, ..Tuner::default() };
+        if tuner.service != Some(service) {
+            *tuner = Tuner { service: Some(service), strict: 1.0, ..Tuner::default() };
         }
         let Some(seen) = room.seen.filter(|s| s.count != tuner.count) else { return };
         tuner.count = seen.count;
@@ -434,6 +448,15 @@ impl Tactics for Mudi {
         found
     }
 
+    fn find(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuSet> {
+        let found = if plan.spec(job).gpus == 1 {
+            self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
+        } else {
+            rooms.gang(plan, job, |plan, gpu| self.suits(plan, rooms, gpu, job))
+        };
+        found.or_else(|| self.try_against_prediction(plan, rooms, job))
+    }
+
     /// Whether the objective could be kept with one more.
     fn suits(&mut self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
         self.notice(plan);
@@ -461,6 +484,9 @@ impl Tactics for Mudi {
         self.notice(plan);
         self.take_measure(plan, gpu, service, room);
         let Some(seen) = room.seen else { return self.before_it_answers(plan, gpu, service, room) };
+        if room.lodgers.is_empty() {
+            self.tuners[gpu.usize()].trial = None;
+        }
         if seen.load_rps < NOBODY {
             plan.note(service, Why::NobodyAsks);
         }
@@ -471,6 +497,11 @@ impl Tactics for Mudi {
         let options = self.options(plan, gpu, service, &others, most);
         if options.is_empty() {
             return self.out_of_reach(plan, gpu, service, room, most);
+        }
+        let tuner = &mut self.tuners[gpu.usize()];
+        if tuner.trial.is_some_and(|before| seen.count != before) {
+            tuner.trial = None;
+            self.failures.remove(&plan.spec(service).profile);
         }
         let tuner = &mut self.tuners[gpu.usize()];
         let same = tuner.company.as_ref().is_some_and(|c| c.0 == service && c.1 == others);
@@ -484,6 +515,80 @@ impl Tactics for Mudi {
             tuner.search = Some(Search::begin(smallest));
         }
         self.go_on(plan, gpu, service, room, &options, !same)
+    }
+}
+
+// Training that only a prediction keeps out. Where nobody lodges nothing is measured that could show the
+// prediction to be wrong, and training would wait for ever.
+impl Mudi {
+    /// Rooms, some of them without training beside whose service it is time to try; else asks to be woken
+    /// when it is.
+    fn try_against_prediction(
+        &mut self,
+        plan: &mut Plan<'_>,
+        rooms: &Rooms,
+        job: JobIdx,
+    ) -> Option<GpuSet> {
+        let kinds = rooms.open.keys().filter(|kind| kind.others.is_empty());
+        let mut ripe: SmallVec<[(u32, ProfileIdx); 8]> = SmallVec::new();
+        for profile in kinds.filter_map(|kind| kind.service) {
+            let (failed, times) = self.failures.get(&profile).copied().unwrap_or_default();
+            let at = plan.job(job).since.max(failed) + self.wait_after(times);
+            if at > plan.now {
+                plan.wake_at(at);
+            } else {
+                ripe.push((times, profile));
+            }
+        }
+        ripe.sort_unstable();
+        let gpus = if plan.spec(job).gpus == 1 {
+            // The least loaded of a kind is the one to learn from.
+            let first = |(_, service): &(u32, ProfileIdx)| {
+                let kind = Kind { service: Some(*service), others: SmallVec::new() };
+                let mut gpus = rooms.open.get(&kind)?.iter().map(|(_, gpu)| *gpu);
+                gpus.find(|gpu| rooms.has_place(plan, *gpu, job))
+            };
+            GpuSet::from_slice(&[ripe.iter().find_map(first)?])
+        } else {
+            rooms.gang(plan, job, |plan, gpu| {
+                let Kind { service, others } = rooms.kind(plan, gpu);
+                let tried = others.is_empty() && ripe.iter().any(|r| Some(r.1) == service);
+                tried || self.suits(plan, rooms, gpu, job)
+            })?
+        };
+        for gpu in &gpus {
+            let Room { service: Some(service), seen: Some(seen), .. } = rooms.room(*gpu) else {
+                continue;
+            };
+            plan.note(job, Why::TriedWith(*service));
+            self.tuners[gpu.usize()].trial = Some(seen.count);
+        }
+        Some(gpus)
+    }
+
+    fn wait_after(&self, failures: u32) -> Span {
+        Span::from_secs(self.params.retry_s * f64::from(1_u32 << failures.min(DOUBLINGS)))
+    }
+
+    /// When the next trial beside a kind of service is due, after one that failed.
+    fn next_trial(&self, state: &State, service: JobIdx) -> Option<Time> {
+        let (failed, times) = *self.failures.get(&state.spec(service).profile)?;
+        Some(failed + self.wait_after(times)).filter(|at| *at > state.now)
+    }
+
+    /// Whether a lodger may stay although the objective is predicted to be missed: as long as it is tried
+    /// and the objective is kept.
+    fn goes_on_trial(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &Room) -> bool {
+        let tuner = &mut self.tuners[gpu.usize()];
+        let (Some(before), Some(seen)) = (tuner.trial, room.seen) else { return false };
+        let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
+        if seen.count == before || seen.p99_s <= slo_s {
+            return true;
+        }
+        tuner.trial = None;
+        let failed = self.failures.entry(state.spec(service).profile).or_default();
+        *failed = (state.now, failed.1 + 1);
+        false
     }
 }
 
@@ -531,9 +636,12 @@ impl Mudi {
     ) -> Setting {
         let alone = self.options(plan, gpu, service, &[], Knobs::SM_ALL);
         if !alone.is_empty() && !room.lodgers.is_empty() {
-            return Setting { batch: 0, permille: most, stay: false, look: None };
+            if !self.goes_on_trial(plan, gpu, service, room) {
+                return Setting { batch: 0, permille: most, stay: false, look: None };
+            }
+        } else {
+            plan.note(service, Why::SloOutOfReach);
         }
-        plan.note(service, Why::SloOutOfReach);
         // The batch that comes nearest.
         let limits = &self.tuners[gpu.usize()].limits_s;
         let misses = self.params.batches.iter().zip(limits).map(|(batch, limit_s)| {
@@ -559,6 +667,7 @@ impl Mudi {
     ) -> Setting {
         let knee = (self.largest_knee(plan, gpu, service) * 1000.0).ceil() as u16;
         let measured = slowdown(plan, &room.lodgers);
+        let next_trial = self.next_trial(plan, service);
         let tuner = &mut self.tuners[gpu.usize()];
         let round = Span::from_secs(self.params.round_s);
         let searches = !room.lodgers.is_empty() && round > Span::ZERO && options.len() > 1;
@@ -587,6 +696,7 @@ impl Mudi {
         let knobs = plan.job(service).knobs;
         let has = knobs.sm_permille;
         let permille = if room.lodgers.is_empty() {
+            look = next_trial;
             Knobs::SM_ALL
         } else if need >= has || exploring || new || knobs.batch != batch {
             tuner.low_since = None;

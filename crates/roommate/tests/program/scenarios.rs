@@ -103,6 +103,18 @@ fn nobody_is_better_than_the_oracle() {
     );
 }
 
+/// Training that a service was predicted to have no room for once waited for ever on seed 1.
+#[test]
+fn training_beside_services_comes_to_an_end() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/oracle-serve.toml");
+    let room = Room::with(&[("serve.toml", &std::fs::read_to_string(file).unwrap())]);
+    let all =
+        room.json("compare serve.toml --seeds 6 -p mudi,gslice-like,gpulets-like,muxflow-like");
+    for policy in all["results"].as_array().unwrap() {
+        assert_eq!(policy["by_seed"].as_array().unwrap().len(), 6, "{policy}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_with_advice() {
     let wrong = SMALL.replacen("measured =", "mesured =", 1);

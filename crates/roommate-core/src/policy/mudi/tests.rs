@@ -215,3 +215,45 @@ fn as_published_the_search_is_at_the_knee() {
           GPU 0: service 189 ‰ batch 16 training 811 ‰
     "#]].assert_eq(&stage.story);
 }
+
+#[test]
+fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_does_no_harm() {
+    let mut stage = Stage::new("mudi", r#"{"max_training": 1}"#, "1x1");
+    let service = stage.service("service", 150);
+    stage.sampled(service, 900.0, 100.0);
+    stage.train("training", 0.8, 0.3);
+    stage.says("no room beside it, it is thought");
+    stage.wait(301.0);
+    stage.says("tried");
+    stage.sampled_slow(service, 900.0, 200.0, 2.0);
+    stage.says("it did harm");
+    stage.wait(590.0);
+    stage.says("not yet again");
+    stage.wait(20.0);
+    stage.says("again");
+    stage.sampled_slow(service, 900.0, 140.0, 2.0);
+    stage.wait(3600.0);
+    stage.says("no harm");
+    expect![[r#"
+        no room beside it, it is thought, 1.0s
+          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          training no room: needs 1 GPUs, 0 idle in the cluster
+          GPU 0: service 1000 ‰ batch 64
+          waiting: training
+        tried, 5m 02s
+          training is tried beside job service on the same GPUs
+          GPU 0: service 900 ‰ batch 64 training 100 ‰
+        it did harm, 5m 03s
+          training waits in host memory: beside it service service could not keep its objective
+          GPU 0: service 1000 ‰ batch 64
+          waiting: training
+        not yet again, 14m 53s
+          GPU 0: service 1000 ‰ batch 64
+          waiting: training
+        again, 15m 13s
+          training is tried beside job service on the same GPUs
+          GPU 0: service 900 ‰ batch 64 training 100 ‰
+        no harm, 1h 15m
+          GPU 0: service 900 ‰ batch 64 training 100 ‰
+    "#]].assert_eq(&stage.story);
+}
