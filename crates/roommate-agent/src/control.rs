@@ -39,12 +39,16 @@ pub enum Request {
         /// Its name.
         job: String,
     },
-    /// Give a job another batch size.
+    /// Give a job another batch size, or less of its devices.
     Resize {
         /// Its name.
         job: String,
         /// The size; 0 = as the policy wants it.
-        batch: u32,
+        #[serde(default)]
+        batch: Option<u32>,
+        /// The most of each device; 0 = as the policy wants it.
+        #[serde(default)]
+        share: Option<f64>,
     },
     /// The daemon itself.
     Machine {},

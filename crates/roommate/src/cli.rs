@@ -464,7 +464,7 @@ fn hours(text: &str) -> Result<f64, String> {
     number(text, |v| v > 0.0 && v <= 1e9, "a number above 0, at most 1e9")
 }
 
-fn chance(text: &str) -> Result<f64, String> {
+pub(crate) fn chance(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
 }
 

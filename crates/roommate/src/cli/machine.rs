@@ -117,8 +117,11 @@ pub(crate) struct Resize {
     /// Name of the job
     pub(crate) job: String,
     /// The batch size; 0 leaves it to the policy again
-    #[arg(long, value_name = "N")]
-    pub(crate) batch: u32,
+    #[arg(long, value_name = "N", required_unless_present = "share")]
+    pub(crate) batch: Option<u32>,
+    /// The most of each of its devices that it may use, 0 to 1; 0 leaves it to the policy again
+    #[arg(long, value_name = "PART", value_parser = super::chance)]
+    pub(crate) share: Option<f64>,
     #[command(flatten)]
     pub(crate) state: StateArg,
 }
