@@ -148,29 +148,6 @@ def test_an_opaque_job_takes_turns_as_well(room: Room) -> None:
     assert len(room.actions("suspend")) >= 1
 
 
-def test_stages_interleave(room: Room) -> None:
-    """One job waits for its disk, the other computes: together they take about as long as one."""
-    code = """
-import time, roommate
-for n, _ in enumerate(roommate.steps(lambda size: time.sleep(LOAD) or 1, batch_size=1, interleave=True)):
-    time.sleep(COMPUTE)
-    if n == 39: break
-"""
-    room.up("--policy", "muri-s", "--devices", "1")
-    names = []
-    for name, load, compute in (("loads", 0.03, 0.005), ("computes", 0.005, 0.03)):
-        text = code.replace("LOAD", str(load)).replace("COMPUTE", str(compute))
-        stages = [load, 0.0, compute, 0.0]
-        names.append(room.python(name, text, steps=40, step_s=0.035, stages_s=stages))
-    room.until_ended(*names)
-    assert {room.state_of(n) for n in names} == {"finished"}
-    starts = [place for _, place in room.actions("start")]
-    assert any(p.get("knobs", {}).get("stage", 0) > 0 for p in starts) or any(
-        k.get("stage", 0) > 0 for _, k in room.actions("tune")
-    )
-    assert room.replays()
-
-
 def test_a_tenant_that_speaks_nonsense_hurts_nobody(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2")
     room.python("good", loop("good", 60))
