@@ -128,6 +128,12 @@ pub struct JobView {
     pub steps: Option<f64>,
     /// Seconds of a step, where reported.
     pub step_s: Option<f64>,
+    /// Seconds of a step in each stage, where reported.
+    #[serde(default)]
+    pub stages_s: Option<[f64; 4]>,
+    /// CPU seconds of its last attempt, once that has ended.
+    #[serde(default)]
+    pub cpu_s: Option<f64>,
     /// Gradient noise scale, where reported.
     pub noise_scale: Option<f64>,
     /// Memory, where reported.

@@ -53,6 +53,8 @@ pub(crate) struct Live {
     pub(crate) seen: Option<Stepped>,
     /// How its last attempt ended.
     pub(crate) exit: Option<Exit>,
+    /// CPU time of its last attempt.
+    pub(crate) cpu_s: Option<f64>,
     /// What it reported since the engine was last told, and what that was.
     tally: Option<Tally>,
     sampled: Option<Sampled>,
@@ -128,6 +130,7 @@ impl Live {
             tenant: None,
             seen: None,
             exit: None,
+            cpu_s: None,
             tally: None,
             sampled: None,
         }
@@ -538,7 +541,7 @@ impl World {
             peer.hang_up();
         }
         let exit = t.attempt.exit();
-        live.exit = Some(exit.clone());
+        (live.exit, live.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s());
         (live.sampled, live.tally) = (None, None);
         let admitted = self.stages.forget(job);
         self.admit(&admitted);

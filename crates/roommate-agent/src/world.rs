@@ -651,6 +651,8 @@ impl World {
                 .min(spec.work.unwrap_or(f64::INFINITY)),
             steps: spec.work,
             step_s: live.seen.as_ref().map(|s| s.step_s),
+            stages_s: live.seen.as_ref().and_then(|s| s.stages_s),
+            cpu_s: live.cpu_s,
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
             mem_mib: live.seen.as_ref().and_then(|s| s.mem_mib),
             cooperative: tenant.is_some_and(|t| t.peer.is_some()),

@@ -156,6 +156,10 @@ pub(crate) struct Run {
     /// Run the jobs one at a time first, and compare
     #[arg(long)]
     pub(crate) versus_alone: bool,
+    /// Have the simulator predict when each job ends, from its speed alone, and compare; runs the jobs one at
+    /// a time first
+    #[arg(long)]
+    pub(crate) predict: bool,
     /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
