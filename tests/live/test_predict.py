@@ -34,7 +34,7 @@ MIXES = {
         "policy": "gandiva",
         "set": {"slice_s": 1.0, "pack": False},
         "devices": 1,
-        "jobs": [job("a", 0.02, 0.002, 100), job("b", 0.02, 0.002, 150), job("c", 0.02, 0.002, 60)],
+        "jobs": [job("a", 0.02, 0.002, 80), job("b", 0.02, 0.002, 120), job("c", 0.02, 0.002, 50)],
     },
     # Beside each other on one core, where both want to compute now and then.
     "beside": {
