@@ -16,7 +16,7 @@
 //! [`stages`] has it, without any inflation.
 
 use crate::idx::{Idx, JobIdx};
-use crate::interference::stages::{Interleaved, SLOTS};
+use crate::interference::stages::{Interleaved, SLOTS, Stages};
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::state::State;
@@ -27,6 +27,8 @@ pub struct Cores {
     /// The part of its time for which each kind of work computes when it is alone, by its index; kinds
     /// beyond the end always do.
     pub busy: Vec<f64>,
+    /// Data, compute and network seconds of a step of each kind that marks its stages, by its index.
+    pub stages: Vec<Option<Stages>>,
 }
 
 /// What one tenant wants of the core.
@@ -90,8 +92,11 @@ impl Interference for Cores {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         if tenants.len() > 1 && tenants.iter().any(|(_, knobs)| knobs.stage > 0) {
             let turns = Interleaved { inflation: [1.0; SLOTS + 1] };
-            if let Some(step_s) = turns.step_s(state, tenants).filter(|s| *s > 0.0) {
-                return Estimate::certain(state.profile(tenants[who].0).step_s / step_s);
+            let stages = |job: JobIdx| *self.stages.get(state.spec(job).profile.usize())?;
+            let seated = tenants.iter().map(|(job, knobs)| (knobs.stage, stages(*job)));
+            let together_s = turns.step_of(seated).filter(|s| *s > 0.0);
+            if let Some((alone, together_s)) = stages(tenants[who].0).zip(together_s) {
+                return Estimate::certain(alone.iter().sum::<f64>() / together_s);
             }
         }
         let wants: Vec<Want> =
@@ -110,7 +115,7 @@ mod tests {
     fn speeds(busy: &[f64]) -> Vec<f64> {
         let profiles: Vec<ProfileIdx> = (0..busy.len()).map(ProfileIdx::from_usize).collect();
         let jobs: Vec<u32> = (0..busy.len() as u32).collect();
-        let model = Cores { busy: busy.to_vec() };
+        let model = Cores { busy: busy.to_vec(), stages: Vec::new() };
         let state = state(&profiles);
         (0..busy.len()).map(|who| model.speed(&state, 0, &whole(&jobs), who).mean).collect()
     }
@@ -125,7 +130,7 @@ mod tests {
 
     #[test]
     fn gaps_and_shares() {
-        let model = Cores { busy: vec![0.5, 1.0] };
+        let model = Cores { busy: vec![0.5, 1.0], stages: Vec::new() };
         let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
         let free = Knobs { sm_permille: 0, ..Knobs::WHOLE };
         let third = Knobs { sm_permille: 250, ..Knobs::WHOLE };
@@ -135,6 +140,20 @@ mod tests {
         assert_eq!(speed(&[(JobIdx(1), third)], 0), 0.25);
         // Of a step that waits for half of its time only the other half takes longer.
         assert_eq!(speed(&[(JobIdx(0), third)], 0), 1.0 / 2.5);
+    }
+
+    #[test]
+    fn stages_take_turns() {
+        let model = Cores {
+            busy: vec![0.1, 0.9],
+            stages: vec![Some([3.0, 1.0, 0.0]), Some([1.0, 2.0, 0.0])],
+        };
+        let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
+        let second = Knobs { stage: 2, ..Knobs::WHOLE };
+        let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), second)];
+        // One loads for 3 while the other computes for 2, then both do the other thing for 1.
+        assert_eq!(model.speed(&state, 0, &tenants, 0).mean, 1.0);
+        assert_eq!(model.speed(&state, 0, &tenants, 1).mean, 0.75);
     }
 
     /// The obvious twin: a core that is divided in small slices among those who want it.

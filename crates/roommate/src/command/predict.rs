@@ -37,28 +37,36 @@ impl Guess {
     }
 }
 
-/// A kind of work as it was measured alone.
+/// A job as it was measured alone.
 struct Measured {
+    /// What the policy was told of it.
     profile: Profile,
+    /// Steps of that profile which it really takes.
     work: f64,
     /// The part of its time for which it computes.
     busy: f64,
+    /// Seconds of a step with its data, computing, and exchanging, where it marks its stages.
+    stages: Option<[f64; 3]>,
 }
 
 fn measure(file: &JobFile, alone: &JobView) -> Measured {
-    let work = file.steps.or(alone.step_s.map(|_| alone.done)).filter(|w| *w > 0.0).unwrap_or(1.0);
     // Starting up is a part of all steps, as it were: it computes like them, and is short beside them.
     let alone_s = alone.age_s.max(1e-3);
-    let step_s = alone_s / work;
-    let mut profile = Profile { step_s, ..file.profile() };
-    // Stages as they were measured, stretched to what a step really takes.
-    profile.stages_s = profile.stages_s.and(alone.stages_s.or(profile.stages_s)).map(|stages| {
+    let steps = file.steps.or(alone.step_s.map(|_| alone.done)).filter(|w| *w > 0.0).unwrap_or(1.0);
+    let step_s = alone_s / steps;
+    let mut profile = file.profile();
+    if file.step_s.or(file.stages_s.map(|s| s.iter().sum())).is_none() {
+        // Nobody told the policy; it learns it from the first report.
+        profile.step_s = step_s;
+    }
+    let stages = alone.stages_s.or(file.stages_s).and_then(|stages| {
         let sum: f64 = stages.iter().sum();
-        stages.map(|s| if sum > 0.0 { s * step_s / sum } else { s })
+        let [storage, cpu, gpu, network] = stages.map(|s| s * step_s / sum);
+        (sum > 0.0).then_some([storage + cpu, gpu, network])
     });
     let devices = f64::from(file.devices);
     let busy = (alone.cpu_s.unwrap_or(alone_s) / alone_s / devices).min(1.0);
-    Measured { profile, work, busy }
+    Measured { work: alone_s / profile.step_s, profile, busy, stages }
 }
 
 /// Simulates the mix as it ran: the same machine, policy and submissions, with the jobs as they were
@@ -94,7 +102,10 @@ pub(super) fn predict(
         policy_name: name,
         params,
         known_pairs: None,
-        truth: Box::new(Cores { busy: all.iter().map(|m| m.busy).collect() }),
+        truth: Box::new(Cores {
+            busy: all.iter().map(|m| m.busy).collect(),
+            stages: all.iter().map(|m| m.stages).collect(),
+        }),
         faults: Faults::default(),
         seed,
         profiles: all.iter().enumerate().map(|(i, m)| (i.to_string(), m.profile.clone())).collect(),

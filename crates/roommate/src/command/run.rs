@@ -1,9 +1,9 @@
 //! `roommate run`: a whole mix on this machine, in the foreground.
 
+use super::predict;
 use crate::atomic::AtomicFile;
 use crate::cli::Output;
 use crate::cli::machine::Run;
-use super::predict;
 use crate::{ANSWER_NO, process, table};
 use anyhow::Context;
 use roommate_agent::control::{JobView, Reply, Request};
