@@ -9,7 +9,6 @@ import sys
 import time
 from typing import Any
 
-import pytest
 from conftest import Room
 
 # Waits for its data and computes, both in each step.
@@ -33,8 +32,8 @@ def waits(wait_s: float, compute_s: float, steps: int, interleave: bool = False)
 def notes(room: Room, kind: str) -> list[tuple[str, Any]]:
     """Reasons of one kind in the journal, with the names of their jobs."""
     names = {j["idx"]: name for name, j in room.jobs().items()}
-    every = [n for s in room.steps() for n in s.get("notes", [])]
-    return [(names[n["job"]], n["why"][kind]) for n in every if isinstance(n["why"], dict) and kind in n["why"]]
+    every = [(n["job"], n["why"]) for s in room.steps() for n in s.get("notes", [])]
+    return [(names[job], why[kind]) for job, why in every if isinstance(why, dict) and kind in why]
 
 
 def test_two_interleaved_jobs_finish_sooner_than_one_after_the_other(room: Room) -> None:
@@ -125,7 +124,7 @@ def chart(room: Room) -> None:
     assert room.replays()
 
 
-# A step takes a while whatever its batch, and a bit for each sample; the gradients say that large batches pay.
+# A step takes a while whatever its batch, and a bit for each sample; the gradients say that large ones pay.
 TUNED = """
 import roommate, time
 ticks = open("ticks-" + NAME, "a", buffering=1)
@@ -171,7 +170,7 @@ def test_iadeep_tunes_the_batch_sizes_of_roommates_together(room: Room) -> None:
     assert began - together > 0.4, "too little was seen of the start"
     start = {n: goodput(room, n, together, began) for n in jobs}
     room.until(lambda: {n for n, _ in notes(room, "batch_settled")} == set(jobs), 60.0)
-    settled = {n: why for n, why in notes(room, "batch_settled")}
+    settled = dict(notes(room, "batch_settled"))
     rounds = len(room.actions("tune"))
     time.sleep(0.5)
     since = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -29,7 +30,7 @@ def tier_of(room: Room) -> str:
     return str(json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"])
 
 
-WINDOW_S = 1.5
+WINDOW_S = 1.2
 
 
 def assert_shares(groups: dict[str, int], share: float) -> None:
@@ -135,28 +136,33 @@ def rate(room: Room, window_s: float) -> float:
 @pytest.mark.parametrize("flags", TIERS, ids=["usual", "no-cgroups"])
 def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room, flags: list[str]) -> None:
     room.up("--policy", "antman", "--devices", "1", "--set", "eps=0.04", *flags)
+    room.python("opportunist", BUSY, **{"class": "best-effort"})
+    room.until(lambda: room.jobs()["opportunist"]["cooperative"])
+    group = room.jobs()["opportunist"]["keeper_pid"]
     room.python("promised", GAPS)
     room.until(lambda: (room.folder / "ticks").exists() and room.jobs()["promised"]["cooperative"])
-    time.sleep(1.0)  # long enough for its own pace to be learnt
-    room.python("opportunist", BUSY, **{"class": "best-effort"})
-    room.until(lambda: room.state_of("opportunist") == "running")
     assert room.jobs()["opportunist"]["devices"] == room.jobs()["promised"]["devices"]
-    group = room.jobs()["opportunist"]["keeper_pid"]
+    # It is held until the other's own pace is known, and then let in.
+    time.sleep(1.0)
+    used = group_cpu_s(group)
+    with contextlib.suppress(AssertionError):
+        room.until(lambda: group_cpu_s(group) > used + 0.02, 15.0)
     kept: list[str] = []
     for _ in range(4):
         solo, shared, used = [], [], 0.0
         for _ in range(3):
             room.ok("suspend", "opportunist")
             time.sleep(0.1)
-            solo.append(rate(room, 0.8))
+            solo.append(rate(room, 0.7))
             room.ok("resume", "opportunist")
             time.sleep(0.1)
             before = group_cpu_s(group)
-            shared.append(rate(room, 0.8))
+            shared.append(rate(room, 0.7))
             used += group_cpu_s(group) - before
         ratio = statistics.median(shared) / statistics.median(solo)
         spread = max(solo) / min(solo) - 1.0
-        kept.append(f"{ratio:.3f} of {statistics.median(solo):.1f}/s, spread {spread:.3f}, used {used:.2f} s")
+        median = statistics.median(solo)
+        kept.append(f"{ratio:.3f} of {median:.1f}/s, spread {spread:.3f}, opportunist {used:.2f} s")
         if ratio >= 0.95 and used > 0.0:
             return
         # Only a machine on which the solo phases differ among themselves may be asked again.
@@ -173,8 +179,8 @@ def test_an_opportunist_hardly_takes_time_from_a_busy_guaranteed_job(room: Room)
     room.until(lambda: room.state_of("opportunist") == "running")
     groups = [room.jobs()[n]["keeper_pid"] for n in ("promised", "opportunist")]
     before = [group_cpu_s(g) for g in groups]
-    time.sleep(4.0)
-    promised, opportunist = (group_cpu_s(g) - b for g, b in zip(groups, before))
+    time.sleep(2.5)
+    promised, opportunist = (group_cpu_s(g) - b for g, b in zip(groups, before, strict=True))
     assert opportunist / (opportunist + promised) < 0.05, (opportunist, promised)
     room.ok("cancel", "promised")
     before_alone = group_cpu_s(groups[1])
