@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Suspend(machine::OnJobs),
     /// Let suspended jobs go on
     Resume(machine::OnJobs),
-    /// Change the batch size of a job while it runs
+    /// Change the batch size or the share of a job while it runs
     Resize(machine::Resize),
     /// Tell what happens on the machine
     Events(machine::Events),
