@@ -96,7 +96,7 @@ import fcntl, roommate, time
 lock = open("lock", "w")
 def work(size):
     fcntl.flock(lock, fcntl.LOCK_EX)
-    time.sleep(0.01)
+    time.sleep(0.05)
     fcntl.flock(lock, fcntl.LOCK_UN)
     return size
 for _ in roommate.steps(work, batch_size=1): pass

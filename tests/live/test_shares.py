@@ -166,8 +166,10 @@ def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room, flag
         if ratio >= 0.95 and used > 0.0:
             return
         # Only a machine on which the solo phases differ among themselves may be asked again.
-        assert spread > 0.03, kept
-    pytest.skip(f"the machine is too busy to compare speeds: {kept}")
+        assert ratio >= 0.95 or spread > 0.03, kept
+    # A guard that sees steps vary by more than was promised lets nobody in.
+    assert free_share() < 0.9, kept
+    pytest.skip(f"others keep the machine too busy: {kept}")
 
 
 def test_an_opportunist_hardly_takes_time_from_a_busy_guaranteed_job(room: Room) -> None:
