@@ -18,6 +18,9 @@ Rule = Callable[[float, float], float]
 """A rule for the learning rate: how it grows with a batch ``times`` as large, at a noise scale given in
 batches of the job's own size."""
 
+MOST_OWED_S = 0.1
+"""Most that one pause may be too long and be made good later."""
+
 RULES: dict[str, Rule] = {
     "none": lambda times, noise: 1.0,
     "linear": lambda times, noise: times,
@@ -72,6 +75,8 @@ class Steps(Generic[T]):
         self._stages_s = [0.0, 0.0, 0.0, 0.0]
         self._marked = False
         self._reported = time.perf_counter()
+        self._held_at = 1000
+        self._owed_s = 0.0
 
     @property
     def done(self) -> float:
@@ -144,9 +149,18 @@ class Steps(Generic[T]):
             self._add_stage("compute", compute_s)
         if now - self._reported >= session.REPORT_EVERY_S:
             self._report()
+        if self._session.pace_permille < 1000:
+            self._hold_back(busy_s)
+
+    def _hold_back(self, busy_s: float) -> None:
+        """Pauses for as long as the pace asks for; a pause that was too long makes the next one shorter."""
         pace = self._session.pace_permille
-        if pace < 1000:
-            self._session.pause(busy_s * (1000 / pace - 1) if pace > 0 else 0.0)
+        if pace != self._held_at:
+            self._held_at, self._owed_s = pace, 0.0
+        self._owed_s += busy_s * (1000 / pace - 1) if pace > 0 else 0.0
+        began = time.monotonic()
+        self._session.pause(self._owed_s)
+        self._owed_s = max(self._owed_s - (time.monotonic() - began), -MOST_OWED_S)
 
     def _report(self) -> None:
         self._reported = time.perf_counter()

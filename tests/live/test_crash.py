@@ -106,7 +106,8 @@ def test_checkpoints_survive_a_killed_tenant(room: Room) -> None:
 import os, roommate, time
 path = os.environ["ROOMMATE_CHECKPOINT"]
 done = float(open(path).read()) if os.path.exists(path) else 0.0
-assert roommate.start_done() == done, (roommate.start_done(), done)
+# It may have been killed after it saved and before it could say so.
+assert roommate.start_done() <= done, (roommate.start_done(), done)
 it = roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1, done=done)
 @roommate.on_checkpoint
 def save():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sqlite3
@@ -65,6 +66,29 @@ def test_without_a_daemon(room: Room) -> None:
         assert done.returncode == 2 and "no daemon answers" in done.stderr and "roommate up" in done.stderr
     done = room.tool("events")
     assert done.returncode == 2 and "there is no journal" in done.stderr
+
+
+def test_a_socket_without_permission(room: Room) -> None:
+    room.up("--policy", "fifo")
+    room.submit("mine", "sleep 1000")
+
+    def another() -> None:
+        # Only root can become somebody else; anybody else is locked out by the mode of the socket.
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+
+    # The folder of the test is closed to others as well; the state is what is tested.
+    room.folder.chmod(0o755)
+    if os.getuid() != 0:
+        (room.state / "control.sock").chmod(0)
+    for words in (["ps"], ["cancel", "mine"], ["submit", room.job("x", "command: ls")], ["down"]):
+        done = room.tool(*words, preexec_fn=another)
+        assert done.returncode == 2
+        assert "no daemon answers" in done.stderr and "Permission denied" in done.stderr
+        assert "hint: the socket belongs to another user" in done.stderr
+    (room.state / "control.sock").chmod(0o600)
+    assert {name: j["state"] for name, j in room.jobs().items()} == {"mine": "running"}
 
 
 def test_a_second_daemon_and_another_policy_are_refused(room: Room) -> None:

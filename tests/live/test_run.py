@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-from conftest import Room
+from conftest import Room, group_rss_mib
 
 # A loop that uses the SDK: what it does in each step is noted in the file `ticks`.
 LOOP = """
@@ -151,48 +148,6 @@ def test_an_opaque_job_takes_turns_as_well(room: Room) -> None:
     assert len(room.actions("suspend")) >= 1
 
 
-def test_a_share_of_a_device_is_kept(room: Room) -> None:
-    room.up("--policy", "fifo")
-    tier = json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"]
-    code = """
-import time
-from pathlib import Path
-began, used = time.monotonic(), time.process_time()
-while time.monotonic() - began < 1.5: pass
-print((time.process_time() - used) / (time.monotonic() - began))
-"""
-    room.python("busy", code, share=0.3)
-    room.until_ended("busy")
-    got = float(room.ok("logs", "busy"))
-    if tier == "cooperative":
-        return
-    # A busy machine may give less than a share, never more.
-    assert got <= 0.33
-
-
-def test_stages_interleave(room: Room) -> None:
-    """One job waits for its disk, the other computes: together they take about as long as one."""
-    code = """
-import time, roommate
-for n, _ in enumerate(roommate.steps(lambda size: time.sleep(LOAD) or 1, batch_size=1, interleave=True)):
-    time.sleep(COMPUTE)
-    if n == 39: break
-"""
-    room.up("--policy", "muri-s", "--devices", "1")
-    names = []
-    for name, load, compute in (("loads", 0.03, 0.005), ("computes", 0.005, 0.03)):
-        text = code.replace("LOAD", str(load)).replace("COMPUTE", str(compute))
-        stages = [load, 0.0, compute, 0.0]
-        names.append(room.python(name, text, steps=40, step_s=0.035, stages_s=stages))
-    room.until_ended(*names)
-    assert {room.state_of(n) for n in names} == {"finished"}
-    starts = [place for _, place in room.actions("start")]
-    assert any(p.get("knobs", {}).get("stage", 0) > 0 for p in starts) or any(
-        k.get("stage", 0) > 0 for _, k in room.actions("tune")
-    )
-    assert room.replays()
-
-
 def test_a_tenant_that_speaks_nonsense_hurts_nobody(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2")
     room.python("good", loop("good", 60))
@@ -231,66 +186,3 @@ def test_a_mix_runs_in_the_foreground_and_ends_with_a_report(room: Room) -> None
     bad = room.job("bad", json.dumps({"jobs": [{"name": "x", "command": "echo oh; exit 3"}]}))
     done = room.tool("run", bad, "--backoff", "0")
     assert done.returncode == 1 and "failed: exit 3" in done.stdout and "  oh" in done.stderr
-
-
-# Computes as fast as it can and says how much CPU time it used.
-BUSY = """
-import roommate, time
-def work(size):
-    end = time.process_time() + 0.005
-    while time.process_time() < end: pass
-    return size
-began = time.monotonic()
-for _ in roommate.steps(work, batch_size=1):
-    if time.monotonic() - began > SECONDS: break
-print(time.process_time())
-"""
-
-
-def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room) -> None:
-    room.up("--policy", "antman", "--devices", "1")
-    tier = json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"]
-    room.python("promised", BUSY.replace("SECONDS", "6"))
-    room.until(lambda: room.jobs()["promised"]["cooperative"])
-    room.python("opportunist", BUSY.replace("SECONDS", "1000"), **{"class": "best-effort"})
-    room.until(lambda: room.state_of("opportunist") == "running")
-    assert room.jobs()["opportunist"]["devices"] == room.jobs()["promised"]["devices"]
-    pid = room.jobs()["opportunist"]["keeper_pid"]
-    began, before = time.monotonic(), group_cpu_s(pid)
-    room.until_ended("promised")
-    used = group_cpu_s(pid) - before
-    promised = float(room.ok("logs", "promised"))
-    if tier != "cooperative":
-        # Of the time that both had, as others may keep the machine busy.
-        assert used / (used + promised) < 0.05, (used, promised, time.monotonic() - began)
-    # Alone, it has the device for itself.
-    before = group_cpu_s(pid)
-    room.until(lambda: group_cpu_s(pid) - before > 0.3)
-    assert room.replays()
-
-
-def test_shares_are_kept_by_the_tenants_where_the_kernel_does_not(room: Room) -> None:
-    room.up("--policy", "fifo", "--no-cgroups")
-    assert json.loads(room.ok("describe", "-o", "json"))["enforcement"]["tier"] == "cooperative"
-    room.python("half", BUSY.replace("SECONDS", "2"), share=0.5)
-    room.until_ended("half")
-    # The process itself takes a moment to begin; a busy machine may give less.
-    assert float(room.ok("logs", "half")) < 0.5 * 2 * 1.1 + 0.15
-
-
-def group_stats(group: int) -> Iterator[list[str]]:
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-            if int(fields[2]) == group:
-                yield fields
-
-
-def group_cpu_s(group: int) -> float:
-    """CPU time of a process group so far."""
-    return sum(int(f[11]) + int(f[12]) for f in group_stats(group)) / 100
-
-
-def group_rss_mib(group: int) -> float:
-    """Memory of a process group now."""
-    return sum(int(f[21]) for f in group_stats(group)) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -39,12 +39,16 @@ pub enum Request {
         /// Its name.
         job: String,
     },
-    /// Give a job another batch size.
+    /// Give a job another batch size, or less of its devices.
     Resize {
         /// Its name.
         job: String,
         /// The size; 0 = as the policy wants it.
-        batch: u32,
+        #[serde(default)]
+        batch: Option<u32>,
+        /// The most of each device; 0 = as the policy wants it.
+        #[serde(default)]
+        share: Option<f64>,
     },
     /// The daemon itself.
     Machine {},
@@ -124,6 +128,12 @@ pub struct JobView {
     pub steps: Option<f64>,
     /// Seconds of a step, where reported.
     pub step_s: Option<f64>,
+    /// Seconds of a step in each stage, where reported.
+    #[serde(default)]
+    pub stages_s: Option<[f64; 4]>,
+    /// CPU seconds of its last attempt, once that has ended.
+    #[serde(default)]
+    pub cpu_s: Option<f64>,
     /// Gradient noise scale, where reported.
     pub noise_scale: Option<f64>,
     /// Memory, where reported.

@@ -4,18 +4,21 @@
 //! | tier | how a share is kept |
 //! |---|---|
 //! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
-//! | `cooperative` | tenants with the SDK pause between steps; others are not held to their share |
+//! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
 //!
 //! Which tier is in force is found by trying: a process that wants all of a core is given a fifth, and
 //! what it got is measured.
 
-use crate::process;
+use crate::process::{self, Process};
+use crate::slice::Slicer;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use roommate_core::knobs::Knobs;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -71,8 +74,41 @@ struct Cgroup {
     tier: Tier,
 }
 
+/// What a tenant may use of each of its devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Allowed {
+    /// Most of the device.
+    pub(crate) share: f64,
+    /// Whether somebody promised it.
+    pub(crate) promised: bool,
+    /// Most of its own speed.
+    pub(crate) pace_permille: u16,
+}
+
+impl Allowed {
+    /// For one that is to leave: to save and to exit takes time as well.
+    pub(crate) const ALL: Self = Self { share: 1.0, promised: true, pace_permille: 1000 };
+
+    /// What these knobs allow a tenant whose user holds it to no more than `most` (0 = does not).
+    pub(crate) fn new(knobs: Knobs, most: f64) -> Self {
+        let reach = knobs.reach();
+        Self {
+            share: if most > 0.0 { reach.min(most) } else { reach },
+            promised: knobs.sm_permille > 0,
+            pace_permille: knobs.pace_permille,
+        }
+    }
+
+    fn pace(self) -> f64 {
+        f64::from(self.pace_permille) / 1000.0
+    }
+}
+
 /// The kernel hands out CPU time in portions of this; short, so that a step is not cut in two.
-const PERIOD_US: u64 = 20_000;
+const PERIOD_US: f64 = 20_000.0;
+/// The kernel knows no smaller portion, and no longer period.
+const LEAST_QUOTA_US: f64 = 1_000.0;
+const LONGEST_PERIOD_US: f64 = 1_000_000.0;
 /// What the self-test asks for.
 const TEST_SHARE: f64 = 0.2;
 const TEST_FOR: Duration = Duration::from_millis(300);
@@ -86,7 +122,7 @@ impl CpuDevice {
         let (cgroup, tested) = if may_use_cgroups {
             test(label)
         } else {
-            (None, SelfTest { tier: Tier::Cooperative, what: "as its user wants it".into() })
+            (None, test_signals("as its user wants it"))
         };
         Self { cores, devices, host_mib: host_mib(), cgroup, tested }
     }
@@ -111,14 +147,14 @@ impl CpuDevice {
         gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
     }
 
-    /// Most cores that a tenant with these knobs may use on so many devices; `None` = no limit but those
-    /// of its cores. A tenant that keeps its own pace needs no help with it.
-    fn most_cores(&self, devices: usize, knobs: Knobs, paces_itself: bool) -> Option<f64> {
+    /// Most cores that a tenant may use on so many devices; `None` = no limit but those of its cores. A
+    /// tenant that keeps its own pace needs no help with it.
+    fn most_cores(&self, devices: usize, allowed: Allowed, paces_itself: bool) -> Option<f64> {
         let each = (self.cores.len() as f64 / f64::from(self.devices)).min(1.0);
-        let pace = if paces_itself { 1.0 } else { f64::from(knobs.pace_permille) / 1000.0 };
-        let all = devices as f64 * each * knobs.reach() * pace;
-        let free = each >= 1.0 && knobs.reach() >= 1.0 && pace >= 1.0;
-        (!free).then_some(all.max(0.01))
+        let pace = if paces_itself { 1.0 } else { allowed.pace() };
+        let all = devices as f64 * each * allowed.share * pace;
+        let free = each >= 1.0 && allowed.share >= 1.0 && pace >= 1.0;
+        (!free).then_some(all)
     }
 
     /// Makes a group for a tenant and confines it; `None` where the kernel does not.
@@ -126,7 +162,7 @@ impl CpuDevice {
         &self,
         name: &str,
         devices: usize,
-        knobs: Knobs,
+        allowed: Allowed,
         paces_itself: bool,
     ) -> Option<PathBuf> {
         let cgroup = self.cgroup.as_ref()?;
@@ -134,16 +170,22 @@ impl CpuDevice {
         if !folder.is_dir() && fs::create_dir(&folder).is_err() {
             return None;
         }
-        cgroup.limit(&folder, self.most_cores(devices, knobs, paces_itself)).ok()?;
-        cgroup.rank(&folder, knobs.sm_permille > 0);
+        cgroup.limit(&folder, self.most_cores(devices, allowed, paces_itself)).ok()?;
+        cgroup.rank(&folder, allowed.promised);
         Some(folder)
     }
 
-    /// The pace that a tenant with these knobs has to keep by itself: where the kernel does not help, its
-    /// share is a pace.
-    pub(crate) fn own_pace_permille(&self, knobs: Knobs) -> u16 {
-        let share = if self.cgroup.is_none() { knobs.reach() } else { 1.0 };
-        (f64::from(knobs.pace_permille) * share).round() as u16
+    /// The pace that a tenant has to keep by itself: where the kernel does not help, its share is a pace.
+    pub(crate) fn own_pace_permille(&self, allowed: Allowed) -> u16 {
+        let share = if self.cgroup.is_none() { allowed.share } else { 1.0 };
+        (f64::from(allowed.pace_permille) * share).round() as u16
+    }
+
+    /// The part of the time for which a tenant that does not speak with us is to run; `None` = always, as
+    /// far as signals are concerned.
+    pub(crate) fn sliced(&self, pace_permille: u16) -> Option<f64> {
+        let part = f64::from(pace_permille) / 1000.0;
+        (self.cgroup.is_none() && part < 1.0).then_some(part)
     }
 
     /// Removes the group of a tenant that is gone.
@@ -179,16 +221,23 @@ impl CpuDevice {
 
 impl Cgroup {
     fn limit(&self, folder: &Path, cores: Option<f64>) -> std::io::Result<()> {
-        let quota = cores.map(|c| (c * PERIOD_US as f64).round().max(1_000.0) as u64);
+        // What is too little for the usual period is handed out less often.
+        let period = cores.map_or(PERIOD_US, |c| {
+            (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US)
+        });
+        let quota = cores.map(|c| (c * period).round().max(LEAST_QUOTA_US));
         match self.tier {
             Tier::CgroupV2 => {
                 let quota = quota.map_or("max".to_string(), |q| q.to_string());
-                fs::write(folder.join("cpu.max"), format!("{quota} {PERIOD_US}"))
+                fs::write(folder.join("cpu.max"), format!("{quota} {period:.0}"))
             }
             Tier::CgroupV1 => {
-                fs::write(folder.join("cpu.cfs_period_us"), PERIOD_US.to_string())?;
-                let quota = quota.map_or("-1".to_string(), |q| q.to_string());
-                fs::write(folder.join("cpu.cfs_quota_us"), quota)
+                let (at_period, at_quota) =
+                    (folder.join("cpu.cfs_period_us"), folder.join("cpu.cfs_quota_us"));
+                // Without a quota every period is allowed.
+                fs::write(&at_quota, "-1")?;
+                fs::write(at_period, format!("{period:.0}"))?;
+                quota.map_or(Ok(()), |q| fs::write(&at_quota, q.to_string()))
             }
             Tier::Cooperative => Ok(()),
         }
@@ -255,13 +304,7 @@ impl Cgroup {
             fs::create_dir(&folder).map_err(said("make a group"))?;
         }
         self.limit(&folder, Some(TEST_SHARE)).map_err(said("set a limit"))?;
-        let spinner = Command::new("sh")
-            .args(["-c", "while :; do :; done"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let mut spinner = spinner.map_err(said("run a busy process"))?;
+        let mut spinner = spin().map_err(said("run a busy process"))?;
         let joined = fs::write(folder.join("cgroup.procs"), spinner.id().to_string());
         let cpu_s = |pid| process::stat(pid).map_or(0.0, |s| s.cpu_s);
         let (began, before) = (Instant::now(), cpu_s(spinner.id()));
@@ -275,6 +318,40 @@ impl Cgroup {
         joined.map_err(said("join a group"))?;
         Ok(got)
     }
+}
+
+/// A process that wants all of a core.
+fn spin() -> std::io::Result<std::process::Child> {
+    Command::new("sh")
+        .args(["-c", "while :; do :; done"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+}
+
+/// Holds a busy process back by signals, as is done where the kernel does not help.
+fn test_signals(why: &str) -> SelfTest {
+    let tested = |what: String| SelfTest { tier: Tier::Cooperative, what };
+    let Ok(mut spinner) = spin() else { return tested(why.into()) };
+    let pid = spinner.id();
+    let stat = || process::stat(pid);
+    let it = Process { pid, start: stat().map_or(0, |s| s.start) };
+    let cpu_s = || stat().map_or(0.0, |s| s.cpu_s);
+    let (began, before) = (Instant::now(), cpu_s());
+    let mut slicer = Slicer::new(TEST_SHARE, began);
+    while began.elapsed() < TEST_FOR {
+        std::thread::sleep(slicer.due().saturating_duration_since(Instant::now()));
+        if let Some(runs) = slicer.turn(Instant::now()) {
+            it.signal_group(if runs { Signal::CONT } else { Signal::STOP });
+        }
+    }
+    let got = 100.0 * (cpu_s() - before) / began.elapsed().as_secs_f64();
+    let _ = spinner.kill();
+    let _ = spinner.wait();
+    let asked = 100.0 * TEST_SHARE;
+    tested(format!("{why}; a busy process held by signals to {asked:.0}% of a core got {got:.0}%"))
 }
 
 /// Tries what the kernel offers until something works.
@@ -300,7 +377,7 @@ fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
     }
     let what =
         if why.is_empty() { "the machine has no cgroups".to_string() } else { why.join("; ") };
-    (None, SelfTest { tier: Tier::Cooperative, what })
+    (None, test_signals(&what))
 }
 
 /// The cores that this process may use.
@@ -322,8 +399,6 @@ fn host_mib() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Process;
-    use std::os::unix::process::CommandExt;
 
     fn device(cores: u32, devices: u16) -> CpuDevice {
         let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
@@ -342,7 +417,7 @@ mod tests {
     fn limits_follow_shares_and_pace() {
         let half = Knobs { sm_permille: 500, ..Knobs::WHOLE };
         let slow = Knobs { pace_permille: 250, ..Knobs::WHOLE };
-        let most = |d: &CpuDevice, n, k, own| d.most_cores(n, k, own);
+        let most = |d: &CpuDevice, n, k, own| d.most_cores(n, Allowed::new(k, 0.0), own);
         assert_eq!(most(&device(2, 2), 1, Knobs::WHOLE, false), None);
         assert_eq!(most(&device(2, 2), 1, half, false), Some(0.5));
         assert_eq!(most(&device(2, 2), 2, half, false), Some(1.0));
@@ -354,8 +429,14 @@ mod tests {
     #[test]
     fn without_the_kernel_a_share_is_a_pace() {
         let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
-        assert_eq!(device(2, 2).own_pace_permille(knobs), 250);
-        assert_eq!(device(2, 2).own_pace_permille(Knobs { sm_permille: 0, ..Knobs::WHOLE }), 1000);
+        let own = |knobs, most| device(2, 2).own_pace_permille(Allowed::new(knobs, most));
+        assert_eq!(own(knobs, 0.0), 250);
+        assert_eq!(own(Knobs { sm_permille: 0, ..Knobs::WHOLE }, 0.0), 1000);
+        // Its user may hold it to less than it was promised, not to more.
+        assert_eq!(own(knobs, 0.1), 50);
+        assert_eq!(own(knobs, 0.9), 250);
+        assert_eq!(device(2, 2).sliced(250), Some(0.25));
+        assert_eq!(device(2, 2).sliced(1000), None);
     }
 
     /// With the kernel's help a share is kept; without, the device says so.
@@ -368,7 +449,7 @@ mod tests {
             return;
         }
         let knobs = Knobs { sm_permille: 300, ..Knobs::WHOLE };
-        let folder = device.confine("tenant", 1, knobs, false).unwrap();
+        let folder = device.confine("tenant", 1, Allowed::new(knobs, 0.0), false).unwrap();
         let mut busy = Command::new("sh")
             .args(["-c", "while :; do :; done"])
             .process_group(0)

@@ -43,7 +43,10 @@ impl Guard {
             let (n, s) = self.alone;
             let keep = if n > 10 * BASELINE_STEPS { 0.5 } else { 1.0 };
             self.alone = ((n as f64 * keep) as u64 + steps, s * keep + step_s * steps as f64);
-        } else if let Some(own_s) = self.own_step_s()
+        }
+        // While the others stand still nobody disturbs it, and the climb has to begin somewhere.
+        let looks = !alone || self.law.pace_permille() == 0;
+        if let Some(own_s) = self.own_step_s().filter(|_| looks)
             && now.duration_since(self.looked) >= Duration::from_micros(PERIOD.0)
         {
             self.looked = now;
@@ -82,6 +85,17 @@ mod tests {
         assert_eq!(guard.pace_permille(now), 40);
         now += Duration::from_secs(1);
         guard.hear(50, 0.02, 64, false, now);
+        assert_eq!(guard.pace_permille(now), 20);
+    }
+
+    #[test]
+    fn others_who_stand_still_are_let_in_again() {
+        let mut now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        for _ in 0..5 {
+            now += Duration::from_secs(1);
+            guard.hear(90, 0.01, 64, true, now);
+        }
         assert_eq!(guard.pace_permille(now), 20);
     }
 

@@ -2,6 +2,7 @@
 //! error that names the one which was probably meant.
 
 use crate::protocol::BatchRange;
+use roommate_core::goodput::{LrRule, Noise, Training};
 use roommate_core::idx::{ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Retries, Spec};
 use roommate_core::knobs::Knobs;
@@ -305,7 +306,16 @@ impl JobFile {
     pub fn profile(&self) -> Profile {
         let stages: Option<f64> = self.stages_s.map(|s| s.iter().sum());
         let step_s = self.step_s.or(stages.filter(|s| *s > 0.0)).unwrap_or(UNKNOWN_STEP_S);
-        Profile { stages_s: self.stages_s, ..Profile::of_step(step_s) }
+        let training = self.batch.map(|b| Training {
+            batch: b.size,
+            batch_min: b.min,
+            batch_max: b.max,
+            // The job itself sees to its learning rate; noise and memory it reports.
+            lr: LrRule::default(),
+            noise: Noise::default(),
+            memory: Vec::new(),
+        });
+        Profile { stages_s: self.stages_s, training, ..Profile::of_step(step_s) }
     }
 
     /// What the engine is asked for, when it is submitted now.

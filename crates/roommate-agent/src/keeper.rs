@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `launch` | the daemon, before it spawns the keeper | what to run and how |
 //! | `claim` | whoever is first | the keeper: I run it; the daemon: nobody ever will |
+//! | `usage` | the keeper | how much CPU time the command took, in seconds |
 //! | `exit` | the keeper | how the command ended |
 //!
 //! `claim` appears by a hard link, which succeeds once. So a daemon that was killed just after it spawned
@@ -118,6 +119,11 @@ impl Attempt {
         text.and_then(|t| serde_json::from_slice(&t).ok()).unwrap_or(Exit::Unseen)
     }
 
+    /// CPU time that the command took, once it has ended.
+    pub(crate) fn cpu_s(&self) -> Option<f64> {
+        fs::read_to_string(self.folder.join("usage")).ok()?.parse().ok()
+    }
+
     fn read_claim(&self) -> Option<Claim> {
         serde_json::from_slice(&fs::read(self.folder.join("claim")).ok()?).ok()
     }
@@ -160,6 +166,10 @@ pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
         return Ok(());
     }
     let exit = run(&launch, folder, program);
+    if let Some(stat) = process::stat(std::process::id()) {
+        // Nobody is worse off without it.
+        let _ = process::write_whole(&folder.join("usage"), stat.children_s.to_string().as_bytes());
+    }
     let text = serde_json::to_vec(&exit).expect("an exit can always be written");
     process::write_whole(&folder.join("exit"), &text)
 }

@@ -23,6 +23,7 @@ mod process;
 pub mod protocol;
 mod recover;
 pub mod signal;
+mod slice;
 mod stage;
 pub mod store;
 pub mod world;

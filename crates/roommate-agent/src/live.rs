@@ -2,6 +2,7 @@
 //! facts.
 
 use crate::AgentError;
+use crate::device::Allowed;
 use crate::guard::Guard;
 use crate::keeper::{Attempt, Launch, pin};
 use crate::peer::Peer;
@@ -9,6 +10,7 @@ use crate::process::{self, Exit, Process};
 use crate::protocol::{
     self, BatchRange, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome,
 };
+use crate::slice::Slicer;
 use crate::store::JobRow;
 use crate::world::{Input, World, random, small_thread};
 use roommate_core::event::{Action, Event, Placement, Sample};
@@ -29,6 +31,8 @@ pub(crate) const COME_BACK: Duration = Duration::from_secs(2);
 /// A step's length is reported again when it changed by this share, or after [`SAMPLE_EVERY`].
 const SAMPLE_CHANGE: f64 = 0.1;
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
+/// The same for a job whose batch size may be tuned: a search waits for what it measures.
+const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 
 /// A job as this machine knows it.
 pub(crate) struct Live {
@@ -40,6 +44,8 @@ pub(crate) struct Live {
     pub(crate) held: bool,
     /// The batch size that its user wants; 0 = none in particular.
     pub(crate) batch: u32,
+    /// The most of each device that its user leaves it; 0 = as the policy wants it.
+    pub(crate) share: f64,
     /// How it ended, if it did.
     pub(crate) outcome: Option<String>,
     pub(crate) tenant: Option<Tenant>,
@@ -47,7 +53,29 @@ pub(crate) struct Live {
     pub(crate) seen: Option<Stepped>,
     /// How its last attempt ended.
     pub(crate) exit: Option<Exit>,
-    sampled: Option<(Instant, f64)>,
+    /// CPU time of its last attempt.
+    pub(crate) cpu_s: Option<f64>,
+    /// What it reported since the engine was last told, and what that was.
+    tally: Option<Tally>,
+    sampled: Option<Sampled>,
+}
+
+/// Reports that the engine has not been told of yet.
+#[derive(Clone, Copy, Debug)]
+struct Tally {
+    steps: u64,
+    busy_s: f64,
+    since: Instant,
+    /// CPU time of the process by then.
+    cpu_s: f64,
+}
+
+/// What the engine was last told of a job's steps.
+#[derive(Clone, Copy, Debug)]
+struct Sampled {
+    at: Instant,
+    step_s: f64,
+    batch: u32,
 }
 
 /// A job with a process.
@@ -58,6 +86,10 @@ pub(crate) struct Tenant {
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
+    /// The process that speaks with us; 0 = none ever did.
+    pub(crate) pid: u32,
+    /// How it is held to its share by signals, if it is.
+    pub(crate) slicer: Option<Slicer>,
     /// Batch sizes that it said it can work with.
     pub(crate) batches: Option<BatchRange>,
     pub(crate) aim: Aim,
@@ -93,10 +125,13 @@ impl Live {
             checkpoint: 0.0,
             held: false,
             batch: 0,
+            share: 0.0,
             outcome: None,
             tenant: None,
             seen: None,
             exit: None,
+            cpu_s: None,
+            tally: None,
             sampled: None,
         }
     }
@@ -187,7 +222,12 @@ impl World {
             log: self.config.paths.log(job.0),
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
-            cgroup: self.device.confine(&group(job), place.gpus.len(), place.knobs, false),
+            cgroup: self.device.confine(
+                &group(job),
+                place.gpus.len(),
+                Allowed::new(place.knobs, live.share),
+                false,
+            ),
         }
     }
 
@@ -222,6 +262,8 @@ impl World {
             gpus: place.gpus,
             knobs: place.knobs,
             peer: None,
+            pid: 0,
+            slicer: None,
             batches: None,
             aim: Aim::Run,
             told: (false, Knobs::PACE_FULL),
@@ -298,6 +340,7 @@ impl World {
             return;
         };
         let cooperates = t.peer.is_some();
+        self.device.confine(&group(job), t.gpus.len(), Allowed::ALL, true);
         t.thaw();
         match &t.peer {
             Some(peer) => {
@@ -329,29 +372,64 @@ impl World {
     /// Makes a job run in the way that its knobs and its roommates want it to.
     pub(crate) fn tell(&mut self, job: JobIdx) {
         let told = self.wanted(job);
-        let (held, batch) = (self.live[job.usize()].held, self.live[job.usize()].batch);
+        let (batch, share) = (self.live[job.usize()].batch, self.live[job.usize()].share);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.told = told;
         let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
-        self.device.confine(&group(job), t.gpus.len(), knobs, t.peer.is_some());
-        match &t.peer {
-            Some(peer) => {
-                peer.say(&ToTenant::Tune(Tune {
-                    batch: if batch > 0 { batch } else { knobs.batch },
-                    pace_permille: told.1,
-                    interleaved: told.0,
-                }));
+        let (allowed, speaks) = (Allowed::new(knobs, share), t.peer.is_some());
+        self.device.confine(&group(job), t.gpus.len(), allowed, speaks);
+        if let Some(peer) = &t.peer {
+            peer.say(&ToTenant::Tune(Tune {
+                batch: if batch > 0 { batch } else { knobs.batch },
+                pace_permille: told.1,
+                interleaved: told.0,
+            }));
+        } else {
+            self.drive(job);
+        }
+    }
+
+    /// Has a tenant that does not speak with us run, stand still, or run for a part of the time.
+    fn drive(&mut self, job: JobIdx) {
+        let held = self.live[job.usize()].held;
+        let Some(t) = &mut self.live[job.usize()].tenant else { return };
+        let pace = t.told.1.min(t.knobs.pace_permille);
+        if held || pace == 0 {
+            t.slicer = None;
+            t.freeze();
+            return;
+        }
+        match self.device.sliced(pace) {
+            Some(part) if t.slicer.as_ref().is_some_and(|s| s.share() == part) => {}
+            Some(part) => {
+                t.thaw();
+                t.slicer = Some(Slicer::new(part, Instant::now()));
             }
-            None if knobs.pace_permille == 0 => t.freeze(),
-            None if !held => t.thaw(),
-            None => {}
+            None => {
+                t.slicer = None;
+                t.thaw();
+            }
+        }
+    }
+
+    /// Stops and continues those who are held to their share by signals.
+    pub(crate) fn slice(&mut self) {
+        let now = Instant::now();
+        let tenants = self.live.iter_mut().filter_map(|l| l.tenant.as_mut());
+        for t in tenants.filter(|t| t.aim == Aim::Run) {
+            match t.slicer.as_mut().and_then(|s| s.turn(now)) {
+                Some(true) => t.thaw(),
+                Some(false) => t.freeze(),
+                None => {}
+            }
         }
     }
 
     /// Whether the job is to take turns in its stages, and at which pace it is to run.
     fn wanted(&self, job: JobIdx) -> (bool, u16) {
         let Some(t) = &self.live[job.usize()].tenant else { return (false, Knobs::PACE_FULL) };
-        let own = self.device.own_pace_permille(t.knobs);
+        let share = self.live[job.usize()].share;
+        let own = self.device.own_pace_permille(Allowed::new(t.knobs, share));
         let now = Instant::now();
         let beside = |other: &&JobIdx| {
             self.engine.state().job(**other).gpus.iter().any(|g| t.gpus.contains(g))
@@ -399,9 +477,7 @@ impl World {
                 t.frozen = false;
                 peer.say(&ToTenant::Resume(Nothing {}));
             }
-            (None, true) => t.freeze(),
-            (None, false) if t.told.1 > 0 => t.thaw(),
-            (None, false) => {}
+            (None, _) => self.drive(job),
         }
         if held {
             self.report_standstill(job);
@@ -443,6 +519,7 @@ impl World {
     pub(crate) fn end_tenant(&mut self, job: JobIdx, aim: Aim) {
         if let Some(t) = &mut self.live[job.usize()].tenant {
             t.aim = aim;
+            self.device.confine(&group(job), t.gpus.len(), Allowed::ALL, true);
             t.thaw();
             t.keeper.signal_group(Signal::TERM);
             t.deadline = Some(Instant::now() + GRACE);
@@ -464,8 +541,8 @@ impl World {
             peer.hang_up();
         }
         let exit = t.attempt.exit();
-        live.exit = Some(exit.clone());
-        live.sampled = None;
+        (live.exit, live.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s());
+        (live.sampled, live.tally) = (None, None);
         let admitted = self.stages.forget(job);
         self.admit(&admitted);
         self.judge(job, t.aim, &exit);
@@ -569,7 +646,9 @@ impl World {
                     self.facts.push(Event::Stopped { job, done: done.done });
                 }
             }
-            FromTenant::Resumed(_) => self.live[idx].sampled = None,
+            FromTenant::Resumed(_) => {
+                (self.live[idx].sampled, self.live[idx].tally) = (None, None);
+            }
             FromTenant::Checkpointed(done) => {
                 self.live[idx].checkpoint = done.done;
                 self.store.set_checkpoint(job.0, done.done)?;
@@ -621,7 +700,14 @@ impl World {
         if matches!(t.aim, Aim::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));
         }
-        self.device.confine(&group(job), t.gpus.len(), t.knobs, true);
+        let allowed = Allowed::new(t.knobs, live.share);
+        self.device.confine(&group(job), t.gpus.len(), allowed, true);
+        // From now on it holds itself back.
+        t.pid = hello.pid;
+        if t.slicer.take().is_some() {
+            t.thaw();
+        }
+        live.tally = Some(Tally::new(t));
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
         }
@@ -629,24 +715,38 @@ impl World {
 
     fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
         self.watch_over(job, &stepped);
+        let tunable = self.engine.state().profile(job).training.is_some();
         let live = &mut self.live[job.usize()];
         let Some(t) = &live.tenant else { return };
         let pace = f64::from(t.told.1.max(1)) / 1000.0;
         let step_s = stepped.step_s / pace;
-        let news = live.sampled.is_none_or(|(at, was)| {
-            at.elapsed() >= SAMPLE_EVERY || (step_s - was).abs() > SAMPLE_CHANGE * was
+        let every = if tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
+        let tally = live.tally.get_or_insert_with(|| Tally::new(t));
+        let changed = live.sampled.is_none_or(|was| {
+            was.batch != stepped.batch || (step_s - was.step_s).abs() > SAMPLE_CHANGE * was.step_s
         });
-        let sample = Sample {
-            step_s,
-            done: Some(stepped.done),
-            noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
-            ..Sample::default()
-        };
-        live.seen = Some(stepped);
-        if news && step_s > 0.0 {
-            live.sampled = Some((Instant::now(), step_s));
+        if changed {
+            // What was before must not soften the news.
+            (tally.steps, tally.busy_s) = (0, 0.0);
+        }
+        tally.steps += stepped.steps;
+        tally.busy_s += step_s * stepped.steps as f64;
+        let late = live.sampled.is_some_and(|was| was.at.elapsed() >= every);
+        if (changed || late) && tally.busy_s > 0.0 {
+            let step_s = tally.busy_s / tally.steps as f64;
+            let sample = Sample {
+                step_s,
+                done: Some(stepped.done),
+                sm_util: (tally.busy(t) / pace).min(1.0) as f32,
+                noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
+                batch: stepped.batch,
+                ..Sample::default()
+            };
+            live.sampled = Some(Sampled { at: Instant::now(), step_s, batch: stepped.batch });
+            live.tally = Some(Tally::new(t));
             self.facts.push(Event::Sampled { job, sample });
         }
+        live.seen = Some(stepped);
     }
 
     /// The guard of a job that was promised a speed hears what it reports.
@@ -672,10 +772,12 @@ impl World {
     pub(crate) fn peer_gone(&mut self, id: u64) {
         for idx in 0..self.live.len() {
             let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
+            let share = self.live[idx].share;
             let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
             t.peer = None;
             // It may come back; until then it is held as one that never spoke.
-            self.device.confine(&group(JobIdx::from_usize(idx)), t.gpus.len(), t.knobs, false);
+            let allowed = Allowed::new(t.knobs, share);
+            self.device.confine(&group(JobIdx::from_usize(idx)), t.gpus.len(), allowed, false);
             let admitted = self.stages.forget(JobIdx::from_usize(idx));
             self.admit(&admitted);
         }
@@ -700,7 +802,26 @@ impl World {
     }
 }
 
+impl Tally {
+    /// Begins with the next report.
+    fn new(tenant: &Tenant) -> Self {
+        Self { steps: 0, busy_s: 0.0, since: Instant::now(), cpu_s: tenant.cpu_s() }
+    }
+
+    /// The part of its devices that the process kept busy since.
+    fn busy(&self, tenant: &Tenant) -> f64 {
+        let whole_s = self.since.elapsed().as_secs_f64() * tenant.gpus.len().max(1) as f64;
+        ((tenant.cpu_s() - self.cpu_s) / whole_s.max(1e-3)).clamp(0.0, 1.0)
+    }
+}
+
 impl Tenant {
+    /// CPU time so far of the process that speaks with us, if it is one of ours.
+    fn cpu_s(&self) -> f64 {
+        let stat = process::stat(self.pid).filter(|s| s.group == self.keeper.pid);
+        stat.map_or(0.0, |s| s.cpu_s)
+    }
+
     fn freeze(&mut self) {
         self.keeper.signal_group(Signal::STOP);
         self.frozen = true;

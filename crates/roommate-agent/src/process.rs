@@ -149,6 +149,8 @@ pub(crate) struct Stat {
     pub(crate) group: u32,
     pub(crate) start: u64,
     pub(crate) cpu_s: f64,
+    /// CPU time of children that it waited for, and theirs.
+    pub(crate) children_s: f64,
 }
 
 /// Clock ticks per second; Linux has shown users 100 on every machine for decades.
@@ -164,6 +166,7 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
         group: u32::try_from(number(2)?).ok()?,
         start: number(19)?,
         cpu_s: (number(11)? + number(12)?) as f64 / TICKS,
+        children_s: (number(13)? + number(14)?) as f64 / TICKS,
     })
 }
 

@@ -8,7 +8,9 @@ use crate::live::{Aim, COME_BACK, Live};
 use crate::paths::Paths;
 use crate::process::{self, Process};
 use crate::store::Store;
-use crate::world::{Clock, Config, Input, USUAL_POLICY, World, first_lines, new_head, unix_us};
+use crate::world::{
+    Clock, Config, Input, USUAL_POLICY, World, first_lines, new_head, share_fact, unix_us,
+};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{Idx, JobIdx};
@@ -118,6 +120,8 @@ impl World {
             let mut job = Live::new(kept.name, kept.row);
             (job.checkpoint, job.held, job.outcome) = (kept.checkpoint, kept.held, kept.outcome);
             job.batch = kept.batch;
+            let share = store.fact(&share_fact(JobIdx(kept.idx)))?;
+            job.share = share.and_then(|s| s.parse().ok()).unwrap_or(0.0);
             live.push(job);
         }
         if live.len() != engine.state().jobs.len() {

@@ -3,7 +3,7 @@
 
 use crate::AgentError;
 use crate::control::{self, JobView, MachineView, Reply, Request, Submit};
-use crate::device::CpuDevice;
+use crate::device::{Allowed, CpuDevice};
 use crate::guard::Guard;
 use crate::keeper::rotate;
 use crate::live::{Aim, Live};
@@ -263,6 +263,7 @@ impl World {
             }
             self.press_deadlines();
             self.settle();
+            self.slice();
             if tidied.elapsed() >= TIDY_EVERY {
                 tidied = Instant::now();
                 self.tidy();
@@ -288,7 +289,11 @@ impl World {
         // A guarded job that falls silent has to be noticed.
         let guard = (!self.guards.is_empty()).then_some(Duration::from_secs(1));
         let deadlines = self.live.iter().filter_map(|l| l.tenant.as_ref()?.deadline);
-        let deadline = deadlines.min().map(|d| d.saturating_duration_since(Instant::now()));
+        let tenants = self.live.iter().filter_map(|l| l.tenant.as_ref());
+        let slices =
+            tenants.filter(|t| t.aim == Aim::Run).filter_map(|t| Some(t.slicer.as_ref()?.due()));
+        let deadline = deadlines.chain(slices).min();
+        let deadline = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         [Some(tidy), wake, deadline, guard].into_iter().flatten().min().unwrap_or(tidy)
     }
 
@@ -380,8 +385,8 @@ impl World {
                 Ok(idx) => self.hold(idx, false),
                 Err(reply) => Ok(reply),
             },
-            Request::Resize { job, batch } => match named(self, &job) {
-                Ok(idx) => self.resize(idx, batch),
+            Request::Resize { job, batch, share } => match named(self, &job) {
+                Ok(idx) => self.resize(idx, batch, share),
                 Err(reply) => Ok(reply),
             },
             Request::Down { stop_jobs } => {
@@ -525,36 +530,82 @@ impl World {
         self.live[job.usize()].held = held;
         self.apply_hold(job);
         if !held && self.live[job.usize()].tenant.as_ref().is_some_and(|t| t.peer.is_none()) {
-            // One that reports nothing is believed to be as fast as it is alone.
-            let state = self.engine.state();
-            let step_s = state.alone_step_s(job, &state.job(job).gpus);
-            self.facts.push(Event::Sampled { job, sample: Sample { step_s, ..Sample::default() } });
+            let part =
+                Allowed::new(self.engine.state().job(job).knobs, self.live[job.usize()].share);
+            self.report_alone(job, part.share);
         }
         Ok(Reply::Done { what: format!("{} {name}", if held { "suspended" } else { "resumed" }) })
     }
 
-    /// Gives a job the batch size that its user wants, from its next step on.
-    fn resize(&mut self, job: JobIdx, batch: u32) -> Result<Reply, AgentError> {
+    /// Gives a job the batch size and the share that its user wants, from its next step on.
+    fn resize(
+        &mut self,
+        job: JobIdx,
+        batch: Option<u32>,
+        share: Option<f64>,
+    ) -> Result<Reply, AgentError> {
+        if let Err((what, hint)) = self.can_resize(job, batch, share) {
+            return Ok(Reply::Error { what, hint: Some(hint.into()) });
+        }
+        if let Some(batch) = batch {
+            self.store.set_batch(job.0, batch)?;
+            self.live[job.usize()].batch = batch;
+        }
+        if let Some(share) = share {
+            self.store.set_fact(&share_fact(job), &share.to_string())?;
+            self.live[job.usize()].share = share;
+        }
+        self.store.commit()?;
+        self.tell(job);
         let live = &self.live[job.usize()];
-        let name = live.name.clone();
-        let no = |what: String, hint: &str| Ok(Reply::Error { what, hint: Some(hint.into()) });
+        if share.is_some() && live.tenant.as_ref().is_some_and(|t| t.peer.is_none()) && !live.held {
+            // One that reports nothing is believed to be as fast as its share is large.
+            let part = Allowed::new(self.engine.state().job(job).knobs, live.share).share;
+            self.report_alone(job, part);
+        }
+        let name = &self.live[job.usize()].name;
+        Ok(Reply::Done { what: format!("resized {name}") })
+    }
+
+    fn can_resize(
+        &self,
+        job: JobIdx,
+        batch: Option<u32>,
+        share: Option<f64>,
+    ) -> Result<(), (String, &'static str)> {
+        let live = &self.live[job.usize()];
+        let name = &live.name;
+        if self.engine.state().job(job).phase == Phase::Done {
+            return Err((
+                format!("job {name:?} has ended already"),
+                "`roommate ps` lists the jobs",
+            ));
+        }
+        if let Some(share) = share.filter(|s| !(0.0..=1.0).contains(s)) {
+            let hint = "0 leaves the share to the policy again";
+            return Err((format!("a share is 0 to 1 of a device, not {share}"), hint));
+        }
+        let Some(batch) = batch else { return Ok(()) };
         let tenant = live.tenant.as_ref().filter(|t| t.peer.is_some());
         let Some(range) = tenant.and_then(|t| t.batches) else {
             let hint = "it has to run, with `min` and `max` in its call of `roommate.steps`";
-            return no(format!("job {name:?} cannot change its batch size"), hint);
+            return Err((format!("job {name:?} cannot change its batch size"), hint));
         };
         if batch != 0 && !(range.min..=range.max).contains(&batch) {
             let what = format!(
                 "job {name:?} works with batches of {} to {}, not {batch}",
                 range.min, range.max
             );
-            return no(what, "0 leaves the size to the policy again");
+            return Err((what, "0 leaves the size to the policy again"));
         }
-        self.store.set_batch(job.0, batch)?;
-        self.store.commit()?;
-        self.live[job.usize()].batch = batch;
-        self.tell(job);
-        Ok(Reply::Done { what: format!("resized {name}") })
+        Ok(())
+    }
+
+    /// A job that reports nothing is believed to have this part of its speed alone.
+    fn report_alone(&mut self, job: JobIdx, part: f64) {
+        let state = self.engine.state();
+        let step_s = state.alone_step_s(job, &state.job(job).gpus) / part.max(1e-3);
+        self.facts.push(Event::Sampled { job, sample: Sample { step_s, ..Sample::default() } });
     }
 
     /// A job that stands still is measured to do so.
@@ -580,11 +631,15 @@ impl World {
             state: live.state(hot),
             ended,
             devices: hot.gpus.iter().map(|g| g.0).collect(),
-            share: f64::from(if hot.is_placed() {
+            share: match f64::from(if hot.is_placed() {
                 hot.knobs.sm_permille
             } else {
                 spec.knobs.sm_permille
-            }) / 1000.0,
+            }) / 1000.0
+            {
+                share if live.share > 0.0 && (share == 0.0 || live.share < share) => live.share,
+                share => share,
+            },
             pace: f64::from(hot.knobs.pace_permille) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
             // The engine goes on counting until it hears of the end.
@@ -596,6 +651,8 @@ impl World {
                 .min(spec.work.unwrap_or(f64::INFINITY)),
             steps: spec.work,
             step_s: live.seen.as_ref().map(|s| s.step_s),
+            stages_s: live.seen.as_ref().and_then(|s| s.stages_s),
+            cpu_s: live.cpu_s,
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
             mem_mib: live.seen.as_ref().and_then(|s| s.mem_mib),
             cooperative: tenant.is_some_and(|t| t.peer.is_some()),
@@ -617,6 +674,11 @@ impl World {
             command: live.row.file.command.words(),
         }
     }
+}
+
+/// Under which name the store keeps the share that a job's user leaves it.
+pub(crate) fn share_fact(job: JobIdx) -> String {
+    format!("share of job {}", job.0)
 }
 
 /// Writes the first lines of a new journal.

@@ -9,6 +9,7 @@
 //! | [`table`] | speeds by pair of profiles, given |
 //! | [`utilization`] | demands on processors, memory, bus and CPU beyond what there is |
 //! | [`stages`] | jobs that interleave their stages |
+//! | [`cores`] | tenants of CPU cores, which share them when both want to compute |
 //! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
 //! | [`pairwise`] | any of these for two, extended to more |
 //! | [`noisy`] | any of these, seen through noise |
@@ -17,6 +18,7 @@
 
 pub mod atlas;
 pub mod contention;
+pub mod cores;
 pub mod measured;
 pub mod noisy;
 pub mod pairwise;

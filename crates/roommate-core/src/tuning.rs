@@ -137,16 +137,22 @@ impl Tuning {
             self.kinds[profile.usize()].memory.observe(sample.batch, sample.mem_mib);
         }
         let (was, is) = (last.tuned_noise, sample.noise_scale);
+        let [gpu] = plan.job(job).gpus[..] else { return };
+        if is <= 0.0 || self.is_busy(gpu) {
+            return;
+        }
         let ratio = f64::from(is) / f64::from(was);
-        let drifted = ratio >= self.drift || ratio <= 1.0 / self.drift;
-        if was > 0.0
-            && is > 0.0
-            && drifted
-            && let [gpu] = plan.job(job).gpus[..]
-            && !self.is_busy(gpu)
-        {
+        if was > 0.0 && (ratio >= self.drift || ratio <= 1.0 / self.drift) {
             let whole = |v: f32| v.round() as u32;
             plan.note(job, Why::NoiseDrifted { from: whole(was), to: whole(is) });
+            self.restless.insert(gpu, Time::ZERO);
+        }
+        // A job that took its time to be measured: its roommates were tuned without it.
+        let was_tuned = |j: &JobIdx| self.last[j.usize()].tuned_noise > 0.0;
+        if was == 0.0
+            && self.axis(plan, job).is_some()
+            && plan.gpu(gpu).tenants.iter().any(was_tuned)
+        {
             self.restless.insert(gpu, Time::ZERO);
         }
     }

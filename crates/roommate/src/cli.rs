@@ -55,7 +55,7 @@ pub(crate) enum Command {
     Suspend(machine::OnJobs),
     /// Let suspended jobs go on
     Resume(machine::OnJobs),
-    /// Change the batch size of a job while it runs
+    /// Change the batch size or the share of a job while it runs
     Resize(machine::Resize),
     /// Tell what happens on the machine
     Events(machine::Events),
@@ -464,7 +464,7 @@ fn hours(text: &str) -> Result<f64, String> {
     number(text, |v| v > 0.0 && v <= 1e9, "a number above 0, at most 1e9")
 }
 
-fn chance(text: &str) -> Result<f64, String> {
+pub(crate) fn chance(text: &str) -> Result<f64, String> {
     number(text, |v| (0.0..=1.0).contains(&v), "a number from 0 to 1")
 }
 

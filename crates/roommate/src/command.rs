@@ -7,6 +7,7 @@ mod logs;
 mod machine;
 mod oracle;
 mod policies;
+mod predict;
 mod profile;
 mod replay;
 mod report;

@@ -131,14 +131,20 @@ impl Default for Interleaved {
 impl Interleaved {
     /// Seconds of the common step of these tenants where they sit; `None` if the model cannot say.
     pub fn step_s(&self, state: &State, tenants: &[(JobIdx, Knobs)]) -> Option<f64> {
+        self.step_of(tenants.iter().map(|(job, knobs)| (knobs.stage, of(state, *job))))
+    }
+
+    /// The same of offsets and stage times.
+    pub fn step_of(&self, tenants: impl Iterator<Item = (u8, Option<Stages>)>) -> Option<f64> {
         let mut seats: [Option<Stages>; SLOTS] = [None; SLOTS];
-        for (job, knobs) in tenants {
-            let seat = seats.get_mut(usize::from(knobs.stage))?;
+        for (offset, stages) in tenants {
+            let seat = seats.get_mut(usize::from(offset))?;
             if seat.is_some() {
                 return None;
             }
-            *seat = Some(of(state, *job)?);
+            *seat = Some(stages?);
         }
+        let count = seats.iter().flatten().count();
         let step_s = if let [Some(a), None, Some(b), None] = seats {
             step_opposite([a, b])
         } else {
@@ -146,7 +152,7 @@ impl Interleaved {
             // Other gaps than the one above are not part of the model.
             seats[..seated.len()].iter().all(Option::is_some).then(|| step_in_order(&seated))?
         };
-        Some(step_s * self.inflation[tenants.len()])
+        Some(step_s * self.inflation[count])
     }
 }
 

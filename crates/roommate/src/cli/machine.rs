@@ -117,8 +117,11 @@ pub(crate) struct Resize {
     /// Name of the job
     pub(crate) job: String,
     /// The batch size; 0 leaves it to the policy again
-    #[arg(long, value_name = "N")]
-    pub(crate) batch: u32,
+    #[arg(long, value_name = "N", required_unless_present = "share")]
+    pub(crate) batch: Option<u32>,
+    /// The most of each of its devices that it may use, 0 to 1; 0 leaves it to the policy again
+    #[arg(long, value_name = "PART", value_parser = super::chance)]
+    pub(crate) share: Option<f64>,
     #[command(flatten)]
     pub(crate) state: StateArg,
 }
@@ -153,6 +156,10 @@ pub(crate) struct Run {
     /// Run the jobs one at a time first, and compare
     #[arg(long)]
     pub(crate) versus_alone: bool,
+    /// Have the simulator predict when each job ends, from its speed alone, and compare; runs the jobs one at
+    /// a time first
+    #[arg(long)]
+    pub(crate) predict: bool,
     /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,

@@ -195,7 +195,7 @@ pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow
 }
 
 pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
-    let request = Request::Resize { job: args.job.clone(), batch: args.batch };
+    let request = Request::Resize { job: args.job.clone(), batch: args.batch, share: args.share };
     if let Reply::Done { what } = control::ask(&paths(&args.state), &request)? {
         process::say(&what);
     }

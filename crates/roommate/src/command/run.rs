@@ -1,5 +1,6 @@
 //! `roommate run`: a whole mix on this machine, in the foreground.
 
+use super::predict;
 use crate::atomic::AtomicFile;
 use crate::cli::Output;
 use crate::cli::machine::Run;
@@ -36,19 +37,32 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let mix =
         Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
     let mut runs = Vec::new();
-    if args.versus_alone {
+    if args.versus_alone || args.predict {
         runs.push(go(args, &mix, true, &wanted)?);
     }
     runs.push(go(args, &mix, false, &wanted)?);
     let shared = runs.last().context("there was a run")?;
+    let files: Vec<JobFile> = mix.jobs.iter().map(|(_, file)| file.clone()).collect();
+    let guesses = match &runs[..] {
+        [alone, shared] if args.predict => {
+            predict::predict(&shared.journal, &files, &alone.jobs, &shared.jobs)?
+        }
+        _ => Vec::new(),
+    };
     let good = runs.iter().flat_map(|r| &r.jobs).all(|j| j.state == "finished");
     match args.output {
-        Output::Table => process::print(&tell(&runs))?,
+        Output::Table => {
+            let guessed = if args.predict { predict::tell(&guesses) } else { String::new() };
+            process::print(&(tell(&runs) + &guessed))?;
+        }
         Output::Json => {
-            let runs: Vec<_> = runs
+            let mut runs: Vec<_> = runs
                 .iter()
                 .map(|r| json!({ "label": r.label, "wall_s": r.wall_s, "metrics": r.metrics, "jobs": r.jobs }))
                 .collect();
+            if args.predict {
+                runs.push(json!({ "label": "prediction", "jobs": guesses }));
+            }
             process::print(&(serde_json::to_string_pretty(&runs)? + "\n"))?;
         }
         Output::Csv => {

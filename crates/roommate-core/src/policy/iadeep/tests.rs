@@ -212,6 +212,8 @@ struct Bench {
     noise: f32,
     /// Does not apply what it is told.
     deaf: Option<JobIdx>,
+    /// Whose noise is not known yet.
+    mute: Option<JobIdx>,
     /// Batches from which a job runs out of memory.
     too_much: u32,
     notes: Vec<Note>,
@@ -243,6 +245,7 @@ impl Bench {
             batches: vec![0; jobs as usize],
             noise: 300.0,
             deaf: None,
+            mute: None,
             too_much: u32::MAX,
             notes: Vec::new(),
             tunes: Vec::new(),
@@ -304,7 +307,7 @@ impl Bench {
             step_s: self
                 .truth
                 .step_s(times(j), &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>()),
-            noise_scale: self.noise,
+            noise_scale: if self.mute == Some(*j) { 0.0 } else { self.noise },
             batch: self.batches[j.usize()],
             ..Sample::default()
         };
@@ -392,6 +395,24 @@ fn arrivals_keep_what_was_tuned() {
     bench.pass(600.0);
     assert_eq!(bench.said(1, is_settled), 1);
     assert_eq!(bench.said(1, |w| matches!(w, Why::Beside { .. })), 1);
+}
+
+#[test]
+fn who_is_measured_late_is_tuned_with_its_roommates() {
+    let mut bench = Bench::new(1);
+    bench.mute = Some(JobIdx(1));
+    let spec = bench.engine.state().spec(JobIdx(0)).clone();
+    bench.engine.add_job(spec);
+    bench.batches.push(0);
+    bench.tell(vec![Event::Submitted(JobIdx(1))]);
+    bench.pass(1_200.0);
+    assert!(bench.said(0, is_settled) > 0, "{:?}", bench.notes);
+    assert_eq!(bench.said(1, is_settled), 0);
+    bench.mute = None;
+    let facts = bench.measure();
+    bench.tell(facts);
+    bench.pass(600.0);
+    assert_eq!(bench.said(1, is_settled), 1, "{:?}", bench.notes);
 }
 
 #[test]

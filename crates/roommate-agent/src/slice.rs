@@ -1,0 +1,100 @@
+//! Slices: a process that neither the kernel nor itself holds to its share is stopped and continued by
+//! signals, so that it runs for its share of the time.
+//!
+//! Time runs up a credit at the rate of the share, and running uses it up. Signals come late on a busy
+//! machine; what was too much or too little is made good in the next slice.
+
+use std::time::{Duration, Instant};
+
+/// A slice and the pause after it, where both are long enough.
+const PERIOD_S: f64 = 0.2;
+/// In a shorter slice the time between a signal and what it does would count.
+const LEAST_RUN_S: f64 = 0.03;
+/// What is remembered at most of late signals, in periods.
+const MEMORY: f64 = 3.0;
+
+/// The slices of one process.
+#[derive(Clone, Debug)]
+pub(crate) struct Slicer {
+    share: f64,
+    runs: bool,
+    since: Instant,
+    /// Seconds that it may still run; negative where it ran too long.
+    credit_s: f64,
+}
+
+impl Slicer {
+    /// Slices for a process that runs now.
+    pub(crate) fn new(share: f64, now: Instant) -> Self {
+        Self { share: share.clamp(0.001, 1.0), runs: true, since: now, credit_s: 0.0 }
+    }
+
+    /// The share that it is held to.
+    pub(crate) fn share(&self) -> f64 {
+        self.share
+    }
+
+    fn run_s(&self) -> f64 {
+        (self.share * PERIOD_S).max(LEAST_RUN_S)
+    }
+
+    /// How fast the credit changes, and where it has to be for the next turn.
+    fn course(&self) -> (f64, f64) {
+        let used = 1.0 - self.share;
+        if self.runs { (-used, -used * self.run_s()) } else { (self.share, 0.0) }
+    }
+
+    /// When it is stopped or continued next.
+    pub(crate) fn due(&self) -> Instant {
+        let (rate, goal) = self.course();
+        let left_s = if rate == 0.0 { PERIOD_S } else { (goal - self.credit_s) / rate };
+        self.since + Duration::from_secs_f64(left_s.max(0.0))
+    }
+
+    /// Whether it is to run from now on, if that changes now.
+    pub(crate) fn turn(&mut self, now: Instant) -> Option<bool> {
+        if now < self.due() {
+            return None;
+        }
+        let most = MEMORY * self.run_s();
+        let credit = self.credit_s + self.course().0 * (now - self.since).as_secs_f64();
+        self.credit_s = credit.clamp(-most, most);
+        self.since = now;
+        self.runs = !self.runs;
+        Some(self.runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The part of the time that a process runs whose signals come so late.
+    fn part(share: f64, late: impl Fn(u32) -> Duration) -> f64 {
+        let began = Instant::now();
+        let mut slicer = Slicer::new(share, began);
+        let (mut now, mut ran, mut runs, mut n) = (began, 0.0, true, 0);
+        while now - began < Duration::from_secs(60) {
+            let next = slicer.due().max(now) + late(n);
+            if runs {
+                ran += (next - now).as_secs_f64();
+            }
+            now = next;
+            n += 1;
+            if let Some(turn) = slicer.turn(now) {
+                runs = turn;
+            }
+        }
+        ran / (now - began).as_secs_f64()
+    }
+
+    #[test]
+    fn shares_are_kept_although_signals_come_late() {
+        for share in [0.02, 0.1, 0.3, 0.5, 0.9, 1.0] {
+            let exact = part(share, |_| Duration::ZERO);
+            assert!((exact - share).abs() < 0.01 * share, "{share}: {exact}");
+            let late = part(share, |n| Duration::from_millis(u64::from(n * 7 % 9)));
+            assert!((late - share).abs() < 0.05 * share, "{share}, late: {late}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Tenants of CPU cores: those who want to compute at the same time share the core in equal parts; those
+//! who wait for something else disturb nobody.
+//!
+//! A step alone is a part that computes and a part that waits. Which tenants meet on the core is
+//! a closed network of one processor-sharing station and one of pure delay, whose throughput has an exact
+//! recursion over subsets of the tenants (mean-value analysis); for such stations only the means of the
+//! parts matter, not how they vary.
+//!
+//! ```text
+//! R_i(S) = c_i · (1 + Σ_{j ≠ i} Q_j(S − i))      time on the core; c: alone, w: waiting
+//! Q_i(S) = R_i(S) / (R_i(S) + w_i)               presence on the core; speed = (c_i + w_i) / (R_i + w_i)
+//! ```
+//!
+//! Who was promised nothing beside somebody who was computes in the gaps only. Who is confined to a share
+//! takes at least that much longer. Tenants that take turns in their stages advance together, as
+//! [`stages`] has it, without any inflation.
+
+use crate::idx::{Idx, JobIdx};
+use crate::interference::stages::{Interleaved, SLOTS, Stages};
+use crate::interference::{Estimate, Interference};
+use crate::knobs::Knobs;
+use crate::state::State;
+
+/// Sharing of cores.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cores {
+    /// The part of its time for which each kind of work computes when it is alone, by its index; kinds
+    /// beyond the end always do.
+    pub busy: Vec<f64>,
+    /// Data, compute and network seconds of a step of each kind that marks its stages, by its index.
+    pub stages: Vec<Option<Stages>>,
+}
+
+/// What one tenant wants of the core.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    /// Part of a step alone that computes.
+    busy: f64,
+    /// How much longer that takes confined to its share.
+    stretch: f64,
+    promised: bool,
+}
+
+impl Cores {
+    /// Speed of one of some tenants, alone on the whole core = 1.
+    fn speed_of(wants: &[Want], who: usize) -> f64 {
+        let me = wants[who];
+        let promised: Vec<Want> = wants.iter().copied().filter(|w| w.promised).collect();
+        let (rivals, at) = if me.promised {
+            (promised.clone(), wants[..who].iter().filter(|w| w.promised).count())
+        } else {
+            let others: Vec<Want> = wants.iter().copied().filter(|w| !w.promised).collect();
+            (others, wants[..who].iter().filter(|w| !w.promised).count())
+        };
+        let mut core_s = Self::times(&rivals)[at];
+        if !me.promised {
+            // Those who come first leave the gaps.
+            let times = Self::times(&promised);
+            let taken = promised.iter().zip(times).map(|(w, r)| w.busy / (r + 1.0 - w.busy));
+            core_s /= (1.0 - taken.sum::<f64>()).max(0.01);
+        }
+        1.0 / (core_s.max(me.busy * me.stretch) + 1.0 - me.busy)
+    }
+
+    /// Time on the core of each of these for a step, all of them together.
+    fn times(wants: &[Want]) -> Vec<f64> {
+        let n = wants.len();
+        // By subset: presence on the core of each member.
+        let mut present = vec![vec![0.0; n]; 1 << n];
+        let mut times = vec![0.0; n];
+        for set in 1usize..1 << n {
+            for (i, want) in wants.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1) {
+                let met: f64 = present[set & !(1 << i)].iter().sum();
+                times[i] = want.busy * (1.0 + met);
+                present[set][i] = times[i] / (times[i] + 1.0 - want.busy).max(1e-12);
+            }
+        }
+        times
+    }
+
+    fn want(&self, state: &State, job: JobIdx, knobs: Knobs) -> Want {
+        let busy = self.busy.get(state.spec(job).profile.usize()).copied().unwrap_or(1.0);
+        Want {
+            busy: busy.clamp(0.0, 1.0),
+            stretch: 1.0 / knobs.reach().max(1e-3),
+            promised: knobs.sm_permille > 0,
+        }
+    }
+}
+
+impl Interference for Cores {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+        if tenants.len() > 1 && tenants.iter().any(|(_, knobs)| knobs.stage > 0) {
+            let turns = Interleaved { inflation: [1.0; SLOTS + 1] };
+            let stages = |job: JobIdx| *self.stages.get(state.spec(job).profile.usize())?;
+            let seated = tenants.iter().map(|(job, knobs)| (knobs.stage, stages(*job)));
+            let together_s = turns.step_of(seated).filter(|s| *s > 0.0);
+            if let Some((alone, together_s)) = stages(tenants[who].0).zip(together_s) {
+                return Estimate::certain(alone.iter().sum::<f64>() / together_s);
+            }
+        }
+        let wants: Vec<Want> =
+            tenants.iter().map(|(job, knobs)| self.want(state, *job, *knobs)).collect();
+        Estimate::certain(Self::speed_of(&wants, who))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::idx::ProfileIdx;
+    use crate::interference::testing::{state, whole};
+    use crate::math::rng::Rng;
+
+    fn speeds(busy: &[f64]) -> Vec<f64> {
+        let profiles: Vec<ProfileIdx> = (0..busy.len()).map(ProfileIdx::from_usize).collect();
+        let jobs: Vec<u32> = (0..busy.len() as u32).collect();
+        let model = Cores { busy: busy.to_vec(), stages: Vec::new() };
+        let state = state(&profiles);
+        (0..busy.len()).map(|who| model.speed(&state, 0, &whole(&jobs), who).mean).collect()
+    }
+
+    #[test]
+    fn who_computes_shares_and_who_waits_does_not() {
+        assert_eq!(speeds(&[1.0]), [1.0]);
+        assert_eq!(speeds(&[1.0, 1.0]), [0.5, 0.5]);
+        assert_eq!(speeds(&[0.0, 1.0]), [1.0, 1.0]);
+        assert!(speeds(&[1.0; 4]).iter().all(|s| (s - 0.25).abs() < 1e-12));
+    }
+
+    #[test]
+    fn gaps_and_shares() {
+        let model = Cores { busy: vec![0.5, 1.0], stages: Vec::new() };
+        let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
+        let free = Knobs { sm_permille: 0, ..Knobs::WHOLE };
+        let third = Knobs { sm_permille: 250, ..Knobs::WHOLE };
+        let speed = |tenants: &[(JobIdx, Knobs)], who| model.speed(&state, 0, tenants, who).mean;
+        let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), free)];
+        assert_eq!((speed(&tenants, 0), speed(&tenants, 1)), (1.0, 0.5));
+        assert_eq!(speed(&[(JobIdx(1), third)], 0), 0.25);
+        // Of a step that waits for half of its time only the other half takes longer.
+        assert_eq!(speed(&[(JobIdx(0), third)], 0), 1.0 / 2.5);
+    }
+
+    #[test]
+    fn stages_take_turns() {
+        let model = Cores {
+            busy: vec![0.1, 0.9],
+            stages: vec![Some([3.0, 1.0, 0.0]), Some([1.0, 2.0, 0.0])],
+        };
+        let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
+        let second = Knobs { stage: 2, ..Knobs::WHOLE };
+        let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), second)];
+        // One loads for 3 while the other computes for 2, then both do the other thing for 1.
+        assert_eq!(model.speed(&state, 0, &tenants, 0).mean, 1.0);
+        assert_eq!(model.speed(&state, 0, &tenants, 1).mean, 0.75);
+    }
+
+    /// The obvious twin: a core that is divided in small slices among those who want it.
+    fn sliced(busy: &[f64], seed: u64) -> Vec<f64> {
+        let mut rng = Rng::new(seed);
+        let dt = 0.002;
+        let n = busy.len();
+        // What is left of the present part, and whether that part computes.
+        let mut left: Vec<(f64, bool)> = busy.iter().map(|b| (b * rng.unit(), true)).collect();
+        let mut done = vec![0.0; n];
+        let rounds = 2_000_000;
+        for _ in 0..rounds {
+            let wanting = left.iter().filter(|l| l.1).count().max(1) as f64;
+            for i in 0..n {
+                left[i].0 -= if left[i].1 { dt / wanting } else { dt };
+                if left[i].0 <= 0.0 {
+                    let (was, part) = (left[i].1, 1.0 - busy[i]);
+                    done[i] += if was { 0.0 } else { 1.0 };
+                    // Parts vary a little, or tenants would march in step for ever.
+                    let length = if was { part } else { busy[i] };
+                    left[i] = (left[i].0 + length * (0.75 + 0.5 * rng.unit()), !was);
+                }
+            }
+        }
+        done.iter().map(|d| d / (f64::from(rounds) * dt)).collect()
+    }
+
+    #[test]
+    fn as_a_core_that_is_cut_in_slices() {
+        for (seed, busy) in [vec![0.5, 0.5], vec![0.8, 0.3], vec![0.6, 0.6, 0.4], vec![0.9, 0.9]]
+            .into_iter()
+            .enumerate()
+        {
+            let (fast, slow) = (speeds(&busy), sliced(&busy, seed as u64));
+            for (f, s) in fast.iter().zip(&slow) {
+                assert!((f - s).abs() < 0.04 * s, "{busy:?}: {fast:?} instead of {slow:?}");
+            }
+        }
+    }
+}
