@@ -32,6 +32,8 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
 /// A job as this machine knows it.
 pub(crate) struct Live {
+    /// Its number in the store and on the disk.
+    pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) row: JobRow,
     /// Work that survives a restart.
@@ -47,6 +49,11 @@ pub(crate) struct Live {
     pub(crate) seen: Option<Stepped>,
     /// How its last attempt ended.
     pub(crate) exit: Option<Exit>,
+    /// How often it was started and failed in earlier parts of the journal.
+    pub(crate) starts: u32,
+    pub(crate) failures: u16,
+    /// How far it was when its process was carried over from there.
+    pub(crate) carried: Option<f64>,
     sampled: Option<(Instant, f64)>,
 }
 
@@ -86,8 +93,9 @@ pub(crate) enum Aim {
 }
 
 impl Live {
-    pub(crate) fn new(name: String, row: JobRow) -> Self {
+    pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
         Self {
+            id,
             name,
             row,
             checkpoint: 0.0,
@@ -97,6 +105,9 @@ impl Live {
             tenant: None,
             seen: None,
             exit: None,
+            starts: 0,
+            failures: 0,
+            carried: None,
             sampled: None,
         }
     }
@@ -133,9 +144,24 @@ impl World {
         }
     }
 
+    /// How often a job was started so far.
+    pub(crate) fn starts(&self, job: JobIdx) -> u32 {
+        self.live[job.usize()].starts + self.engine.state().job(job).starts
+    }
+
+    /// Name of the kernel's group of a job.
+    fn group(&self, job: JobIdx) -> String {
+        format!("job-{}", self.live[job.usize()].id)
+    }
+
+    /// Where what belongs to a job is.
+    fn folder(&self, job: JobIdx) -> PathBuf {
+        self.config.paths.job(self.live[job.usize()].id)
+    }
+
     /// Where the files of a new attempt go. The second number tells those apart that nobody ever began.
     fn new_folder(&self, job: JobIdx, starts: u32) -> PathBuf {
-        let folder = |n: u32| self.config.paths.job(job.0).join(format!("{starts}.{n}"));
+        let folder = |n: u32| self.folder(job).join(format!("{starts}.{n}"));
         (0..u32::MAX)
             .map(folder)
             .find(|f| !f.exists())
@@ -144,9 +170,9 @@ impl World {
 
     /// Starts a process for the job.
     pub(crate) fn launch(&mut self, job: JobIdx, place: &Placement) {
-        let starts = self.engine.state().job(job).starts;
+        let starts = self.starts(job);
         let attempt = Attempt::new(self.new_folder(job, starts));
-        let token = format!("{}.{starts}.{:016x}", job.0, random());
+        let token = format!("{}.{starts}.{:016x}", self.live[job.usize()].id, random());
         let launch = self.plan_launch(job, place, &token);
         let done = self.live[job.usize()].checkpoint;
         match attempt.launch(&launch, &self.config.program) {
@@ -161,7 +187,7 @@ impl World {
             }
             Err(e) => {
                 self.live[job.usize()].exit = Some(Exit::Code(126));
-                let _ = std::fs::write(self.config.paths.job(job.0).join("problem"), e.to_string());
+                let _ = std::fs::write(self.folder(job).join("problem"), e.to_string());
                 self.facts.push(Event::Failed { job, why: Why::StartFailed, done });
             }
         }
@@ -177,17 +203,18 @@ impl World {
         set("ROOMMATE_TOKEN", token.into());
         set("ROOMMATE_JOB", live.name.clone());
         // One that names no folder gets one that lives as long as the state.
-        let own = || self.config.paths.job(job.0).join("checkpoint");
+        let own = || self.folder(job).join("checkpoint");
         let folder = file.checkpoint.clone().unwrap_or_else(own);
         set("ROOMMATE_CHECKPOINT", folder.display().to_string());
         Launch {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
             env,
-            log: self.config.paths.log(job.0),
+            log: self.config.paths.log(live.id),
+            log_limit: (self.config.keeping.log_bytes, self.config.keeping.log_parts),
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
-            cgroup: self.device.confine(&group(job), place.gpus.len(), place.knobs, false),
+            cgroup: self.device.confine(&self.group(job), place.gpus.len(), place.knobs, false),
         }
     }
 
@@ -212,7 +239,7 @@ impl World {
                 }
             }
             keeper.reap();
-            let _ = to.send(Input::Exited(job, folder));
+            let _ = to.send(Input::Exited(folder));
         };
         let spawned = small_thread("watch", watch);
         let tenant = Tenant {
@@ -234,7 +261,7 @@ impl World {
             // Nobody would see it end; better not to begin.
             keeper.signal_group(Signal::KILL);
             let folder = self.live[job.usize()].tenant.as_ref().map(|t| t.attempt.folder.clone());
-            let _ = self.inputs.send(Input::Exited(job, folder.unwrap_or_default()));
+            let _ = self.inputs.send(Input::Exited(folder.unwrap_or_default()));
         }
     }
 
@@ -251,8 +278,19 @@ impl World {
         if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref()) {
             peer.say(&ToTenant::Resume(Nothing {}));
         }
-        self.facts.push(Event::Started(job));
+        self.goes_on(job);
         self.apply_hold(job);
+    }
+
+    /// A process that was there before runs. The engine of a new part of the journal does not know how far it
+    /// is.
+    pub(crate) fn goes_on(&mut self, job: JobIdx) {
+        self.facts.push(Event::Started(job));
+        let first = self.engine.state().job(job).starts == 1;
+        if let Some(done) = self.live[job.usize()].carried.filter(|_| first) {
+            let sample = Sample { done: Some(done), ..Sample::default() };
+            self.facts.push(Event::Sampled { job, sample });
+        }
     }
 
     fn suspend(&mut self, job: JobIdx) {
@@ -330,10 +368,11 @@ impl World {
     pub(crate) fn tell(&mut self, job: JobIdx) {
         let told = self.wanted(job);
         let (held, batch) = (self.live[job.usize()].held, self.live[job.usize()].batch);
+        let group = self.group(job);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.told = told;
         let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
-        self.device.confine(&group(job), t.gpus.len(), knobs, t.peer.is_some());
+        self.device.confine(&group, t.gpus.len(), knobs, t.peer.is_some());
         match &t.peer {
             Some(peer) => {
                 peer.say(&ToTenant::Tune(Tune {
@@ -455,11 +494,15 @@ impl World {
     }
 
     /// The keeper of an attempt has ended, and the job's command with it.
-    pub(crate) fn exited(&mut self, job: JobIdx, folder: &Path) {
-        let live = &mut self.live[job.usize()];
-        let Some(t) = live.tenant.take_if(|t| t.attempt.folder == folder) else { return };
+    pub(crate) fn exited(&mut self, folder: &Path) {
+        let is_its = |l: &Live| l.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
+        let Some(idx) = self.live.iter().position(is_its) else { return };
+        let job = JobIdx::from_usize(idx);
+        let group = self.group(job);
+        let live = &mut self.live[idx];
+        let Some(t) = live.tenant.take() else { return };
         t.keeper.sweep(&t.token);
-        self.device.release(&group(job));
+        self.device.release(&group);
         if let Some(peer) = &t.peer {
             peer.hang_up();
         }
@@ -534,7 +577,8 @@ impl World {
         for (job, outcome) in outcomes {
             let live = &mut self.live[job.usize()];
             if live.outcome.is_none() {
-                self.store.set_outcome(job.0, &outcome)?;
+                self.store.set_outcome(live.id, &outcome)?;
+                self.remains.add(live.id);
                 live.outcome = Some(outcome);
             }
         }
@@ -572,7 +616,7 @@ impl World {
             FromTenant::Resumed(_) => self.live[idx].sampled = None,
             FromTenant::Checkpointed(done) => {
                 self.live[idx].checkpoint = done.done;
-                self.store.set_checkpoint(job.0, done.done)?;
+                self.store.set_checkpoint(self.live[idx].id, done.done)?;
                 self.store.commit()?;
             }
             FromTenant::Enter(Stage { stage }) => {
@@ -605,6 +649,7 @@ impl World {
         };
         let job = JobIdx::from_usize(idx);
         let (interleaved, pace_permille) = self.wanted(job);
+        let group = self.group(job);
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
         t.told = (interleaved, pace_permille);
@@ -621,7 +666,7 @@ impl World {
         if matches!(t.aim, Aim::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));
         }
-        self.device.confine(&group(job), t.gpus.len(), t.knobs, true);
+        self.device.confine(&group, t.gpus.len(), t.knobs, true);
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
         }
@@ -672,10 +717,11 @@ impl World {
     pub(crate) fn peer_gone(&mut self, id: u64) {
         for idx in 0..self.live.len() {
             let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
+            let group = self.group(JobIdx::from_usize(idx));
             let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
             t.peer = None;
             // It may come back; until then it is held as one that never spoke.
-            self.device.confine(&group(JobIdx::from_usize(idx)), t.gpus.len(), t.knobs, false);
+            self.device.confine(&group, t.gpus.len(), t.knobs, false);
             let admitted = self.stages.forget(JobIdx::from_usize(idx));
             self.admit(&admitted);
         }
@@ -711,11 +757,6 @@ impl Tenant {
             self.keeper.signal_group(Signal::CONT);
         }
     }
-}
-
-/// Name of the kernel's group of a job.
-fn group(job: JobIdx) -> String {
-    format!("job-{}", job.0)
 }
 
 /// Whose fault it was, as far as the end of a process tells.
