@@ -29,7 +29,10 @@ class Served(Room):
 
     def post(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        headers = {"Authorization": f"Bearer {self.token}", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        headers = {
+            "Authorization": f"Bearer {self.token}",
+            **{k.replace("_", "-"): v for k, v in headers.items()},
+        }
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
@@ -80,7 +83,9 @@ def test_every_client_verb_works_with_a_server(served: Served) -> None:
         assert far(verb, "far", *token).returncode == 0
         assert served.state_of("far") == state
     assert "far" in far("ps", *token).stdout and "far" in far("top", *token).stdout
-    assert "submitted" in far("events", *token).stdout and "started on" in far("explain", "far", *token).stdout
+    assert (
+        "submitted" in far("events", *token).stdout and "started on" in far("explain", "far", *token).stdout
+    )
     assert far("describe", ROOMMATE_HTTP_TOKEN=served.token).returncode == 0
     without = far("ps")
     assert without.returncode == 2 and "could not read the token" in without.stderr
@@ -97,7 +102,11 @@ def test_wrong_requests_are_refused_with_a_reason(served: Served) -> None:
     cases: list[tuple[int, str, tuple[int, Any]]] = [
         (401, "token is missing or wrong", served.post("/v1/ps", Authorization="Bearer nonsense")),
         (401, "token is missing or wrong", served.post("/v1/ps", Authorization=f"Basic {served.token}")),
-        (401, "token is missing or wrong", served.post("/v1/ps", Authorization=f"Bearer {served.token[:-1]}")),
+        (
+            401,
+            "token is missing or wrong",
+            served.post("/v1/ps", Authorization=f"Bearer {served.token[:-1]}"),
+        ),
         (401, "token is missing or wrong", served.post("/nothing", Authorization="")),
         (421, "Host", served.post("/v1/ps", Host=f"evil.example:{served.port}")),
         (421, "Host", served.post("/v1/ps", Host="127.0.0.1:1")),

@@ -112,7 +112,7 @@ pub enum Reply {
         what: String,
     },
     /// The daemon.
-    Machine(MachineView),
+    Machine(Box<MachineView>),
     /// A piece of a file, not more than [`LONGEST_PIECE`]. Nothing means that nothing more is there by now.
     Piece {
         /// What it says.

@@ -65,11 +65,12 @@ fn token(path: &Path) -> Result<String, AgentError> {
             return Ok(token.into());
         }
     }
-    let mut bytes = [0; 32];
+    let mut halves = [[0; 16]; 2];
     let source = Path::new("/dev/urandom");
-    let read = File::open(source).and_then(|mut f| f.read_exact(&mut bytes));
+    let read = File::open(source).and_then(|mut f| f.read_exact(halves.as_flattened_mut()));
     read.map_err(AgentError::file("read", source))?;
-    let token: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+    let [a, b] = halves.map(u128::from_ne_bytes);
+    let token = format!("{a:032x}{b:032x}");
     let _ = fs::remove_file(path);
     let file = File::options().write(true).create_new(true).mode(0o600).open(path);
     let written = file.and_then(|mut f| f.write_all(format!("{token}\n").as_bytes()));

@@ -49,7 +49,7 @@ impl Default for Keeping {
 }
 
 impl Keeping {
-    /// Whether a journal of so many bytes is to be followed by a new part.
+    /// Whether a journal that has grown by so many bytes is to be followed by a new part.
     pub(crate) fn is_long(&self, bytes: u64, jobs_alive: bool) -> bool {
         bytes > self.journal_bytes * if jobs_alive { PATIENCE } else { 1 }
     }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(remains.tidy(&paths, &keeping), [0, 1]);
         assert!(!paths.log(0).exists() && !paths.job(1).exists() && paths.log(2).exists());
         assert!(paths.job(0).join("checkpoint").exists() && !paths.job(0).join("1.0").exists());
-        assert_eq!(remains.tidy(&paths, &keeping), []);
+        assert!(remains.tidy(&paths, &keeping).is_empty());
         let at_once = Keeping { ended_for: Duration::ZERO, ..keeping };
         std::thread::sleep(Duration::from_millis(2));
         assert_eq!(remains.tidy(&paths, &at_once), [2, 3]);

@@ -122,7 +122,7 @@ impl World {
         let at = config.paths.store();
         let mut rebuilt = rebuild(&lines, &at)?;
         let alive = store.jobs()?.iter().any(|j| j.outcome.is_none());
-        let long = config.keeping.is_long(store.bytes(), alive);
+        let long = config.keeping.is_long(store.grown(), alive);
         let why = rebuilt.problem.take().or_else(|| long.then(|| "it had grown long".into()));
         if let Some(why) = why {
             let believed = rebuilt.engine.as_ref().filter(|_| long);
@@ -160,6 +160,7 @@ impl World {
             device,
             // Clocks are set now and then; the engine's time only runs forward.
             clock: Clock::at(since.max(rebuilt.at)),
+            epoch_us: epoch,
             head,
             live,
             past,
@@ -173,7 +174,7 @@ impl World {
             guards: BTreeMap::new(),
             inputs,
             wake: rebuilt.wake,
-            _lock: lock,
+            lock,
         };
         for idx in 0..world.live.len() {
             world.adopt(JobIdx::from_usize(idx))?;

@@ -19,8 +19,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 /// Version of the layout that this code writes.
 pub const VERSION: u32 = 2;
@@ -101,6 +101,7 @@ pub struct Store {
     /// So many earlier parts of the journal are kept.
     keep_parts: usize,
     bytes: u64,
+    began_with: u64,
     /// Lines of the transaction that is open, for the copy.
     fresh: Vec<u8>,
     open: bool,
@@ -135,7 +136,17 @@ impl Store {
         }
         let copy_path = paths.journal();
         let (copy, fresh) = (None, Vec::new());
-        Ok(Self { db, path, copy_path, copy, keep_parts, bytes: 0, fresh, open: false })
+        Ok(Self {
+            db,
+            path,
+            copy_path,
+            copy,
+            keep_parts,
+            bytes: 0,
+            began_with: 0,
+            fresh,
+            open: false,
+        })
     }
 
     fn problem(&self, what: &'static str) -> impl FnOnce(rusqlite::Error) -> AgentError {
@@ -250,6 +261,7 @@ impl Store {
         self.db.execute("DELETE FROM line", []).map_err(self.problem("write to"))?;
         self.add_lines(first)?;
         self.set_fact("part", &(part + 1).to_string())?;
+        self.set_fact("part_began_with", &first.len().to_string())?;
         // The file is renamed when this lasts; if we die in between, the next daemon does it.
         self.copy = None;
         self.commit()?;
@@ -355,7 +367,7 @@ impl Store {
         }
         let before = self.part()? - 1;
         let parts = Parts::new(&self.copy_path);
-        if before > 0 && !parts.path_of(before).exists() && self.copy_path.exists() {
+        if before > 0 && !parts.path_of(before).exists() && has_ended(&self.copy_path) {
             let cut = parts.cut_as(before, self.keep_parts);
             cut.map_err(AgentError::file("cut", &self.copy_path))?;
         }
@@ -364,6 +376,8 @@ impl Store {
         self.copy =
             Some(BufWriter::new(opened.map_err(AgentError::file("write", &self.copy_path))?));
         self.bytes = all.len() as u64;
+        self.began_with =
+            self.fact("part_began_with")?.and_then(|v| v.parse().ok()).unwrap_or_default();
         Ok(all)
     }
 
@@ -376,6 +390,11 @@ impl Store {
     /// Bytes of the part of the journal that is written.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes by which it has grown since it was begun: with many jobs alive, a part begins long.
+    pub fn grown(&self) -> u64 {
+        self.bytes.saturating_sub(self.began_with)
     }
 
     /// All jobs of the present part of the journal, in order.
@@ -420,6 +439,27 @@ impl Store {
     }
 }
 
+/// Whether this is a part of a journal that has been left off: only those have an end line.
+fn has_ended(journal: &Path) -> bool {
+    let last = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(journal)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_END)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = last().unwrap_or_default();
+    bytes
+        .trim_ascii_end()
+        .rsplit(|b| *b == b'\n')
+        .next()
+        .is_some_and(|l| l.starts_with(b"{\"end\":"))
+}
+
+/// An end line is shorter.
+const LONGEST_END: u64 = 100;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -454,6 +494,35 @@ mod tests {
             (kept[0].checkpoint, kept[0].held, kept[0].row.submitted_unix_us),
             (0.0, true, 5)
         );
+    }
+
+    #[test]
+    fn a_part_is_left_off_once_whenever_the_daemon_dies() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let mut store = Store::open(&paths, 2).unwrap();
+        store.lines().unwrap();
+        store.add_lines(b"one\n").unwrap();
+        store.commit().unwrap();
+        store.begin_part(b"two\n", Time(7)).unwrap();
+        let first = paths.root().join("journal.jsonl.1");
+        assert_eq!(fs::read_to_string(&first).unwrap(), "one\n{\"end\":{\"at\":7}}\n");
+        assert_eq!(fs::read_to_string(paths.journal()).unwrap(), "two\n");
+        // It died between the transaction and the renaming.
+        fs::rename(&first, paths.journal()).unwrap();
+        let mut store = Store::open(&paths, 2).unwrap();
+        assert_eq!(store.lines().unwrap(), b"two\n");
+        assert!(first.exists() && store.part().unwrap() == 2 && store.grown() == 0);
+        // A part that its owner removed does not come back as something else.
+        fs::remove_file(&first).unwrap();
+        drop(store);
+        let mut store = Store::open(&paths, 2).unwrap();
+        assert_eq!(store.lines().unwrap(), b"two\n");
+        assert!(!first.exists());
+        for n in 3..7 {
+            store.begin_part(format!("{n}\n").as_bytes(), Time(n)).unwrap();
+        }
+        assert_eq!(Parts::new(paths.journal()).numbers(), [4, 5]);
     }
 
     #[test]

@@ -242,6 +242,8 @@ pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) device: CpuDevice,
     pub(crate) clock: Clock,
+    /// When the clock showed 0, in µs since 1970.
+    pub(crate) epoch_us: u64,
     pub(crate) head: Head,
     /// The jobs of this part of the journal, by index.
     pub(crate) live: Vec<Live>,
@@ -261,7 +263,8 @@ pub(crate) struct World {
     pub(crate) guards: BTreeMap<JobIdx, Guard>,
     pub(crate) inputs: Sender<Input>,
     pub(crate) wake: Option<Time>,
-    pub(crate) _lock: File,
+    /// Held as long as the world is.
+    pub(crate) lock: File,
 }
 
 /// What is kept is looked at this often.
@@ -311,7 +314,7 @@ impl World {
                 self.step()?;
             }
             let alive = self.live.iter().any(|l| l.outcome.is_none() || l.tenant.is_some());
-            if self.config.keeping.is_long(self.store.bytes(), alive) {
+            if self.config.keeping.is_long(self.store.grown(), alive) {
                 self.store.commit()?;
                 return Ok(Over::Part);
             }
@@ -326,7 +329,7 @@ impl World {
         let peers = self.live.iter().filter_map(|l| l.tenant.as_ref()?.peer.as_ref());
         peers.for_each(Peer::hang_up);
         let http = self.http;
-        let (config, store, inputs, lock) = (self.config, self.store, self.inputs, self._lock);
+        let (config, store, inputs, lock) = (self.config, self.store, self.inputs, self.lock);
         let world = Self::recover(config, store, inputs, lock, Some(self.device))?;
         Ok(Self { http, ..world })
     }
@@ -449,7 +452,7 @@ impl World {
                 what: "files are read where they are asked for".into(),
                 hint: None,
             }),
-            Request::Machine {} => Ok(Reply::Machine(MachineView {
+            Request::Machine {} => Ok(Reply::Machine(Box::new(MachineView {
                 pid: std::process::id(),
                 policy: self.head.policy.clone(),
                 cluster: self.head.cluster.to_string(),
@@ -464,12 +467,12 @@ impl World {
                     format!(
                         "part {}, {:.1} MiB{why}",
                         self.store.part()?,
-                        self.store.bytes() as f64 / 1048576.0
+                        self.store.bytes() as f64 / f64::from(1 << 20)
                     )
                 },
                 http: self.http.clone(),
                 recent: self.words.told.iter().cloned().collect(),
-            })),
+            }))),
         }
     }
 
@@ -650,11 +653,22 @@ impl World {
         let now = state.now.max(self.clock.now());
         let ended = hot.phase == Phase::Done;
         let until = if ended { hot.since } else { now };
+        // A job that was carried over from an earlier part of the journal was submitted there.
+        let first = live.row.submitted_unix_us.saturating_sub(self.epoch_us);
+        let submitted = hot.submitted.min(Time(first));
         // The engine goes on counting until it hears of the end.
         let seen = live.seen.as_ref().filter(|_| !ended);
-        let done = seen.map_or_else(|| state.done(job), |s| s.done);
+        let speaks = tenant.is_some_and(|t| t.peer.is_some());
+        let done = match seen {
+            Some(seen) => seen.done,
+            // It has not made a step yet.
+            None if speaks => live.checkpoint,
+            None => state.done(job),
+        };
         let done = done.min(spec.work.unwrap_or(f64::INFINITY));
-        let left_s = spec.work.filter(|_| hot.phase == Phase::Running && !live.held);
+        let timed = seen.is_some() || live.row.file.step_s.is_some();
+        let moves = hot.phase == Phase::Running && !live.held;
+        let left_s = spec.work.filter(|_| moves && timed);
         let left_s = left_s.map(|all| (all - done) * hot.meter.step_s).filter(|s| *s < 1e9);
         JobView {
             name: live.name.clone(),
@@ -668,7 +682,11 @@ impl World {
             } else {
                 spec.knobs.sm_permille
             }) / 1000.0,
-            pace: f64::from(hot.knobs.pace_permille) / 1000.0,
+            pace: f64::from(tenant.map_or(hot.knobs.pace_permille, |t| {
+                // Who is held back by the guard of a roommate has less than its knobs say.
+                let own = self.device.own_pace_permille(t.knobs);
+                if t.told.1 < own { t.told.1 } else { hot.knobs.pace_permille }
+            })) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
             done,
             steps: spec.work,
@@ -676,14 +694,21 @@ impl World {
             step_s: live.seen.as_ref().map(|s| s.step_s),
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
             mem_mib: live.seen.as_ref().and_then(|s| s.mem_mib),
-            cooperative: tenant.is_some_and(|t| t.peer.is_some()),
+            cooperative: speaks,
             starts: self.starts(job),
             failures: live.failures.saturating_add(hot.failures),
-            submitted_s: hot.submitted.secs(),
-            age_s: Span(until.0.saturating_sub(hot.submitted.0)).secs(),
+            submitted_s: submitted.secs(),
+            age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
             class: control::class_name(spec.class).into(),
             team: live.row.file.team.clone(),
-            why: hot.last_why.filter(|_| !ended).map(|w| w.tell(&name)),
+            why: hot.last_why.filter(|_| !ended).map(|w| w.tell(&name)).or_else(|| {
+                let unsaid = match hot.phase {
+                    Phase::Pending if !hot.parked_on.is_empty() => "others have their turn",
+                    Phase::Pending => "the policy has no place for it yet",
+                    _ => return None,
+                };
+                Some(unsaid.into())
+            }),
             exit: live.exit.as_ref().map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.keeper.pid),
             log: self.config.paths.log(live.id).display().to_string(),

@@ -405,7 +405,7 @@ mod tests {
             let cluster = "1x1".parse().unwrap();
             let mut engine =
                 Engine::new(&cluster, Costs::default(), fifo, Box::new(Undisturbed), 0);
-            let profile = engine.add_profile(Profile::default());
+            let profile = engine.add_profile(Profile::of_step(1.0));
             let job = engine.add_job(Spec::training(1, 10.0, profile));
             engine.step(Time::ZERO, &[Event::Submitted(job)]);
             let sample = Sample { step_s: 1.0, ..Sample::default() };

@@ -66,7 +66,7 @@ fn look(client: &Client) -> Result<Snapshot, AgentError> {
         || AgentError::Refused { what: "the daemon answers something else".into(), hint: None };
     let Reply::Machine(machine) = client.ask(&Request::Machine {})? else { return Err(odd()) };
     let Reply::Jobs(jobs) = client.ask(&Request::Ps {})? else { return Err(odd()) };
-    Ok(Snapshot { machine, jobs })
+    Ok(Snapshot { machine: *machine, jobs })
 }
 
 fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, tell: &Sender<News>) {

@@ -266,14 +266,15 @@ fn queue_table(frame: &mut Frame<'_>, area: Rect, screen: &Screen, queue: &[&Job
             Cell::from(j.why.clone().unwrap_or_else(|| "-".into())),
         ])
     });
+    let names = queue.iter().map(|j| j.name.chars().count()).max().unwrap_or(0);
     let widths = [
         Constraint::Length(1),
-        Constraint::Fill(1),
+        Constraint::Length(names.clamp(8, 24) as u16),
         Constraint::Length(15),
         Constraint::Length(5),
         Constraint::Length(6),
         Constraint::Length(8),
-        Constraint::Fill(2),
+        Constraint::Fill(1),
     ];
     pointed_table(frame, rest, screen, queue, Table::new(rows, widths));
 }
