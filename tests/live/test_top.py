@@ -26,14 +26,14 @@ for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=8): pa
 class Screen:
     """A terminal on which `roommate top` draws."""
 
-    def __init__(self, room: Room, columns: int = 80, rows: int = 24) -> None:
+    def __init__(self, room: Room, columns: int = 80, rows: int = 24, every_s: float = 0.2) -> None:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self.seen = ""
         self.process = subprocess.Popen(
-            [BINARY, "top", "--every", "0.2"],
+            [BINARY, "top", "--every", str(every_s)],
             env={**room.env, "TERM": "xterm-256color"},
             stdin=theirs,
             stdout=theirs,
