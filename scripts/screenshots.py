@@ -16,7 +16,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from dataclasses import dataclass, field
@@ -170,8 +169,8 @@ def shoot(
 
 def main() -> None:
     room = Room()
-    # A path that reads well in a picture.
-    room.state = Path(tempfile.gettempdir()) / "roommate"
+    # A path that reads well in a picture; it must not be there before.
+    room.state = Path("/var/lib/roommate")
     room.state.mkdir()
     room.env["ROOMMATE_STATE"] = str(room.state)
     try:

@@ -212,3 +212,21 @@ def test_a_state_of_the_version_before_is_read(room: Room) -> None:
     assert room.state_of("old") == "finished"
     room.submit("new", "true")
     room.until_ended("new")
+
+
+def test_jobs_that_take_turns_do_so_across_parts_and_crashes(room: Room) -> None:
+    flags = ("--journal-mib", "0.002")
+    room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false", *flags)
+    names = ("a", "b", "c")
+    for name in names:
+        room.submit(name, f"for i in $(seq 150); do echo $i >> ticks-{name}; sleep 0.02; done")
+    for _ in range(3):
+        before = len(journals(room))
+        room.until(lambda before=before: len(journals(room)) > before)
+        room.kill()
+        room.up(*flags)
+    room.until_ended(*names)
+    for name in names:
+        lines = (room.folder / f"ticks-{name}").read_text().split()
+        assert lines == [str(i + 1) for i in range(150)] and room.state_of(name) == "finished"
+    assert room.replays() and len(journals(room)) >= 3

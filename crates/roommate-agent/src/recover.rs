@@ -217,7 +217,7 @@ impl World {
         if phase == Phase::Expected {
             self.facts.push(Event::Submitted(job));
         }
-        let Some((_, attempt, fate)) = last else {
+        let Some((began, attempt, fate)) = last else {
             self.none_left(job, phase, &place);
             return Ok(());
         };
@@ -227,7 +227,7 @@ impl World {
             // processes for each job that there ever was.
             Fate::Ended(..) if phase == Phase::Done => {}
             // An earlier part of the journal knew of this end.
-            Fate::Ended(..) if carried => {}
+            Fate::Ended(..) if carried && began <= self.live[job.usize()].starts => {}
             Fate::Ended(keeper, exit) => {
                 let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
                 keeper.sweep(&token);

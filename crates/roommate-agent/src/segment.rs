@@ -36,8 +36,9 @@ struct Past {
 struct Known {
     line: JobLine,
     failures: u16,
-    /// Whether it has devices.
+    /// Whether it has devices, and whether it ever had.
     placed: bool,
+    started: bool,
     submitted: Time,
 }
 
@@ -53,7 +54,13 @@ impl Observer for Past {
     }
     fn job(&mut self, line: &JobLine) {
         let line = line.clone();
-        self.jobs.push(Known { line, failures: 0, placed: false, submitted: self.at });
+        self.jobs.push(Known {
+            line,
+            failures: 0,
+            placed: false,
+            started: false,
+            submitted: self.at,
+        });
     }
     fn step(&mut self, step: &StepView<'_>) {
         self.at = step.at;
@@ -71,7 +78,8 @@ impl Observer for Past {
         }
         for action in step.actions {
             if matches!(action, Action::Start(..) | Action::Move(..)) {
-                self.jobs[action.job().usize()].placed = true;
+                let known = &mut self.jobs[action.job().usize()];
+                (known.placed, known.started) = (true, true);
             }
         }
     }
@@ -103,7 +111,10 @@ pub(crate) fn begin(
             Some(Fate::Ended(_, exit)) => Some(exit.clone()),
             _ => None,
         };
-        let unseen = exit.as_ref().filter(|_| kept.outcome.is_none() && known.placed);
+        // A process that was carried into the old part and not wanted there may have run on for a moment.
+        let carried = !known.started && number > kept.starts;
+        let unseen = kept.outcome.is_none() && (known.placed || carried);
+        let unseen = exit.as_ref().filter(|_| unseen);
         let outcome = match unseen {
             // It ended while nobody looked.
             Some(exit) => after(exit, known.line.spec.retries, &mut failures),

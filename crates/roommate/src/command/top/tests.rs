@@ -81,7 +81,7 @@ fn everything_is_seen_on_a_small_terminal() {
     let text = frame_as_text(&screen(), 80, 24).unwrap();
     assert!(text.lines().all(|l| l.chars().count() <= 80));
     expect![[r#"
-        roommate  3 devices  gandiva  shares by cgroup-v2  up 63.0 s  12 MiB  1 ended (1
+        roommate  3 devices  gandiva  cgroup-v2  up 63.0 s  1 ended, 1 failed
         devices: 2 of 3 in use ─────────────────────────────────────────────────────────
           0 ▕aaaaaaaaaaaaabbbbbbbbbbbbb▏ a resnet 50%, b opaque free at 40%
           1 ▕cccccccccccccccccccccccccc▏ c bert 100%
@@ -92,8 +92,8 @@ fn everything_is_seen_on_a_small_terminal() {
         b opaque      running   best     -        -     - free at 40%         -        -
         c bert        suspended guar.  25%  42.1 ms    64  100%         512 MiB   31.6 s
         2 jobs waiting ─────────────────────────────────────────────────────────────────
-          late          pending         best  1 dev    42.0 s no device is free
-          slept         waits in memory best  1 dev    42.0 s its time slice is over
+          late     pending         best  1 dev    42.0 s no device is free
+          slept    waits in memory best  1 dev    42.0 s its time slice is over
         last events ────────────────────────────────────────────────────────────────────
             1.0 s  resnet  submitted
             1.0 s  resnet  to start on device 0
@@ -112,7 +112,7 @@ fn everything_is_seen_on_a_small_terminal() {
 #[test]
 fn a_large_terminal_has_room_for_reasons() {
     expect![[r#"
-        roommate  3 devices  gandiva  shares by cgroup-v2  up 63.0 s  12 MiB  1 ended (1 failed)
+        roommate  3 devices  gandiva  cgroup-v2  up 63.0 s  1 ended, 1 failed
         devices: 2 of 3 in use ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
           0 ▕aaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbb▏ a resnet 50%, b opaque free at 40%
           1 ▕cccccccccccccccccccccccccccccccccccccccccccc▏ c bert 100%
@@ -123,8 +123,8 @@ fn a_large_terminal_has_room_for_reasons() {
         b opaque                                                          running   best     -        -     - free at 40%         -        -
         c bert                                                            suspended guar.  25%  42.1 ms    64  100%         512 MiB   31.6 s
         2 jobs waiting ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-          late                           pending         best  1 dev    42.0 s no device is free
-          slept                          waits in memory best  1 dev    42.0 s its time slice is over
+          late     pending         best  1 dev    42.0 s no device is free
+          slept    waits in memory best  1 dev    42.0 s its time slice is over
         last events ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
             1.0 s  resnet  submitted
             1.0 s  resnet  to start on device 0
@@ -150,7 +150,7 @@ fn one_job_in_detail() {
     let mut screen = screen();
     screen.press(Key::Enter);
     expect![[r#"
-        roommate  3 devices  gandiva  shares by cgroup-v2  up 63.0 s  12 MiB  1 ended (1
+        roommate  3 devices  gandiva  cgroup-v2  up 63.0 s  1 ended, 1 failed
         resnet ─────────────────────────────────────────────────────────────────────────
         name        resnet
         state       running
