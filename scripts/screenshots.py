@@ -7,6 +7,7 @@ draws on a pseudo-terminal, cell by cell. The program is target/release/roommate
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -51,9 +52,14 @@ class Terminal:
     back: str = BACK
     bold: bool = False
     reverse: bool = False
+    rest: str = ""
     cells: dict[tuple[int, int], tuple[str, Style]] = field(default_factory=dict)
 
     def feed(self, text: str) -> None:
+        # A sequence may come in two pieces.
+        text = self.rest + text
+        whole = re.sub(r"\x1b(\[[0-9;?]*)?$", "", text)
+        self.rest, text = text[len(whole) :], whole
         for piece in re.finditer(r"\x1b\[([0-9;?]*)([a-zA-Z])|\x1b[()=>78].?|[\r\n\b]|.", text, re.DOTALL):
             whole, arguments, what = piece.group(0), piece.group(1), piece.group(2)
             if what:
@@ -149,12 +155,13 @@ def shoot(
     env = {**room.env, "TERM": "xterm-256color"}
     with subprocess.Popen([BINARY, *words], env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         terminal, end, pressed = Terminal(columns, rows), time.monotonic() + seconds, False
+        decoder = codecs.getincrementaldecoder("utf-8")()
         while time.monotonic() < end:
             if time.monotonic() > end - seconds / 2 and not pressed:
                 os.write(ours, keys.encode())
                 pressed = True
             if select.select([ours], [], [], 0.1)[0]:
-                terminal.feed(os.read(ours, 1 << 20).decode())
+                terminal.feed(decoder.decode(os.read(ours, 1 << 20)))
         if process.poll() is None:
             process.kill()
     os.close(ours)
@@ -174,7 +181,7 @@ def main() -> None:
     room.state.mkdir()
     room.env["ROOMMATE_STATE"] = str(room.state)
     try:
-        room.up("--policy", "antman", "--devices", "2")
+        room.up("--policy", "mps-split", "--devices", "2")
 
         def submit(name: str, steps: int, *flags: str, **fields: object) -> None:
             command = ["python3", "train.py", "--steps", str(steps), *flags]

@@ -215,12 +215,12 @@ def test_a_state_of_the_version_before_is_read(room: Room) -> None:
 
 
 def test_jobs_that_take_turns_do_so_across_parts_and_crashes(room: Room) -> None:
-    flags = ("--journal-mib", "0.002")
+    flags = ("--journal-mib", "0.001")
     room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false", *flags)
     names = ("a", "b", "c")
     for name in names:
-        room.submit(name, f"for i in $(seq 150); do echo $i >> ticks-{name}; sleep 0.02; done")
-    for _ in range(3):
+        room.submit(name, f"for i in $(seq 200); do echo $i >> ticks-{name}; sleep 0.02; done")
+    for _ in range(2):
         before = len(journals(room))
         room.until(lambda before=before: len(journals(room)) > before)
         room.kill()
@@ -228,5 +228,5 @@ def test_jobs_that_take_turns_do_so_across_parts_and_crashes(room: Room) -> None
     room.until_ended(*names)
     for name in names:
         lines = (room.folder / f"ticks-{name}").read_text().split()
-        assert lines == [str(i + 1) for i in range(150)] and room.state_of(name) == "finished"
+        assert lines == [str(i + 1) for i in range(200)] and room.state_of(name) == "finished"
     assert room.replays() and len(journals(room)) >= 3
