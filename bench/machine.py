@@ -6,7 +6,8 @@ usage: machine.py [--kills N] [--seed N]
 * crash: the daemon and its tenants are killed with `kill -9` at random, N times (500 unless given), while
   jobs are submitted; every job has to end exactly once, and none may ever run beside itself;
 * crowd: 1,000 jobs wait and 200 tenants run and report; the daemon has to stay below 100 MiB and below
-  5 % of one core.
+  5 % of one core, also while somebody watches with `roommate top`;
+* parts: as crash, with a journal so short that new parts of it are begun all the time.
 
 The program is target/release/roommate, or $ROOMMATE_BIN. Exit status: 0 all is well, 1 not.
 """
@@ -17,6 +18,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +26,7 @@ sys.path.insert(0, str(ROOT / "tests/live"))
 
 from conftest import Room  # noqa: E402
 from test_crash import crash_loop  # noqa: E402
+from test_top import Screen  # noqa: E402
 
 LIMIT_MIB = 100.0
 LIMIT_CORE = 0.05
@@ -36,17 +39,17 @@ for _ in roommate.steps(lambda size: time.sleep(0.1) or size, batch_size=1): pas
 """
 
 
-def crash(kills: int, seed: int) -> bool:
+def crash(what: str, kills: int, seed: int, *flags: str) -> bool:
     room = Room()
     began = time.monotonic()
     try:
-        crash_loop(room, kills, seed)
+        crash_loop(room, kills, seed, *flags)
     except AssertionError as error:
-        print(f"FAIL crash: {error}")
+        print(f"FAIL {what}: {error}")
         return False
     finally:
         room.close()
-    print(f"ok   crash: {kills} kills in {time.monotonic() - began:.0f} s, nothing lost, nothing doubled")
+    print(f"ok   {what}: {kills} kills in {time.monotonic() - began:.0f} s, nothing lost, nothing doubled")
     return True
 
 
@@ -59,18 +62,27 @@ def crowd() -> bool:
         room.ok("submit", *[job] * (RUNNING + QUEUED))
         print(f"     crowd: {RUNNING + QUEUED} jobs submitted in {time.monotonic() - began:.1f} s")
         room.until(lambda: sum(j["cooperative"] for j in room.jobs().values()) == RUNNING, 120.0)
-        machine = json.loads(room.ok("describe", "-o", "json"))
-        used, at = cpu_s(machine["pid"]), time.monotonic()
-        time.sleep(MEASURE_S)
-        share = (cpu_s(machine["pid"]) - used) / (time.monotonic() - at)
-        rss = json.loads(room.ok("describe", "-o", "json"))["rss_mib"]
-        states = [j["state"] for j in room.jobs().values()]
+        good = measured(room, "crowd")
+        screen = Screen(room, every_s=1.0)
+        good = measured(room, "watched", screen.read) and good
+        screen.close()
     finally:
         room.close()
-    good = rss <= LIMIT_MIB and share <= LIMIT_CORE
-    good = good and states.count("running") == RUNNING and states.count("pending") == QUEUED
+    return good
+
+
+def measured(room: Room, what: str, meanwhile: Callable[[], object] = lambda: time.sleep(0.1)) -> bool:
+    pid = json.loads(room.ok("describe", "-o", "json"))["pid"]
+    used, at = cpu_s(pid), time.monotonic()
+    while time.monotonic() < at + MEASURE_S:
+        meanwhile()
+    share = (cpu_s(pid) - used) / (time.monotonic() - at)
+    rss = json.loads(room.ok("describe", "-o", "json"))["rss_mib"]
+    states = [j["state"] for j in room.jobs().values()]
+    running, waiting = states.count("running"), states.count("pending")
+    good = rss <= LIMIT_MIB and share <= LIMIT_CORE and (running, waiting) == (RUNNING, QUEUED)
     print(
-        f"{'ok  ' if good else 'FAIL'} crowd: {states.count('running')} running, {states.count('pending')} waiting: "
+        f"{'ok  ' if good else 'FAIL'} {what}: {running} running, {waiting} waiting: "
         f"{rss:.1f} MiB (limit {LIMIT_MIB:g}), {share:.1%} of a core (limit {LIMIT_CORE:.0%})"
     )
     return good
@@ -86,7 +98,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    good = [crowd(), crash(args.kills, args.seed)]
+    good = [
+        crowd(),
+        crash("crash", args.kills, args.seed),
+        crash("parts", args.kills // 5, args.seed, "--journal-mib", "0.002"),
+    ]
     return 0 if all(good) else 1
 
 

@@ -127,10 +127,10 @@ for _ in it:
     assert len(survived) == 1 and survived[0] >= 30
 
 
-def crash_loop(room: Room, kills: int, seed: int) -> None:
+def crash_loop(room: Room, kills: int, seed: int, *flags: str) -> None:
     """Submits jobs while daemon and tenants are killed at random."""
     rng = random.Random(seed)
-    room.up("--policy", "fifo", "--devices", "4", "--backoff", "0.05")
+    room.up("--policy", "fifo", "--devices", "4", "--backoff", "0.05", *flags)
     names: list[str] = []
     for _ in range(kills):
         name = f"j{len(names)}"
@@ -139,7 +139,7 @@ def crash_loop(room: Room, kills: int, seed: int) -> None:
         time.sleep(rng.uniform(0.0, 0.2))
         if rng.random() < 0.6:
             room.kill()
-            room.up()
+            room.up(*flags)
             continue
         pids = [j["keeper_pid"] for j in room.jobs().values() if j["keeper_pid"]]
         if pids:
@@ -161,3 +161,8 @@ def crash_loop(room: Room, kills: int, seed: int) -> None:
 
 def test_random_kills_lose_and_double_nothing(room: Room) -> None:
     crash_loop(room, kills=12, seed=7)
+
+
+def test_random_kills_while_new_parts_of_the_journal_are_begun(room: Room) -> None:
+    crash_loop(room, 25, 8, "--journal-mib", "0.002")
+    assert len(list(room.state.glob("journal.jsonl.*"))) >= 2

@@ -2,8 +2,11 @@
 
 use crate::AgentError;
 use crate::device::SelfTest;
+use crate::parts::{Parts, Place};
 use crate::paths::Paths;
+use crate::words::Told;
 use crate::world::Input;
+use roommate_core::job::Class;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Write};
@@ -50,6 +53,20 @@ pub enum Request {
         #[serde(default)]
         share: Option<f64>,
     },
+    /// What a job printed, from a place on.
+    Logs {
+        /// Its name.
+        job: String,
+        /// Where to begin.
+        #[serde(default)]
+        from: Place,
+    },
+    /// The journal, from a place on.
+    Journal {
+        /// Where to begin.
+        #[serde(default)]
+        from: Place,
+    },
     /// The daemon itself.
     Machine {},
     /// End the daemon; jobs go on, unless they are to be stopped.
@@ -58,6 +75,12 @@ pub enum Request {
         stop_jobs: bool,
     },
 }
+
+/// The requests by name, as HTTP has them.
+pub const VERBS: &[&str] = &[
+    "submit", "ps", "describe", "cancel", "suspend", "resume", "resize", "logs", "journal",
+    "machine", "down",
+];
 
 /// A job to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -93,7 +116,14 @@ pub enum Reply {
         what: String,
     },
     /// The daemon.
-    Machine(MachineView),
+    Machine(Box<MachineView>),
+    /// A piece of a file, not more than [`LONGEST_PIECE`]. Nothing means that nothing more is there by now.
+    Piece {
+        /// What it says.
+        bytes: Bytes,
+        /// Where to go on.
+        next: Place,
+    },
     /// It was not done.
     Error {
         /// Why.
@@ -103,12 +133,37 @@ pub enum Reply {
     },
 }
 
+/// Bytes as JSON: text where they are text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Bytes {
+    /// They are.
+    Text(String),
+    /// They are not.
+    Raw(Vec<u8>),
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        String::from_utf8(bytes).map_or_else(|e| Self::Raw(e.into_bytes()), Self::Text)
+    }
+}
+
+impl From<Bytes> for Vec<u8> {
+    fn from(bytes: Bytes) -> Self {
+        match bytes {
+            Bytes::Text(text) => text.into_bytes(),
+            Bytes::Raw(raw) => raw,
+        }
+    }
+}
+
 /// A job for a person.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     /// Its name.
     pub name: String,
-    /// Its index in the journal.
+    /// Its number, by which its files are found.
     pub idx: u32,
     /// Where it is in its life.
     pub state: String,
@@ -116,6 +171,8 @@ pub struct JobView {
     pub ended: bool,
     /// Its devices.
     pub devices: Vec<u32>,
+    /// How many it asks for.
+    pub wants: u16,
     /// What it has of each.
     pub share: f64,
     /// Most of its own speed.
@@ -134,6 +191,8 @@ pub struct JobView {
     /// CPU seconds of its last attempt, once that has ended.
     #[serde(default)]
     pub cpu_s: Option<f64>,
+    /// Seconds until it is finished, if it goes on like this.
+    pub left_s: Option<f64>,
     /// Gradient noise scale, where reported.
     pub noise_scale: Option<f64>,
     /// Memory, where reported.
@@ -164,6 +223,15 @@ pub struct JobView {
     pub command: Vec<String>,
 }
 
+/// A class in a word.
+pub(crate) fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Guaranteed => "guaranteed",
+        Class::BestEffort => "best-effort",
+        Class::Service => "service",
+    }
+}
+
 /// A daemon for a person.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineView {
@@ -173,6 +241,8 @@ pub struct MachineView {
     pub policy: String,
     /// The machine as the engine sees it.
     pub cluster: String,
+    /// How many devices it has.
+    pub devices: u32,
     /// How shares are kept.
     pub enforcement: SelfTest,
     /// Seconds since the run began.
@@ -181,13 +251,22 @@ pub struct MachineView {
     pub jobs: usize,
     /// Its memory.
     pub rss_mib: f64,
+    /// The part of the journal that is written, and why it was begun.
+    pub journal: String,
+    /// Where it listens for HTTP, if it does.
+    pub http: Option<String>,
+    /// What happened last, oldest first.
+    pub recent: Vec<Told>,
 }
 
 /// A daemon may be busy with its disk for a while; longer means that it hangs.
-const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// Asks a daemon.
-pub fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
+/// The most that a [`Reply::Piece`] holds.
+pub(crate) const LONGEST_PIECE: u64 = 256 << 10;
+
+/// Asks a daemon through its socket.
+pub(crate) fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
     let path = paths.control();
     let no_daemon = |error| AgentError::NoDaemon { path: path.clone(), error };
     let mut stream = UnixStream::connect(&path).map_err(no_daemon)?;
@@ -201,15 +280,19 @@ pub fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
     if answer.is_empty() {
         return Err(lost(io::ErrorKind::UnexpectedEof.into()));
     }
-    let reply = serde_json::from_slice(&answer).map_err(|e| lost(e.into()))?;
-    match reply {
+    read_reply(&answer)
+}
+
+/// What a daemon answered; an error that it answers is an error.
+pub(crate) fn read_reply(answer: &[u8]) -> Result<Reply, AgentError> {
+    match serde_json::from_slice(answer).map_err(|e| AgentError::Lost { error: e.into() })? {
         Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
         reply => Ok(reply),
     }
 }
 
 /// Waits until the daemon has let go of its state.
-pub fn await_end(paths: &Paths) -> Result<(), AgentError> {
+pub(crate) fn await_end(paths: &Paths) -> Result<(), AgentError> {
     let path = paths.lock();
     let file = std::fs::File::options().write(true).open(&path);
     let file = file.map_err(AgentError::file("open", &path))?;
@@ -218,12 +301,12 @@ pub fn await_end(paths: &Paths) -> Result<(), AgentError> {
 }
 
 /// Serves users, one thread each, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
+pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>, paths: &Paths) {
     for stream in listener.incoming().flatten() {
-        let to = to.clone();
+        let (to, paths) = (to.clone(), paths.clone());
         let spawned = crate::world::small_thread("user", move || {
             let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
-            let reply = hear(&stream, &to);
+            let reply = hear(&stream, &to, &paths);
             let mut line = serde_json::to_vec(&reply).expect("a reply can always be written");
             line.push(b'\n');
             let _ = (&stream).write_all(&line);
@@ -234,25 +317,49 @@ pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
 }
 
 /// The longest request: an environment may be large.
-const LONGEST_REQUEST: u64 = 8 << 20;
+pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
 
-fn hear(stream: &UnixStream, to: &Sender<Input>) -> Reply {
-    let wrong = |what: String| Reply::Error { what, hint: None };
+fn hear(stream: &UnixStream, to: &Sender<Input>, paths: &Paths) -> Reply {
     let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST));
     let mut line = Vec::new();
     if let Err(e) = io::BufRead::read_until(&mut from, b'\n', &mut line) {
-        return wrong(format!("could not read the request: {e}"));
+        return Reply::Error { what: format!("could not read the request: {e}"), hint: None };
     }
-    let request = match serde_json::from_slice(&line) {
-        Ok(request) => request,
+    match serde_json::from_slice(&line) {
+        Ok(request) => dispatch(request, to, paths),
         Err(e) => {
             let hint = "use a client of the same version as the daemon";
-            return Reply::Error {
+            Reply::Error {
                 what: format!("a request that makes no sense: {e}"),
                 hint: Some(hint.into()),
-            };
+            }
+        }
+    }
+}
+
+/// Answers a request, however it came. Files are read here, in the thread of whoever asks; everything else
+/// is the engine's.
+pub(crate) fn dispatch(request: Request, to: &Sender<Input>, paths: &Paths) -> Reply {
+    let piece = |path: &std::path::Path, from| match Parts::new(path).read(from, LONGEST_PIECE) {
+        Ok((bytes, next)) => Reply::Piece { bytes: bytes.into(), next },
+        Err(e) => {
+            let error = AgentError::file("read", path)(e);
+            Reply::Error { what: error.to_string(), hint: error.hint() }
         }
     };
+    match request {
+        Request::Journal { from } => piece(&paths.journal(), from),
+        Request::Logs { job, from } => match decide(Request::Describe { job }, to) {
+            Reply::Job(job) => piece(job.log.as_ref(), from),
+            other => other,
+        },
+        request => decide(request, to),
+    }
+}
+
+/// What the engine's thread answers.
+fn decide(request: Request, to: &Sender<Input>) -> Reply {
+    let wrong = |what: String| Reply::Error { what, hint: None };
     let (answer, answered) = mpsc::channel();
     if to.send(Input::Request(request, answer)).is_err() {
         return wrong("the daemon is about to end".into());

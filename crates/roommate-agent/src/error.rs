@@ -61,6 +61,14 @@ pub enum AgentError {
         /// What the system said.
         error: io::Error,
     },
+    /// No daemon listens there.
+    #[error("no daemon answers at {server}: {error}")]
+    NoServer {
+        /// Where.
+        server: String,
+        /// What the system said.
+        error: io::Error,
+    },
     /// The daemon went away in the middle.
     #[error("the daemon went away before it answered: {error}")]
     Lost {
@@ -97,6 +105,7 @@ impl AgentError {
                 Some("the socket belongs to another user; ask them, or start a daemon of your own with --state".into())
             }
             Self::NoDaemon { .. } => Some("`roommate up` starts one".into()),
+            Self::NoServer { .. } => Some("`roommate up --http 127.0.0.1:PORT` starts one there".into()),
             Self::NewerStore { .. } => Some("use the program that wrote it, or another --state".into()),
             Self::Unrepeatable { .. } => Some("use the program that wrote it, or another --state".into()),
             Self::Store { error, .. } if is_full(error) => Some(FULL.into()),

@@ -15,12 +15,16 @@
 //! comes back finds it, or that daemon claims it first, and the keeper goes away.
 
 use crate::AgentError;
+use crate::keep::Keeping;
+use crate::parts::Cutter;
 use crate::process::{self, Exit, Process};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
+use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -35,11 +39,19 @@ pub(crate) struct Launch {
     pub workdir: PathBuf,
     pub env: BTreeMap<String, String>,
     pub log: PathBuf,
+    /// How long the log may become before it is cut, and how many parts that were cut off are kept.
+    #[serde(default = "usual_log")]
+    pub log_limit: (u64, usize),
     pub token: String,
     /// The cores that it may use; empty = all.
     pub cores: Vec<u32>,
     /// The cgroup to live in.
     pub cgroup: Option<PathBuf>,
+}
+
+fn usual_log() -> (u64, usize) {
+    let Keeping { log_bytes, log_parts, .. } = Keeping::default();
+    (log_bytes, log_parts)
 }
 
 /// Who has claimed an attempt.
@@ -72,6 +84,20 @@ pub(crate) enum Fate {
 impl Attempt {
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self { folder }
+    }
+
+    /// All attempts in the folder of a job, with their numbers, oldest first.
+    pub(crate) fn all(job: &Path) -> Vec<(u32, Self)> {
+        let entries = fs::read_dir(job).into_iter().flatten().flatten();
+        let mut found: Vec<(u32, u32, Self)> = entries
+            .filter_map(|e| {
+                let name = e.file_name();
+                let (starts, again) = name.to_str()?.split_once('.')?;
+                Some((starts.parse().ok()?, again.parse().ok()?, Self::new(e.path())))
+            })
+            .collect();
+        found.sort_by_key(|(starts, again, _)| (*starts, *again));
+        found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
     }
 
     /// Spawns a keeper for it.
@@ -180,26 +206,77 @@ fn run(launch: &Launch, folder: &Path, program: &Path) -> Exit {
         let _ = fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string());
     }
     pin(None, &launch.cores);
-    let Ok(log) = OpenOptions::new().create(true).append(true).open(&launch.log) else {
+    let (longest, parts) = launch.log_limit;
+    let log = Cutter::open(&launch.log, longest, parts);
+    let pipes = || {
+        let (from, to) = io::pipe()?;
+        Ok::<_, io::Error>((from, to.try_clone()?, to, io::pipe()?))
+    };
+    let (Ok(log), Ok((from, out, also, (ended, end)))) = (log, pipes()) else {
         return Exit::Code(126);
     };
-    let Ok(also) = log.try_clone() else { return Exit::Code(126) };
     let me = std::process::id().to_string();
     let spawned = Command::new(program)
         .arg("keeper")
         .arg(folder)
         .args(["--for", &me])
         .stdin(Stdio::null())
-        .stdout(log)
+        .stdout(out)
         .stderr(also)
         .spawn();
-    match spawned.and_then(|mut child| child.wait()) {
+    let waited = spawned.and_then(|mut child| {
+        // The command dies with the thread that spawned it, so another one waits for it.
+        let waits = std::thread::Builder::new().spawn(move || {
+            let status = child.wait();
+            drop(end);
+            status
+        })?;
+        pass_on(from, &ended, log);
+        waits.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    });
+    match waited {
         Ok(status) => match (status.code(), status.signal()) {
             (Some(code), _) => Exit::Code(code),
             (None, Some(signal)) => Exit::Signal(signal),
             (None, None) => Exit::Unseen,
         },
         Err(_) => Exit::Code(126),
+    }
+}
+
+/// What a command may have printed and nobody has read when it ends: more than a pipe holds.
+const LAST_WORDS: usize = 1 << 20;
+
+/// Writes what comes through a pipe into the log, until all who could write are gone or the command has
+/// ended. What cannot be written is lost: a full disk is no reason for a job to stand still.
+fn pass_on(mut from: io::PipeReader, ended: &io::PipeReader, mut log: Cutter) {
+    let mut part = vec![0; 64 << 10];
+    let mut last_words = LAST_WORDS;
+    loop {
+        let mut fds = [PollFd::new(&from, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        let (speaks, has_ended) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if speaks {
+            match from.read(&mut part) {
+                Ok(0) => return,
+                Ok(got) => drop(log.write(&part[..got])),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        } else if has_ended {
+            return;
+        }
+        if has_ended {
+            // Whoever it left behind is not waited for.
+            match last_words.checked_sub(part.len()) {
+                Some(left) => last_words = left,
+                None => return,
+            }
+        }
     }
 }
 
@@ -233,16 +310,6 @@ pub(crate) fn pin(thread: Option<rustix::process::Pid>, cores: &[u32]) {
     }
 }
 
-/// Cuts a log that has grown too long: what was in it moves to `log.1`. The job goes on writing into the
-/// same file, at its end.
-pub(crate) fn rotate(log: &Path, longest: u64) {
-    if fs::metadata(log).is_ok_and(|m| m.len() > longest)
-        && fs::copy(log, log.with_extension("1")).is_ok()
-    {
-        let _ = File::options().write(true).open(log).and_then(|f| f.set_len(0));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,17 +340,5 @@ mod tests {
         assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Unseen));
         fs::write(attempt.folder.join("exit"), r#"{"code":3}"#).unwrap();
         assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Code(3)));
-    }
-
-    #[test]
-    fn a_long_log_is_cut_and_kept_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("log");
-        fs::write(&log, "0123456789").unwrap();
-        rotate(&log, 10);
-        assert_eq!(fs::read_to_string(&log).unwrap(), "0123456789");
-        rotate(&log, 9);
-        assert_eq!(fs::read_to_string(&log).unwrap(), "");
-        assert_eq!(fs::read_to_string(log.with_extension("1")).unwrap(), "0123456789");
     }
 }

@@ -10,22 +10,29 @@
 //! Threads instead of an asynchronous runtime: a machine has tens of tenants, not thousands, and each
 //! connection is a loop that reads a line.
 
+mod client;
 pub mod control;
 pub mod device;
 pub mod error;
 mod guard;
+pub mod http;
 pub mod jobfile;
+pub mod keep;
 pub mod keeper;
 mod live;
+pub mod parts;
 pub mod paths;
 mod peer;
 mod process;
 pub mod protocol;
 mod recover;
+mod segment;
 pub mod signal;
 mod slice;
 mod stage;
 pub mod store;
+pub mod words;
 pub mod world;
 
+pub use client::Client;
 pub use error::AgentError;

@@ -36,6 +36,8 @@ const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 
 /// A job as this machine knows it.
 pub(crate) struct Live {
+    /// Its number in the store and on the disk.
+    pub(crate) id: u32,
     pub(crate) name: String,
     pub(crate) row: JobRow,
     /// Work that survives a restart.
@@ -55,6 +57,11 @@ pub(crate) struct Live {
     pub(crate) exit: Option<Exit>,
     /// CPU time of its last attempt.
     pub(crate) cpu_s: Option<f64>,
+    /// How often it was started and failed in earlier parts of the journal.
+    pub(crate) starts: u32,
+    pub(crate) failures: u16,
+    /// How far it was when its process was carried over from there.
+    pub(crate) carried: Option<f64>,
     /// What it reported since the engine was last told, and what that was.
     tally: Option<Tally>,
     sampled: Option<Sampled>,
@@ -118,8 +125,9 @@ pub(crate) enum Aim {
 }
 
 impl Live {
-    pub(crate) fn new(name: String, row: JobRow) -> Self {
+    pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
         Self {
+            id,
             name,
             row,
             checkpoint: 0.0,
@@ -132,6 +140,9 @@ impl Live {
             exit: None,
             cpu_s: None,
             tally: None,
+            starts: 0,
+            failures: 0,
+            carried: None,
             sampled: None,
         }
     }
@@ -168,9 +179,24 @@ impl World {
         }
     }
 
+    /// How often a job was started so far.
+    pub(crate) fn starts(&self, job: JobIdx) -> u32 {
+        self.live[job.usize()].starts + self.engine.state().job(job).starts
+    }
+
+    /// Name of the kernel's group of a job.
+    fn group(&self, job: JobIdx) -> String {
+        format!("job-{}", self.live[job.usize()].id)
+    }
+
+    /// Where what belongs to a job is.
+    fn folder(&self, job: JobIdx) -> PathBuf {
+        self.config.paths.job(self.live[job.usize()].id)
+    }
+
     /// Where the files of a new attempt go. The second number tells those apart that nobody ever began.
     fn new_folder(&self, job: JobIdx, starts: u32) -> PathBuf {
-        let folder = |n: u32| self.config.paths.job(job.0).join(format!("{starts}.{n}"));
+        let folder = |n: u32| self.folder(job).join(format!("{starts}.{n}"));
         (0..u32::MAX)
             .map(folder)
             .find(|f| !f.exists())
@@ -179,9 +205,9 @@ impl World {
 
     /// Starts a process for the job.
     pub(crate) fn launch(&mut self, job: JobIdx, place: &Placement) {
-        let starts = self.engine.state().job(job).starts;
+        let starts = self.starts(job);
         let attempt = Attempt::new(self.new_folder(job, starts));
-        let token = format!("{}.{starts}.{:016x}", job.0, random());
+        let token = format!("{}.{starts}.{:016x}", self.live[job.usize()].id, random());
         let launch = self.plan_launch(job, place, &token);
         let done = self.live[job.usize()].checkpoint;
         match attempt.launch(&launch, &self.config.program) {
@@ -196,7 +222,7 @@ impl World {
             }
             Err(e) => {
                 self.live[job.usize()].exit = Some(Exit::Code(126));
-                let _ = std::fs::write(self.config.paths.job(job.0).join("problem"), e.to_string());
+                let _ = std::fs::write(self.folder(job).join("problem"), e.to_string());
                 self.facts.push(Event::Failed { job, why: Why::StartFailed, done });
             }
         }
@@ -212,18 +238,19 @@ impl World {
         set("ROOMMATE_TOKEN", token.into());
         set("ROOMMATE_JOB", live.name.clone());
         // One that names no folder gets one that lives as long as the state.
-        let own = || self.config.paths.job(job.0).join("checkpoint");
+        let own = || self.folder(job).join("checkpoint");
         let folder = file.checkpoint.clone().unwrap_or_else(own);
         set("ROOMMATE_CHECKPOINT", folder.display().to_string());
         Launch {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
             env,
-            log: self.config.paths.log(job.0),
+            log: self.config.paths.log(live.id),
+            log_limit: (self.config.keeping.log_bytes, self.config.keeping.log_parts),
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
             cgroup: self.device.confine(
-                &group(job),
+                &self.group(job),
                 place.gpus.len(),
                 Allowed::new(place.knobs, live.share),
                 false,
@@ -252,7 +279,7 @@ impl World {
                 }
             }
             keeper.reap();
-            let _ = to.send(Input::Exited(job, folder));
+            let _ = to.send(Input::Exited(folder));
         };
         let spawned = small_thread("watch", watch);
         let tenant = Tenant {
@@ -276,7 +303,7 @@ impl World {
             // Nobody would see it end; better not to begin.
             keeper.signal_group(Signal::KILL);
             let folder = self.live[job.usize()].tenant.as_ref().map(|t| t.attempt.folder.clone());
-            let _ = self.inputs.send(Input::Exited(job, folder.unwrap_or_default()));
+            let _ = self.inputs.send(Input::Exited(folder.unwrap_or_default()));
         }
     }
 
@@ -293,8 +320,19 @@ impl World {
         if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref()) {
             peer.say(&ToTenant::Resume(Nothing {}));
         }
-        self.facts.push(Event::Started(job));
+        self.goes_on(job);
         self.apply_hold(job);
+    }
+
+    /// A process that was there before runs. The engine of a new part of the journal does not know how far it
+    /// is.
+    pub(crate) fn goes_on(&mut self, job: JobIdx) {
+        self.facts.push(Event::Started(job));
+        let first = self.engine.state().job(job).starts == 1;
+        if let Some(done) = self.live[job.usize()].carried.filter(|_| first) {
+            let sample = Sample { done: Some(done), ..Sample::default() };
+            self.facts.push(Event::Sampled { job, sample });
+        }
     }
 
     fn suspend(&mut self, job: JobIdx) {
@@ -329,6 +367,7 @@ impl World {
 
     /// Asks a job to save and leave, for good or to start again elsewhere.
     pub(crate) fn leave(&mut self, job: JobIdx, again: bool) {
+        let group = self.group(job);
         let live = &mut self.live[job.usize()];
         let Some(t) = &mut live.tenant else {
             if again {
@@ -340,7 +379,7 @@ impl World {
             return;
         };
         let cooperates = t.peer.is_some();
-        self.device.confine(&group(job), t.gpus.len(), Allowed::ALL, true);
+        self.device.confine(&group, t.gpus.len(), Allowed::ALL, true);
         t.thaw();
         match &t.peer {
             Some(peer) => {
@@ -373,11 +412,12 @@ impl World {
     pub(crate) fn tell(&mut self, job: JobIdx) {
         let told = self.wanted(job);
         let (batch, share) = (self.live[job.usize()].batch, self.live[job.usize()].share);
+        let group = self.group(job);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         t.told = told;
         let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
         let (allowed, speaks) = (Allowed::new(knobs, share), t.peer.is_some());
-        self.device.confine(&group(job), t.gpus.len(), allowed, speaks);
+        self.device.confine(&group, t.gpus.len(), allowed, speaks);
         if let Some(peer) = &t.peer {
             peer.say(&ToTenant::Tune(Tune {
                 batch: if batch > 0 { batch } else { knobs.batch },
@@ -517,9 +557,10 @@ impl World {
 
     /// Ends a tenant that is not wanted any more.
     pub(crate) fn end_tenant(&mut self, job: JobIdx, aim: Aim) {
+        let group = self.group(job);
         if let Some(t) = &mut self.live[job.usize()].tenant {
             t.aim = aim;
-            self.device.confine(&group(job), t.gpus.len(), Allowed::ALL, true);
+            self.device.confine(&group, t.gpus.len(), Allowed::ALL, true);
             t.thaw();
             t.keeper.signal_group(Signal::TERM);
             t.deadline = Some(Instant::now() + GRACE);
@@ -532,11 +573,15 @@ impl World {
     }
 
     /// The keeper of an attempt has ended, and the job's command with it.
-    pub(crate) fn exited(&mut self, job: JobIdx, folder: &Path) {
-        let live = &mut self.live[job.usize()];
-        let Some(t) = live.tenant.take_if(|t| t.attempt.folder == folder) else { return };
+    pub(crate) fn exited(&mut self, folder: &Path) {
+        let is_its = |l: &Live| l.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
+        let Some(idx) = self.live.iter().position(is_its) else { return };
+        let job = JobIdx::from_usize(idx);
+        let group = self.group(job);
+        let live = &mut self.live[idx];
+        let Some(t) = live.tenant.take() else { return };
         t.keeper.sweep(&t.token);
-        self.device.release(&group(job));
+        self.device.release(&group);
         if let Some(peer) = &t.peer {
             peer.hang_up();
         }
@@ -611,7 +656,8 @@ impl World {
         for (job, outcome) in outcomes {
             let live = &mut self.live[job.usize()];
             if live.outcome.is_none() {
-                self.store.set_outcome(job.0, &outcome)?;
+                self.store.set_outcome(live.id, &outcome)?;
+                self.remains.add(live.id);
                 live.outcome = Some(outcome);
             }
         }
@@ -651,7 +697,7 @@ impl World {
             }
             FromTenant::Checkpointed(done) => {
                 self.live[idx].checkpoint = done.done;
-                self.store.set_checkpoint(job.0, done.done)?;
+                self.store.set_checkpoint(self.live[idx].id, done.done)?;
                 self.store.commit()?;
             }
             FromTenant::Enter(Stage { stage }) => {
@@ -684,6 +730,7 @@ impl World {
         };
         let job = JobIdx::from_usize(idx);
         let (interleaved, pace_permille) = self.wanted(job);
+        let group = self.group(job);
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
         t.told = (interleaved, pace_permille);
@@ -701,7 +748,7 @@ impl World {
             peer.say(&ToTenant::Stop(Nothing {}));
         }
         let allowed = Allowed::new(t.knobs, live.share);
-        self.device.confine(&group(job), t.gpus.len(), allowed, true);
+        self.device.confine(&group, t.gpus.len(), allowed, true);
         // From now on it holds itself back.
         t.pid = hello.pid;
         if t.slicer.take().is_some() {
@@ -772,12 +819,13 @@ impl World {
     pub(crate) fn peer_gone(&mut self, id: u64) {
         for idx in 0..self.live.len() {
             let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
+            let group = self.group(JobIdx::from_usize(idx));
             let share = self.live[idx].share;
             let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
             t.peer = None;
             // It may come back; until then it is held as one that never spoke.
             let allowed = Allowed::new(t.knobs, share);
-            self.device.confine(&group(JobIdx::from_usize(idx)), t.gpus.len(), allowed, false);
+            self.device.confine(&group, t.gpus.len(), allowed, false);
             let admitted = self.stages.forget(JobIdx::from_usize(idx));
             self.admit(&admitted);
         }
@@ -832,11 +880,6 @@ impl Tenant {
             self.keeper.signal_group(Signal::CONT);
         }
     }
-}
-
-/// Name of the kernel's group of a job.
-fn group(job: JobIdx) -> String {
-    format!("job-{}", job.0)
 }
 
 /// Whose fault it was, as far as the end of a process tells.

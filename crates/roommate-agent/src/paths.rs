@@ -76,6 +76,11 @@ impl Paths {
         self.root.join("tenant.sock")
     }
 
+    /// What users over HTTP have to know.
+    pub fn token(&self) -> PathBuf {
+        self.root.join("http-token")
+    }
+
     /// What belongs to one job.
     pub fn job(&self, job: u32) -> PathBuf {
         self.root.join("jobs").join(job.to_string())

@@ -3,11 +3,14 @@
 
 use crate::AgentError;
 use crate::device::CpuDevice;
+use crate::keep::Remains;
 use crate::keeper::{Attempt, Fate};
 use crate::live::{Aim, COME_BACK, Live};
 use crate::paths::Paths;
 use crate::process::{self, Process};
+use crate::segment;
 use crate::store::Store;
+use crate::words::Words;
 use crate::world::{
     Clock, Config, Input, USUAL_POLICY, World, first_lines, new_head, share_fact, unix_us,
 };
@@ -22,9 +25,13 @@ use roommate_core::time::Time;
 use roommate_core::why::Why;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
+use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
+
+/// So many of the last events are kept at hand.
+const RECENT: usize = 50;
 
 /// Decides a journal again and keeps the engine.
 #[derive(Default)]
@@ -33,6 +40,7 @@ struct Rebuild {
     engine: Option<Engine>,
     profiles: Vec<String>,
     teams: Vec<String>,
+    words: Words,
     at: Time,
     wake: Option<Time>,
     problem: Option<String>,
@@ -58,15 +66,30 @@ impl Observer for Rebuild {
         if let Some(engine) = &mut self.engine {
             engine.add_job(line.spec.clone());
         }
+        self.words.job(line);
     }
     fn step(&mut self, step: &StepView<'_>) {
         let Some(engine) = self.engine.as_mut().filter(|_| self.problem.is_none()) else { return };
+        self.words.step(step);
         let again = engine.step(step.at, step.facts);
         (self.at, self.wake) = (step.at, again.wake);
         if again.actions != step.actions {
             let at = step.at;
             self.problem = Some(format!("its policy decides differently now than it did at {at}"));
         }
+    }
+}
+
+/// Decides the lines of a journal again.
+fn rebuild(lines: &[u8], path: &Path) -> Result<Rebuild, AgentError> {
+    let mut rebuilt = Rebuild { words: Words::last(RECENT), ..Rebuild::default() };
+    let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
+    journal::read(lines, &mut rebuilt).map_err(|e| unrepeatable(e.to_string()))?;
+    match &rebuilt {
+        // A policy that is not there any more cannot go on in any way.
+        Rebuild { head: None, problem: Some(problem), .. } => Err(unrepeatable(problem.clone())),
+        Rebuild { head: None, .. } => Err(unrepeatable("its journal has no head".into())),
+        _ => Ok(rebuilt),
     }
 }
 
@@ -82,12 +105,10 @@ impl World {
         mut store: Store,
         inputs: Sender<Input>,
         lock: File,
+        mut device: Option<CpuDevice>,
     ) -> Result<Self, AgentError> {
-        let unrepeatable =
-            |what: String| AgentError::Unrepeatable { path: config.paths.store(), what };
         let mut lines = store.lines()?;
         let label = label(&config.paths);
-        let mut device = None;
         if lines.is_empty() {
             // Before the kernel is asked for anything.
             policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?
@@ -100,15 +121,18 @@ impl World {
             store.add_lines(&lines)?;
             store.commit()?;
         }
-        let mut rebuilt = Rebuild::default();
-        if let Err(e) = journal::read(lines.as_slice(), &mut rebuilt) {
-            return Err(unrepeatable(e.to_string()));
-        }
-        if let Some(problem) = rebuilt.problem {
-            return Err(unrepeatable(problem));
+        let at = config.paths.store();
+        let mut rebuilt = rebuild(&lines, &at)?;
+        let alive = store.jobs()?.iter().any(|j| j.outcome.is_none());
+        let long = config.keeping.is_long(store.grown(), alive);
+        let why = rebuilt.problem.take().or_else(|| long.then(|| "it had grown long".into()));
+        if let Some(why) = why {
+            let believed = rebuilt.engine.as_ref().filter(|_| long);
+            lines = segment::begin(&mut store, &config.paths, &lines, believed, &why)?;
+            rebuilt = Rebuild { at: rebuilt.at, ..rebuild(&lines, &at)? };
         }
         let (Some(head), Some(engine)) = (rebuilt.head, rebuilt.engine) else {
-            return Err(unrepeatable("its journal has no head".into()));
+            unreachable!("a journal that was decided again has a head");
         };
         check_same(&config, &head)?;
         let devices = head.cluster.gpus() as u16;
@@ -117,16 +141,19 @@ impl World {
         device.tidy();
         let mut live = Vec::new();
         for kept in store.jobs()? {
-            let mut job = Live::new(kept.name, kept.row);
+            let mut job = Live::new(kept.id, kept.name, kept.row);
             (job.checkpoint, job.held, job.outcome) = (kept.checkpoint, kept.held, kept.outcome);
-            job.batch = kept.batch;
-            let share = store.fact(&share_fact(JobIdx(kept.idx)))?;
+            (job.batch, job.starts, job.failures) = (kept.batch, kept.starts, kept.failures);
+            job.carried = kept.carried;
+            let share = store.fact(&share_fact(kept.id))?;
             job.share = share.and_then(|s| s.parse().ok()).unwrap_or(0.0);
             live.push(job);
         }
         if live.len() != engine.state().jobs.len() {
-            return Err(unrepeatable("its jobs and its journal do not match".into()));
+            let what = "its jobs and its journal do not match".into();
+            return Err(AgentError::Unrepeatable { path: at, what });
         }
+        let (past, remains) = (store.past()?, Remains::of(&store)?);
         let epoch: u64 =
             store.fact("epoch_unix_us")?.and_then(|v| v.parse().ok()).unwrap_or_else(unix_us);
         let since = Time(unix_us().saturating_sub(epoch));
@@ -137,16 +164,21 @@ impl World {
             device,
             // Clocks are set now and then; the engine's time only runs forward.
             clock: Clock::at(since.max(rebuilt.at)),
+            epoch_us: epoch,
             head,
             live,
+            past,
+            remains,
             profiles: rebuilt.profiles,
             teams: rebuilt.teams,
             facts: Vec::new(),
             stages: crate::stage::Stages::default(),
+            http: None,
+            words: rebuilt.words,
             guards: BTreeMap::new(),
             inputs,
             wake: rebuilt.wake,
-            _lock: lock,
+            lock,
         };
         for idx in 0..world.live.len() {
             world.adopt(JobIdx::from_usize(idx))?;
@@ -157,12 +189,12 @@ impl World {
     /// Finds out what became of a job's process while nobody looked.
     fn adopt(&mut self, job: JobIdx) -> Result<(), AgentError> {
         let mut last = None;
-        let mut attempts = self.attempts(job);
+        let mut attempts = Attempt::all(&self.config.paths.job(self.live[job.usize()].id));
         if self.engine.state().job(job).phase == Phase::Done {
             // Only its last process could still be there.
             attempts.drain(..attempts.len().saturating_sub(1));
         }
-        let starts = self.engine.state().job(job).starts;
+        let starts = self.starts(job);
         for (began, attempt) in attempts {
             match attempt.settle()? {
                 Fate::Void => {}
@@ -171,6 +203,7 @@ impl World {
         }
         let hot = self.engine.state().job(job);
         let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
+        let carried = hot.starts == 0;
         let place = Placement { gpus: hot.gpus.clone(), knobs: hot.knobs };
         let is_this = last.as_ref().is_some_and(|(began, ..)| *began == starts);
         let aim = match phase {
@@ -181,9 +214,14 @@ impl World {
             Phase::Stopping if parked => Aim::Suspend { still: false },
             Phase::Stopping => Aim::Leave { again: false, termed: false },
             Phase::Pending | Phase::BackingOff if parked => Aim::Suspend { still: true },
+            // It ran in an earlier part of the journal, and is let go on or made to stand still.
+            Phase::Expected | Phase::Pending if carried => Aim::Suspend { still: false },
             Phase::Pending | Phase::BackingOff | Phase::Done | Phase::Expected => Aim::Cancel,
         };
-        let Some((_, attempt, fate)) = last else {
+        if phase == Phase::Expected {
+            self.facts.push(Event::Submitted(job));
+        }
+        let Some((began, attempt, fate)) = last else {
             self.none_left(job, phase, &place);
             return Ok(());
         };
@@ -192,6 +230,8 @@ impl World {
             // The one before has seen its end and swept behind it; to look again costs a walk over all
             // processes for each job that there ever was.
             Fate::Ended(..) if phase == Phase::Done => {}
+            // An earlier part of the journal knew of this end.
+            Fate::Ended(..) if carried && began <= self.live[job.usize()].starts => {}
             Fate::Ended(keeper, exit) => {
                 let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
                 keeper.sweep(&token);
@@ -215,8 +255,7 @@ impl World {
             Phase::Starting => self.launch(job, place),
             Phase::Running => self.facts.push(Event::Failed { job, why: Why::InfraError, done }),
             Phase::Stopping => self.facts.push(Event::Stopped { job, done }),
-            Phase::Expected => self.facts.push(Event::Submitted(job)),
-            Phase::Pending | Phase::BackingOff | Phase::Done => {}
+            Phase::Expected | Phase::Pending | Phase::BackingOff | Phase::Done => {}
         }
     }
 
@@ -250,7 +289,7 @@ impl World {
                     }
                 }
                 if phase == Phase::Starting {
-                    self.facts.push(Event::Started(job));
+                    self.goes_on(job);
                 }
             }
             // It has a moment to say hello; then it is taken for one that never will.
@@ -261,20 +300,6 @@ impl World {
             Aim::Suspend { still: true } => {}
             Aim::Cancel => self.end_tenant(job, Aim::Cancel),
         }
-    }
-
-    /// All attempts at a job so far, oldest first.
-    fn attempts(&self, job: JobIdx) -> Vec<(u32, Attempt)> {
-        let entries = fs::read_dir(self.config.paths.job(job.0)).into_iter().flatten().flatten();
-        let mut found: Vec<(u32, u32, Attempt)> = entries
-            .filter_map(|e| {
-                let name = e.file_name();
-                let (starts, again) = name.to_str()?.split_once('.')?;
-                Some((starts.parse().ok()?, again.parse().ok()?, Attempt::new(e.path())))
-            })
-            .collect();
-        found.sort_by_key(|(starts, again, _)| (*starts, *again));
-        found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
     }
 }
 

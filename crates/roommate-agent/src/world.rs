@@ -5,7 +5,8 @@ use crate::AgentError;
 use crate::control::{self, JobView, MachineView, Reply, Request, Submit};
 use crate::device::{Allowed, CpuDevice};
 use crate::guard::Guard;
-use crate::keeper::rotate;
+use crate::http::{self, Http};
+use crate::keep::{self, Keeping, Remains};
 use crate::live::{Aim, Live};
 use crate::paths::Paths;
 use crate::peer::{self, Peer};
@@ -13,10 +14,11 @@ use crate::process;
 use crate::protocol::FromTenant;
 use crate::stage::Stages;
 use crate::store::{JobRow, Store};
+use crate::words::Words;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Event, Sample};
 use roommate_core::idx::{Idx, JobIdx, TeamIdx};
-use roommate_core::job::{Class, Phase};
+use roommate_core::job::Phase;
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
 };
@@ -24,7 +26,7 @@ use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use rustix::fs::{FlockOperation, flock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
@@ -54,6 +56,10 @@ pub struct Config {
     pub may_use_cgroups: bool,
     /// What changes cost here, as the policy is told.
     pub costs: Costs,
+    /// Where to listen for HTTP.
+    pub http: Option<Http>,
+    /// How much is kept.
+    pub keeping: Keeping,
 }
 
 /// Nobody needs to know how long a job takes, and everybody gets a turn.
@@ -80,8 +86,8 @@ pub enum Input {
     Said(Peer, FromTenant),
     /// A connection of a tenant ended.
     Gone(u64),
-    /// The keeper of an attempt ended.
-    Exited(JobIdx, PathBuf),
+    /// The keeper of the attempt in this folder ended.
+    Exited(PathBuf),
     /// End, and leave the jobs alone or stop them.
     Quit {
         /// Whether the jobs are to be stopped.
@@ -123,22 +129,35 @@ impl Running {
 pub fn start(config: Config) -> Result<Running, AgentError> {
     config.paths.create()?;
     let lock = lock(&config.paths)?;
-    let store = Store::open(&config.paths)?;
+    let store = Store::open(&config.paths, config.keeping.journal_parts)?;
     let (inputs, from) = mpsc::channel();
-    let mut world = World::recover(config, store, inputs.clone(), lock)?;
+    let mut world = World::recover(config, store, inputs.clone(), lock, None)?;
     let control_at = listen(&world.config.paths.control())?;
     let tenants_at = listen(&world.config.paths.tenants())?;
     let failed = |e: io::Error| AgentError::Refused {
         what: format!("could not start a thread: {e}"),
         hint: None,
     };
+    let paths = world.config.paths.clone();
+    if let Some(http) = world.config.http {
+        let (listener, token) = http::listen(http, &paths)?;
+        world.http = listener.local_addr().ok().map(|at| format!("http://{at}"));
+        let (to, paths) = (inputs.clone(), paths.clone());
+        small_thread("http", move || http::serve(&listener, &token, &to, &paths))
+            .map_err(failed)?;
+    }
     let to = inputs.clone();
-    small_thread("users", move || control::serve(&control_at, &to)).map_err(failed)?;
+    small_thread("users", move || control::serve(&control_at, &to, &paths)).map_err(failed)?;
     let to = inputs.clone();
     small_thread("tenants", move || peer::serve(&tenants_at, &to)).map_err(failed)?;
     let engine = std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || world.run(&from))
+        .spawn(move || {
+            while world.run(&from)? == Over::Part {
+                world = world.in_a_new_part()?;
+            }
+            Ok(())
+        })
         .map_err(failed)?;
     Ok(Running { inputs, engine })
 }
@@ -208,33 +227,51 @@ impl Clock {
     }
 }
 
+/// Why a world stopped.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// It was asked to end.
+    Daemon,
+    /// Its journal is to go on in a new part.
+    Part,
+}
+
 pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) engine: Engine,
     pub(crate) store: Store,
     pub(crate) device: CpuDevice,
     pub(crate) clock: Clock,
+    /// When the clock showed 0, in µs since 1970.
+    pub(crate) epoch_us: u64,
     pub(crate) head: Head,
+    /// The jobs of this part of the journal, by index.
     pub(crate) live: Vec<Live>,
+    /// Jobs that ended in earlier parts.
+    pub(crate) past: Vec<JobView>,
+    pub(crate) remains: Remains,
     /// Names of the kinds of work, by index.
     pub(crate) profiles: Vec<String>,
     pub(crate) teams: Vec<String>,
     pub(crate) facts: Vec<Event>,
     pub(crate) stages: Stages,
+    /// Where users over HTTP are heard.
+    pub(crate) http: Option<String>,
+    /// What happened last, for people.
+    pub(crate) words: Words,
     /// Who watches over jobs that were promised a speed.
     pub(crate) guards: BTreeMap<JobIdx, Guard>,
     pub(crate) inputs: Sender<Input>,
     pub(crate) wake: Option<Time>,
-    pub(crate) _lock: File,
+    /// Held as long as the world is.
+    pub(crate) lock: File,
 }
 
-/// Logs are looked at this often.
+/// What is kept is looked at this often.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
-/// A log is cut when it is longer.
-const LONGEST_LOG: u64 = 64 << 20;
 
 impl World {
-    fn run(&mut self, from: &Receiver<Input>) -> Result<(), AgentError> {
+    fn run(&mut self, from: &Receiver<Input>) -> Result<Over, AgentError> {
         let mut tidied = Instant::now();
         let mut quitting = false;
         self.step()?;
@@ -266,7 +303,7 @@ impl World {
             self.slice();
             if tidied.elapsed() >= TIDY_EVERY {
                 tidied = Instant::now();
-                self.tidy();
+                self.tidy()?;
             }
             if quitting {
                 if self.live.iter().all(|l| l.tenant.is_none()) {
@@ -277,9 +314,25 @@ impl World {
             if !self.facts.is_empty() || self.wake.is_some_and(|w| w <= self.clock.now()) {
                 self.step()?;
             }
+            let alive = self.live.iter().any(|l| l.outcome.is_none() || l.tenant.is_some());
+            if self.config.keeping.is_long(self.store.grown(), alive) {
+                self.store.commit()?;
+                return Ok(Over::Part);
+            }
         }
         self.device.close();
-        self.store.commit()
+        self.store.commit()?;
+        Ok(Over::Daemon)
+    }
+
+    /// Goes on in a new part of the journal, as a daemon does that comes back. Tenants that speak come back too.
+    fn in_a_new_part(self) -> Result<Self, AgentError> {
+        let peers = self.live.iter().filter_map(|l| l.tenant.as_ref()?.peer.as_ref());
+        peers.for_each(Peer::hang_up);
+        let http = self.http;
+        let (config, store, inputs, lock) = (self.config, self.store, self.inputs, self.lock);
+        let world = Self::recover(config, store, inputs, lock, Some(self.device))?;
+        Ok(Self { http, ..world })
     }
 
     /// How long nothing will have to be done if nothing is heard.
@@ -297,12 +350,11 @@ impl World {
         [Some(tidy), wake, deadline, guard].into_iter().flatten().min().unwrap_or(tidy)
     }
 
-    fn tidy(&mut self) {
-        for idx in 0..self.live.len() {
-            if self.live[idx].tenant.is_some() {
-                rotate(&self.config.paths.log(idx as u32), LONGEST_LOG);
-            }
-        }
+    fn tidy(&mut self) -> Result<(), AgentError> {
+        let Config { paths, keeping, .. } = &self.config;
+        let removed = self.remains.tidy(paths, keeping);
+        keep::forget(&mut self.past, &mut self.store, paths, keeping, &removed)?;
+        self.store.commit()
     }
 
     /// Steps until everything that was asked is confirmed or under way.
@@ -314,7 +366,9 @@ impl World {
             let mut writer = Writer::new(Vec::new());
             // A look at which nothing was new and nobody was asked leaves no trace in the engine either.
             if step.asked || !facts.is_empty() {
-                writer.step(&StepView::of(now, &facts, &step));
+                let view = StepView::of(now, &facts, &step);
+                writer.step(&view);
+                self.words.step(&view);
             }
             self.wake = step.wake;
             let actions = step.actions.to_vec();
@@ -344,8 +398,8 @@ impl World {
                 self.peer_gone(peer);
                 Ok(())
             }
-            Input::Exited(job, folder) => {
-                self.exited(job, &folder);
+            Input::Exited(folder) => {
+                self.exited(&folder);
                 Ok(())
             }
             Input::Quit { .. } => Ok(()),
@@ -356,6 +410,10 @@ impl World {
         let named = |world: &Self, name: &str| -> Result<JobIdx, Reply> {
             let at = world.live.iter().position(|l| l.name == name);
             at.map(JobIdx::from_usize).ok_or_else(|| {
+                if world.past.iter().any(|j| j.name == name) {
+                    let what = format!("job {name:?} has ended already");
+                    return Reply::Error { what, hint: None };
+                }
                 let near =
                     crate::jobfile::nearest(name, world.live.iter().map(|l| l.name.as_str()));
                 let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {
@@ -367,12 +425,14 @@ impl World {
         let view = |world: &Self, job| Box::new(world.view(job));
         match request {
             Request::Submit(submit) => self.submit(*submit),
-            Request::Ps {} => Ok(Reply::Jobs(
-                (0..self.live.len()).map(|i| self.view(JobIdx::from_usize(i))).collect(),
-            )),
-            Request::Describe { job } => {
-                Ok(named(self, &job).map_or_else(|e| e, |j| Reply::Job(view(self, j))))
+            Request::Ps {} => {
+                let live = (0..self.live.len()).map(|i| self.view(JobIdx::from_usize(i)));
+                Ok(Reply::Jobs(self.past.iter().cloned().chain(live).collect()))
             }
+            Request::Describe { job } => match self.past.iter().find(|j| j.name == job) {
+                Some(past) => Ok(Reply::Job(Box::new(past.clone()))),
+                None => Ok(named(self, &job).map_or_else(|e| e, |j| Reply::Job(view(self, j)))),
+            },
             Request::Cancel { job } => match named(self, &job) {
                 Ok(idx) => self.cancel(idx),
                 Err(reply) => Ok(reply),
@@ -393,15 +453,31 @@ impl World {
                 let _ = self.inputs.send(Input::Quit { stop_jobs });
                 Ok(Reply::Done { what: "the daemon ends".into() })
             }
-            Request::Machine {} => Ok(Reply::Machine(MachineView {
+            Request::Logs { .. } | Request::Journal { .. } => Ok(Reply::Error {
+                what: "files are read where they are asked for".into(),
+                hint: None,
+            }),
+            Request::Machine {} => Ok(Reply::Machine(Box::new(MachineView {
                 pid: std::process::id(),
                 policy: self.head.policy.clone(),
                 cluster: self.head.cluster.to_string(),
+                devices: self.head.cluster.gpus(),
                 enforcement: self.device.tested.clone(),
                 up_s: self.clock.now().secs(),
                 jobs: self.live.iter().filter(|l| l.outcome.is_none()).count(),
                 rss_mib: rss_mib(),
-            })),
+                journal: {
+                    let why = self.head.continues.as_ref();
+                    let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
+                    format!(
+                        "part {}, {:.1} MiB{why}",
+                        self.store.part()?,
+                        self.store.bytes() as f64 / f64::from(1 << 20)
+                    )
+                },
+                http: self.http.clone(),
+                recent: self.words.told.iter().cloned().collect(),
+            }))),
         }
     }
 
@@ -437,11 +513,13 @@ impl World {
         let profile = roommate_core::idx::ProfileIdx::from_usize(profile);
         let spec = submit.file.spec(profile, TeamIdx::from_usize(team), now);
         let idx = self.engine.add_job(spec.clone());
-        writer.job(&JobLine { idx, name: name.clone(), spec });
+        let line = JobLine { idx, name: name.clone(), spec };
+        writer.job(&line);
+        self.words.job(&line);
         let row = JobRow { file: submit.file, env: submit.env, submitted_unix_us: unix_us() };
-        self.store.add_job(idx.0, &submit.key, &name, &row)?;
+        let id = self.store.add_job(idx.0, &submit.key, &name, &row)?;
         self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
-        self.live.push(Live::new(name.clone(), row));
+        self.live.push(Live::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
         self.step()?;
         Ok(Reply::Submitted { name })
@@ -486,10 +564,11 @@ impl World {
     }
 
     fn free_name(&self, wanted: &str) -> String {
-        let taken = |name: &str| self.live.iter().any(|l| l.name == name);
+        let past = self.past.iter().map(|j| j.name.as_str());
+        let taken: HashSet<&str> = past.chain(self.live.iter().map(|l| l.name.as_str())).collect();
         let numbered = (2..).map(|n| format!("{wanted}-{n}"));
         let mut names = std::iter::once(wanted.to_string()).chain(numbered);
-        names.find(|n| !taken(n)).expect("there are more names than jobs")
+        names.find(|n| !taken.contains(n.as_str())).expect("there are more names than jobs")
     }
 
     fn cancel(&mut self, job: JobIdx) -> Result<Reply, AgentError> {
@@ -525,7 +604,7 @@ impl World {
             let hint = "a job that waits makes no progress; `roommate cancel` takes it back";
             return Ok(Reply::Error { what, hint: Some(hint.into()) });
         }
-        self.store.set_held(job.0, held)?;
+        self.store.set_held(self.live[job.usize()].id, held)?;
         self.store.commit()?;
         self.live[job.usize()].held = held;
         self.apply_hold(job);
@@ -548,11 +627,11 @@ impl World {
             return Ok(Reply::Error { what, hint: Some(hint.into()) });
         }
         if let Some(batch) = batch {
-            self.store.set_batch(job.0, batch)?;
+            self.store.set_batch(self.live[job.usize()].id, batch)?;
             self.live[job.usize()].batch = batch;
         }
         if let Some(share) = share {
-            self.store.set_fact(&share_fact(job), &share.to_string())?;
+            self.store.set_fact(&share_fact(self.live[job.usize()].id), &share.to_string())?;
             self.live[job.usize()].share = share;
         }
         self.store.commit()?;
@@ -625,12 +704,30 @@ impl World {
         let now = state.now.max(self.clock.now());
         let ended = hot.phase == Phase::Done;
         let until = if ended { hot.since } else { now };
+        // A job that was carried over from an earlier part of the journal was submitted there.
+        let first = live.row.submitted_unix_us.saturating_sub(self.epoch_us);
+        let submitted = hot.submitted.min(Time(first));
+        // The engine goes on counting until it hears of the end.
+        let seen = live.seen.as_ref().filter(|_| !ended);
+        let speaks = tenant.is_some_and(|t| t.peer.is_some());
+        let done = match seen {
+            Some(seen) => seen.done,
+            // It has not made a step yet.
+            None if speaks => live.checkpoint,
+            None => state.done(job),
+        };
+        let done = done.min(spec.work.unwrap_or(f64::INFINITY));
+        let timed = seen.is_some() || live.row.file.step_s.is_some();
+        let moves = hot.phase == Phase::Running && !live.held;
+        let left_s = spec.work.filter(|_| moves && timed);
+        let left_s = left_s.map(|all| (all - done) * hot.meter.step_s).filter(|s| *s < 1e9);
         JobView {
             name: live.name.clone(),
-            idx: job.0,
+            idx: live.id,
             state: live.state(hot),
             ended,
             devices: hot.gpus.iter().map(|g| g.0).collect(),
+            wants: spec.gpus,
             share: match f64::from(if hot.is_placed() {
                 hot.knobs.sm_permille
             } else {
@@ -640,45 +737,46 @@ impl World {
                 share if live.share > 0.0 && (share == 0.0 || live.share < share) => live.share,
                 share => share,
             },
-            pace: f64::from(hot.knobs.pace_permille) / 1000.0,
+            pace: f64::from(tenant.map_or(hot.knobs.pace_permille, |t| {
+                // Who is held back by the guard of a roommate has less than its knobs say.
+                let own = self.device.own_pace_permille(Allowed::new(t.knobs, live.share));
+                if t.told.1 < own { t.told.1 } else { hot.knobs.pace_permille }
+            })) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
-            // The engine goes on counting until it hears of the end.
-            done: live
-                .seen
-                .as_ref()
-                .filter(|_| !ended)
-                .map_or_else(|| state.done(job), |s| s.done)
-                .min(spec.work.unwrap_or(f64::INFINITY)),
+            done,
             steps: spec.work,
+            left_s,
             step_s: live.seen.as_ref().map(|s| s.step_s),
             stages_s: live.seen.as_ref().and_then(|s| s.stages_s),
             cpu_s: live.cpu_s,
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
             mem_mib: live.seen.as_ref().and_then(|s| s.mem_mib),
-            cooperative: tenant.is_some_and(|t| t.peer.is_some()),
-            starts: hot.starts,
-            failures: hot.failures,
-            submitted_s: hot.submitted.secs(),
-            age_s: Span(until.0.saturating_sub(hot.submitted.0)).secs(),
-            class: match spec.class {
-                Class::Guaranteed => "guaranteed",
-                Class::BestEffort => "best-effort",
-                Class::Service => "service",
-            }
-            .into(),
+            cooperative: speaks,
+            starts: self.starts(job),
+            failures: live.failures.saturating_add(hot.failures),
+            submitted_s: submitted.secs(),
+            age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
+            class: control::class_name(spec.class).into(),
             team: live.row.file.team.clone(),
-            why: hot.last_why.filter(|_| !ended).map(|w| w.tell(&name)),
+            why: hot.last_why.filter(|_| !ended).map(|w| w.tell(&name)).or_else(|| {
+                let unsaid = match hot.phase {
+                    Phase::Pending if !hot.parked_on.is_empty() => "others have their turn",
+                    Phase::Pending => "the policy has no place for it yet",
+                    _ => return None,
+                };
+                Some(unsaid.into())
+            }),
             exit: live.exit.as_ref().map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.keeper.pid),
-            log: self.config.paths.log(job.0).display().to_string(),
+            log: self.config.paths.log(live.id).display().to_string(),
             command: live.row.file.command.words(),
         }
     }
 }
 
 /// Under which name the store keeps the share that a job's user leaves it.
-pub(crate) fn share_fact(job: JobIdx) -> String {
-    format!("share of job {}", job.0)
+pub(crate) fn share_fact(id: u32) -> String {
+    format!("share of job {id}")
 }
 
 /// Writes the first lines of a new journal.
@@ -705,6 +803,7 @@ pub(crate) fn new_head(config: &Config, device: &CpuDevice) -> Result<Head, Agen
         costs: config.costs,
         seed: config.seed,
         known_pairs: None,
+        continues: None,
     })
 }
 

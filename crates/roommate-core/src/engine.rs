@@ -271,18 +271,19 @@ impl Engine {
     fn ended(&mut self, job: JobIdx, cancelled: Option<Why>) -> Option<()> {
         let phase = self.hot(job)?.phase;
         let known = match cancelled {
-            None => matches!(phase, Phase::Starting | Phase::Running | Phase::Stopping),
+            // One that waits may have been on its way to standing still when it finished.
+            None => !matches!(phase, Phase::Expected | Phase::BackingOff | Phase::Done),
             Some(_) => !matches!(phase, Phase::Expected | Phase::Done),
         };
         if !known {
             return None;
         }
-        if cancelled.is_none()
-            && let Some(work) = self.state.spec(job).work
-        {
-            self.hot(job)?.meter.done = work;
-        }
         self.leave(job);
+        if let Some(work) = self.state.spec(job).work {
+            // The belief goes on counting until it hears of the end, and may have counted too far.
+            let done = &mut self.hot(job)?.meter.done;
+            *done = if cancelled.is_none() { work } else { done.min(work) };
+        }
         self.pauses.retain(|(_, j)| *j != job);
         self.hot(job)?.phase = Phase::Done;
         Some(())
@@ -387,5 +388,31 @@ impl Engine {
         self.state.jobs[job.usize()].phase = Phase::Pending;
         self.state.pending.insert(job);
         self.ready.push(job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interference::Undisturbed;
+    use crate::policy;
+
+    #[test]
+    fn a_job_that_ended_has_done_its_work_and_no_more() {
+        for (end, done) in [(Event::Finished(JobIdx(0)), 10.0), (Event::Cancelled(JobIdx(0)), 10.0)]
+        {
+            let fifo = policy::find("fifo").unwrap().build(&policy::Params::new()).unwrap();
+            let cluster = "1x1".parse().unwrap();
+            let mut engine =
+                Engine::new(&cluster, Costs::default(), fifo, Box::new(Undisturbed), 0);
+            let profile = engine.add_profile(Profile::of_step(1.0));
+            let job = engine.add_job(Spec::training(1, 10.0, profile));
+            engine.step(Time::ZERO, &[Event::Submitted(job)]);
+            let sample = Sample { step_s: 1.0, ..Sample::default() };
+            engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);
+            // It says late that it has ended.
+            engine.step(Time::from_secs(60.0), &[end]);
+            assert_eq!(engine.state().done(job), done);
+        }
     }
 }

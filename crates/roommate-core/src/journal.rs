@@ -48,6 +48,9 @@ pub struct Head {
     /// What the policy knows of pairs of profiles that share a GPU, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_pairs: Option<Table>,
+    /// Why an earlier part of the same journal was left off; nothing if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub continues: Option<String>,
 }
 
 /// A line about a job: what the user asked for, under which name.

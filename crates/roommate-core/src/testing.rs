@@ -196,6 +196,7 @@ impl Stage<'_> {
             costs: scene.costs,
             seed: scene.seed,
             known_pairs: scene.known_pairs.clone(),
+            continues: None,
         });
         writer.team(&journal::TeamLine { idx: TeamIdx(0), name: "all".into() });
         for profile in &scene.profiles {

@@ -166,6 +166,7 @@ pub fn simulate<O: Observer>(
         costs: setup.costs,
         seed: setup.seed,
         known_pairs: setup.known_pairs.clone(),
+        continues: None,
     });
     for (i, name) in setup.teams.into_iter().enumerate() {
         observer.team(&TeamLine { idx: TeamIdx::from_usize(i), name });

@@ -43,6 +43,8 @@ pub(crate) enum Command {
     Up(machine::Up),
     /// Submit jobs to the daemon
     Submit(machine::Submit),
+    /// Watch devices, tenants and the queue as they change, and act on them
+    Top(machine::Top),
     /// List the daemon's jobs
     Ps(machine::Ps),
     /// Say everything about one job, or about the machine
@@ -281,8 +283,9 @@ pub(crate) struct Oracle {
 
 #[derive(Args, Debug)]
 pub(crate) struct Replay {
-    /// The journal, `-` for standard input
-    pub(crate) journal: PathBuf,
+    /// The journals, `-` for standard input
+    #[arg(required = true)]
+    pub(crate) journals: Vec<PathBuf>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,
@@ -296,7 +299,7 @@ pub(crate) struct Explain {
     #[arg(long, short, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
     #[command(flatten)]
-    pub(crate) state: machine::StateArg,
+    pub(crate) at: machine::At,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

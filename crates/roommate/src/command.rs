@@ -15,15 +15,18 @@ mod run;
 mod scenario;
 mod sim;
 mod submit;
+mod top;
 mod trace;
 mod up;
 
+use crate::cli::machine::At;
 use crate::cli::{Cli, Command};
 use crate::process;
 use anyhow::Context;
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roommate_agent::control::Request;
+use roommate_agent::parts::Place;
 use roommate_core::journal::{self, JournalError, Observer};
 use roommate_sim::gzip;
 use roommate_sim::trace::Problem;
@@ -44,6 +47,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Report(args) => report::run(&args),
         Command::Up(args) => up::run(&args),
         Command::Submit(args) => submit::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Ps(args) => machine::ps(&args),
         Command::Describe(args) => machine::describe(&args),
         Command::Logs(args) => logs::run(&args),
@@ -62,6 +66,19 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+/// Feeds the whole journal of a daemon to observers, one for each part that it has been cut into.
+fn read_own_journal<O: Observer>(at: &At, mut new: impl FnMut() -> O) -> anyhow::Result<Vec<O>> {
+    let parts = machine::journal_parts(&machine::client(at)?, &mut Place::default())?;
+    let mut read = Vec::new();
+    for (_, part) in parts {
+        let mut observer = new();
+        journal::read(part.as_slice(), &mut observer)
+            .context("could not read the daemon's journal")?;
+        read.push(observer);
+    }
+    Ok(read)
 }
 
 /// Feeds a journal file, plain or compressed, to an observer.

@@ -190,6 +190,7 @@ impl Stage<'_> {
             costs: scene.costs,
             seed: scene.seed,
             known_pairs: scene.known_pairs.clone(),
+            continues: None,
         });
         for profile in &scene.profiles {
             let idx = self.engine.add_profile(profile.clone());

@@ -1,6 +1,7 @@
 //! Flags of the commands that work with real processes on this machine.
 
 use clap::{Args, ValueEnum};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// Where a daemon keeps its state.
@@ -9,6 +10,19 @@ pub(crate) struct StateArg {
     /// Folder of the daemon's state; `$ROOMMATE_STATE`, or a folder under your home, unless given
     #[arg(long, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
+}
+
+/// Which daemon is meant.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct At {
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// Reach the daemon over HTTP at http://HOST:PORT instead; `$ROOMMATE_SERVER`, unless given
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    pub(crate) server: Option<String>,
+    /// File with the token for --server; `$ROOMMATE_HTTP_TOKEN`, or the one in the state, unless given
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -52,6 +66,43 @@ pub(crate) struct Up {
     pub(crate) state: StateArg,
     #[command(flatten)]
     pub(crate) deciding: Deciding,
+    /// Also listen for HTTP at this address; port 0 takes any that is free
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) http: Option<SocketAddr>,
+    /// Let --http be an address that other machines can reach; nothing is encrypted there
+    #[arg(long, requires = "http")]
+    pub(crate) http_beyond_loopback: bool,
+    #[command(flatten)]
+    pub(crate) kept: Kept,
+}
+
+/// How much a daemon keeps.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Kept {
+    /// MiB after which a job's log is cut
+    #[arg(long, value_name = "MIB", default_value_t = 16.0, value_parser = mib)]
+    pub(crate) log_mib: f64,
+    /// Parts of a log that are kept after they were cut off
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) log_parts: u16,
+    /// Days for which the logs of ended jobs are kept
+    #[arg(long, value_name = "DAYS", default_value_t = 14.0, value_parser = super::seconds)]
+    pub(crate) keep_days: f64,
+    /// MiB of logs of ended jobs that are kept; the oldest go first
+    #[arg(long, value_name = "MIB", default_value_t = 4096.0, value_parser = mib)]
+    pub(crate) keep_mib: f64,
+    /// MiB after which a new part of the journal is begun when no job is alive; four times as many while
+    /// jobs are
+    #[arg(long, value_name = "MIB", default_value_t = 16.0, value_parser = mib)]
+    pub(crate) journal_mib: f64,
+    /// Earlier parts of the journal that are kept
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) journal_parts: u16,
+}
+
+fn mib(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|v| (0.001..=1e9).contains(v));
+    value.ok_or_else(|| "expected a number from 0.001 to 1e9".into())
 }
 
 #[derive(Args, Debug)]
@@ -66,7 +117,7 @@ pub(crate) struct Submit {
     #[arg(long)]
     pub(crate) dry_run: bool,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
 }
 
 #[derive(Args, Debug)]
@@ -75,10 +126,36 @@ pub(crate) struct Ps {
     #[arg(long)]
     pub(crate) alive: bool,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Listing::Table)]
     pub(crate) output: Listing,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Top {
+    /// Print one frame as text and end; also where standard output is no terminal
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Size of the printed frame in columns and rows; as high as it needs to be, unless given
+    #[arg(long, value_name = "WxH", value_parser = size, requires = "once")]
+    pub(crate) size: Option<(u16, u16)>,
+    /// Seconds between two looks
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = pause)]
+    pub(crate) every: f64,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+fn size(text: &str) -> Result<(u16, u16), String> {
+    let both = text.split_once('x').and_then(|(w, h)| Some((w.parse().ok()?, h.parse().ok()?)));
+    let sane = both.filter(|(w, h)| (1..=1000).contains(w) && (1..=1000).contains(h));
+    sane.ok_or_else(|| "expected columns and rows, like 80x24".into())
+}
+
+fn pause(text: &str) -> Result<f64, String> {
+    let seconds = super::seconds(text)?;
+    if seconds < 0.1 { Err("expected at least 0.1".into()) } else { Ok(seconds) }
 }
 
 #[derive(Args, Debug)]
@@ -86,7 +163,7 @@ pub(crate) struct Describe {
     /// Name of the job; without one, the machine
     pub(crate) job: Option<String>,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Listing::Table)]
     pub(crate) output: Listing,
@@ -100,7 +177,7 @@ pub(crate) struct Logs {
     #[arg(long, short)]
     pub(crate) follow: bool,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
 }
 
 #[derive(Args, Debug)]
@@ -109,7 +186,7 @@ pub(crate) struct OnJobs {
     #[arg(required = true)]
     pub(crate) jobs: Vec<String>,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
 }
 
 #[derive(Args, Debug)]
@@ -123,7 +200,7 @@ pub(crate) struct Resize {
     #[arg(long, value_name = "PART", value_parser = super::chance)]
     pub(crate) share: Option<f64>,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
 }
 
 #[derive(Args, Debug)]
@@ -132,7 +209,7 @@ pub(crate) struct Events {
     #[arg(long, short)]
     pub(crate) follow: bool,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
     /// How to print the result; json prints the lines of the journal
     #[arg(long, short, value_enum, default_value_t = Listing::Table)]
     pub(crate) output: Listing,
@@ -144,7 +221,7 @@ pub(crate) struct Down {
     #[arg(long)]
     pub(crate) stop_jobs: bool,
     #[command(flatten)]
-    pub(crate) state: StateArg,
+    pub(crate) at: At,
 }
 
 #[derive(Args, Debug)]

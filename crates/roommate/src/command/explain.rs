@@ -7,19 +7,18 @@ use serde_json::json;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
-    let mut story = explain::Explain::new(&args.job);
-    let journal = if let Some(path) = &args.journal {
+    let new = || explain::Explain::new(&args.job);
+    let (stories, journal) = if let Some(path) = &args.journal {
+        let mut story = new();
         super::read_journal(path, &mut story)?;
-        path.clone()
+        (vec![story], path.display().to_string())
     } else {
-        let path = super::machine::paths(&args.state).journal();
-        super::machine::require_journal(&path)?;
-        super::read_journal(&path, &mut story)?;
-        path
+        (super::read_own_journal(&args.at, new)?, "the daemon's journal".to_string())
     };
-    if !story.found() {
-        let what = format!("there is no job {:?} in {}", args.job, journal.display());
-        let similar: Vec<String> = story.similar().take(5).map(|n| format!("{n:?}")).collect();
+    if !stories.iter().any(explain::Explain::found) {
+        let what = format!("there is no job {:?} in {journal}", args.job);
+        let similar = stories.iter().flat_map(explain::Explain::similar);
+        let similar: Vec<String> = similar.take(5).map(|n| format!("{n:?}")).collect();
         let hint = if similar.is_empty() {
             "job names are the ids of the trace".to_string()
         } else {
@@ -27,26 +26,24 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         };
         return Err(process::advise(what, hint));
     }
+    // A journal in parts tells a story in parts.
+    let story: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.story).collect();
     match args.output {
         Output::Json => {
-            let moments: Vec<_> = story
-                .story
-                .iter()
-                .map(|m| json!({ "at_s": m.at.secs(), "what": m.what }))
-                .collect();
+            let moments: Vec<_> =
+                story.iter().map(|m| json!({ "at_s": m.at.secs(), "what": m.what })).collect();
             let text = json!({ "job": args.job, "story": moments });
             process::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
         }
         Output::Csv => {
             let mut text = String::from("at_s,what\n");
-            for m in &story.story {
+            for m in &story {
                 text += &format!("{},\"{}\"\n", m.at.secs(), m.what.replace('"', "\"\""));
             }
             process::print(&text)?;
         }
         Output::Table => {
             let rows: Vec<Vec<String>> = story
-                .story
                 .iter()
                 .map(|m| vec![format!("{:>8}", m.at.to_string()), m.what.clone()])
                 .collect();

@@ -1,11 +1,12 @@
 //! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
 
-use crate::cli::machine::{Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
+use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{process, table};
-use roommate_agent::control::{self, JobView, MachineView, Reply, Request};
+use roommate_agent::Client;
+use roommate_agent::control::{JobView, MachineView, Reply, Request};
+use roommate_agent::parts::Place;
 use roommate_agent::paths::Paths;
 use serde::Serialize;
-use std::path::Path;
 use std::process::ExitCode;
 
 /// The state that the flags mean.
@@ -13,20 +14,65 @@ pub(super) fn paths(state: &StateArg) -> Paths {
     state.state.as_ref().map_or_else(Paths::usual, Paths::new)
 }
 
+/// A variable that says something.
+fn var(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|v| !v.is_empty())
+}
+
+/// The way to the daemon that the flags mean.
+pub(super) fn client(at: &At) -> anyhow::Result<Client> {
+    let from_env = || var("ROOMMATE_SERVER").filter(|_| at.state.state.is_none());
+    let Some(server) = at.server.clone().or_else(from_env) else {
+        return Ok(Client::Socket(paths(&at.state)));
+    };
+    let file = match (&at.token_file, var("ROOMMATE_HTTP_TOKEN")) {
+        (None, Some(token)) => return Ok(Client::Http { server, token }),
+        (Some(file), _) => file.clone(),
+        (None, None) => paths(&at.state).token(),
+    };
+    let token = std::fs::read_to_string(&file).map_err(|e| {
+        let what = format!("could not read the token in {:?}: {e}", file.display().to_string());
+        process::advise(what, "copy the daemon's file `http-token`, and give it with --token-file")
+    })?;
+    Ok(Client::Http { server, token: token.trim().into() })
+}
+
+/// The parts of a daemon's journal from a place on, by number; only whole lines.
 /// A journal is there once a daemon has run.
-pub(super) fn require_journal(path: &Path) -> anyhow::Result<()> {
-    if path.exists() {
-        return Ok(());
+pub(super) fn journal_parts(
+    client: &Client,
+    from: &mut Place,
+) -> anyhow::Result<Vec<(u64, Vec<u8>)>> {
+    if let Client::Socket(paths) = client
+        && !paths.journal().exists()
+    {
+        let what = format!("there is no journal at {:?}", paths.journal().display().to_string());
+        let hint = "`roommate up` starts one; a journal of your own goes behind --journal";
+        return Err(process::advise(what, hint));
     }
-    let what = format!("there is no journal at {:?}", path.display().to_string());
-    Err(process::advise(
-        what,
-        "`roommate up` starts one; a journal of your own goes behind --journal",
-    ))
+    let mut parts: Vec<(u64, Vec<u8>)> = Vec::new();
+    loop {
+        let (bytes, next) = client.journal(*from)?;
+        if bytes.is_empty() {
+            break;
+        }
+        match parts.last_mut().filter(|(number, _)| *number == next.part) {
+            Some((_, part)) => part.extend(bytes),
+            None => parts.push((next.part, bytes)),
+        }
+        *from = next;
+    }
+    if let Some((_, last)) = parts.last_mut() {
+        let whole = last.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+        from.at -= (last.len() - whole) as u64;
+        last.truncate(whole);
+    }
+    parts.retain(|(_, part)| !part.is_empty());
+    Ok(parts)
 }
 
 pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
-    let Reply::Jobs(mut jobs) = control::ask(&paths(&args.state), &Request::Ps {})? else {
+    let Reply::Jobs(mut jobs) = client(&args.at)?.ask(&Request::Ps {})? else {
         anyhow::bail!("the daemon answers something else");
     };
     jobs.retain(|j| !args.alive || !j.ended);
@@ -88,7 +134,7 @@ fn numbers(devices: &[u32]) -> String {
     if text.is_empty() { "-".into() } else { text.join(",") }
 }
 
-fn share(j: &JobView) -> String {
+pub(super) fn share(j: &JobView) -> String {
     let pace = if j.pace < 1.0 { format!(" at {:.0}%", j.pace * 100.0) } else { String::new() };
     let share = if j.share == 0.0 { "free".into() } else { format!("{:.0}%", j.share * 100.0) };
     share + &pace
@@ -103,7 +149,7 @@ fn steps(j: &JobView) -> String {
 }
 
 /// A step's length with a unit that suits it.
-fn seconds(s: f64) -> String {
+pub(super) fn seconds(s: f64) -> String {
     match s {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
@@ -112,20 +158,19 @@ fn seconds(s: f64) -> String {
 }
 
 pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
-    let paths = paths(&args.state);
+    let client = client(&args.at)?;
     let rows = match &args.job {
         None => {
-            let Reply::Machine(machine) = control::ask(&paths, &Request::Machine {})? else {
+            let Reply::Machine(machine) = client.ask(&Request::Machine {})? else {
                 anyhow::bail!("the daemon answers something else");
             };
             if document(&machine, args.output)? {
                 return Ok(ExitCode::SUCCESS);
             }
-            machine_rows(&machine, &paths)
+            machine_rows(&machine, &client)
         }
         Some(job) => {
-            let Reply::Job(job) = control::ask(&paths, &Request::Describe { job: job.clone() })?
-            else {
+            let Reply::Job(job) = client.ask(&Request::Describe { job: job.clone() })? else {
                 anyhow::bail!("the daemon answers something else");
             };
             if document(&job, args.output)? {
@@ -139,20 +184,26 @@ pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn machine_rows(m: &MachineView, paths: &Paths) -> Vec<(&'static str, String)> {
-    vec![
+fn machine_rows(m: &MachineView, client: &Client) -> Vec<(&'static str, String)> {
+    let mut rows = vec![
         ("machine", m.cluster.clone()),
         ("policy", m.policy.clone()),
         ("shares", format!("{} ({})", m.enforcement.tier, m.enforcement.what)),
         ("jobs", format!("{} not ended", m.jobs)),
         ("up", table::figure(Some(m.up_s), "s")),
         ("daemon", format!("process {}, {:.1} MiB", m.pid, m.rss_mib)),
-        ("state", paths.root().display().to_string()),
-        ("journal", paths.journal().display().to_string()),
-    ]
+    ];
+    rows.push(("journal", m.journal.clone()));
+    if let Some(http) = &m.http {
+        rows.push(("http", http.clone()));
+    }
+    if let Client::Socket(paths) = client {
+        rows.push(("state", paths.root().display().to_string()));
+    }
+    rows
 }
 
-fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
+pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
     let or = |v: Option<String>| v.unwrap_or_else(|| "-".into());
     let kind = if j.cooperative {
         "speaks with the machine through the SDK"
@@ -168,6 +219,7 @@ fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("share", share(j)),
         ("steps", steps(j)),
         ("step", or(j.step_s.map(seconds))),
+        ("time left", or(j.left_s.map(|s| table::figure(Some(s), "s")))),
         ("batch", or(j.batch.map(|b| b.to_string()))),
         ("noise scale", or(j.noise_scale.map(|n| format!("{n:.1}")))),
         ("memory", or(j.mem_mib.map(|m| format!("{m} MiB")))),
@@ -186,8 +238,9 @@ fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
 
 /// Does the same to each of some jobs.
 pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow::Result<ExitCode> {
+    let client = client(&args.at)?;
     for job in &args.jobs {
-        if let Reply::Done { what } = control::ask(&paths(&args.state), &request(job.clone()))? {
+        if let Reply::Done { what } = client.ask(&request(job.clone()))? {
             process::say(&what);
         }
     }
@@ -196,7 +249,7 @@ pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow
 
 pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
     let request = Request::Resize { job: args.job.clone(), batch: args.batch, share: args.share };
-    if let Reply::Done { what } = control::ask(&paths(&args.state), &request)? {
+    if let Reply::Done { what } = client(&args.at)?.ask(&request)? {
         process::say(&what);
     }
     Ok(ExitCode::SUCCESS)
@@ -204,9 +257,9 @@ pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
 
 pub(super) fn down(args: &Down) -> anyhow::Result<ExitCode> {
     let stop_jobs = args.stop_jobs;
-    let paths = paths(&args.state);
-    control::ask(&paths, &Request::Down { stop_jobs })?;
-    control::await_end(&paths)?;
+    let client = client(&args.at)?;
+    client.ask(&Request::Down { stop_jobs })?;
+    client.await_end()?;
     process::say(if stop_jobs {
         "down"
     } else {

@@ -4,17 +4,27 @@ use crate::cli::{Output, Replay};
 use crate::{ANSWER_NO, process};
 use anyhow::Context;
 use serde_json::json;
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
+    let mut all_same = true;
+    for journal in &args.journals {
+        all_same &= one(journal, args.output)?;
+    }
+    Ok(if all_same { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
+}
+
+/// Whether one journal is decided in the same way again.
+fn one(journal: &Path, output: Output) -> anyhow::Result<bool> {
     let mut replay = roommate_core::replay::Replay::default();
-    super::read_journal(&args.journal, &mut replay)?;
+    super::read_journal(journal, &mut replay)?;
     if let Some(refused) = replay.refused {
-        return Err(refused).with_context(|| super::unreadable(&args.journal));
+        return Err(refused).with_context(|| super::unreadable(journal));
     }
     let (steps, actions) = (replay.steps, replay.actions);
     let same = replay.difference.is_none();
-    match (args.output, &replay.difference) {
+    match (output, &replay.difference) {
         (Output::Json, difference) => {
             let difference = difference.as_ref().map(|d| {
                 json!({ "step": d.step, "at_s": d.at.secs(), "recorded": d.recorded, "replayed": d.replayed })
@@ -35,5 +45,5 @@ pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
             ))?;
         }
     }
-    Ok(if same { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
+    Ok(same)
 }

@@ -21,6 +21,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// More than any journal of a mix has.
+const ONE_PART: u64 = 1 << 40;
+
 /// What a run of the mix came to.
 struct Came {
     label: String,
@@ -106,6 +109,8 @@ fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result
         (config.policy, config.params) = (Some("fifo".into()), serde_json::Map::new());
     }
     config.devices = config.devices.or(mix.devices);
+    // The report is made of one journal.
+    config.keeping.journal_bytes = ONE_PART;
     let running = world::start(config)?;
     let began = Instant::now();
     let watched = watch(&running, mix, alone, wanted);

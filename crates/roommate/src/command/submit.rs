@@ -3,10 +3,9 @@
 use crate::cli::machine::Submit;
 use crate::process;
 use anyhow::Context;
-use roommate_agent::AgentError;
 use roommate_agent::control::{self, Reply, Request};
 use roommate_agent::jobfile::{EXAMPLE, JobFile};
-use roommate_agent::paths::Paths;
+use roommate_agent::{AgentError, Client};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,9 +21,9 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     }
     // All files are read before one is submitted: a mistake in the last leaves nothing half done.
     let jobs: Vec<JobFile> = args.files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?;
-    let paths = super::machine::paths(&args.state);
+    let client = super::machine::client(&args.at)?;
     for file in jobs {
-        let reply = send(&paths, &request(file, args.dry_run))?;
+        let reply = send(&client, &request(file, args.dry_run))?;
         match reply {
             Reply::Submitted { name } => process::print(&format!("{name}\n"))?,
             Reply::Done { what } => process::print(&format!("{what}\n"))?,
@@ -44,13 +43,14 @@ pub(super) fn request(file: JobFile, dry_run: bool) -> Request {
 }
 
 /// Submits, and repeats it if the daemon went away in the middle: the same submission is taken once.
-fn send(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
+fn send(client: &Client, request: &Request) -> Result<Reply, AgentError> {
     let end = Instant::now() + PATIENCE;
     let mut spoken = false;
     loop {
-        match control::ask(paths, request) {
+        match client.ask(request) {
             Err(AgentError::Lost { .. }) if Instant::now() < end => spoken = true,
-            Err(AgentError::NoDaemon { .. }) if spoken && Instant::now() < end => {}
+            Err(AgentError::NoDaemon { .. } | AgentError::NoServer { .. })
+                if spoken && Instant::now() < end => {}
             other => return other,
         }
         std::thread::sleep(Duration::from_millis(100));

@@ -1,9 +1,11 @@
 //! `roommate up`: the daemon, and the keepers that it starts.
 
-use crate::cli::machine::{Deciding, Keeper, Up};
+use crate::cli::machine::{Deciding, Keeper, Kept, Up};
 use crate::{lab, process};
 use anyhow::Context;
 use roommate_agent::control::{Reply, Request};
+use roommate_agent::http::Http;
+use roommate_agent::keep::Keeping;
 use roommate_agent::paths::Paths;
 use roommate_agent::world::{self, Config, Running};
 use roommate_agent::{keeper as keeping, signal};
@@ -17,7 +19,11 @@ use std::time::Duration;
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
     let paths = super::machine::paths(&args.state);
-    let running = world::start(config(paths.clone(), &args.deciding)?)?;
+    let running = world::start(Config {
+        http: args.http.map(|at| Http { at, beyond_loopback: args.http_beyond_loopback }),
+        keeping: keeping(&args.kept),
+        ..config(paths.clone(), &args.deciding)?
+    })?;
     let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
         anyhow::bail!("the daemon does not say what it is");
     };
@@ -27,6 +33,9 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     ));
     process::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
     process::say(&format!("state: {}", paths.root().display()));
+    if let Some(http) = &machine.http {
+        process::say(&format!("http: {http}, token in {}", paths.token().display()));
+    }
     while !running.has_ended() {
         if wanted.load(Ordering::Relaxed) {
             let _ = running.inputs.send(world::Input::Quit { stop_jobs: false });
@@ -37,6 +46,20 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     }
     running.join()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How much the flags ask to keep.
+fn keeping(kept: &Kept) -> Keeping {
+    let bytes = |mib: f64| (mib * 1024.0 * 1024.0) as u64;
+    Keeping {
+        log_bytes: bytes(kept.log_mib),
+        log_parts: kept.log_parts.into(),
+        ended_for: Duration::from_secs_f64(kept.keep_days * 86_400.0),
+        ended_bytes: bytes(kept.keep_mib),
+        journal_bytes: bytes(kept.journal_mib),
+        journal_parts: kept.journal_parts.into(),
+        ..Keeping::default()
+    }
 }
 
 /// What the flags ask for.
@@ -54,6 +77,8 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
         costs: Costs { backoff, ..Config::usual_costs() },
+        http: None,
+        keeping: Keeping::default(),
     })
 }
 

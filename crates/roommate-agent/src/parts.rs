@@ -1,0 +1,216 @@
+//! A file that is written for ever, in parts: `log` is the one that grows, `log.1`, `log.2` and so on were
+//! cut off before it, oldest first. Numbers only rise, so a reader who knows a part and a place in it
+//! can go on there, however often the file was cut meanwhile.
+
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// How far somebody has read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Place {
+    /// The part; 0 = the oldest that there is.
+    pub part: u64,
+    /// Bytes of it that were read.
+    pub at: u64,
+}
+
+/// A file in parts.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    path: PathBuf,
+}
+
+impl Parts {
+    /// The file that grows at this path, and what was cut off it.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Numbers of the parts that were cut off, oldest first.
+    pub fn numbers(&self) -> Vec<u64> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let number = |entry: fs::DirEntry| -> Option<u64> {
+            let file = entry.file_name();
+            file.to_str()?.strip_prefix(&name)?.strip_prefix('.')?.parse().ok()
+        };
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut found: Vec<u64> = entries.filter_map(number).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Where a part is that was cut off.
+    pub fn path_of(&self, number: u64) -> PathBuf {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!(".{number}"));
+        path.into()
+    }
+
+    /// All parts that there are, oldest first; the last is the one that grows.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let cut = self.numbers().into_iter().map(|n| self.path_of(n));
+        cut.chain(std::iter::once(self.path.clone()).filter(|p| p.exists())).collect()
+    }
+
+    /// Makes what was written so far a part of its own; of those only the last `keep` stay, at least one,
+    /// as the numbers go on from it.
+    pub fn cut(&self, keep: usize) -> io::Result<()> {
+        let next = self.numbers().last().map_or(1, |last| last + 1);
+        self.cut_as(next, keep)
+    }
+
+    /// The same, with a number that the writer has in mind.
+    pub(crate) fn cut_as(&self, number: u64, keep: usize) -> io::Result<()> {
+        fs::rename(&self.path, self.path_of(number))?;
+        let numbers = self.numbers();
+        let gone = numbers.len().saturating_sub(keep.max(1));
+        for number in numbers.into_iter().take(gone) {
+            fs::remove_file(self.path_of(number))?;
+        }
+        Ok(())
+    }
+
+    /// Removes all parts.
+    pub fn remove(&self) {
+        for path in self.paths() {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Bytes of all parts together.
+    pub fn bytes(&self) -> u64 {
+        self.paths().iter().filter_map(|p| fs::metadata(p).ok()).map(|m| m.len()).sum()
+    }
+
+    /// What was written from there on, at most `limit` bytes and never beyond the end of a part; and where
+    /// to go on. Nothing means that nothing more is there by now.
+    pub fn read(&self, from: Place, limit: u64) -> io::Result<(Vec<u8>, Place)> {
+        let mut place = from;
+        loop {
+            let numbers = self.numbers();
+            let growing = numbers.last().map_or(1, |last| last + 1);
+            // A part that is gone is followed by the next that is there.
+            let part = numbers.iter().copied().find(|n| *n >= place.part).unwrap_or(growing);
+            if part != place.part {
+                place = Place { part, at: 0 };
+            }
+            let path = if part == growing { self.path.clone() } else { self.path_of(part) };
+            let mut file = match File::open(path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == io::ErrorKind::NotFound && part == growing => {
+                    return Ok((Vec::new(), place));
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) => return Err(e),
+            };
+            if part == growing && self.numbers() != numbers {
+                continue; // It was cut while we opened it.
+            }
+            file.seek(SeekFrom::Start(place.at))?;
+            let mut bytes = Vec::new();
+            file.take(limit).read_to_end(&mut bytes)?;
+            place.at += bytes.len() as u64;
+            if bytes.is_empty() && part < growing {
+                place = Place { part: part + 1, at: 0 };
+                continue;
+            }
+            return Ok((bytes, place));
+        }
+    }
+}
+
+/// Writes a file in parts of at most about so many bytes, each of whole lines.
+pub(crate) struct Cutter {
+    parts: Parts,
+    file: File,
+    length: u64,
+    limit: u64,
+    keep: usize,
+}
+
+impl Cutter {
+    pub(crate) fn open(path: &Path, limit: u64, keep: usize) -> io::Result<Self> {
+        let file = File::options().create(true).append(true).open(path)?;
+        let length = file.metadata()?.len();
+        Ok(Self { parts: Parts::new(path), file, length, limit, keep })
+    }
+
+    pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while self.length + bytes.len() as u64 > self.limit {
+            // A line without an end is cut where it is: memory and disk have limits, lines do not.
+            let room = self.limit.saturating_sub(self.length).min(bytes.len() as u64) as usize;
+            let line_end = bytes[..room].iter().rposition(|b| *b == b'\n').map(|at| at + 1);
+            let (fits, rest) =
+                bytes.split_at(line_end.unwrap_or(if self.length == 0 { room } else { 0 }));
+            self.put(fits)?;
+            bytes = rest;
+            self.parts.cut(self.keep)?;
+            let path = &self.parts.path;
+            self.file = File::options().create(true).append(true).open(path)?;
+            self.length = 0;
+        }
+        self.put(bytes)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.length += bytes.len() as u64;
+        self.file.write_all(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_follows_through_every_cut_and_misses_only_what_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let parts = Parts::new(&path);
+        let mut out = Cutter::open(&path, 20, 2).unwrap();
+        let (mut place, mut read, mut written) = (Place::default(), Vec::new(), Vec::new());
+        for n in 0..100 {
+            let line = format!("line {n}\n");
+            out.write(line.as_bytes()).unwrap();
+            written.extend_from_slice(line.as_bytes());
+            loop {
+                let (bytes, next) = parts.read(place, 3).unwrap();
+                place = next;
+                if bytes.is_empty() {
+                    break;
+                }
+                read.extend(bytes);
+            }
+        }
+        assert_eq!(read, written);
+        assert_eq!(parts.paths().len(), 3);
+        for path in parts.paths() {
+            let text = fs::read_to_string(path).unwrap();
+            assert!(
+                text.starts_with("line ") && text.ends_with('\n') && text.len() <= 20,
+                "{text:?}"
+            );
+        }
+        // Whoever comes late begins with the oldest part that is kept.
+        let (bytes, place) = parts.read(Place::default(), 1000).unwrap();
+        assert!(String::from_utf8(bytes).unwrap().starts_with("line 94"), "{place:?}");
+        parts.remove();
+        assert!(parts.paths().is_empty() && parts.bytes() == 0);
+    }
+
+    #[test]
+    fn lines_without_an_end_are_cut_and_nothing_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let mut out = Cutter::open(&path, 10, 100).unwrap();
+        out.write(&[b'x'; 35]).unwrap();
+        out.write(b"y\n").unwrap();
+        let lengths: Vec<u64> =
+            Parts::new(&path).paths().iter().map(|p| fs::metadata(p).unwrap().len()).collect();
+        assert_eq!(lengths, [10, 10, 10, 7]);
+    }
+}

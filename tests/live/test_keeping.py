@@ -1,0 +1,232 @@
+"""What is kept, for how long, and how a journal goes on in a new part."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from conftest import BINARY, Room
+
+LOOP = """
+import roommate, time
+for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass
+"""
+
+
+def parts(path: Path) -> list[Path]:
+    cut = path.parent.glob(path.name + ".[0-9]*")
+    return [*sorted(cut, key=lambda p: int(p.suffix[1:])), path]
+
+
+def journals(room: Room) -> list[str]:
+    return [str(p) for p in parts(room.state / "journal.jsonl")]
+
+
+def heads(room: Room) -> list[dict[str, Any]]:
+    return [json.loads(Path(p).read_text().splitlines()[0])["head"] for p in journals(room)]
+
+
+def test_a_log_is_cut_and_followed_across_every_cut(room: Room) -> None:
+    room.up("--policy", "fifo", "--log-mib", "0.01", "--log-parts", "3")
+    lines = 12_000
+    name = room.python(
+        "talks",
+        f"import time\nfor i in range({lines}):\n  print(i, flush=True)\n  i % 500 or time.sleep(0.1)",
+    )
+    with subprocess.Popen(
+        [BINARY, "logs", "-f", name], env=room.env, stdout=subprocess.PIPE, text=True
+    ) as follows:
+        assert follows.stdout is not None
+        seen = [int(line) for line in follows.stdout]
+    assert seen == list(range(lines))
+    files = parts(room.state / "jobs/0/log")
+    assert len(files) == 4 and all(f.stat().st_size <= 10_486 for f in files)
+    # Afterwards the last parts are there, and nothing of them twice.
+    kept = [int(line) for line in room.ok("logs", name).splitlines()]
+    assert kept == list(range(kept[0], lines)) and len(kept) < lines
+
+
+def test_what_a_command_prints_last_is_kept_and_who_it_leaves_behind_is_not_waited_for(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1")
+    room.submit(
+        "leaves", "sleep 1000 & head -c 50000 /dev/zero | tr '\\0' x; echo; echo last; exit 3", retries=0
+    )
+    room.until_ended("leaves", within_s=10)
+    assert room.ok("logs", "leaves") == "x" * 50_000 + "\nlast\n"
+    assert room.state_of("leaves") == "failed: exit 3"
+
+
+def test_logs_of_ended_jobs_go_when_there_is_too_much(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1", "--keep-mib", "0.05")
+    names = [room.submit(f"j{i}", "head -c 30000 /dev/zero; touch $ROOMMATE_CHECKPOINT") for i in range(3)]
+    room.until_ended(*names)
+    room.until(lambda: not (room.state / "jobs/1/log").exists(), 15)
+    assert not (room.state / "jobs/0/log").exists() and (room.state / "jobs/2/log").exists()
+    assert all((room.state / f"jobs/{i}/checkpoint").exists() for i in range(3))
+    assert room.ok("logs", "j0") == "" and len(room.jobs()) == 3
+
+
+def test_an_idle_daemon_begins_a_new_part_and_remembers(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "2", "--journal-mib", "0.01")
+    for batch in range(4):
+        names = [room.submit(f"j{batch}-{i}", "echo hello; exit $((RANDOM % 1))") for i in range(12)]
+        room.until_ended(*names)
+    room.until(lambda: len(journals(room)) >= 3)
+    assert len(room.jobs()) == 48 and {j["state"] for j in room.jobs().values()} == {"finished"}
+    assert room.ok("logs", "j0-0") == "hello\n"
+    assert "ended already" in room.tool("cancel", "j0-0").stderr
+    # Names are not given twice, and every part replays.
+    assert room.submit("j0-0", "true") == "j0-0-2"
+    room.until_ended("j0-0-2")
+    assert all(line.startswith("same: ") for line in room.ok("replay", *journals(room)).splitlines())
+    # All of it is one story.
+    assert "finished" in room.ok("explain", "j0-0") and "finished" in room.ok("explain", "j3-11")
+    told = room.ok("events")
+    assert told.count("submitted") == 49 and told.count("finished") == 49
+    room.kill()
+    room.up()
+    assert len(room.jobs()) == 49 and room.state_of("j1-3") == "finished"
+    lines = sqlite3.connect(room.state / "store.db").execute("SELECT count(*) FROM line").fetchone()[0]
+    assert lines < 200
+    room.ok("report", *journals(room), "-o", str(room.folder / "r.html"))
+
+
+def test_earlier_parts_and_their_jobs_are_forgotten_in_the_end(room: Room) -> None:
+    room.up(
+        "--policy",
+        "fifo",
+        "--devices",
+        "2",
+        "--journal-mib",
+        "0.002",
+        "--journal-parts",
+        "2",
+        "--keep-days",
+        "0",
+    )
+    for i in range(12):
+        name = room.submit(f"j{i}", "true")
+        # It may be forgotten as soon as it has ended.
+        room.until(lambda name=name: room.jobs().get(name, {"ended": True})["ended"])
+    room.until(lambda: len(journals(room)) == 3 and len(room.jobs()) < 6, 20)
+    assert len(list((room.state / "jobs").glob("*/log"))) <= 2
+
+
+def test_running_jobs_go_on_in_a_new_part(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "3", "--journal-mib", "0.002")
+    room.python("sdk", LOOP, steps=1_000_000)
+    room.submit("opaque", "sleep 1000")
+    room.submit("held", "sleep 1000")
+    room.submit("waits", "sleep 1000", devices=3)
+    room.until(lambda: room.jobs()["sdk"]["cooperative"])
+    room.ok("suspend", "held")
+    before = room.jobs()
+    for i in range(20):
+        room.submit(f"more{i}", "true", devices=3)
+    room.until(lambda: len(journals(room)) >= 2)
+    room.until(lambda: room.jobs()["sdk"]["cooperative"])
+    after = room.jobs()
+    for name in ("sdk", "opaque", "held"):
+        assert after[name]["keeper_pid"] == before[name]["keeper_pid"]
+        assert after[name]["starts"] == 1
+    assert [after[n]["state"] for n in ("sdk", "opaque", "held", "waits")] == [
+        "running",
+        "running",
+        "suspended",
+        "pending",
+    ]
+    done = after["sdk"]["done"]
+    assert done >= before["sdk"]["done"] and after["sdk"]["age_s"] > before["sdk"]["age_s"]
+    room.until(lambda: room.jobs()["sdk"]["done"] > done)
+    # And through a crash.
+    room.kill()
+    room.up()
+    room.until(lambda: room.jobs()["sdk"]["cooperative"])
+    assert room.jobs()["opaque"]["keeper_pid"] == before["opaque"]["keeper_pid"]
+    assert all(line.startswith("same: ") for line in room.ok("replay", *journals(room)).splitlines())
+    room.ok("cancel", "sdk", "opaque", "held")
+    room.until(lambda: room.state_of("waits") == "running")
+
+
+def decide_differently(room: Room) -> None:
+    """Makes the journal say what the policy would not: as if its code had been another."""
+    with sqlite3.connect(room.state / "store.db") as store:
+        rows = store.execute("SELECT seq, text FROM line").fetchall()
+        changed = 0
+        for seq, text in rows:
+            step = json.loads(text).get("step", {})
+            if any("start" in a for a in step.get("actions", [])):
+                other = text.replace(b'"gpus":[0]', b'"gpus":[9]').replace(b'"gpus":[1]', b'"gpus":[0]')
+                other = other.replace(b'"gpus":[9]', b'"gpus":[1]')
+                store.execute("UPDATE line SET text = ? WHERE seq = ?", (other, seq))
+                changed += 1
+        assert changed
+
+
+def test_a_policy_that_decides_differently_now_keeps_the_jobs(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "2", "--backoff", "0.05")
+    room.submit("past", "echo done")
+    room.until_ended("past")
+    room.python("runs", LOOP, steps=1_000_000)
+    ends = "while [ ! -e go ]; do sleep 0.02; done; echo x >> ended; exit $(cat go)"
+    room.submit("ends", ends)
+    room.submit("fails", "sleep 0.1; [ -e failed ] || { touch failed; exit 1; }", retries=1)
+    room.submit("waits", "echo x >> waited")
+    room.until(lambda: room.jobs()["runs"]["cooperative"])
+    keeper = room.jobs()["runs"]["keeper_pid"]
+    room.kill()
+    (room.folder / "go").write_text("0")
+    room.until(lambda: (room.folder / "ended").exists())
+    time.sleep(0.2)
+    decide_differently(room)
+    room.up()
+    jobs = room.jobs()
+    assert sorted(jobs) == ["ends", "fails", "past", "runs", "waits"]
+    assert jobs["runs"]["keeper_pid"] == keeper and jobs["past"]["state"] == "finished"
+    # It finished while nobody looked, and is not run again.
+    assert jobs["ends"]["state"] == "finished"
+    room.until_ended("fails", "waits")
+    assert room.state_of("fails") == "finished" and room.state_of("waits") == "finished"
+    assert (room.folder / "ended").read_text() == "x\n" and (room.folder / "waited").read_text() == "x\n"
+    assert room.jobs()["runs"]["keeper_pid"] == keeper and room.state_of("runs") == "running"
+    assert "decides differently now" in heads(room)[1]["continues"]
+    assert "decides differently now" in room.ok("describe")
+    assert room.ok("replay", journals(room)[-1]).startswith("same: ")
+
+
+def test_a_state_of_the_version_before_is_read(room: Room) -> None:
+    room.up("--policy", "fifo", "--devices", "1")
+    room.submit("old", "true")
+    room.until_ended("old")
+    room.ok("down")
+    with sqlite3.connect(room.state / "store.db") as store:
+        for column in ("idx", "starts", "failures", "carried", "ended_us", "view"):
+            store.execute(f"ALTER TABLE job DROP COLUMN {column}")
+        store.execute("ALTER TABLE job RENAME COLUMN id TO idx")
+        store.execute("PRAGMA user_version = 1")
+    room.up()
+    assert room.state_of("old") == "finished"
+    room.submit("new", "true")
+    room.until_ended("new")
+
+
+def test_jobs_that_take_turns_do_so_across_parts_and_crashes(room: Room) -> None:
+    flags = ("--journal-mib", "0.001")
+    room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false", *flags)
+    names = ("a", "b", "c")
+    for name in names:
+        room.submit(name, f"for i in $(seq 200); do echo $i >> ticks-{name}; sleep 0.02; done")
+    for _ in range(2):
+        before = len(journals(room))
+        room.until(lambda before=before: len(journals(room)) > before)
+        room.kill()
+        room.up(*flags)
+    room.until_ended(*names)
+    for name in names:
+        lines = (room.folder / f"ticks-{name}").read_text().split()
+        assert lines == [str(i + 1) for i in range(200)] and room.state_of(name) == "finished"
+    assert room.replays() and len(journals(room)) >= 3
