@@ -618,7 +618,8 @@ impl World {
     /// Work that survives the end of the job's process.
     fn surviving(&self, job: JobIdx) -> f64 {
         let live = &self.live[job.usize()];
-        let opaque = live.seen.is_none();
+        // One that has said what survives is believed, even if it was killed before it reported a step.
+        let opaque = live.seen.is_none() && live.checkpoint == 0.0;
         if opaque && live.row.file.checkpoint.is_some() {
             // It keeps checkpoints and does not say when: what we believe is as good as it gets.
             return self.engine.state().done(job);

@@ -130,6 +130,8 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     config.paths.create()?;
     let lock = lock(&config.paths)?;
     let store = Store::open(&config.paths, config.keeping.journal_parts)?;
+    // Before anything is started: an address may be taken.
+    let http = config.http.map(|http| http::listen(http, &config.paths)).transpose()?;
     let (inputs, from) = mpsc::channel();
     let mut world = World::recover(config, store, inputs.clone(), lock, None)?;
     let control_at = listen(&world.config.paths.control())?;
@@ -139,8 +141,7 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
         hint: None,
     };
     let paths = world.config.paths.clone();
-    if let Some(http) = world.config.http {
-        let (listener, token) = http::listen(http, &paths)?;
+    if let Some((listener, token)) = http {
         world.http = listener.local_addr().ok().map(|at| format!("http://{at}"));
         let (to, paths) = (inputs.clone(), paths.clone());
         small_thread("http", move || http::serve(&listener, &token, &to, &paths))
