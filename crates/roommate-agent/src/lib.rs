@@ -15,6 +15,7 @@ pub mod control;
 pub mod device;
 pub mod error;
 mod guard;
+mod heard;
 pub mod http;
 pub mod jobfile;
 pub mod keep;

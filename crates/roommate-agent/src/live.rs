@@ -1,15 +1,12 @@
-//! Jobs as processes: what the engine asks for is done here, and what processes and tenants do becomes
-//! facts.
+//! Jobs as processes: what the engine asks for is done here, and what processes do becomes facts.
 
 use crate::AgentError;
 use crate::device::Allowed;
-use crate::guard::Guard;
+use crate::heard::{Sampled, Tally};
 use crate::keeper::{Attempt, Launch, pin};
 use crate::peer::Peer;
 use crate::process::{self, Exit, Process};
-use crate::protocol::{
-    self, BatchRange, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tune, Welcome,
-};
+use crate::protocol::{BatchRange, Nothing, Stepped, ToTenant, Tune};
 use crate::slice::Slicer;
 use crate::store::JobRow;
 use crate::world::{Input, World, random, small_thread};
@@ -28,11 +25,6 @@ const LEFT: i32 = 75;
 const GRACE: Duration = Duration::from_secs(10);
 /// How long after a restart of the daemon its tenants have to come back.
 pub(crate) const COME_BACK: Duration = Duration::from_secs(2);
-/// A step's length is reported again when it changed by this share, or after [`SAMPLE_EVERY`].
-const SAMPLE_CHANGE: f64 = 0.1;
-const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// The same for a job whose batch size may be tuned: a search waits for what it measures.
-const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 
 /// A job as this machine knows it.
 pub(crate) struct Live {
@@ -63,26 +55,8 @@ pub(crate) struct Live {
     /// How far it was when its process was carried over from there.
     pub(crate) carried: Option<f64>,
     /// What it reported since the engine was last told, and what that was.
-    tally: Option<Tally>,
-    sampled: Option<Sampled>,
-}
-
-/// Reports that the engine has not been told of yet.
-#[derive(Clone, Copy, Debug)]
-struct Tally {
-    steps: u64,
-    busy_s: f64,
-    since: Instant,
-    /// CPU time of the process by then.
-    cpu_s: f64,
-}
-
-/// What the engine was last told of a job's steps.
-#[derive(Clone, Copy, Debug)]
-struct Sampled {
-    at: Instant,
-    step_s: f64,
-    batch: u32,
+    pub(crate) tally: Option<Tally>,
+    pub(crate) sampled: Option<Sampled>,
 }
 
 /// A job with a process.
@@ -103,7 +77,7 @@ pub(crate) struct Tenant {
     /// What it was last told: whether to take turns in its stages, and its pace.
     pub(crate) told: (bool, u16),
     /// Whether the engine waits to hear that it runs with its new knobs.
-    tune_due: bool,
+    pub(crate) tune_due: bool,
     /// Whether its group was stopped by a signal.
     pub(crate) frozen: bool,
     /// When it is made to do what it was asked.
@@ -185,7 +159,7 @@ impl World {
     }
 
     /// Name of the kernel's group of a job.
-    fn group(&self, job: JobIdx) -> String {
+    pub(crate) fn group(&self, job: JobIdx) -> String {
         format!("job-{}", self.live[job.usize()].id)
     }
 
@@ -430,7 +404,7 @@ impl World {
     }
 
     /// Has a tenant that does not speak with us run, stand still, or run for a part of the time.
-    fn drive(&mut self, job: JobIdx) {
+    pub(crate) fn drive(&mut self, job: JobIdx) {
         let held = self.live[job.usize()].held;
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
         let pace = t.told.1.min(t.knobs.pace_permille);
@@ -466,7 +440,7 @@ impl World {
     }
 
     /// Whether the job is to take turns in its stages, and at which pace it is to run.
-    fn wanted(&self, job: JobIdx) -> (bool, u16) {
+    pub(crate) fn wanted(&self, job: JobIdx) -> (bool, u16) {
         let Some(t) = &self.live[job.usize()].tenant else { return (false, Knobs::PACE_FULL) };
         let share = self.live[job.usize()].share;
         let own = self.device.own_pace_permille(Allowed::new(t.knobs, share));
@@ -664,219 +638,21 @@ impl World {
         }
         Ok(())
     }
-
-    pub(crate) fn said(&mut self, peer: &Peer, message: FromTenant) -> Result<(), AgentError> {
-        if let FromTenant::Hello(hello) = message {
-            self.greet(peer, &hello);
-            return Ok(());
-        }
-        let of_peer = |l: &Live| {
-            l.tenant.as_ref().and_then(|t| t.peer.as_ref()).is_some_and(|p| p.id == peer.id)
-        };
-        let Some(idx) = self.live.iter().position(of_peer) else { return Ok(()) };
-        let job = JobIdx::from_usize(idx);
-        match message {
-            FromTenant::Hello(_) => {}
-            FromTenant::Stepped(stepped) => self.stepped(job, stepped),
-            FromTenant::Tuned(_) => {
-                let due =
-                    self.live[idx].tenant.as_mut().is_some_and(|t| std::mem::take(&mut t.tune_due));
-                if due {
-                    self.facts.push(Event::Tuned(job));
-                }
-            }
-            FromTenant::Suspended(done) => {
-                let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
-                if t.aim == (Aim::Suspend { still: false }) {
-                    t.aim = Aim::Suspend { still: true };
-                    t.deadline = None;
-                    self.facts.push(Event::Stopped { job, done: done.done });
-                }
-            }
-            FromTenant::Resumed(_) => {
-                (self.live[idx].sampled, self.live[idx].tally) = (None, None);
-            }
-            FromTenant::Checkpointed(done) => {
-                self.live[idx].checkpoint = done.done;
-                self.store.set_checkpoint(self.live[idx].id, done.done)?;
-                self.store.commit()?;
-            }
-            FromTenant::Enter(Stage { stage }) => {
-                let gpus = self.engine.state().job(job).gpus.clone();
-                if let Some(stage) = protocol::stage_index(&stage) {
-                    let admitted = self.stages.enter(job, stage, &gpus);
-                    self.admit(&admitted);
-                }
-            }
-            FromTenant::Leave(Stage { stage }) => {
-                if let Some(stage) = protocol::stage_index(&stage) {
-                    let admitted = self.stages.leave(job, stage);
-                    self.admit(&admitted);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn greet(&mut self, peer: &Peer, hello: &Hello) {
-        if hello.version != protocol::VERSION {
-            let (theirs, ours) = (hello.version, protocol::VERSION);
-            peer.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
-            return;
-        }
-        let is_its = |l: &Live| l.tenant.as_ref().is_some_and(|t| t.token == hello.token);
-        let Some(idx) = self.live.iter().position(is_its) else {
-            peer.refuse("its token is not that of a job on this machine");
-            return;
-        };
-        let job = JobIdx::from_usize(idx);
-        let (interleaved, pace_permille) = self.wanted(job);
-        let group = self.group(job);
-        let live = &mut self.live[idx];
-        let Some(t) = &mut live.tenant else { return };
-        t.told = (interleaved, pace_permille);
-        t.batches = hello.batch.or(t.batches);
-        peer.say(&ToTenant::Welcome(Welcome {
-            version: protocol::VERSION,
-            job: live.name.clone(),
-            done: live.checkpoint,
-            batch: if live.batch > 0 { live.batch } else { t.knobs.batch },
-            pace_permille,
-            suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
-            interleaved,
-        }));
-        if matches!(t.aim, Aim::Leave { .. }) {
-            peer.say(&ToTenant::Stop(Nothing {}));
-        }
-        let allowed = Allowed::new(t.knobs, live.share);
-        self.device.confine(&group, t.gpus.len(), allowed, true);
-        // From now on it holds itself back.
-        t.pid = hello.pid;
-        if t.slicer.take().is_some() {
-            t.thaw();
-        }
-        live.tally = Some(Tally::new(t));
-        if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
-            old.hang_up();
-        }
-    }
-
-    fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
-        self.watch_over(job, &stepped);
-        let tunable = self.engine.state().profile(job).training.is_some();
-        let live = &mut self.live[job.usize()];
-        let Some(t) = &live.tenant else { return };
-        let pace = f64::from(t.told.1.max(1)) / 1000.0;
-        let step_s = stepped.step_s / pace;
-        let every = if tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
-        let tally = live.tally.get_or_insert_with(|| Tally::new(t));
-        let changed = live.sampled.is_none_or(|was| {
-            was.batch != stepped.batch || (step_s - was.step_s).abs() > SAMPLE_CHANGE * was.step_s
-        });
-        if changed {
-            // What was before must not soften the news.
-            (tally.steps, tally.busy_s) = (0, 0.0);
-        }
-        tally.steps += stepped.steps;
-        tally.busy_s += step_s * stepped.steps as f64;
-        let late = live.sampled.is_some_and(|was| was.at.elapsed() >= every);
-        if (changed || late) && tally.busy_s > 0.0 {
-            let step_s = tally.busy_s / tally.steps as f64;
-            let sample = Sample {
-                step_s,
-                done: Some(stepped.done),
-                sm_util: (tally.busy(t) / pace).min(1.0) as f32,
-                noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
-                batch: stepped.batch,
-                ..Sample::default()
-            };
-            live.sampled = Some(Sampled { at: Instant::now(), step_s, batch: stepped.batch });
-            live.tally = Some(Tally::new(t));
-            self.facts.push(Event::Sampled { job, sample });
-        }
-        live.seen = Some(stepped);
-    }
-
-    /// The guard of a job that was promised a speed hears what it reports.
-    fn watch_over(&mut self, job: JobIdx, stepped: &Stepped) {
-        let state = self.engine.state();
-        let hot = state.job(job);
-        if hot.knobs.floor_permille == 0 || hot.phase != Phase::Running {
-            return;
-        }
-        let moves = |other: JobIdx| {
-            let t = self.live[other.usize()].tenant.as_ref();
-            t.is_some_and(|t| t.aim == Aim::Run && t.told.1 > 0)
-        };
-        let mut roommates =
-            hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
-        let alone = !roommates.any(|t| moves(*t));
-        let now = Instant::now();
-        let guard =
-            self.guards.entry(job).or_insert_with(|| Guard::new(hot.knobs.floor_permille, now));
-        guard.hear(stepped.steps, stepped.step_s, stepped.batch, alone, now);
-    }
-
-    pub(crate) fn peer_gone(&mut self, id: u64) {
-        for idx in 0..self.live.len() {
-            let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
-            let group = self.group(JobIdx::from_usize(idx));
-            let share = self.live[idx].share;
-            let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
-            t.peer = None;
-            // It may come back; until then it is held as one that never spoke.
-            let allowed = Allowed::new(t.knobs, share);
-            self.device.confine(&group, t.gpus.len(), allowed, false);
-            let admitted = self.stages.forget(JobIdx::from_usize(idx));
-            self.admit(&admitted);
-        }
-    }
-
-    fn admit(&mut self, admitted: &[(JobIdx, u8)]) {
-        for (job, stage) in admitted {
-            let stage = protocol::STAGE_NAMES[usize::from(*stage)].to_string();
-            if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref())
-            {
-                peer.say(&ToTenant::Go(Stage { stage }));
-            }
-        }
-    }
-
-    /// Whether the job takes turns with roommates in the stages of its steps.
-    fn is_interleaved(&self, job: JobIdx) -> bool {
-        let state = self.engine.state();
-        let takes_turns = |j: &JobIdx| state.job(*j).knobs.stage > 0;
-        let mut tenants = state.job(job).gpus.iter().map(|g| &state.gpu(*g).tenants);
-        tenants.any(|t| t.len() > 1 && t.iter().any(takes_turns))
-    }
-}
-
-impl Tally {
-    /// Begins with the next report.
-    fn new(tenant: &Tenant) -> Self {
-        Self { steps: 0, busy_s: 0.0, since: Instant::now(), cpu_s: tenant.cpu_s() }
-    }
-
-    /// The part of its devices that the process kept busy since.
-    fn busy(&self, tenant: &Tenant) -> f64 {
-        let whole_s = self.since.elapsed().as_secs_f64() * tenant.gpus.len().max(1) as f64;
-        ((tenant.cpu_s() - self.cpu_s) / whole_s.max(1e-3)).clamp(0.0, 1.0)
-    }
 }
 
 impl Tenant {
     /// CPU time so far of the process that speaks with us, if it is one of ours.
-    fn cpu_s(&self) -> f64 {
+    pub(crate) fn cpu_s(&self) -> f64 {
         let stat = process::stat(self.pid).filter(|s| s.group == self.keeper.pid);
         stat.map_or(0.0, |s| s.cpu_s)
     }
 
-    fn freeze(&mut self) {
+    pub(crate) fn freeze(&mut self) {
         self.keeper.signal_group(Signal::STOP);
         self.frozen = true;
     }
 
-    fn thaw(&mut self) {
+    pub(crate) fn thaw(&mut self) {
         if std::mem::take(&mut self.frozen) {
             self.keeper.signal_group(Signal::CONT);
         }

@@ -8,6 +8,7 @@
 pub mod admission;
 pub mod allocation;
 pub mod batch;
+pub mod board;
 pub mod cluster;
 pub mod engine;
 pub mod event;

@@ -25,14 +25,11 @@
 //! drifts, and tuning of a job that is alone (`tune_alone`). SM and memory utilisation are not regulated: the thresholds are not
 //! public. `tune`, `predictor = off` and `admission` switch parts off.
 
-mod board;
-
-use self::board::Board;
 use crate::admission::{self, Room};
+use crate::board::{Board, Kinds, can_share, left_s};
 use crate::event::Event;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use crate::interference::pattern::{Appetite, Predictor, Source, View};
-use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::place::{self, Rule};
 use crate::plan::Plan;
@@ -106,8 +103,6 @@ const TRIES: usize = 8;
 
 /// Tenants of a GPU.
 type Roommates = SmallVec<[JobIdx; 4]>;
-/// Their kinds.
-type Kinds = SmallVec<[ProfileIdx; 4]>;
 
 struct IaDeep {
     params: Params,
@@ -125,10 +120,6 @@ struct IaDeep {
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    checked(params)
-}
-
-fn checked(params: Params) -> Result<IaDeep, String> {
     if !(1..=4).contains(&params.max_tenants) {
         return Err("max_tenants: expected 1 to 4".into());
     }
@@ -141,23 +132,29 @@ fn checked(params: Params) -> Result<IaDeep, String> {
     if !params.drift.is_finite() || params.drift <= 1.0 || params.window == 0 {
         return Err("drift: expected a factor above 1; window: expected at least 1".into());
     }
-    let view = if params.predictor == Sight::Pattern { View::Pattern } else { View::Counters };
-    let options = tuner::Options {
-        budget: params.budget,
-        least_gain: params.least_gain,
-        ..tuner::Options::default()
-    };
-    let window = Span::from_secs(params.measure_s).max(Span(1));
-    Ok(IaDeep {
-        queue: BTreeSet::new(),
-        predictor: Predictor::new(view, 0),
-        tuning: Tuning::new(options, window, params.drift, params.tune_alone),
-        rooms: Vec::new(),
-        touched: BTreeSet::new(),
-        pd: Vec::new(),
-        board: None,
-        params,
-    })
+    Ok(IaDeep::new(params))
+}
+
+impl IaDeep {
+    fn new(params: Params) -> Self {
+        let view = if params.predictor == Sight::Pattern { View::Pattern } else { View::Counters };
+        let options = tuner::Options {
+            budget: params.budget,
+            least_gain: params.least_gain,
+            ..tuner::Options::default()
+        };
+        let window = Span::from_secs(params.measure_s).max(Span(1));
+        Self {
+            queue: BTreeSet::new(),
+            predictor: Predictor::new(view, 0),
+            tuning: Tuning::new(options, window, params.drift, params.tune_alone),
+            rooms: Vec::new(),
+            touched: BTreeSet::new(),
+            pd: Vec::new(),
+            board: None,
+            params,
+        }
+    }
 }
 
 impl Policy for IaDeep {
@@ -262,12 +259,6 @@ impl IaDeep {
             self.rooms[gpu.usize()].clone_from(&plan.gpu(gpu).tenants);
         }
     }
-}
-
-/// Whether a job can share its GPU.
-fn can_share(plan: &Plan<'_>, job: JobIdx) -> bool {
-    let spec = plan.spec(job);
-    spec.gpus == 1 && spec.class != Class::Service
 }
 
 // Placement.
@@ -422,17 +413,6 @@ impl IaDeep {
         admission::gain_s(&here, next.as_ref(), behind, plan.gpus.len() as f64)
     }
 }
-
-/// Seconds of work alone that the job has left: declared, or as much as it has behind it.
-fn left_s(plan: &Plan<'_>, job: JobIdx) -> f64 {
-    plan.remaining_s(job).unwrap_or_else(|| {
-        let done_s = plan.done(job) * plan.profile(job).step_s;
-        done_s.max(LEAST_LEFT_S)
-    })
-}
-
-/// Seconds that a job which says nothing is taken to run for at least.
-const LEAST_LEFT_S: f64 = 60.0;
 
 #[cfg(test)]
 mod tests;

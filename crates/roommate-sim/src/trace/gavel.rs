@@ -59,13 +59,10 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         let submit_us = row.micros(arrival, Unit::Seconds)?;
         let work = row.value(steps, field::steps)?;
         let found = known.iter().position(|(n, gpus, _)| *gpus == count && n == name);
-        let at = match found {
-            Some(at) => at,
-            None => {
-                known.push((name.to_owned(), count, table.measured(name, count)?));
-                known.len() - 1
-            }
-        };
+        let at = found.unwrap_or(known.len());
+        if found.is_none() {
+            known.push((name.to_owned(), count, table.measured(name, count)?));
+        }
         let Measured { step_s, ref kind_speed } = known[at].2;
         let id = row.owned(id).unwrap_or_else(|| row.index.to_string());
         let duration_s = match duration {

@@ -437,3 +437,121 @@ fn the_device_is_chosen_among_all_nodes() {
     let Action::Start(_, place) = step.actions[0].clone() else { panic!("{step:?}") };
     assert_eq!(place.gpus, engine.state().job(jobs[1]).gpus);
 }
+
+/// The board against a search that looks at every device.
+mod board {
+    use crate::board::{self, Board, Kinds, can_share};
+    use crate::engine::Engine;
+    use crate::event::{Action, Event, Sample};
+    use crate::goodput::{LrRule, Noise, Training};
+    use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+    use crate::interference::Undisturbed;
+    use crate::job::Spec;
+    use crate::knobs::Knobs;
+    use crate::math::rng::Rng;
+    use crate::plan::Plan;
+    use crate::policy::Policy;
+    use crate::policy::iadeep::{IaDeep, Params, TRIES};
+    use crate::profile::Profile;
+    use crate::state::Costs;
+    use crate::time::{Span, Time};
+    use crate::tuning;
+
+    /// The policy, and after each of its calls the obvious search beside the board.
+    struct Twin(IaDeep);
+
+    impl Policy for Twin {
+        fn schedule(&mut self, plan: &mut Plan<'_>) {
+            self.0.schedule(plan);
+            let IaDeep { tuning, pd, params, .. } = &self.0;
+            let mut fresh = Board::new(plan, tuning, params.max_tenants, pd);
+            if let Some(kept) = &self.0.board {
+                assert!(kept.knows_the_same_as(&fresh), "{kept:?}, not {fresh:?}");
+            }
+            for job in plan.pending.iter().filter(|j| plan.spec(*j).gpus == 1) {
+                let harm = |new, there: &Kinds| self.0.harm(new, there);
+                let all = obvious(&self.0, plan, job);
+                assert_eq!(fresh.first(plan, job, TRIES, harm), all[..all.len().min(TRIES)]);
+                assert_eq!(fresh.best(plan, job, harm), all.first().map(|d| d.1));
+            }
+        }
+    }
+
+    fn obvious(policy: &IaDeep, plan: &Plan<'_>, job: JobIdx) -> Vec<(f64, GpuIdx)> {
+        let mut devices = Vec::new();
+        for (i, gpu) in plan.gpus.iter().enumerate() {
+            let (idx, count) = (GpuIdx::from_usize(i), gpu.tenants.len());
+            let open = count > 0
+                && count < usize::from(policy.params.max_tenants)
+                && plan.spec(job).allows(gpu.kind)
+                && !policy.tuning.is_busy(idx)
+                && gpu.tenants.iter().all(|t| can_share(plan, *t));
+            if open && tuning::could_hold(plan, job, idx) {
+                devices.push((policy.harm(plan.spec(job).profile, &board::kinds(plan, idx)), idx));
+            }
+        }
+        devices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        devices
+    }
+
+    #[test]
+    fn the_board_finds_what_the_obvious_search_finds() {
+        for seed in 0..6 {
+            let mut rng = Rng::stream(seed, 140);
+            let params = Params {
+                tune: seed % 3 > 0,
+                max_tenants: 2 + (seed % 2) as u8,
+                ..Params::default()
+            };
+            let policy = Box::new(Twin(IaDeep::new(params)));
+            let cluster = "3x4:v100,2x4:a100".parse().unwrap();
+            let mut engine =
+                Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), seed);
+            for _ in 0..5 {
+                let (lr, noise) = (LrRule::default(), Noise { start: 1e3, end: 1e3 });
+                let memory = Vec::new();
+                let t = Training { batch: 64, batch_min: 16, batch_max: 512, lr, noise, memory };
+                engine.add_profile(Profile { training: Some(t), ..Profile::of_step(0.1) });
+            }
+            let mut now = Time::ZERO;
+            for _ in 0..150 {
+                now += Span::from_secs(1.0 + rng.below(4) as f64);
+                let mut facts = Vec::new();
+                if rng.below(3) > 0 {
+                    let profile = ProfileIdx(rng.below(5) as u32);
+                    let mem_mib = 2_000 * (1 + rng.below(4) as u32);
+                    let knobs = Knobs { mem_mib, ..Knobs::WHOLE };
+                    let gpus = if rng.below(10) == 0 { 2 } else { 1 };
+                    let spec = Spec { knobs, ..Spec::training(gpus, 1e9, profile) };
+                    facts.push(Event::Submitted(engine.add_job(spec)));
+                }
+                let running: Vec<JobIdx> = engine.state().placed.iter().collect();
+                for job in &running {
+                    let knobs = engine.state().job(*job).knobs;
+                    let batch = if knobs.batch == 0 { 64 } else { knobs.batch };
+                    let (step_s, noise_scale) = (0.1 + 0.1 * rng.unit(), 1e3);
+                    let sample = Sample { step_s, noise_scale, batch, ..Sample::default() };
+                    facts.push(Event::Sampled { job: *job, sample });
+                }
+                if rng.below(8) == 0 && !running.is_empty() {
+                    let ends = running[rng.below(running.len() as u64) as usize];
+                    facts.push(Event::Finished(ends));
+                }
+                let step = engine.step(now, &facts);
+                let confirm = |a: &Action| match a {
+                    Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
+                    Action::Stop(job) | Action::Suspend(job) => {
+                        Some(Event::Stopped { job: *job, done: 0.0 })
+                    }
+                    Action::Tune(job, _) => Some(Event::Tuned(*job)),
+                    Action::Reject(..) => None,
+                };
+                let facts: Vec<Event> = step.actions.iter().filter_map(confirm).collect();
+                engine.step(now, &facts);
+            }
+            assert!(engine.state().pending.len() > 3, "nobody waits: {seed}");
+            let shared = |g: &crate::state::Gpu| g.tenants.len() > 1;
+            assert!(engine.state().gpus.iter().any(shared), "nobody shares: {seed}");
+        }
+    }
+}
