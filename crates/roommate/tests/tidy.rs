@@ -67,6 +67,7 @@ const RULES: &[Rule] = &[
         find: |text| {
             let allowed = [
                 "admission",
+                "board",
                 "allocation",
                 "batch",
                 "event",

@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(wrong("{"), "line 2: EOF while parsing an object");
         assert_eq!(
             wrong(&good.replace("solo", "trio")),
-            "line 2: unknown variant `trio`, expected one of `solo`, `tt`, `ts`, `tc`"
+            "line 2: unknown variant `trio`, expected one of `solo`, `tt`, `ttt`, `ts`, `tc`"
         );
         assert_eq!(wrong(&good.replace(r#""it_s":2.5,"#, "")), "line 2: missing field `it_s`");
         assert_eq!(
