@@ -1,8 +1,11 @@
-"""Parts of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs), without a restart.
+"""Parts of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs), no restart.
 
-The driver's green contexts give a stream that is confined to some SMs. ``Seat.move`` goes to another one between two
-steps; the loop runs each step ``with seat:``. Needs a driver of CUDA 12.4 or newer; ``Seat.open`` says why if there is
-none, and the loop then runs on the whole GPU.
+The driver's green contexts give a stream that is confined to some SMs. ``Seat.move`` goes to another one
+between two steps; the loop runs each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer;
+``Seat`` raises ``Unavailable`` with the reason where there is none.
+
+Take the first steps in the smallest part that will ever be used: convolution plans that were chosen on the
+whole GPU fail in a part.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class _Driver:
 
     def stream(self, first: int, groups: int) -> int:
         """A stream on so many groups of SMs, from one on."""
-        part = (ctypes.c_ubyte * (_RESOURCE_BYTES * groups)).from_buffer(self._groups, first * _RESOURCE_BYTES)
+        size = ctypes.c_ubyte * (_RESOURCE_BYTES * groups)
+        part = size.from_buffer(self._groups, first * _RESOURCE_BYTES)
         description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, groups)
         self._call("cuGreenCtxCreate", ctypes.byref(context), description, self._device, _DEFAULT_STREAM)
@@ -94,11 +98,11 @@ class Seat:
         return self._driver.sms
 
     def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
-        """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; all of them if that is
-        all there are. Call it between two steps.
+        """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; to all of them
+        if there are no more. Call it between two steps.
 
-        ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the answer is
-        ``False``.
+        ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the
+        answer is ``False``.
         """
         before, sms_before = self._stream, self.sms
         self._go(*self._part(sms, first))
@@ -129,8 +133,8 @@ class Seat:
                 self._streams[first, groups] = self._torch.cuda.ExternalStream(handle)
             stream, sms = self._streams[first, groups], groups * GRAIN
         if stream is not self._stream:
-            # What the old stream has begun must be over before the new one reads it; then its spare memory goes back,
-            # or each part would keep a pool of its own.
+            # What the old stream has begun must be over before the new one reads it; then its spare memory
+            # goes back, or each part would keep a pool of its own.
             self._stream.synchronize()
             self._torch.cuda.empty_cache()
         self._stream, self.sms = stream, sms

@@ -1,0 +1,71 @@
+"""Parts of a GPU, as far as they can be tried without one; bench/gpu/repartition.py has the rest."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+from roommate import gpu
+
+
+class Library:
+    """A driver of 132 SMs that records how contexts are made."""
+
+    def __init__(self, refuse: str = "") -> None:
+        self.refuse = refuse
+        self.described: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu") or name == "cuMissing":
+            raise AttributeError(name)
+        return lambda *arguments: self.call(name, *arguments)
+
+    def call(self, name: str, *arguments: Any) -> int:
+        if name == self.refuse:
+            return 1
+        if name == "cuDeviceGetDevResource":
+            arguments[1][96:100] = list((132).to_bytes(4, "little"))
+        elif name == "cuDevSmResourceSplitByCount":
+            for n in range(arguments[1]._obj.value):
+                arguments[0][n * 144] = n
+        elif name == "cuDevResourceGenerateDesc":
+            self.described.append([arguments[1][n * 144] for n in range(arguments[2])])
+        elif name == "cuGreenCtxStreamCreate":
+            arguments[0]._obj.value = 4711
+        elif name == "cuGetErrorString":
+            arguments[1]._obj.value = b"out of luck"
+        return 0
+
+
+def driver(monkeypatch: pytest.MonkeyPatch, library: Any) -> gpu._Driver:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return gpu._Driver(0)
+
+
+def test_a_part_is_the_groups_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    found = driver(monkeypatch, library)
+    assert (found.sms, found.groups) == (132, 16)
+    assert found.stream(2, 3) == 4711
+    assert library.described == [[2, 3, 4]]
+
+
+def test_a_driver_that_refuses_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(gpu.Unavailable, match="cuDeviceGet: out of luck"):
+        driver(monkeypatch, Library(refuse="cuDeviceGet"))
+
+
+def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    with pytest.raises(gpu.Unavailable, match="no CUDA driver: libcuda"):
+        gpu._Driver(0)
+
+
+def test_an_old_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = driver(monkeypatch, Library())
+    with pytest.raises(gpu.Unavailable, match=r"CUDA 12\.4"):
+        old._call("cuMissing")
