@@ -79,7 +79,7 @@ class Seat:
     """Where on the GPU this process runs. ``with seat:`` around each step."""
 
     def __init__(self, device: int = 0) -> None:
-        import torch
+        import torch  # type: ignore[import-not-found, unused-ignore]
 
         self._torch = torch
         torch.cuda.init()
