@@ -11,7 +11,7 @@
 )]
 
 use roommate_core::engine::Engine;
-use roommate_core::event::{Action, Event, Sample};
+use roommate_core::event::{Event, Sample};
 use roommate_core::goodput::{LrRule, Noise, Training};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::Undisturbed;
@@ -21,6 +21,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::{Predicted, Profile, Serving};
 use roommate_core::state::Costs;
+use roommate_core::testing::confirmation;
 use roommate_core::time::{Span, Time};
 use std::error::Error;
 use std::time::Instant;
@@ -102,15 +103,7 @@ impl Crowd {
             self.took.push(took);
         }
         self.wake = step.wake;
-        let confirm = |a: &Action| match a {
-            Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-            Action::Stop(job) | Action::Suspend(job) => {
-                Some(Event::Stopped { job: *job, done: 0.0 })
-            }
-            Action::Tune(job, _) => Some(Event::Tuned(*job)),
-            Action::Reject(..) => None,
-        };
-        let facts: Vec<Event> = step.actions.iter().filter_map(confirm).collect();
+        let facts: Vec<Event> = step.actions.iter().filter_map(confirmation).collect();
         if facts.is_empty() {
             return;
         }

@@ -8,7 +8,7 @@
 )]
 
 use roommate_core::engine::Engine;
-use roommate_core::event::{Action, Event};
+use roommate_core::event::Event;
 use roommate_core::idx::{JobIdx, ProfileIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Spec;
@@ -16,6 +16,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
+use roommate_core::testing::confirmation;
 use roommate_core::time::{Span, Time};
 use std::time::Instant;
 
@@ -49,15 +50,7 @@ impl Crowd {
     fn tell(&mut self, mut facts: Vec<Event>) {
         while !facts.is_empty() {
             let step = self.engine.step(self.now, &facts);
-            let confirm = |a: &Action| match a {
-                Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-                Action::Stop(job) | Action::Suspend(job) => {
-                    Some(Event::Stopped { job: *job, done: 0.0 })
-                }
-                Action::Tune(job, _) => Some(Event::Tuned(*job)),
-                Action::Reject(..) => None,
-            };
-            facts = step.actions.iter().filter_map(confirm).collect();
+            facts = step.actions.iter().filter_map(confirmation).collect();
         }
     }
 }

@@ -21,6 +21,16 @@ use crate::throttle;
 use crate::time::{Span, Time};
 use std::sync::Arc;
 
+/// What a world answers that does at once whatever it is asked for.
+pub fn confirmation(action: &Action) -> Option<Event> {
+    match action {
+        Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
+        Action::Stop(job) | Action::Suspend(job) => Some(Event::Stopped { job: *job, done: 0.0 }),
+        Action::Tune(job, _) => Some(Event::Tuned(*job)),
+        Action::Reject(..) => None,
+    }
+}
+
 /// A job of a scene.
 #[derive(Clone, Debug)]
 pub struct Actor {

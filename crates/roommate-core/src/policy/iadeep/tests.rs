@@ -442,7 +442,7 @@ fn the_device_is_chosen_among_all_nodes() {
 mod board {
     use crate::board::{self, Board, Kinds, can_share};
     use crate::engine::Engine;
-    use crate::event::{Action, Event, Sample};
+    use crate::event::{Event, Sample};
     use crate::goodput::{LrRule, Noise, Training};
     use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
     use crate::interference::Undisturbed;
@@ -454,6 +454,7 @@ mod board {
     use crate::policy::iadeep::{IaDeep, Params, TRIES};
     use crate::profile::Profile;
     use crate::state::Costs;
+    use crate::testing::confirmation;
     use crate::time::{Span, Time};
     use crate::tuning;
 
@@ -538,15 +539,7 @@ mod board {
                     facts.push(Event::Finished(ends));
                 }
                 let step = engine.step(now, &facts);
-                let confirm = |a: &Action| match a {
-                    Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-                    Action::Stop(job) | Action::Suspend(job) => {
-                        Some(Event::Stopped { job: *job, done: 0.0 })
-                    }
-                    Action::Tune(job, _) => Some(Event::Tuned(*job)),
-                    Action::Reject(..) => None,
-                };
-                let facts: Vec<Event> = step.actions.iter().filter_map(confirm).collect();
+                let facts: Vec<Event> = step.actions.iter().filter_map(confirmation).collect();
                 engine.step(now, &facts);
             }
             assert!(engine.state().pending.len() > 3, "nobody waits: {seed}");
