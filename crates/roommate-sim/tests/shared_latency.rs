@@ -4,29 +4,18 @@
 //! `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+mod shared;
+
 use roommate_core::latency::{Axis, Curve};
 use roommate_core::math::piecewise::{Point, TwoLines};
 use roommate_core::math::pool::{Pool, Row};
 use roommate_core::math::stat::mean;
 use serde_json::Value;
+use shared::shared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Read;
-use std::path::{Path, PathBuf};
-
-fn shared() -> Option<PathBuf> {
-    let folder = std::env::var_os("ROOMMATE_SHARED").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
-    if folder.join("traces").is_dir() {
-        return Some(folder);
-    }
-    let required = std::env::var("ROOMMATE_REQUIRE_SHARED").is_ok_and(|value| value == "1");
-    assert!(!required, "../shared is absent, but ROOMMATE_REQUIRE_SHARED=1 asks for it");
-    eprintln!("skipped: ../shared is absent");
-    None
-}
+use std::path::Path;
 
 fn text(path: &Path) -> String {
     let mut text = String::new();

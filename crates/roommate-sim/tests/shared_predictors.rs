@@ -2,6 +2,8 @@
 //! lie beside the repository; without them this test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+mod shared;
+
 use expect_test::expect;
 use roommate_core::idx::{Idx, ProfileIdx};
 use roommate_core::interference::atlas::Atlas;
@@ -10,24 +12,10 @@ use roommate_core::interference::rows::{self, Row, TaskKind};
 use roommate_core::math::forest::{Forest, Options};
 use roommate_core::math::stat;
 use roommate_sim::{gzip, truth};
+use shared::shared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::path::{Path, PathBuf};
-
-/// The shared folder, or `None` after saying that it is absent.
-fn shared() -> Option<PathBuf> {
-    let folder = std::env::var_os("ROOMMATE_SHARED").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
-    if folder.join("traces").is_dir() {
-        return Some(folder);
-    }
-    let required = std::env::var("ROOMMATE_REQUIRE_SHARED").is_ok_and(|value| value == "1");
-    assert!(!required, "../shared is absent, but ROOMMATE_REQUIRE_SHARED=1 asks for it");
-    eprintln!("skipped: ../shared is absent");
-    None
-}
+use std::path::Path;
 
 /// A CSV file without quotes: its header and its rows.
 fn table(path: &Path) -> (Vec<String>, Vec<Vec<String>>) {

@@ -2,27 +2,15 @@
 //! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+mod shared;
+
 use roommate_sim::serving::requests::Requests;
 use roommate_sim::trace::study::{Quotas, Study, study};
 use roommate_sim::trace::{
     Format, ReadOptions, Trace, TraceClass, native, read, recorded, stats::stats,
 };
-use std::path::{Path, PathBuf};
-
-/// The shared folder, or `None` after saying that it is absent.
-fn shared() -> Option<PathBuf> {
-    let folder = std::env::var_os("ROOMMATE_SHARED").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),
-        PathBuf::from,
-    );
-    if folder.join("traces").is_dir() {
-        return Some(folder);
-    }
-    let required = std::env::var("ROOMMATE_REQUIRE_SHARED").is_ok_and(|value| value == "1");
-    assert!(!required, "../shared is absent, but ROOMMATE_REQUIRE_SHARED=1 asks for it");
-    eprintln!("skipped: ../shared is absent");
-    None
-}
+use shared::shared;
+use std::path::Path;
 
 fn read_strictly(path: &Path) -> Trace {
     read(path, &ReadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
