@@ -41,6 +41,14 @@ class BatchRange:
     max: int
 
 
+@dataclass(frozen=True)
+class SeatRange:
+    """A part of a GPU: so many of its multiprocessors (SMs), from one on."""
+
+    first: int
+    sms: int
+
+
 # From the tenant.
 
 
@@ -72,6 +80,8 @@ class Stepped(Message):
     """Gradient noise scale, where the job measures it."""
     mem_mib: int | None = None
     """Memory of the process."""
+    gpu_mib: int | None = None
+    """GPU memory that it holds."""
     stages_s: list[float] | None = None
     """Mean seconds of a step in each stage, where the job marks them."""
 
@@ -83,6 +93,8 @@ class Tuned(Message):
     kind = "tuned"
     batch: int
     pace_permille: int
+    seat: SeatRange | None = None
+    """The part of the GPU that it runs in; None = the whole."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +153,12 @@ class Welcome(Message):
     suspended: bool = False
     interleaved: bool = False
     """Whether stages are entered one job at a time."""
+    seat: SeatRange | None = None
+    """The part of the GPU to run in; None = the whole."""
+    gpu_mib: int | None = None
+    """The most GPU memory to hold; None = no limit."""
+    plan_sms: int | None = None
+    """SMs of the smallest part that it may ever be given; None = it is never confined."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +169,10 @@ class Tune(Message):
     batch: int
     pace_permille: int
     interleaved: bool = False
+    seat: SeatRange | None = None
+    """The part of the GPU to run in; None = the whole."""
+    gpu_mib: int | None = None
+    """The most GPU memory to hold; None = no limit."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +234,7 @@ def encode(message: Message) -> bytes:
         value = getattr(message, field.name)
         if value is None or value is False:
             continue
-        fields[field.name] = dataclasses.asdict(value) if isinstance(value, BatchRange) else value
+        fields[field.name] = dataclasses.asdict(value) if isinstance(value, (BatchRange, SeatRange)) else value
     return json.dumps({message.kind: fields}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -252,6 +274,9 @@ def _checked(kind: str, name: str, wanted: str, value: object) -> object:
     if wanted.startswith("BatchRange"):
         if isinstance(value, dict) and set(value) == {"size", "min", "max"}:
             return BatchRange(**value)
+    elif wanted.startswith("SeatRange"):
+        if isinstance(value, dict) and set(value) == {"first", "sms"}:
+            return SeatRange(**value)
     elif wanted.startswith("list"):
         good = isinstance(value, list) and all(isinstance(v, (int, float)) for v in value)
     elif wanted.startswith("int"):

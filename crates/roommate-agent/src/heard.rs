@@ -117,6 +117,9 @@ impl World {
             pace_permille,
             suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
             interleaved,
+            seat: None,
+            gpu_mib: 0,
+            plan_sms: 0,
         }));
         if matches!(t.aim, Aim::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));

@@ -397,6 +397,8 @@ impl World {
                 batch: if batch > 0 { batch } else { knobs.batch },
                 pace_permille: told.1,
                 interleaved: told.0,
+                seat: None,
+                gpu_mib: 0,
             }));
         } else {
             self.drive(job);

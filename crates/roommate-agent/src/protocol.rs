@@ -28,6 +28,16 @@ pub struct BatchRange {
     pub max: u32,
 }
 
+/// A part of a GPU: some of its multiprocessors (SMs).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seat {
+    /// The number of its first one.
+    pub first: u16,
+    /// How many.
+    pub sms: u16,
+}
+
 /// What a tenant says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -110,6 +120,9 @@ pub struct Stepped {
     /// Memory of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_mib: Option<u32>,
+    /// GPU memory that it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_mib: Option<u32>,
     /// Mean seconds of a step in each stage, where marked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
@@ -123,6 +136,9 @@ pub struct Tuned {
     pub batch: u32,
     /// Most of its own speed.
     pub pace_permille: u16,
+    /// The part of the GPU that it runs in; `None` = the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<Seat>,
 }
 
 /// Work, in steps of the job's own batch size.
@@ -161,6 +177,16 @@ pub struct Welcome {
     /// Whether stages are entered one job at a time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub interleaved: bool,
+    /// The part of the GPU to run in; `None` = the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<Seat>,
+    /// The most GPU memory to hold; 0 = no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_mib: u32,
+    /// SMs of the smallest part that it may ever be given: the first steps at each batch size are taken in one
+    /// of that size, because plans that were chosen on more fail there; 0 = it is never confined.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub plan_sms: u32,
 }
 
 /// How to run.
@@ -174,6 +200,12 @@ pub struct Tune {
     /// Whether stages are entered one job at a time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub interleaved: bool,
+    /// The part of the GPU to run in; `None` = the whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<Seat>,
+    /// The most GPU memory to hold; 0 = no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_mib: u32,
 }
 
 /// Why the machine hangs up.
@@ -182,6 +214,11 @@ pub struct Tune {
 pub struct Refused {
     /// In words.
     pub reason: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(v: &u32) -> bool {
+    *v == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -270,7 +307,7 @@ mod tests {
             };
             assert_eq!(again, line);
         }
-        assert_eq!((tenant, machine), (10, 10));
+        assert_eq!((tenant, machine), (12, 12));
     }
 
     #[test]
