@@ -234,7 +234,8 @@ def encode(message: Message) -> bytes:
         value = getattr(message, field.name)
         if value is None or value is False:
             continue
-        fields[field.name] = dataclasses.asdict(value) if isinstance(value, (BatchRange, SeatRange)) else value
+        parts = isinstance(value, (BatchRange, SeatRange))
+        fields[field.name] = dataclasses.asdict(value) if parts else value
     return json.dumps({message.kind: fields}, separators=(",", ":")).encode() + b"\n"
 
 
