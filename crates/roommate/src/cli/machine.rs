@@ -37,6 +37,15 @@ pub(crate) enum Listing {
     Yaml,
 }
 
+/// What a machine shares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum DeviceKind {
+    /// Its cores
+    Cpu,
+    /// Its NVIDIA GPUs
+    Cuda,
+}
+
 /// How a machine decides.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Deciding {
@@ -46,7 +55,10 @@ pub(crate) struct Deciding {
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Devices to cut the machine into; as many as it has cores, unless given
+    /// What is shared; the cores, unless given, or what the state was begun with
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) device: Option<DeviceKind>,
+    /// Devices to cut the machine into; as many as it has cores or GPUs, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) devices: Option<u16>,
     /// Leave the kernel's groups alone: tenants keep their shares by themselves
