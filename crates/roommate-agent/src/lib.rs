@@ -14,6 +14,8 @@ mod client;
 pub mod control;
 pub mod device;
 pub mod error;
+#[allow(dead_code, unused_imports, reason = "used by the cuda device")]
+mod gpu;
 mod guard;
 mod heard;
 pub mod http;
