@@ -15,6 +15,7 @@ pub mod control;
 pub mod device;
 pub mod error;
 mod fate;
+mod gpu;
 mod guard;
 mod heard;
 pub mod http;

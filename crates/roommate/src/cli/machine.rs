@@ -269,3 +269,14 @@ pub(crate) struct Keeper {
     #[arg(long = "for", value_name = "PID")]
     pub(crate) keeper: Option<u32>,
 }
+
+/// Not for people: what a daemon runs to learn what a process can do on a GPU.
+#[derive(Args, Debug)]
+pub(crate) struct GpuTest {
+    /// Number of the GPU among those that are visible
+    #[arg(long, default_value_t = 0)]
+    pub(crate) device: u32,
+    /// Try to allocate so much, which is meant to be above a limit; 0 = do not
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub(crate) over_mib: u64,
+}

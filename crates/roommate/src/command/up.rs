@@ -1,6 +1,6 @@
-//! `roommate up`: the daemon, and the keepers that it starts.
+//! `roommate up`: the daemon, and the helpers that it starts.
 
-use crate::cli::machine::{Deciding, DeviceKind, Keeper, Kept, Up};
+use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{lab, process};
 use anyhow::Context;
 use roommate_agent::control::{Reply, Request};
@@ -110,4 +110,11 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(127))
         }
     }
+}
+
+/// Says what this process can do on a GPU. What does not work is in the report, which is the answer.
+pub(super) fn gpu_test(args: &GpuTest) -> anyhow::Result<ExitCode> {
+    let report = roommate_cuda::self_test(args.device, args.over_mib);
+    process::print(&format!("{}\n", serde_json::to_string(&report)?))?;
+    Ok(ExitCode::SUCCESS)
 }
