@@ -60,7 +60,7 @@ def main() -> None:
         if args.save_s and time.monotonic() - last > args.save_s:
             steps.checkpoint()
             last = time.monotonic()
-        time.sleep(STEP_S * (0.5 + 0.5 * len(batch) / own))
+        time.sleep(len(batch) / 2400 if args.interleave else STEP_S * (0.5 + 0.5 * len(batch) / own))
         if args.noise:
             small, large = roommate.noise.split(len(batch))
             steps.report_gradients([(n, 1 + 256 / n) for n in (small, large)])
