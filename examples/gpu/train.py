@@ -33,6 +33,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--loader", action="store_true", help="take pictures from worker processes")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of --loader")
+    parser.add_argument("--interleave", action="store_true", help="mark its stages; --loader does so too")
     parser.add_argument("--noise", action="store_true", help="report how far apart gradients are")
     parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = when asked")
     parser.add_argument("--ticks", type=Path, help="write a line for each step: when, batch, first SM, SMs")
@@ -173,9 +174,11 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
     data = loader(args, batch) if args.loader else synthetic(job)
     steps = roommate.steps(
         data, batch_size=batch, min=args.min, max=args.max, lr="sqrt", optimizer=job.optimizer, done=job.done,
-        interleave=args.loader,
+        interleave=args.loader or args.interleave,
     )
     gpu.swap(job.model, job.optimizer)
+    roommate.on_suspend(lambda: print(gpu.last_swap(), flush=True))
+    roommate.on_resume(lambda: print(gpu.last_swap(), flush=True))
     roommate.on_checkpoint(lambda: job.save(steps.done))
     ticks = args.ticks.open("a", buffering=1) if args.ticks else None
     print(f"first step {since_start_s():.1f} s after the start", flush=True)

@@ -111,7 +111,7 @@ class Device:
             self._synchronize()
 
     def _synchronize(self) -> None:
-        self._torch.cuda.synchronize()
+        host.finish(self._torch)
         self._ahead = None
 
     def _new_events(self) -> None:

@@ -77,10 +77,10 @@ class Owner:
         if torch is None or self._away is not None or not _in_use(torch):
             return
         with _Measured(torch, "out") as measured:
-            parked = Parked(torch, self._tensors())
             if not self._keep_grads:
                 for parameter in self._model.parameters():
                     parameter.grad = None
+            parked = Parked(torch, self._tensors())
             _drop_spare(torch)
             measured.mib = parked.mib
         self._away = parked
@@ -145,7 +145,7 @@ class Parked:
             for tensor in tensors:
                 if tensor.is_cuda and tensor.layout is torch.strided:
                     self._copy_out(tensor)
-            torch.cuda.synchronize()
+            finish(torch)
             for host, _, members in self._blocks.values():
                 for tensor in members:
                     self._point(tensor, host)
@@ -174,7 +174,7 @@ class Parked:
                 there.copy_(host, non_blocking=True)
                 for tensor in members:
                     self._point(tensor, there)
-            self._torch.cuda.synchronize()
+            finish(self._torch)
         self._blocks.clear()
 
     def _point(self, tensor: Any, memory: Any) -> None:
@@ -211,7 +211,7 @@ class _Measured:
         self.mib = 0.0
 
     def __enter__(self) -> _Measured:
-        self._torch.cuda.synchronize()
+        finish(self._torch)
         self._held = _held_mib(self._torch)
         self._began = time.perf_counter()
         return self
@@ -221,6 +221,12 @@ class _Measured:
         if kind is None:
             seconds = time.perf_counter() - self._began
             _last = Swapped(self._way, self.mib, seconds, self._held, _held_mib(self._torch))
+
+
+def finish(torch: Any) -> None:
+    """Waits until the GPU has done all that this process gave it, wherever on it."""
+    torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize()
 
 
 def _held_mib(torch: Any) -> int:

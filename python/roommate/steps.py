@@ -89,6 +89,11 @@ class Steps(Generic[T]):
         return self._session.done
 
     @property
+    def seat(self) -> protocol.SeatRange | None:
+        """The part of the GPU that the loop runs in; None = the whole."""
+        return self._device.place
+
+    @property
     def probe(self) -> Callable[[], object] | None:
         """Runs a step whose result is thrown away, e.g. forward and backward on a spare batch. Where there
         is one, a part of the GPU is tried with it before it is used: if it raises a ``RuntimeError`` there,
