@@ -25,6 +25,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -118,7 +119,8 @@ impl Mps {
         let err = out.try_clone().map_err(|e| failed(e.to_string()))?;
         let mut command = self.command(program);
         command.arg("-d").env("CUDA_VISIBLE_DEVICES", &self.uuid);
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // Not in our group: what ends us from a terminal is not meant for it.
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
         let end = Instant::now() + START;
         let mut status = None;
