@@ -490,8 +490,8 @@ impl<'a> Bench<'a> {
                     return Ok(Measured { members, counters });
                 }
             }
-            let last = |r: &&[Report]| r.last().map_or(changed, |r| r.at_s);
-            if let Some(late) = all.iter().position(|r| self.now() - last(&r) > OBEY_WITHIN_S) {
+            let last = |r: &[Report]| r.last().map_or(changed, |r| r.at_s);
+            if let Some(late) = all.iter().position(|r| self.now() - last(r) > OBEY_WITHIN_S) {
                 let name = self.name(&what.members[late]);
                 return item(format!("{name}: took no step in {OBEY_WITHIN_S} s"));
             }

@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Oracle(Oracle),
     /// Decide everything in a journal again and prove that the decisions are the same
     Replay(Replay),
+    /// Predict when the jobs of a recorded run end, from measured profiles, and compare
+    Predict(Predict),
     /// Tell the story of one job: why it waited, where it ran, who pushed it out
     Explain(Explain),
     /// List the policies, or describe one with its parameters
@@ -396,6 +398,21 @@ pub(crate) enum Profile {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Predict {
+    /// The journal of a machine (`roommate run --journal`), plain or compressed, `-` for standard input
+    pub(crate) journal: PathBuf,
+    /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) profiles: PathBuf,
+    /// Seconds that a job takes beside its steps: from its launch to the first, and from the last to its end
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = seconds)]
+    pub(crate) start: f64,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
 }
 
 #[derive(Args, Debug)]

@@ -504,9 +504,8 @@ impl SetForm {
         if batches.len() != members.len() || batches.contains(&0) {
             return Err(at.wrong("batches: expected a batch size for each task".into()));
         }
-        for (batch, task) in
-            batches.iter().zip(&members).filter(|(b, t)| !tasks[**t].batches.contains(b))
-        {
+        let mut each = batches.iter().zip(&members);
+        if let Some((batch, task)) = each.find(|(b, t)| !tasks[**t].batches.contains(b)) {
             let name = &tasks[*task].name;
             let what = format!("batches: {name:?} is not measured alone at {batch}");
             let hint =
