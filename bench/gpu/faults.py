@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What happens to the roommates of a process that is killed, runs out of memory, or touches memory that is not its own.
+"""What happens to the roommates of a process that is killed, stopped, runs out of memory, or touches memory that is not its own.
 
 usage: faults.py [--out FILE]
 
@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-DEEDS = ("killed", "out of memory", "illegal access")
+DEEDS = ("killed", "terminated", "let go, then killed", "stopped for 3 s", "out of memory", "illegal access", "illegal access outside")
+ENDLESS = DEEDS[:4]
 KERNEL = """
 extern "C" __global__ void wild(int *p) { p[1ull << 40] = 1; }
 extern "C" int deed() {
@@ -58,7 +59,7 @@ def culprit(deed: str) -> None:
     a = torch.randn(4096, 4096, device="cuda")
     print("ready", flush=True)
     until = time.monotonic() + 2
-    while deed == "killed" or time.monotonic() < until:
+    while deed in ENDLESS or time.monotonic() < until:
         a = (a @ a).clamp(-1, 1)
     if deed == "out of memory":
         try:
@@ -83,17 +84,50 @@ def probe(env: dict[str, str]) -> tuple[bool, float]:
     return ran.returncode == 0, time.monotonic() - began
 
 
+def control(env: dict[str, str], command: str) -> str:
+    ran = subprocess.run(["nvidia-cuda-mps-control"], input=command + "\n", env=env, capture_output=True, text=True, check=False, timeout=20)
+    return ran.stdout.strip()
+
+
+def let_go(env: dict[str, str], pid: int) -> str:
+    """Has the MPS server end the GPU work of a client."""
+    said = []
+    for server in control(env, "get_server_list").split():
+        clients = control(env, f"get_client_list {server}").split()
+        said.append(f"clients {clients}, {pid}: {control(env, f'terminate_client {server} {pid}')!r}")
+    return "; ".join(said)
+
+
+def told(log: Path, before: int) -> list[str]:
+    """What the server wrote of faults."""
+    words = ("fault", "exception", "fatal", "terminat", "error")
+    return [line for line in log.read_text()[before:].splitlines() if any(w in line.lower() for w in words)][:8]
+
+
 def play(deed: str, env: dict[str, str]) -> dict:
     me = [sys.executable, __file__]
-    start = lambda *words: subprocess.Popen([*me, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def start(*words: str, env: dict[str, str] = env) -> subprocess.Popen:
+        return subprocess.Popen([*me, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
     ours = [start("--neighbour"), start("--neighbour")]
-    theirs = start("--culprit", deed)
+    # A pipe folder without a daemon: the process runs without MPS beside those that use it.
+    outside = env | {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+    theirs = start("--culprit", deed, env=outside if deed.endswith("outside") else env)
     for process in (theirs, *ours):
         process.stdout.readline()
     time.sleep(1.5)
-    if deed == "killed":
-        theirs.send_signal(signal.SIGKILL)
-    said = theirs.stdout.read().strip()
+    asked = ""
+    if deed == "let go, then killed":
+        asked = let_go(env, theirs.pid)
+    if deed == "stopped for 3 s":
+        theirs.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        theirs.send_signal(signal.SIGCONT)
+        time.sleep(5)
+    if deed in ENDLESS:
+        theirs.send_signal(signal.SIGTERM if deed == "terminated" else signal.SIGKILL)
+    said = (asked + " " + theirs.stdout.read()).strip()
     theirs.wait()
     new, new_s = probe(env)
     told = []
@@ -126,8 +160,10 @@ def main() -> None:
             for folder in ("pipe", "log"):
                 (scratch / folder).mkdir()
             subprocess.run(["nvidia-cuda-mps-control", "-d"], env=env, check=True)
-        for deed in DEEDS:
-            row = json.dumps({"deed": deed, "mps": mps} | play(deed, env))
+        for deed in DEEDS if mps else DEEDS[:-1]:
+            log = scratch / "log" / "server.log"
+            before = len(log.read_text()) if log.exists() else 0
+            row = json.dumps({"deed": deed, "mps": mps} | play(deed, env) | {"server_log": told(log, before) if mps else []})
             print(row, flush=True)
             if args.out:
                 with args.out.open("a") as out:

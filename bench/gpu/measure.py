@@ -25,131 +25,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-#: Usual batch size first, then others.
-TRAIN = {
-    "vgg16-cifar": (512, 64, 128, 256, 1024, 2048),
-    "squeezenet-cifar": (512, 64, 128, 256, 1024, 2048),
-    "resnet50-cifar": (1024, 128, 256, 512, 2048),
-    "ncf-ml20m": (8192, 1024, 2048, 4096, 16384, 65536),
-    "lstm-wikitext": (256, 32, 64, 128, 512, 1024),
-    "bert-squad": (16, 4, 8, 32, 64),
-    "deeplab-mbv3": (16, 4, 8, 32, 64),
-    "resnet18-imagenet": (128, 16, 32, 64, 256, 512),
-    "resnet50-imagenet": (64, 8, 16, 32, 128, 256),
-    "vit-b16-imagenet": (64, 8, 16, 32, 128),
-    "mobilenetv3l-imagenet": (128, 16, 32, 64, 256, 512),
-    "gpt2-lm": (8, 2, 4, 16, 32),
-}
-SERVE = ("resnet50", "inception_v3", "gpt2", "bert", "roberta", "yolos-tiny")
+sys.path.insert(0, str(HERE.parents[1] / "examples" / "gpu"))
+from zoo import SERVE, TRAIN, build, loss as loss_of  # noqa: E402
+
 SERVE_BATCHES = (4, 16, 64)
 SPLITS = (8, 16, 24, 40, 64)
 
 
 # ---- one process with models -------------------------------------------------------------------------------
-
-
-def build(kind: str, name: str):
-    """A model and a function batch size → inputs."""
-    import torch
-    import torchvision.models as tv
-    import transformers as tf
-
-    def images(side: int, classes: int):
-        def make(batch: int):
-            x = torch.randn(batch, 3, side, side, device="cuda")
-            return x, torch.randint(0, classes, (batch,), device="cuda")
-
-        return make
-
-    def tokens(length: int, vocab: int):
-        def make(batch: int):
-            ids = torch.randint(0, vocab, (batch, length), device="cuda")
-            return ids, ids
-
-        return make
-
-    if kind == "train":
-        vision = {
-            "vgg16-cifar": (lambda: tv.vgg16(num_classes=10), 32, 10),
-            "squeezenet-cifar": (lambda: tv.squeezenet1_1(num_classes=10), 32, 10),
-            "resnet50-cifar": (lambda: tv.resnet50(num_classes=100), 32, 100),
-            "resnet18-imagenet": (tv.resnet18, 224, 1000),
-            "resnet50-imagenet": (tv.resnet50, 224, 1000),
-            "vit-b16-imagenet": (tv.vit_b_16, 224, 1000),
-            "mobilenetv3l-imagenet": (tv.mobilenet_v3_large, 224, 1000),
-        }
-        if name in vision:
-            make, side, classes = vision[name]
-            return make(), images(side, classes)
-        if name == "deeplab-mbv3":
-            def dense(batch: int):
-                x = torch.randn(batch, 3, 256, 256, device="cuda")
-                return x, torch.randint(0, 21, (batch, 256, 256), device="cuda")
-
-            return tv.segmentation.deeplabv3_mobilenet_v3_large(weights_backbone=None), dense
-        if name == "bert-squad":
-            return tf.BertForQuestionAnswering(tf.BertConfig()), tokens(384, 30000)
-        if name == "gpt2-lm":
-            return tf.GPT2LMHeadModel(tf.GPT2Config()), tokens(512, 50000)
-        if name == "lstm-wikitext":
-            return Lstm(), tokens(35, 33278)
-        if name == "ncf-ml20m":
-            def pairs(batch: int):
-                users = torch.randint(0, 138493, (batch,), device="cuda")
-                items = torch.randint(0, 26744, (batch,), device="cuda")
-                return torch.stack([users, items]), torch.rand(batch, device="cuda").round()
-
-            return Ncf(), pairs
-    else:
-        if name == "resnet50":
-            return tv.resnet50(), images(224, 1000)
-        if name == "inception_v3":
-            return tv.inception_v3(weights=None, init_weights=False), images(299, 1000)
-        if name == "gpt2":
-            return tf.GPT2Model(tf.GPT2Config()), tokens(128, 50000)
-        if name == "bert":
-            return tf.BertModel(tf.BertConfig()), tokens(128, 30000)
-        if name == "roberta":
-            return tf.RobertaModel(tf.RobertaConfig()), tokens(128, 50000)
-        if name == "yolos-tiny":
-            config = tf.YolosConfig(
-                hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768,
-                image_size=[512, 512], num_detection_tokens=100,
-            )
-            return tf.YolosModel(config), images(512, 1000)
-    raise SystemExit(f"measure: unknown task {name!r}")
-
-
-def module_types():
-    import torch
-    from torch import nn
-
-    class Lstm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed = nn.Embedding(33278, 650)
-            self.rnn = nn.LSTM(650, 650, 2, batch_first=True)
-            self.out = nn.Linear(650, 33278)
-
-        def forward(self, ids):
-            return self.out(self.rnn(self.embed(ids))[0])
-
-    class Ncf(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.users = nn.ModuleList([nn.Embedding(138493, 64), nn.Embedding(138493, 128)])
-            self.items = nn.ModuleList([nn.Embedding(26744, 64), nn.Embedding(26744, 128)])
-            layers = itertools.chain(*[(nn.Linear(a, b), nn.ReLU()) for a, b in ((256, 256), (256, 128), (128, 64))])
-            self.mlp = nn.Sequential(*layers)
-            self.out = nn.Linear(128, 1)
-
-        def forward(self, pair):
-            u, i = pair
-            product = self.users[0](u) * self.items[0](i)
-            deep = self.mlp(torch.cat([self.users[1](u), self.items[1](i)], -1))
-            return self.out(torch.cat([product, deep], -1)).squeeze(-1)
-
-    return Lstm, Ncf
 
 
 class Host:
@@ -166,8 +49,6 @@ class Host:
         self.streams: dict[tuple[int, bool], tuple[object, int]] = {}
         self.models: dict[tuple[str, str], tuple] = {}
         self.inputs: dict[tuple[str, str, int], tuple] = {}
-        global Lstm, Ncf
-        Lstm, Ncf = module_types()
 
     def stream(self, sms: int, rest: bool):
         """A stream on `sms` SMs, or on all but them; 0 = the whole GPU. Made once, because each keeps memory."""
@@ -205,7 +86,6 @@ class Host:
 
     def step(self, kind: str, name: str, batch: int):
         torch = self.torch
-        functional = torch.nn.functional
         model, _, optim = self.models[kind, name]
         x, y = self.inputs[kind, name, batch]
         if kind == "serve":
@@ -214,19 +94,7 @@ class Host:
             return
         optim.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16):
-            out = model(x)
-            if name == "bert-squad":
-                loss = functional.cross_entropy(out.start_logits, y[:, 0] % 384)
-            elif name == "gpt2-lm":
-                loss = functional.cross_entropy(out.logits.flatten(0, 1), y.flatten())
-            elif name == "lstm-wikitext":
-                loss = functional.cross_entropy(out.flatten(0, 1), y.flatten())
-            elif name == "deeplab-mbv3":
-                loss = functional.cross_entropy(out["out"], y)
-            elif name == "ncf-ml20m":
-                loss = functional.mse_loss(out, y.to(out.dtype))
-            else:
-                loss = functional.cross_entropy(out, y)
+            loss = loss_of(name, model(x), y)
         loss.backward()
         optim.step()
 

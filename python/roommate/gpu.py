@@ -1,8 +1,10 @@
 """Parts of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs), no restart.
 
 The driver's green contexts give a stream that is confined to some SMs. ``Seat.move`` goes to another one
-between two steps; the loop runs each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer;
-``Seat`` raises ``Unavailable`` with the reason where there is none.
+between two steps. Loops over ``roommate.steps`` do that by themselves when the machine asks for it; others
+run each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer; ``Seat`` raises
+``Unavailable`` with the reason where there is none. ``swap`` lets a model's memory go to the host while its
+job stands still.
 
 Take the first steps in the smallest part that will ever be used: convolution plans that were chosen on the
 whole GPU fail in a part.
@@ -15,6 +17,10 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+from .host import Swapped, last_swap, swap
+
+__all__ = ["GRAIN", "Seat", "Swapped", "Unavailable", "last_swap", "swap"]
 
 GRAIN = 8
 """Hopper and newer give out SMs in groups of eight."""
@@ -92,10 +98,17 @@ class Seat:
         self._inside: list[Any] = []
         self.sms = self._driver.sms
         """SMs of the present part."""
+        self.first = 0
+        """Number of its first one."""
 
     @property
     def all_sms(self) -> int:
         return self._driver.sms
+
+    @property
+    def stream(self) -> Any:
+        """The stream that runs in the present part."""
+        return self._stream
 
     def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
         """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; to all of them
@@ -104,7 +117,7 @@ class Seat:
         ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the
         answer is ``False``.
         """
-        before, sms_before = self._stream, self.sms
+        before = self._stream, self.sms, self.first
         self._go(*self._part(sms, first))
         if probe is None:
             return True
@@ -113,7 +126,7 @@ class Seat:
                 probe()
             self._stream.synchronize()
         except RuntimeError:
-            self._stream, self.sms = before, sms_before
+            self._stream, self.sms, self.first = before
             self._torch.cuda.empty_cache()
             return False
         return True
@@ -137,7 +150,7 @@ class Seat:
             # goes back, or each part would keep a pool of its own.
             self._stream.synchronize()
             self._torch.cuda.empty_cache()
-        self._stream, self.sms = stream, sms
+        self._stream, self.sms, self.first = stream, sms, first * GRAIN
 
     def __enter__(self) -> None:
         context = self._torch.cuda.stream(self._stream)

@@ -17,8 +17,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from . import protocol
+from .device import Device
 from .protocol import BatchRange, Message, ProtocolError
 
 REPORT_EVERY_S = 0.5
@@ -43,6 +45,13 @@ class Stopped(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(LEAVES)
+
+
+class Loop(Protocol):
+    """A loop that takes steps."""
+
+    def retune(self, still: bool) -> bool:
+        """Runs as the machine asks for. Whether it does; if not, it is asked again after the next step."""
 
 
 class Session:
@@ -72,6 +81,8 @@ class Session:
         self.pace_permille = 1000
         self.interleaved = False
         self.done = 0.0
+        self.device = Device(path is not None)
+        self.loop: Loop | None = None
 
     @property
     def connected(self) -> bool:
@@ -148,6 +159,7 @@ class Session:
 
     def checkpoint(self) -> None:
         """Saves what the job needs to go on, and says so."""
+        self.device.drain()
         for hook in self.on_checkpoint:
             hook()
         if self.on_checkpoint:
@@ -222,15 +234,20 @@ class Session:
         self._lose()
         self._path = None
         self.batch, self.pace_permille, self.interleaved = 0, 1000, False
+        self.device.wants(None, None)
+        self.device.plans_for(None)
         self._suspend_wanted = self._stop_wanted = self._checkpoint_wanted = False
 
     def _take(self, message: Message) -> None:
         if isinstance(message, protocol.Welcome):
             self.job, self.start_done = message.job, message.done
-            self._wants(message.batch, message.pace_permille, message.interleaved)
+            self._wants(message)
+            self.device.plans_for(message.plan_sms or None)
+            # The machine has to know whether the part that it gave can be used.
+            self._tune_wanted = message.seat is not None
             self._suspend_wanted = message.suspended
         elif isinstance(message, protocol.Tune):
-            self._wants(message.batch, message.pace_permille, message.interleaved)
+            self._wants(message)
             self._tune_wanted = True
         elif isinstance(message, protocol.Suspend):
             self._suspend_wanted = True
@@ -245,10 +262,11 @@ class Session:
         elif isinstance(message, protocol.Refused):
             self._give_up(f"the machine refused: {message.reason}")
 
-    def _wants(self, batch: int, pace_permille: int, interleaved: bool) -> None:
-        self.batch = self._within(batch, self._batches) if self._batches else 0
-        self.pace_permille = min(max(pace_permille, 0), 1000)
-        self.interleaved = interleaved
+    def _wants(self, how: protocol.Welcome | protocol.Tune) -> None:
+        self.batch = self._within(how.batch, self._batches) if self._batches else 0
+        self.pace_permille = min(max(how.pace_permille, 0), 1000)
+        self.interleaved = how.interleaved
+        self.device.wants(how.seat, how.gpu_mib or None)
 
     @staticmethod
     def _within(batch: int, batches: BatchRange) -> int:
@@ -256,8 +274,10 @@ class Session:
 
     def _obey(self) -> None:
         if self._tune_wanted:
-            self._tune_wanted = False
-            self.send(protocol.Tuned(self.batch, self.pace_permille))
+            still = self._suspend_wanted or self.pace_permille == 0
+            if self.loop is None or self.loop.retune(still):
+                self._tune_wanted = False
+                self.send(protocol.Tuned(self.batch, self.pace_permille, self.device.place))
         if self._checkpoint_wanted:
             self._checkpoint_wanted = False
             self.checkpoint()
@@ -266,6 +286,7 @@ class Session:
             raise Stopped
 
     def _wait_suspended(self) -> None:
+        self.device.drain()
         for hook in self.on_suspend:
             hook()
         release_memory()

@@ -56,6 +56,7 @@ class Steps(Generic[T]):
         self._optimizer = optimizer
         self._interleave = interleave
         self._session = session.current()
+        self._device = self._session.device
         self._range: protocol.BatchRange | None = None
         if source.resizable and low < high:
             self._range = protocol.BatchRange(batch_size, low, high)
@@ -71,9 +72,13 @@ class Steps(Generic[T]):
         self._at: float | None = None
         self._loading_s = 0.0
         self._steps = 0
+        self._timed = 0
+        self._usual = True
         self._busy_s = 0.0
         self._stages_s = [0.0, 0.0, 0.0, 0.0]
+        self._step_stages_s = [0.0, 0.0, 0.0, 0.0]
         self._marked = False
+        self._whole = interleave
         self._reported = time.perf_counter()
         self._held_at = 1000
         self._owed_s = 0.0
@@ -83,20 +88,39 @@ class Steps(Generic[T]):
         """Work done in all attempts, in steps of the job's own batch size."""
         return self._session.done
 
+    @property
+    def seat(self) -> protocol.SeatRange | None:
+        """The part of the GPU that the loop runs in; None = the whole."""
+        return self._device.place
+
+    @property
+    def probe(self) -> Callable[[], object] | None:
+        """Runs a step whose result is thrown away, e.g. forward and backward on a spare batch. Where there
+        is one, a part of the GPU is tried with it before it is used: if it raises a ``RuntimeError`` there,
+        the loop stays where it was and the machine is told.
+        """
+        return self._device.probe
+
+    @probe.setter
+    def probe(self, run: Callable[[], object] | None) -> None:
+        self._device.probe = run
+
     def __iter__(self) -> Iterator[T]:
         self._source.begin()
         return self
 
     def __next__(self) -> T:
+        session, device = self._session, self._device
+        session.loop = self
         if self._at is not None:
             self._end_step()
-        self._session.boundary()
-        size = self._session.batch or self._own
-        if size != self.batch_size and self._range is not None:
-            self._resize(size)
+        session.boundary()
+        self._follow_size()
+        if device.memory_due:
+            device.keep_memory()
         began = time.perf_counter()
         if self._interleave:
-            self._session.enter("load")
+            session.enter("load")
             began = time.perf_counter()
         try:
             batch, self._given = self._source.next(self.batch_size)
@@ -106,12 +130,23 @@ class Steps(Generic[T]):
             raise
         finally:
             if self._interleave:
-                self._session.leave("load")
+                session.leave("load")
         self._loading_s = time.perf_counter() - began
+        self._usual = device.prepare(self._given)
         if self._interleave:
-            self._session.enter("compute")
+            session.enter("compute")
         self._at = time.perf_counter()
         return batch  # type: ignore[no-any-return]
+
+    def retune(self, still: bool) -> bool:
+        """For the session: runs as the machine asks for, and says whether it does."""
+        self._follow_size()
+        return self._device.settle(self.batch_size, still, self._steps > 0)
+
+    def _follow_size(self) -> None:
+        size = self._session.batch or self._own
+        if size != self.batch_size and self._range is not None:
+            self._resize(size)
 
     def report_gradients(self, points: Iterable[tuple[int, float]]) -> None:
         """Squared lengths of mean gradients over different numbers of samples of one step; see
@@ -134,6 +169,9 @@ class Steps(Generic[T]):
         return Stage(self, name)
 
     def _end_step(self) -> None:
+        # A stage is over when the GPU has done it, and a pause begins when it has nothing to do.
+        whole = self._whole or self._session.pace_permille < 1000
+        usual = self._device.mark(whole) and self._usual
         now = time.perf_counter()
         if self._interleave:
             self._session.leave("compute")
@@ -142,11 +180,17 @@ class Steps(Generic[T]):
         busy_s = self._loading_s + compute_s
         self._at = None
         self._steps += 1
-        self._busy_s += busy_s
         self._session.done += self._given / self._own
         if self._interleave:
             self._add_stage("load", self._loading_s)
             self._add_stage("compute", compute_s)
+        if usual:
+            self._timed += 1
+            self._busy_s += busy_s
+        if self._marked:
+            if usual:
+                self._stages_s = [a + b for a, b in zip(self._stages_s, self._step_stages_s, strict=True)]
+            self._step_stages_s = [0.0, 0.0, 0.0, 0.0]
         if now - self._reported >= session.REPORT_EVERY_S:
             self._report()
         if self._session.pace_permille < 1000:
@@ -164,29 +208,33 @@ class Steps(Generic[T]):
 
     def _report(self) -> None:
         self._reported = time.perf_counter()
-        if self._steps == 0 or not self._session.connected:
-            self._steps, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
+        timed, busy_s, stages_s = self._timed, self._busy_s, self._stages_s
+        self._timed, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
+        # Steps whose length says nothing count in what the next report calls done.
+        if timed == 0 or not self._session.connected:
             return
-        stages = [s / self._steps for s in self._stages_s] if self._marked else None
+        self._device.stepped()
         message = protocol.Stepped(
-            steps=self._steps,
+            steps=timed,
             done=self._session.done,
-            step_s=self._busy_s / self._steps,
+            step_s=busy_s / timed,
             batch=self.batch_size,
             noise_scale=self.noise.value,
             mem_mib=session.resident_mib(),
-            stages_s=stages,
+            gpu_mib=self._device.held_mib(),
+            stages_s=[s / timed for s in stages_s] if self._marked else None,
         )
-        self._steps, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
         self._session.send(message)
 
     def _add_stage(self, name: str, seconds: float) -> None:
         self._marked = True
-        self._stages_s[protocol.STAGES.index(name)] += seconds
+        self._step_stages_s[protocol.STAGES.index(name)] += seconds
 
     def _resize(self, size: int) -> None:
         # What was measured at the old size must not be reported as the new one's.
         self._report()
+        self._device.drain()
+        self._device.resized()
         self.batch_size = size
         self._set_lr()
 
@@ -221,6 +269,10 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._name == "compute" and self._steps._device.on:
+            # The stage is over when the GPU has done it, and so is then every step.
+            self._steps._whole = True
+            self._steps._device.drain()
         self._steps._add_stage(self._name, time.perf_counter() - self._began)
         self._steps._session.leave(self._name)
 

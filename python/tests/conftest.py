@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from fake_torch import library, torch
 
 from roommate import protocol, session
 from roommate.protocol import Message
+
+__all__ = ["library", "torch"]
 
 M = TypeVar("M", bound=Message)
 

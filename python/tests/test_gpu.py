@@ -6,37 +6,9 @@ import ctypes
 from typing import Any
 
 import pytest
+from fake_torch import Library
 
 from roommate import gpu
-
-
-class Library:
-    """A driver of 132 SMs that records how contexts are made."""
-
-    def __init__(self, refuse: str = "") -> None:
-        self.refuse = refuse
-        self.described: list[list[int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if not name.startswith("cu") or name == "cuMissing":
-            raise AttributeError(name)
-        return lambda *arguments: self.call(name, *arguments)
-
-    def call(self, name: str, *arguments: Any) -> int:
-        if name == self.refuse:
-            return 1
-        if name == "cuDeviceGetDevResource":
-            arguments[1][96:100] = list((132).to_bytes(4, "little"))
-        elif name == "cuDevSmResourceSplitByCount":
-            for n in range(arguments[1]._obj.value):
-                arguments[0][n * 144] = n
-        elif name == "cuDevResourceGenerateDesc":
-            self.described.append([arguments[1][n * 144] for n in range(arguments[2])])
-        elif name == "cuGreenCtxStreamCreate":
-            arguments[0]._obj.value = 4711
-        elif name == "cuGetErrorString":
-            arguments[1]._obj.value = b"out of luck"
-        return 0
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, library: Any) -> gpu._Driver:

@@ -197,6 +197,15 @@ pub struct JobView {
     pub noise_scale: Option<f64>,
     /// Memory, where reported.
     pub mem_mib: Option<u32>,
+    /// Its GPU memory, where it says so.
+    #[serde(default)]
+    pub gpu_mib: Option<u32>,
+    /// The part of its GPU in which it runs; `None` = the whole.
+    #[serde(default)]
+    pub seat: Option<String>,
+    /// Whether it runs where its faults harm nobody, because it is suspected of one.
+    #[serde(default)]
+    pub apart: bool,
     /// Whether it uses the SDK.
     pub cooperative: bool,
     /// How often it was started.
@@ -255,8 +264,36 @@ pub struct MachineView {
     pub journal: String,
     /// Where it listens for HTTP, if it does.
     pub http: Option<String>,
+    /// Its GPUs, if it shares them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
     /// What happened last, oldest first.
     pub recent: Vec<Told>,
+}
+
+/// A GPU for a person; shares are 0 to 1, of the last second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// What it is.
+    pub name: String,
+    /// Its multiprocessors.
+    pub sms: u16,
+    /// Its memory.
+    pub mem_mib: u32,
+    /// What is in use of it.
+    pub used_mib: Option<u32>,
+    /// Multiprocessors that had work.
+    pub sm_util: Option<f32>,
+    /// Places for warps that were taken.
+    pub sm_occ: Option<f32>,
+    /// Tensor cores that had work.
+    pub tensor: Option<f32>,
+    /// Memory bandwidth in use.
+    pub dram: Option<f32>,
+    /// How its MPS daemon is, if it has one.
+    pub mps: Option<String>,
+    /// How often that had to be started again.
+    pub mps_restarts: u32,
 }
 
 /// A daemon may be busy with its disk for a while; longer means that it hangs.

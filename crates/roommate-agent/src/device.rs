@@ -1,27 +1,40 @@
-//! The `cpu` device: what a machine has where it has no GPU. A device is a core, or a part of the cores
-//! where more devices than cores are asked for.
+//! What a machine has to share, and how shares are kept there. One interface, two kinds: cores of a machine
+//! without a GPU ([`cpu`]) and GPUs ([`cuda`]).
 //!
 //! | tier | how a share is kept |
 //! |---|---|
 //! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
 //! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
+//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, moved while it runs by the SDK |
+//! | `time-slicing` | GPUs without MPS: the driver gives everybody turns, shares are kept as in `cooperative` |
 //!
-//! Which tier is in force is found by trying: a process that wants all of a core is given a fifth, and
-//! what it got is measured.
+//! Which tier is in force is found by trying, never by asking for a version.
 
-use crate::process::{self, Process};
-use crate::slice::Slicer;
+mod cpu;
+mod cuda;
+
+use crate::control::GpuView;
+use crate::gpu::Reading;
+use crate::process::Process;
+use crate::protocol::Seat;
+use cpu::CpuDevice;
+use cuda::CudaDevice;
 use roommate_core::cluster::Cluster;
-use roommate_core::idx::{GpuIdx, Idx};
+use roommate_core::idx::GpuIdx;
 use roommate_core::knobs::Knobs;
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+
+/// Which devices a daemon manages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// The machine's cores.
+    #[default]
+    Cpu,
+    /// Its NVIDIA GPUs.
+    Cuda,
+}
 
 /// How shares are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +48,12 @@ pub enum Tier {
     /// By the tenants themselves.
     #[serde(rename = "cooperative")]
     Cooperative,
+    /// By the GPU's process server.
+    #[serde(rename = "mps-v2")]
+    MpsV2,
+    /// By nobody but the tenants; the GPU's driver gives them turns.
+    #[serde(rename = "time-slicing")]
+    TimeSlicing,
 }
 
 impl fmt::Display for Tier {
@@ -43,19 +62,10 @@ impl fmt::Display for Tier {
             Self::CgroupV2 => "cgroup-v2",
             Self::CgroupV1 => "cgroup-v1",
             Self::Cooperative => "cooperative",
+            Self::MpsV2 => "mps-v2",
+            Self::TimeSlicing => "time-slicing",
         })
     }
-}
-
-/// The cores of this machine as devices.
-#[derive(Clone, Debug)]
-pub struct CpuDevice {
-    cores: Vec<u32>,
-    devices: u16,
-    host_mib: u64,
-    cgroup: Option<Cgroup>,
-    /// What the self-test found.
-    pub tested: SelfTest,
 }
 
 /// What the self-test found.
@@ -65,13 +75,6 @@ pub struct SelfTest {
     pub tier: Tier,
     /// In words.
     pub what: String,
-}
-
-/// A group of the kernel's in which each tenant gets a group of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Cgroup {
-    root: PathBuf,
-    tier: Tier,
 }
 
 /// What a tenant may use of each of its devices.
@@ -104,57 +107,83 @@ impl Allowed {
     }
 }
 
-/// The kernel hands out CPU time in portions of this; short, so that a step is not cut in two.
-const PERIOD_US: f64 = 20_000.0;
-/// The kernel knows no smaller portion, and no longer period.
-const LEAST_QUOTA_US: f64 = 1_000.0;
-const LONGEST_PERIOD_US: f64 = 1_000_000.0;
-/// What the self-test asks for.
-const TEST_SHARE: f64 = 0.2;
-const TEST_FOR: Duration = Duration::from_millis(300);
+/// How a process is to be started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Start<'a> {
+    pub(crate) gpus: &'a [GpuIdx],
+    pub(crate) allowed: Allowed,
+    /// Whether it and its roommates run by turns, in the driver's time slices.
+    pub(crate) turns: bool,
+    /// GPU memory that it asked for; 0 = it did not say.
+    pub(crate) mem_mib: u32,
+    /// Whether it is known to speak with us, and so keeps its share itself.
+    pub(crate) speaks: bool,
+    /// Whether it must not be able to harm others.
+    pub(crate) apart: bool,
+}
 
-impl CpuDevice {
-    /// Looks at the machine and tests what it can enforce. `label` sets the groups of one daemon apart
-    /// from those of another.
-    pub fn probe(devices: Option<u16>, label: &str, may_use_cgroups: bool) -> Self {
-        let cores = usable_cores();
-        let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
-        let (cgroup, tested) = if may_use_cgroups {
-            test(label)
-        } else {
-            (None, test_signals("as its user wants it"))
-        };
-        Self { cores, devices, host_mib: host_mib(), cgroup, tested }
+/// The devices of this machine.
+pub(crate) enum Device {
+    /// Its cores.
+    Cpu(CpuDevice),
+    /// Its GPUs.
+    Cuda(CudaDevice),
+}
+
+/// What is needed to find and test devices.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe<'a> {
+    pub(crate) kind: Kind,
+    /// How many devices are wanted.
+    pub(crate) devices: Option<u16>,
+    /// Sets what one daemon makes in the kernel apart from what another does.
+    pub(crate) label: &'a str,
+    pub(crate) may_use_cgroups: bool,
+    /// A folder for what belongs to the devices.
+    pub(crate) folder: &'a Path,
+    /// The program itself, for tests that need a process of their own.
+    pub(crate) program: &'a Path,
+}
+
+impl Device {
+    /// Looks at the machine and tests what it can enforce; or says why it has no such devices.
+    pub(crate) fn probe(p: &Probe<'_>) -> Result<Self, String> {
+        Ok(match p.kind {
+            Kind::Cpu => Self::Cpu(CpuDevice::probe(p.devices, p.label, p.may_use_cgroups)),
+            Kind::Cuda => Self::Cuda(CudaDevice::probe(p.devices, p.folder, p.program)?),
+        })
     }
 
     /// The machine as the engine sees it: one node.
-    pub fn cluster(&self) -> Cluster {
-        let gib = (self.host_mib / 1024).max(1);
-        let text = format!("1x{}:cpu:{}c:{gib}g", self.devices, self.cores.len());
-        text.parse().expect("a machine can always be described")
-    }
-
-    /// How many devices there are.
-    pub fn devices(&self) -> u16 {
-        self.devices
-    }
-
-    /// The cores behind some devices; none in particular where devices are parts of cores.
-    pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
-        if usize::from(self.devices) > self.cores.len() {
-            return Vec::new();
+    pub(crate) fn cluster(&self) -> Cluster {
+        match self {
+            Self::Cpu(d) => d.cluster(),
+            Self::Cuda(d) => d.cluster(),
         }
-        gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
     }
 
-    /// Most cores that a tenant may use on so many devices; `None` = no limit but those of its cores. A
-    /// tenant that keeps its own pace needs no help with it.
-    fn most_cores(&self, devices: usize, allowed: Allowed, paces_itself: bool) -> Option<f64> {
-        let each = (self.cores.len() as f64 / f64::from(self.devices)).min(1.0);
-        let pace = if paces_itself { 1.0 } else { allowed.pace() };
-        let all = devices as f64 * each * allowed.share * pace;
-        let free = each >= 1.0 && allowed.share >= 1.0 && pace >= 1.0;
-        (!free).then_some(all)
+    /// What the self-test found.
+    pub(crate) fn tested(&self) -> &SelfTest {
+        match self {
+            Self::Cpu(d) => &d.tested,
+            Self::Cuda(d) => &d.tested,
+        }
+    }
+
+    /// The cores behind some devices; none in particular where devices are not cores.
+    pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
+        match self {
+            Self::Cpu(d) => d.cores_of(gpus),
+            Self::Cuda(_) => Vec::new(),
+        }
+    }
+
+    /// What a process finds in its environment.
+    pub(crate) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Cpu(_) => Vec::new(),
+            Self::Cuda(d) => d.env(start),
+        }
     }
 
     /// Makes a group for a tenant and confines it; `None` where the kernel does not.
@@ -165,19 +194,19 @@ impl CpuDevice {
         allowed: Allowed,
         paces_itself: bool,
     ) -> Option<PathBuf> {
-        let cgroup = self.cgroup.as_ref()?;
-        let folder = cgroup.root.join(name);
-        if !folder.is_dir() && fs::create_dir(&folder).is_err() {
-            return None;
+        match self {
+            Self::Cpu(d) => d.confine(name, devices, allowed, paces_itself),
+            Self::Cuda(_) => None,
         }
-        cgroup.limit(&folder, self.most_cores(devices, allowed, paces_itself)).ok()?;
-        cgroup.rank(&folder, allowed.promised);
-        Some(folder)
     }
 
-    /// The pace that a tenant has to keep by itself: where the kernel does not help, its share is a pace.
+    /// The pace that a tenant has to keep by itself: where nothing else keeps its share, that is a pace too.
     pub(crate) fn own_pace_permille(&self, allowed: Allowed) -> u16 {
-        let share = if self.cgroup.is_none() { allowed.share } else { 1.0 };
+        let kept = match self {
+            Self::Cpu(d) => d.keeps_shares(),
+            Self::Cuda(d) => d.keeps_shares(),
+        };
+        let share = if kept { 1.0 } else { allowed.share };
         (f64::from(allowed.pace_permille) * share).round() as u16
     }
 
@@ -185,287 +214,70 @@ impl CpuDevice {
     /// far as signals are concerned.
     pub(crate) fn sliced(&self, pace_permille: u16) -> Option<f64> {
         let part = f64::from(pace_permille) / 1000.0;
-        (self.cgroup.is_none() && part < 1.0).then_some(part)
+        let by_kernel = matches!(self, Self::Cpu(d) if d.keeps_shares());
+        (!by_kernel && part < 1.0).then_some(part)
+    }
+
+    /// SMs of each GPU, where tenants can be moved between parts of it; 0 = they cannot.
+    pub(crate) fn sms(&self, gpu: GpuIdx) -> u16 {
+        match self {
+            Self::Cpu(_) => 0,
+            Self::Cuda(d) => d.sms(gpu),
+        }
+    }
+
+    /// What was last measured of a GPU.
+    pub(crate) fn reading(&self, gpu: GpuIdx) -> Option<Reading> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Cuda(d) => d.reading(gpu),
+        }
+    }
+
+    /// Whether a process on these devices can take others with it when it dies.
+    pub(crate) fn shares_fate(&self) -> bool {
+        matches!(self, Self::Cuda(d) if d.keeps_shares())
+    }
+
+    /// Takes what a process does on its devices away from it, so that its end harms nobody.
+    pub(crate) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+        if let Self::Cuda(d) = self {
+            d.let_go(gpus, group);
+        }
+    }
+
+    /// GPUs for people.
+    pub(crate) fn gpus(&self) -> Vec<GpuView> {
+        match self {
+            Self::Cpu(_) => Vec::new(),
+            Self::Cuda(d) => d.views(),
+        }
     }
 
     /// Removes the group of a tenant that is gone.
     pub(crate) fn release(&self, name: &str) {
-        if let Some(cgroup) = &self.cgroup {
-            let _ = fs::remove_dir(cgroup.root.join(name));
+        if let Self::Cpu(d) = self {
+            d.release(name);
         }
     }
 
     /// Removes groups of tenants that ended while nobody looked.
     pub(crate) fn tidy(&self) {
-        if let Some(cgroup) = &self.cgroup {
-            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
-                // One that somebody lives in stays.
-                let _ = fs::remove_dir(entry.path());
-            }
+        if let Self::Cpu(d) = self {
+            d.tidy();
         }
     }
 
-    /// Removes the daemon's own group and those in it, as far as nobody is left there.
-    pub(crate) fn close(&self) {
-        let Some(cgroup) = &self.cgroup else { return };
-        // Processes that were just killed take a moment to leave.
-        for _ in 0..10 {
-            self.tidy();
-            if fs::remove_dir(&cgroup.root).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
+    /// Removes what the daemon made. `empty` says whether all its tenants are gone.
+    pub(crate) fn close(&self, empty: bool) {
+        match self {
+            Self::Cpu(d) => d.close(),
+            Self::Cuda(d) => d.close(empty),
         }
     }
 }
 
-impl Cgroup {
-    fn limit(&self, folder: &Path, cores: Option<f64>) -> std::io::Result<()> {
-        // What is too little for the usual period is handed out less often.
-        let period = cores.map_or(PERIOD_US, |c| {
-            (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US)
-        });
-        let quota = cores.map(|c| (c * period).round().max(LEAST_QUOTA_US));
-        match self.tier {
-            Tier::CgroupV2 => {
-                let quota = quota.map_or("max".to_string(), |q| q.to_string());
-                fs::write(folder.join("cpu.max"), format!("{quota} {period:.0}"))
-            }
-            Tier::CgroupV1 => {
-                let (at_period, at_quota) =
-                    (folder.join("cpu.cfs_period_us"), folder.join("cpu.cfs_quota_us"));
-                // Without a quota every period is allowed.
-                fs::write(&at_quota, "-1")?;
-                fs::write(at_period, format!("{period:.0}"))?;
-                quota.map_or(Ok(()), |q| fs::write(&at_quota, q.to_string()))
-            }
-            Tier::Cooperative => Ok(()),
-        }
-    }
-
-    /// Who was promised nothing runs when nobody else wants to, as far as the kernel knows how.
-    fn rank(&self, folder: &Path, promised: bool) {
-        let (file, weight) = match (self.tier, promised) {
-            (Tier::CgroupV2, true) => ("cpu.weight", "100"),
-            (Tier::CgroupV2, false) => ("cpu.weight", "1"),
-            (Tier::CgroupV1, true) => ("cpu.shares", "1024"),
-            (Tier::CgroupV1, false) => ("cpu.shares", "2"),
-            (Tier::Cooperative, _) => return,
-        };
-        let _ = fs::write(folder.join(file), weight);
-    }
-
-    /// Groups that we may make, the better kind first.
-    fn candidates(label: &str) -> Vec<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let mut found = Vec::new();
-        for line in mounts.lines() {
-            let fields: Vec<&str> = line.split(' ').collect();
-            let [_, at, kind, options, ..] = fields[..] else { continue };
-            let at = Path::new(at);
-            if kind == "cgroup2" {
-                let path = own.lines().find_map(|l| l.strip_prefix("0::/")).unwrap_or_default();
-                found.push((0, Self { root: at.join(path).join(label), tier: Tier::CgroupV2 }));
-            } else if kind == "cgroup" && options.split(',').any(|o| o == "cpu") {
-                let is_cpu = |l: &&str| {
-                    l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "cpu"))
-                };
-                let path =
-                    own.lines().find(is_cpu).and_then(|l| l.splitn(3, ':').nth(2)).unwrap_or("/");
-                let root = at.join(path.trim_start_matches('/')).join(label);
-                found.push((1, Self { root, tier: Tier::CgroupV1 }));
-            }
-        }
-        found.sort_by_key(|(rank, _)| *rank);
-        found.into_iter().map(|(_, c)| c).collect()
-    }
-
-    /// Makes the group and gives a busy process a fifth of a core; says which part it got.
-    fn measure(&self) -> Result<f64, String> {
-        let said = |what: &'static str| move |e: std::io::Error| format!("could not {what}: {e}");
-        if self.tier == Tier::CgroupV2
-            && let Some(parent) = self.root.parent()
-        {
-            let has = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
-            if !has.split_whitespace().any(|c| c == "cpu") {
-                return Err("the cpu controller is not in this hierarchy".into());
-            }
-            let _ = fs::write(parent.join("cgroup.subtree_control"), "+cpu");
-        }
-        if !self.root.is_dir() {
-            fs::create_dir(&self.root).map_err(said("make a group"))?;
-        }
-        if self.tier == Tier::CgroupV2 {
-            let _ = fs::write(self.root.join("cgroup.subtree_control"), "+cpu");
-        }
-        let folder = self.root.join("self-test");
-        if !folder.is_dir() {
-            fs::create_dir(&folder).map_err(said("make a group"))?;
-        }
-        self.limit(&folder, Some(TEST_SHARE)).map_err(said("set a limit"))?;
-        let mut spinner = spin().map_err(said("run a busy process"))?;
-        let joined = fs::write(folder.join("cgroup.procs"), spinner.id().to_string());
-        let cpu_s = |pid| process::stat(pid).map_or(0.0, |s| s.cpu_s);
-        let (began, before) = (Instant::now(), cpu_s(spinner.id()));
-        if joined.is_ok() {
-            std::thread::sleep(TEST_FOR);
-        }
-        let got = (cpu_s(spinner.id()) - before) / began.elapsed().as_secs_f64();
-        let _ = spinner.kill();
-        let _ = spinner.wait();
-        let _ = fs::remove_dir(&folder);
-        joined.map_err(said("join a group"))?;
-        Ok(got)
-    }
-}
-
-/// A process that wants all of a core.
-fn spin() -> std::io::Result<std::process::Child> {
-    Command::new("sh")
-        .args(["-c", "while :; do :; done"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .process_group(0)
-        .spawn()
-}
-
-/// Holds a busy process back by signals, as is done where the kernel does not help.
-fn test_signals(why: &str) -> SelfTest {
-    let tested = |what: String| SelfTest { tier: Tier::Cooperative, what };
-    let Ok(mut spinner) = spin() else { return tested(why.into()) };
-    let pid = spinner.id();
-    let stat = || process::stat(pid);
-    let it = Process { pid, start: stat().map_or(0, |s| s.start) };
-    let cpu_s = || stat().map_or(0.0, |s| s.cpu_s);
-    let (began, before) = (Instant::now(), cpu_s());
-    let mut slicer = Slicer::new(TEST_SHARE, began);
-    while began.elapsed() < TEST_FOR {
-        std::thread::sleep(slicer.due().saturating_duration_since(Instant::now()));
-        if let Some(runs) = slicer.turn(Instant::now()) {
-            it.signal_group(if runs { Signal::CONT } else { Signal::STOP });
-        }
-    }
-    let got = 100.0 * (cpu_s() - before) / began.elapsed().as_secs_f64();
-    let _ = spinner.kill();
-    let _ = spinner.wait();
-    let asked = 100.0 * TEST_SHARE;
-    tested(format!("{why}; a busy process held by signals to {asked:.0}% of a core got {got:.0}%"))
-}
-
-/// Tries what the kernel offers until something works.
-fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
-    let mut why = Vec::new();
-    for cgroup in Cgroup::candidates(label) {
-        match cgroup.measure() {
-            // Time is counted in hundredths of a second, and a busy machine may give less, never more.
-            Ok(got) if got <= TEST_SHARE * 1.5 => {
-                let asked = TEST_SHARE * 100.0;
-                let what =
-                    format!("a busy process held to {asked:.0}% of a core got {:.0}%", got * 100.0);
-                let tier = cgroup.tier;
-                return (Some(cgroup), SelfTest { tier, what });
-            }
-            Ok(got) => why.push(format!(
-                "{}: a limit of {TEST_SHARE} of a core let {got:.2} through",
-                cgroup.tier
-            )),
-            Err(e) => why.push(format!("{}: {e}", cgroup.tier)),
-        }
-        let _ = fs::remove_dir(&cgroup.root);
-    }
-    let what =
-        if why.is_empty() { "the machine has no cgroups".to_string() } else { why.join("; ") };
-    (None, test_signals(&what))
-}
-
-/// The cores that this process may use.
-fn usable_cores() -> Vec<u32> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
-    let cores: Vec<u32> =
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).map(|c| c as u32).collect();
-    if cores.is_empty() { vec![0] } else { cores }
-}
-
-fn host_mib() -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kib = text
-        .lines()
-        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
-    kib.unwrap_or(1 << 20) / 1024
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn device(cores: u32, devices: u16) -> CpuDevice {
-        let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
-        CpuDevice { cores: (0..cores).collect(), devices, host_mib: 4096, cgroup: None, tested }
-    }
-
-    #[test]
-    fn devices_are_cores_or_parts_of_them() {
-        let two = device(2, 2);
-        assert_eq!(two.cluster().to_string(), "1x2:cpu:2c:4g");
-        assert_eq!(two.cores_of(&[GpuIdx(1)]), [1]);
-        assert!(device(2, 8).cores_of(&[GpuIdx(1)]).is_empty());
-    }
-
-    #[test]
-    fn limits_follow_shares_and_pace() {
-        let half = Knobs { sm_permille: 500, ..Knobs::WHOLE };
-        let slow = Knobs { pace_permille: 250, ..Knobs::WHOLE };
-        let most = |d: &CpuDevice, n, k, own| d.most_cores(n, Allowed::new(k, 0.0), own);
-        assert_eq!(most(&device(2, 2), 1, Knobs::WHOLE, false), None);
-        assert_eq!(most(&device(2, 2), 1, half, false), Some(0.5));
-        assert_eq!(most(&device(2, 2), 2, half, false), Some(1.0));
-        assert_eq!(most(&device(2, 2), 1, slow, false), Some(0.25));
-        assert_eq!(most(&device(2, 2), 1, slow, true), None);
-        assert_eq!(most(&device(2, 8), 1, Knobs::WHOLE, false), Some(0.25));
-    }
-
-    #[test]
-    fn without_the_kernel_a_share_is_a_pace() {
-        let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
-        let own = |knobs, most| device(2, 2).own_pace_permille(Allowed::new(knobs, most));
-        assert_eq!(own(knobs, 0.0), 250);
-        assert_eq!(own(Knobs { sm_permille: 0, ..Knobs::WHOLE }, 0.0), 1000);
-        // Its user may hold it to less than it was promised, not to more.
-        assert_eq!(own(knobs, 0.1), 50);
-        assert_eq!(own(knobs, 0.9), 250);
-        assert_eq!(device(2, 2).sliced(250), Some(0.25));
-        assert_eq!(device(2, 2).sliced(1000), None);
-    }
-
-    /// With the kernel's help a share is kept; without, the device says so.
-    #[test]
-    fn the_tier_in_force_keeps_shares() {
-        let label = format!("roommate-test-{}", std::process::id());
-        let device = CpuDevice::probe(None, &label, true);
-        if device.tested.tier == Tier::Cooperative {
-            assert!(!device.tested.what.is_empty());
-            return;
-        }
-        let knobs = Knobs { sm_permille: 300, ..Knobs::WHOLE };
-        let folder = device.confine("tenant", 1, Allowed::new(knobs, 0.0), false).unwrap();
-        let mut busy = Command::new("sh")
-            .args(["-c", "while :; do :; done"])
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        fs::write(folder.join("cgroup.procs"), busy.id().to_string()).unwrap();
-        let it = Process { pid: busy.id(), start: process::stat(busy.id()).unwrap().start };
-        let (began, before) = (Instant::now(), it.cpu_s());
-        std::thread::sleep(Duration::from_secs(1));
-        let got = (it.cpu_s() - before) / began.elapsed().as_secs_f64();
-        busy.kill().unwrap();
-        busy.wait().unwrap();
-        device.release("tenant");
-        device.close();
-        // Never more than its share; less only where others keep the machine busy.
-        assert!(got <= 0.33, "{got} of a core instead of 0.3");
-        assert!(got > 0.05, "{got} of a core: the limit is far below the share");
-    }
+/// A seat as people write it.
+pub(crate) fn seat_words(seat: Seat) -> String {
+    format!("SMs {}-{}", seat.first, seat.first + seat.sms - 1)
 }

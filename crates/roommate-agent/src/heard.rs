@@ -6,6 +6,7 @@ use crate::guard::Guard;
 use crate::live::{Aim, Live, Tenant};
 use crate::peer::Peer;
 use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Welcome};
+use crate::seating::LEAST_SMS;
 use crate::world::World;
 use roommate_core::event::{Event, Sample};
 use roommate_core::idx::{Idx, JobIdx};
@@ -51,10 +52,10 @@ impl World {
         match message {
             FromTenant::Hello(_) => {}
             FromTenant::Stepped(stepped) => self.stepped(job, stepped),
-            FromTenant::Tuned(_) => {
-                let due =
-                    self.live[idx].tenant.as_mut().is_some_and(|t| std::mem::take(&mut t.tune_due));
-                if due {
+            FromTenant::Tuned(tuned) => {
+                let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
+                t.seat = tuned.seat;
+                if std::mem::take(&mut t.tune_due) {
                     self.facts.push(Event::Tuned(job));
                 }
             }
@@ -103,23 +104,28 @@ impl World {
             return;
         };
         let job = JobIdx::from_usize(idx);
-        let (interleaved, pace_permille) = self.wanted(job);
+        let told = self.wanted(job);
         let group = self.group(job);
+        let confined = self.live[idx]
+            .tenant
+            .as_ref()
+            .is_some_and(|t| !t.apart && t.gpus.len() == 1 && self.device.sms(t.gpus[0]) > 0);
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
-        t.told = (interleaved, pace_permille);
+        (t.told, t.told_at, t.seat) = (told, Instant::now(), told.seat);
+        live.spoke = true;
         t.batches = hello.batch.or(t.batches);
         peer.say(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
             job: live.name.clone(),
             done: live.checkpoint,
             batch: if live.batch > 0 { live.batch } else { t.knobs.batch },
-            pace_permille,
+            pace_permille: told.pace_permille,
             suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
-            interleaved,
-            seat: None,
-            gpu_mib: 0,
-            plan_sms: 0,
+            interleaved: told.interleaved,
+            seat: told.seat,
+            gpu_mib: told.gpu_mib,
+            plan_sms: if confined { LEAST_SMS.into() } else { 0 },
         }));
         if matches!(t.aim, Aim::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));
@@ -140,9 +146,12 @@ impl World {
     fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
         self.watch_over(job, &stepped);
         let tunable = self.engine.state().profile(job).training.is_some();
+        let gpus = &self.engine.state().job(job).gpus;
+        let reading = gpus.first().and_then(|g| self.device.reading(*g));
+        let alone = gpus.iter().all(|g| self.engine.state().gpu(*g).tenants.len() == 1);
         let live = &mut self.live[job.usize()];
         let Some(t) = &live.tenant else { return };
-        let pace = f64::from(t.told.1.max(1)) / 1000.0;
+        let pace = f64::from(t.told.pace_permille.max(1)) / 1000.0;
         let step_s = stepped.step_s / pace;
         let every = if tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
         let tally = live.tally.get_or_insert_with(|| Tally::new(t));
@@ -158,10 +167,18 @@ impl World {
         let late = live.sampled.is_some_and(|was| was.at.elapsed() >= every);
         if (changed || late) && tally.busy_s > 0.0 {
             let step_s = tally.busy_s / tally.steps as f64;
+            let (busy, dram) = match reading {
+                // What a GPU does is one tenant's doing where there is one tenant.
+                Some(_) if !alone => (0.0, 0.0),
+                Some(r) => r.counters.map_or((0.0, 0.0), |c| (c.sm_util.into(), c.dram.into())),
+                None => (tally.busy(t), 0.0),
+            };
             let sample = Sample {
                 step_s,
                 done: Some(stepped.done),
-                sm_util: (tally.busy(t) / pace).min(1.0) as f32,
+                sm_util: (busy / pace).min(1.0) as f32,
+                dram_util: dram as f32,
+                mem_mib: stepped.gpu_mib.unwrap_or(0),
                 noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
                 batch: stepped.batch,
                 ..Sample::default()
@@ -182,7 +199,7 @@ impl World {
         }
         let moves = |other: JobIdx| {
             let t = self.live[other.usize()].tenant.as_ref();
-            t.is_some_and(|t| t.aim == Aim::Run && t.told.1 > 0)
+            t.is_some_and(|t| t.aim == Aim::Run && t.told.pace_permille > 0)
         };
         let mut roommates =
             hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);

@@ -34,6 +34,8 @@ const FIELDS: &[&str] = &[
     "step_s",
     "stages_s",
     "profile",
+    "sdk",
+    "gpu_mib",
     "memory_mib",
     "cpus",
 ];
@@ -143,6 +145,12 @@ pub struct JobFile {
     /// Its kind of work, for jobs that are alike; its name, unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
+    /// Whether it speaks with the machine through the SDK, and so keeps its share of a GPU itself.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sdk: bool,
+    /// GPU memory that it needs of each GPU, and gets no more than; no limit, unless given.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_mib: u32,
     /// Host memory for each device.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_mib: u32,
@@ -209,6 +217,11 @@ fn whole() -> f64 {
 /// Errors of the user come back; others are worth another try.
 fn usual_retries() -> Retries {
     Retries { user: 0, infra: 3, unknown: 1 }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_false(v: &bool) -> bool {
+    !*v
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -327,6 +340,7 @@ impl JobFile {
                 sm_permille: share,
                 cpu_milli: self.cpus.map_or(0, |c| (c * 1000.0).round() as u32),
                 host_mib: self.memory_mib,
+                mem_mib: self.gpu_mib,
                 ..Knobs::WHOLE
             },
             team,

@@ -1,17 +1,19 @@
 //! Jobs as processes: what the engine asks for is done here, and what processes do becomes facts.
 
 use crate::AgentError;
-use crate::device::Allowed;
+use crate::device::{Allowed, Start};
+use crate::fate::Verdict;
 use crate::heard::{Sampled, Tally};
 use crate::keeper::{Attempt, Launch, pin};
 use crate::peer::Peer;
 use crate::process::{self, Exit, Process};
-use crate::protocol::{BatchRange, Nothing, Stepped, ToTenant, Tune};
+use crate::protocol::{BatchRange, Nothing, Seat, Stepped, ToTenant, Tune};
+use crate::seating::{self, Sitter};
 use crate::slice::Slicer;
 use crate::store::JobRow;
 use crate::world::{Input, World, random, small_thread};
 use roommate_core::event::{Action, Event, Placement, Sample};
-use roommate_core::idx::{GpuSet, Idx, JobIdx};
+use roommate_core::idx::{GpuIdx, GpuSet, Idx, JobIdx};
 use roommate_core::job::{Job, Phase};
 use roommate_core::knobs::Knobs;
 use roommate_core::why::Why;
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 const LEFT: i32 = 75;
 /// How long a tenant may take to do what it is asked, until it is made to.
 const GRACE: Duration = Duration::from_secs(10);
+/// How long a tenant has to leave its seat, until others no longer wait for it.
+const MOVES_WITHIN: Duration = Duration::from_secs(2);
 /// How long after a restart of the daemon its tenants have to come back.
 pub(crate) const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -57,6 +61,28 @@ pub(crate) struct Live {
     /// What it reported since the engine was last told, and what that was.
     pub(crate) tally: Option<Tally>,
     pub(crate) sampled: Option<Sampled>,
+    /// Whether one of its processes ever spoke with us.
+    pub(crate) spoke: bool,
+    /// Whether it is suspected of a fault that took others with it, and so starts apart from them.
+    pub(crate) suspect: bool,
+}
+
+/// How a tenant was told to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Whether to take turns in its stages.
+    pub(crate) interleaved: bool,
+    /// Most of its own speed.
+    pub(crate) pace_permille: u16,
+    /// The part of its GPU; `None` = the whole.
+    pub(crate) seat: Option<Seat>,
+    /// Most GPU memory; 0 = no limit.
+    pub(crate) gpu_mib: u32,
+}
+
+impl Told {
+    const NOTHING: Self =
+        Self { interleaved: false, pace_permille: Knobs::PACE_FULL, seat: None, gpu_mib: 0 };
 }
 
 /// A job with a process.
@@ -74,8 +100,13 @@ pub(crate) struct Tenant {
     /// Batch sizes that it said it can work with.
     pub(crate) batches: Option<BatchRange>,
     pub(crate) aim: Aim,
-    /// What it was last told: whether to take turns in its stages, and its pace.
-    pub(crate) told: (bool, u16),
+    /// What it was last told, and when.
+    pub(crate) told: Told,
+    pub(crate) told_at: Instant,
+    /// The part of its GPU in which it says that it runs.
+    pub(crate) seat: Option<Seat>,
+    /// Whether it was started where it can harm nobody.
+    pub(crate) apart: bool,
     /// Whether the engine waits to hear that it runs with its new knobs.
     pub(crate) tune_due: bool,
     /// Whether its group was stopped by a signal.
@@ -118,6 +149,8 @@ impl Live {
             failures: 0,
             carried: None,
             sampled: None,
+            spoke: false,
+            suspect: false,
         }
     }
 
@@ -215,6 +248,18 @@ impl World {
         let own = || self.folder(job).join("checkpoint");
         let folder = file.checkpoint.clone().unwrap_or_else(own);
         set("ROOMMATE_CHECKPOINT", folder.display().to_string());
+        let allowed = Allowed::new(place.knobs, live.share);
+        let start = Start {
+            gpus: &place.gpus,
+            allowed,
+            turns: place.knobs.turns,
+            mem_mib: self.engine.state().spec(job).knobs.mem_mib,
+            speaks: file.sdk || live.spoke,
+            apart: live.suspect,
+        };
+        for (name, value) in self.device.env(&start) {
+            set(name, value);
+        }
         Launch {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
@@ -223,12 +268,7 @@ impl World {
             log_limit: (self.config.keeping.log_bytes, self.config.keeping.log_parts),
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
-            cgroup: self.device.confine(
-                &self.group(job),
-                place.gpus.len(),
-                Allowed::new(place.knobs, live.share),
-                false,
-            ),
+            cgroup: self.device.confine(&self.group(job), place.gpus.len(), allowed, false),
         }
     }
 
@@ -267,7 +307,10 @@ impl World {
             slicer: None,
             batches: None,
             aim: Aim::Run,
-            told: (false, Knobs::PACE_FULL),
+            told: Told::NOTHING,
+            told_at: Instant::now(),
+            seat: None,
+            apart: self.live[job.usize()].suspect,
             tune_due: false,
             frozen: false,
             deadline: None,
@@ -355,11 +398,11 @@ impl World {
         let cooperates = t.peer.is_some();
         self.device.confine(&group, t.gpus.len(), Allowed::ALL, true);
         t.thaw();
-        match &t.peer {
-            Some(peer) => {
-                peer.say(&ToTenant::Stop(Nothing {}));
-            }
-            None => t.keeper.signal_group(Signal::TERM),
+        if let Some(peer) = &t.peer {
+            peer.say(&ToTenant::Stop(Nothing {}));
+        } else {
+            self.device.let_go(&t.gpus, t.keeper);
+            t.keeper.signal_group(Signal::TERM);
         }
         t.aim = Aim::Leave { again, termed: !cooperates };
         t.deadline = Some(Instant::now() + GRACE);
@@ -388,17 +431,18 @@ impl World {
         let (batch, share) = (self.live[job.usize()].batch, self.live[job.usize()].share);
         let group = self.group(job);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
-        t.told = told;
-        let knobs = Knobs { pace_permille: t.knobs.pace_permille.min(told.1), ..t.knobs };
+        (t.told, t.told_at) = (told, Instant::now());
+        let pace_permille = t.knobs.pace_permille.min(told.pace_permille);
+        let knobs = Knobs { pace_permille, ..t.knobs };
         let (allowed, speaks) = (Allowed::new(knobs, share), t.peer.is_some());
         self.device.confine(&group, t.gpus.len(), allowed, speaks);
         if let Some(peer) = &t.peer {
             peer.say(&ToTenant::Tune(Tune {
                 batch: if batch > 0 { batch } else { knobs.batch },
-                pace_permille: told.1,
-                interleaved: told.0,
-                seat: None,
-                gpu_mib: 0,
+                pace_permille: told.pace_permille,
+                interleaved: told.interleaved,
+                seat: told.seat,
+                gpu_mib: told.gpu_mib,
             }));
         } else {
             self.drive(job);
@@ -409,7 +453,7 @@ impl World {
     pub(crate) fn drive(&mut self, job: JobIdx) {
         let held = self.live[job.usize()].held;
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
-        let pace = t.told.1.min(t.knobs.pace_permille);
+        let pace = t.told.pace_permille.min(t.knobs.pace_permille);
         if held || pace == 0 {
             t.slicer = None;
             t.freeze();
@@ -441,9 +485,9 @@ impl World {
         }
     }
 
-    /// Whether the job is to take turns in its stages, and at which pace it is to run.
-    pub(crate) fn wanted(&self, job: JobIdx) -> (bool, u16) {
-        let Some(t) = &self.live[job.usize()].tenant else { return (false, Knobs::PACE_FULL) };
+    /// How the job is to run, given its knobs and who is with it.
+    pub(crate) fn wanted(&self, job: JobIdx) -> Told {
+        let Some(t) = &self.live[job.usize()].tenant else { return Told::NOTHING };
         let share = self.live[job.usize()].share;
         let own = self.device.own_pace_permille(Allowed::new(t.knobs, share));
         let now = Instant::now();
@@ -455,7 +499,54 @@ impl World {
             0 => guards.map(|(_, g)| g.pace_permille(now)).min().unwrap_or(Knobs::PACE_FULL),
             _ => Knobs::PACE_FULL,
         };
-        (self.is_interleaved(job), own.min(allowed))
+        let asked = self.engine.state().spec(job).knobs.mem_mib;
+        let mem_mib = t.knobs.mem_mib;
+        Told {
+            interleaved: self.is_interleaved(job),
+            pace_permille: own.min(allowed),
+            seat: self.seat(job),
+            gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
+        }
+    }
+
+    /// The part of its GPU that a job may have now: the one that it is to have, or the one that it has
+    /// while somebody is still on the way out of the other.
+    fn seat(&self, job: JobIdx) -> Option<Seat> {
+        let t = self.live[job.usize()].tenant.as_ref()?;
+        let [gpu] = t.gpus[..] else { return None };
+        let seats = self.seats_on(gpu);
+        let aim = |j: JobIdx| seats.iter().find(|(other, _)| *other == j).and_then(|s| s.1);
+        let wanted = aim(job)?;
+        let in_the_way = seats.iter().filter(|(other, _)| *other != job).any(|(other, its)| {
+            let Some(o) = &self.live[other.usize()].tenant else { return false };
+            let moves = o.seat != *its && o.told_at.elapsed() < MOVES_WITHIN;
+            let sits = o.seat.is_some_and(|s| seating::overlap(s, wanted));
+            let stays = its.is_some_and(|s| seating::overlap(s, wanted));
+            o.peer.is_some() && moves && sits && !stays
+        });
+        if in_the_way { t.seat } else { Some(wanted) }
+    }
+
+    /// Who is to sit where on a GPU, by number.
+    fn seats_on(&self, gpu: GpuIdx) -> Vec<(JobIdx, Option<Seat>)> {
+        let sms = self.device.sms(gpu);
+        if sms == 0 {
+            return Vec::new();
+        }
+        let sits =
+            |t: &Tenant| t.aim == Aim::Run && !t.apart && !t.knobs.turns && t.gpus[..] == [gpu];
+        let here: Vec<(JobIdx, Sitter)> = self
+            .live
+            .iter()
+            .enumerate()
+            .filter_map(|(i, live)| {
+                let t = live.tenant.as_ref().filter(|t| sits(t))?;
+                let Allowed { share, promised, .. } = Allowed::new(t.knobs, live.share);
+                Some((JobIdx::from_usize(i), Sitter { share, promised }))
+            })
+            .collect();
+        let sitters: Vec<Sitter> = here.iter().map(|(_, s)| *s).collect();
+        here.iter().map(|(j, _)| *j).zip(seating::seats(sms, &sitters)).collect()
     }
 
     /// Tells tenants whose roommates changed, or whose guards did, how to run now.
@@ -524,9 +615,13 @@ impl World {
                     *termed = true;
                     t.deadline = Some(now + GRACE);
                     t.thaw();
+                    self.device.let_go(&t.gpus, t.keeper);
                     t.keeper.signal_group(Signal::TERM);
                 }
-                Aim::Leave { .. } | Aim::Cancel => t.keeper.signal_group(Signal::KILL),
+                Aim::Leave { .. } | Aim::Cancel => {
+                    self.device.let_go(&t.gpus, t.keeper);
+                    t.keeper.signal_group(Signal::KILL);
+                }
             }
         }
     }
@@ -538,6 +633,7 @@ impl World {
             t.aim = aim;
             self.device.confine(&group, t.gpus.len(), Allowed::ALL, true);
             t.thaw();
+            self.device.let_go(&t.gpus, t.keeper);
             t.keeper.signal_group(Signal::TERM);
             t.deadline = Some(Instant::now() + GRACE);
         }
@@ -566,7 +662,32 @@ impl World {
         (live.sampled, live.tally) = (None, None);
         let admitted = self.stages.forget(job);
         self.admit(&admitted);
-        self.judge(job, t.aim, &exit);
+        let bad = !matches!(exit, Exit::Code(0 | LEFT));
+        if t.apart && !bad {
+            // It left in good order: nothing speaks against it any more.
+            self.live[idx].suspect = false;
+        }
+        let by_itself = matches!(t.aim, Aim::Run | Aim::Suspend { still: false });
+        if by_itself && bad && !t.apart && self.device.shares_fate() {
+            // It may have died with its roommates.
+            self.inquest.open(job, &t.gpus, exit, Instant::now());
+        } else {
+            self.judge(job, t.aim, &exit);
+        }
+    }
+
+    /// Says of processes that ended with an error whose fault it was, once that is known.
+    pub(crate) fn hold_inquest(&mut self) {
+        for (job, exit, verdict) in self.inquest.close(Instant::now()) {
+            let done = self.surviving(job);
+            self.live[job.usize()].suspect = verdict == Verdict::Suspect;
+            match verdict {
+                Verdict::Own => self.judge(job, Aim::Run, &exit),
+                Verdict::Victim | Verdict::Suspect => {
+                    self.facts.push(Event::Failed { job, why: Why::RoommateFailed, done });
+                }
+            }
+        }
     }
 
     /// What the end of a process means, given what was to become of it.

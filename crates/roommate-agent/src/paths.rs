@@ -81,6 +81,11 @@ impl Paths {
         self.root.join("http-token")
     }
 
+    /// What belongs to the devices.
+    pub fn devices(&self) -> PathBuf {
+        self.root.join("devices")
+    }
+
     /// What belongs to one job.
     pub fn job(&self, job: u32) -> PathBuf {
         self.root.join("jobs").join(job.to_string())

@@ -2,7 +2,8 @@
 //! the one before had, and then looks what became of the processes.
 
 use crate::AgentError;
-use crate::device::CpuDevice;
+use crate::device::{Device, Kind, Probe};
+use crate::fate::Inquest;
 use crate::keep::Remains;
 use crate::keeper::{Attempt, Fate};
 use crate::live::{Aim, COME_BACK, Live};
@@ -105,7 +106,7 @@ impl World {
         mut store: Store,
         inputs: Sender<Input>,
         lock: File,
-        mut device: Option<CpuDevice>,
+        mut device: Option<Device>,
     ) -> Result<Self, AgentError> {
         let mut lines = store.lines()?;
         let label = label(&config.paths);
@@ -113,8 +114,8 @@ impl World {
             // Before the kernel is asked for anything.
             policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?
                 .build(&config.params)?;
-            let found =
-                device.insert(CpuDevice::probe(config.devices, &label, config.may_use_cgroups));
+            let kind = config.kind.unwrap_or_default();
+            let found = device.insert(probe(&config, kind, config.devices, &label)?);
             let head = new_head(&config, found)?;
             lines = first_lines(&head);
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
@@ -136,8 +137,10 @@ impl World {
         };
         check_same(&config, &head)?;
         let devices = head.cluster.gpus() as u16;
-        let device = device
-            .unwrap_or_else(|| CpuDevice::probe(Some(devices), &label, config.may_use_cgroups));
+        let device = match device {
+            Some(device) => device,
+            None => probe(&config, kind_of(&head), Some(devices), &label)?,
+        };
         device.tidy();
         let mut live = Vec::new();
         for kept in store.jobs()? {
@@ -176,6 +179,7 @@ impl World {
             http: None,
             words: rebuilt.words,
             guards: BTreeMap::new(),
+            inquest: Inquest::default(),
             inputs,
             wake: rebuilt.wake,
             lock,
@@ -303,6 +307,24 @@ impl World {
     }
 }
 
+/// Finds and tests the devices of this machine.
+fn probe(
+    config: &Config,
+    kind: Kind,
+    devices: Option<u16>,
+    label: &str,
+) -> Result<Device, AgentError> {
+    let folder = config.paths.devices();
+    let (may_use_cgroups, program) = (config.may_use_cgroups, config.program.as_path());
+    Device::probe(&Probe { kind, devices, label, may_use_cgroups, folder: &folder, program })
+        .map_err(|what| AgentError::refused(what, "without --device cuda it shares the cores"))
+}
+
+/// Which devices the state was begun with.
+fn kind_of(head: &Head) -> Kind {
+    if head.cluster.kinds.iter().all(|k| k.name == "cpu") { Kind::Cpu } else { Kind::Cuda }
+}
+
 /// A state has one policy and one machine for as long as it lives.
 fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
     let hint = "start without the flag, or with another --state";
@@ -317,6 +339,10 @@ fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
             "the state was begun with other parameters of its policy",
             hint,
         ));
+    }
+    if config.kind.is_some_and(|kind| kind != kind_of(head)) {
+        let what = format!("the state was begun with devices of another kind: {}", head.cluster);
+        return Err(AgentError::refused(what, hint));
     }
     if let Some(devices) = config.devices.filter(|d| u32::from(*d) != head.cluster.gpus()) {
         let what =

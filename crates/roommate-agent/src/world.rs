@@ -3,7 +3,8 @@
 
 use crate::AgentError;
 use crate::control::{self, JobView, MachineView, Reply, Request, Submit};
-use crate::device::{Allowed, CpuDevice};
+use crate::device::{Allowed, Device, Kind, seat_words};
+use crate::fate::Inquest;
 use crate::guard::Guard;
 use crate::http::{self, Http};
 use crate::keep::{self, Keeping, Remains};
@@ -48,7 +49,9 @@ pub struct Config {
     pub policy: Option<String>,
     /// Its parameters.
     pub params: Params,
-    /// How many devices the machine is to have; as many as cores, unless given.
+    /// Which devices; those of the state, or else its cores.
+    pub kind: Option<Kind>,
+    /// How many devices the machine is to have; all cores or GPUs, unless given.
     pub devices: Option<u16>,
     /// Seed of the policy's randomness.
     pub seed: u64,
@@ -66,11 +69,15 @@ pub struct Config {
 pub const USUAL_POLICY: &str = "gandiva";
 
 impl Config {
-    /// Costs of a machine on which a process starts in moments.
-    pub fn usual_costs() -> Costs {
+    /// Costs of a machine: a process starts in moments, one that needs a GPU takes longer.
+    pub fn usual_costs(kind: Kind) -> Costs {
+        let (restart, resume) = match kind {
+            Kind::Cpu => (2.0, 0.05),
+            Kind::Cuda => (10.0, 0.5),
+        };
         Costs {
-            restart: Span::from_secs(2.0),
-            resume: Span::from_secs(0.05),
+            restart: Span::from_secs(restart),
+            resume: Span::from_secs(resume),
             backoff: Span::from_secs(5.0),
             ..Costs::default()
         }
@@ -241,7 +248,7 @@ pub(crate) struct World {
     pub(crate) config: Config,
     pub(crate) engine: Engine,
     pub(crate) store: Store,
-    pub(crate) device: CpuDevice,
+    pub(crate) device: Device,
     pub(crate) clock: Clock,
     /// When the clock showed 0, in µs since 1970.
     pub(crate) epoch_us: u64,
@@ -264,6 +271,8 @@ pub(crate) struct World {
     pub(crate) guards: BTreeMap<JobIdx, Guard>,
     pub(crate) inputs: Sender<Input>,
     pub(crate) wake: Option<Time>,
+    /// Ends that may have been a roommate's fault.
+    pub(crate) inquest: Inquest,
     /// Held as long as the world is.
     pub(crate) lock: File,
 }
@@ -300,6 +309,7 @@ impl World {
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.press_deadlines();
+            self.hold_inquest();
             self.settle();
             self.slice();
             if tidied.elapsed() >= TIDY_EVERY {
@@ -321,7 +331,7 @@ impl World {
                 return Ok(Over::Part);
             }
         }
-        self.device.close();
+        self.device.close(self.live.iter().all(|l| l.tenant.is_none()));
         self.store.commit()?;
         Ok(Over::Daemon)
     }
@@ -346,7 +356,7 @@ impl World {
         let tenants = self.live.iter().filter_map(|l| l.tenant.as_ref());
         let slices =
             tenants.filter(|t| t.aim == Aim::Run).filter_map(|t| Some(t.slicer.as_ref()?.due()));
-        let deadline = deadlines.chain(slices).min();
+        let deadline = deadlines.chain(slices).chain(self.inquest.due()).min();
         let deadline = deadline.map(|d| d.saturating_duration_since(Instant::now()));
         [Some(tidy), wake, deadline, guard].into_iter().flatten().min().unwrap_or(tidy)
     }
@@ -463,7 +473,7 @@ impl World {
                 policy: self.head.policy.clone(),
                 cluster: self.head.cluster.to_string(),
                 devices: self.head.cluster.gpus(),
-                enforcement: self.device.tested.clone(),
+                enforcement: self.device.tested().clone(),
                 up_s: self.clock.now().secs(),
                 jobs: self.live.iter().filter(|l| l.outcome.is_none()).count(),
                 rss_mib: rss_mib(),
@@ -477,6 +487,7 @@ impl World {
                     )
                 },
                 http: self.http.clone(),
+                gpus: self.device.gpus(),
                 recent: self.words.told.iter().cloned().collect(),
             }))),
         }
@@ -741,7 +752,11 @@ impl World {
             pace: f64::from(tenant.map_or(hot.knobs.pace_permille, |t| {
                 // Who is held back by the guard of a roommate has less than its knobs say.
                 let own = self.device.own_pace_permille(Allowed::new(t.knobs, live.share));
-                if t.told.1 < own { t.told.1 } else { hot.knobs.pace_permille }
+                if t.told.pace_permille < own {
+                    t.told.pace_permille
+                } else {
+                    hot.knobs.pace_permille
+                }
             })) / 1000.0,
             batch: live.seen.as_ref().map(|s| s.batch),
             done,
@@ -752,6 +767,9 @@ impl World {
             cpu_s: live.cpu_s,
             noise_scale: live.seen.as_ref().and_then(|s| s.noise_scale),
             mem_mib: live.seen.as_ref().and_then(|s| s.mem_mib),
+            gpu_mib: live.seen.as_ref().and_then(|s| s.gpu_mib),
+            seat: tenant.and_then(|t| t.seat).map(seat_words),
+            apart: tenant.is_some_and(|t| t.apart),
             cooperative: speaks,
             starts: self.starts(job),
             failures: live.failures.saturating_add(hot.failures),
@@ -788,7 +806,7 @@ pub(crate) fn first_lines(head: &Head) -> Vec<u8> {
 }
 
 /// The head of a new journal.
-pub(crate) fn new_head(config: &Config, device: &CpuDevice) -> Result<Head, AgentError> {
+pub(crate) fn new_head(config: &Config, device: &Device) -> Result<Head, AgentError> {
     let policy = config.policy.clone().unwrap_or_else(|| USUAL_POLICY.into());
     let entry = roommate_core::policy::find(&policy)?;
     let params = match entry.params(&config.params)? {

@@ -75,10 +75,10 @@ impl From<Retries> for RetriesForm {
 
 impl Retries {
     /// How many failures a job may have had when one for this reason is followed by another start.
-    /// Losing a node is not the job's fault and does not count: then there is no limit.
+    /// Losing a node, or dying of a roommate, is not the job's fault and does not count: then there is no limit.
     pub fn after(self, why: Why) -> Option<u16> {
         match why {
-            Why::NodeLost(_) => None,
+            Why::NodeLost(_) | Why::RoommateFailed => None,
             Why::UserError => Some(self.user),
             Why::InfraError | Why::StartFailed => Some(self.infra),
             _ => Some(self.unknown),

@@ -50,6 +50,8 @@ pub enum Why {
     UserError,
     /// Something beneath it failed: it may well work the next time.
     InfraError,
+    /// A process with which it shared a GPU failed and took it along.
+    RoommateFailed,
     /// The node it ran on went away.
     NodeLost(NodeIdx),
     /// It failed more often than it may.
@@ -182,6 +184,7 @@ impl Why {
             Self::Crashed => "its process failed".into(),
             Self::UserError => "its own code or input is wrong".into(),
             Self::InfraError => "something beneath it failed".into(),
+            Self::RoommateFailed => "a roommate failed on its GPU and took it along".into(),
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),
             Self::BacksOff(s) => format!("waits {s} after a failure"),

@@ -69,6 +69,8 @@ pub(crate) enum Command {
     Run(machine::Run),
     #[command(hide = true)]
     Keeper(machine::Keeper),
+    #[command(hide = true)]
+    GpuTest(machine::GpuTest),
     /// Print completions for a shell
     Completions {
         /// The shell

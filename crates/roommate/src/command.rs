@@ -60,6 +60,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Down(args) => machine::down(&args),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => up::keeper(&args),
+        Command::GpuTest(args) => up::gpu_test(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "roommate", &mut text);

@@ -160,13 +160,26 @@ const RULES: &[Rule] = &[
     Rule {
         name: "every crate takes the lints of the workspace",
         reason: "one set of rules, written down once",
-        applies: is_crate,
+        applies: |path| is_crate(path) && !speaks_with_a_driver(path),
         find: |text| {
             let lints = section(text, "lints").any(|line| line == "workspace = true");
             if lints { Vec::new() } else { vec!["no [lints] workspace = true".into()] }
         },
         bad: "[package]\nname = \"loose\"\n",
         good: "[package]\nname = \"tidy\"\n[lints]\nworkspace = true\n",
+    },
+    Rule {
+        name: "where unsafe code is allowed, each piece says why it is sound",
+        reason: "one small crate speaks with the CUDA driver, which cannot be done otherwise",
+        applies: |path| is_crate(path) && speaks_with_a_driver(path),
+        find: |text| {
+            let rules = ["undocumented_unsafe_blocks", "pedantic", "unwrap_used"];
+            let has = |rule: &&str| section(text, "lints.clippy").any(|l| l.starts_with(*rule));
+            rules.iter().filter(|r| !has(r)).map(|r| format!("no lint {r}")).collect()
+        },
+        bad: "[lints.clippy]\npedantic = \"warn\"\n",
+        good: "[lints.clippy]\npedantic = \"warn\"\nunwrap_used = \"warn\"\n\
+               undocumented_unsafe_blocks = \"warn\"\n",
     },
     Rule {
         name: "the core knows no other room, and no runtime",
@@ -182,9 +195,17 @@ const RULES: &[Rule] = &[
         applies: |path| {
             ["crates/roommate-sim/Cargo.toml", "crates/roommate-agent/Cargo.toml"].contains(&path)
         },
-        find: |text| ours(text, &["roommate-core"]),
+        find: |text| ours(text, &["roommate-core", "roommate-cuda"]),
         bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
         good: "[dependencies]\nroommate-core.workspace = true\n",
+    },
+    Rule {
+        name: "who speaks with a driver knows nobody of the house",
+        reason: "the one place with unsafe code has to be small enough to be read in one go",
+        applies: |path| is_crate(path) && speaks_with_a_driver(path),
+        find: |text| ours(text, &[]),
+        bad: "[dependencies]\nroommate-core.workspace = true\n",
+        good: "[dependencies]\nserde.workspace = true\n",
     },
 ];
 
@@ -223,6 +244,10 @@ fn below_the_edge(path: &str) -> bool {
 
 fn is_crate(path: &str) -> bool {
     path.starts_with("crates/") && path.ends_with("/Cargo.toml")
+}
+
+fn speaks_with_a_driver(path: &str) -> bool {
+    path.starts_with("crates/roommate-cuda/")
 }
 
 fn has_extension(path: &str, extensions: &[&str]) -> bool {

@@ -37,6 +37,15 @@ pub(crate) enum Listing {
     Yaml,
 }
 
+/// What a machine shares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum DeviceKind {
+    /// Its cores
+    Cpu,
+    /// Its NVIDIA GPUs
+    Cuda,
+}
+
 /// How a machine decides.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Deciding {
@@ -46,7 +55,10 @@ pub(crate) struct Deciding {
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
-    /// Devices to cut the machine into; as many as it has cores, unless given
+    /// What is shared; the cores, unless given, or what the state was begun with
+    #[arg(long, value_enum, value_name = "KIND")]
+    pub(crate) device: Option<DeviceKind>,
+    /// Devices to cut the machine into; as many as it has cores or GPUs, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) devices: Option<u16>,
     /// Leave the kernel's groups alone: tenants keep their shares by themselves
@@ -262,4 +274,15 @@ pub(crate) struct Keeper {
     /// Become the command of the attempt, as a child of this keeper
     #[arg(long = "for", value_name = "PID")]
     pub(crate) keeper: Option<u32>,
+}
+
+/// Not for people: what a daemon runs to learn what a process can do on a GPU.
+#[derive(Args, Debug)]
+pub(crate) struct GpuTest {
+    /// Number of the GPU among those that are visible
+    #[arg(long, default_value_t = 0)]
+    pub(crate) device: u32,
+    /// Try to allocate so much, which is meant to be above a limit; 0 = do not
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub(crate) over_mib: u64,
 }

@@ -3,7 +3,7 @@
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{process, table};
 use roommate_agent::Client;
-use roommate_agent::control::{JobView, MachineView, Reply, Request};
+use roommate_agent::control::{GpuView, JobView, MachineView, Reply, Request};
 use roommate_agent::parts::Place;
 use roommate_agent::paths::Paths;
 use serde::Serialize;
@@ -119,7 +119,7 @@ pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
                 j.class.clone(),
                 j.team.clone().unwrap_or_else(|| "-".into()),
                 if j.cooperative { "yes" } else { "no" }.into(),
-                j.mem_mib.map_or("-".into(), |m| format!("{m} MiB")),
+                memory(j).unwrap_or_else(|| "-".into()),
                 j.keeper_pid.map_or("-".into(), |p| p.to_string()),
                 j.why.clone().unwrap_or_else(|| "-".into()),
             ]);
@@ -138,6 +138,11 @@ pub(super) fn share(j: &JobView) -> String {
     let pace = if j.pace < 1.0 { format!(" at {:.0}%", j.pace * 100.0) } else { String::new() };
     let share = if j.share == 0.0 { "free".into() } else { format!("{:.0}%", j.share * 100.0) };
     share + &pace
+}
+
+/// Its memory: that of its GPU where it has one, otherwise the host's.
+pub(super) fn memory(j: &JobView) -> Option<String> {
+    j.gpu_mib.or(j.mem_mib).map(|m| format!("{m} MiB"))
 }
 
 fn steps(j: &JobView) -> String {
@@ -193,6 +198,7 @@ fn machine_rows(m: &MachineView, client: &Client) -> Vec<(&'static str, String)>
         ("up", table::figure(Some(m.up_s), "s")),
         ("daemon", format!("process {}, {:.1} MiB", m.pid, m.rss_mib)),
     ];
+    rows.extend(m.gpus.iter().map(|g| ("gpu", gpu(g))));
     rows.push(("journal", m.journal.clone()));
     if let Some(http) = &m.http {
         rows.push(("http", http.clone()));
@@ -201,6 +207,28 @@ fn machine_rows(m: &MachineView, client: &Client) -> Vec<(&'static str, String)>
         rows.push(("state", paths.root().display().to_string()));
     }
     rows
+}
+
+/// A GPU in a line.
+fn gpu(g: &GpuView) -> String {
+    let mut text = format!("{}, {} SMs, ", g.name, g.sms);
+    text += &g.used_mib.map_or(String::new(), |used| format!("{used} of "));
+    text += &format!("{} MiB", g.mem_mib);
+    text += &gpu_load(g).map_or(String::new(), |load| format!(", {load}"));
+    if let Some(mps) = &g.mps {
+        let again = match g.mps_restarts {
+            0 => String::new(),
+            n => format!(", started again {}", table::count(n.into(), "time")),
+        };
+        text += &format!(", MPS {mps}{again}");
+    }
+    text
+}
+
+/// How busy a GPU is, where it says so.
+pub(super) fn gpu_load(g: &GpuView) -> Option<String> {
+    let percent = |v: f32| format!("{:.0}%", 100.0 * v);
+    Some(format!("SMs {}, memory bandwidth {}", percent(g.sm_util?), percent(g.dram?)))
 }
 
 pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
@@ -223,6 +251,8 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("batch", or(j.batch.map(|b| b.to_string()))),
         ("noise scale", or(j.noise_scale.map(|n| format!("{n:.1}")))),
         ("memory", or(j.mem_mib.map(|m| format!("{m} MiB")))),
+        ("GPU memory", or(j.gpu_mib.map(|m| format!("{m} MiB")))),
+        ("seat", or(seat(j))),
         ("class", j.class.clone()),
         ("team", or(j.team.clone())),
         ("starts", format!("{}, {} failed", j.starts, j.failures)),
@@ -234,6 +264,12 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         rows.insert(4, ("tenant", kind.into()));
     }
     rows
+}
+
+/// Where on its GPU it runs.
+fn seat(j: &JobView) -> Option<String> {
+    let apart = "apart from others, because they died when it did";
+    j.seat.clone().or_else(|| j.apart.then(|| apart.into()))
 }
 
 /// Does the same to each of some jobs.

@@ -1,9 +1,10 @@
-//! `roommate up`: the daemon, and the keepers that it starts.
+//! `roommate up`: the daemon, and the helpers that it starts.
 
-use crate::cli::machine::{Deciding, Keeper, Kept, Up};
+use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{lab, process};
 use anyhow::Context;
 use roommate_agent::control::{Reply, Request};
+use roommate_agent::device::Kind;
 use roommate_agent::http::Http;
 use roommate_agent::keep::Keeping;
 use roommate_agent::paths::Paths;
@@ -68,15 +69,20 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         deciding.set.iter().map(|s| lab::param(s)).collect::<anyhow::Result<_>>()?;
     let program = std::env::current_exe().context("could not find this program itself")?;
     let backoff = Span::from_secs(deciding.backoff);
+    let kind = deciding.device.map(|kind| match kind {
+        DeviceKind::Cpu => Kind::Cpu,
+        DeviceKind::Cuda => Kind::Cuda,
+    });
     Ok(Config {
         paths,
         program,
         policy: deciding.policy.clone(),
         params,
+        kind,
         devices: deciding.devices,
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
-        costs: Costs { backoff, ..Config::usual_costs() },
+        costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
         http: None,
         keeping: Keeping::default(),
     })
@@ -104,4 +110,11 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(127))
         }
     }
+}
+
+/// Says what this process can do on a GPU. What does not work is in the report, which is the answer.
+pub(super) fn gpu_test(args: &GpuTest) -> anyhow::Result<ExitCode> {
+    let report = roommate_cuda::self_test(args.device, args.over_mib);
+    process::print(&format!("{}\n", serde_json::to_string(&report)?))?;
+    Ok(ExitCode::SUCCESS)
 }

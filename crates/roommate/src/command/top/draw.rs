@@ -150,7 +150,9 @@ fn devices(frame: &mut Frame<'_>, area: Rect, count: u32, snapshot: &Snapshot) {
             .iter()
             .map(|j| format!("{} {} {}", mark(j).0, j.name, machine::share(j)))
             .collect();
+        let load = snapshot.machine.gpus.get(device as usize).and_then(machine::gpu_load);
         let text = if names.is_empty() { "idle".into() } else { names.join(", ") };
+        let text = load.map_or(text.clone(), |load| format!("{load}  {text}"));
         spans.push(Span::styled(
             format!(" {text}"),
             if names.is_empty() { QUIET } else { Style::new() },
@@ -222,7 +224,7 @@ fn tenant_table(
             right(or(j.step_s.map(machine::seconds)), 8),
             right(or(j.batch.map(|b| b.to_string())), 5),
             right(machine::share(j), 5),
-            right(or(j.mem_mib.map(|m| format!("{m} MiB"))), 9),
+            right(or(machine::memory(j)), 9),
             right(or(j.left_s.map(|s| table::figure(Some(s), "s"))), 8),
         ])
     });

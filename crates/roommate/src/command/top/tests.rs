@@ -52,6 +52,7 @@ fn snapshot() -> Snapshot {
             rss_mib: 12.3,
             journal: "part 1, 0.0 MiB".into(),
             http: None,
+            gpus: Vec::new(),
             recent: vec![
                 told(1.0, "resnet", "submitted"),
                 told(1.0, "resnet", "to start on device 0"),

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Stands in for the jobs of examples/gpu where there is no GPU, so that bench/gpu/run.sh --rehearse can be tried anywhere.
+
+usage: rehearsal.py SCRIPT [what the script takes]
+
+Steps are pauses. Nothing that it reports is a measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import roommate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "gpu"))
+import train  # noqa: E402
+import zoo  # noqa: E402
+
+STEP_S = 0.01
+
+
+def main() -> None:
+    script, words = sys.argv[1], sys.argv[2:]
+    parser = train.arguments()
+    if script == "faulty.py":
+        parser.add_argument("deed")
+        parser.add_argument("--after", type=float, default=100)
+    args = parser.parse_args(words)
+    if script == "plain.py":
+        for _ in range(int(args.steps)):
+            time.sleep(STEP_S)
+        return
+    deed = getattr(args, "deed", "none")
+    own = args.batch or zoo.TRAIN[args.task][0]
+    folder = Path(os.environ["ROOMMATE_CHECKPOINT"])
+    saved, mark = folder / "done.json", folder / "went-wrong"
+    done = json.loads(saved.read_text()) if saved.exists() else 0.0
+
+    def load(size: int) -> list[int]:
+        time.sleep(3 * STEP_S if args.loader else 0.0)
+        return [0] * size
+
+    staged = args.loader or args.interleave
+    steps = roommate.steps(load, batch_size=own, min=args.min, max=args.max, done=done, interleave=staged)
+
+    @roommate.on_checkpoint
+    def save() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(steps.done))
+
+    ticks = args.ticks.open("a", buffering=1) if args.ticks else None
+    last = time.monotonic()
+    for batch in steps:
+        if steps.done >= args.steps:
+            break
+        if args.save_s and time.monotonic() - last > args.save_s:
+            steps.checkpoint()
+            last = time.monotonic()
+        time.sleep(len(batch) / 2400 if args.interleave else STEP_S * (0.5 + 0.5 * len(batch) / own))
+        if args.noise:
+            small, large = roommate.noise.split(len(batch))
+            steps.report_gradients([(n, 1 + 256 / n) for n in (small, large)])
+        if deed != "none" and steps.done >= args.after and not mark.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            raise SystemExit(1)
+        if ticks is not None:
+            ticks.write(f"{time.monotonic():.6f} {len(batch)} 0 0\n")
+
+
+if __name__ == "__main__":
+    main()

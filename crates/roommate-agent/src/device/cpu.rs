@@ -1,0 +1,396 @@
+//! The `cpu` device: what a machine has where it has no GPU. A device is a core, or a part of the cores
+//! where more devices than cores are asked for.
+//!
+//! | tier | how a share is kept |
+//! |---|---|
+//! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
+//! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
+//!
+//! Which tier is in force is found by trying: a process that wants all of a core is given a fifth, and
+//! what it got is measured.
+
+use super::{Allowed, SelfTest, Tier};
+use crate::process::{self, Process};
+use crate::slice::Slicer;
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::{GpuIdx, Idx};
+use rustix::process::Signal;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The cores of this machine as devices.
+#[derive(Clone, Debug)]
+pub(crate) struct CpuDevice {
+    cores: Vec<u32>,
+    devices: u16,
+    host_mib: u64,
+    cgroup: Option<Cgroup>,
+    /// What the self-test found.
+    pub(crate) tested: SelfTest,
+}
+
+/// A group of the kernel's in which each tenant gets a group of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cgroup {
+    root: PathBuf,
+    tier: Tier,
+}
+
+/// The kernel hands out CPU time in portions of this; short, so that a step is not cut in two.
+const PERIOD_US: f64 = 20_000.0;
+/// The kernel knows no smaller portion, and no longer period.
+const LEAST_QUOTA_US: f64 = 1_000.0;
+const LONGEST_PERIOD_US: f64 = 1_000_000.0;
+/// What the self-test asks for.
+const TEST_SHARE: f64 = 0.2;
+const TEST_FOR: Duration = Duration::from_millis(300);
+
+impl CpuDevice {
+    /// Looks at the machine and tests what it can enforce. `label` sets the groups of one daemon apart
+    /// from those of another.
+    pub(crate) fn probe(devices: Option<u16>, label: &str, may_use_cgroups: bool) -> Self {
+        let cores = usable_cores();
+        let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
+        let (cgroup, tested) = if may_use_cgroups {
+            test(label)
+        } else {
+            (None, test_signals("as its user wants it"))
+        };
+        Self { cores, devices, host_mib: host_mib(), cgroup, tested }
+    }
+
+    /// The machine as the engine sees it: one node.
+    pub(crate) fn cluster(&self) -> Cluster {
+        let gib = (self.host_mib / 1024).max(1);
+        let text = format!("1x{}:cpu:{}c:{gib}g", self.devices, self.cores.len());
+        text.parse().expect("a machine can always be described")
+    }
+
+    /// The cores behind some devices; none in particular where devices are parts of cores.
+    pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
+        if usize::from(self.devices) > self.cores.len() {
+            return Vec::new();
+        }
+        gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
+    }
+
+    /// Most cores that a tenant may use on so many devices; `None` = no limit but those of its cores. A
+    /// tenant that keeps its own pace needs no help with it.
+    fn most_cores(&self, devices: usize, allowed: Allowed, paces_itself: bool) -> Option<f64> {
+        let each = (self.cores.len() as f64 / f64::from(self.devices)).min(1.0);
+        let pace = if paces_itself { 1.0 } else { allowed.pace() };
+        let all = devices as f64 * each * allowed.share * pace;
+        let free = each >= 1.0 && allowed.share >= 1.0 && pace >= 1.0;
+        (!free).then_some(all)
+    }
+
+    /// Makes a group for a tenant and confines it; `None` where the kernel does not.
+    pub(crate) fn confine(
+        &self,
+        name: &str,
+        devices: usize,
+        allowed: Allowed,
+        paces_itself: bool,
+    ) -> Option<PathBuf> {
+        let cgroup = self.cgroup.as_ref()?;
+        let folder = cgroup.root.join(name);
+        if !folder.is_dir() && fs::create_dir(&folder).is_err() {
+            return None;
+        }
+        cgroup.limit(&folder, self.most_cores(devices, allowed, paces_itself)).ok()?;
+        cgroup.rank(&folder, allowed.promised);
+        Some(folder)
+    }
+
+    /// Whether the kernel keeps shares.
+    pub(super) fn keeps_shares(&self) -> bool {
+        self.cgroup.is_some()
+    }
+
+    /// Removes the group of a tenant that is gone.
+    pub(crate) fn release(&self, name: &str) {
+        if let Some(cgroup) = &self.cgroup {
+            let _ = fs::remove_dir(cgroup.root.join(name));
+        }
+    }
+
+    /// Removes groups of tenants that ended while nobody looked.
+    pub(crate) fn tidy(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
+                // One that somebody lives in stays.
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+
+    /// Removes the daemon's own group and those in it, as far as nobody is left there.
+    pub(crate) fn close(&self) {
+        let Some(cgroup) = &self.cgroup else { return };
+        // Processes that were just killed take a moment to leave.
+        for _ in 0..10 {
+            self.tidy();
+            if fs::remove_dir(&cgroup.root).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Cgroup {
+    fn limit(&self, folder: &Path, cores: Option<f64>) -> std::io::Result<()> {
+        // What is too little for the usual period is handed out less often.
+        let period = cores.map_or(PERIOD_US, |c| {
+            (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US)
+        });
+        let quota = cores.map(|c| (c * period).round().max(LEAST_QUOTA_US));
+        match self.tier {
+            Tier::CgroupV2 => {
+                let quota = quota.map_or("max".to_string(), |q| q.to_string());
+                fs::write(folder.join("cpu.max"), format!("{quota} {period:.0}"))
+            }
+            Tier::CgroupV1 => {
+                let (at_period, at_quota) =
+                    (folder.join("cpu.cfs_period_us"), folder.join("cpu.cfs_quota_us"));
+                // Without a quota every period is allowed.
+                fs::write(&at_quota, "-1")?;
+                fs::write(at_period, format!("{period:.0}"))?;
+                quota.map_or(Ok(()), |q| fs::write(&at_quota, q.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who was promised nothing runs when nobody else wants to, as far as the kernel knows how.
+    fn rank(&self, folder: &Path, promised: bool) {
+        let (file, weight) = match (self.tier, promised) {
+            (Tier::CgroupV2, true) => ("cpu.weight", "100"),
+            (Tier::CgroupV2, false) => ("cpu.weight", "1"),
+            (Tier::CgroupV1, true) => ("cpu.shares", "1024"),
+            (Tier::CgroupV1, false) => ("cpu.shares", "2"),
+            _ => return,
+        };
+        let _ = fs::write(folder.join(file), weight);
+    }
+
+    /// Groups that we may make, the better kind first.
+    fn candidates(label: &str) -> Vec<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut found = Vec::new();
+        for line in mounts.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [_, at, kind, options, ..] = fields[..] else { continue };
+            let at = Path::new(at);
+            if kind == "cgroup2" {
+                let path = own.lines().find_map(|l| l.strip_prefix("0::/")).unwrap_or_default();
+                found.push((0, Self { root: at.join(path).join(label), tier: Tier::CgroupV2 }));
+            } else if kind == "cgroup" && options.split(',').any(|o| o == "cpu") {
+                let is_cpu = |l: &&str| {
+                    l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "cpu"))
+                };
+                let path =
+                    own.lines().find(is_cpu).and_then(|l| l.splitn(3, ':').nth(2)).unwrap_or("/");
+                let root = at.join(path.trim_start_matches('/')).join(label);
+                found.push((1, Self { root, tier: Tier::CgroupV1 }));
+            }
+        }
+        found.sort_by_key(|(rank, _)| *rank);
+        found.into_iter().map(|(_, c)| c).collect()
+    }
+
+    /// Makes the group and gives a busy process a fifth of a core; says which part it got.
+    fn measure(&self) -> Result<f64, String> {
+        let said = |what: &'static str| move |e: std::io::Error| format!("could not {what}: {e}");
+        if self.tier == Tier::CgroupV2
+            && let Some(parent) = self.root.parent()
+        {
+            let has = fs::read_to_string(parent.join("cgroup.controllers")).unwrap_or_default();
+            if !has.split_whitespace().any(|c| c == "cpu") {
+                return Err("the cpu controller is not in this hierarchy".into());
+            }
+            let _ = fs::write(parent.join("cgroup.subtree_control"), "+cpu");
+        }
+        if !self.root.is_dir() {
+            fs::create_dir(&self.root).map_err(said("make a group"))?;
+        }
+        if self.tier == Tier::CgroupV2 {
+            let _ = fs::write(self.root.join("cgroup.subtree_control"), "+cpu");
+        }
+        let folder = self.root.join("self-test");
+        if !folder.is_dir() {
+            fs::create_dir(&folder).map_err(said("make a group"))?;
+        }
+        self.limit(&folder, Some(TEST_SHARE)).map_err(said("set a limit"))?;
+        let mut spinner = spin().map_err(said("run a busy process"))?;
+        let joined = fs::write(folder.join("cgroup.procs"), spinner.id().to_string());
+        let cpu_s = |pid| process::stat(pid).map_or(0.0, |s| s.cpu_s);
+        let (began, before) = (Instant::now(), cpu_s(spinner.id()));
+        if joined.is_ok() {
+            std::thread::sleep(TEST_FOR);
+        }
+        let got = (cpu_s(spinner.id()) - before) / began.elapsed().as_secs_f64();
+        let _ = spinner.kill();
+        let _ = spinner.wait();
+        let _ = fs::remove_dir(&folder);
+        joined.map_err(said("join a group"))?;
+        Ok(got)
+    }
+}
+
+/// A process that wants all of a core.
+fn spin() -> std::io::Result<std::process::Child> {
+    Command::new("sh")
+        .args(["-c", "while :; do :; done"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn()
+}
+
+/// Holds a busy process back by signals, as is done where the kernel does not help.
+fn test_signals(why: &str) -> SelfTest {
+    let tested = |what: String| SelfTest { tier: Tier::Cooperative, what };
+    let Ok(mut spinner) = spin() else { return tested(why.into()) };
+    let pid = spinner.id();
+    let stat = || process::stat(pid);
+    let it = Process { pid, start: stat().map_or(0, |s| s.start) };
+    let cpu_s = || stat().map_or(0.0, |s| s.cpu_s);
+    let (began, before) = (Instant::now(), cpu_s());
+    let mut slicer = Slicer::new(TEST_SHARE, began);
+    while began.elapsed() < TEST_FOR {
+        std::thread::sleep(slicer.due().saturating_duration_since(Instant::now()));
+        if let Some(runs) = slicer.turn(Instant::now()) {
+            it.signal_group(if runs { Signal::CONT } else { Signal::STOP });
+        }
+    }
+    let got = 100.0 * (cpu_s() - before) / began.elapsed().as_secs_f64();
+    let _ = spinner.kill();
+    let _ = spinner.wait();
+    let asked = 100.0 * TEST_SHARE;
+    tested(format!("{why}; a busy process held by signals to {asked:.0}% of a core got {got:.0}%"))
+}
+
+/// Tries what the kernel offers until something works.
+fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
+    let mut why = Vec::new();
+    for cgroup in Cgroup::candidates(label) {
+        match cgroup.measure() {
+            // Time is counted in hundredths of a second, and a busy machine may give less, never more.
+            Ok(got) if got <= TEST_SHARE * 1.5 => {
+                let asked = TEST_SHARE * 100.0;
+                let what =
+                    format!("a busy process held to {asked:.0}% of a core got {:.0}%", got * 100.0);
+                let tier = cgroup.tier;
+                return (Some(cgroup), SelfTest { tier, what });
+            }
+            Ok(got) => why.push(format!(
+                "{}: a limit of {TEST_SHARE} of a core let {got:.2} through",
+                cgroup.tier
+            )),
+            Err(e) => why.push(format!("{}: {e}", cgroup.tier)),
+        }
+        let _ = fs::remove_dir(&cgroup.root);
+    }
+    let what =
+        if why.is_empty() { "the machine has no cgroups".to_string() } else { why.join("; ") };
+    (None, test_signals(&what))
+}
+
+/// The cores that this process may use.
+pub(super) fn usable_cores() -> Vec<u32> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let cores: Vec<u32> =
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|c| set.is_set(*c)).map(|c| c as u32).collect();
+    if cores.is_empty() { vec![0] } else { cores }
+}
+
+pub(super) fn host_mib() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = text
+        .lines()
+        .find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kib.unwrap_or(1 << 20) / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use roommate_core::knobs::Knobs;
+
+    fn device(cores: u32, devices: u16) -> CpuDevice {
+        let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
+        CpuDevice { cores: (0..cores).collect(), devices, host_mib: 4096, cgroup: None, tested }
+    }
+
+    #[test]
+    fn devices_are_cores_or_parts_of_them() {
+        let two = device(2, 2);
+        assert_eq!(two.cluster().to_string(), "1x2:cpu:2c:4g");
+        assert_eq!(two.cores_of(&[GpuIdx(1)]), [1]);
+        assert!(device(2, 8).cores_of(&[GpuIdx(1)]).is_empty());
+    }
+
+    #[test]
+    fn limits_follow_shares_and_pace() {
+        let half = Knobs { sm_permille: 500, ..Knobs::WHOLE };
+        let slow = Knobs { pace_permille: 250, ..Knobs::WHOLE };
+        let most = |d: &CpuDevice, n, k, own| d.most_cores(n, Allowed::new(k, 0.0), own);
+        assert_eq!(most(&device(2, 2), 1, Knobs::WHOLE, false), None);
+        assert_eq!(most(&device(2, 2), 1, half, false), Some(0.5));
+        assert_eq!(most(&device(2, 2), 2, half, false), Some(1.0));
+        assert_eq!(most(&device(2, 2), 1, slow, false), Some(0.25));
+        assert_eq!(most(&device(2, 2), 1, slow, true), None);
+        assert_eq!(most(&device(2, 8), 1, Knobs::WHOLE, false), Some(0.25));
+    }
+
+    #[test]
+    fn without_the_kernel_a_share_is_a_pace() {
+        let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
+        let two = Device::Cpu(device(2, 2));
+        let own = |knobs, most| two.own_pace_permille(Allowed::new(knobs, most));
+        assert_eq!(own(knobs, 0.0), 250);
+        assert_eq!(own(Knobs { sm_permille: 0, ..Knobs::WHOLE }, 0.0), 1000);
+        // Its user may hold it to less than it was promised, not to more.
+        assert_eq!(own(knobs, 0.1), 50);
+        assert_eq!(own(knobs, 0.9), 250);
+        assert_eq!(two.sliced(250), Some(0.25));
+        assert_eq!(two.sliced(1000), None);
+    }
+
+    /// With the kernel's help a share is kept; without, the device says so.
+    #[test]
+    fn the_tier_in_force_keeps_shares() {
+        let label = format!("roommate-test-{}", std::process::id());
+        let device = CpuDevice::probe(None, &label, true);
+        if device.tested.tier == Tier::Cooperative {
+            assert!(!device.tested.what.is_empty());
+            return;
+        }
+        let knobs = Knobs { sm_permille: 300, ..Knobs::WHOLE };
+        let folder = device.confine("tenant", 1, Allowed::new(knobs, 0.0), false).unwrap();
+        let mut busy = Command::new("sh")
+            .args(["-c", "while :; do :; done"])
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        fs::write(folder.join("cgroup.procs"), busy.id().to_string()).unwrap();
+        let it = Process { pid: busy.id(), start: process::stat(busy.id()).unwrap().start };
+        let (began, before) = (Instant::now(), it.cpu_s());
+        std::thread::sleep(Duration::from_secs(1));
+        let got = (it.cpu_s() - before) / began.elapsed().as_secs_f64();
+        busy.kill().unwrap();
+        busy.wait().unwrap();
+        device.release("tenant");
+        device.close();
+        // Never more than its share; less only where others keep the machine busy.
+        assert!(got <= 0.33, "{got} of a core instead of 0.3");
+        assert!(got > 0.05, "{got} of a core: the limit is far below the share");
+    }
+}

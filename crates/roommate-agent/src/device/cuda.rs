@@ -1,0 +1,222 @@
+//! The `cuda` device: NVIDIA GPUs that several processes share.
+//!
+//! Each GPU has an MPS daemon of its own, which is watched over and started again when it dies. Its clients run at
+//! once; where there is no MPS the driver gives them turns. A share is kept in two ways: a process that does
+//! not speak with us is started with a percentage of the multiprocessors, which MPS keeps for its life; one with the
+//! SDK is told its seat, and told another while it runs.
+//!
+//! Under MPS processes share their fate: one that is killed in the middle of a kernel, or touches memory that is not its
+//! own, takes the others with it. So a process is *let go* before a signal may end it, and one that is suspected of a fault is
+//! started apart, outside MPS.
+
+use super::cpu::{host_mib, usable_cores};
+use super::{SelfTest, Start, Tier};
+use crate::control::GpuView;
+use crate::gpu::{self, GpuInfo, Mps, Reading, Sampler};
+use crate::process::{self, Process};
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::{GpuIdx, Idx};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How often the MPS daemons are asked whether they are well.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// What the driver and its libraries take of a process's memory limit for themselves.
+const DRIVERS_OWN_MIB: u32 = 1024;
+/// A folder in which nobody listens: a process that looks for MPS there does without.
+const NOWHERE: &str = "/nonexistent";
+
+pub(crate) struct CudaDevice {
+    gpus: Vec<Gpu>,
+    sampler: Sampler,
+    /// What the self-test found.
+    pub(super) tested: SelfTest,
+    over: Arc<AtomicBool>,
+}
+
+struct Gpu {
+    info: GpuInfo,
+    mps: Option<Arc<Watched>>,
+}
+
+/// An MPS daemon that is watched over.
+struct Watched {
+    mps: Mps,
+    well: AtomicBool,
+    /// How often it had to be started again.
+    restarts: AtomicU32,
+}
+
+impl CudaDevice {
+    /// Finds the GPUs, starts what they need and tests what is in force.
+    pub(super) fn probe(
+        devices: Option<u16>,
+        folder: &Path,
+        program: &Path,
+    ) -> Result<Self, String> {
+        let mut infos = gpu::inventory()?;
+        if let Some(wanted) = devices {
+            let found = infos.len();
+            if usize::from(wanted) > found {
+                return Err(format!("there are {found} GPUs here, not {wanted}"));
+            }
+            infos.truncate(wanted.into());
+        }
+        let mut tested: Option<SelfTest> = None;
+        let mut gpus = Vec::new();
+        for info in infos {
+            let mps = Mps::new(folder, &info);
+            let found = gpu::test(program, &info, Some(&mps));
+            if !found.usable {
+                mps.stop();
+                return Err(format!("{} cannot be used: {}", info.name, found.what));
+            }
+            let in_force = found.tier == gpu::Tier::MpsV2;
+            let tier = if in_force { Tier::MpsV2 } else { Tier::TimeSlicing };
+            let untested = found.untested.iter().map(|what| format!("; untested: {what}"));
+            let what = untested.fold(found.what, |text, more| text + &more);
+            // The weakest of them is what can be promised.
+            if tested.as_ref().is_none_or(|t| t.tier == Tier::MpsV2) {
+                tested = Some(SelfTest { tier, what });
+            }
+            if !in_force {
+                mps.stop();
+            }
+            let watched =
+                || Watched { mps, well: AtomicBool::new(true), restarts: AtomicU32::new(0) };
+            gpus.push(Gpu { info, mps: in_force.then(|| Arc::new(watched())) });
+        }
+        let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
+        let over = Arc::new(AtomicBool::new(false));
+        for watched in gpus.iter().filter_map(|g| g.mps.clone()) {
+            let over = Arc::clone(&over);
+            let look = move || watch(&watched, &over);
+            crate::world::small_thread("mps", look).map_err(|e| e.to_string())?;
+        }
+        let tested = tested.ok_or("there is no GPU here")?;
+        Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested, over })
+    }
+
+    pub(super) fn cluster(&self) -> Cluster {
+        let (cores, gib) = (usable_cores().len(), (host_mib() / 1024).max(1));
+        let kind = &self.gpus[0].info.kind;
+        let text = format!("1x{}:{kind}:{cores}c:{gib}g", self.gpus.len());
+        // A name that a cluster cannot have is as good as none.
+        text.parse()
+            .or_else(|_| text.replace(kind.as_str(), "gpu").parse())
+            .expect("a machine can always be described")
+    }
+
+    /// Whether shares are kept by somebody else than the tenants.
+    pub(super) fn keeps_shares(&self) -> bool {
+        self.gpus.iter().all(|g| g.mps.is_some())
+    }
+
+    pub(super) fn sms(&self, gpu: GpuIdx) -> u16 {
+        self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some()).map_or(0, |g| g.info.sms)
+    }
+
+    pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
+        let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(g.usize())).collect();
+        let uuids: Vec<&str> = on.iter().map(|g| g.info.uuid.as_str()).collect();
+        let mut env = vec![("CUDA_VISIBLE_DEVICES", uuids.join(","))];
+        // One daemon serves one GPU, so that a fault stays there; a process on several does without.
+        let mps = match &on[..] {
+            [one] if !start.apart && !start.turns => one.mps.as_ref(),
+            _ => None,
+        };
+        let Some(watched) = mps else {
+            env.push(("CUDA_MPS_PIPE_DIRECTORY", NOWHERE.into()));
+            return env;
+        };
+        env.extend(watched.mps.env());
+        if !start.speaks && start.allowed.share < 1.0 {
+            let percent = (100.0 * start.allowed.share).clamp(1.0, 100.0);
+            env.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", format!("{percent:.1}")));
+        }
+        if start.mem_mib > 0 {
+            let most = start.mem_mib.saturating_add(DRIVERS_OWN_MIB);
+            env.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={most}M")));
+        }
+        env
+    }
+
+    /// Ends what the processes of a group do on these GPUs.
+    pub(super) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+        let on = gpus.iter().filter_map(|g| self.gpus.get(g.usize())?.mps.as_ref());
+        for watched in on.filter(|w| w.well.load(Ordering::Relaxed)) {
+            let servers = watched.mps.servers().unwrap_or_default();
+            let clients =
+                servers.into_iter().flat_map(|s| watched.mps.clients(s).unwrap_or_default());
+            let theirs = |c: &u32| process::stat(*c).is_some_and(|s| s.group == group.pid);
+            for client in clients.filter(theirs).collect::<Vec<_>>() {
+                let _ = watched.mps.terminate_client(client);
+            }
+        }
+    }
+
+    pub(super) fn reading(&self, gpu: GpuIdx) -> Option<Reading> {
+        self.sampler.latest().into_iter().nth(gpu.usize())
+    }
+
+    pub(super) fn views(&self) -> Vec<GpuView> {
+        let readings = self.sampler.latest();
+        let views = self.gpus.iter().enumerate().map(|(i, gpu)| {
+            let seen = readings.get(i);
+            let counters = seen.and_then(|r| r.counters.as_ref());
+            let mps = gpu.mps.as_ref();
+            GpuView {
+                name: gpu.info.name.clone(),
+                sms: gpu.info.sms,
+                mem_mib: gpu.info.mem_mib,
+                used_mib: seen.map(|r| r.used_mib),
+                sm_util: counters.map(|c| c.sm_util),
+                sm_occ: counters.map(|c| c.sm_occ),
+                tensor: counters.map(|c| c.tensor),
+                dram: counters.map(|c| c.dram),
+                mps: mps
+                    .map(|m| if m.well.load(Ordering::Relaxed) { "well" } else { "down" }.into()),
+                mps_restarts: mps.map_or(0, |m| m.restarts.load(Ordering::Relaxed)),
+            }
+        });
+        views.collect()
+    }
+
+    /// Ends the MPS daemons where nobody needs them any more; others are found again by the next daemon.
+    pub(super) fn close(&self, empty: bool) {
+        self.over.store(true, Ordering::Relaxed);
+        if empty {
+            self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|w| w.mps.stop());
+        }
+    }
+}
+
+/// Asks an MPS daemon now and then whether it is well, and starts it again when it is not.
+fn watch(watched: &Watched, over: &AtomicBool) {
+    let wait = || {
+        let step = Duration::from_millis(250);
+        let mut left = LOOK_EVERY;
+        while !left.is_zero() && !over.load(Ordering::Relaxed) {
+            std::thread::sleep(step);
+            left = left.saturating_sub(step);
+        }
+        !over.load(Ordering::Relaxed)
+    };
+    while wait() {
+        let well = watched.mps.is_healthy();
+        watched.well.store(well, Ordering::Relaxed);
+        if well || over.load(Ordering::Relaxed) {
+            continue;
+        }
+        if watched.mps.ensure() == Ok(true) {
+            if over.load(Ordering::Relaxed) {
+                watched.mps.stop();
+                return;
+            }
+            watched.restarts.fetch_add(1, Ordering::Relaxed);
+            watched.well.store(true, Ordering::Relaxed);
+        }
+    }
+}

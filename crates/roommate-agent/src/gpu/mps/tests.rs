@@ -1,0 +1,200 @@
+use super::super::fake::{self, until};
+use super::*;
+use tempfile::TempDir;
+
+/// A daemon in a folder of its own, ended with the test.
+struct Room {
+    mps: Mps,
+    folder: TempDir,
+}
+
+impl Room {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self { mps: fake::mps(folder.path()), folder }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.mps.log.join("control.log")).unwrap_or_default()
+    }
+
+    fn set(&self, file: &str, text: &str) {
+        private(&self.mps.log).unwrap();
+        fs::write(self.mps.log.join(file), text).unwrap();
+    }
+
+    fn daemon(&self) -> Process {
+        let [one] = self.mps.processes()[..] else { panic!("one daemon") };
+        one
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.mps.log.join("fake-clients"));
+        self.mps.clear();
+    }
+}
+
+#[test]
+fn a_daemon_is_started_once_and_found_again() {
+    let room = Room::new();
+    assert!(!room.mps.is_healthy());
+    assert_eq!(room.mps.ensure(), Ok(true));
+    assert!(room.mps.is_healthy());
+    assert!(room.log().contains(&format!("For devices {}", fake::gpu().uuid)), "{}", room.log());
+    let daemon = room.daemon();
+    assert_eq!(room.mps.ensure(), Ok(false));
+    // Another of our daemons, later.
+    assert_eq!(fake::mps(room.folder.path()).ensure(), Ok(false));
+    assert_eq!(room.daemon(), daemon);
+    for folder in [&room.mps.pipe, &room.mps.log] {
+        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+}
+
+#[test]
+fn one_that_died_is_replaced() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    let first = room.daemon();
+    first.signal_group(Signal::KILL);
+    until("its end", || !first.is_alive());
+    // Its pipes are still there.
+    assert!(room.mps.pipe.join("control").exists());
+    assert!(!room.mps.is_healthy());
+    assert_eq!(room.mps.ensure(), Ok(true));
+    assert_ne!(room.daemon(), first);
+}
+
+#[test]
+fn one_that_hangs_is_noticed_in_time_and_replaced() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    let first = room.daemon();
+    first.signal_group(Signal::STOP);
+    let began = Instant::now();
+    assert!(!room.mps.is_healthy());
+    assert!(began.elapsed() < HEALTHY + Duration::from_secs(1), "{:?}", began.elapsed());
+    assert_eq!(room.mps.ensure(), Ok(true));
+    assert_ne!(room.daemon(), first);
+    assert!(!first.is_alive());
+    assert!(room.mps.is_healthy());
+}
+
+#[test]
+fn clients_are_listed_and_ended_one_by_one() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    assert_eq!(room.mps.servers(), Ok(vec![]));
+    room.set("fake-clients", "81 82");
+    let server = room.mps.servers().unwrap()[0];
+    assert_eq!(room.mps.clients(server), Ok(vec![81, 82]));
+    assert_eq!(room.mps.terminate_client(81), Ok(()));
+    assert_eq!(room.mps.clients(server), Ok(vec![82]));
+    assert!(room.log().contains(&format!("Command terminate_client {server} 81")));
+    let said = room.mps.terminate_client(81).unwrap_err();
+    assert!(said.starts_with("process 81 is no client of the MPS daemon of GPU GPU-0"), "{said}");
+}
+
+#[test]
+fn it_ends_at_once_without_clients() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    let daemon = room.daemon();
+    let began = Instant::now();
+    room.mps.stop();
+    assert!(!daemon.is_alive());
+    assert!(began.elapsed() < LEAVE, "{:?}", began.elapsed());
+    assert!(room.log().ends_with("Exiting\n"), "by itself: {}", room.log());
+    assert!(!room.mps.is_healthy());
+    // There is nothing left to end.
+    room.mps.stop();
+}
+
+#[test]
+fn clients_that_remain_have_some_time_and_no_more() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    room.set("fake-clients", "81");
+    let began = Instant::now();
+    room.mps.stop();
+    assert!(room.log().contains("Command quit -t 5"), "{}", room.log());
+    assert!(began.elapsed() >= LEAVE && began.elapsed() < 2 * LEAVE, "{:?}", began.elapsed());
+    assert!(room.mps.processes().is_empty());
+}
+
+#[test]
+fn one_that_hangs_is_killed_at_the_end() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    let daemon = room.daemon();
+    daemon.signal_group(Signal::STOP);
+    room.mps.stop();
+    assert!(!daemon.is_alive());
+    assert!(!room.mps.pipe.join("control").exists());
+}
+
+#[test]
+fn a_start_that_fails_is_told_with_its_reason() {
+    let room = Room::new();
+    room.set("fake-refuse", "no such device");
+    let said = room.mps.ensure().unwrap_err();
+    assert!(said.contains("it says \"no such device\"; see"), "{said}");
+    let absent = Mps { search: "/nowhere".into(), ..room.mps.clone() };
+    let said = absent.ensure().unwrap_err();
+    assert!(said.starts_with("there is no program \"nvidia-cuda-mps-control\" in PATH; it comes"));
+    assert!(absent.terminate_client(1).unwrap_err().starts_with("no MPS daemon runs in "));
+}
+
+#[test]
+fn one_that_never_answers_is_given_up() {
+    let room = Room::new();
+    room.set("fake-mute", "");
+    let said = room.mps.ensure().unwrap_err();
+    assert!(said.contains("it did not answer within 10 s"), "{said}");
+    assert!(room.mps.processes().is_empty(), "nobody is left behind");
+}
+
+#[test]
+fn what_the_log_tells_of_faults_is_heard_once() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    room.set("server.log", "[2026-11-15 18:20:41.986 Server  4242] Client {PID: 7} old fatal\n");
+    let mut seen = room.mps.seen();
+    assert_eq!(room.mps.faults(&mut seen), []);
+    let line =
+        "[2026-11-15 18:20:42.000 Server  4242] Client {PID: 8, Context ID: 1} fatal exception";
+    let file = fs::OpenOptions::new().append(true).open(room.mps.log.join("server.log"));
+    std::io::Write::write_all(&mut file.unwrap(), format!("{line}\n").as_bytes()).unwrap();
+    let fault = Fault { line: line.into(), server: Some(4242), clients: vec![8] };
+    assert_eq!(room.mps.faults(&mut seen), [fault]);
+    assert_eq!(room.mps.faults(&mut seen), []);
+}
+
+#[test]
+fn a_long_folder_has_short_pipes_that_are_found_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = folder.path().join("x".repeat(120));
+    let (one, again) = (fake::mps(&long), fake::mps(&long));
+    assert_eq!(one, again);
+    assert!(one.pipe.as_os_str().len() <= LONGEST_PIPE, "{:?}", one.pipe);
+    assert!(one.pipe.starts_with(std::env::temp_dir()) && one.log.starts_with(&long));
+    let other = GpuInfo { uuid: "GPU-00000001-x".into(), ..fake::gpu() };
+    assert_ne!(Mps::new(&long, &other).pipe, one.pipe);
+    assert_eq!(one.ensure(), Ok(true));
+    assert_eq!(again.ensure(), Ok(false));
+    one.stop();
+    fs::remove_dir(&one.pipe).unwrap();
+    // Nobody may lay a folder there for us.
+    std::os::unix::fs::symlink(folder.path(), &one.pipe).unwrap();
+    let said = one.ensure().unwrap_err();
+    fs::remove_file(&one.pipe).unwrap();
+    assert!(said.ends_with("belongs to somebody else; remove it"), "{said}");
+}
+
+#[test]
+fn names_of_folders_never_change() {
+    assert_eq!(fingerprint(b""), 0xcbf2_9ce4_8422_2325);
+    assert_eq!(fingerprint(b"foobar"), 0x8594_4171_f739_67e8);
+}

@@ -1,0 +1,308 @@
+//! What GPUs do: counters, memory and who uses it, looked at once in a while by a thread of its own.
+//!
+//! Counters are GPM's (Hopper and later), as the difference of two looks. The usual utilisation of a GPU
+//! says only that something ran on it and is of no use here.
+
+use super::nvml::{self, GpuInfo};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::gpm::GpmMetricId;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::gpm::{GpmSample, gpm_metrics_get};
+use nvml_wrapper::{Device, Nvml};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// What a GPU did between two looks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Counters {
+    /// Part of the time in which anything ran.
+    pub(crate) graphics: f32,
+    /// Part of the multiprocessors that had something to do, over time.
+    pub(crate) sm_util: f32,
+    /// Part of the warps that were there, over time.
+    pub(crate) sm_occ: f32,
+    /// Part of the time in which tensor cores worked.
+    pub(crate) tensor: f32,
+    /// Part of the memory's bandwidth.
+    pub(crate) dram: f32,
+    pub(crate) pcie_tx_mib_s: f32,
+    pub(crate) pcie_rx_mib_s: f32,
+}
+
+/// One look at a GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Reading {
+    /// Which ([`GpuInfo::index`]).
+    pub(crate) gpu: u32,
+    /// `None` where the GPU does not count, and at the first look.
+    pub(crate) counters: Option<Counters>,
+    pub(crate) used_mib: u32,
+    /// Processes and what they hold of the memory, in MiB; by the numbers that the driver knows them by.
+    pub(crate) processes: Vec<(u32, u32)>,
+    pub(crate) at: Instant,
+    /// What could not be read this time; what is known of it is from before.
+    pub(crate) trouble: Option<String>,
+}
+
+/// A thread that looks at GPUs until it is dropped.
+pub(crate) struct Sampler {
+    latest: Arc<Mutex<BTreeMap<u32, Reading>>>,
+    order: Vec<u32>,
+    /// Closed by dropping it, which ends the thread.
+    stop: Option<mpsc::Sender<()>>,
+    ended: mpsc::Receiver<()>,
+}
+
+/// In the order of [`Counters::new`].
+const METRICS: [GpmMetricId; 7] = [
+    GpmMetricId::GraphicsUtil,
+    GpmMetricId::SmUtil,
+    GpmMetricId::SmOccupancy,
+    GpmMetricId::AnyTensorUtil,
+    GpmMetricId::DramBwUtil,
+    GpmMetricId::PcieTxPerSec,
+    GpmMetricId::PcieRxPerSec,
+];
+
+/// How long to wait for a thread that is in the middle of a call to the driver.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Sampler {
+    /// How often is usual: less than a percent of a core, and as long as GPM needs to be exact.
+    pub(crate) const USUAL: Duration = Duration::from_secs(1);
+
+    /// Begins to look.
+    pub(crate) fn start(gpus: &[GpuInfo], period: Duration) -> Self {
+        Self::with(nvml::library(), gpus, period)
+    }
+
+    fn with(library: OsString, gpus: &[GpuInfo], period: Duration) -> Self {
+        let latest: Arc<Mutex<BTreeMap<u32, Reading>>> = Arc::default();
+        let (stop, stopped) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let order = gpus.iter().map(|g| g.index).collect();
+        let (into, gpus) = (Arc::clone(&latest), gpus.to_vec());
+        std::thread::spawn(move || {
+            // Dropped last, so that whoever sees the end knows that nothing is held any more.
+            let _end = end;
+            let into = into;
+            // Until there is a driver (again), or nobody wants to know any more.
+            while let Err(Gone) = watch(&library, &gpus, period, &into, &stopped) {
+                if is_stopped(&stopped, period * 10) {
+                    return;
+                }
+            }
+        });
+        Self { latest, order, stop: Some(stop), ended }
+    }
+
+    /// The latest look at each GPU, in the order of the start; without those not yet seen. A GPU that
+    /// cannot be read keeps its last reading and that reading's time.
+    pub(crate) fn latest(&self) -> Vec<Reading> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        self.order.iter().filter_map(|index| latest.get(index).cloned()).collect()
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop = None;
+        let _ = self.ended.recv_timeout(PATIENCE);
+    }
+}
+
+/// The library cannot be used.
+struct Gone;
+
+fn is_stopped(stopped: &mpsc::Receiver<()>, wait: Duration) -> bool {
+    !matches!(stopped.recv_timeout(wait), Err(mpsc::RecvTimeoutError::Timeout))
+}
+
+fn watch(
+    library: &std::ffi::OsStr,
+    gpus: &[GpuInfo],
+    period: Duration,
+    latest: &Mutex<BTreeMap<u32, Reading>>,
+    stopped: &mpsc::Receiver<()>,
+) -> Result<(), Gone> {
+    let nvml = nvml::open(library).map_err(|_| Gone)?;
+    let mut before: BTreeMap<u32, GpmSample<'_>> = BTreeMap::new();
+    let mut due = Instant::now();
+    loop {
+        for gpu in gpus {
+            // By its name, and anew each time: a handle does not survive a GPU that comes back.
+            let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
+            let last =
+                latest.lock().unwrap_or_else(PoisonError::into_inner).get(&gpu.index).cloned();
+            if let Ok(reading) = look(&nvml, &device, gpu, last, &mut before) {
+                latest.lock().unwrap_or_else(PoisonError::into_inner).insert(gpu.index, reading);
+            }
+        }
+        // Looks that took long are not made up for.
+        due = (due + period).max(Instant::now());
+        if is_stopped(stopped, due.saturating_duration_since(Instant::now())) {
+            return Ok(());
+        }
+    }
+}
+
+fn look<'nvml>(
+    nvml: &'nvml Nvml,
+    device: &Device<'nvml>,
+    gpu: &GpuInfo,
+    last: Option<Reading>,
+    before: &mut BTreeMap<u32, GpmSample<'nvml>>,
+) -> Result<Reading, NvmlError> {
+    let used_mib = nvml::mib(device.memory_info()?.used);
+    let mut trouble = Vec::new();
+    let processes = processes(device).unwrap_or_else(|e| {
+        trouble.push(format!("processes: {e}"));
+        last.map(|l| l.processes).unwrap_or_default()
+    });
+    let counters = if gpu.gpm { count(nvml, device, gpu.index, before) } else { Ok(None) };
+    let counters = counters.unwrap_or_else(|e| {
+        trouble.push(format!("counters: {e}"));
+        None
+    });
+    let trouble = (!trouble.is_empty()).then(|| trouble.join("; "));
+    Ok(Reading { gpu: gpu.index, counters, used_mib, processes, at: Instant::now(), trouble })
+}
+
+/// Processes with a context of their own and clients of MPS, each once.
+fn processes(device: &Device<'_>) -> Result<Vec<(u32, u32)>, NvmlError> {
+    let own = device.running_compute_processes()?;
+    let clients = device.mps_running_compute_processes().unwrap_or_default();
+    let mut all: BTreeMap<u32, u32> = BTreeMap::new();
+    for process in own.into_iter().chain(clients) {
+        let mib = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => nvml::mib(bytes),
+            UsedGpuMemory::Unavailable => 0,
+        };
+        let most = all.entry(process.pid).or_default();
+        *most = mib.max(*most);
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// What happened since the last look.
+fn count<'nvml>(
+    nvml: &'nvml Nvml,
+    device: &Device<'nvml>,
+    index: u32,
+    before: &mut BTreeMap<u32, GpmSample<'nvml>>,
+) -> Result<Option<Counters>, NvmlError> {
+    let now = device.gpm_sample()?;
+    let counters = match before.get(&index) {
+        Some(last) => Some(Counters::new(gpm_metrics_get(nvml, last, &now, &METRICS)?)?),
+        None => None,
+    };
+    before.insert(index, now);
+    Ok(counters)
+}
+
+impl Counters {
+    fn new(
+        metrics: Vec<Result<nvml_wrapper::struct_wrappers::gpm::GpmMetricResult, NvmlError>>,
+    ) -> Result<Self, NvmlError> {
+        let mut values = metrics.into_iter().map(|m| m.map(|m| m.value));
+        let mut next = || values.next().unwrap_or(Err(NvmlError::NoData));
+        // Percent become parts; a counter may run a little over.
+        let mut part = || next().map(|v| (v / 100.0).clamp(0.0, 1.0) as f32);
+        let (graphics, sm_util, sm_occ) = (part()?, part()?, part()?);
+        let (tensor, dram) = (part()?, part()?);
+        let (tx, rx) = (next()?, next()?);
+        Ok(Self {
+            graphics,
+            sm_util,
+            sm_occ,
+            tensor,
+            dram,
+            pcie_tx_mib_s: tx as f32,
+            pcie_rx_mib_s: rx as f32,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{Nvml as Fake, until};
+    use super::*;
+
+    const PERIOD: Duration = Duration::from_millis(20);
+
+    fn sampler(fake: &Fake) -> Sampler {
+        let gpus = nvml::inventory_of(&fake.library, None).unwrap();
+        Sampler::with(fake.library.clone(), &gpus, PERIOD)
+    }
+
+    #[test]
+    fn figures_follow_the_gpus() {
+        let fake = Fake::new();
+        fake.state(
+            "0 used 1500\n0 process 71 1000\n0 process 72 500\n0 sm 80\n0 tx 64\n1 used 7\n",
+        );
+        let sampler = sampler(&fake);
+        let sees = |sm: f32| {
+            sampler.latest().first().and_then(|r| r.counters).is_some_and(|c| c.sm_util == sm)
+        };
+        until("counters", || sees(0.8));
+        let [first, second] = &sampler.latest()[..] else { panic!("two GPUs") };
+        assert_eq!((first.gpu, first.used_mib), (0, 1500));
+        assert_eq!(first.processes, [(71, 1000), (72, 500)]);
+        assert_eq!(first.counters.unwrap().pcie_tx_mib_s, 64.0);
+        assert_eq!(first.trouble, None);
+        // One that does not count is read all the same.
+        assert_eq!((second.gpu, second.used_mib, second.counters), (1, 7, None));
+        assert_eq!(second.trouble, None);
+        fake.state("0 used 20\n0 client 73 12\n0 sm 35\n0 dram 250\n");
+        until("other counters", || sees(0.35));
+        let first = &sampler.latest()[0];
+        assert_eq!((first.used_mib, &first.processes[..]), (20, &[(73, 12)][..]));
+        assert_eq!(first.counters.unwrap().dram, 1.0, "never more than all");
+    }
+
+    #[test]
+    fn single_calls_may_fail() {
+        let fake = Fake::new();
+        fake.state("0 used 9\n0 process 71 9\n0 sm 10\n");
+        let sampler = sampler(&fake);
+        let first = || sampler.latest().into_iter().next();
+        until("a reading", || first().is_some_and(|r| r.counters.is_some()));
+        fake.state("fail gpm\nfail processes\n0 used 11\n");
+        until("what is left", || first().is_some_and(|r| r.used_mib == 11));
+        let reading = first().unwrap();
+        assert_eq!((reading.counters, &reading.processes[..]), (None, &[(71, 9)][..]));
+        let trouble = reading.trouble.unwrap();
+        assert!(
+            trouble.starts_with("processes: ") && trouble.contains("; counters: "),
+            "{trouble}"
+        );
+        // A GPU that is lost keeps what was known of it, with the time at which it was.
+        fake.state("fail memory\n");
+        std::thread::sleep(PERIOD * 2);
+        let lost = first().unwrap().at;
+        std::thread::sleep(PERIOD * 3);
+        assert_eq!(first().unwrap().at, lost);
+        fake.state("0 used 12\n0 sm 50\n");
+        until("it comes back", || first().is_some_and(|r| r.used_mib == 12 && r.trouble.is_none()));
+    }
+
+    #[test]
+    fn it_waits_for_a_driver_and_ends_when_dropped() {
+        let fake = Fake::new();
+        let gpus = nvml::inventory_of(&fake.library, None).unwrap();
+        fake.state("fail init\n");
+        let sampler = Sampler::with(fake.library.clone(), &gpus, Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(sampler.latest().is_empty());
+        fake.state("0 used 1\n");
+        until("a reading", || sampler.latest().len() == 2);
+        let held = Arc::downgrade(&sampler.latest);
+        let began = Instant::now();
+        drop(sampler);
+        assert!(began.elapsed() < PATIENCE / 2);
+        assert!(held.upgrade().is_none(), "the thread lives on");
+    }
+}

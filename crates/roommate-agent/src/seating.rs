@@ -1,0 +1,120 @@
+//! Who sits where on a GPU: shares become parts of its multiprocessors (SMs) that do not overlap.
+//!
+//! Whoever was promised a share sits in order of job numbers from the first SM on; those who were promised nothing
+//! have what is left together. Where more was promised than there is, or nothing is left, nobody is confined: they
+//! run at once, and guards hold back whom they have to.
+//!
+//! A seat changes in two steps: who shrinks goes first, and who grows waits until the place is free. The order of
+//! the seats never changes, so nobody waits for one that waits for it.
+
+use crate::protocol::Seat;
+
+/// The hardware gives out SMs in groups of so many.
+pub(crate) const GRAIN: u16 = 8;
+/// The smallest seat: below it a step takes forever, and libraries have no plans that fit.
+pub(crate) const LEAST_SMS: u16 = 16;
+
+/// A tenant of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Sitter {
+    /// Most of the GPU that it may use.
+    pub(crate) share: f64,
+    /// Whether that was promised to it.
+    pub(crate) promised: bool,
+}
+
+/// A seat for each tenant of a GPU with so many SMs, in the order of their numbers; `None` = the whole GPU.
+pub(crate) fn seats(sms: u16, sitters: &[Sitter]) -> Vec<Option<Seat>> {
+    let groups = sms / GRAIN;
+    let least = LEAST_SMS / GRAIN;
+    let none = || vec![None; sitters.len()];
+    let part = |s: &Sitter| (((s.share * f64::from(groups)).round()) as u16).max(least);
+    let promised: f64 = sitters.iter().filter(|s| s.promised).map(|s| s.share).sum();
+    let taken: u16 = sitters.iter().filter(|s| s.promised).map(part).sum();
+    let free = groups.saturating_sub(taken);
+    let guests = sitters.iter().filter(|s| !s.promised).count();
+    if promised > 1.0 + 1e-9 || taken > groups || (guests > 0 && free < least) {
+        return none();
+    }
+    let mut next = 0;
+    let seat = |first: u16, count: u16| {
+        (count < groups).then_some(Seat { first: first * GRAIN, sms: count * GRAIN })
+    };
+    sitters
+        .iter()
+        .map(|s| {
+            if s.promised {
+                let count = part(s);
+                next += count;
+                seat(next - count, count)
+            } else {
+                // Its user may hold it to less than what is left.
+                let most = ((s.share * f64::from(groups)).round() as u16).max(least);
+                let count = free.min(most);
+                seat(taken + (free - count), count)
+            }
+        })
+        .collect()
+}
+
+/// Whether two seats have an SM in common.
+pub(crate) fn overlap(a: Seat, b: Seat) -> bool {
+    a.first < b.first + b.sms && b.first < a.first + a.sms
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(sitters: &[(f64, bool)]) -> Vec<String> {
+        let sitters: Vec<Sitter> = sitters
+            .iter()
+            .map(|(share, promised)| Sitter { share: *share, promised: *promised })
+            .collect();
+        let word = |s: Option<Seat>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
+        seats(132, &sitters).into_iter().map(word).collect()
+    }
+
+    #[test]
+    fn promises_sit_side_by_side_and_guests_have_the_rest() {
+        assert_eq!(told(&[(0.5, true), (0.5, true)]), ["0+64", "64+64"]);
+        assert_eq!(told(&[(0.6, true), (1.0, false)]), ["0+80", "80+48"]);
+        assert_eq!(told(&[(1.0, false), (0.6, true), (1.0, false)]), ["80+48", "0+80", "80+48"]);
+        assert_eq!(told(&[(0.25, true), (0.25, true), (0.5, true)]), ["0+32", "32+32", "64+64"]);
+        // Its user holds a guest to less.
+        assert_eq!(told(&[(0.5, true), (0.125, false)]), ["0+64", "112+16"]);
+    }
+
+    #[test]
+    fn nobody_is_confined_where_there_is_no_rest() {
+        assert_eq!(told(&[(1.0, true)]), ["all"]);
+        assert_eq!(told(&[(1.0, true), (1.0, false)]), ["all", "all"]);
+        assert_eq!(told(&[(1.0, true), (1.0, true)]), ["all", "all"]);
+        assert_eq!(told(&[(0.95, true), (1.0, false)]), ["all", "all"]);
+        assert_eq!(told(&[(1.0, false), (1.0, false)]), ["all", "all"]);
+        // Held to a half by its user, alone.
+        assert_eq!(told(&[(0.5, true)]), ["0+64"]);
+    }
+
+    #[test]
+    fn seats_never_overlap_and_never_leave_the_gpu() {
+        for a in 0..=20 {
+            for b in 0..=20 {
+                for guest in [false, true] {
+                    let mut sitters = vec![
+                        Sitter { share: f64::from(a) / 20.0, promised: true },
+                        Sitter { share: f64::from(b) / 20.0, promised: true },
+                    ];
+                    if guest {
+                        sitters.push(Sitter { share: 1.0, promised: false });
+                    }
+                    let seats: Vec<Seat> = seats(132, &sitters).into_iter().flatten().collect();
+                    for (i, x) in seats.iter().enumerate() {
+                        assert!(x.first + x.sms <= 128 && x.sms >= LEAST_SMS, "{sitters:?}: {x:?}");
+                        assert!(seats[i + 1..].iter().all(|y| !overlap(*x, *y)), "{sitters:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What a process can really do on a GPU, found out by doing it: how many multiprocessors it sees and
+//! runs on, whether an allocation above a limit is refused, whether a kernel gives the right answer.
+//!
+//! This is a crate of its own because calling the CUDA driver takes unsafe code, which every other crate
+//! of the house forbids: here is all of it, small enough to be read in one go. The driver's library is
+//! loaded when it is asked for, so the program starts on machines without one.
+//!
+//! A process that has touched a GPU keeps a context there, and a limit of MPS is set when a process
+//! starts. So this is for a child process that looks, reports and ends, never for a daemon.
+
+mod driver;
+
+use driver::{Driver, Failed};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+/// What a process found on a GPU. What could not be looked at is absent, and `error` says why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Multiprocessors that the driver says this process may use.
+    pub sms: Option<u32>,
+    /// Memory that the driver says there is.
+    pub total_mib: Option<u64>,
+    /// Memory that the driver says is free.
+    pub free_mib: Option<u64>,
+    /// An allocation that is meant to be above a limit.
+    pub over: Option<Tried>,
+    /// A small allocation.
+    pub small: Option<Tried>,
+    /// A kernel.
+    pub kernel: Option<Kernel>,
+    /// The first thing that went wrong and ended the test.
+    pub error: Option<String>,
+}
+
+/// An allocation that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tried {
+    /// How much was asked for.
+    pub mib: u64,
+    /// Why it was refused; `None` = it was not.
+    pub refused: Option<String>,
+}
+
+/// A kernel that ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Whether its results were right.
+    pub right: bool,
+    /// Different multiprocessors that its blocks ran on.
+    pub on_sms: u32,
+}
+
+/// Names another library than the driver's own, for tests.
+pub const LIBRARY_VARIABLE: &str = "ROOMMATE_CUDA_LIBRARY";
+const LIBRARY: &str = "libcuda.so.1";
+
+const SMALL_MIB: u64 = 16;
+/// More than any GPU has multiprocessors, several times over, so that blocks reach all of them.
+const BLOCKS: u32 = 4096;
+/// Each block stays for a while: one that ended at once would leave its place to the next.
+const CYCLES: u64 = 100_000;
+
+/// Every block writes which multiprocessor it is on and a figure that only it would write.
+const KERNEL: &std::ffi::CStr = c"
+.version 6.4
+.target sm_50
+.address_size 64
+
+.visible .entry probe(.param .u64 into, .param .u64 cycles)
+{
+    .reg .pred %again;
+    .reg .b32 %block, %sm, %figure;
+    .reg .b64 %at, %offset, %start, %now, %stay;
+    ld.param.u64 %at, [into];
+    ld.param.u64 %stay, [cycles];
+    cvta.to.global.u64 %at, %at;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %sm, %smid;
+    mul.wide.u32 %offset, %block, 8;
+    add.u64 %at, %at, %offset;
+    mul.lo.u32 %figure, %block, %block;
+    add.u32 %figure, %figure, 7;
+    st.global.u32 [%at], %sm;
+    st.global.u32 [%at+4], %figure;
+    mov.u64 %start, %clock64;
+LOOP:
+    mov.u64 %now, %clock64;
+    sub.u64 %now, %now, %start;
+    setp.lt.u64 %again, %now, %stay;
+    @%again bra LOOP;
+    ret;
+}
+";
+
+/// Looks at a GPU of this process, by its number among those that are visible, and tries to allocate
+/// `over_mib` (0 = does not try).
+pub fn self_test(device: u32, over_mib: u64) -> Report {
+    let library = std::env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+    let mut report = Report::default();
+    if let Err(error) = look(&library, device, over_mib, &mut report) {
+        report.error = Some(error);
+    }
+    report
+}
+
+fn look(
+    library: &std::ffi::OsStr,
+    device: u32,
+    over_mib: u64,
+    report: &mut Report,
+) -> Result<(), String> {
+    let driver = Driver::load(library)?;
+    let said = |what: &'static str| move |e: Failed| format!("could not {what}: {e}");
+    driver.init().map_err(said("start the CUDA driver"))?;
+    let gpu = driver.device(device).map_err(said("find the GPU"))?;
+    report.sms = Some(driver.multiprocessors(gpu).map_err(said("count multiprocessors"))?);
+    let context = driver.context(gpu).map_err(said("make a context on the GPU"))?;
+    let (free, total) = context.memory().map_err(said("look at the GPU's memory"))?;
+    (report.free_mib, report.total_mib) = (Some(free >> 20), Some(total >> 20));
+    let allocate =
+        |mib: u64| Tried { mib, refused: context.allocate(mib << 20).err().map(|e| e.to_string()) };
+    report.small = Some(allocate(SMALL_MIB));
+    if over_mib > 0 {
+        report.over = Some(allocate(over_mib));
+    }
+    let results = context.run(KERNEL, c"probe", BLOCKS, CYCLES).map_err(said("run a kernel"))?;
+    let figure = |block: usize| (block as u32).wrapping_mul(block as u32).wrapping_add(7);
+    report.kernel = Some(Kernel {
+        right: results.iter().enumerate().all(|(i, (_, written))| *written == figure(i)),
+        on_sms: results.iter().map(|(sm, _)| sm).collect::<BTreeSet<_>>().len() as u32,
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Trains like train.py, but goes wrong once: after so many steps of its first attempt. Later attempts go on from the checkpoint.
+
+usage: faulty.py oom|illegal|none [--after 100] --task resnet18-imagenet [what else train.py takes]
+
+oom takes all of the GPU's memory; illegal writes where it may not, which under MPS its roommates die of as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import train
+
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry wild()
+{
+    .reg .b64 %at;
+    .reg .b32 %value;
+    mov.u64 %at, 16;
+    mov.u32 %value, 1;
+    st.global.u32 [%at], %value;
+    ret;
+}
+\0"""
+
+
+def out_of_memory() -> None:
+    import torch
+
+    kept = []
+    while True:
+        kept.append(torch.empty(4 << 30, dtype=torch.uint8, device="cuda"))
+
+
+def illegal_access() -> None:
+    """A kernel that writes to address 16; the driver compiles it."""
+    import torch
+
+    torch.cuda.synchronize()
+    cuda = ctypes.CDLL("libcuda.so.1")
+    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+    if status := cuda.cuModuleLoadData(ctypes.byref(module), PTX):
+        raise SystemExit(f"faulty: the driver does not compile the kernel: error {status}")
+    if status := cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"wild"):
+        raise SystemExit(f"faulty: the kernel is not found: error {status}")
+    cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    torch.cuda.synchronize()
+    raise SystemExit("faulty: the illegal access went through")
+
+
+DEEDS = {"oom": out_of_memory, "illegal": illegal_access, "none": lambda: None}
+
+
+def main() -> None:
+    parser = train.arguments()
+    parser.add_argument("deed", choices=list(DEEDS))
+    parser.add_argument("--after", type=float, default=100, help="steps before it")
+    args = parser.parse_args()
+    mark = Path(os.environ.get("ROOMMATE_CHECKPOINT", ".")) / f"went-wrong-{args.deed}"
+
+    def during(done: float) -> None:
+        if done >= args.after and not mark.exists():
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            print(f"{args.deed} after {done:.0f} steps", flush=True)
+            DEEDS[args.deed]()
+
+    train.train(args, during)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The GPU as a loop uses it: in which part, how far ahead, and how much of its memory.
+
+All of it happens between two steps and is decided by what the machine asks for. Nothing happens without
+PyTorch, before the process uses CUDA, or without a machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import gpu, host
+from .protocol import SeatRange
+
+PLAN_STEPS = 3
+"""Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
+
+SLACK = 1.1
+"""Room for what the allocator cannot use, over what steps were seen to need."""
+
+
+class Device:
+    """What the machine asks for, and what is in force."""
+
+    def __init__(self, managed: bool) -> None:
+        self.managed = managed
+        self.on = False
+        """Whether the process uses CUDA."""
+        self.owners: list[host.Owner] = []
+        self.probe: Callable[[], object] | None = None
+        self.place: SeatRange | None = None
+        """The part of the GPU that steps really run in; None = the whole."""
+        self.memory_due = False
+        """Whether a limit waits to be put in force."""
+        self._torch: Any = None
+        self._seat: gpu.Seat | None = None
+        self._wish: SeatRange | None = None
+        # The last part that was gone to, as it was asked for; whether it is where we are is another thing.
+        self._asked: SeatRange | None = None
+        self._plan_sms: int | None = None
+        self._plans: dict[int, int] = {}
+        self._proved: set[tuple[SeatRange, int]] = set()
+        self._size = 0
+        self._confined = False
+        self._told: set[str] = set()
+        self._limit: int | None = None
+        self._known = False
+        self._state_out = False
+        self._all_in = 0
+        self._events: list[Any] = []
+        self._ahead: Any = None
+
+    def wants(self, seat: SeatRange | None, limit_mib: int | None) -> None:
+        """The machine asks for this part and at most so much memory."""
+        self._wish = seat
+        if seat is not None:
+            self._confined = True
+        if limit_mib != self._limit:
+            self._limit, self.memory_due = limit_mib, True
+
+    def plans_for(self, sms: int | None) -> None:
+        """The smallest part that it may ever be given."""
+        self._plan_sms = sms
+        if sms is not None:
+            self._confined = True
+
+    def look(self) -> bool:
+        """Whether the process uses CUDA by now."""
+        if self.on or not self.managed:
+            return self.on
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        if cuda is None or not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
+            return False
+        self._torch, self.on = torch, True
+        self._new_events()
+        return True
+
+    # Time.
+
+    def mark(self, whole: bool) -> bool:
+        """The end of a step as the CPU sees it. Waits until the GPU has ended the step before, or with
+        ``whole`` this one. Whether the time since the last mark is the GPU's time for a step.
+        """
+        if not self.on and not self.look():
+            return True
+        ahead = self._ahead
+        if whole or not self._events:
+            self._synchronize()
+            return ahead is None
+        first, second = self._events
+        event = second if ahead is first else first
+        try:
+            event.record()
+        except RuntimeError:
+            # Not on this stream; if the GPU is broken, this raises as well.
+            self._synchronize()
+            self._events = []
+            return False
+        self._ahead = event
+        if ahead is None:
+            # The first step after a halt fills the queue, so that it seems short.
+            return False
+        ahead.synchronize()
+        return True
+
+    def drain(self) -> None:
+        """Waits until the GPU has done all that it was given."""
+        if self.on:
+            self._synchronize()
+
+    def _synchronize(self) -> None:
+        host.finish(self._torch)
+        self._ahead = None
+
+    def _new_events(self) -> None:
+        # They wait without spinning: the CPU is what many roommates lack most.
+        self._events = [self._torch.cuda.Event(blocking=True) for _ in range(2)]
+        self._ahead = None
+
+    # Place.
+
+    def prepare(self, size: int) -> bool:
+        """Goes where the next step, of this batch size, is to be taken. Whether it is a usual step."""
+        if not self._confined or not self.look():
+            return True
+        self._size = size
+        left = self._plans_left(size)
+        wanted = self._wish
+        if left > 0 and self._plan_sms is not None:
+            self._plans[size] = left - 1
+            wanted = SeatRange(0, min(self._plan_sms, wanted.sms) if wanted else self._plan_sms)
+        if wanted != self._asked:
+            self._go(wanted, None if left > 0 else self.probe)
+        return left == 0
+
+    def settle(self, size: int, still: bool, stepped: bool) -> bool:
+        """Goes where the machine asks for. Whether it is there, or as near as can be; not while steps are
+        still to be taken in the smallest part. ``still``: the job takes no steps now; ``stepped``: it has
+        taken some.
+        """
+        if not self._confined:
+            return True
+        if not self.look():
+            # A process that has done a step without CUDA has nothing to move.
+            return stepped or still
+        self._size = size
+        if self._plans_left(size) > 0 and not still:
+            return False
+        if self._wish != self._asked:
+            self._go(self._wish, None if still else self.probe)
+        return True
+
+    def _plans_left(self, size: int) -> int:
+        return 0 if self._plan_sms is None else self._plans.get(size, PLAN_STEPS)
+
+    def _go(self, wanted: SeatRange | None, probe: Callable[[], object] | None) -> None:
+        self._asked = wanted
+        if wanted is None and self._seat is None:
+            return
+        self.drain()
+        try:
+            if self._seat is None:
+                self._seat = gpu.Seat(self._torch.cuda.current_device())
+            if wanted is None or (wanted, self._size) in self._proved:
+                probe = None
+            part = wanted or SeatRange(0, self._seat.all_sms)
+            moved = self._seat.move(part.sms, part.first, probe)
+        except gpu.Unavailable as error:
+            self._tell(f"the GPU cannot be divided: {error}; the job stays where it is")
+            if self._seat is None:
+                self._confined, self._wish, self._asked, self._plan_sms = False, None, None, None
+            return
+        if not moved:
+            self._tell(f"the probe failed in {part.sms} SMs from {part.first} on; the job stays where it was")
+        elif probe is not None and wanted is not None:
+            self._proved.add((wanted, self._size))
+        self._torch.cuda.set_stream(self._seat.stream)
+        self._new_events()
+        first, sms = self._seat.first, self._seat.sms
+        self.place = None if sms == self._seat.all_sms else SeatRange(first, sms)
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            print(f"roommate: {what}", file=sys.stderr, flush=True)
+
+    # Memory.
+
+    def held_mib(self) -> int | None:
+        """GPU memory that the process holds, spare memory included."""
+        return int(self._torch.cuda.memory_reserved()) >> 20 if self.on else None
+
+    def resized(self) -> None:
+        """The batch size changes, and what a step needs with it."""
+        self._known = False
+        if self._limit is not None and self.on:
+            self._fraction(1.0)
+            self._torch.cuda.empty_cache()
+            self._torch.cuda.reset_peak_memory_stats()
+
+    def stepped(self) -> None:
+        """Usual steps were done: what they need is known."""
+        if not self._known:
+            self._known, self.memory_due = True, self._limit is not None
+
+    def keep_memory(self) -> None:
+        """Puts the limit in force. It is never set so low that a step would fail, so that it waits until it
+        is known what a step needs.
+        """
+        if not self.look():
+            return
+        self.memory_due = False
+        if self._limit is None:
+            self.drain()
+            self._state_back()
+            self._fraction(1.0)
+        elif self._known:
+            self.drain()
+            self._keep_to(self._limit)
+
+    def _keep_to(self, limit: int) -> None:
+        cuda = self._torch.cuda
+        peak = int(cuda.max_memory_allocated()) >> 20
+        if self._state_out and limit >= self._all_in:
+            self._state_back()
+        elif not self._state_out and min(self.held_mib() or 0, int(SLACK * peak)) > limit:
+            self._state_out, self._all_in = True, int(SLACK * peak)
+            for owner in self.owners:
+                owner.state_to_host()
+        cuda.empty_cache()
+        state = sum(owner.state_mib for owner in self.owners)
+        now = int(cuda.memory_allocated()) >> 20
+        # In the middle of a step the state is away; at its end it is there, but no activations are.
+        needed = int(SLACK * max(peak - state, now + state))
+        if needed > limit:
+            self._tell(f"a step needs {needed} MiB of the GPU, more than the {limit} MiB that it may hold")
+        total = cuda.get_device_properties(cuda.current_device()).total_memory >> 20
+        self._fraction(min(1.0, max(limit, needed) / total))
+
+    def _state_back(self) -> None:
+        self._state_out = False
+        for owner in self.owners:
+            owner.state_back()
+
+    def _fraction(self, part: float) -> None:
+        self._torch.cuda.set_per_process_memory_fraction(part)

@@ -1,0 +1,258 @@
+"""A model's memory on the host: all of it while a job stands still, its optimizer's state while there is
+little room.
+
+Memory moves by whole storages, so that tensors which share one share it again afterwards, bit for bit. While
+it is away the tensors are there as usual, on the host, so that a checkpoint can be written.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+TRIES = 40
+"""How often memory is asked for that a roommate may be about to give back."""
+
+TRY_EVERY_S = 0.25
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What the last move of a model took."""
+
+    way: str
+    """``out`` or ``in``."""
+    mib: float
+    """What was copied."""
+    seconds: float
+    held_before_mib: int
+    """What the process held of the GPU's memory before."""
+    held_after_mib: int
+
+
+_last: Swapped | None = None
+
+
+def last_swap() -> Swapped | None:
+    """How long the last move of a model to the host or back took, and what it moved."""
+    return _last
+
+
+def swap(model: Any, optimizer: Any = None, keep_grads: bool = False) -> None:
+    """Lets the parameters, buffers and optimizer state of a PyTorch model go to the host while the job is
+    suspended, and the optimizer's state also while the machine leaves it little memory.
+
+    Gradients are dropped; a loop that adds them up over several steps says ``keep_grads``. Captured CUDA
+    graphs do not survive: they know their memory by its address.
+    """
+    from . import session
+
+    owner = Owner(model, optimizer, keep_grads)
+    current = session.current()
+    current.device.owners.append(owner)
+    current.on_suspend.append(owner.leave)
+    # The model is back before anybody's own hook looks for it.
+    current.on_resume.insert(0, owner.come_back)
+
+
+class Owner:
+    """A model with its optimizer."""
+
+    def __init__(self, model: Any, optimizer: Any, keep_grads: bool) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._keep_grads = keep_grads
+        self._away: Parked | None = None
+        self._state: Parked | None = None
+        self._hooks: list[Any] = []
+        self.state_mib = 0
+        """Optimizer state that lives on the host; 0 while it does not."""
+
+    def leave(self) -> None:
+        """Everything goes to the host."""
+        torch = sys.modules.get("torch")
+        if torch is None or self._away is not None or not _in_use(torch):
+            return
+        with _Measured(torch, "out") as measured:
+            if not self._keep_grads:
+                for parameter in self._model.parameters():
+                    parameter.grad = None
+            parked = Parked(torch, self._tensors())
+            _drop_spare(torch)
+            measured.mib = parked.mib
+        self._away = parked
+
+    def come_back(self) -> None:
+        """Everything that left is on the GPU again."""
+        if self._away is None:
+            return
+        torch = sys.modules["torch"]
+        with _Measured(torch, "in") as measured:
+            self._away.back()
+            measured.mib = self._away.mib
+        self._away = None
+
+    def state_to_host(self) -> None:
+        """The optimizer's state lives on the host from now on and comes in for each of its steps."""
+        if self._optimizer is None or self._hooks:
+            return
+        self._hooks = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+        ]
+        self._after_step()
+
+    def state_back(self) -> None:
+        """The optimizer's state lives on the GPU again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._before_step()
+        self.state_mib = 0
+
+    def _before_step(self, *_: Any) -> None:
+        if self._state is not None:
+            self._state.back()
+        self._state = None
+
+    def _after_step(self, *_: Any) -> None:
+        self._state = Parked(sys.modules["torch"], self._states())
+        self.state_mib = round(self._state.mib)
+
+    def _states(self) -> Iterator[Any]:
+        return _tensors_in(self._optimizer.state) if self._optimizer is not None else iter(())
+
+    def _tensors(self) -> Iterator[Any]:
+        for parameter in self._model.parameters():
+            yield parameter
+            if self._keep_grads and parameter.grad is not None:
+                yield parameter.grad
+        yield from self._model.buffers()
+        yield from self._states()
+
+
+class Parked:
+    """Tensors of the GPU whose memory is on the host. Those that are elsewhere stay there."""
+
+    def __init__(self, torch: Any, tensors: Iterable[Any]) -> None:
+        self._torch = torch
+        # Storages by address: the copy on the host, the device, and the tensors that look into it.
+        self._blocks: dict[int, tuple[Any, Any, list[Any]]] = {}
+        with torch.no_grad():
+            for tensor in tensors:
+                if tensor.is_cuda and tensor.layout is torch.strided:
+                    self._copy_out(tensor)
+            finish(torch)
+            for host, _, members in self._blocks.values():
+                for tensor in members:
+                    self._point(tensor, host)
+        self.mib = sum(host.numel() for host, _, _ in self._blocks.values()) / 2**20
+
+    def _copy_out(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size == 0:
+            return
+        at = storage.data_ptr()
+        if at not in self._blocks:
+            whole = self._bytes(0, tensor.device).set_(storage, 0, (size,), (1,))
+            host = self._host_bytes(size)
+            host.copy_(whole, non_blocking=True)
+            self._blocks[at] = (host, tensor.device, [])
+        members = self._blocks[at][2]
+        if not any(member is tensor for member in members):
+            members.append(tensor)
+
+    def back(self) -> None:
+        """Everything where it was."""
+        with self._torch.no_grad():
+            for host, device, members in self._blocks.values():
+                there = self._room(host.numel(), device)
+                there.copy_(host, non_blocking=True)
+                for tensor in members:
+                    self._point(tensor, there)
+            finish(self._torch)
+        self._blocks.clear()
+
+    def _point(self, tensor: Any, memory: Any) -> None:
+        """The tensor looks into this memory from now on, as it did into its own."""
+        offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
+        view = self._torch.empty(0, dtype=tensor.dtype, device=memory.device)
+        tensor.data = view.set_(memory.untyped_storage(), offset, size, stride)
+
+    def _bytes(self, count: int, device: Any) -> Any:
+        return self._torch.empty(count, dtype=self._torch.uint8, device=device)
+
+    def _host_bytes(self, count: int) -> Any:
+        try:
+            return self._torch.empty(count, dtype=self._torch.uint8, pin_memory=True)
+        except RuntimeError:
+            # Memory that may be paged out is slower, and there is more of it.
+            return self._torch.empty(count, dtype=self._torch.uint8)
+
+    def _room(self, count: int, device: Any) -> Any:
+        for _ in range(TRIES):
+            try:
+                return self._bytes(count, device)
+            except self._torch.OutOfMemoryError:
+                time.sleep(TRY_EVERY_S)
+        return self._bytes(count, device)
+
+
+class _Measured:
+    """Notes a move as the last one."""
+
+    def __init__(self, torch: Any, way: str) -> None:
+        self._torch = torch
+        self._way = way
+        self.mib = 0.0
+
+    def __enter__(self) -> _Measured:
+        finish(self._torch)
+        self._held = _held_mib(self._torch)
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        global _last
+        if kind is None:
+            seconds = time.perf_counter() - self._began
+            _last = Swapped(self._way, self.mib, seconds, self._held, _held_mib(self._torch))
+
+
+def finish(torch: Any) -> None:
+    """Waits until the GPU has done all that this process gave it, wherever on it."""
+    torch.cuda.current_stream().synchronize()
+    torch.cuda.synchronize()
+
+
+def _held_mib(torch: Any) -> int:
+    return int(torch.cuda.memory_reserved()) >> 20
+
+
+def _in_use(torch: Any) -> bool:
+    cuda = getattr(torch, "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
+
+
+def _drop_spare(torch: Any) -> None:
+    # Matrix products keep a workspace for each stream they ran in.
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    torch.cuda.empty_cache()
+
+
+def _tensors_in(value: Any) -> Iterator[Any]:
+    """Tensors in nested dictionaries and lists."""
+    if hasattr(value, "untyped_storage"):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors_in(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors_in(one)

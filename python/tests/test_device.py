@@ -1,0 +1,369 @@
+"""Loops that use a GPU, with a PyTorch of our own making; bench/gpu has the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Machine
+from fake_torch import MIB, FakeTorch, Library, Model, Optimizer
+
+import roommate
+from roommate import device, gpu, host, session
+from roommate.protocol import (
+    Message,
+    Resume,
+    SeatRange,
+    Stepped,
+    Suspend,
+    Suspended,
+    Tune,
+    Tuned,
+    Welcome,
+)
+
+pytestmark = pytest.mark.usefixtures("torch")
+
+WHOLE, LEFT, RIGHT = None, SeatRange(0, 40), SeatRange(64, 64)
+
+
+def places(
+    torch: FakeTorch,
+    machine: Machine,
+    steps: int,
+    script: dict[int, Callable[[], None]],
+    **given: Any,
+) -> list[str]:
+    """Where each step ran; the script says what happens during which one."""
+    it = roommate.steps(lambda size: size, batch_size=8, min=4, max=16, **given)
+    seen = []
+    for n, _ in enumerate(it):
+        if n == steps:
+            break
+        seen.append(torch.current.name)
+        # So that the machine's words are there at the boundary.
+        if n in script:
+            script[n]()
+            time.sleep(0.02)
+    return seen
+
+
+def test_a_loop_goes_where_the_machine_asks_for_and_says_so(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT)
+    seen = places(
+        torch,
+        machine,
+        6,
+        {1: lambda: machine.say(Tune(0, 1000, seat=RIGHT)), 3: lambda: machine.say(Tune(0, 1000))},
+    )
+    assert seen == ["part-4711"] * 2 + ["part-4712"] * 2 + ["whole"] * 2
+    assert library.described == [list(range(5)), list(range(8, 16))]
+    assert [m.seat for m in machine.wait_for(Tuned, 3)] == [LEFT, RIGHT, WHOLE]
+
+
+def test_what_was_begun_is_over_before_the_loop_moves(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    ends: list[float] = []
+
+    def ask() -> None:
+        torch.kernel(0.2)
+        ends.append(torch.current.busy_until)
+        machine.say(Tune(0, 1000, seat=LEFT))
+
+    it = roommate.steps(lambda size: size, batch_size=8)
+    for n, _ in enumerate(it):
+        if n == 1:
+            ask()
+            time.sleep(0.02)
+        if n == 2:
+            assert time.perf_counter() >= ends[0]
+            assert torch.current.name == "part-4711"
+            break
+
+
+def test_a_process_that_has_no_context_yet_moves_when_it_has(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    torch.initialized = False
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT)
+
+    def begin() -> None:
+        assert machine.all(Tuned) == []
+        torch.initialized = True
+
+    assert places(torch, machine, 3, {0: begin}) == ["whole", "part-4711", "part-4711"]
+    assert machine.wait_for(Tuned) == [Tuned(8, 1000, LEFT)]
+
+
+def test_a_process_that_never_has_one_answers_without(torch: FakeTorch, machine: Machine) -> None:
+    torch.initialized = False
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT)
+    assert places(torch, machine, 3, {}) == ["whole"] * 3
+    assert machine.wait_for(Tuned) == [Tuned(8, 1000)]
+
+
+def test_first_steps_of_each_size_are_taken_in_the_smallest_part_and_not_timed(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=RIGHT, plan_sms=24)
+    seen = places(
+        torch,
+        machine,
+        13,
+        {
+            4: lambda: machine.say(Tune(16, 1000, seat=RIGHT)),
+            9: lambda: machine.say(Tune(8, 1000, seat=RIGHT)),
+        },
+    )
+    small, seat = "part-4711", "part-4712"
+    assert seen == [small] * 3 + [seat] * 2 + [small] * 3 + [seat] * 5
+    assert library.described == [[0, 1, 2], list(range(8, 16))]
+    # The answer waits for the steps in the smallest part; a size that had its steps needs no more.
+    assert [(m.batch, m.seat) for m in machine.wait_for(Tuned, 3)] == [(8, RIGHT), (16, RIGHT), (8, RIGHT)]
+    told = machine.wait_for(Stepped)
+    assert {m.batch for m in told} == {8, 16}
+    assert told[0].done >= 4.0  # those in the smallest part count as work, not as usual steps
+    assert told[-1].done == 5 + 2 * 5 + 3
+    # Nor is the first after each move and change of size: the queue fills.
+    assert sum(m.steps for m in told) == 13 - 6 - 3
+
+
+def test_a_part_in_which_the_probe_fails_is_not_used(
+    torch: FakeTorch, machine: Machine, library: Library, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = roommate.steps(lambda size: size, batch_size=8)
+    tried = []
+
+    def probe() -> None:
+        tried.append(torch.current.name)
+        if torch.current.name == "part-4712":
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    it.probe = probe
+    asks = {1: LEFT, 3: RIGHT, 5: LEFT}
+    seen = []
+    for n, _ in enumerate(it):
+        seen.append(torch.current.name)
+        if n in asks:
+            machine.say(Tune(0, 1000, seat=asks[n]))
+            time.sleep(0.02)
+        if n == 6:
+            break
+    assert seen == ["whole"] * 2 + ["part-4711"] * 5
+    assert [m.seat for m in machine.wait_for(Tuned, 3)] == [LEFT, LEFT, LEFT]
+    assert tried == ["part-4711", "part-4712"]  # what was good once needs no second trial
+    assert "probe failed in 64 SMs from 64 on" in capsys.readouterr().err
+
+
+def test_a_gpu_that_cannot_be_divided_is_said_once(
+    torch: FakeTorch, machine: Machine, library: Library, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library.refuse = "cuDeviceGetDevResource"
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT, plan_sms=24)
+    assert places(torch, machine, 4, {1: lambda: machine.say(Tune(0, 1000, seat=RIGHT))}) == ["whole"] * 4
+    assert [m.seat for m in machine.wait_for(Tuned, 2)] == [None, None]
+    assert capsys.readouterr().err.count("cannot be divided") == 1
+
+
+def test_a_machine_that_is_left_gives_the_whole_gpu_back(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT, plan_sms=24)
+    assert places(torch, machine, 5, {3: lambda: machine.say_raw(b"what?\n")})[-1] == "whole"
+
+
+@pytest.mark.parametrize(("pace", "low", "high"), [(1000, 0.019, 0.03), (500, 0.019, 0.03)])
+def test_a_step_is_as_long_as_the_gpu_takes(
+    torch: FakeTorch, machine: Machine, pace: int, low: float, high: float
+) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, pace)
+    longest = []
+    for attempt in range(3):
+        for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
+            torch.kernel(0.02)
+            if n == 10:
+                break
+        mine = machine.wait_for(Stepped, 8 * (attempt + 1))[-8:]
+        assert all(m.step_s > low for m in mine)
+        longest.append(max(m.step_s for m in mine))
+        if longest[-1] < high:
+            return
+    raise AssertionError(f"longest steps {longest}")
+
+
+def test_the_cpu_is_one_step_ahead_and_no_more(torch: FakeTorch, machine: Machine) -> None:
+    queued = []
+    for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
+        queued.append(torch.current.busy_until - time.perf_counter())
+        torch.kernel(0.03)
+        if n == 6:
+            break
+    assert max(queued[3:]) < 0.04
+    assert min(queued[3:]) > 0.0
+
+
+def test_a_checkpoint_and_a_suspension_find_a_gpu_at_rest(torch: FakeTorch, machine: Machine) -> None:
+    rests = []
+    roommate.on_checkpoint(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
+    roommate.on_suspend(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
+    machine.react = lambda m: [Resume()] if isinstance(m, Suspended) else []
+    it = roommate.steps(lambda size: size, batch_size=8)
+    for n, _ in enumerate(it):
+        torch.kernel(0.03)
+        if n == 2:
+            it.checkpoint()
+        if n == 4:
+            machine.say(Suspend())
+            time.sleep(0.02)
+        if n == 6:
+            break
+    assert len(rests) == 2 and max(rests) <= 0.0
+
+
+def test_held_memory_is_reported(torch: FakeTorch, machine: Machine) -> None:
+    torch.reserved = 77 * MIB
+    places(torch, machine, 4, {})
+    assert machine.wait_for(Stepped)[-1].gpu_mib == 77
+
+
+def test_a_model_leaves_while_its_job_stands_still(torch: FakeTorch, machine: Machine) -> None:
+    model = Model(torch)
+    optimizer = Optimizer(model.parameters(), torch)
+    model.weights[0].grad = torch.on_gpu(bytes(3 * MIB))
+    before = [t.bytes() for t in [*model.weights, *model.statistics]]
+    state = [s["momentum"].bytes() for s in optimizer.state.values()]
+    held = torch.allocated
+    gpu.swap(model, optimizer)
+    meanwhile: list[tuple[int, int, list[bytes]]] = []
+
+    def react(message: Message) -> list[Message]:
+        if isinstance(message, Suspended):
+            out = [t.bytes() for t in [*model.weights, *model.statistics]]
+            meanwhile.append((torch.allocated, torch.reserved, out))
+            torch.full = 2  # a roommate is slow to leave
+            return [Resume()]
+        return []
+
+    host_every, host.TRY_EVERY_S = host.TRY_EVERY_S, 0.01
+    machine.react = react
+    places(torch, machine, 4, {1: lambda: machine.say(Suspend())})
+    host.TRY_EVERY_S = host_every
+    assert meanwhile == [(0, 0, before)]  # nothing is on the GPU, and all of it can be saved
+    assert [t.bytes() for t in [*model.weights, *model.statistics]] == before
+    assert [s["momentum"].bytes() for s in optimizer.state.values()] == state
+    assert all(t.is_cuda for t in [*model.weights, *model.statistics])
+    assert model.weights[2].memory is model.weights[3].memory is model.weights[0].memory
+    assert model.weights[3].at == MIB
+    assert model.weights[0].grad is None
+    assert torch.allocated == held - 3 * MIB  # the gradients
+    last = gpu.last_swap()
+    assert last is not None and last.way == "in" and last.mib == pytest.approx(held / MIB - 3)
+    assert last.seconds > 0.0 and last.held_before_mib == 0
+
+
+def test_gradients_that_are_added_up_are_kept(torch: FakeTorch) -> None:
+    model = Model(torch)
+    model.weights[1].grad = torch.on_gpu(b"g" * 100)
+    owner = host.Owner(model, None, True)
+    owner.leave()
+    assert torch.allocated == 0
+    owner.come_back()
+    assert model.weights[1].grad.bytes() == b"g" * 100 and model.weights[1].grad.is_cuda
+
+
+def test_swap_does_nothing_without_a_gpu(torch: FakeTorch, machine: Machine) -> None:
+    torch.initialized = False
+    model = Model(torch)
+    gpu.swap(model)
+    machine.react = lambda m: [Resume()] if isinstance(m, Suspended) else []
+    places(torch, machine, 3, {1: lambda: machine.say(Suspend())})
+    assert all(t.is_cuda for t in model.weights)
+
+
+def test_little_memory_sends_the_optimizers_state_to_the_host_and_back(
+    torch: FakeTorch, machine: Machine
+) -> None:
+    model = Model(torch, (20 * MIB, 20 * MIB))
+    optimizer = Optimizer(model.parameters()[:2], torch)
+    gpu.swap(model, optimizer)
+    it = roommate.steps(lambda size: size, batch_size=8)
+    limits = {4: 100, 8: 200}
+    fractions, states = [], []
+    for n, _ in enumerate(it):
+        torch.needs(60)  # 20 + 20 for the weights, as much for the state, 60 for activations
+        states.append(torch.allocated >> 20)
+        optimizer.step()
+        fractions.append(torch.fraction)
+        if n in limits:
+            machine.say(Tune(0, 1000, gpu_mib=limits[n]))
+            time.sleep(0.02)
+        if n == 12:
+            machine.say(Tune(0, 1000))
+            time.sleep(0.02)
+        if n == 14:
+            break
+    assert states == [80] * 5 + [40] * 4 + [80] * 6
+    assert set(optimizer.state_was_on) == {"cuda"}
+    assert fractions[4] == 1.0 and fractions[14] == 1.0
+    # 140 in all less 40 of state, and a tenth; 100 are not enough, and a step that fails helps nobody.
+    assert fractions[8] == pytest.approx(0.110, abs=0.001)
+    assert fractions[12] == pytest.approx(0.2)
+    # Every step wrote the state once, wherever it lived.
+    assert optimizer.state[0]["momentum"].bytes()[0] == ord("m") + 15
+    assert optimizer.before == [] and optimizer.after == []
+
+
+def test_a_limit_waits_until_a_step_is_known(torch: FakeTorch, machine: Machine) -> None:
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, gpu_mib=50)
+    fractions = []
+    for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8, min=4, max=16)):
+        fractions.append(torch.fraction)
+        torch.needs(80 if n < 6 else 20)
+        if n == 5:
+            machine.say(Tune(4, 1000, gpu_mib=50))
+            time.sleep(0.02)
+        if n == 12:
+            break
+    assert fractions[0] == 1.0
+    assert fractions[5] == pytest.approx(0.088)
+    assert fractions[6] == 1.0  # the new size has not been seen yet
+    assert fractions[-1] == pytest.approx(0.05)
+
+
+def test_nobody_is_disturbed_without_a_machine(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library: Library
+) -> None:
+    monkeypatch.delenv("ROOMMATE_SOCKET", raising=False)
+    session.forget()
+    it = roommate.steps(lambda size: size, batch_size=8)
+    began = time.perf_counter()
+    for n, _ in enumerate(it):
+        torch.kernel(0.1)
+        if n == 9:
+            break
+    assert time.perf_counter() - began < 0.2  # nothing was waited for
+    assert torch.log == []
+    session.forget()
+
+
+def test_the_gpu_costs_a_step_little(
+    torch: FakeTorch, machine: Machine, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "REPORT_EVERY_S", 0.5)
+    machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT, plan_sms=24)
+
+    def microseconds(count: int) -> float:
+        it = iter(roommate.steps(lambda size: size, batch_size=1))
+        for _ in range(device.PLAN_STEPS + 1):
+            next(it)
+        began = time.perf_counter()
+        for _ in range(count):
+            next(it)
+        return (time.perf_counter() - began) / count * 1e6
+
+    assert min(microseconds(2000) for _ in range(5)) < 100.0
