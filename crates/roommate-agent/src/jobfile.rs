@@ -245,7 +245,7 @@ pub struct Mix {
 impl JobFile {
     /// Reads a job file. Paths in it become relative to the folder of the file.
     pub fn read(text: &str, file: &Path) -> Result<Self, JobFileError> {
-        let at = Place { file: file.display().to_string(), job: None };
+        let at = Place::of_jobs(file);
         let value = parse(text, &at)?;
         check_fields(&value, &[FIELDS], &at)?;
         // Read from the text again: then an error knows its line.
@@ -367,7 +367,7 @@ impl Mix {
         file: &Path,
         open: impl Fn(&Path) -> std::io::Result<String>,
     ) -> Result<Self, JobFileError> {
-        let at = Place { file: file.display().to_string(), job: None };
+        let at = Place::of_jobs(file);
         let value = parse(text, &at)?;
         check_fields(&value, &[OF_MIX], &at)?;
         let field = |name: &str| value.get(name).cloned().filter(|v| !v.is_null());
@@ -448,25 +448,41 @@ impl Mix {
 }
 
 /// Where in which file.
-#[derive(Clone, Debug)]
-struct Place {
-    file: String,
-    job: Option<usize>,
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Place {
+    pub(crate) file: String,
+    pub(crate) job: Option<usize>,
+    /// What shows how such files are written.
+    pub(crate) hint: &'static str,
 }
 
 impl Place {
-    fn wrong(&self, what: String) -> JobFileError {
-        let job = self.job.map_or(String::new(), |n| format!(", job {n}"));
+    fn of_jobs(file: &Path) -> Self {
         let hint = "`roommate submit --example` shows every field";
-        JobFileError { file: format!("{}{job}", self.file), what, hint: Some(hint.into()) }
+        Self { file: file.display().to_string(), job: None, hint }
+    }
+
+    pub(crate) fn wrong(&self, what: String) -> JobFileError {
+        let job = self.job.map_or(String::new(), |n| format!(", job {n}"));
+        let hint = Some(self.hint.into());
+        JobFileError { file: format!("{}{job}", self.file), what, hint }
+    }
+
+    /// The same with other advice.
+    pub(crate) fn wrong_with(&self, what: String, hint: String) -> JobFileError {
+        JobFileError { hint: Some(hint), ..self.wrong(what) }
     }
 }
 
-fn parse(text: &str, at: &Place) -> Result<Value, JobFileError> {
+pub(crate) fn parse(text: &str, at: &Place) -> Result<Value, JobFileError> {
     yaml_serde::from_str(text).map_err(|e| at.wrong(format!("not YAML: {}", plain(&e))))
 }
 
-fn check_fields(value: &Value, known: &[&[&str]], at: &Place) -> Result<(), JobFileError> {
+pub(crate) fn check_fields(
+    value: &Value,
+    known: &[&[&str]],
+    at: &Place,
+) -> Result<(), JobFileError> {
     let Some(fields) = value.as_mapping() else {
         return Err(at.wrong(format!("expected fields such as `command:`, found {}", shown(value))));
     };
@@ -476,14 +492,17 @@ fn check_fields(value: &Value, known: &[&[&str]], at: &Place) -> Result<(), JobF
         if all().any(|k| k == name) {
             continue;
         }
-        let mut wrong = at.wrong(format!("unknown field {name:?}"));
-        wrong.hint = Some(match nearest(&name, all()) {
-            Some(meant) => format!("did you mean {meant:?}?"),
-            None => format!("there are {}", all().collect::<Vec<_>>().join(", ")),
-        });
-        return Err(wrong);
+        return Err(at.wrong_with(format!("unknown field {name:?}"), meant(&name, all())));
     }
     Ok(())
+}
+
+/// Advice for somebody who wrote a name that is not known.
+pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match nearest(name, known.clone()) {
+        Some(meant) => format!("did you mean {meant:?}?"),
+        None => format!("there are {}", known.collect::<Vec<_>>().join(", ")),
+    }
 }
 
 /// The known name that takes the fewest changes, if they are few.
@@ -515,7 +534,7 @@ fn changes(a: &str, b: &str) -> usize {
 }
 
 /// A value on one line, for an error.
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     let text = yaml_serde::to_string(value).unwrap_or_default();
     let line = text.trim().replace('\n', " ");
     if line.chars().count() > 60 {
@@ -526,7 +545,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// What the reader said, on one line.
-fn plain(error: &yaml_serde::Error) -> String {
+pub(crate) fn plain(error: &yaml_serde::Error) -> String {
     error.to_string().replace('\n', " ")
 }
 

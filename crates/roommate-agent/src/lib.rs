@@ -23,6 +23,7 @@ pub mod jobfile;
 pub mod keep;
 pub mod keeper;
 mod live;
+pub mod measure;
 pub mod parts;
 pub mod paths;
 mod peer;

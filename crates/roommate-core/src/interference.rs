@@ -16,6 +16,7 @@
 //!
 //! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
 
+pub mod advice;
 pub mod atlas;
 pub mod contention;
 pub mod cores;

@@ -121,6 +121,10 @@ pub struct Costs {
     /// Whether who shares GPUs is through only when all on them are, or have left.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub ends_together: bool,
+    /// Whether a job that is being started leaves its roommates alone until it is: what a process does
+    /// before its first step, it does on CPUs.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub quiet_start: bool,
 }
 
 impl Costs {
@@ -155,6 +159,7 @@ impl Default for Costs {
             backoff: Span::from_secs(30.0),
             round: None,
             ends_together: false,
+            quiet_start: false,
         }
     }
 }

@@ -426,6 +426,10 @@ impl World {
                 Alarm::Ready(job, _) => {
                     self.facts.push(Event::Started(job));
                     self.begin(now, job);
+                    if self.engine.state().costs.quiet_start {
+                        let gpus = self.live[job.usize()].gpus.clone();
+                        self.crowd(job, &gpus);
+                    }
                 }
                 Alarm::Tuned(job, _) => {
                     self.facts.push(Event::Tuned(job));

@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Oracle(Oracle),
     /// Decide everything in a journal again and prove that the decisions are the same
     Replay(Replay),
+    /// Predict when the jobs of a recorded run end, from measured profiles, and compare
+    Predict(Predict),
     /// Tell the story of one job: why it waited, where it ran, who pushed it out
     Explain(Explain),
     /// List the policies, or describe one with its parameters
@@ -34,7 +36,7 @@ pub(crate) enum Command {
     /// Read, describe, convert and invent traces
     #[command(subcommand)]
     Trace(Trace),
-    /// Fit a model of interference to measurements, and check it against others
+    /// Measure tasks alone and side by side, and say what follows from it
     #[command(subcommand)]
     Profile(Profile),
     /// Turn journals into one self-contained HTML page
@@ -376,6 +378,10 @@ pub(crate) enum Trace {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Profile {
+    /// Measure commands that use the SDK alone over batch sizes and SMs, and side by side
+    Measure(Measure),
+    /// Say of every measured set how it is run best, or that it is not worth it
+    Advise(Advise),
     /// Fit the model of contention and say how well it predicts tasks and pairs it has not seen
     Fit {
         /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
@@ -394,6 +400,53 @@ pub(crate) enum Profile {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Predict {
+    /// The journal of a machine (`roommate run --journal`), plain or compressed, `-` for standard input
+    pub(crate) journal: PathBuf,
+    /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) profiles: PathBuf,
+    /// Seconds that a job takes beside its steps: from its launch to the first, and from the last to its end
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = seconds)]
+    pub(crate) start: f64,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Measure {
+    /// The plan: commands, batch sizes, SMs and sets
+    #[arg(required_unless_present = "example", requires = "out")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Where rows go: PREFIX.jsonl, and PREFIX-services.jsonl for services beside training. What is there
+    /// already is not measured again
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) out: Option<PathBuf>,
+    /// Measure everything anew, and replace what is there of it
+    #[arg(long)]
+    pub(crate) again: bool,
+    /// Print a plan that shows every field
+    #[arg(long, conflicts_with_all = ["plan", "out", "again"])]
+    pub(crate) example: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Advise {
+    /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
+    pub(crate) prefix: PathBuf,
+    /// How many times as long a step may take as alone
+    #[arg(long, value_name = "TIMES", default_value_t = 1.5, value_parser = at_least_one)]
+    pub(crate) bound: f64,
+    /// What a set has to come to, with 1 = one task at a time
+    #[arg(long, value_name = "SUM", default_value_t = 1.1, value_parser = at_least_one)]
+    pub(crate) least: f64,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
 }
 
 #[derive(Args, Debug)]
@@ -467,6 +520,10 @@ fn window(text: &str) -> Result<f64, String> {
 
 fn hours(text: &str) -> Result<f64, String> {
     number(text, |v| v > 0.0 && v <= 1e9, "a number above 0, at most 1e9")
+}
+
+fn at_least_one(text: &str) -> Result<f64, String> {
+    number(text, |v| (1.0..=1e6).contains(&v), "a number from 1 to 1e6")
 }
 
 pub(crate) fn chance(text: &str) -> Result<f64, String> {

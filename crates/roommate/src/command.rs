@@ -40,6 +40,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Compare(args) => compare::run(&args),
         Command::Oracle(args) => oracle::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Predict(args) => predict::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Policies(args) => policies::run(&args),
         Command::Trace(args) => trace::run(args),

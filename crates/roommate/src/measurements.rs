@@ -12,12 +12,20 @@ use std::path::{Path, PathBuf};
 
 /// Everything that was measured under a prefix, with the model fitted to it.
 pub(crate) fn atlas(prefix: &Path) -> anyhow::Result<Atlas> {
-    let files = files(prefix)?;
-    let sessions = files.iter().map(|f| read(f)).collect::<anyhow::Result<Vec<_>>>()?;
-    Atlas::new(&sessions).map_err(|empty| {
+    atlas_of(prefix, &sessions(prefix)?)
+}
+
+/// The same from rows that were read before.
+pub(crate) fn atlas_of(prefix: &Path, sessions: &[Vec<Row>]) -> anyhow::Result<Atlas> {
+    Atlas::new(sessions).map_err(|empty| {
         let what = format!("measurements {}: {empty}", quoted(prefix));
         process::advise(what, "rows of tasks alone have `kind`, `name`, `batch`, `sms` and `it_s`")
     })
+}
+
+/// The rows under a prefix, file by file.
+pub(crate) fn sessions(prefix: &Path) -> anyhow::Result<Vec<Vec<Row>>> {
+    files(prefix)?.iter().map(|f| read(f)).collect()
 }
 
 /// The rows of one file; `-` is standard input.

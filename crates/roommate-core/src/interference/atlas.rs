@@ -109,14 +109,15 @@ impl Atlas {
         let closed = |rows: &&Vec<Row>| rows.iter().any(|r| matches!(r, Row::Closed(_)));
         let of_services: Vec<&Vec<Row>> = all.iter().filter(closed).collect();
         let sessions: Vec<&Vec<Row>> = all.iter().filter(|rows| !closed(rows)).collect();
-        // Without counters a row says nothing of what a task does to others.
-        let counted = |s: &&Solo| s.gpm.is_some();
-        let solos =
-            || sessions.iter().copied().flatten().filter_map(|r| as_solo(r)).filter(counted);
+        let solos = || sessions.iter().copied().flatten().filter_map(|r| as_solo(r));
         let sms = solos().map(|s| s.sms).max().ok_or(Empty)?;
         let mut by_name: BTreeMap<(TaskKind, String), Vec<&Solo>> = BTreeMap::new();
         for solo in solos() {
             by_name.entry((solo.kind, solo.name.clone())).or_default().push(solo);
+        }
+        for rows in by_name.values_mut().filter(|rows| rows.iter().any(|r| r.gpm.is_some())) {
+            // Without counters a row says nothing of what a task does to others.
+            rows.retain(|r| r.gpm.is_some());
         }
         by_name.retain(|_, rows| rows.iter().any(|r| r.sms == sms));
         let tasks: Vec<Task> = by_name.values().map(|rows| Task::new(rows, sms)).collect();
@@ -181,6 +182,9 @@ impl Atlas {
                 let [a, b] = side.tenants;
                 let met = self.met.entry((a.seat(), b.seat())).or_default();
                 *met = Met { sum: met.sum + side.speed, runs: met.runs + 1, load: b.load };
+                if !self.fits(&side) {
+                    continue;
+                }
                 let guests = [self.guest(a), self.guest(b)];
                 let tasks = [a.task, b.task];
                 self.sides.push(Side {
@@ -192,6 +196,15 @@ impl Atlas {
                 });
             }
         }
+    }
+
+    /// Whether the model is fitted to it: not to training tasks that were given parts, which it has to
+    /// predict from the parts that services leave, and not to tasks whose counters nobody read.
+    fn fits(&self, side: &Seen) -> bool {
+        let counted = |t: &Tenant| self.tasks[usize::from(t.task.0)].counted();
+        let parted =
+            side.kind == PairKind::Trainings && side.tenants.iter().any(|t| t.sms.is_some());
+        !parted && side.tenants.iter().all(counted)
     }
 
     /// Differences between the two sides of tasks beside themselves.
@@ -220,9 +233,10 @@ impl Atlas {
         };
         match row {
             Row::Solo(_) | Row::Alone(_) | Row::Closed(_) | Row::Group(_) => None,
-            Row::Trainings(Trainings { a, batch_a, b, batch_b, ra, rb }) => {
+            Row::Trainings(Trainings { a, batch_a, b, batch_b, sms_a, sms_b, ra, rb }) => {
                 let kind = PairKind::Trainings;
-                let (one, two) = (self.training(a, *batch_a)?, self.training(b, *batch_b)?);
+                let one = self.training(a, *batch_a, *sms_a)?;
+                let two = self.training(b, *batch_b, *sms_b)?;
                 let speeds = (ra.it_s / alone(&one, a), rb.it_s / alone(&two, b));
                 Some(vec![
                     Seen { kind, tenants: [one, two], speed: speeds.0 },
@@ -243,22 +257,22 @@ impl Atlas {
         }
     }
 
-    /// A training task on the whole GPU.
-    fn training(&self, name: &str, batch: u32) -> Option<Tenant> {
+    /// A training task on the whole GPU, or confined to so many of its multiprocessors.
+    fn training(&self, name: &str, batch: u32, sms: Option<u32>) -> Option<Tenant> {
         let task = self.task(TaskKind::Train, name)?;
-        Some(Tenant { task, batch, sms: None, load: 1.0 })
+        Some(Tenant { task, batch, sms, load: 1.0 })
     }
 
     /// The tenants of a group of known tasks with their speeds.
     fn read_group(&self, row: &Row, session: &Session) -> Option<Vec<(Tenant, f64)>> {
-        let Row::Group(Group { tasks, batches, r }) = row else { return None };
-        let tenant = |((name, batch), rate): ((&String, &u32), &Rate)| {
-            let tenant = self.training(name, *batch)?;
+        let Row::Group(Group { tasks, batches, sms, r }) = row else { return None };
+        let tenant = |(i, ((name, batch), rate)): (usize, ((&String, &u32), &Rate))| {
+            let tenant = self.training(name, *batch, sms.as_ref().map(|sms| sms[i]))?;
             let alone = session.it_s(name, *batch);
             let alone = alone.unwrap_or_else(|| self.steps_per_s(tenant.task, *batch));
             Some((tenant, rate.it_s / alone))
         };
-        tasks.iter().zip(batches).zip(r).map(tenant).collect()
+        tasks.iter().zip(batches).zip(r).enumerate().map(tenant).collect()
     }
 
     /// Multiprocessors of the GPU.

@@ -67,7 +67,7 @@ pub struct Rate {
     pub it_s: f64,
 }
 
-/// Two training tasks side by side, the whole GPU each.
+/// Two training tasks side by side, the whole GPU each or a part each.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Trainings {
     /// One task.
@@ -78,19 +78,28 @@ pub struct Trainings {
     pub b: String,
     /// Its batch size.
     pub batch_b: u32,
+    /// SMs that `a` was confined to, if it was.
+    #[serde(default)]
+    pub sms_a: Option<u32>,
+    /// SMs that `b` was confined to, if it was.
+    #[serde(default)]
+    pub sms_b: Option<u32>,
     /// What `a` came to.
     pub ra: Rate,
     /// What `b` came to.
     pub rb: Rate,
 }
 
-/// Several training tasks side by side, the whole GPU each.
+/// Several training tasks side by side, the whole GPU each or a part each.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Group {
     /// The tasks.
     pub tasks: Vec<String>,
     /// Their batch sizes.
     pub batches: Vec<u32>,
+    /// SMs that each was confined to, if they were.
+    #[serde(default)]
+    pub sms: Option<Vec<u32>>,
     /// What each came to.
     pub r: Vec<Rate>,
 }
@@ -171,10 +180,11 @@ impl fmt::Display for RowError {
 
 impl std::error::Error for RowError {}
 
-/// All rows of a file; empty lines are passed over.
+/// All rows of a file; empty lines are passed over, and so is what could not be measured.
 pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(i, line)| row(line).map_err(|what| RowError { line: i + 1, what })).collect()
+    let rows = lines.map(|(i, line)| row(line).map_err(|what| RowError { line: i + 1, what }));
+    rows.filter_map(Result::transpose).collect()
 }
 
 #[derive(Deserialize)]
@@ -191,9 +201,10 @@ enum Tagged {
 struct Probe {
     k: Option<serde_json::Value>,
     kind: Option<serde_json::Value>,
+    error: Option<String>,
 }
 
-fn row(line: &str) -> Result<Row, String> {
+fn row(line: &str) -> Result<Option<Row>, String> {
     let plainly = |e: serde_json::Error| {
         // There is only one line, and the caller says which.
         let text = e.to_string();
@@ -201,6 +212,7 @@ fn row(line: &str) -> Result<Row, String> {
     };
     let probe: Probe = serde_json::from_str(line).map_err(plainly)?;
     let row = match probe {
+        Probe { error: Some(_), .. } => return Ok(None),
         Probe { k: Some(_), .. } => match serde_json::from_str(line).map_err(plainly)? {
             Tagged::Solo(alone) => Row::Alone(alone),
             Tagged::Tt(pair) => Row::Trainings(pair),
@@ -211,7 +223,7 @@ fn row(line: &str) -> Result<Row, String> {
         Probe { kind: Some(_), .. } => Row::Solo(serde_json::from_str(line).map_err(plainly)?),
         Probe { .. } => return Err("neither `kind` (a run alone) nor `k` (a pair)".into()),
     };
-    row.check().map(|()| row)
+    row.check().map(|()| Some(row))
 }
 
 impl Row {
@@ -226,11 +238,17 @@ impl Row {
             }
             Self::Trainings(r) => {
                 all([whole("batch_a", r.batch_a), whole("batch_b", r.batch_b)])?;
+                if r.sms_a.is_some() != r.sms_b.is_some() {
+                    return Err("one of `sms_a` and `sms_b` is missing".into());
+                }
                 all([r.ra.check(), r.rb.check()])
             }
             Self::Group(r) => {
                 if r.tasks.len() != r.batches.len() || r.tasks.len() != r.r.len() {
                     return Err("`tasks`, `batches` and `r` differ in length".into());
+                }
+                if r.sms.as_ref().is_some_and(|sms| sms.len() != r.tasks.len()) {
+                    return Err("`tasks` and `sms` differ in length".into());
                 }
                 all(r.batches.iter().map(|b| whole("batches", *b)))?;
                 all(r.r.iter().map(|rate| rate.check()))
@@ -297,6 +315,7 @@ mod tests {
         let good = format!(r#"{{"k":"solo","a":"x","batch":8,"it_s":2.5,{gpm}}}"#);
         assert_eq!(parse(&format!("{good}\n\n{good}\n")).map(|rows| rows.len()), Ok(2));
         let wrong = |line: &str| parse(&format!("{good}\n{line}\n")).unwrap_err().to_string();
+        assert_eq!(parse(r#"{"k":"tt","a":"x","error":"x: it ended"}"#), Ok(Vec::new()));
         assert_eq!(wrong("{}"), "line 2: neither `kind` (a run alone) nor `k` (a pair)");
         assert_eq!(wrong("{"), "line 2: EOF while parsing an object");
         assert_eq!(

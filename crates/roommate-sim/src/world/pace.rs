@@ -52,7 +52,9 @@ impl World {
     pub(super) fn steps(&self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let quiet = state.costs.quiet_start;
+        let is_starting = |t: JobIdx| quiet && t != job && !self.running.contains(t);
+        let held = |t: JobIdx| self.live[t.usize()].held_until > now || is_starting(t);
         let alone = state.alone_step_s(job, gpus);
         let speed = match self.live[job.usize()].slot {
             // Its speed depends on its batch, also alone.

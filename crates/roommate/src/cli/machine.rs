@@ -246,9 +246,15 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) versus_alone: bool,
     /// Have the simulator predict when each job ends, from its speed alone, and compare; runs the jobs one at
-    /// a time first
+    /// a time first, unless there are --profiles
     #[arg(long)]
     pub(crate) predict: bool,
+    /// Predict from what was measured of the jobs' kinds (`profile:`) instead: every file PREFIX*.jsonl
+    #[arg(long, value_name = "PREFIX", requires = "predict")]
+    pub(crate) profiles: Option<PathBuf>,
+    /// Seconds that a job takes beside its steps, for --profiles
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = super::seconds, requires = "profiles")]
+    pub(crate) start: f64,
     /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,

@@ -1,4 +1,10 @@
-//! What the simulator makes of a mix: the very policy, with the jobs as they were measured alone.
+//! `roommate predict`, and the predictions of `roommate run`: what the simulator makes of a mix that ran. The very
+//! policy, with the jobs as they were when they had the machine for themselves, or as [`measured`] tasks of their
+//! kinds are.
+
+mod measured;
+
+pub(super) use measured::{predict as predict_measured, run};
 
 use crate::table;
 use anyhow::Context;
@@ -6,9 +12,9 @@ use roommate_agent::control::JobView;
 use roommate_agent::jobfile::JobFile;
 use roommate_core::cluster::Cluster;
 use roommate_core::event::Event;
-use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::cores::Cores;
-use roommate_core::journal::{Head, JobLine, Observer, StepView};
+use roommate_core::journal::{Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy;
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -17,6 +23,7 @@ use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, simulate};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A job's end as it was predicted and as it came.
 #[derive(Clone, Debug, Serialize)]
@@ -117,32 +124,52 @@ pub(super) fn predict(
     simulate(setup, arrivals, &mut ends, &mut |_| {}).context("could not predict the mix")?;
     let guess = |(at_s, i): &(f64, usize)| -> Option<Guess> {
         let job = &shared[*i];
-        let end_s = ends.ends.iter().find(|(name, _)| *name == job.name)?.1;
+        let end_s = ends.end_s(&job.name)?;
         let (alone_s, real_s) = (alone[*i].age_s, job.age_s);
         Some(Guess { job: job.name.clone(), alone_s, predicted_s: end_s - at_s, real_s })
     };
     Ok(jobs.iter().filter_map(guess).collect())
 }
 
-/// What is of interest in a journal: its head, and when jobs ended.
+/// What is of interest in a journal: what was run, and when jobs came and ended.
 #[derive(Default)]
 struct Heard {
     head: Option<Head>,
-    names: Vec<String>,
-    ends: Vec<(String, f64)>,
+    profiles: Vec<ProfileLine>,
+    teams: Vec<String>,
+    jobs: Vec<JobLine>,
+    /// By job.
+    submitted: BTreeMap<JobIdx, Time>,
+    ended: BTreeMap<JobIdx, Time>,
+}
+
+impl Heard {
+    /// When the job of that name ended.
+    fn end_s(&self, name: &str) -> Option<f64> {
+        let line = self.jobs.iter().find(|j| j.name == name)?;
+        self.ended.get(&line.idx).map(|at| at.secs())
+    }
 }
 
 impl Observer for Heard {
     fn head(&mut self, head: &Head) {
         self.head = Some(head.clone());
     }
+    fn profile(&mut self, line: &ProfileLine) {
+        self.profiles.push(line.clone());
+    }
+    fn team(&mut self, line: &TeamLine) {
+        self.teams.push(line.name.clone());
+    }
     fn job(&mut self, line: &JobLine) {
-        self.names.push(line.name.clone());
+        self.jobs.push(line.clone());
     }
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
-            if let Event::Finished(job) = fact {
-                self.ends.push((self.names[job.usize()].clone(), step.at.secs()));
+            match fact {
+                Event::Submitted(job) => drop(self.submitted.insert(*job, step.at)),
+                Event::Finished(job) => drop(self.ended.insert(*job, step.at)),
+                _ => {}
             }
         }
     }
@@ -162,6 +189,14 @@ pub(super) fn tell(guesses: &[Guess]) -> String {
             format!("{:+.1}%", 100.0 * g.error()),
         ]);
     }
-    let worst = guesses.iter().map(|g| g.error().abs()).fold(0.0, f64::max);
-    format!("{}largest error {:.1}%\n", table::align_left(&rows), 100.0 * worst)
+    let (mean, worst) = (100.0 * mean_error(guesses), 100.0 * worst_error(guesses));
+    format!("{}mean error {mean:.1}%, largest {worst:.1}%\n", table::align_left(&rows))
+}
+
+fn mean_error(guesses: &[Guess]) -> f64 {
+    guesses.iter().map(|g| g.error().abs()).sum::<f64>() / guesses.len().max(1) as f64
+}
+
+fn worst_error(guesses: &[Guess]) -> f64 {
+    guesses.iter().map(|g| g.error().abs()).fold(0.0, f64::max)
 }

@@ -1,4 +1,7 @@
-//! `roommate profile`: what measured profiles are worth.
+//! `roommate profile`: measured profiles, and what they are worth.
+
+mod advise;
+mod measure;
 
 use super::trace::flat_csv;
 use crate::cli::{Output, Profile};
@@ -11,6 +14,8 @@ use std::process::ExitCode;
 
 pub(super) fn run(command: Profile) -> anyhow::Result<ExitCode> {
     match command {
+        Profile::Measure(args) => return measure::run(&args),
+        Profile::Advise(args) => advise::run(&args)?,
         Profile::Fit { prefix, output } => fit(&prefix, output)?,
         Profile::Check { prefix, pairs, output } => check(&prefix, &pairs, output)?,
     }

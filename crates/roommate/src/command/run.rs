@@ -40,14 +40,15 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let mix =
         Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
     let mut runs = Vec::new();
-    if args.versus_alone || args.predict {
+    if args.versus_alone || (args.predict && args.profiles.is_none()) {
         runs.push(go(args, &mix, true, &wanted)?);
     }
     runs.push(go(args, &mix, false, &wanted)?);
     let shared = runs.last().context("there was a run")?;
     let files: Vec<JobFile> = mix.jobs.iter().map(|(_, file)| file.clone()).collect();
-    let guesses = match &runs[..] {
-        [alone, shared] if args.predict => {
+    let guesses = match (&runs[..], &args.profiles) {
+        (_, Some(profiles)) => predict::predict_measured(&shared.journal, profiles, args.start)?,
+        ([alone, shared], None) if args.predict => {
             predict::predict(&shared.journal, &files, &alone.jobs, &shared.jobs)?
         }
         _ => Vec::new(),

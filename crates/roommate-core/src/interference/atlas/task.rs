@@ -11,8 +11,13 @@ pub(super) struct Whole {
     batch: u32,
     pub(super) it_s: f64,
     mem_mib: f64,
+    /// Whether its counters were read.
+    counted: bool,
     pub(super) footprint: Footprint,
 }
+
+/// What a task is taken to do to a GPU where nobody read its counters: to fill it.
+const UNCOUNTED: Footprint = Footprint { busy: 1.0, sm: 1.0, dram: 0.0, launches: 0.0 };
 
 /// A task.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +38,8 @@ impl Task {
                 batch: r.batch,
                 it_s: r.it_s,
                 mem_mib: r.mem_mib,
-                footprint: footprint(&r.gpm.unwrap_or_default()),
+                counted: r.gpm.is_some(),
+                footprint: r.gpm.as_ref().map_or(UNCOUNTED, footprint),
             })
             .collect();
         // Of several runs the fastest: see `Atlas::meet_again`.
@@ -45,6 +51,11 @@ impl Task {
             Some((batch, curve))
         };
         Self { curves: whole.iter().filter_map(|w| curve(w.batch)).collect(), whole }
+    }
+
+    /// Whether the counters of all its runs on the whole GPU were read.
+    pub(super) fn counted(&self) -> bool {
+        self.whole.iter().all(|w| w.counted)
     }
 
     pub(super) fn batches(&self) -> impl Iterator<Item = u32> {

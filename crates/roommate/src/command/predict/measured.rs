@@ -1,0 +1,328 @@
+//! A prediction from measured profiles: nothing of the run is used but what was submitted when.
+
+use super::{Guess, Heard, mean_error, tell, worst_error};
+use crate::cli::{Output, Predict};
+use crate::{measurements, process};
+use anyhow::Context;
+use roommate_core::cluster::Cluster;
+use roommate_core::idx::Idx;
+use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::measured::{Measured, Work};
+use roommate_core::interference::rows::{Row, TaskKind};
+use roommate_core::job::Class;
+use roommate_core::journal::{Head, JobLine, ProfileLine};
+use roommate_core::policy;
+use roommate_core::profile::Profile;
+use roommate_core::state::Costs;
+use roommate_core::time::{Span, Time};
+use roommate_sim::fault::Faults;
+use roommate_sim::serving::Measuring;
+use roommate_sim::world::{Arrival, Setup, simulate};
+use serde_json::json;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+pub(crate) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
+    let mut heard = Heard::default();
+    crate::command::read_journal(&args.journal, &mut heard)?;
+    let guesses = from(&heard, &args.profiles, args.start)?;
+    process::print(&match args.output {
+        Output::Table => tell(&guesses),
+        Output::Json => {
+            let jobs: Vec<_> = guesses.iter().map(with_error).collect();
+            let (mean, worst) = (mean_error(&guesses), worst_error(&guesses));
+            let all = json!({ "jobs": jobs, "mean_error": mean, "worst_error": worst });
+            serde_json::to_string_pretty(&all)? + "\n"
+        }
+        Output::Csv => {
+            let mut text = String::from("job,alone_s,predicted_s,real_s,error\n");
+            for g in &guesses {
+                let Guess { job, alone_s, predicted_s, real_s } = g;
+                text += &format!("{job},{alone_s},{predicted_s},{real_s},{}\n", g.error());
+            }
+            text
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn with_error(guess: &Guess) -> serde_json::Value {
+    let mut value = json!(guess);
+    value["error"] = json!(guess.error());
+    value
+}
+
+/// What measured profiles say of the run that this journal tells of. `start_s` is what a job takes beside its steps.
+pub(crate) fn predict(journal: &[u8], profiles: &Path, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+    let mut heard = Heard::default();
+    roommate_core::journal::read(journal, &mut heard).context("could not read the journal")?;
+    from(&heard, profiles, start_s)
+}
+
+fn from(heard: &Heard, profiles: &Path, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+    let sessions = measurements::sessions(profiles)?;
+    let known = Known { atlas: Arc::new(measurements::atlas_of(profiles, &sessions)?), sessions };
+    let guesses = simulated(heard, &known, start_s)?;
+    let unended = heard.jobs.len() - guesses.len();
+    if unended > 0 {
+        let jobs = crate::table::count(unended as u64, "job");
+        process::say(&format!("{jobs} did not finish: predicted as if, and not compared"));
+    }
+    Ok(guesses)
+}
+
+/// What was measured.
+struct Known {
+    atlas: Arc<Atlas>,
+    sessions: Vec<Vec<Row>>,
+}
+
+impl Known {
+    /// The measured task that a kind of work is: by its name, or the name and a batch size, as in
+    /// `resnet50@64`. Otherwise that is the one which the job can change, or the first that was measured.
+    fn work(&self, ProfileLine { name, profile, .. }: &ProfileLine) -> anyhow::Result<Work> {
+        let (plain, said) = match name.rsplit_once('@') {
+            Some((plain, batch)) => (plain, batch.parse().ok()),
+            None => (name.as_str(), None),
+        };
+        let train = |name| self.atlas.task(TaskKind::Train, name);
+        let found = train(name).map(|t| (t, name.as_str(), None));
+        let Some((task, name, said)) = found.or_else(|| Some((train(plain)?, plain, said))) else {
+            let tasks = self.atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Train);
+            let names: Vec<&str> = tasks.map(|(_, _, name)| name).collect();
+            let what = format!("nothing was measured of the kind of work {name:?}");
+            let hint = format!(
+                "`profile:` of a job file says its kind; measured are {}",
+                names.join(", ")
+            );
+            return Err(process::advise(what, hint));
+        };
+        let own = profile.training.as_ref().map(|t| t.batch);
+        let batch = said.or(own).or_else(|| self.usual_batch(name)).unwrap_or(1);
+        Ok(Work { task, batch, load: 1.0 })
+    }
+
+    fn usual_batch(&self, task: &str) -> Option<u32> {
+        self.sessions.iter().flatten().find_map(|row| match row {
+            Row::Solo(s) if s.kind == TaskKind::Train && s.name == task => {
+                (s.sms == self.atlas.sms()).then_some(s.batch)
+            }
+            _ => None,
+        })
+    }
+}
+
+/// A kind of work as the simulator has it.
+struct Kind {
+    work: Work,
+    /// Seconds of a step, as measured.
+    step_s: f64,
+    /// What the policy is told.
+    profile: Profile,
+}
+
+fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+    let Head { policy: name, params, cluster, costs, seed, known_pairs, .. } =
+        heard.head.clone().context("the journal has no head")?;
+    let kind = |line: &ProfileLine| {
+        let work = known.work(line)?;
+        let step_s = 1.0 / known.atlas.steps_per_s(work.task, work.batch);
+        let mut profile = line.profile.clone();
+        let of_kind = |j: &&JobLine| j.spec.profile == line.idx;
+        let told = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
+        if !told && profile.stages_s.is_none() {
+            // Nobody told the policy; it learns it from the first report.
+            profile.step_s = step_s;
+        }
+        Ok(Kind { work, step_s, profile })
+    };
+    let kinds: Vec<Kind> = heard.profiles.iter().map(kind).collect::<anyhow::Result<_>>()?;
+    let mut jobs: Vec<(Time, &JobLine)> =
+        heard.jobs.iter().filter_map(|j| Some((*heard.submitted.get(&j.idx)?, j))).collect();
+    jobs.sort_by_key(|(at, job)| (*at, job.idx));
+    let steps = |job: &JobLine| {
+        job.spec.work.ok_or_else(|| {
+            let what = format!("job {:?} does not say how many steps it takes", job.name);
+            process::advise(what, "give `steps` in its job file")
+        })
+    };
+    let mut arrivals = Vec::new();
+    for (at, job) in &jobs {
+        if job.spec.class == Class::Service {
+            anyhow::bail!("job {:?} is a service: only training can be predicted", job.name);
+        }
+        let Kind { step_s, profile, .. } = &kinds[job.spec.profile.usize()];
+        arrivals.push(Arrival {
+            at: *at,
+            name: job.name.clone(),
+            spec: job.spec.clone(),
+            // In steps of the length that the policy believes in.
+            work: steps(job)? * step_s / profile.step_s,
+            requests: None,
+        });
+    }
+    let start = Span::from_secs(start_s);
+    let setup = Setup {
+        cluster: Cluster::clone(&cluster),
+        costs: Costs { start, restart: costs.restart.max(start), quiet_start: true, ..costs },
+        policy: policy::find(&name)?.build(&params)?,
+        policy_name: name,
+        params,
+        known_pairs,
+        truth: Box::new(Measured::new(
+            Arc::clone(&known.atlas),
+            kinds.iter().map(|k| Some(k.work)).collect(),
+        )),
+        faults: Faults::default(),
+        seed,
+        profiles: heard
+            .profiles
+            .iter()
+            .zip(&kinds)
+            .map(|(line, kind)| (line.name.clone(), kind.profile.clone()))
+            .collect(),
+        teams: heard.teams.clone(),
+        measure: None,
+        measuring: Measuring::default(),
+    };
+    let mut ends = Heard::default();
+    simulate(setup, arrivals.into_iter(), &mut ends, &mut |_| {})
+        .context("could not predict the mix")?;
+    let mut guesses = Vec::new();
+    for (at, job) in jobs {
+        let (Some(end), Some(predicted)) = (heard.ended.get(&job.idx), ends.end_s(&job.name))
+        else {
+            continue;
+        };
+        guesses.push(Guess {
+            job: job.name.clone(),
+            alone_s: start_s + steps(job)? * kinds[job.spec.profile.usize()].step_s,
+            predicted_s: predicted - at.secs(),
+            real_s: end.secs() - at.secs(),
+        });
+    }
+    Ok(guesses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roommate_core::idx::{ProfileIdx, TeamIdx};
+    use roommate_core::interference::rows;
+    use roommate_core::job::Spec;
+    use roommate_core::journal::{self, Writer};
+    use roommate_core::knobs::Knobs;
+
+    const H200: [&str; 2] = [
+        include_str!("../../../../../profiles/h200.jsonl"),
+        include_str!("../../../../../profiles/h200-pairs.jsonl"),
+    ];
+
+    fn known() -> Known {
+        let sessions: Vec<Vec<Row>> = H200.iter().map(|t| rows::parse(t).unwrap()).collect();
+        Known { atlas: Arc::new(Atlas::new(&sessions).unwrap()), sessions }
+    }
+
+    const KINDS: [(&str, u32); 3] =
+        [("resnet18-imagenet", 128), ("vit-b16-imagenet", 64), ("gpt2-lm", 4)];
+
+    /// What a machine with the measured truth would have written: five jobs of three kinds, which take 3 s to
+    /// start. Profiles are what a daemon knows of job files that say nothing of steps.
+    fn journal(known: &Known, policy: &str) -> Vec<u8> {
+        let works: Vec<Work> = KINDS
+            .iter()
+            .map(|(name, batch)| Work {
+                task: known.atlas.task(TaskKind::Train, name).unwrap(),
+                batch: *batch,
+                load: 1.0,
+            })
+            .collect();
+        let step_s = |i: usize| 1.0 / known.atlas.steps_per_s(works[i].task, works[i].batch);
+        let arrival = |i: u32| {
+            let kind = i as usize % 3;
+            let work = 400.0 * f64::from(i + 1);
+            let profile = ProfileIdx::from_usize(kind);
+            let spec = Spec {
+                work: Some(work),
+                declared_s: None,
+                team: TeamIdx(0),
+                knobs: Knobs::WHOLE,
+                ..Spec::training(1, work, profile)
+            };
+            let at = Time::from_secs(f64::from(i) * 4.0);
+            Arrival { at, name: format!("job-{i}"), spec, work, requests: None }
+        };
+        let entry = policy::find(policy).unwrap();
+        let params = policy::Params::new();
+        let setup = Setup {
+            cluster: "1x1".parse().unwrap(),
+            costs: Costs { start: Span::from_secs(3.0), quiet_start: true, ..Costs::default() },
+            policy: entry.build(&params).unwrap(),
+            policy_name: policy.into(),
+            params,
+            known_pairs: None,
+            truth: Box::new(Measured::new(
+                Arc::clone(&known.atlas),
+                works.iter().copied().map(Some).collect(),
+            )),
+            faults: Faults::default(),
+            seed: 0,
+            profiles: (0..3)
+                .map(|i| (format!("{}@{}", KINDS[i].0, KINDS[i].1), Profile::of_step(step_s(i))))
+                .collect(),
+            teams: vec!["all".into()],
+            measure: None,
+            measuring: Measuring::default(),
+        };
+        let mut writer = Writer::new(Vec::new());
+        simulate(setup, (0..5).map(arrival), &mut writer, &mut |_| {}).unwrap();
+        writer.finish().unwrap()
+    }
+
+    fn guesses(known: &Known, journal: &[u8], start_s: f64) -> Vec<Guess> {
+        let mut heard = Heard::default();
+        journal::read(journal, &mut heard).unwrap();
+        simulated(&heard, known, start_s).unwrap()
+    }
+
+    #[test]
+    fn a_simulated_machine_predicts_itself() {
+        let known = known();
+        for policy in ["fifo", "mps", "gandiva", "srtf"] {
+            let journal = journal(&known, policy);
+            let same = guesses(&known, &journal, 3.0);
+            assert_eq!(same.len(), 5, "{policy}");
+            assert!(worst_error(&same) < 1e-6, "{policy}: {same:?}");
+            // A start that takes three times as long is seen.
+            let late = guesses(&known, &journal, 9.0);
+            assert!(mean_error(&late) > 0.05, "{policy}: {late:?}");
+        }
+    }
+
+    #[test]
+    fn sharing_takes_longer_than_alone_and_not_as_long_as_waiting() {
+        let known = known();
+        let mean = |policy: &str| {
+            let all = guesses(&known, &journal(&known, policy), 3.0);
+            assert!(all.iter().all(|g| g.predicted_s >= g.alone_s - 1e-6), "{policy}: {all:?}");
+            all.iter().map(|g| g.predicted_s).sum::<f64>()
+        };
+        assert!(mean("mps") < mean("fifo"));
+    }
+
+    #[test]
+    fn kinds_are_found_by_name_and_batch() {
+        let known = known();
+        let line = |name: &str| ProfileLine {
+            idx: ProfileIdx(0),
+            name: name.into(),
+            profile: Profile::of_step(1.0),
+        };
+        assert_eq!(known.work(&line("vit-b16-imagenet@32")).unwrap().batch, 32);
+        let first = known.work(&line("vit-b16-imagenet")).unwrap().batch;
+        assert_eq!(Some(first), known.usual_batch("vit-b16-imagenet"));
+        let error = known.work(&line("no-such")).unwrap_err();
+        assert_eq!(error.to_string(), "nothing was measured of the kind of work \"no-such\"");
+    }
+}

@@ -1,0 +1,116 @@
+//! `roommate profile advise`: how measured sets are run best.
+
+use super::{figure, show, words};
+use crate::cli::Advise;
+use crate::{measurements, process, table};
+use roommate_core::interference::advice::{self, Advice, Way};
+use serde_json::{Value, json};
+
+pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
+    let sessions = measurements::sessions(&args.prefix)?;
+    let all = advice::advise(&sessions, args.bound, args.least);
+    if all.is_empty() {
+        let what = format!("measurements {} have no sets", measurements::quoted(&args.prefix));
+        let hint = "`roommate profile measure` measures the `sets` of a plan";
+        return Err(process::advise(what, hint));
+    }
+    if args.output == crate::cli::Output::Csv {
+        return process::print(&csv(&all));
+    }
+    let value = json!({
+        "bound": args.bound,
+        "least": args.least,
+        "shared": all.iter().filter(|a| a.choice.is_ok()).count(),
+        "declined": all.iter().filter(|a| a.choice.is_err()).count(),
+        "sets": all.iter().map(as_json).collect::<Vec<_>>(),
+    });
+    show(args.output, &value, || as_table(&all))
+}
+
+fn name(advice: &Advice) -> String {
+    let names: Vec<String> =
+        advice.set.iter().map(|who| format!("{}@{}", who.name, who.batch)).collect();
+    names.join(" + ")
+}
+
+fn parts(way: &Way) -> String {
+    way.sms.as_ref().map_or("unconfined".into(), |sms| {
+        sms.iter().map(u32::to_string).collect::<Vec<_>>().join("+") + " SMs"
+    })
+}
+
+/// The way that the row is about: the chosen one, or the best of those that were not good enough.
+fn best(advice: &Advice) -> Option<&Way> {
+    advice.choice.as_ref().map_or_else(|_| advice.most(), |i| advice.ways.get(*i))
+}
+
+fn decision(advice: &Advice) -> String {
+    match &advice.choice {
+        Ok(_) => "share".into(),
+        Err(why) => format!("decline: {why}"),
+    }
+}
+
+fn slowdowns(way: &Way) -> String {
+    way.slowdowns().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(" ")
+}
+
+fn as_json(advice: &Advice) -> Value {
+    let way = |w: &Way| {
+        json!({
+            "sms": w.sms,
+            "sum": w.sum(),
+            "speeds": w.speeds,
+            "slowdowns": w.slowdowns().collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "tasks": advice.set.iter().map(|w| &w.name).collect::<Vec<_>>(),
+        "batches": advice.set.iter().map(|w| w.batch).collect::<Vec<_>>(),
+        "one_at_a_time": 1.0,
+        "unconfined": advice.unconfined().map(way),
+        "best": advice.choice.as_ref().ok().map(|i| way(&advice.ways[*i])),
+        "decision": if advice.choice.is_ok() { "share" } else { "decline" },
+        "reason": advice.choice.as_ref().err().map(ToString::to_string),
+        "ways": advice.ways.iter().map(way).collect::<Vec<_>>(),
+    })
+}
+
+fn as_table(all: &[Advice]) -> String {
+    let head = ["set", "one at a time", "unconfined", "best way", "sum", "slowdowns", "decision"];
+    let mut rows = vec![words(head)];
+    for advice in all {
+        let or_dash = |v: Option<String>| v.unwrap_or_else(|| "-".into());
+        rows.push(vec![
+            name(advice),
+            "1.00".into(),
+            or_dash(advice.unconfined().map(|w| format!("{:.2}", w.sum()))),
+            or_dash(best(advice).map(parts)),
+            or_dash(best(advice).map(|w| format!("{:.2}", w.sum()))),
+            or_dash(best(advice).map(slowdowns)),
+            decision(advice),
+        ]);
+    }
+    let shared = all.iter().filter(|a| a.choice.is_ok()).count();
+    format!("{}worth sharing a GPU: {shared} of {}\n", table::align_left(&rows), all.len())
+}
+
+fn csv(all: &[Advice]) -> String {
+    let mut text =
+        String::from("set,one_at_a_time,unconfined,best_way,sum,slowdowns,decision,reason\n");
+    for advice in all {
+        let shown = |w: Option<String>| w.unwrap_or_default();
+        let reason = advice.choice.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        text += &format!(
+            "{},1,{},{},{},{},{},\"{}\"\n",
+            name(advice),
+            shown(advice.unconfined().map(|w| figure(w.sum()))),
+            shown(best(advice).map(parts)),
+            shown(best(advice).map(|w| figure(w.sum()))),
+            shown(best(advice).map(slowdowns)),
+            if advice.choice.is_ok() { "share" } else { "decline" },
+            reason.replace('"', "\"\""),
+        );
+    }
+    text
+}

@@ -1,0 +1,242 @@
+"""Commands that use the SDK, measured alone and side by side."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import BINARY, Room
+from test_shares import free_share
+
+# A loop that sleeps for each step: how fast it is does not depend on what else the machine does.
+SLEEPS = """
+import time, roommate
+for size in roommate.steps(lambda n: n, batch_size=8, min=4, max=16):
+    time.sleep(STEP * size / 8)
+"""
+
+# Two of these on one core take twice as long as one.
+COMPUTES = """
+import os, time, roommate
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for _ in roommate.steps(lambda n: n, batch_size=1):
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end: pass
+"""
+
+# Lives for so many steps, once it is let.
+DIES = """
+import time, roommate
+for n, _ in enumerate(roommate.steps(lambda n: n, batch_size=1)):
+    time.sleep(0.01)
+    if n == STEPS: raise RuntimeError("out of luck")
+"""
+
+
+def task(name: str, code: str, batches: list[int], **more: Any) -> dict[str, Any]:
+    command = [sys.executable, "-c", code]
+    return {"name": name, "kind": "train", "command": command, "batches": batches, **more}
+
+
+def sleeps(name: str, step_s: float, batches: list[int], **more: Any) -> dict[str, Any]:
+    return task(name, SLEEPS.replace("STEP", str(step_s)), batches, **more)
+
+
+def plan(room: Room, **fields: Any) -> str:
+    quick = {"seconds": 1.0, "settle": 0.3, "devices": "cpu"}
+    return room.job("plan", json.dumps({**quick, **fields}))
+
+
+def rows(room: Room, end: str = "") -> list[dict[str, Any]]:
+    path = room.folder / f"out{end}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def measure(room: Room, file: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return room.tool("profile", "measure", file, "--out", str(room.folder / "out"), *flags)
+
+
+def names(row: dict[str, Any]) -> str:
+    return str(row.get("name") or row.get("tasks") or f"{row['a']}+{row['b']}")
+
+
+def test_tasks_are_measured_alone_and_side_by_side(room: Room) -> None:
+    tasks = [
+        sleeps("short", 0.01, [8, 16]),
+        sleeps("long", 0.05, [8]),
+        sleeps("service", 0.02, [4], kind="serve"),
+    ]
+    file = plan(room, tasks=tasks, sets=[["short", "long"], ["short", "service"], ["short", "long", "long"]])
+    began = time.monotonic()
+    done = measure(room, file)
+    took = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    found = rows(room)
+    assert [names(r) for r in found[:4]] == ["short", "short", "long", "service"]
+    per_s = {(r["name"], r["batch"]): r["it_s"] for r in found[:4]}
+    assert per_s["short", 8] == pytest.approx(97, rel=0.1)
+    assert per_s["short", 16] == pytest.approx(49, rel=0.1)
+    assert per_s["long", 8] == pytest.approx(20, rel=0.1)
+    assert per_s["service", 4] == pytest.approx(97, rel=0.1)
+    assert all(r["n"] >= 3 and r["mem_mib"] > 0 and r["sms"] == 1 for r in found[:4])
+    pair, triple = found[4], found[5]
+    assert (pair["k"], pair["a"], pair["batch_a"], pair["b"]) == ("tt", "short", 8, "long")
+    # Who sleeps disturbs nobody.
+    assert pair["ra"]["it_s"] == pytest.approx(97, rel=0.1)
+    assert pair["rb"]["it_s"] == pytest.approx(20, rel=0.1)
+    assert triple["tasks"] == ["short", "long", "long"] and len(triple["r"]) == 3
+    alone, beside = rows(room, "-services")
+    assert (alone["name"], beside["k"], beside["b"]) == ("service", "tc", "service")
+    assert beside["rb"]["it_s"] == pytest.approx(97, rel=0.1)
+    # Seven of 1.3 s each: little time goes by in which nothing is measured.
+    assert took < 7 * 1.3 * 1.25 + 2, took
+    advice = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))
+    assert [s["decision"] for s in advice["sets"]] == ["share"] * 3
+    assert next(s for s in advice["sets"] if len(s["tasks"]) == 3)["best"]["sum"] == pytest.approx(3, rel=0.1)
+
+
+def test_two_that_fill_a_core_are_better_run_one_at_a_time(room: Room) -> None:
+    file = plan(room, tasks=[task("full", COMPUTES, [1])], sets=[["full", "full"]])
+    seen = []
+    for _ in range(3):
+        assert measure(room, file, "--again").returncode == 0
+        alone, both = rows(room)
+        [advice] = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))["sets"]
+        seen.append((alone["it_s"], both["ra"]["it_s"], both["rb"]["it_s"]))
+        if advice["unconfined"]["sum"] == pytest.approx(1, abs=0.1):
+            assert advice["decision"] == "decline" and advice["best"] is None
+            assert "times as long" in advice["reason"]
+            assert "worth sharing a GPU: 0 of 1" in room.ok("profile", "advise", str(room.folder / "out"))
+            return
+    if (free := free_share()) < 0.9:
+        pytest.skip(f"others leave {free:.2f} of a core here; {seen} says nothing")
+    raise AssertionError(seen)
+
+
+def test_what_is_there_is_not_measured_again(room: Room) -> None:
+    tasks = [sleeps("a", 0.01, [8]), sleeps("b", 0.02, [8])]
+    assert measure(room, plan(room, tasks=tasks)).returncode == 0
+    first = rows(room)
+    path = room.folder / "out.jsonl"
+    # A run that was killed in the middle of a row.
+    path.write_text(path.read_text() + '{"k": "tt", "a": "a", "ba')
+    done = measure(room, plan(room, tasks=tasks, sets="all-pairs"))
+    assert done.returncode == 0 and "2 of 3 are measured already" in done.stderr
+    assert rows(room)[:2] == first and [names(r) for r in rows(room)] == ["a", "b", "a+b"]
+    assert "3 of 3 are measured already" in measure(room, plan(room, tasks=tasks, sets="all-pairs")).stderr
+    done = measure(room, plan(room, tasks=tasks), "--again")
+    assert "already" not in done.stderr
+    # What the plan does not measure stays.
+    assert sorted(names(r) for r in rows(room)) == ["a", "a+b", "b"]
+
+
+def test_who_dies_or_does_not_obey_is_a_row_and_the_rest_goes_on(room: Room) -> None:
+    tasks = [
+        sleeps("good", 0.01, [8]),
+        task("gone", "raise SystemExit(3)", [1]),
+        task("short-lived", DIES.replace("STEPS", "30"), [1]),
+        task("stubborn", SLEEPS.replace("STEP", "0.01").replace(", min=4, max=16", ""), [8, 4]),
+    ]
+    file = plan(room, tasks=tasks, sets=[["good", "gone"], ["good", "stubborn"]])
+    done = measure(room, file)
+    assert done.returncode == 1, done.stderr
+    found = {(names(r), r.get("batch")): r for r in rows(room)}
+    assert found["good", 8]["it_s"] == pytest.approx(97, rel=0.1)
+    assert found["gone", 1]["error"] == "gone: ended with exit 3"
+    assert found["short-lived", 1]["error"] == "short-lived: ended with exit 1: RuntimeError: out of luck"
+    assert found["stubborn", 8]["it_s"] == pytest.approx(97, rel=0.1)
+    assert found["stubborn", 4]["error"] == "stubborn: was given batches of 4, works with 8"
+    assert found["good+gone", None]["error"] == "gone: ended with exit 3"
+    assert found["good+stubborn", None]["ra"]["it_s"] == pytest.approx(97, rel=0.1)
+    assert "4 measurements failed" in done.stderr
+    # Readers pass over what failed; another run tries it again and keeps no two rows of the same.
+    advice = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))
+    assert [s["tasks"] for s in advice["sets"]] == [["good", "stubborn"]]
+    again = measure(room, file)
+    assert "3 of 7 are measured already" in again.stderr and len(rows(room)) == 7
+
+
+def test_one_that_is_stopped_leaves_no_process_and_keeps_its_rows(room: Room) -> None:
+    marked = room.folder / "pids"
+    mark = f"import os; open({str(marked)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    code = mark + SLEEPS.replace("STEP", "0.01")
+    file = plan(room, tasks=[task("a", code, [8, 4, 16]), task("b", code, [8])], sets="all-pairs")
+    words = [BINARY, "profile", "measure", file, "--out", str(room.folder / "out")]
+
+    def alive() -> list[str]:
+        return [p for p in marked.read_text().split() if Path(f"/proc/{p}").exists()]
+
+    for kill in (signal.SIGINT, signal.SIGKILL):
+        before = len(rows(room))
+        run = subprocess.Popen(words, env=room.env, stderr=subprocess.PIPE, text=True)
+        room.until(lambda before=before: len(rows(room)) > before)
+        assert len(alive()) >= 2
+        run.send_signal(kill)
+        said = run.communicate()[1]
+        room.until(lambda: not alive(), within_s=5)
+        assert kill == signal.SIGKILL or "goes on with the rest" in said
+    assert 2 <= len(rows(room)) < 5
+
+
+# Ends after so many steps; otherwise as SLEEPS.
+ENDS = """
+import time, roommate
+for n, size in enumerate(roommate.steps(lambda n: n, batch_size=8, min=4, max=16)):
+    if n == STEPS: break
+    time.sleep(STEP * size / 8)
+"""
+
+
+def test_a_mix_is_predicted_from_what_was_measured(room: Room) -> None:
+    lengths = {"quick": (0.02, 150), "slow": (0.05, 90)}
+    tasks = [sleeps(name, step_s, [8]) for name, (step_s, _) in lengths.items()]
+    assert measure(room, plan(room, tasks=tasks, sets="all-pairs")).returncode == 0
+    jobs = []
+    for i, (name, (step_s, steps)) in enumerate(2 * list(lengths.items())):
+        code = ENDS.replace("STEPS", str(steps)).replace("STEP", str(step_s))
+        command = [sys.executable, "-c", code]
+        jobs.append({"name": f"{name}-{i}", "command": command, "steps": steps, "profile": name, "after": i})
+    mix = room.job("mix", json.dumps({"policy": "fifo", "devices": 2, "jobs": jobs}))
+    journal = str(room.folder / "j.jsonl")
+    profiles = ["--profiles", str(room.folder / "out"), "--start", "0.15"]
+    seen = []
+    for _ in range(3):
+        out = json.loads(room.ok("run", mix, "--predict", *profiles, "--journal", journal, "-o", "json"))
+        assert [r["label"] for r in out] == ["shared", "prediction"]
+        again = json.loads(room.ok("predict", journal, *profiles, "-o", "json"))
+        assert [g["job"] for g in again["jobs"]] == [j["name"] for j in jobs]
+        assert [g["predicted_s"] for g in again["jobs"]] == [g["predicted_s"] for g in out[1]["jobs"]]
+        # The last two wait for a device.
+        assert again["jobs"][3]["predicted_s"] > again["jobs"][3]["alone_s"] + 0.5
+        seen.append(again["worst_error"])
+        if seen[-1] <= 0.10:
+            assert again["mean_error"] <= seen[-1]
+            return
+    if (free := free_share()) < 0.9:
+        pytest.skip(f"others leave {free:.2f} of a core here; errors of {seen} say nothing")
+    raise AssertionError(f"errors of {seen}")
+
+
+def test_bad_plans_are_refused_with_what_to_do(room: Room) -> None:
+    def said(**fields: Any) -> str:
+        done = measure(room, plan(room, **fields))
+        assert done.returncode == 2 and not rows(room)
+        return done.stderr
+
+    one = sleeps("a", 0.01, [8])
+    misspelt = said(tasks=[one], setts=[])
+    assert 'unknown field "setts"' in misspelt and "did you mean" in misspelt
+    assert "there are two tasks" in said(tasks=[one, one])
+    assert 'no task "b"' in said(tasks=[one], sets=[["a", "b"]])
+    assert "cores have no multiprocessors" in said(tasks=[{**one, "sms": [24]}])
+    assert "how many multiprocessors" in said(tasks=[one], devices="gpu")
+    example = room.ok("profile", "measure", "--example")
+    file = room.job("example", example)
+    assert "profile measure --example" in measure(room, str(room.folder / "nothing.yaml")).stderr
+    assert "--out" in room.tool("profile", "measure", file).stderr
