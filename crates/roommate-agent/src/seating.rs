@@ -10,7 +10,7 @@
 use crate::protocol::Seat;
 
 /// The hardware gives out SMs in groups of so many.
-pub(crate) const GRAIN: u16 = 8;
+pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
 /// The smallest seat: below it a step takes forever, and libraries have no plans that fit.
 pub(crate) const LEAST_SMS: u16 = 16;
 
@@ -23,7 +23,7 @@ pub(crate) struct Sitter {
     pub(crate) promised: bool,
 }
 
-/// A seat for each tenant of a GPU with so many SMs, in the order of their numbers; `None` = the whole GPU.
+/// A seat for each tenant of a GPU with so many SMs in whole groups, in the order of their numbers; `None` = the whole GPU.
 pub(crate) fn seats(sms: u16, sitters: &[Sitter]) -> Vec<Option<Seat>> {
     let groups = sms / GRAIN;
     let least = LEAST_SMS / GRAIN;
