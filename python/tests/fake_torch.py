@@ -156,7 +156,8 @@ class Optimizer:
         for state in self.state.values():
             momentum = state["momentum"]
             self.state_was_on.append(momentum.device)
-            momentum.memory.content[momentum.at] += 1
+            at, content = momentum.at, momentum.memory.content
+            content[at] = (content[at] + 1) % 256
         for hook in list(self.after):
             hook(self, (), {})
 
