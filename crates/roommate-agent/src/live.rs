@@ -539,8 +539,8 @@ impl World {
 
     /// Who is to sit where on a GPU, by number.
     fn seats_on(&self, gpu: GpuIdx) -> Vec<(JobIdx, Option<Seat>)> {
-        let sms = self.device.sms(gpu);
-        if sms == 0 {
+        let room = self.device.seats(gpu);
+        if room.groups == 0 {
             return Vec::new();
         }
         let sits =
@@ -556,7 +556,7 @@ impl World {
             })
             .collect();
         let sitters: Vec<Sitter> = here.iter().map(|(_, s)| *s).collect();
-        here.iter().map(|(j, _)| *j).zip(seating::seats(sms, &sitters)).collect()
+        here.iter().map(|(j, _)| *j).zip(seating::seats(room, &sitters)).collect()
     }
 
     /// Tells tenants whose roommates changed, or whose guards did, how to run now.

@@ -14,7 +14,7 @@ use super::{SelfTest, Start, Tier};
 use crate::control::GpuView;
 use crate::gpu::{self, GpuInfo, Mps, Reading, Sampler};
 use crate::process::{self, Process};
-use crate::seating::GRAIN;
+use crate::seating::{GRAIN, Room};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use std::path::Path;
@@ -39,8 +39,8 @@ pub(crate) struct CudaDevice {
 
 struct Gpu {
     info: GpuInfo,
-    /// SMs that seats can be made of: whole groups, of which fewer fit than one would divide.
-    seats_sms: u16,
+    /// What seats are made of.
+    room: Room,
     mps: Option<Arc<Watched>>,
 }
 
@@ -89,8 +89,9 @@ impl CudaDevice {
             }
             let watched =
                 || Watched { mps, well: AtomicBool::new(true), restarts: AtomicU32::new(0) };
-            let seats_sms = u16::try_from(found.groups).unwrap_or(0) * GRAIN;
-            gpus.push(Gpu { info, seats_sms, mps: in_force.then(|| Arc::new(watched())) });
+            let groups = u16::try_from(found.groups).unwrap_or(0);
+            let room = Room { groups, rest: info.sms.saturating_sub(groups * GRAIN) };
+            gpus.push(Gpu { info, room, mps: in_force.then(|| Arc::new(watched())) });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let over = Arc::new(AtomicBool::new(false));
@@ -118,8 +119,9 @@ impl CudaDevice {
         self.gpus.iter().all(|g| g.mps.is_some())
     }
 
-    pub(super) fn sms(&self, gpu: GpuIdx) -> u16 {
-        self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some()).map_or(0, |g| g.seats_sms)
+    pub(super) fn seats(&self, gpu: GpuIdx) -> Room {
+        let divided = self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some());
+        divided.map_or(Room::default(), |g| g.room)
     }
 
     pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
