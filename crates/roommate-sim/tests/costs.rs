@@ -114,7 +114,8 @@ struct Together;
 
 impl Policy for Together {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        while let Some(job) = plan.pending.iter().next() {
+        let waiting: Vec<JobIdx> = plan.pending.iter().collect();
+        for job in waiting {
             plan.place(job, &[GpuIdx(0)], Knobs { sm_permille: 0, ..Knobs::WHOLE }).unwrap();
         }
     }
