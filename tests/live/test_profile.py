@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import BINARY, Room
+from test_gpu import gpus, libraries, mps_processes  # noqa: F401 - fixtures
 from test_shares import free_share
 
 # A loop that sleeps for each step: how fast it is does not depend on what else the machine does.
@@ -184,6 +185,43 @@ def test_one_that_is_stopped_leaves_no_process_and_keeps_its_rows(room: Room) ->
     assert 2 <= len(rows(room)) < 5
 
 
+# As one with a GPU would answer, but never in fewer than 32 SMs. Steps take longer in a part.
+SEATED = """
+import roommate, time
+from roommate import session
+device = session.current().device
+
+def settle(*_):
+    wish = device._wish
+    device.place = wish if wish is None or wish.sms >= 32 else None
+    return True
+
+device.settle = settle
+for _ in roommate.steps(lambda size: size, batch_size=8):
+    time.sleep(0.01 if device.place is None else 0.01 * 132 / device.place.sms)
+"""
+
+
+def test_parts_of_a_gpu_are_measured(gpus: Room) -> None:  # noqa: F811
+    tasks = [task("a", SEATED, [8], sms=[24, 64]), task("b", SEATED, [8])]
+    file = plan(gpus, tasks=tasks, sets=["all-pairs"], splits=[48, [88, 44]], devices="gpu")
+    done = measure(gpus, file)
+    assert done.returncode == 1 and "on NVIDIA H200 (132 SMs" in done.stderr, done.stderr
+    found = {(names(r), r.get("sms") or r.get("sms_a")): r for r in rows(gpus)}
+    assert found["a", 132]["it_s"] == pytest.approx(97, rel=0.1)
+    assert found["a", 64]["it_s"] == pytest.approx(47, rel=0.1)
+    assert found["a", 24]["error"] == "a: was given 24 SMs from 0, runs on the whole GPU"
+    assert set(found["a", 132]["gpm"]) >= {"graphics", "sm_util", "dram", "pcie_rx_mib_s"}
+    pair = found["a+b", 48]
+    assert (pair["k"], pair["sms_a"], pair["sms_b"]) == ("tt", 48, 84)
+    assert pair["ra"]["it_s"] == pytest.approx(36, rel=0.1) and pair["rb"]["it_s"] == pytest.approx(
+        62, rel=0.1
+    )
+    [advice] = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
+    assert advice["decision"] == "share" and advice["best"]["sms"] is None and len(advice["ways"]) == 3
+    assert not mps_processes(gpus), "the MPS daemon is still there"
+
+
 # Ends after so many steps; otherwise as SLEEPS.
 ENDS = """
 import time, roommate
@@ -235,7 +273,7 @@ def test_bad_plans_are_refused_with_what_to_do(room: Room) -> None:
     assert "there are two tasks" in said(tasks=[one, one])
     assert 'no task "b"' in said(tasks=[one], sets=[["a", "b"]])
     assert "cores have no multiprocessors" in said(tasks=[{**one, "sms": [24]}])
-    assert "how many multiprocessors" in said(tasks=[one], devices="gpu")
+    assert "run without GPUs" in said(tasks=[one], devices="gpu")
     example = room.ok("profile", "measure", "--example")
     file = room.job("example", example)
     assert "profile measure --example" in measure(room, str(room.folder / "nothing.yaml")).stderr

@@ -1,10 +1,11 @@
 //! The measuring machine: commands that use the SDK are started once and stand still, except those whose
 //! turn it is. No engine, no policy: who runs, how and for how long is in a [`plan`].
 //!
-//! Speeds come from the reports of the tenants, which come about twice a second at the end of a step. A
-//! window begins and ends with a report, so that it holds whole steps; the first report after a change
-//! may hold steps from before it, so it can begin a window but is never counted.
+//! Speeds come from the reports of the tenants, which come about twice a second at the end of a step and
+//! say how much was done in all. A window begins and ends with a report, so that it holds whole steps; the
+//! first report after a change may hold steps from before it, so it can begin a window but is never counted.
 
+pub mod outfit;
 pub mod plan;
 
 use crate::AgentError;
@@ -15,6 +16,7 @@ use crate::protocol::{
     FromTenant, Hello, Nothing, Stepped, ToTenant, Tune, Tuned, VERSION, Welcome,
 };
 use crate::world::{Input, random, small_thread};
+use outfit::Outfit;
 use plan::{Item, Member, Plan};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -49,39 +51,13 @@ const SAME_SMS: u16 = 8;
 /// Said of a command that does not step.
 const NOT_READY: &str = "was not ready in time: it has to step through `roommate.steps`";
 
-/// Reads the counters of the device while something is measured.
-pub trait Counters {
-    /// A window begins.
-    fn begin(&mut self);
-    /// It has ended: what the field `gpm` of a row says, if that is known.
-    fn end(&mut self) -> Option<Value>;
-}
-
-/// Nobody reads counters.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoCounters;
-
-impl Counters for NoCounters {
-    fn begin(&mut self) {}
-    fn end(&mut self) -> Option<Value> {
-        None
-    }
-}
-
-/// What the machine gives its tenants, and how it watches them.
-pub struct Outfit {
-    /// Variables that they all get, such as where MPS listens.
-    pub env: BTreeMap<String, String>,
-    /// Multiprocessors of the device.
-    pub sms: u32,
-    /// Its counters.
-    pub counters: Box<dyn Counters>,
-}
-
 /// A report of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Report {
     at_s: f64,
+    /// Steps in all.
+    done: f64,
+    /// Steps since the last one that were of the usual length, and their mean.
     steps: u64,
     step_s: f64,
     mem_mib: u32,
@@ -140,6 +116,8 @@ struct Tenant {
     child: Option<Child>,
     peer: Option<Peer>,
     pid: Option<u32>,
+    /// Its own batch size, where it can work with others: what it calls a step of work.
+    own: Option<u32>,
     tune: Tune,
     tuned: Option<Tuned>,
     /// Since the last change, with the batch size that was asked for.
@@ -315,6 +293,7 @@ impl<'a> Bench<'a> {
             child: None,
             peer: None,
             pid: None,
+            own: None,
             tune: Tune {
                 batch: member.batch,
                 pace_permille: 1000,
@@ -438,7 +417,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Tells a tenant how to run, and to go on.
+    /// Tells a tenant to go on, and how. In this order it tries a part before it says that it is there.
     fn wake(&mut self, who: usize, member: &Member) {
         let tenant = &mut self.tenants[who];
         tenant.tune.batch = member.batch;
@@ -447,10 +426,10 @@ impl<'a> Bench<'a> {
         tenant.reports.clear();
         tenant.strays.clear();
         let (tune, still) = (tenant.tune.clone(), tenant.phase == Phase::Still);
-        self.say(who, &ToTenant::Tune(tune));
         if still {
             self.say(who, &ToTenant::Resume(Nothing {}));
         }
+        self.say(who, &ToTenant::Tune(tune));
     }
 
     /// Waits until all of them run as they were told, and measures.
@@ -479,7 +458,9 @@ impl<'a> Bench<'a> {
             if let Some(from) = settled(&all, changed, settle)
                 && from <= self.now()
             {
-                if !begun {
+                if begun {
+                    self.outfit.counters.look();
+                } else {
                     self.outfit.counters.begin();
                     begun = true;
                 }
@@ -587,12 +568,13 @@ impl<'a> Bench<'a> {
         let Some(tenant) = self.tenants.iter_mut().find(known) else { return };
         match message {
             FromTenant::Stepped(s) => {
-                let Stepped { steps, step_s, batch, mem_mib, gpu_mib, .. } = s;
+                let Stepped { steps, done, step_s, batch, mem_mib, gpu_mib, .. } = s;
+                let done = done * f64::from(tenant.own.unwrap_or(batch)) / f64::from(batch.max(1));
                 let cpu_s = tenant.pid.and_then(process::stat).map_or(0.0, |s| s.cpu_s);
                 let mem_mib = gpu_mib.or(mem_mib).unwrap_or(0).max(1);
                 tenant.stepped = true;
                 if batch == tenant.tune.batch {
-                    tenant.reports.push(Report { at_s, steps, step_s, mem_mib, cpu_s });
+                    tenant.reports.push(Report { at_s, done, steps, step_s, mem_mib, cpu_s });
                 } else {
                     tenant.strays.push(batch);
                 }
@@ -617,6 +599,7 @@ impl<'a> Bench<'a> {
         }
         tenant.peer = Some(peer.clone());
         tenant.pid = Some(hello.pid);
+        tenant.own = hello.batch.map(|b| b.size);
         let Tune { batch, pace_permille, interleaved, seat, gpu_mib } = tenant.tune;
         peer.say(&ToTenant::Welcome(Welcome {
             version: VERSION,
@@ -687,17 +670,18 @@ fn window(reports: &[Report], from: f64, seconds: f64) -> Option<Seen> {
     let (first, counted) = (&reports[begin], &reports[begin + 1..]);
     let last = counted.last()?;
     let span = last.at_s - first.at_s;
-    let n: u64 = counted.iter().map(|r| r.steps).sum();
+    let n = (last.done - first.done).round().max(0.0) as u64;
     let long = span + SLACK_S >= seconds && n >= LEAST_STEPS;
     let endless = span > 4.0 * seconds + 2.0 && n > 0;
     if !(long || endless) {
         return None;
     }
+    let timed: u64 = counted.iter().map(|r| r.steps).sum();
     let busy_s: f64 = counted.iter().map(|r| r.step_s * r.steps as f64).sum();
     Some(Seen {
         it_s: n as f64 / span,
         n,
-        step_ms: 1e3 * busy_s / n as f64,
+        step_ms: 1e3 * busy_s / timed.max(1) as f64,
         mem_mib: counted.iter().map(|r| r.mem_mib).max()?,
         cpu_cores: (last.cpu_s - first.cpu_s) / span,
     })
@@ -765,14 +749,21 @@ impl Item {
 mod tests {
     use super::*;
 
-    fn report(at_s: f64, steps: u64) -> Report {
-        Report { at_s, steps, step_s: 0.04, mem_mib: 100, cpu_s: at_s / 2.0 }
+    /// Reports at these times with so many steps since the one before.
+    fn reports(all: &[(f64, u64)]) -> Vec<Report> {
+        let mut done = 0;
+        let report = |(at_s, steps): &(f64, u64)| {
+            done += steps;
+            let (at_s, steps, done) = (*at_s, *steps, done as f64);
+            Report { at_s, done, steps, step_s: 0.04, mem_mib: 100, cpu_s: at_s / 2.0 }
+        };
+        all.iter().map(report).collect()
     }
 
     #[test]
     fn a_window_is_from_report_to_report() {
         // The first report holds steps from before; it begins the window and is not counted.
-        let reports = [report(10.0, 700), report(10.5, 10), report(11.0, 12), report(11.5, 14)];
+        let reports = reports(&[(10.0, 700), (10.5, 10), (11.0, 12), (11.5, 14)]);
         assert_eq!(window(&reports[..3], 10.0, 1.5), None);
         let seen = window(&reports, 10.0, 1.5).unwrap();
         assert_eq!((seen.n, seen.it_s, seen.cpu_cores), (36, 24.0, 0.5));
@@ -784,16 +775,16 @@ mod tests {
 
     #[test]
     fn few_long_steps_are_waited_for_but_not_for_ever() {
-        let slow: Vec<Report> = (0..4).map(|i| report(f64::from(i) * 2.0, 1)).collect();
+        let slow = reports(&[(0.0, 1), (2.0, 1), (4.0, 1), (6.0, 1)]);
         assert_eq!(window(&slow[..3], 0.0, 1.5), None);
         assert_eq!(window(&slow, 0.0, 1.5).unwrap().it_s, 0.5);
-        let slower = [report(0.0, 1), report(9.0, 1)];
+        let slower = reports(&[(0.0, 1), (9.0, 1)]);
         assert_eq!(window(&slower, 0.0, 1.5).unwrap().n, 1);
     }
 
     #[test]
     fn nobody_is_counted_before_all_have_settled() {
-        let (soon, late) = ([report(1.1, 1)], [report(4.0, 1)]);
+        let (soon, late) = (reports(&[(1.1, 1)]), reports(&[(4.0, 1)]));
         assert_eq!(settled(&[&soon, &[]], 1.0, 0.5), None);
         assert_eq!(settled(&[&soon, &soon], 1.0, 0.5), Some(1.5));
         // A first step for which a plan had to be chosen.

@@ -337,7 +337,7 @@ impl Stage<'_> {
         let state = self.engine.state();
         let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
         let gpus = &state.job(idx).gpus;
-        let speed = throttle::speed_there(&*self.scene.truth, state, idx, gpus, &held);
+        let speed = throttle::speed_there(&*self.scene.truth, state, idx, gpus, &held, &|_| false);
         state.alone_step_s(idx, gpus) / speed
     }
 

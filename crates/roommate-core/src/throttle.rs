@@ -167,13 +167,14 @@ pub fn climb(settled_permille: u16) -> Span {
 }
 
 /// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its own batch:
-/// the slowest GPU sets the pace. 0 while it is held.
+/// the slowest GPU sets the pace. 0 while it is held. Roommates that are `away` do nothing there yet.
 pub fn speed_there(
     truth: &dyn Interference,
     state: &State,
     job: JobIdx,
     gpus: &[GpuIdx],
     held: &dyn Fn(JobIdx) -> bool,
+    away: &dyn Fn(JobIdx) -> bool,
 ) -> f64 {
     let knobs = state.job(job).knobs;
     let own_batch = goodput::is_own_batch(state, job, knobs);
@@ -191,7 +192,9 @@ pub fn speed_there(
             continue;
         }
         last = Some(on);
-        let there = tenants(truth, state, *gpu, held);
+        let mut there = tenants(truth, state, *gpu, held);
+        let others = there.iter_mut().filter(|(t, _)| *t != job && away(*t));
+        others.for_each(|(_, knobs)| knobs.pace_permille = 0);
         let who = on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
         slowest = slowest.min(speed(truth, state, on.kind, &there, who));
     }

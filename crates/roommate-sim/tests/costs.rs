@@ -3,14 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::idx::{GpuIdx, JobIdx, ProfileIdx};
-use roommate_core::interference::Undisturbed;
+use roommate_core::interference::{Estimate, Interference, Undisturbed};
 use roommate_core::job::Spec;
 use roommate_core::knobs::Knobs;
 use roommate_core::metrics::Fold;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
-use roommate_core::state::Costs;
+use roommate_core::state::{Costs, State};
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
@@ -107,4 +107,63 @@ fn tuning_pauses_and_then_runs_at_the_new_pace() {
     // Ten seconds at full speed, the pause, then 90 steps at half the speed.
     assert_eq!(ends_s(costs(62.0, None, 0.0), halve_it), 190.0);
     assert_eq!(ends_s(costs(62.0, None, 5.0), halve_it), 195.0);
+}
+
+/// Starts everybody on GPU 0 at once.
+struct Together;
+
+impl Policy for Together {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        let waiting: Vec<JobIdx> = plan.pending.iter().collect();
+        for job in waiting {
+            plan.place(job, &[GpuIdx(0)], Knobs { sm_permille: 0, ..Knobs::WHOLE }).unwrap();
+        }
+    }
+}
+
+/// Half as fast for each roommate.
+struct Halves;
+
+impl Interference for Halves {
+    fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {
+        Estimate::certain(0.5_f64.powi(tenants.len() as i32 - 1))
+    }
+}
+
+#[test]
+fn who_starts_quietly_disturbs_nobody_until_it_runs() {
+    let last_end = |quiet_start: bool| {
+        let setup = Setup {
+            cluster: "1x1".parse().unwrap(),
+            costs: Costs { start: Span::from_secs(20.0), quiet_start, ..Costs::default() },
+            policy_name: "together".into(),
+            params: Params::new(),
+            policy: Box::new(Together),
+            known_pairs: None,
+            truth: Box::new(Halves),
+            faults: Faults::default(),
+            seed: 0,
+            profiles: vec![("work".into(), Profile::of_step(1.0))],
+            teams: vec!["all".into()],
+            measure: None,
+            measuring: Measuring::default(),
+        };
+        let job = |i: u32| Arrival {
+            at: Time::from_secs(40.0 * f64::from(i)),
+            name: i.to_string(),
+            spec: Spec::training(1, 100.0, ProfileIdx(0)),
+            work: 100.0,
+            requests: None,
+        };
+        let mut fold = Fold::default();
+        simulate(setup, (0..2).map(job), &mut fold, &mut |_| {}).unwrap();
+        fold.metrics()
+    };
+    // The first runs from 20 to 60 alone, and then beside the second: 40 steps, then 60 at half the speed. Then
+    // the second has 40 of its own left.
+    let quiet = last_end(true);
+    assert_eq!((quiet.avg_jct_s, quiet.makespan_s), (Some(180.0), 220.0));
+    // If starting disturbs, the first is slowed down from 40 on, and ends at 200; the second has 30 left then.
+    let loud = last_end(false);
+    assert_eq!((loud.avg_jct_s, loud.makespan_s), (Some(195.0), 230.0));
 }

@@ -53,13 +53,13 @@ impl World {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
         let quiet = state.costs.quiet_start;
-        let is_starting = |t: JobIdx| quiet && t != job && !self.running.contains(t);
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now || is_starting(t);
+        let away = |t: JobIdx| quiet && !self.running.contains(t);
+        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
         let alone = state.alone_step_s(job, gpus);
         let speed = match self.live[job.usize()].slot {
             // Its speed depends on its batch, also alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
-            None => throttle::speed_there(&*self.truth, state, job, gpus, &held),
+            None => throttle::speed_there(&*self.truth, state, job, gpus, &held, &away),
         };
         (alone, alone / speed)
     }

@@ -115,6 +115,47 @@ fn a_check_prints_a_table_and_says_what_it_left_out() {
 }
 
 #[test]
+fn advice_names_the_best_way_or_why_there_is_none() {
+    let split =
+        pair("x", "y", 7.0).replace("\"batch_b\":8,", "\"batch_b\":8,\"sms_a\":64,\"sms_b\":68,");
+    let alone = alone("x", 132, 10.0) + &alone("x", 64, 8.0) + &alone("y", 132, 10.0);
+    let failed = "{\"k\":\"tt\",\"a\":\"y\",\"batch_a\":8,\"b\":\"y\",\"batch_b\":8,\"error\":\"y: ended\"}\n";
+    let room = Room::with(&[
+        (
+            "own.jsonl",
+            &(alone.clone() + &pair("x", "y", 6.0) + &split + &pair("x", "x", 5.2) + failed),
+        ),
+        ("alone.jsonl", &alone),
+    ]);
+    expect![[r#"
+        set        one at a time  unconfined  best way    sum   slowdowns  decision
+        x@8 + x@8  1.00           1.04        unconfined  1.04  1.92 1.92  decline: in every way somebody takes over 1.5 times as long: 1.92 at best
+        x@8 + y@8  1.00           1.20        64+68 SMs   1.40  1.43 1.43  share
+        worth sharing a GPU: 1 of 2
+    "#]]
+    .assert_eq(&room.works("profile advise own"));
+    expect![[r#"
+        set,one_at_a_time,unconfined,best_way,sum,slowdowns,decision,reason
+        x@8 + x@8,1,1.040,unconfined,1.040,1.92 1.92,decline,"1.04 together is less than 1.1: one at a time is as good"
+        x@8 + y@8,1,1.200,64+68 SMs,1.400,1.43 1.43,share,""
+    "#]]
+    .assert_eq(&room.works("profile advise own --bound 2 -o csv"));
+    let strict = room.json("profile advise own --least 1.5");
+    assert_eq!((&strict["shared"], &strict["declined"]), (&0.into(), &2.into()));
+    assert_eq!(
+        strict["sets"][1]["reason"],
+        "1.40 together is less than 1.5: one at a time is as good"
+    );
+    room.refuses(
+        "profile advise alone",
+        expect![[r#"
+            error: measurements "alone" have no sets
+            hint: `roommate profile measure` measures the `sets` of a plan
+        "#]],
+    );
+}
+
+#[test]
 fn measurements_must_be_there_and_readable() {
     let good = alone("x", 132, 10.0);
     let room = Room::with(&[

@@ -109,3 +109,32 @@ fn a_check_knows_what_it_does_not_know() {
     assert!(check.skipped > 0 && check.unknown.contains("gpt5-lm"));
     assert_eq!(Atlas::new(&[rows::parse(text).unwrap()]), Err(Empty));
 }
+
+#[test]
+fn confined_pairs_are_answered_as_measured_and_fitted_to_nothing() {
+    let solo = |name: &str, sms: u32, it_s: f64| {
+        format!(
+            r#"{{"kind":"train","name":"{name}","batch":8,"sms":{sms},"mem_mib":900,"it_s":{it_s}}}{}"#,
+            "\n"
+        )
+    };
+    let pair = |it_s: f64, more: &str| {
+        format!(
+            r#"{{"k":"tt","a":"x","batch_a":8,"b":"y","batch_b":8{more},"ra":{{"it_s":{it_s}}},"rb":{{"it_s":5}}}}{}"#,
+            "\n"
+        )
+    };
+    let alone = solo("x", 132, 10.0) + &solo("x", 64, 8.0) + &solo("y", 132, 10.0);
+    let rows = rows::parse(&(alone + &pair(6.0, "") + &pair(7.5, r#","sms_a":64,"sms_b":68"#)));
+    // Nobody read counters: then the tasks are known, and the model learns nothing from them.
+    let atlas = Atlas::new(&[rows.unwrap()]).unwrap();
+    assert_eq!((atlas.tasks().count(), atlas.pairs()), (2, 0));
+    let x = atlas.training("x", 8, None).unwrap();
+    let y = atlas.training("y", 8, None).unwrap();
+    let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
+    close(atlas.speed(&[x, y], 0), 0.6);
+    let parts = [Tenant { sms: Some(64), ..x }, Tenant { sms: Some(68), ..y }];
+    close(atlas.speed(&parts, 0), 0.75);
+    close(atlas.speed(&parts, 1), 0.5);
+    assert_eq!(atlas.footprint(x.task, 8).sm, 1.0);
+}

@@ -5,19 +5,17 @@ use crate::cli::Measure;
 use crate::command::submit;
 use crate::{ANSWER_NO, measurements, process, table};
 use anyhow::Context;
-use roommate_agent::measure::plan::{Devices, EXAMPLE, Item, Plan};
-use roommate_agent::measure::{Bench, NoCounters, Outfit, Trouble, key, row};
+use roommate_agent::measure::outfit::Outfit;
+use roommate_agent::measure::plan::{EXAMPLE, Item, Plan};
+use roommate_agent::measure::{Bench, Trouble, key, row};
 use roommate_agent::{AgentError, signal};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
-
-/// Where the driver of a GPU is heard.
-const DRIVER: &str = "/dev/nvidiactl";
 
 pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     let (Some(plan), Some(out)) = (&args.plan, &args.out) else {
@@ -27,7 +25,11 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     let stop = signal::end_wanted()?;
     let text = text_of(plan)?;
     let plan = Plan::read(&text, &submit::absolute(plan)?).map_err(AgentError::from)?;
-    let outfit = outfit(&plan)?;
+    let folder = tempfile::Builder::new()
+        .prefix("roommate-")
+        .tempdir()
+        .context("could not make a folder")?;
+    let outfit = Outfit::of(&plan, folder.path())?;
     let items = plan.items(outfit.sms).map_err(AgentError::from)?;
     let mut files = Files::open(out, &items, args.again)?;
     let left: Vec<&Item> = items.iter().filter(|i| !files.has(i)).collect();
@@ -38,10 +40,7 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     if left.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    let folder = tempfile::Builder::new()
-        .prefix("roommate-")
-        .tempdir()
-        .context("could not make a folder")?;
+    process::say(&format!("on {}", outfit.device));
     let program = std::env::current_exe().context("could not find this program itself")?;
     let mut bench = Bench::open(&plan, outfit, folder.path(), &program, &stop)?;
     let done = all(&mut bench, &plan, &left, &mut files);
@@ -131,25 +130,6 @@ fn words(item: &Item) -> String {
     let seats: Vec<String> =
         item.members.iter().filter_map(|m| Some(m.seat?.sms.to_string())).collect();
     if seats.is_empty() { who } else { format!("{who} on {} SMs", seats.join(" + ")) }
-}
-
-/// What tasks are given and how they are watched: the one place that knows which device there is.
-fn outfit(plan: &Plan) -> anyhow::Result<Outfit> {
-    let is_there = Path::new(DRIVER).exists();
-    let found = if is_there { Devices::Gpu } else { Devices::Cpu };
-    let wrong = |what: &str| anyhow::Error::from(AgentError::from(plan.wrong(what.into())));
-    match plan.devices.unwrap_or(found) {
-        Devices::Cpu if plan.splits_anything() => {
-            let why = if plan.devices.is_none() { "there is no GPU here, and " } else { "" };
-            Err(wrong(&format!("{why}cores have no multiprocessors: leave out `sms` and `splits`")))
-        }
-        Devices::Cpu => Ok(Outfit { env: BTreeMap::new(), sms: 1, counters: Box::new(NoCounters) }),
-        Devices::Gpu => {
-            let sms =
-                plan.sms.ok_or_else(|| wrong("sms: how many multiprocessors has the GPU?"))?;
-            Ok(Outfit { env: BTreeMap::new(), sms, counters: Box::new(NoCounters) })
-        }
-    }
 }
 
 /// The files that rows go into, and what they hold.
