@@ -57,7 +57,7 @@ class _Driver:
         self.rest = _count(rest)
         """SMs that are in no group; they go with the last one."""
         end = self.groups * _RESOURCE_BYTES
-        self._groups[end : end + _RESOURCE_BYTES] = rest[:]
+        ctypes.memmove(ctypes.byref(self._groups, end), rest, _RESOURCE_BYTES)
 
     def stream(self, first: int, groups: int, rest: bool) -> int:
         """A stream on so many groups of SMs, from one on, with or without what is in no group."""

@@ -19,9 +19,11 @@ def driver(monkeypatch: pytest.MonkeyPatch, library: Any) -> gpu._Driver:
 def test_a_part_is_the_groups_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     found = driver(monkeypatch, library)
-    assert (found.sms, found.groups) == (132, 16)
-    assert found.stream(2, 3) == 4711
-    assert library.described == [[2, 3, 4]]
+    assert (found.sms, found.groups, found.rest) == (132, 15, 12)
+    assert found.stream(2, 3, False) == 4711
+    assert found.stream(13, 2, True) == 4712
+    # What is in no group goes with the last ones.
+    assert library.described == [[2, 3, 4], [13, 14, 15]]
 
 
 def test_a_driver_that_refuses_says_what(monkeypatch: pytest.MonkeyPatch) -> None:

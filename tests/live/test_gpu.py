@@ -1,4 +1,4 @@
-"""The cuda device without a GPU: libraries and an MPS control that are invented, a daemon and processes that are not."""
+"""The cuda device without a GPU: NVIDIA's libraries and programs are invented, daemon and processes are not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import ROOT, Room
 
 FAKE = ROOT / "tests/fake-gpu"
 SHOW = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if 'CUDA' in k}), flush=True)"
-# A tenant with the SDK that does as it is told; there is no GPU, so it can only say that it stays where it is.
+# A tenant with the SDK; there is no GPU, so it can only say that it stays where it is.
 TENANT = """
 import roommate, time
 for _ in roommate.steps(lambda size: size, batch_size=8):
@@ -63,9 +63,9 @@ def mps_processes(room: Room) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and str(room.state).encode() in (entry / "environ").read_bytes():
-                if b"mps-control" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
+            ours = entry.name.isdigit() and str(room.state).encode() in (entry / "environ").read_bytes()
+            if ours and b"mps-control" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
         except OSError:
             continue
     return found
@@ -124,7 +124,7 @@ def test_shares_are_percentages_for_the_opaque_and_seats_for_those_who_speak(gpu
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps-split")
     gpus.python("opaque", SHOW + "\nimport time; time.sleep(30)")
     gpus.python("speaks", SEATED, sdk=True)
-    gpus.until(lambda: seats(gpus)["speaks"] == "SMs 64-127")
+    gpus.until(lambda: seats(gpus)["speaks"] == "SMs 64-131")
     shown = json.loads(gpus.ok("logs", "opaque"))
     assert shown["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50.0"
 
@@ -139,13 +139,13 @@ def test_a_job_that_cannot_be_moved_says_so(gpus: Room) -> None:
 def test_who_shrinks_goes_first_and_who_grows_waits(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "antman")
     gpus.python("promised", SEATED, sdk=True, share=0.75)
-    gpus.until(lambda: seats(gpus)["promised"] == "SMs 0-95")
+    gpus.until(lambda: seats(gpus)["promised"] == "SMs 0-87")
     gpus.python("guest", SEATED, sdk=True, **{"class": "best-effort"})
-    gpus.until(lambda: seats(gpus).get("guest") == "SMs 96-127")
+    gpus.until(lambda: seats(gpus).get("guest") == "SMs 88-131")
     gpus.ok("resize", "promised", "--share", "0.25")
-    gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-31", "guest": "SMs 32-127"})
+    gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-31", "guest": "SMs 32-131"})
     gpus.ok("resize", "promised", "--share", "0")
-    gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-95", "guest": "SMs 96-127"})
+    gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-87", "guest": "SMs 88-131"})
 
 
 def test_roommates_of_one_that_is_killed_start_again_and_are_not_charged(gpus: Room) -> None:

@@ -150,11 +150,15 @@ pub fn advise(sessions: &[Vec<Row>], bound: f64, least: f64) -> Vec<Advice> {
     sets.into_iter().map(advice).collect()
 }
 
+/// The same measured again differs by about so much: parts that seem better by less are not.
+const NOISE: f64 = 0.03;
+
 /// The best of some ways, at least one.
 fn choose(ways: &[Way], bound: f64, least: f64) -> Result<usize, Decline> {
     let allowed = ways.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
+    let worth = |w: &Way| if w.sms.is_none() { w.sum() * (1.0 + NOISE) } else { w.sum() };
     // Of equals the first: without parts, if that is as good.
-    let best = allowed.rev().max_by(|(_, a), (_, b)| a.sum().total_cmp(&b.sum()));
+    let best = allowed.rev().max_by(|(_, a), (_, b)| worth(a).total_cmp(&worth(b)));
     let Some((i, best)) = best else {
         let at_best = ways.iter().map(Way::slowest).fold(f64::INFINITY, f64::min);
         return Err(Decline::TooSlow { bound, at_best });
