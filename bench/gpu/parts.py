@@ -80,6 +80,14 @@ def selftest(bench: Bench) -> None:
         bench.row(up_s=up_s, down_s=time.monotonic() - began, describe={k: v for k, v in found.items() if k != "recent"})
 
 
+def sdk(bench: Bench) -> None:
+    """A training loop under a machine of our own making: parts, plans, memory, suspension bit for bit."""
+    for task in ("resnet50-imagenet", "gpt2-lm"):
+        with contextlib.nullcontext(dict(os.environ)) if bench.rehearse else mps() as env:
+            words = ["--task", task, *(["--rehearse"] if bench.rehearse else [])]
+            script(bench, "obeys.py", env, *words)
+
+
 def overhead(bench: Bench) -> None:
     """The same loop with and without the SDK, and the CPU time of the daemon meanwhile."""
     for task, batch in (("resnet18-imagenet", 32), ("gpt2-lm", 8)):
@@ -382,11 +390,15 @@ def neighbours(bench: Bench) -> None:
     script(bench, "faults.py", dict(os.environ))
 
 
-def script(bench: Bench, name: str, env: dict[str, str]) -> None:
-    with subprocess.Popen([sys.executable, str(HERE / name)], env=env, stdout=subprocess.PIPE, text=True) as running:
+def script(bench: Bench, name: str, env: dict[str, str], *words: str) -> None:
+    """Runs a script beside this one whose lines are rows."""
+    path = os.pathsep.join([str(ROOT / "python"), *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, str(HERE / name), *words]
+    with subprocess.Popen(command, env=env | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:
-            bench.row(**json.loads(line))
+            if line.startswith("{"):
+                bench.row(**json.loads(line))
     if running.returncode != 0:
         raise RuntimeError(f"{name} ended with status {running.returncode}")
 
@@ -405,8 +417,8 @@ def mps() -> Iterator[dict[str, str]]:
         subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 5\n", text=True, env=env, check=False)
 
 
-MECHANISMS = (gandiva, muri, iadeep, opaque)
-PARTS = {part.__name__: part for part in (selftest, overhead, guaranteed, faults, *MECHANISMS, mix, repartition, neighbours)}
+MECHANISMS = (guaranteed, gandiva, muri, iadeep, opaque)
+PARTS = {part.__name__: part for part in (selftest, sdk, overhead, faults, *MECHANISMS, mix, repartition, neighbours)}
 
 
 # ---- running them --------------------------------------------------------------------------------------------
@@ -428,7 +440,8 @@ def complete(out: Path) -> set[str]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows of plain figures under each other; what is nested stays in the file."""
     columns = list(dict.fromkeys(k for row in rows for k, v in row.items() if not isinstance(v, (dict, list))))
-    cells = [columns, *[["" if (v := row.get(c)) is None else str(v) for c in columns] for row in rows]]
+    plain = lambda value: "" if value is None or isinstance(value, (dict, list)) else str(value)
+    cells = [columns, *[[plain(row.get(c)) for c in columns] for row in rows]]
     widths = [max(len(line[n]) for line in cells) for n in range(len(columns))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
 

@@ -108,7 +108,9 @@ class Room:
         if sdk:
             command += ["--ticks", str(self.folder / f"{name}.ticks")]
         known = {"sdk": True} if sdk and self.knows_sdk else {}
-        return {"name": name, "command": command, "workdir": str(self.folder), **known, **fields}
+        # As the profiles were measured: loops are bound by the thread that launches kernels.
+        env = {"OMP_NUM_THREADS": "2"}
+        return {"name": name, "command": command, "workdir": str(self.folder), "env": env, **known, **fields}
 
     def submit(self, name: str, script: str, *words: object, **fields: Any) -> None:
         file = self.folder / f"{name}.yaml"

@@ -50,17 +50,22 @@ class _Driver:
         self._call("cuDeviceGetDevResource", self._device, whole, _SM_RESOURCE)
         self.sms = _count(whole)
         groups = ctypes.c_uint(self.sms // GRAIN)
-        self._groups = (ctypes.c_ubyte * (_RESOURCE_BYTES * groups.value))()
+        self._groups = (ctypes.c_ubyte * (_RESOURCE_BYTES * (groups.value + 1)))()
         rest = (ctypes.c_ubyte * _RESOURCE_BYTES)()
         self._call("cuDevSmResourceSplitByCount", self._groups, ctypes.byref(groups), whole, rest, 0, GRAIN)
         self.groups = groups.value
+        self.rest = _count(rest)
+        """SMs that are in no group; they go with the last one."""
+        end = self.groups * _RESOURCE_BYTES
+        self._groups[end : end + _RESOURCE_BYTES] = rest[:]
 
-    def stream(self, first: int, groups: int) -> int:
-        """A stream on so many groups of SMs, from one on."""
-        size = ctypes.c_ubyte * (_RESOURCE_BYTES * groups)
+    def stream(self, first: int, groups: int, rest: bool) -> int:
+        """A stream on so many groups of SMs, from one on, with or without what is in no group."""
+        parts = groups + (1 if rest else 0)
+        size = ctypes.c_ubyte * (_RESOURCE_BYTES * parts)
         part = size.from_buffer(self._groups, first * _RESOURCE_BYTES)
         description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, groups)
+        self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, parts)
         self._call("cuGreenCtxCreate", ctypes.byref(context), description, self._device, _DEFAULT_STREAM)
         self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
         assert stream.value is not None
@@ -93,7 +98,7 @@ class Seat:
         self._driver = _Driver(device)
         self._whole = torch.cuda.default_stream(device)
         # A stream is made once for each part: the allocator keeps memory for every stream it has seen.
-        self._streams: dict[tuple[int, int], Any] = {}
+        self._streams: dict[tuple[int, int, bool], Any] = {}
         self._stream: Any = self._whole
         self._inside: list[Any] = []
         self.sms = self._driver.sms
@@ -112,7 +117,8 @@ class Seat:
 
     def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
         """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; to all of them
-        if there are no more. Call it between two steps.
+        if there are no more. A part that reaches to the end has the SMs that are in no group as well. Call it
+        between two steps.
 
         ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the
         answer is ``False``.
@@ -131,20 +137,24 @@ class Seat:
             return False
         return True
 
-    def _part(self, sms: int, first: int) -> tuple[int, int]:
-        groups = max(1, sms // GRAIN)
-        if sms >= self._driver.sms or groups >= self._driver.groups:
-            return 0, 0
-        return min(first // GRAIN, self._driver.groups - groups), groups
+    def _part(self, sms: int, first: int) -> tuple[int, int, bool]:
+        """The first group, how many, and whether what is in no group goes with them."""
+        at, groups, all_groups = first // GRAIN, max(1, sms // GRAIN), self._driver.groups
+        if sms >= self._driver.sms or groups >= all_groups:
+            return 0, 0, False
+        if first + sms >= self._driver.sms and at < all_groups:
+            return at, all_groups - at, self._driver.rest > 0
+        return min(at, all_groups - groups), groups, False
 
-    def _go(self, first: int, groups: int) -> None:
+    def _go(self, first: int, groups: int, rest: bool) -> None:
         if groups == 0:
             stream, sms = self._whole, self._driver.sms
         else:
-            if (first, groups) not in self._streams:
-                handle = self._driver.stream(first, groups)
-                self._streams[first, groups] = self._torch.cuda.ExternalStream(handle)
-            stream, sms = self._streams[first, groups], groups * GRAIN
+            if (first, groups, rest) not in self._streams:
+                handle = self._driver.stream(first, groups, rest)
+                self._streams[first, groups, rest] = self._torch.cuda.ExternalStream(handle)
+            stream = self._streams[first, groups, rest]
+            sms = groups * GRAIN + (self._driver.rest if rest else 0)
         if stream is not self._stream:
             # What the old stream has begun must be over before the new one reads it; then its spare memory
             # goes back, or each part would keep a pool of its own.

@@ -194,10 +194,12 @@ class Parked:
             return self._torch.empty(count, dtype=self._torch.uint8)
 
     def _room(self, count: int, device: Any) -> Any:
+        # Older versions have it elsewhere.
+        full = getattr(self._torch, "OutOfMemoryError", None) or self._torch.cuda.OutOfMemoryError
         for _ in range(TRIES):
             try:
                 return self._bytes(count, device)
-            except self._torch.OutOfMemoryError:
+            except full:
                 time.sleep(TRY_EVERY_S)
         return self._bytes(count, device)
 

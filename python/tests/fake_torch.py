@@ -30,8 +30,11 @@ class Library:
         if name == "cuDeviceGetDevResource":
             arguments[1][96:100] = list((132).to_bytes(4, "little"))
         elif name == "cuDevSmResourceSplitByCount":
-            for n in range(arguments[1]._obj.value):
+            # Groups of eight do not come out even: fifteen fit into 132, as on an H200.
+            arguments[1]._obj.value = 15
+            for n in range(15):
                 arguments[0][n * 144] = n
+            arguments[3][0], arguments[3][96] = 15, 12
         elif name == "cuDevResourceGenerateDesc":
             self.described.append([arguments[1][n * 144] for n in range(arguments[2])])
         elif name == "cuGreenCtxStreamCreate":
@@ -156,7 +159,8 @@ class Optimizer:
         for state in self.state.values():
             momentum = state["momentum"]
             self.state_was_on.append(momentum.device)
-            momentum.memory.content[momentum.at] += 1
+            at, content = momentum.at, momentum.memory.content
+            content[at] = (content[at] + 1) % 256
         for hook in list(self.after):
             hook(self, (), {})
 

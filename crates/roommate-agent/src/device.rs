@@ -17,6 +17,7 @@ use crate::control::GpuView;
 use crate::gpu::Reading;
 use crate::process::Process;
 use crate::protocol::Seat;
+use crate::seating::Room;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
 use roommate_core::cluster::Cluster;
@@ -218,11 +219,11 @@ impl Device {
         (!by_kernel && part < 1.0).then_some(part)
     }
 
-    /// SMs of each GPU, where tenants can be moved between parts of it; 0 = they cannot.
-    pub(crate) fn sms(&self, gpu: GpuIdx) -> u16 {
+    /// What seats on a GPU are made of, where tenants can be moved between parts of it; no groups = they cannot.
+    pub(crate) fn seats(&self, gpu: GpuIdx) -> Room {
         match self {
-            Self::Cpu(_) => 0,
-            Self::Cuda(d) => d.sms(gpu),
+            Self::Cpu(_) => Room::default(),
+            Self::Cuda(d) => d.seats(gpu),
         }
     }
 

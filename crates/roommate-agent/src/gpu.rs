@@ -15,10 +15,10 @@ mod mps;
 mod nvml;
 mod sampler;
 
-pub(crate) use check::{SelfTest, Tier, test};
-pub(crate) use mps::{Fault, Mps, Seen};
+pub(crate) use check::{Tier, test};
+pub(crate) use mps::Mps;
 pub(crate) use nvml::{GpuInfo, inventory};
-pub(crate) use sampler::{Counters, Reading, Sampler};
+pub(crate) use sampler::{Reading, Sampler};
 
 #[cfg(test)]
 mod fake;

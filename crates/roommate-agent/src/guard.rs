@@ -54,6 +54,12 @@ impl Guard {
         }
     }
 
+    /// The job is about to run in another way: what was learnt of it is over, and the others make room at
+    /// once instead of after its next report.
+    pub(crate) fn begin_again(&mut self, batch: u32, now: Instant) {
+        *self = Self { batch, ..Self::new(self.floor_permille, now) };
+    }
+
     /// Seconds of its step alone, once known.
     fn own_step_s(&self) -> Option<f64> {
         let (n, s) = self.alone;
@@ -97,6 +103,21 @@ mod tests {
             guard.hear(90, 0.01, 64, true, now);
         }
         assert_eq!(guard.pace_permille(now), 20);
+    }
+
+    #[test]
+    fn others_make_room_before_a_job_grows() {
+        let now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        guard.hear(20, 0.01, 64, true, now);
+        for s in 1..4 {
+            guard.hear(90, 0.01, 64, false, now + Duration::from_secs(s));
+        }
+        assert_eq!(guard.pace_permille(now), 20);
+        guard.begin_again(256, now);
+        assert_eq!(guard.pace_permille(now), 0);
+        guard.hear(20, 0.04, 256, true, now);
+        assert!(guard.own_step_s().is_some());
     }
 
     #[test]

@@ -109,17 +109,18 @@ impl World {
         let confined = self.live[idx]
             .tenant
             .as_ref()
-            .is_some_and(|t| !t.apart && t.gpus.len() == 1 && self.device.sms(t.gpus[0]) > 0);
+            .is_some_and(|t| !t.apart && t.gpus.len() == 1 && self.device.seats(t.gpus[0]).groups > 0);
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
         (t.told, t.told_at, t.seat) = (told, Instant::now(), told.seat);
+        t.batch_told = if live.batch > 0 { live.batch } else { t.knobs.batch };
         live.spoke = true;
         t.batches = hello.batch.or(t.batches);
         peer.say(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
             job: live.name.clone(),
             done: live.checkpoint,
-            batch: if live.batch > 0 { live.batch } else { t.knobs.batch },
+            batch: t.batch_told,
             pace_permille: told.pace_permille,
             suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
             interleaved: told.interleaved,

@@ -103,6 +103,8 @@ pub(crate) struct Tenant {
     /// What it was last told, and when.
     pub(crate) told: Told,
     pub(crate) told_at: Instant,
+    /// The batch size that it was last told; 0 = its own.
+    pub(crate) batch_told: u32,
     /// The part of its GPU in which it says that it runs.
     pub(crate) seat: Option<Seat>,
     /// Whether it was started where it can harm nobody.
@@ -309,6 +311,7 @@ impl World {
             aim: Aim::Run,
             told: Told::NOTHING,
             told_at: Instant::now(),
+            batch_told: place.knobs.batch,
             seat: None,
             apart: self.live[job.usize()].suspect,
             tune_due: false,
@@ -431,14 +434,21 @@ impl World {
         let (batch, share) = (self.live[job.usize()].batch, self.live[job.usize()].share);
         let group = self.group(job);
         let Some(t) = &mut self.live[job.usize()].tenant else { return };
+        let (was, size) = (t.told, if batch > 0 { batch } else { t.knobs.batch });
         (t.told, t.told_at) = (told, Instant::now());
+        if was.seat != told.seat || t.batch_told != size {
+            t.batch_told = size;
+            if let Some(guard) = self.guards.get_mut(&job) {
+                guard.begin_again(size, Instant::now());
+            }
+        }
         let pace_permille = t.knobs.pace_permille.min(told.pace_permille);
         let knobs = Knobs { pace_permille, ..t.knobs };
         let (allowed, speaks) = (Allowed::new(knobs, share), t.peer.is_some());
         self.device.confine(&group, t.gpus.len(), allowed, speaks);
         if let Some(peer) = &t.peer {
             peer.say(&ToTenant::Tune(Tune {
-                batch: if batch > 0 { batch } else { knobs.batch },
+                batch: size,
                 pace_permille: told.pace_permille,
                 interleaved: told.interleaved,
                 seat: told.seat,
@@ -529,8 +539,8 @@ impl World {
 
     /// Who is to sit where on a GPU, by number.
     fn seats_on(&self, gpu: GpuIdx) -> Vec<(JobIdx, Option<Seat>)> {
-        let sms = self.device.sms(gpu);
-        if sms == 0 {
+        let room = self.device.seats(gpu);
+        if room.groups == 0 {
             return Vec::new();
         }
         let sits =
@@ -546,7 +556,7 @@ impl World {
             })
             .collect();
         let sitters: Vec<Sitter> = here.iter().map(|(_, s)| *s).collect();
-        here.iter().map(|(j, _)| *j).zip(seating::seats(sms, &sitters)).collect()
+        here.iter().map(|(j, _)| *j).zip(seating::seats(room, &sitters)).collect()
     }
 
     /// Tells tenants whose roommates changed, or whose guards did, how to run now.

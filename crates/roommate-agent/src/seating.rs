@@ -10,7 +10,7 @@
 use crate::protocol::Seat;
 
 /// The hardware gives out SMs in groups of so many.
-pub(crate) const GRAIN: u16 = 8;
+pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
 /// The smallest seat: below it a step takes forever, and libraries have no plans that fit.
 pub(crate) const LEAST_SMS: u16 = 16;
 
@@ -23,9 +23,17 @@ pub(crate) struct Sitter {
     pub(crate) promised: bool,
 }
 
-/// A seat for each tenant of a GPU with so many SMs, in the order of their numbers; `None` = the whole GPU.
-pub(crate) fn seats(sms: u16, sitters: &[Sitter]) -> Vec<Option<Seat>> {
-    let groups = sms / GRAIN;
+/// What seats are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Room {
+    /// Whole groups of SMs; fewer than one would divide.
+    pub(crate) groups: u16,
+    /// SMs that are in no group; they go with the last one.
+    pub(crate) rest: u16,
+}
+
+/// A seat for each tenant of a GPU, in the order of their numbers; `None` = the whole GPU.
+pub(crate) fn seats(Room { groups, rest }: Room, sitters: &[Sitter]) -> Vec<Option<Seat>> {
     let least = LEAST_SMS / GRAIN;
     let none = || vec![None; sitters.len()];
     let part = |s: &Sitter| (((s.share * f64::from(groups)).round()) as u16).max(least);
@@ -38,7 +46,8 @@ pub(crate) fn seats(sms: u16, sitters: &[Sitter]) -> Vec<Option<Seat>> {
     }
     let mut next = 0;
     let seat = |first: u16, count: u16| {
-        (count < groups).then_some(Seat { first: first * GRAIN, sms: count * GRAIN })
+        let more = if first + count == groups { rest } else { 0 };
+        (count < groups).then_some(Seat { first: first * GRAIN, sms: count * GRAIN + more })
     };
     sitters
         .iter()
@@ -66,18 +75,20 @@ pub(crate) fn overlap(a: Seat, b: Seat) -> bool {
 mod tests {
     use super::*;
 
+    const H200: Room = Room { groups: 15, rest: 12 };
+
     fn told(sitters: &[(f64, bool)]) -> Vec<String> {
         let sitters: Vec<Sitter> = sitters
             .iter()
             .map(|(share, promised)| Sitter { share: *share, promised: *promised })
             .collect();
         let word = |s: Option<Seat>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
-        seats(132, &sitters).into_iter().map(word).collect()
+        seats(H200, &sitters).into_iter().map(word).collect()
     }
 
     #[test]
     fn promises_sit_side_by_side_and_guests_have_the_rest() {
-        assert_eq!(told(&[(0.5, true), (0.5, true)]), ["0+64", "64+64"]);
+        assert_eq!(told(&[(0.5, true), (0.5, true)]), ["0+64", "64+68"]);
         assert_eq!(told(&[(0.6, true), (1.0, false)]), ["0+80", "80+48"]);
         assert_eq!(told(&[(1.0, false), (0.6, true), (1.0, false)]), ["80+48", "0+80", "80+48"]);
         assert_eq!(told(&[(0.25, true), (0.25, true), (0.5, true)]), ["0+32", "32+32", "64+64"]);
@@ -108,9 +119,9 @@ mod tests {
                     if guest {
                         sitters.push(Sitter { share: 1.0, promised: false });
                     }
-                    let seats: Vec<Seat> = seats(132, &sitters).into_iter().flatten().collect();
+                    let seats: Vec<Seat> = seats(H200, &sitters).into_iter().flatten().collect();
                     for (i, x) in seats.iter().enumerate() {
-                        assert!(x.first + x.sms <= 128 && x.sms >= LEAST_SMS, "{sitters:?}: {x:?}");
+                        assert!(x.first + x.sms <= 132 && x.sms >= LEAST_SMS, "{sitters:?}: {x:?}");
                         assert!(seats[i + 1..].iter().all(|y| !overlap(*x, *y)), "{sitters:?}");
                     }
                 }

@@ -33,7 +33,7 @@ macro_rules! driver {
         pub(crate) struct Driver {
             $($field: unsafe extern "C" fn($($argument),*) -> Code,)*
             /// The functions above are in it.
-            _library: Library,
+            library: Library,
         }
 
         impl Driver {
@@ -55,7 +55,7 @@ macro_rules! driver {
                         "the CUDA driver's library is too old or broken: {e}; install a newer driver"
                     ))?;
                 )*
-                Ok(Self { $($field,)* _library: library })
+                Ok(Self { $($field,)* library })
             }
         }
     };
@@ -84,6 +84,20 @@ driver! {
 }
 
 const MULTIPROCESSOR_COUNT: c_int = 16;
+/// The kind of a resource that is made of multiprocessors, and the bytes of its description.
+const SM_RESOURCE: c_int = 1;
+const RESOURCE_BYTES: usize = 144;
+
+type Resource = [u64; RESOURCE_BYTES / 8];
+type GetResource = unsafe extern "C" fn(DeviceId, *mut Resource, c_int) -> Code;
+type Split = unsafe extern "C" fn(
+    *mut Resource,
+    *mut c_uint,
+    *const Resource,
+    *mut Resource,
+    c_uint,
+    c_uint,
+) -> Code;
 
 impl Driver {
     fn check(&self, code: Code) -> Result<(), Failed> {
@@ -119,6 +133,26 @@ impl Driver {
             unsafe { (self.cu_device_get_attribute)(&raw mut count, MULTIPROCESSOR_COUNT, device) };
         self.check(code)?;
         Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    /// Into how many groups of at least so many multiprocessors the device can be divided for streams of
+    /// their own; `None` where the driver is older than that.
+    pub(crate) fn groups(&self, device: DeviceId, sms: u32, each: u32) -> Option<u32> {
+        // SAFETY: the types are those of the driver API's declaration of these symbols.
+        let get = *unsafe { self.library.get::<GetResource>(b"cuDeviceGetDevResource") }.ok()?;
+        // SAFETY: the same.
+        let split = *unsafe { self.library.get::<Split>(b"cuDevSmResourceSplitByCount") }.ok()?;
+        let (mut whole, mut rest) = ([0; RESOURCE_BYTES / 8], [0; RESOURCE_BYTES / 8]);
+        // SAFETY: the driver writes one description.
+        self.check(unsafe { get(device, &raw mut whole, SM_RESOURCE) }).ok()?;
+        let mut count = sms / each;
+        let mut groups = vec![[0; RESOURCE_BYTES / 8]; count as usize];
+        // SAFETY: there is room for as many descriptions as `count` says, and for that of the rest.
+        let code = unsafe {
+            split(groups.as_mut_ptr(), &raw mut count, &raw const whole, &raw mut rest, 0, each)
+        };
+        self.check(code).ok()?;
+        Some(count)
     }
 
     /// The device's own context, made current for this thread.

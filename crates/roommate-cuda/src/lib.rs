@@ -20,6 +20,8 @@ use std::ffi::OsString;
 pub struct Report {
     /// Multiprocessors that the driver says this process may use.
     pub sms: Option<u32>,
+    /// Groups of [`GRAIN`] multiprocessors to which a running process can be confined.
+    pub groups: Option<u32>,
     /// Memory that the driver says there is.
     pub total_mib: Option<u64>,
     /// Memory that the driver says is free.
@@ -55,6 +57,9 @@ pub struct Kernel {
 /// Names another library than the driver's own, for tests.
 pub const LIBRARY_VARIABLE: &str = "ROOMMATE_CUDA_LIBRARY";
 const LIBRARY: &str = "libcuda.so.1";
+
+/// The hardware gives multiprocessors to streams in groups of so many.
+pub const GRAIN: u32 = 8;
 
 const SMALL_MIB: u64 = 16;
 /// More than any GPU has multiprocessors, several times over, so that blocks reach all of them.
@@ -116,6 +121,7 @@ fn look(
     driver.init().map_err(said("start the CUDA driver"))?;
     let gpu = driver.device(device).map_err(said("find the GPU"))?;
     report.sms = Some(driver.multiprocessors(gpu).map_err(said("count multiprocessors"))?);
+    report.groups = report.sms.and_then(|sms| driver.groups(gpu, sms, GRAIN));
     let context = driver.context(gpu).map_err(said("make a context on the GPU"))?;
     let (free, total) = context.memory().map_err(said("look at the GPU's memory"))?;
     (report.free_mib, report.total_mib) = (Some(free >> 20), Some(total >> 20));

@@ -26,6 +26,7 @@ fn a_gpu_is_looked_at_from_all_sides() {
         |mib, refused: Option<&str>| Some(Tried { mib, refused: refused.map(String::from) });
     let expect = Report {
         sms: Some(132),
+        groups: Some(15),
         total_mib: Some(8192),
         free_mib: Some(8192),
         over: tried(9000, Some("CUDA_ERROR_OUT_OF_MEMORY")),

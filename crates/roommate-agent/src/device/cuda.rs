@@ -14,6 +14,7 @@ use super::{SelfTest, Start, Tier};
 use crate::control::GpuView;
 use crate::gpu::{self, GpuInfo, Mps, Reading, Sampler};
 use crate::process::{self, Process};
+use crate::seating::{GRAIN, Room};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use std::path::Path;
@@ -38,6 +39,8 @@ pub(crate) struct CudaDevice {
 
 struct Gpu {
     info: GpuInfo,
+    /// What seats are made of.
+    room: Room,
     mps: Option<Arc<Watched>>,
 }
 
@@ -86,7 +89,9 @@ impl CudaDevice {
             }
             let watched =
                 || Watched { mps, well: AtomicBool::new(true), restarts: AtomicU32::new(0) };
-            gpus.push(Gpu { info, mps: in_force.then(|| Arc::new(watched())) });
+            let groups = u16::try_from(found.groups).unwrap_or(0);
+            let room = Room { groups, rest: info.sms.saturating_sub(groups * GRAIN) };
+            gpus.push(Gpu { info, room, mps: in_force.then(|| Arc::new(watched())) });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let over = Arc::new(AtomicBool::new(false));
@@ -114,8 +119,9 @@ impl CudaDevice {
         self.gpus.iter().all(|g| g.mps.is_some())
     }
 
-    pub(super) fn sms(&self, gpu: GpuIdx) -> u16 {
-        self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some()).map_or(0, |g| g.info.sms)
+    pub(super) fn seats(&self, gpu: GpuIdx) -> Room {
+        let divided = self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some());
+        divided.map_or(Room::default(), |g| g.room)
     }
 
     pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {

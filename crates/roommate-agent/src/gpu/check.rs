@@ -42,6 +42,8 @@ pub(crate) struct SelfTest {
     pub(crate) usable: bool,
     /// In words, with what was measured.
     pub(crate) what: String,
+    /// Groups of multiprocessors to which a running process can be confined.
+    pub(crate) groups: u32,
     /// What is there but was neither tried nor is used.
     pub(crate) untested: Vec<String>,
 }
@@ -138,6 +140,7 @@ fn judge(
         tier: if held { Tier::MpsV2 } else { Tier::None },
         usable: whole.is_ok() || part.is_ok(),
         what: said.join("; "),
+        groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
         untested: Vec::new(),
     }
 }
@@ -201,6 +204,7 @@ mod tests {
         let tried = |mib, refused: Option<&str>| Tried { mib, refused: refused.map(String::from) };
         Report {
             sms: Some(on_sms),
+            groups: Some(on_sms / 8),
             total_mib: Some(4096),
             free_mib: Some(4000),
             over: Some(tried(WANTED_MIB, over)),

@@ -4,7 +4,7 @@
 //! the multiprocessors and of the memory, as its environment said when it started. Facts of life:
 //!
 //! - A fatal fault of one client ends the work of every client of the same server. Hence a daemon for
-//!   each GPU, and a look at its log ([`Mps::faults`]).
+//!   each GPU.
 //! - A client that is killed in the middle of a kernel can do the same. So its work is ended first
 //!   ([`Mps::terminate_client`]), then it is killed.
 //! - A client finds the daemon by the folder of its pipes. The folder is private, so no other daemon of
@@ -12,10 +12,6 @@
 //! - The daemon outlives ours, like the jobs that use it, and is found again ([`Mps::ensure`]).
 //!
 //! Everything is said to the control program, which has so long to answer and no longer.
-
-mod log;
-
-pub(crate) use log::{Fault, Seen};
 
 use super::limited;
 use super::nvml::GpuInfo;
@@ -25,6 +21,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -118,7 +115,8 @@ impl Mps {
         let err = out.try_clone().map_err(|e| failed(e.to_string()))?;
         let mut command = self.command(program);
         command.arg("-d").env("CUDA_VISIBLE_DEVICES", &self.uuid);
-        command.stdin(Stdio::null()).stdout(out).stderr(err);
+        // Not in our group: what ends us from a terminal is not meant for it.
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
         let end = Instant::now() + START;
         let mut status = None;
@@ -165,16 +163,6 @@ impl Mps {
             }
         }
         Err(format!("process {pid} is no client of the MPS daemon of GPU {}", self.uuid))
-    }
-
-    /// What the log holds by now; [`Mps::faults`] tells of what comes later.
-    pub(crate) fn seen(&self) -> Seen {
-        Seen::all(&self.log)
-    }
-
-    /// Fatal faults that the log tells of since the last look.
-    pub(crate) fn faults(&self, since: &mut Seen) -> Vec<Fault> {
-        since.read(&self.log)
     }
 
     /// Ends the daemon. Clients that are still there have five seconds.

@@ -157,22 +157,6 @@ fn one_that_never_answers_is_given_up() {
 }
 
 #[test]
-fn what_the_log_tells_of_faults_is_heard_once() {
-    let room = Room::new();
-    room.mps.ensure().unwrap();
-    room.set("server.log", "[2026-11-15 18:20:41.986 Server  4242] Client {PID: 7} old fatal\n");
-    let mut seen = room.mps.seen();
-    assert_eq!(room.mps.faults(&mut seen), []);
-    let line =
-        "[2026-11-15 18:20:42.000 Server  4242] Client {PID: 8, Context ID: 1} fatal exception";
-    let file = fs::OpenOptions::new().append(true).open(room.mps.log.join("server.log"));
-    std::io::Write::write_all(&mut file.unwrap(), format!("{line}\n").as_bytes()).unwrap();
-    let fault = Fault { line: line.into(), server: Some(4242), clients: vec![8] };
-    assert_eq!(room.mps.faults(&mut seen), [fault]);
-    assert_eq!(room.mps.faults(&mut seen), []);
-}
-
-#[test]
 fn a_long_folder_has_short_pipes_that_are_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let long = folder.path().join("x".repeat(120));
