@@ -18,7 +18,7 @@ mod sampler;
 pub(crate) use check::{Tier, test};
 pub(crate) use mps::Mps;
 pub(crate) use nvml::{GpuInfo, inventory};
-pub(crate) use sampler::{Reading, Sampler};
+pub(crate) use sampler::{Counters, Reading, Sampler};
 
 #[cfg(test)]
 mod fake;

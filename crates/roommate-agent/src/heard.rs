@@ -106,10 +106,9 @@ impl World {
         let job = JobIdx::from_usize(idx);
         let told = self.wanted(job);
         let group = self.group(job);
-        let confined = self.live[idx]
-            .tenant
-            .as_ref()
-            .is_some_and(|t| !t.apart && t.gpus.len() == 1 && self.device.seats(t.gpus[0]).groups > 0);
+        let confined = self.live[idx].tenant.as_ref().is_some_and(|t| {
+            !t.apart && t.gpus.len() == 1 && self.device.seats(t.gpus[0]).groups > 0
+        });
         let live = &mut self.live[idx];
         let Some(t) = &mut live.tenant else { return };
         (t.told, t.told_at, t.seat) = (told, Instant::now(), told.seat);
