@@ -554,9 +554,9 @@ mod tests {
     fn the_example_shows_every_field_and_reads() {
         let plan = read(EXAMPLE).unwrap();
         assert_eq!(plan.tasks[0].workdir, Path::new("dir/."));
-        // 3 batches on the whole GPU and three parts, one of bert; a set beside itself and its two splits;
+        // 3 batches on the whole GPU and three parts, 2 of bert; a set beside itself and its two splits;
         // the set that is written out, its split; no pair is left for `all-pairs`.
-        assert_eq!(plan.items(132).unwrap().len(), 3 * 4 + 1 + 3 + 2);
+        assert_eq!(plan.items(132).unwrap().len(), 3 * 4 + 2 + 3 + 2);
         assert_eq!(plan.least_sms(132).unwrap(), 24);
         for field in FIELDS {
             let shown = |l: &str| l.trim_start_matches("# ").starts_with(&format!("{field}:"));
