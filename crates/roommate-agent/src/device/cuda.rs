@@ -109,9 +109,11 @@ impl CudaDevice {
         let kind = &self.gpus[0].info.kind;
         let text = format!("1x{}:{kind}:{cores}c:{gib}g", self.gpus.len());
         // A name that a cluster cannot have is as good as none.
-        text.parse()
-            .or_else(|_| text.replace(kind.as_str(), "gpu").parse())
-            .expect("a machine can always be described")
+        let cluster = text.parse().or_else(|_| text.replace(kind.as_str(), "gpu").parse());
+        let mut cluster: Cluster = cluster.expect("a machine can always be described");
+        // What users say of their steps, and what is measured of them, is about these GPUs.
+        cluster.kinds.iter_mut().for_each(|kind| kind.speed = 1.0);
+        cluster
     }
 
     /// Whether shares are kept by somebody else than the tenants.

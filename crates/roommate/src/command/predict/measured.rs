@@ -163,8 +163,11 @@ fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<G
         });
     }
     let start = Span::from_secs(start_s);
+    let mut cluster = Cluster::clone(&cluster);
+    // Steps were measured on these very GPUs, not on the one that kinds are compared with.
+    cluster.kinds.iter_mut().for_each(|kind| kind.speed = 1.0);
     let setup = Setup {
-        cluster: Cluster::clone(&cluster),
+        cluster,
         costs: Costs { start, restart: costs.restart.max(start), quiet_start: true, ..costs },
         policy: policy::find(&name)?.build(&params)?,
         policy_name: name,
