@@ -49,7 +49,9 @@ class Job:
         self.torch = torch
         torch.manual_seed(7)
         self.task = args.task
-        self.model, self.make = zoo.build("train", args.task)
+        # Made where it is needed: to draw its weights on the CPU takes seconds.
+        with torch.device("cuda"):
+            self.model, self.make = zoo.build("train", args.task)
         self.model.cuda().train()
         kinds: dict[str, Callable[[], Any]] = {
             "sgd": lambda: torch.optim.SGD(self.model.parameters(), lr=args.lr, momentum=0.9),

@@ -13,7 +13,7 @@ from typing import Any
 from . import gpu, host
 from .protocol import SeatRange
 
-PLAN_STEPS = 3
+PLAN_STEPS = 2
 """Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
 
 SLACK = 1.1

@@ -1,4 +1,4 @@
-"""The cuda device without a GPU: NVIDIA's libraries and programs are invented, daemon and processes are not."""
+"""The cuda device without a GPU: NVIDIA's libraries and programs are invented, the daemon is not."""
 
 from __future__ import annotations
 

@@ -251,8 +251,6 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("batch", or(j.batch.map(|b| b.to_string()))),
         ("noise scale", or(j.noise_scale.map(|n| format!("{n:.1}")))),
         ("memory", or(j.mem_mib.map(|m| format!("{m} MiB")))),
-        ("GPU memory", or(j.gpu_mib.map(|m| format!("{m} MiB")))),
-        ("seat", or(seat(j))),
         ("class", j.class.clone()),
         ("team", or(j.team.clone())),
         ("starts", format!("{}, {} failed", j.starts, j.failures)),
@@ -260,6 +258,9 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("age", table::figure(Some(j.age_s), "s")),
         ("log", j.log.clone()),
     ];
+    let at = rows.iter().position(|(name, _)| *name == "class").unwrap_or(0);
+    let gpu = [("GPU memory", j.gpu_mib.map(|m| format!("{m} MiB"))), ("seat", seat(j))];
+    rows.splice(at..at, gpu.into_iter().filter_map(|(name, value)| Some((name, value?))));
     if j.keeper_pid.is_some() {
         rows.insert(4, ("tenant", kind.into()));
     }

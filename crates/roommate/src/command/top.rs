@@ -57,7 +57,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
 
 /// What the asking thread says.
 enum News {
-    Looked(Result<Snapshot, String>),
+    Looked(Box<Result<Snapshot, String>>),
     Said(String),
 }
 
@@ -72,7 +72,7 @@ fn look(client: &Client) -> Result<Snapshot, AgentError> {
 fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, tell: &Sender<News>) {
     loop {
         let looked = look(client).map_err(|e| e.to_string());
-        if tell.send(News::Looked(looked)).is_err() {
+        if tell.send(News::Looked(Box::new(looked))).is_err() {
             return;
         }
         match asked.recv_timeout(every) {
@@ -119,7 +119,7 @@ fn watch(
         }
         for news in told.try_iter() {
             match news {
-                News::Looked(looked) => screen.take(looked),
+                News::Looked(looked) => screen.take(*looked),
                 News::Said(said) => screen.said = Some(said),
             }
         }
