@@ -13,7 +13,7 @@ from room import EXAMPLES, REHEARSAL, ROOT, binary
 
 #: Short name: task and batch size.
 TASKS = {
-    "resnet18": ("resnet18-imagenet", 32),
+    "resnet18": ("resnet18-imagenet", 64),
     "resnet50": ("resnet50-imagenet", 64),
     "gpt2": ("gpt2-lm", 8),
     "bert": ("bert-squad", 16),
@@ -45,7 +45,7 @@ def plan_of(tasks: dict[str, tuple[str, int]], sets: list[Any], rehearse: bool, 
     for name, (task, batch) in tasks.items():
         words = [sys.executable, *script, "--task", task, "--batch", str(batch), "--steps", "1e12", "--save-s", "0"]
         listed.append({"name": name, "kind": "train", "command": words, "batches": [batch], "env": {"OMP_NUM_THREADS": "2"}})
-    found = {"tasks": listed, "sets": sets, "seconds": 1.5, "settle": 0.5, "starting": 8}
+    found = {"tasks": listed, "sets": sets, "seconds": 3.0, "settle": 0.6, "starting": 8}
     return {**found, "devices": "cpu"} if rehearse else {**found, "devices": "gpu", "mps": mps}
 
 

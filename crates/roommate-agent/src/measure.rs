@@ -78,6 +78,8 @@ pub struct Seen {
     pub mem_mib: u32,
     /// CPU cores that the process used.
     pub cpu_cores: f64,
+    /// Seconds from its launch until it was ready for its first step.
+    pub start_s: f64,
 }
 
 /// What was measured of an item.
@@ -111,6 +113,8 @@ struct Tenant {
     phase: Phase,
     starts: u32,
     began: f64,
+    /// Seconds that its last start took.
+    start_s: f64,
     token: String,
     folder: PathBuf,
     child: Option<Child>,
@@ -230,7 +234,7 @@ impl<'a> Bench<'a> {
                 match &tenant.phase {
                     Phase::Starting => return true,
                     Phase::Dead(how) => tell(name, Err(how)),
-                    _ => tell(name, Ok(self.epoch.elapsed().as_secs_f64() - tenant.began)),
+                    _ => tell(name, Ok(tenant.start_s)),
                 }
                 false
             });
@@ -288,6 +292,7 @@ impl<'a> Bench<'a> {
             phase: Phase::Absent,
             starts: 0,
             began: 0.0,
+            start_s: 0.0,
             token: String::new(),
             folder: PathBuf::new(),
             child: None,
@@ -466,7 +471,10 @@ impl<'a> Bench<'a> {
                 }
                 let windows: Option<Vec<Seen>> =
                     all.iter().map(|reports| window(reports, from, seconds)).collect();
-                if let Some(members) = windows {
+                if let Some(mut members) = windows {
+                    for (seen, tenant) in members.iter_mut().zip(who) {
+                        seen.start_s = self.tenants[*tenant].start_s;
+                    }
                     let counters = self.outfit.counters.end();
                     return Ok(Measured { members, counters });
                 }
@@ -580,7 +588,12 @@ impl<'a> Bench<'a> {
                 }
             }
             FromTenant::Tuned(tuned) => tenant.tuned = Some(tuned),
-            FromTenant::Suspended(_) => tenant.phase = Phase::Still,
+            FromTenant::Suspended(_) => {
+                if tenant.phase == Phase::Starting {
+                    tenant.start_s = at_s - tenant.began;
+                }
+                tenant.phase = Phase::Still;
+            }
             FromTenant::Resumed(_) => tenant.phase = Phase::Going,
             FromTenant::Hello(_)
             | FromTenant::Checkpointed(_)
@@ -684,6 +697,7 @@ fn window(reports: &[Report], from: f64, seconds: f64) -> Option<Seen> {
         step_ms: 1e3 * busy_s / timed.max(1) as f64,
         mem_mib: counted.iter().map(|r| r.mem_mib).max()?,
         cpu_cores: (last.cpu_s - first.cpu_s) / span,
+        start_s: 0.0,
     })
 }
 
@@ -702,6 +716,13 @@ impl Seen {
             ("cpu_cores", json!(rounded(self.cpu_cores, 2))),
         ]
     }
+
+    /// The same of one that was alone, with how long it took to start.
+    fn alone(&self) -> Vec<(&'static str, Value)> {
+        let mut fields = self.fields();
+        fields.push(("start_s", json!(rounded(self.start_s, 2))));
+        fields
+    }
 }
 
 /// The row of an item: what it is, and what was measured or went wrong.
@@ -712,7 +733,7 @@ pub fn row(item: &Item, measured: &Result<Measured, String>) -> String {
         Ok(Measured { members, counters }) => {
             let object = |seen: &Seen| Value::Object(as_map(seen.fields()));
             match &members[..] {
-                [one] => fields.extend(one.fields()),
+                [one] => fields.extend(one.alone()),
                 [a, b] => fields.extend([("ra", object(a)), ("rb", object(b))]),
                 more => fields.push(("r", more.iter().map(object).collect())),
             }
@@ -797,7 +818,8 @@ mod tests {
             "tasks:\n- {name: a, kind: train, command: x, batches: [8], sms: [24]}\nsets: [[a, a]]";
         let plan = Plan::read(text, Path::new("p.yaml")).unwrap();
         let items = plan.items(132).unwrap();
-        let seen = Seen { it_s: 2.0, n: 3, step_ms: 500.0, mem_mib: 9, cpu_cores: 1.0 };
+        let seen =
+            Seen { it_s: 2.0, n: 3, step_ms: 500.0, mem_mib: 9, cpu_cores: 1.0, start_s: 7.5 };
         for item in &items {
             let members = vec![seen; item.members.len()];
             let counters = Some(

@@ -33,6 +33,9 @@ pub struct Profile {
     /// Seconds of one step in each of [`STAGES`], where profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
+    /// Time without progress at the very first start, where it is not the world's usual.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Span>,
     /// Time without progress at each restart, where it is not the world's usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Span>,
@@ -108,6 +111,7 @@ impl Profile {
             scaling: None,
             skew: None,
             stages_s: None,
+            start: None,
             restart: None,
             predicted: None,
             sensitivity: None,

@@ -404,7 +404,8 @@ impl State {
         match self.costs.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart if before == 0 => {
-                self.profile(job).serving.map_or(self.costs.start, |s| s.warm_up)
+                let Profile { serving, start, .. } = self.profile(job);
+                serving.map_or(start.unwrap_or(self.costs.start), |s| s.warm_up)
             }
             Charge::OnRestart if self.is_parked_by(job, gpus) => self.costs.resume,
             Charge::OnRestart if !self.job(job).parked_on.is_empty() => self.move_cost(job),

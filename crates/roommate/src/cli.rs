@@ -409,9 +409,10 @@ pub(crate) struct Predict {
     /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
     #[arg(long, value_name = "PREFIX")]
     pub(crate) profiles: PathBuf,
-    /// Seconds that a job takes beside its steps: from its launch to the first, and from the last to its end
-    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = seconds)]
-    pub(crate) start: f64,
+    /// Seconds that a job takes beside its steps: from its launch to the first, and from the last to its end;
+    /// what was measured of its kind, unless given
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) start: Option<f64>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

@@ -45,6 +45,9 @@ pub struct Solo {
     /// The counters; not read everywhere.
     #[serde(default)]
     pub gpm: Option<Gpm>,
+    /// Seconds from its launch to its first step, where it was started for this.
+    #[serde(default)]
+    pub start_s: Option<f64>,
 }
 
 /// A training task alone on the whole GPU in a session that measured pairs.

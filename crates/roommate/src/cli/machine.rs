@@ -252,9 +252,9 @@ pub(crate) struct Run {
     /// Predict from what was measured of the jobs' kinds (`profile:`) instead: every file PREFIX*.jsonl
     #[arg(long, value_name = "PREFIX", requires = "predict")]
     pub(crate) profiles: Option<PathBuf>,
-    /// Seconds that a job takes beside its steps, for --profiles
-    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = super::seconds, requires = "profiles")]
-    pub(crate) start: f64,
+    /// Seconds that a job takes beside its steps, for --profiles; what was measured of its kind, unless given
+    #[arg(long, value_name = "S", value_parser = super::seconds, requires = "profiles")]
+    pub(crate) start: Option<f64>,
     /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,

@@ -7,6 +7,7 @@ use anyhow::Context;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::Idx;
 use roommate_core::interference::atlas::Atlas;
+use roommate_core::interference::contention::TaskId;
 use roommate_core::interference::measured::{Measured, Work};
 use roommate_core::interference::rows::{Row, TaskKind};
 use roommate_core::job::Class;
@@ -53,14 +54,19 @@ fn with_error(guess: &Guess) -> serde_json::Value {
     value
 }
 
-/// What measured profiles say of the run that this journal tells of. `start_s` is what a job takes beside its steps.
-pub(crate) fn predict(journal: &[u8], profiles: &Path, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+/// What measured profiles say of the run that this journal tells of. `start_s` is what a job takes beside its steps;
+/// as measured, unless given.
+pub(crate) fn predict(
+    journal: &[u8],
+    profiles: &Path,
+    start_s: Option<f64>,
+) -> anyhow::Result<Vec<Guess>> {
     let mut heard = Heard::default();
     roommate_core::journal::read(journal, &mut heard).context("could not read the journal")?;
     from(&heard, profiles, start_s)
 }
 
-fn from(heard: &Heard, profiles: &Path, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+fn from(heard: &Heard, profiles: &Path, start_s: Option<f64>) -> anyhow::Result<Vec<Guess>> {
     let sessions = measurements::sessions(profiles)?;
     let known = Known { atlas: Arc::new(measurements::atlas_of(profiles, &sessions)?), sessions };
     let guesses = simulated(heard, &known, start_s)?;
@@ -103,6 +109,16 @@ impl Known {
         Ok(Work { task, batch, load: 1.0 })
     }
 
+    /// How long it took to start, in the mean of its measurements; 0 where nobody measured it.
+    fn start_s(&self, task: TaskId) -> f64 {
+        let of_task = |row: &Row| match row {
+            Row::Solo(s) if self.atlas.task(s.kind, &s.name) == Some(task) => s.start_s,
+            _ => None,
+        };
+        let all: Vec<f64> = self.sessions.iter().flatten().filter_map(of_task).collect();
+        if all.is_empty() { 0.0 } else { all.iter().sum::<f64>() / all.len() as f64 }
+    }
+
     fn usual_batch(&self, task: &str) -> Option<u32> {
         self.sessions.iter().flatten().find_map(|row| match row {
             Row::Solo(s) if s.kind == TaskKind::Train && s.name == task => {
@@ -118,11 +134,13 @@ struct Kind {
     work: Work,
     /// Seconds of a step, as measured.
     step_s: f64,
+    /// Seconds that it takes beside its steps.
+    start_s: f64,
     /// What the policy is told.
     profile: Profile,
 }
 
-fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<Guess>> {
+fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Result<Vec<Guess>> {
     let Head { policy: name, params, cluster, costs, seed, known_pairs, .. } =
         heard.head.clone().context("the journal has no head")?;
     let kind = |line: &ProfileLine| {
@@ -135,7 +153,9 @@ fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<G
             // Nobody told the policy; it learns it from the first report.
             profile.step_s = step_s;
         }
-        Ok(Kind { work, step_s, profile })
+        let start_s = start_s.unwrap_or_else(|| known.start_s(work.task));
+        (profile.start, profile.restart) = (Some(Span::from_secs(start_s)), None);
+        Ok(Kind { work, step_s, start_s, profile })
     };
     let kinds: Vec<Kind> = heard.profiles.iter().map(kind).collect::<anyhow::Result<_>>()?;
     let mut jobs: Vec<(Time, &JobLine)> =
@@ -162,13 +182,17 @@ fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<G
             requests: None,
         });
     }
-    let start = Span::from_secs(start_s);
+    let slowest = kinds.iter().map(|k| k.start_s).fold(0.0, f64::max);
     let mut cluster = Cluster::clone(&cluster);
     // Steps were measured on these very GPUs, not on the one that kinds are compared with.
     cluster.kinds.iter_mut().for_each(|kind| kind.speed = 1.0);
     let setup = Setup {
         cluster,
-        costs: Costs { start, restart: costs.restart.max(start), quiet_start: true, ..costs },
+        costs: Costs {
+            restart: costs.restart.max(Span::from_secs(slowest)),
+            quiet_start: true,
+            ..costs
+        },
         policy: policy::find(&name)?.build(&params)?,
         policy_name: name,
         params,
@@ -198,9 +222,10 @@ fn simulated(heard: &Heard, known: &Known, start_s: f64) -> anyhow::Result<Vec<G
         else {
             continue;
         };
+        let kind = &kinds[job.spec.profile.usize()];
         guesses.push(Guess {
             job: job.name.clone(),
-            alone_s: start_s + steps(job)? * kinds[job.spec.profile.usize()].step_s,
+            alone_s: kind.start_s + steps(job)? * kind.step_s,
             predicted_s: predicted - at.secs(),
             real_s: end.secs() - at.secs(),
         });
@@ -286,7 +311,7 @@ mod tests {
     fn guesses(known: &Known, journal: &[u8], start_s: f64) -> Vec<Guess> {
         let mut heard = Heard::default();
         journal::read(journal, &mut heard).unwrap();
-        simulated(&heard, known, start_s).unwrap()
+        simulated(&heard, known, Some(start_s)).unwrap()
     }
 
     #[test]
