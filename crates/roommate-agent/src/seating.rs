@@ -36,26 +36,31 @@ pub(crate) struct Room {
 pub(crate) fn seats(Room { groups, rest }: Room, sitters: &[Sitter]) -> Vec<Option<Seat>> {
     let least = LEAST_SMS / GRAIN;
     let none = || vec![None; sitters.len()];
-    let part = |s: &Sitter| (((s.share * f64::from(groups)).round()) as u16).max(least);
-    let promised: f64 = sitters.iter().filter(|s| s.promised).map(|s| s.share).sum();
-    let taken: u16 = sitters.iter().filter(|s| s.promised).map(part).sum();
+    // Ends of the promised seats: rounding one must not take from the others.
+    let (mut promised, mut taken) = (0.0, 0);
+    let mut ends = Vec::new();
+    for s in sitters.iter().filter(|s| s.promised) {
+        promised += s.share;
+        taken = ((promised * f64::from(groups)).round() as u16).max(taken + least);
+        ends.push(taken);
+    }
     let free = groups.saturating_sub(taken);
     let guests = sitters.iter().filter(|s| !s.promised).count();
     if promised > 1.0 + 1e-9 || taken > groups || (guests > 0 && free < least) {
         return none();
     }
-    let mut next = 0;
     let seat = |first: u16, count: u16| {
         let more = if first + count == groups { rest } else { 0 };
         (count < groups).then_some(Seat { first: first * GRAIN, sms: count * GRAIN + more })
     };
+    let (mut ends, mut next) = (ends.into_iter(), 0);
     sitters
         .iter()
         .map(|s| {
             if s.promised {
-                let count = part(s);
-                next += count;
-                seat(next - count, count)
+                let (first, end) = (next, ends.next().unwrap_or(taken));
+                next = end;
+                seat(first, end - first)
             } else {
                 // Its user may hold it to less than what is left.
                 let most = ((s.share * f64::from(groups)).round() as u16).max(least);
@@ -89,11 +94,11 @@ mod tests {
     #[test]
     fn promises_sit_side_by_side_and_guests_have_the_rest() {
         assert_eq!(told(&[(0.5, true), (0.5, true)]), ["0+64", "64+68"]);
-        assert_eq!(told(&[(0.6, true), (1.0, false)]), ["0+80", "80+48"]);
-        assert_eq!(told(&[(1.0, false), (0.6, true), (1.0, false)]), ["80+48", "0+80", "80+48"]);
-        assert_eq!(told(&[(0.25, true), (0.25, true), (0.5, true)]), ["0+32", "32+32", "64+64"]);
+        assert_eq!(told(&[(0.6, true), (1.0, false)]), ["0+72", "72+60"]);
+        assert_eq!(told(&[(1.0, false), (0.6, true), (1.0, false)]), ["72+60", "0+72", "72+60"]);
+        assert_eq!(told(&[(0.25, true), (0.25, true), (0.5, true)]), ["0+32", "32+32", "64+68"]);
         // Its user holds a guest to less.
-        assert_eq!(told(&[(0.5, true), (0.125, false)]), ["0+64", "112+16"]);
+        assert_eq!(told(&[(0.5, true), (0.125, false)]), ["0+64", "104+28"]);
     }
 
     #[test]
