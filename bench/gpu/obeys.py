@@ -26,9 +26,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "python"), str(HERE.parents[1] / "examples" / "gpu")]
 
 from roommate import protocol  # noqa: E402
+from roommate.device import PLAN_STEPS  # noqa: E402
 from roommate.protocol import SeatRange, Stepped, Suspended, Tune, Tuned  # noqa: E402
 
-PARTS = [SeatRange(0, 24), SeatRange(24, 64), SeatRange(64, 64), SeatRange(0, 104), None]
+PARTS = [SeatRange(0, 24), SeatRange(24, 64), SeatRange(64, 68), SeatRange(0, 104), None]
 
 
 class Machine(threading.Thread):
@@ -165,7 +166,7 @@ def main() -> None:
     for _ in range(5):
         loop.run(1)
         places.append(loop.steps.seat and (loop.steps.seat.first, loop.steps.seat.sms))
-    say("first steps in the smallest part, then in its own", places == [(0, 24)] * 3 + [(64, 64)] * 2, places=places)
+    say("first steps in the smallest part, then in its own", places == [(0, 24)] * PLAN_STEPS + [(64, 68)] * (5 - PLAN_STEPS), places=places)
     answer = machine.wait_for(Tuned)
     say("says where it is", answer is not None and answer.seat == PARTS[2])
 
