@@ -44,8 +44,8 @@ MIXES = {
         "devices": 1,
         "jobs": [job("a", 0.014, 0.006, 150), job("b", 0.019, 0.008, 110)],
     },
-    # Stages that take turns. To ask for a turn takes a millisecond or two, of which the prediction knows nothing: in steps of
-    # 30 ms that alone can be a tenth.
+    # Stages that take turns. To ask for a turn takes a millisecond or two, of which the prediction knows
+    # nothing: in steps of 30 ms that alone can be a tenth.
     "stages": {
         "policy": "muri-s",
         "devices": 1,
