@@ -20,5 +20,9 @@ pub(crate) use mps::Mps;
 pub(crate) use nvml::{GpuInfo, inventory};
 pub(crate) use sampler::{Counters, Reading, Sampler};
 
+/// A folder in which nobody listens: a process that looks for MPS there does without, and does not find the daemon of
+/// somebody else.
+pub(crate) const NOWHERE: &str = "/nonexistent";
+
 #[cfg(test)]
 mod fake;

@@ -12,7 +12,7 @@
 use super::cpu::{host_mib, usable_cores};
 use super::{SelfTest, Start, Tier};
 use crate::control::GpuView;
-use crate::gpu::{self, GpuInfo, Mps, Reading, Sampler};
+use crate::gpu::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
 use crate::process::{self, Process};
 use crate::seating::{GRAIN, Room};
 use roommate_core::cluster::Cluster;
@@ -26,8 +26,6 @@ use std::time::Duration;
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// What the driver and its libraries take of a process's memory limit for themselves.
 const DRIVERS_OWN_MIB: u32 = 1024;
-/// A folder in which nobody listens: a process that looks for MPS there does without.
-const NOWHERE: &str = "/nonexistent";
 
 pub(crate) struct CudaDevice {
     gpus: Vec<Gpu>,

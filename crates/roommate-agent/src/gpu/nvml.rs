@@ -181,19 +181,7 @@ mod tests {
     fn all_is_known_of_every_gpu() {
         let fake = Fake::new();
         let found = inventory_of(&fake.library, None).unwrap();
-        let first = GpuInfo {
-            index: 0,
-            uuid: "GPU-00000000-fa4e-0000-0000-000000000000".into(),
-            name: "NVIDIA H200".into(),
-            kind: "h200".into(),
-            sms: 132,
-            mem_mib: 143_771,
-            driver: "580.159.01".into(),
-            cuda: "13.0".into(),
-            mig: false,
-            gpm: true,
-            default_compute_mode: true,
-        };
+        let first = super::super::fake::gpu();
         let second = GpuInfo {
             index: 1,
             uuid: "GPU-00000001-fa4e-0000-0000-000000000001".into(),

@@ -3,14 +3,12 @@
 
 use super::plan::{Devices, Plan};
 use crate::AgentError;
-use crate::gpu::{self, GpuInfo, Mps, Sampler};
+use crate::gpu::{self, GpuInfo, Mps, NOWHERE, Sampler};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A folder in which nobody listens: without it a process would find the MPS daemon of somebody else.
-const NOWHERE: &str = "/nonexistent";
 /// How often the counters are read: a few times in a short window.
 const LOOK_EVERY: Duration = Duration::from_millis(400);
 
