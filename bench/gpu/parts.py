@@ -418,6 +418,11 @@ def repartition(bench: Bench) -> None:
         script(bench, "repartition.py", env)
 
 
+def jitter(bench: Bench) -> None:
+    """How steady a loop is that waits for the CPU, by the cores that it may use."""
+    script(bench, "jitter.py", dict(os.environ))
+
+
 def neighbours(bench: Bench) -> None:
     """What a process does to those beside it, without a daemon."""
     script(bench, "faults.py", dict(os.environ))
@@ -451,7 +456,7 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 MECHANISMS = (guaranteed, gandiva, muri, iadeep, opaque)
-PARTS = {part.__name__: part for part in (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, mix, repartition, neighbours)}
+PARTS = {part.__name__: part for part in (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, mix, repartition, neighbours, jitter)}
 
 
 # ---- running them --------------------------------------------------------------------------------------------
