@@ -65,10 +65,10 @@ def advice(prefix: Path) -> list[dict[str, Any]]:
     return sets
 
 
-Way = tuple[str, ...]
+Names = tuple[str, ...]
 
 
-def sums(prefix: Path) -> dict[Way, dict[str, Any]]:
+def sums(prefix: Path) -> dict[Names, dict[str, Any]]:
     """What is known of each set, by the names of its tasks in order."""
     return {tuple(one["tasks"]): one for one in advice(prefix)}
 

@@ -1,11 +1,6 @@
 //! GPUs of this machine: which there are (`nvml`), what they do (`sampler`), how several processes run
 //! on one at the same time (`mps`), and whether limits really hold there (`check`).
 //!
-//! | tier | how a share is kept |
-//! |---|---|
-//! | `mps-v2` | a control daemon of NVIDIA's for each GPU; a client is given its part of the multiprocessors and of the memory when it starts |
-//! | `none` | not at all: processes take turns as the driver likes, and memory is anybody's |
-//!
 //! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so others may
 //! use the machine as well.
 
@@ -15,7 +10,7 @@ mod mps;
 mod nvml;
 mod sampler;
 
-pub(crate) use check::{Tier, test};
+pub(crate) use check::test;
 pub(crate) use mps::Mps;
 pub(crate) use nvml::{GpuInfo, inventory};
 pub(crate) use sampler::{Counters, Reading, Sampler};

@@ -33,23 +33,34 @@ impl<F: FnMut(&mut Plan<'_>) + Send> Policy for Once<F> {
     }
 }
 
-/// When a job of 100 seconds ends under this policy and these costs.
-fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64 {
-    let setup = Setup {
-        cluster: "1x2".parse().unwrap(),
+/// A run of one kind of work with steps of a second.
+fn setup(
+    cluster: &str,
+    costs: Costs,
+    policy: Box<dyn Policy>,
+    truth: Box<dyn Interference>,
+) -> Setup {
+    Setup {
+        cluster: cluster.parse().unwrap(),
         costs,
-        policy_name: "once".into(),
+        policy_name: "of this test".into(),
         params: Params::new(),
-        policy: Box::new(Once(what, false)),
+        policy,
         known_pairs: None,
-        truth: Box::new(Undisturbed),
+        truth,
         faults: Faults::default(),
         seed: 0,
         profiles: vec![("work".into(), Profile::of_step(1.0))],
         teams: vec!["all".into()],
         measure: None,
         measuring: Measuring::default(),
-    };
+    }
+}
+
+/// When a job of 100 seconds ends under this policy and these costs.
+fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64 {
+    let policy = Box::new(Once(what, false));
+    let setup = setup("1x2", costs, policy, Box::new(Undisturbed));
     let job = Arrival {
         at: Time::ZERO,
         name: "a".into(),
@@ -133,21 +144,8 @@ impl Interference for Halves {
 #[test]
 fn who_starts_quietly_disturbs_nobody_until_it_runs() {
     let last_end = |quiet_start: bool| {
-        let setup = Setup {
-            cluster: "1x1".parse().unwrap(),
-            costs: Costs { start: Span::from_secs(20.0), quiet_start, ..Costs::default() },
-            policy_name: "together".into(),
-            params: Params::new(),
-            policy: Box::new(Together),
-            known_pairs: None,
-            truth: Box::new(Halves),
-            faults: Faults::default(),
-            seed: 0,
-            profiles: vec![("work".into(), Profile::of_step(1.0))],
-            teams: vec!["all".into()],
-            measure: None,
-            measuring: Measuring::default(),
-        };
+        let costs = Costs { start: Span::from_secs(20.0), quiet_start, ..Costs::default() };
+        let setup = setup("1x1", costs, Box::new(Together), Box::new(Halves));
         let job = |i: u32| Arrival {
             at: Time::from_secs(40.0 * f64::from(i)),
             name: i.to_string(),

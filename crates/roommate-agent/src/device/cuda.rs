@@ -74,13 +74,12 @@ impl CudaDevice {
                 mps.stop();
                 return Err(format!("{} cannot be used: {}", info.name, found.what));
             }
-            let in_force = found.tier == gpu::Tier::MpsV2;
-            let tier = if in_force { Tier::MpsV2 } else { Tier::TimeSlicing };
+            let in_force = found.tier == Tier::MpsV2;
             let untested = found.untested.iter().map(|what| format!("; untested: {what}"));
             let what = untested.fold(found.what, |text, more| text + &more);
             // The weakest of them is what can be promised.
             if tested.as_ref().is_none_or(|t| t.tier == Tier::MpsV2) {
-                tested = Some(SelfTest { tier, what });
+                tested = Some(SelfTest { tier: found.tier, what });
             }
             if !in_force {
                 mps.stop();

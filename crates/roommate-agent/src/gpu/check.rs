@@ -4,38 +4,17 @@
 use super::limited;
 use super::mps::Mps;
 use super::nvml::GpuInfo;
+use crate::device::Tier;
 use roommate_cuda::Report;
-use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// How shares of a GPU are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Tier {
-    /// Not at all: the driver lets processes take turns.
-    #[serde(rename = "none")]
-    None,
-    /// By MPS, for each process from its start.
-    #[serde(rename = "mps-v2")]
-    MpsV2,
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::MpsV2 => "mps-v2",
-        })
-    }
-}
-
 /// What the self-test of one GPU found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SelfTest {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
     /// The tier that is really in force.
     pub(crate) tier: Tier,
     /// Whether a process can use the GPU at all.
@@ -60,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MPS_V3_DRIVER: u32 = 615;
 
 /// Tests a GPU with `program`, which is ours. `mps` is started if it does not run.
-pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> SelfTest {
+pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
     let plain = look(program, gpu, None);
     let (limited, absent) = match mps.map(Mps::ensure) {
         Some(Ok(_)) => (Some(look(program, gpu, mps)), None),
@@ -69,7 +48,7 @@ pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> SelfTest
     };
     let controllers =
         std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    SelfTest { untested: untested(gpu, &controllers), ..judge(&plain, limited.as_ref(), absent) }
+    Found { untested: untested(gpu, &controllers), ..judge(&plain, limited.as_ref(), absent) }
 }
 
 /// Has a child process look at the GPU.
@@ -107,7 +86,7 @@ fn judge(
     plain: &Result<Report, String>,
     limited: Option<&Result<Report, String>>,
     absent: Option<String>,
-) -> SelfTest {
+) -> Found {
     let mut said = Vec::new();
     let whole = ran_on(plain.as_ref());
     match &whole {
@@ -136,8 +115,8 @@ fn judge(
         };
         held = memory && sms;
     }
-    SelfTest {
-        tier: if held { Tier::MpsV2 } else { Tier::None },
+    Found {
+        tier: if held { Tier::MpsV2 } else { Tier::TimeSlicing },
         usable: whole.is_ok() || part.is_ok(),
         what: said.join("; "),
         groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
@@ -227,18 +206,18 @@ mod tests {
         );
         // The limit of one thing is not the limit of both.
         let memory = of(whole.clone(), report(66, None));
-        assert_eq!(memory.tier, Tier::None);
+        assert_eq!(memory.tier, Tier::TimeSlicing);
         assert!(memory.what.contains("limit of 1024 MiB succeeded"), "{}", memory.what);
         let sms = of(whole.clone(), report(132, oom));
-        assert_eq!(sms.tier, Tier::None);
+        assert_eq!(sms.tier, Tier::TimeSlicing);
         assert!(sms.what.ends_with("ran on 132 of 132 SMs"), "{}", sms.what);
         // A GPU that is full proves nothing.
         let full = of(report(132, oom), report(66, oom));
-        assert_eq!(full.tier, Tier::None);
+        assert_eq!(full.tier, Tier::TimeSlicing);
         assert!(full.what.contains("without a limit as well: free some memory"), "{}", full.what);
         let wrong = Kernel { right: false, on_sms: 66 };
         let wrong = of(whole, Report { kernel: Some(wrong), ..report(66, oom) });
-        assert_eq!((wrong.tier, wrong.usable), (Tier::None, true));
+        assert_eq!((wrong.tier, wrong.usable), (Tier::TimeSlicing, true));
         assert!(wrong.what.ends_with("with MPS no kernel ran: its results are wrong"));
     }
 
@@ -246,7 +225,7 @@ mod tests {
     fn a_gpu_that_does_not_work_is_said_to() {
         let broken = Report { error: Some("could not find the GPU".into()), ..Report::default() };
         let it = judge(&Ok(broken), None, Some("MPS is not used".into()));
-        assert_eq!((it.tier, it.usable), (Tier::None, false));
+        assert_eq!((it.tier, it.usable), (Tier::TimeSlicing, false));
         assert_eq!(
             it.what,
             "without MPS no kernel ran: could not find the GPU; no MPS: MPS is not used"
@@ -294,7 +273,7 @@ mod tests {
         mps.stop();
         assert_eq!((found.tier, found.usable), (Tier::MpsV2, true), "{}", found.what);
         let without = test(&program, &fake::gpu(), None);
-        assert_eq!((without.tier, without.usable), (Tier::None, true));
+        assert_eq!((without.tier, without.usable), (Tier::TimeSlicing, true));
         assert_eq!(without.what, "without MPS a kernel ran on 132 SMs; no MPS: MPS is not used");
     }
 
