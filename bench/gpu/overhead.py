@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What `roommate.steps` costs a training loop: the same steps with and without it, in one process, in blocks by turns.
+"""What `roommate.steps` costs a training loop: the same steps with and without it, in one process, in short blocks by turns.
 
-usage: overhead.py --task resnet18-imagenet --batch 32 --out FILE [--blocks 12] [--steps 60]
+usage: overhead.py --task resnet18-imagenet --batch 32 --out FILE [--pairs 120] [--steps 8]
 
-Meant to be started by a daemon (`run.sh overhead` does); writes one JSON object.
+Meant to be started by a daemon (`run.sh overhead` does); writes one JSON object. Two figures, because a machine whose speed changes by a
+tenth from one second to the next hides a hundredth: how much longer steps are, with the error of that, and the time that the CPU spends
+inside the SDK, as a part of a step.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", required=True)
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=60, help="of a block")
+    parser.add_argument("--pairs", type=int, default=120, help="of blocks, one with and one without")
+    parser.add_argument("--steps", type=int, default=8, help="of a block")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")
     args = parser.parse_args()
@@ -44,30 +47,35 @@ def main() -> None:
             step(*batch)
 
     loop: Any = iter(roommate.steps(lambda size: batch, batch_size=args.batch))
+    inside: list[float] = []
 
     def with_sdk(count: int) -> None:
         for _ in range(count):
-            step(*next(loop))
+            began = time.thread_time()
+            given = next(loop)
+            inside.append(time.thread_time() - began)
+            step(*given)
 
-    def seconds(run: Any) -> float:
-        wait()
+    def seconds(run: Callable[[int], None]) -> float:
         began = time.perf_counter()
         run(args.steps)
         wait()
         return (time.perf_counter() - began) / args.steps
 
-    for run in (with_sdk, plain):
+    for run in (with_sdk, plain, with_sdk, plain):
         seconds(run)
+    inside.clear()
     without, within = [], []
-    for n in range(args.blocks):
-        pair = (plain, with_sdk) if n % 2 == 0 else (with_sdk, plain)
-        for run in pair:
+    for n in range(args.pairs):
+        for run in (plain, with_sdk) if n % 2 == 0 else (with_sdk, plain):
             (without if run is plain else within).append(seconds(run))
-    ratios = [b / a for a, b in zip(without, within, strict=True)]
+    usual = statistics.fmean(without)
+    differences = [b - a for a, b in zip(without, within, strict=True)]
+    error = statistics.stdev(differences) / len(differences) ** 0.5
     found = {
-        "task": args.task, "batch": args.batch, "managed": roommate.managed(), "blocks": args.blocks, "steps": args.steps,
-        "plain_ms": 1e3 * statistics.median(without), "sdk_ms": 1e3 * statistics.median(within),
-        "overhead": statistics.median(ratios) - 1.0, "overhead_of_medians": statistics.median(within) / statistics.median(without) - 1.0,
+        "task": args.task, "batch": args.batch, "managed": roommate.managed(), "pairs": args.pairs, "steps": args.steps,
+        "plain_ms": 1e3 * usual, "sdk_ms": 1e3 * statistics.fmean(within), "longer": statistics.fmean(differences) / usual,
+        "error": error / usual, "inside_us": 1e6 * statistics.fmean(inside), "inside": statistics.fmean(inside) / usual,
     }
     args.out.write_text(json.dumps(found))
 

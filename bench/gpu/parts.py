@@ -91,11 +91,11 @@ def sdk(bench: Bench) -> None:
 
 def overhead(bench: Bench) -> None:
     """The same loop with and without the SDK, and the CPU time of the daemon meanwhile."""
-    for task, batch in (("resnet18-imagenet", 32), ("gpt2-lm", 8)):
+    for task, batch, pairs in (("resnet18-imagenet", 32, 120), ("gpt2-lm", 8, 50)):
         with bench.room(task) as room:
             room.up("fifo")
             found = room.folder / "found.json"
-            words = ["--task", task, "--batch", batch, "--out", found, *(["--rehearse"] if bench.rehearse else [])]
+            words = ["--task", task, "--batch", batch, "--pairs", pairs, "--out", found, *(["--rehearse"] if bench.rehearse else [])]
             job = room.job("loop", "train.py", sdk=False)
             job["command"] = [sys.executable, str(HERE / "overhead.py"), *map(str, words)]
             if room.knows_sdk:
@@ -119,7 +119,7 @@ def overhead(bench: Bench) -> None:
 
 def guaranteed(bench: Bench) -> None:
     """A guaranteed job beside a best-effort one, and what happens when it grows."""
-    long, short = bench.seconds(5), bench.seconds(4)
+    long, short = bench.seconds(4), bench.seconds(3)
     with bench.room() as room:
         room.up("antman", eps=0.04)
         room.submit("promised", "train.py", "--task", "resnet50-imagenet", "--batch", 64, "--min", 16, "--max", 256,
@@ -153,6 +153,39 @@ def guaranteed(bench: Bench) -> None:
         other = room.jobs()["other"]
         bench.row(what="other", alone=free, part_beside=median(others) / free if free else None, starts=other["starts"],
                   failures=other["failures"], done=other["done"], steps_noted=len(room.ticks("other")))
+
+
+def shrink(bench: Bench) -> None:
+    """A guaranteed job needs most of the memory; a best-effort one gives some of it away, and has it again afterwards."""
+    limit = 9500
+    with bench.room() as room:
+        room.up("antman")
+        whole = max((gpu.get("mem_mib") or 0 for gpu in room.machine().get("gpus", [])), default=0) or 143_771
+        room.submit("guest", "train.py", "--task", "gpt2-lm", "--batch", 8, "--optimizer", "adam", "--steps", FOREVER, "--save-s", 0,
+                    gpu_mib=16_000, **{"class": "best-effort"})
+        room.until_steps("guest", 60, 150)
+        phases = [memory(bench, room, "alone")]
+        # A tenth more than it says is kept free for it.
+        room.submit("promised", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps", FOREVER, "--save-s", 0,
+                    gpu_mib=int((whole - limit) / 1.1))
+        began = time.monotonic()
+        room.until_steps("promised", 20, 150)
+        phases.append(memory(bench, room, "beside one that needs the rest") | {"promised_after_s": time.monotonic() - began})
+        room.ok("cancel", "promised")
+        room.until(lambda: room.jobs()["promised"]["ended"])
+        phases.append(memory(bench, room, "alone again"))
+        for phase in phases:
+            bench.row(**phase, starts=room.jobs()["guest"]["starts"], failures=room.jobs()["guest"]["failures"])
+
+
+def memory(bench: Bench, room: Room, when: str) -> dict[str, Any]:
+    room.watch(bench.seconds(3))
+    [rate] = room.watch(bench.seconds(4), "guest")
+    guest = room.jobs()["guest"]
+    log = Path(guest["log"]).read_text(errors="replace").splitlines()
+    limits = [t["tune"]["knobs"]["mem_mib"] for step in room.steps() for t in step.get("actions", []) if "tune" in t]
+    return {"when": when, "guest_it_s": rate, "limit_mib": limits[-1] if limits else None, "held_mib": guest["gpu_mib"],
+            "state": guest["state"], "said": [line for line in log if line.startswith("roommate:")]}
 
 
 def growth(bench: Bench, room: Room, what: str, grow: Callable[[], object], settle_s: float) -> None:
@@ -194,12 +227,12 @@ def faults(bench: Bench) -> None:
         with bench.room(deed) as room:
             room.up("mps", "--backoff", "1")
             common = ["--save-s", 3]
-            lengths = {"resnet18": 1200, "gpt2": 700, "culprit": 700}
-            room.submit("resnet18", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps", 1200, *common, retries=3)
-            room.submit("gpt2", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", 700, *common, retries=3)
+            lengths = {"resnet18": 900, "gpt2": 400, "culprit": 400}
+            room.submit("resnet18", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps", 900, *common, retries=3)
+            room.submit("gpt2", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", 400, *common, retries=3)
             wrong = "none" if deed == "kill" else deed
-            room.submit("culprit", "faulty.py", wrong, "--after", 250, "--task", "mobilenetv3l-imagenet", "--batch", 32,
-                        "--steps", 700, *common, retries=3)
+            room.submit("culprit", "faulty.py", wrong, "--after", 150, "--task", "mobilenetv3l-imagenet", "--batch", 32,
+                        "--steps", 400, *common, retries=3)
             for name in lengths:
                 room.until(lambda name=name: len(room.ticks(name)) >= 100, 150)
             if deed == "kill":
@@ -455,7 +488,7 @@ def mps() -> Iterator[dict[str, str]]:
         subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 5\n", text=True, env=env, check=False)
 
 
-MECHANISMS = (guaranteed, gandiva, muri, iadeep, opaque)
+MECHANISMS = (guaranteed, shrink, gandiva, muri, iadeep, opaque)
 PARTS = {part.__name__: part for part in (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, mix, repartition, neighbours, jitter)}
 
 

@@ -313,8 +313,8 @@ def test_little_memory_sends_the_optimizers_state_to_the_host_and_back(
     assert states == [80] * 5 + [40] * 4 + [80] * 6
     assert set(optimizer.state_was_on) == {"cuda"}
     assert fractions[4] == 1.0 and fractions[14] == 1.0
-    # 140 in all less 40 of state, and a tenth; 100 are not enough, and a step that fails helps nobody.
-    assert fractions[8] == pytest.approx(0.110, abs=0.001)
+    # 140 in all less 40 of state, and three tenths; 100 are not enough, and a step that fails helps nobody.
+    assert fractions[8] == pytest.approx(0.130, abs=0.001)
     assert fractions[12] == pytest.approx(0.2)
     # Every step wrote the state once, wherever it lived.
     assert optimizer.state[0]["momentum"].bytes()[0] == ord("m") + 15
@@ -333,7 +333,7 @@ def test_a_limit_waits_until_a_step_is_known(torch: FakeTorch, machine: Machine)
         if n == 12:
             break
     assert fractions[0] == 1.0
-    assert fractions[5] == pytest.approx(0.088)
+    assert fractions[5] == pytest.approx(0.104)
     assert fractions[6] == 1.0  # the new size has not been seen yet
     assert fractions[-1] == pytest.approx(0.05)
 
