@@ -8,6 +8,7 @@ oom takes all of the GPU's memory; illegal writes where it may not, which under 
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 from pathlib import Path
@@ -57,17 +58,23 @@ def illegal_access() -> None:
 DEEDS = {"oom": out_of_memory, "illegal": illegal_access, "none": lambda: None}
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = train.arguments()
     parser.add_argument("deed", choices=list(DEEDS))
     parser.add_argument("--after", type=float, default=100, help="steps before it")
-    args = parser.parse_args()
+    parser.add_argument("--times", type=int, default=1, help="processes in a row that do it")
+    return parser
+
+
+def main() -> None:
+    args = arguments().parse_args()
     mark = Path(os.environ.get("ROOMMATE_CHECKPOINT", ".")) / f"went-wrong-{args.deed}"
+    times = len(mark.read_text()) if mark.exists() else 0
 
     def during(done: float) -> None:
-        if done >= args.after and not mark.exists():
+        if done >= args.after and times < args.times:
             mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            mark.write_text("x" * (times + 1))
             print(f"{args.deed} after {done:.0f} steps", flush=True)
             DEEDS[args.deed]()
 

@@ -35,6 +35,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=4, help="worker processes of --loader")
     parser.add_argument("--interleave", action="store_true", help="mark its stages; --loader does so too")
     parser.add_argument("--noise", action="store_true", help="report how far apart gradients are")
+    parser.add_argument("--stay", action="store_true", help="keep its memory on the GPU while it stands still")
     parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = when asked")
     parser.add_argument("--ticks", type=Path, help="write a line for each step: when, batch, first SM, SMs")
     return parser
@@ -178,9 +179,10 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
         data, batch_size=batch, min=args.min, max=args.max, lr="sqrt", optimizer=job.optimizer, done=job.done,
         interleave=args.loader or args.interleave,
     )
-    gpu.swap(job.model, job.optimizer)
-    roommate.on_suspend(lambda: print(gpu.last_swap(), flush=True))
-    roommate.on_resume(lambda: print(gpu.last_swap(), flush=True))
+    if not args.stay:
+        gpu.swap(job.model, job.optimizer)
+        roommate.on_suspend(lambda: print(gpu.last_swap(), flush=True))
+        roommate.on_resume(lambda: print(gpu.last_swap(), flush=True))
     roommate.on_checkpoint(lambda: job.save(steps.done))
     ticks = args.ticks.open("a", buffering=1) if args.ticks else None
     print(f"first step {since_start_s():.1f} s after the start", flush=True)

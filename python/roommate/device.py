@@ -16,6 +16,12 @@ from .protocol import SeatRange
 PLAN_STEPS = 2
 """Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
 
+LOOK_EVERY_S = 0.025
+"""Steps shorter than this are waited for several at a time: to ask the GPU costs as much as a small kernel."""
+
+MOST_AHEAD = 8
+"""Steps that are waited for at a time at most."""
+
 SLACK = 1.3
 """Room for what the allocator cannot use, over what steps were seen to need: with 1.1 GPT-2 ran out of memory, a fifth of which lay in
 pieces."""
@@ -51,6 +57,8 @@ class Device:
         self._all_in = 0
         self._events: list[Any] = []
         self._ahead: Any = None
+        self._together = 1
+        self._unseen = 0
 
     def wants(self, seat: SeatRange | None, limit_mib: int | None) -> None:
         """The machine asks for this part and at most so much memory."""
@@ -82,11 +90,16 @@ class Device:
 
     def mark(self, whole: bool) -> bool:
         """The end of a step as the CPU sees it. Waits until the GPU has ended the step before, or with
-        ``whole`` this one. Whether the time since the last mark is the GPU's time for a step.
+        ``whole`` this one; of short steps the last few before. Whether the time since the last mark is the
+        GPU's time for a step, on average over those.
         """
         if not self.on and not self.look():
             return True
         ahead = self._ahead
+        self._unseen += 1
+        if ahead is not None and not whole and self._unseen < self._together:
+            return True
+        self._unseen = 0
         if whole or not self._events:
             self._synchronize()
             return ahead is None
@@ -195,14 +208,15 @@ class Device:
 
     def resized(self) -> None:
         """The batch size changes, and what a step needs with it."""
-        self._known = False
+        self._known, self._together = False, 1
         if self._limit is not None and self.on:
             self._fraction(1.0)
             self._torch.cuda.empty_cache()
             self._torch.cuda.reset_peak_memory_stats()
 
-    def stepped(self) -> None:
-        """Usual steps were done: what they need is known."""
+    def stepped(self, step_s: float) -> None:
+        """Usual steps were done that took so long each: what they need is known."""
+        self._together = max(1, min(MOST_AHEAD, int(LOOK_EVERY_S / max(step_s, 1e-9))))
         if not self._known:
             self._known, self.memory_due = True, self._limit is not None
 

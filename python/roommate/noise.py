@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LEAST_PART = 0.01
+"""``|G|^2`` is taken for at least this part of what was seen: below it nothing can be told from noise, so that
+the noise scale is at most about a hundred batches."""
+
 
 class NoiseScale:
     """Estimates ``S / |G|^2`` from squared gradient lengths, smoothed over steps."""
@@ -20,6 +24,7 @@ class NoiseScale:
         self._smoothing = smoothing
         self._square = 0.0
         self._noise = 0.0
+        self._seen = 0.0
         self._weight = 0.0
 
     def observe(self, points: Iterable[tuple[int, float]]) -> None:
@@ -41,14 +46,16 @@ class NoiseScale:
         # A single step says little of either term, so both are smoothed before they are divided.
         self._noise = keep * self._noise + (1.0 - keep) * slope
         self._square = keep * self._square + (1.0 - keep) * (mean_y - slope * mean_x)
+        self._seen = keep * self._seen + (1.0 - keep) * min(square for _, square in points)
         self._weight = keep * self._weight + (1.0 - keep)
 
     @property
     def value(self) -> float | None:
         """The noise scale in samples; ``None`` as long as nothing sensible can be said."""
-        if self._weight == 0.0 or self._square <= 0.0 or self._noise < 0.0:
+        square = max(self._square, LEAST_PART * self._seen)
+        if self._weight == 0.0 or square <= 0.0 or self._noise < 0.0:
             return None
-        return self._noise / self._square
+        return self._noise / square
 
 
 def split(batch_size: int) -> tuple[int, int]:

@@ -213,7 +213,7 @@ class Steps(Generic[T]):
         # Steps whose length says nothing count in what the next report calls done.
         if timed == 0 or not self._session.connected:
             return
-        self._device.stepped()
+        self._device.stepped(busy_s / timed)
         message = protocol.Stepped(
             steps=timed,
             done=self._session.done,

@@ -210,6 +210,23 @@ def test_the_cpu_is_one_step_ahead_and_no_more(torch: FakeTorch, machine: Machin
     assert min(queued[3:]) > 0.0
 
 
+def test_short_steps_are_waited_for_several_at_a_time(
+    torch: FakeTorch, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "REPORT_EVERY_S", 0.1)
+    queued = []
+    for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
+        torch.kernel(0.005)
+        queued.append(torch.current.busy_until - time.perf_counter())
+        if n == 150:
+            break
+    # Five steps make 25 ms: this group and the one before are in the queue at most.
+    assert max(queued) < 0.065
+    assert max(queued[60:]) > 0.015
+    last = machine.wait_for(Stepped, 4)[-1]
+    assert last.step_s == pytest.approx(0.005, rel=0.1)
+
+
 def test_a_checkpoint_and_a_suspension_find_a_gpu_at_rest(torch: FakeTorch, machine: Machine) -> None:
     rests = []
     roommate.on_checkpoint(lambda: rests.append(torch.current.busy_until - time.perf_counter()))

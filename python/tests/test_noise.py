@@ -53,3 +53,10 @@ def test_parts_of_a_batch_differ_and_add_up(size: int) -> None:
 def test_two_samples_have_no_parts() -> None:
     with pytest.raises(ValueError, match="fewer than 3"):
         split(2)
+
+
+def test_where_noise_is_all_there_is_the_scale_is_large_not_unknown() -> None:
+    noise = NoiseScale()
+    # A quarter of the samples, and more than four times the square: by the line |G|^2 would be negative.
+    noise.observe([(16, 4.5), (64, 1.0)])
+    assert noise.value is not None and 50 * 64 < noise.value < 150 * 64

@@ -74,7 +74,7 @@ def mps_processes(room: Room) -> list[int]:
 def test_the_tier_in_force_is_found_by_trying_and_told(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
     found = machine(gpus)
-    assert found["cluster"].startswith("1x1:h200=1:")
+    assert found["cluster"].startswith("1x1:h200/")
     assert found["enforcement"]["tier"] == "mps-v2"
     assert "of 132" in found["enforcement"]["what"], found["enforcement"]
     gpu = found["gpus"][0]

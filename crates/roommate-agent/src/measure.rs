@@ -751,9 +751,9 @@ fn as_map(fields: Vec<(&'static str, Value)>) -> serde_json::Map<String, Value> 
 
 /// What a row is of, whatever it says: the same for an item and for its row.
 pub fn key(row: &Value) -> String {
-    const SAYS: [&str; 13] = [
+    const SAYS: [&str; 14] = [
         "kind", "name", "batch", "sms", "k", "a", "batch_a", "b", "batch_b", "sms_a", "sms_b",
-        "tasks", "batches",
+        "tasks", "batches", "round",
     ];
     let fields = SAYS.iter().filter_map(|name| Some(format!("{name}={}", row.get(name)?)));
     fields.collect::<Vec<_>>().join(" ")
@@ -814,8 +814,8 @@ mod tests {
 
     #[test]
     fn a_row_is_known_again_by_what_it_is_of() {
-        let text =
-            "tasks:\n- {name: a, kind: train, command: x, batches: [8], sms: [24]}\nsets: [[a, a]]";
+        let text = "rounds: 2\ntasks:\n- {name: a, kind: train, command: x, batches: [8], sms: [24]}\n\
+                    sets: [[a, a]]";
         let plan = Plan::read(text, Path::new("p.yaml")).unwrap();
         let items = plan.items(132).unwrap();
         let seen =

@@ -1,4 +1,4 @@
-//! The cluster as the operator describes it: groups of equal nodes, written `8x8:v100,4x8:a100`.
+//! The cluster as the operator describes it: groups of equal nodes, written `8x8:v100,4x8:a100/80g`.
 //!
 //! A description only; what is free and what is broken lives in [`crate::state`].
 
@@ -135,6 +135,10 @@ impl Cluster {
                 (name, Some(speed))
             }
         };
+        let (name, mem_mib) = match name.split_once('/') {
+            None => (name, None),
+            Some((name, size)) => (name, Some(gpu_memory(size)?)),
+        };
         let name = name.to_ascii_lowercase();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || !name.chars().all(plain) {
@@ -142,9 +146,14 @@ impl Cluster {
         }
         let known = KNOWN.iter().find(|k| k.0 == name);
         let speed = speed.or(known.map(|k| k.2)).unwrap_or(1.0);
+        let mem_mib = mem_mib.or(known.map(|k| k.1)).unwrap_or(0);
         if let Some(k) = self.kind(&name) {
-            if self.kinds[usize::from(k)].speed != speed {
+            let same = &self.kinds[usize::from(k)];
+            if same.speed != speed {
                 return Err(format!("GPU kind {name:?} has two different speeds"));
+            }
+            if same.mem_mib != mem_mib {
+                return Err(format!("GPU kind {name:?} has two different sizes of memory"));
             }
             return Ok(k);
         }
@@ -152,7 +161,7 @@ impl Cluster {
             return Err("more than 32 kinds of GPU".into());
         }
         let price_usd_h = known.map_or(1.0, |k| k.3);
-        self.kinds.push(Kind { name, mem_mib: known.map_or(0, |k| k.1), speed, price_usd_h });
+        self.kinds.push(Kind { name, mem_mib, speed, price_usd_h });
         Ok(self.kinds.len() as u8 - 1)
     }
 }
@@ -164,6 +173,17 @@ fn amount(field: &str, unit: char, per_unit: f64) -> Result<Option<u32>, String>
         Some(_) => Err(format!("expected 1{unit} to 100000{unit}, found {field:?}")),
         None => Ok(None),
     }
+}
+
+/// Memory of a GPU in MiB, from `80g` or `143771m`.
+fn gpu_memory(text: &str) -> Result<u32, String> {
+    let parsed = |unit: char, mib: f64| {
+        let n = text.strip_suffix(unit)?.parse::<f64>().ok()? * mib;
+        (1.0..=1e9).contains(&n).then_some(n as u32)
+    };
+    parsed('g', 1024.0)
+        .or_else(|| parsed('m', 1.0))
+        .ok_or_else(|| format!("expected the memory of a GPU such as 80g, found {text:?}"))
 }
 
 impl FromStr for Cluster {
@@ -192,11 +212,20 @@ impl fmt::Display for Cluster {
             let kind = &self.kinds[usize::from(group.kind)];
             let comma = if i == 0 { "" } else { "," };
             write!(f, "{comma}{}x{}", group.count, group.gpus)?;
-            let usual = KNOWN.iter().find(|k| k.0 == kind.name).map_or(1.0, |k| k.2);
-            if kind.speed != usual {
-                write!(f, ":{}={}", kind.name, kind.speed)?;
-            } else if kind.name != "gpu" {
+            let known = KNOWN.iter().find(|k| k.0 == kind.name);
+            let (usual_mib, usual_speed) = known.map_or((0, 1.0), |k| (k.1, k.2));
+            let (other_memory, other_speed) =
+                (kind.mem_mib != usual_mib, kind.speed != usual_speed);
+            if kind.name != "gpu" || other_memory || other_speed {
                 write!(f, ":{}", kind.name)?;
+            }
+            match kind.mem_mib {
+                _ if !other_memory => {}
+                mib if mib % 1024 == 0 => write!(f, "/{}g", mib / 1024)?,
+                mib => write!(f, "/{mib}m")?,
+            }
+            if other_speed {
+                write!(f, "={}", kind.speed)?;
             }
             if group.cpu_milli > 0 {
                 write!(f, ":{}c", f64::from(group.cpu_milli) / 1000.0)?;
@@ -229,6 +258,10 @@ mod tests {
         check("4x8:v100:24c:500g", "4x8:v100:24c:500g = 32 GPUs on 4 nodes");
         check("1x8:62.5g", "1x8:62.5g = 8 GPUs on 1 nodes");
         check("1x1:mystery", "1x1:mystery = 1 GPUs on 1 nodes");
+        check("1x8:a100/80g", "1x8:a100/80g = 8 GPUs on 1 nodes");
+        check("1x8:a100/40g", "1x8:a100 = 8 GPUs on 1 nodes");
+        check("1x1:h200/143771m=1:16c", "1x1:h200/143771m=1:16c = 1 GPUs on 1 nodes");
+        check("1x1:gpu/24g", "1x1:gpu/24g = 1 GPUs on 1 nodes");
     }
 
     #[test]
@@ -249,6 +282,14 @@ mod tests {
         check(
             "1x1:a:b",
             r#"could not read cluster "1x1:a:b": a node has one kind of GPU, found also "b""#,
+        );
+        check(
+            "1x1:a/big",
+            r#"could not read cluster "1x1:a/big": expected the memory of a GPU such as 80g, found "big""#,
+        );
+        check(
+            "1x1:a100/80g,1x1:a100",
+            r#"could not read cluster "1x1:a100/80g,1x1:a100": GPU kind "a100" has two different sizes of memory"#,
         );
         check("1x1:0g", r#"could not read cluster "1x1:0g": expected 1g to 100000g, found "0g""#);
         check("1x1:0c", r#"could not read cluster "1x1:0c": expected 1c to 100000c, found "0c""#);

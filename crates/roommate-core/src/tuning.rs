@@ -147,12 +147,9 @@ impl Tuning {
             plan.note(job, Why::NoiseDrifted { from: whole(was), to: whole(is) });
             self.restless.insert(gpu, Time::ZERO);
         }
-        // A job that took its time to be measured: its roommates were tuned without it.
-        let was_tuned = |j: &JobIdx| self.last[j.usize()].tuned_noise > 0.0;
-        if was == 0.0
-            && self.axis(plan, job).is_some()
-            && plan.gpu(gpu).tenants.iter().any(was_tuned)
-        {
+        // A job that took its time to start or to be measured: its roommates were tuned without it, or nobody was.
+        let searched = plan.gpu(gpu).tenants.len() > 1 || self.alone;
+        if was == 0.0 && searched && self.axis(plan, job).is_some() {
             self.restless.insert(gpu, Time::ZERO);
         }
     }

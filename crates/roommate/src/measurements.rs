@@ -23,15 +23,20 @@ pub(crate) fn atlas_of(prefix: &Path, sessions: &[Vec<Row>]) -> anyhow::Result<A
     })
 }
 
-/// The rows under a prefix, file by file.
+/// The rows under a prefix, file by file and round by round.
 pub(crate) fn sessions(prefix: &Path) -> anyhow::Result<Vec<Vec<Row>>> {
-    files(prefix)?.iter().map(|f| read(f)).collect()
+    let rounds: Vec<_> = files(prefix)?.iter().map(|f| rounds(f)).collect::<Result<_, _>>()?;
+    Ok(rounds.into_iter().flatten().collect())
 }
 
 /// The rows of one file; `-` is standard input.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<Row>> {
+    Ok(rounds(path)?.into_iter().flatten().collect())
+}
+
+fn rounds(path: &Path) -> anyhow::Result<Vec<Vec<Row>>> {
     let text = text(path).map_err(|e| anyhow::anyhow!("{}", Problem::from(&e)));
-    let rows = text.and_then(|text| rows::parse(&text).map_err(Into::into));
+    let rows = text.and_then(|text| rows::rounds(&text).map_err(Into::into));
     rows.with_context(|| format!("could not read measurements {}", quoted(path)))
 }
 

@@ -109,7 +109,10 @@ impl CudaDevice {
         let cluster = text.parse().or_else(|_| text.replace(kind.as_str(), "gpu").parse());
         let mut cluster: Cluster = cluster.expect("a machine can always be described");
         // What users say of their steps, and what is measured of them, is about these GPUs.
-        cluster.kinds.iter_mut().for_each(|kind| kind.speed = 1.0);
+        let mem_mib = self.gpus.iter().map(|g| g.info.mem_mib).min().unwrap_or(0);
+        for kind in &mut cluster.kinds {
+            (kind.speed, kind.mem_mib) = (1.0, mem_mib);
+        }
         cluster
     }
 

@@ -20,6 +20,7 @@ const FIELDS: &[&str] = &[
     "splits",
     "seconds",
     "settle",
+    "rounds",
     "mps",
     "devices",
     "sms",
@@ -97,6 +98,8 @@ struct Rest {
     seconds: f64,
     #[serde(default = "usual_settle")]
     settle: f64,
+    #[serde(default = "once")]
+    rounds: u32,
     #[serde(default)]
     mps: Option<bool>,
     #[serde(default)]
@@ -117,6 +120,9 @@ fn usual_seconds() -> f64 {
 fn usual_settle() -> f64 {
     0.5
 }
+fn once() -> u32 {
+    1
+}
 fn usual_starting() -> usize {
     4
 }
@@ -134,6 +140,8 @@ pub struct Plan {
     pub seconds: f64,
     /// Seconds for which tasks settle before it.
     pub settle: f64,
+    /// How often everything is measured, one round after the other.
+    pub rounds: u32,
     /// Whether tasks share the GPU through MPS; `None` = if there is a GPU.
     pub mps: Option<bool>,
     /// What they run on; `None` = what there is.
@@ -212,13 +220,14 @@ impl Plan {
         let rest: Rest = yaml_serde::from_value(rest).map_err(|e| at.wrong(plain(&e)))?;
         rest.check().map_err(|what| at.wrong(what))?;
         let sets = sets(value.get("sets"), &tasks, &rest.splits, &at)?;
-        let Rest { seconds, settle, mps, devices, sms, env, starting, start_within, .. } = rest;
+        let Rest { seconds, settle, rounds, mps, devices, sms, env, starting, start_within, .. } = rest;
         let start_within_s = start_within;
         Ok(Self {
             tasks,
             sets,
             seconds,
             settle,
+            rounds,
             mps,
             devices,
             sms,
@@ -230,8 +239,20 @@ impl Plan {
     }
 
     /// Everything that is to be measured on a device of so many multiprocessors, in an order in which
-    /// few have to be woken: each task alone, then the sets.
+    /// few have to be woken: each task alone, then the sets; then the same again, for so many rounds.
     pub fn items(&self, all: u32) -> Result<Vec<Item>, JobFileError> {
+        let round = self.round(all)?;
+        let again = (1..self.rounds).flat_map(|n| {
+            round.iter().cloned().map(move |mut item| {
+                item.identity.push(("round", json!(n)));
+                item
+            })
+        });
+        let again: Vec<Item> = again.collect();
+        Ok(round.into_iter().chain(again).collect())
+    }
+
+    fn round(&self, all: u32) -> Result<Vec<Item>, JobFileError> {
         let mut items = Vec::new();
         for (i, task) in self.tasks.iter().enumerate() {
             let wrong = |what| self.at.wrong(format!("task {:?}: sms: {what}", task.name));
@@ -366,6 +387,7 @@ impl Rest {
         within("seconds", self.seconds, 0.1, 600.0)?;
         within("settle", self.settle, 0.0, 600.0)?;
         within("start_within", self.start_within, 1.0, 3600.0)?;
+        within("rounds", f64::from(self.rounds), 1.0, 1000.0)?;
         within("starting", self.starting as f64, 1.0, 1000.0)?;
         match self.sms {
             Some(0) => Err("sms: expected how many multiprocessors the GPU has, found 0".into()),

@@ -20,8 +20,12 @@ pub struct Who {
 pub struct Way {
     /// Multiprocessors that each has; `None` = all may use all.
     pub sms: Option<Vec<u32>>,
-    /// Speed of each, relative to alone on the whole GPU.
+    /// Speed of each, relative to alone on the whole GPU: the mean of its runs.
     pub speeds: Vec<f64>,
+    /// Standard error of each of these means; 0 where there is one run, of which nobody can tell.
+    pub errors: Vec<f64>,
+    /// Standard error of their sum.
+    pub sum_error: f64,
 }
 
 impl Way {
@@ -35,9 +39,26 @@ impl Way {
         self.speeds.iter().map(|s| 1.0 / s)
     }
 
+    /// How many times as long the slowest takes, as far as can be told: for what is uncertain the worse.
     fn slowest(&self) -> f64 {
-        self.slowdowns().fold(0.0, f64::max)
+        let at_worst = self.speeds.iter().zip(&self.errors).map(|(s, e)| 1.0 / (s - e).max(1e-9));
+        at_worst.fold(0.0, f64::max)
     }
+
+    fn of_runs(sms: Option<Vec<u32>>, runs: &[Vec<f64>]) -> Self {
+        let of_member = |i: usize| mean_and_error(runs.iter().map(|speeds| speeds[i]));
+        let (speeds, errors) = (0..runs[0].len()).map(of_member).unzip();
+        let (_, sum_error) = mean_and_error(runs.iter().map(|speeds| speeds.iter().sum()));
+        Self { sms, speeds, errors, sum_error }
+    }
+}
+
+/// The mean of at least one value, and its standard error.
+fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let count = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    let squares: f64 = values.map(|v| (v - mean) * (v - mean)).sum();
+    (mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
 }
 
 /// Why a set is not to be run side by side.
@@ -103,11 +124,11 @@ impl Advice {
     }
 }
 
-/// By parts: the sums of speeds, and how many runs.
-type Ways = BTreeMap<Option<Vec<u32>>, (Vec<f64>, u32)>;
+/// By parts: the speeds of each run.
+type Ways = BTreeMap<Option<Vec<u32>>, Vec<Vec<f64>>>;
 
-/// What is best for each set that was measured in these sessions, by the names of its tasks. Nobody may take more
-/// than `bound` times as long as alone, and together they have to get `least` times as much done as one at a time.
+/// What is best for each set that was measured in these sessions, by the names of its tasks; speeds are relative to
+/// those of the same session. Nobody may take more than `bound` times as long as alone, and together they have to get `least` times as much done as one at a time.
 pub fn advise(sessions: &[Vec<Row>], bound: f64, least: f64) -> Vec<Advice> {
     let all: Vec<&Row> = sessions.iter().flatten().collect();
     let gpu =
@@ -129,18 +150,12 @@ pub fn advise(sessions: &[Vec<Row>], bound: f64, least: f64) -> Vec<Advice> {
                 unknown.entry(set.clone()).or_default().extend(strange.map(|w| w.name.clone()));
                 continue;
             };
-            let sms = sides.iter().map(|s| s.sms).collect();
-            let way = ways.entry(sms).or_insert((vec![0.0; speeds.len()], 0));
-            way.0.iter_mut().zip(speeds).for_each(|(sum, speed)| *sum += speed);
-            way.1 += 1;
+            ways.entry(sides.iter().map(|s| s.sms).collect()).or_default().push(speeds);
         }
     }
     let advice = |(set, ways): (Vec<Who>, Ways)| {
-        let mean = |(sms, (sums, runs)): (Option<Vec<u32>>, (Vec<f64>, u32))| Way {
-            sms,
-            speeds: sums.iter().map(|s| s / f64::from(runs)).collect(),
-        };
-        let ways: Vec<Way> = ways.into_iter().map(mean).collect();
+        let ways: Vec<Way> =
+            ways.into_iter().map(|(sms, runs)| Way::of_runs(sms, &runs)).collect();
         let choice = match unknown.remove(&set) {
             Some(names) if ways.is_empty() => Err(Decline::Unknown(names.into_iter().collect())),
             _ => choose(&ways, bound, least),
@@ -156,7 +171,10 @@ const NOISE: f64 = 0.03;
 /// The best of some ways, at least one.
 fn choose(ways: &[Way], bound: f64, least: f64) -> Result<usize, Decline> {
     let allowed = ways.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
-    let worth = |w: &Way| if w.sms.is_none() { w.sum() * (1.0 + NOISE) } else { w.sum() };
+    let worth = |w: &Way| match w.sms {
+        None => w.sum() * (1.0 + NOISE),
+        Some(_) => w.sum() - w.sum_error,
+    };
     // Of equals the first: without parts, if that is as good.
     let best = allowed.rev().max_by(|(_, a), (_, b)| worth(a).total_cmp(&worth(b)));
     let Some((i, best)) = best else {
@@ -278,6 +296,30 @@ mod tests {
         // Two runs of the same count as their mean.
         let [again] = &advice(&(tt(8.0, 60.0, "") + &tt(6.0, 80.0, "")))[..] else { panic!("one") };
         assert_eq!(again.ways[0].speeds, [0.7, 0.7]);
+    }
+
+    #[test]
+    fn what_is_uncertain_is_taken_for_the_worse() {
+        let round = |n: u32, a: f64, b: f64, [c, d]: [f64; 2]| {
+            let alone = ALONE.replace('}', &format!(r#","round":{n}}}"#));
+            let with = |more: &str| format!(r#","round":{n}{more}"#);
+            alone + "\n" + &tt(a, b, &with("")) + &tt(c, d, &with(r#","sms_a":48,"sms_b":84"#))
+        };
+        let choice = |text: &str| {
+            let rounds = crate::interference::rows::rounds(text).unwrap();
+            assert_eq!(rounds.len(), 2);
+            advise(&rounds, 1.5, 1.1).remove(0)
+        };
+        // The parts seem better by a tenth in the mean, once by much and once not at all.
+        let one = choice(&(round(0, 8.0, 80.0, [9.8, 98.0]) + &round(1, 8.0, 80.0, [8.0, 80.0])));
+        assert_eq!(one.choice, Ok(0));
+        assert!((one.ways[1].sum() - 1.78).abs() < 1e-9);
+        assert!((one.ways[1].sum_error - 0.18).abs() < 1e-9);
+        let sure = choice(&(round(0, 8.0, 80.0, [8.9, 89.0]) + &round(1, 8.0, 80.0, [8.9, 89.0])));
+        assert_eq!(sure.choice, Ok(1));
+        // In the mean a takes 1.47 times as long, which may as well be more than is allowed.
+        let late = choice(&(round(0, 6.3, 90.0, [1.0, 1.0]) + &round(1, 7.3, 90.0, [1.0, 1.0])));
+        assert!(late.choice.is_err(), "{late:?}");
     }
 
     #[test]

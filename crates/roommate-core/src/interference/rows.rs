@@ -2,6 +2,7 @@
 //! the fields mean.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// What kind of task was measured.
@@ -185,9 +186,19 @@ impl std::error::Error for RowError {}
 
 /// All rows of a file; empty lines are passed over, and so is what could not be measured.
 pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
+    Ok(rounds(text)?.into_iter().flatten().collect())
+}
+
+/// The same by the rounds in which they were measured, if there were several: what was measured once is the first.
+pub fn rounds(text: &str) -> Result<Vec<Vec<Row>>, RowError> {
+    let mut rounds: BTreeMap<u32, Vec<Row>> = BTreeMap::new();
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let rows = lines.map(|(i, line)| row(line).map_err(|what| RowError { line: i + 1, what }));
-    rows.filter_map(Result::transpose).collect()
+    for (i, line) in lines {
+        if let Some((round, row)) = row(line).map_err(|what| RowError { line: i + 1, what })? {
+            rounds.entry(round).or_default().push(row);
+        }
+    }
+    Ok(rounds.into_values().collect())
 }
 
 #[derive(Deserialize)]
@@ -205,15 +216,19 @@ struct Probe {
     k: Option<serde_json::Value>,
     kind: Option<serde_json::Value>,
     error: Option<String>,
+    #[serde(default)]
+    round: u32,
 }
 
-fn row(line: &str) -> Result<Option<Row>, String> {
+/// A row and its round; nothing where nothing could be measured.
+fn row(line: &str) -> Result<Option<(u32, Row)>, String> {
     let plainly = |e: serde_json::Error| {
         // There is only one line, and the caller says which.
         let text = e.to_string();
         text.split(" at line ").next().unwrap_or(&text).to_string()
     };
     let probe: Probe = serde_json::from_str(line).map_err(plainly)?;
+    let round = probe.round;
     let row = match probe {
         Probe { error: Some(_), .. } => return Ok(None),
         Probe { k: Some(_), .. } => match serde_json::from_str(line).map_err(plainly)? {
@@ -226,7 +241,7 @@ fn row(line: &str) -> Result<Option<Row>, String> {
         Probe { kind: Some(_), .. } => Row::Solo(serde_json::from_str(line).map_err(plainly)?),
         Probe { .. } => return Err("neither `kind` (a run alone) nor `k` (a pair)".into()),
     };
-    row.check().map(|()| Some(row))
+    row.check().map(|()| Some((round, row)))
 }
 
 impl Row {

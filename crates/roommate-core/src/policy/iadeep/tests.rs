@@ -225,6 +225,10 @@ const OWN: u32 = 64;
 
 impl Bench {
     fn new(jobs: u32) -> Self {
+        Self::with_noise(jobs, 300.0)
+    }
+
+    fn with_noise(jobs: u32, noise: f32) -> Self {
         let entry = policy::find("iadeep").unwrap();
         let policy = entry.build(&policy::Params::new()).unwrap();
         let costs = Costs { backoff: Span::from_secs(1.0), ..Costs::default() };
@@ -243,7 +247,7 @@ impl Bench {
             wake: None,
             truth: Curves { fixed: 0.6, harm: 0.2 },
             batches: vec![0; jobs as usize],
-            noise: 300.0,
+            noise,
             deaf: None,
             mute: None,
             too_much: u32::MAX,
@@ -413,6 +417,20 @@ fn who_is_measured_late_is_tuned_with_its_roommates() {
     bench.tell(facts);
     bench.pass(600.0);
     assert_eq!(bench.said(1, is_settled), 1, "{:?}", bench.notes);
+}
+
+#[test]
+fn where_all_start_slowly_they_are_tuned_all_the_same() {
+    // Nobody says how noisy its gradients are while the device is looked at for the first time.
+    let mut bench = Bench::with_noise(2, 0.0);
+    bench.pass(1_200.0);
+    assert!(bench.tunes.is_empty());
+    bench.noise = 300.0;
+    let facts = bench.measure();
+    bench.tell(facts);
+    bench.pass(600.0);
+    let settled = [bench.said(0, is_settled), bench.said(1, is_settled)];
+    assert_eq!(settled, [1, 1], "{:?}", bench.notes);
 }
 
 #[test]

@@ -60,6 +60,7 @@ fn as_json(advice: &Advice) -> Value {
         json!({
             "sms": w.sms,
             "sum": w.sum(),
+            "sum_error": w.sum_error,
             "speeds": w.speeds,
             "slowdowns": w.slowdowns().collect::<Vec<_>>(),
         })
