@@ -141,7 +141,7 @@ pub(crate) enum TruthName {
 /// The world to simulate.
 #[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct WorldArgs {
-    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100; `:96c:500g` adds CPU cores and
+    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100/80g; `:96c:500g` adds CPU cores and
     /// GiB of memory of a node
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,

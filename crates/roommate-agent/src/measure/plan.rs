@@ -220,7 +220,9 @@ impl Plan {
         let rest: Rest = yaml_serde::from_value(rest).map_err(|e| at.wrong(plain(&e)))?;
         rest.check().map_err(|what| at.wrong(what))?;
         let sets = sets(value.get("sets"), &tasks, &rest.splits, &at)?;
-        let Rest { seconds, settle, rounds, mps, devices, sms, env, starting, start_within, .. } = rest;
+        let Rest {
+            seconds, settle, rounds, mps, devices, sms, env, starting, start_within, ..
+        } = rest;
         let start_within_s = start_within;
         Ok(Self {
             tasks,

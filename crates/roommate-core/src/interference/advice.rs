@@ -154,8 +154,7 @@ pub fn advise(sessions: &[Vec<Row>], bound: f64, least: f64) -> Vec<Advice> {
         }
     }
     let advice = |(set, ways): (Vec<Who>, Ways)| {
-        let ways: Vec<Way> =
-            ways.into_iter().map(|(sms, runs)| Way::of_runs(sms, &runs)).collect();
+        let ways: Vec<Way> = ways.into_iter().map(|(sms, runs)| Way::of_runs(sms, &runs)).collect();
         let choice = match unknown.remove(&set) {
             Some(names) if ways.is_empty() => Err(Decline::Unknown(names.into_iter().collect())),
             _ => choose(&ways, bound, least),

@@ -2,6 +2,7 @@
 
 use crate::{GOOD, PUSHED, Room, gzip};
 use expect_test::{Expect, expect};
+use std::collections::BTreeSet;
 
 /// A room with the journal `j.jsonl` of [`PUSHED`] under a policy that preempts.
 fn pushed() -> Room {
@@ -243,6 +244,24 @@ fn replay_says_same_or_where_not() {
             hint: there are fifo, fifo-backfill, sjf, srtf, srsf, tiresias, tiresias-gittins, gandiva, gandiva-tiresias-style, muri-s, muri-l, muri-l-worst-ordering, muri-l-no-blossom, antman, gavel, gavel-packed, gavel-makespan, gavel-finish-time, gavel-fifo, gavel-allox, gavel-couples, horus, horus-plus, synergy-proportional, synergy-greedy, synergy-tune, synergy-opt, chronus, mps, mps-split, time-slicing, random-colocate, kernel-est, iadeep, iadeep-no-tuner, iadeep-no-predictor, mudi, mudi-published, gslice-like, gpulets-like, muxflow-like
         "#]],
     );
+}
+
+/// What was decided on a real GPU is decided again from what was heard there.
+#[test]
+fn journals_of_a_real_gpu_replay() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/h200");
+    let names = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path());
+    let journals = names.filter(|p| p.to_string_lossy().ends_with(".journal.jsonl"));
+    let mut policies = BTreeSet::new();
+    for journal in journals {
+        let text = std::fs::read_to_string(&journal).unwrap();
+        let head: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        policies.insert(head["head"]["policy"].as_str().unwrap().to_string());
+        let room = Room::with(&[("real.jsonl", &text)]);
+        let said = room.works("replay real.jsonl");
+        assert!(said.starts_with("same: "), "{}: {said}", journal.display());
+    }
+    assert!(policies.len() >= 3, "{policies:?}");
 }
 
 #[test]
