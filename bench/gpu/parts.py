@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def guaranteed(bench: Bench) -> None:
         [alone] = room.watch(long, "promised")
         room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER, "--save-s", 0,
                     **{"class": "best-effort"})
-        room.until_steps("other", 20, 150)
+        room.until_steps("other", 8, 150)
         # The machine lets it in slowly.
         room.watch(4 * long, "other")
         solo, beside, others = [], [], []
@@ -260,6 +261,66 @@ def fate(room: Room, name: str, job: dict[str, Any], steps: int) -> dict[str, An
 
 
 # ---- what policies do ----------------------------------------------------------------------------------------
+
+
+def turns(bench: Bench) -> None:
+    """One at a time: two jobs take turns, each out of memory while the other runs."""
+    slice_s = bench.seconds(10)
+    with bench.room() as room:
+        room.up("gandiva", slice_s=slice_s, scan_s=bench.seconds(2), pack=False)
+        names = {"gpt2": ("gpt2-lm", 16), "vit": ("vit-b16-imagenet", 128)}
+        for name, (task, batch) in names.items():
+            room.submit(name, "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
+        for name in names:
+            room.until(lambda name=name: len(room.ticks(name)) > 20, 120)
+        # From the middle of a turn to the middle of one of the same job.
+        began = time.monotonic()
+        room.watch(4 * slice_s)
+        end = time.monotonic()
+        work = {}
+        for name in names:
+            at = [t.at for t in room.ticks(name) if began <= t.at < end]
+            gaps = [b - a for a, b in zip(at, at[1:], strict=False)]
+            work[name] = {"steps": len(at), "step_s": median(gaps), "longest_halt_s": max(gaps, default=0.0)}
+        bench.row(policy="gandiva", turn_s=slice_s, seconds=end - began, suspends=room.actions("suspend"), jobs=work,
+                  one_at_a_time=sum(w["steps"] * w["step_s"] for w in work.values()) / (end - began),
+                  swaps={n: said(room, n, "Swapped") for n in names})
+
+
+def resize(bench: Bench) -> None:
+    """The share of a running job changes through the daemon, again and again."""
+    changes = 20 if bench.rehearse else 100
+    for task, batch in (("resnet50-imagenet", 64), ("gpt2-lm", 8)):
+        with bench.room(task) as room:
+            room.up("mps")
+            room.submit("job", "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
+            room.until_steps("job", 40, 150)
+            dice, shares = random.Random(7), ["0.2", "0.35", "0.5", "0.65", "0.8", "0"]
+            held, share = [room.jobs()["job"]["gpu_mib"]], "0"
+            for n in range(changes):
+                share = dice.choice([s for s in shares if s != share])
+                room.ok("resize", "job", "--share", share)
+                room.until_steps("job", 6)
+                if n == 19:
+                    held.append(room.jobs()["job"]["gpu_mib"])
+            room.watch(bench.seconds(1))
+            job = room.jobs()["job"]
+            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")), held_mib=[*held, job["gpu_mib"]],
+                      starts=job["starts"], failures=job["failures"])
+
+
+def pauses(ticks: list[Tick]) -> dict[str, Any]:
+    """How long steps after a move took beyond the usual there."""
+    gaps: dict[tuple[int, int], list[float]] = {}
+    for a, b in zip(ticks, ticks[1:], strict=False):
+        if (a.first, a.sms) == (b.first, b.sms):
+            gaps.setdefault((b.first, b.sms), []).append(b.at - a.at)
+    moved = [1e3 * (b.at - a.at - median(gaps.get((b.first, b.sms), [])))
+             for a, b in zip(ticks, ticks[1:], strict=False) if (a.first, a.sms) != (b.first, b.sms)]
+    moved.sort()
+    at = lambda part: moved[min(len(moved) - 1, int(part * len(moved)))] if moved else None
+    return {"moves": len(moved), "pause_p50_ms": at(0.5), "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
+            "step_ms": {f"{sms} from {first}": 1e3 * median(g) for (first, sms), g in sorted(gaps.items())}}
 
 
 def gandiva(bench: Bench) -> None:
@@ -408,12 +469,12 @@ def mix(bench: Bench) -> None:
 
 
 def starts(bench: Bench) -> dict[str, float]:
-    """What a job of each kind takes beside its steps, from its launch to its end, beside two others."""
+    """What a job of each kind takes beside its steps, from its launch to its end, one after the other as in the mix."""
     with bench.room("starts") as room:
         jobs = []
         for n, (task, batch, _) in enumerate(KINDS):
             job = room.job(task, "train.py", "--task", task, "--batch", batch, "--steps", 60, "--save-s", 0, steps=60)
-            jobs.append({**job, "after": f"{round(bench.seconds(30) * (n // 3))}s"})
+            jobs.append({**job, "after": f"{round(bench.seconds(8) * n)}s"})
         runs = run_mix(bench, room, {"policy": "mps", "jobs": jobs})
         # Nobody waits, so that a job's age is its start and its steps.
         return {job["name"]: job["age_s"] - job["steps"] * (job["step_s"] or 0.0) for job in runs[0]["jobs"]}
@@ -493,7 +554,7 @@ def mps() -> Iterator[dict[str, str]]:
         subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 5\n", text=True, env=env, check=False)
 
 
-MECHANISMS = (guaranteed, shrink, gandiva, muri, iadeep, opaque)
+MECHANISMS = (guaranteed, shrink, resize, turns, gandiva, muri, iadeep, opaque)
 PARTS = {part.__name__: part for part in (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, mix, repartition, neighbours, jitter)}
 
 
