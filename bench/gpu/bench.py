@@ -1,0 +1,65 @@
+"""Where a part of run.sh puts what it finds."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from room import Room, rounded
+
+MINUTES = 9.0
+FOREVER = 1_000_000
+
+
+class Bench:
+    """Where a part puts what it finds."""
+
+    def __init__(self, part: str, out: Path, rehearse: bool) -> None:
+        self.part, self.out, self.rehearse = part, out, rehearse
+        self.rows: list[dict[str, Any]] = []
+        self._file = out / f"{part}.new"
+        self._file.unlink(missing_ok=True)
+        self._ends = time.monotonic() + 60 * MINUTES
+
+    def room(self, name: str = "") -> Room:
+        return Room(f"{self.part}-{name}" if name else self.part, self.out, self.rehearse)
+
+    def row(self, **found: Any) -> None:
+        self.rows.append(rounded(found))
+        with self._file.open("a") as file:
+            file.write(json.dumps(self.rows[-1]) + "\n")
+        print(json.dumps(self.rows[-1]), flush=True)
+
+    def seconds(self, real: float) -> float:
+        """How long to look; a rehearsal is in a hurry."""
+        return real / 8 if self.rehearse else real
+
+    def left_s(self) -> float:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{self.part} takes longer than {MINUTES:.0f} minutes")
+        return left
+
+    def keep(self) -> None:
+        if self._file.exists():
+            self._file.rename(self.out / f"{self.part}.jsonl")
+
+
+OF_A_RUN = ("name", "state", "submitted_s", "age_s", "done", "steps", "step_s", "stages_s", "starts", "failures")
+
+
+def run_mix(bench: Bench, room: Room, mix: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
+    """Runs it in the foreground; the journal stays, and so does what the program says."""
+    file = room.folder / "mix.yaml"
+    file.write_text(json.dumps(mix))
+    journal = room.out / f"{room.name}.journal.jsonl"
+    out = room.ok("run", str(file), *room.device(), *flags, "--journal", str(journal), "-o", "json")
+    said = json.loads(out)
+    runs = said if isinstance(said, list) else [said]
+    for run in runs:
+        run["jobs"] = [{k: v for k, v in job.items() if k in OF_A_RUN} for job in run["jobs"]]
+        bench.row(**run)
+    print(room.ok("replay", str(journal)).strip())
+    return runs

@@ -1,0 +1,149 @@
+"""What a machine promises its jobs: speed, memory, and shares that change while they run. Parts of run.sh."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import FOREVER, Bench
+from room import Room, Tick, median
+
+
+def guaranteed(bench: Bench) -> None:
+    """A guaranteed job beside a best-effort one, and what happens when it grows."""
+    long, short = bench.seconds(4), bench.seconds(3)
+    with bench.room() as room:
+        room.up("antman", eps=0.04)
+        room.submit("promised", "train.py", "--task", "resnet50-imagenet", "--batch", 64, "--min", 16, "--max", 256,
+                    "--steps", FOREVER, "--save-s", 0, batch={"size": 64, "min": 16, "max": 256})
+        room.until_steps("promised", 100)
+        [alone] = room.watch(long, "promised")
+        room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER, "--save-s", 0,
+                    **{"class": "best-effort"})
+        room.until_steps("other", 8, 150)
+        # The machine lets it in slowly.
+        room.watch(4 * long, "other")
+        solo, beside, others = [], [], []
+        for _ in range(3):
+            room.ok("suspend", "other")
+            room.until(lambda: room.jobs()["other"]["state"] == "suspended")
+            solo += room.watch(short, "promised")
+            room.ok("resume", "other")
+            room.until_steps("other", 3, 60)
+            both = room.watch(short, "promised", "other")
+            beside.append(both[0])
+            others.append(both[1])
+        bench.row(what="beside", alone_before=alone, alone=median(solo), beside=median(beside),
+                  kept=median(beside) / median(solo), spread=max(solo) / min(solo) - 1, other=median(others))
+        # Half of the GPU is given away, then taken back; then its batch grows.
+        room.ok("resize", "promised", "--share", "0.5")
+        growth(bench, room, "share 0.5 to all", lambda: room.ok("resize", "promised", "--share", "0"), long)
+        growth(bench, room, "batch 64 to 256", lambda: room.ok("resize", "promised", "--batch", "256"), long)
+        room.ok("cancel", "promised")
+        room.until(lambda: room.jobs()["promised"]["ended"])
+        [free] = room.watch(long, "other")
+        other = room.jobs()["other"]
+        bench.row(what="other", alone=free, part_beside=median(others) / free if free else None, starts=other["starts"],
+                  failures=other["failures"], done=other["done"], steps_noted=len(room.ticks("other")))
+
+
+def shrink(bench: Bench) -> None:
+    """A guaranteed job needs most of the memory; a best-effort one gives some of it away, and has it again afterwards."""
+    limit = 8800
+    with bench.room() as room:
+        room.up("antman")
+        whole = max((gpu.get("mem_mib") or 0 for gpu in room.machine().get("gpus", [])), default=0) or 143_771
+        room.submit("guest", "train.py", "--task", "gpt2-lm", "--batch", 8, "--optimizer", "adam", "--steps", FOREVER, "--save-s", 0,
+                    gpu_mib=16_000, **{"class": "best-effort"})
+        room.until_steps("guest", 60, 150)
+        phases = [memory(bench, room, "alone")]
+        # A tenth more than it says is kept free for it.
+        room.submit("promised", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps", FOREVER, "--save-s", 0,
+                    gpu_mib=int((whole - limit) / 1.1))
+        began = time.monotonic()
+        room.until_steps("promised", 20, 150)
+        phases.append(memory(bench, room, "beside one that needs the rest") | {"promised_after_s": time.monotonic() - began})
+        room.ok("cancel", "promised")
+        room.until(lambda: room.jobs()["promised"]["ended"])
+        phases.append(memory(bench, room, "alone again"))
+        for phase in phases:
+            bench.row(**phase, starts=room.jobs()["guest"]["starts"], failures=room.jobs()["guest"]["failures"])
+
+
+def memory(bench: Bench, room: Room, when: str) -> dict[str, Any]:
+    room.watch(bench.seconds(3))
+    [rate] = room.watch(bench.seconds(4), "guest")
+    guest = room.jobs()["guest"]
+    log = Path(guest["log"]).read_text(errors="replace").splitlines()
+    limits = [a["tune"][1].get("mem_mib") for step in room.steps() for a in step.get("actions", []) if "tune" in a]
+    return {"when": when, "guest_it_s": rate, "limit_mib": limits[-1] if limits else None, "held_mib": guest["gpu_mib"],
+            "state": guest["state"], "said": [line for line in log if line.startswith("roommate:")]}
+
+
+def growth(bench: Bench, room: Room, what: str, grow: Callable[[], object], settle_s: float) -> None:
+    """How soon the other has shrunk: its part of the GPU, or its pace."""
+    room.watch(settle_s)
+    before = room.watch(settle_s, "promised", "other")
+    done = room.jobs()["other"]["done"]
+    part = last(room.ticks("other"))
+    began = time.monotonic()
+    grow()
+    answered = time.monotonic() - began
+    room.watch(settle_s)
+    later = [t for t in room.ticks("other") if t.at > began]
+    moved = next((t.at - began for t in later if part and (t.first, t.sms) != (part.first, part.sms)), None)
+    count = int(4 * min(4.0, settle_s - 0.5))
+    windows = [room.rate("other", began + s / 4, began + s / 4 + 0.5) for s in range(count)]
+    slower = next((0.25 * n + 0.5 for n, rate in enumerate(windows) if rate < 0.8 * before[1]), None)
+    after = room.watch(settle_s, "promised", "other")
+    job = room.jobs()["other"]
+    bench.row(what=what, answered_s=answered, moved_after_s=moved, slower_within_s=slower, promised=[before[0], after[0]],
+              other=[before[1], after[1]], other_by_quarter_seconds=windows, part=[part[2:] if part else None, last_part(later)],
+              nothing_lost=job["state"] == "running" and job["failures"] == 0 and job["done"] >= done)
+
+
+def last(ticks: list[Tick]) -> Tick | None:
+    return ticks[-1] if ticks else None
+
+
+def last_part(ticks: list[Tick]) -> Any:
+    return ticks[-1][2:] if ticks else None
+
+
+def resize(bench: Bench) -> None:
+    """The share of a running job changes through the daemon, again and again."""
+    changes = 20 if bench.rehearse else 100
+    for task, batch in (("resnet50-imagenet", 64), ("gpt2-lm", 8)):
+        with bench.room(task) as room:
+            room.up("mps")
+            room.submit("job", "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
+            room.until_steps("job", 40, 150)
+            dice, shares = random.Random(7), ["0.2", "0.35", "0.5", "0.65", "0.8", "0"]
+            held, share = [room.jobs()["job"]["gpu_mib"]], "0"
+            for n in range(changes):
+                share = dice.choice([s for s in shares if s != share])
+                room.ok("resize", "job", "--share", share)
+                room.until_steps("job", 6)
+                if n == 19:
+                    held.append(room.jobs()["job"]["gpu_mib"])
+            room.watch(bench.seconds(1))
+            job = room.jobs()["job"]
+            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")), held_mib=[*held, job["gpu_mib"]],
+                      starts=job["starts"], failures=job["failures"])
+
+
+def pauses(ticks: list[Tick]) -> dict[str, Any]:
+    """How long steps after a move took beyond the usual there."""
+    gaps: dict[tuple[int, int], list[float]] = {}
+    for a, b in zip(ticks, ticks[1:], strict=False):
+        if (a.first, a.sms) == (b.first, b.sms):
+            gaps.setdefault((b.first, b.sms), []).append(b.at - a.at)
+    moved = [1e3 * (b.at - a.at - median(gaps.get((b.first, b.sms), [])))
+             for a, b in zip(ticks, ticks[1:], strict=False) if (a.first, a.sms) != (b.first, b.sms)]
+    moved.sort()
+    at = lambda part: moved[min(len(moved) - 1, int(part * len(moved)))] if moved else None
+    return {"moves": len(moved), "pause_p50_ms": at(0.5), "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
+            "step_ms": {f"{sms} from {first}": 1e3 * median(g) for (first, sms), g in sorted(gaps.items())}}
