@@ -17,14 +17,14 @@ PLAN_STEPS = 2
 """Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
 
 LOOK_EVERY_S = 0.025
-"""Steps shorter than this are waited for several at a time: to ask the GPU costs as much as a small kernel."""
+"""Steps shorter than this are waited for several at a time: to ask the GPU takes time as well."""
 
 MOST_AHEAD = 8
 """Steps that are waited for at a time at most."""
 
 SLACK = 1.3
-"""Room for what the allocator cannot use, over what steps were seen to need: with 1.1 GPT-2 ran out of memory, a fifth of which lay in
-pieces."""
+"""Room for what the allocator cannot use, over what steps were seen to need: with 1.1 GPT-2 ran out of
+memory, a fifth of which lay in pieces."""
 
 
 class Device:

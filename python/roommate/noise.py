@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LEAST_PART = 0.01
-"""``|G|^2`` is taken for at least this part of what was seen: below it nothing can be told from noise, so that
-the noise scale is at most about a hundred batches."""
+"""``|G|^2`` is taken for at least this part of what was seen: below it nothing can be told from noise, so
+that the noise scale is at most about a hundred batches."""
 
 
 class NoiseScale:
