@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 /// Time between two looks at the protected job's step.
 pub const PERIOD: Span = Span(1_000_000);
-/// What a good stretch adds to the pace of the opportunists.
+/// What a good stretch adds to the pace of the opportunists, once they have been too much.
 const INCREASE_PERMILLE: u16 = 20;
 /// Good looks in a row that make a good stretch.
 const GOOD_PERIODS: u32 = 3;
@@ -31,13 +31,16 @@ pub struct Throttle {
     eps: f64,
     pace_permille: u16,
     good: u32,
+    /// Whether the others were never too much: so far each good stretch doubles their pace, or a GPU that is
+    /// free would be theirs only minutes later.
+    untried: bool,
 }
 
 impl Throttle {
     /// Starts with the others held, for a job that was promised this share of its speed.
     pub fn new(floor_permille: u16) -> Self {
         let floor = f64::from(floor_permille.clamp(1, 1000)) / 1000.0;
-        Self { eps: 1.0 / floor - 1.0, pace_permille: 0, good: 0 }
+        Self { eps: 1.0 / floor - 1.0, pace_permille: 0, good: 0, untried: true }
     }
 
     /// The pace of the others now.
@@ -50,17 +53,24 @@ impl Throttle {
         // Rounding in a step's length is no reason to hold anybody back.
         let over = slowdown - 1.0 - 1e-9;
         if over > self.eps {
-            self.good = 0;
+            (self.good, self.untried) = (0, false);
             let half = self.pace_permille / 2;
             self.pace_permille = if half < INCREASE_PERMILLE / 2 { 0 } else { half };
         } else if over <= self.eps / 2.0 {
             self.good += 1;
             if self.good >= GOOD_PERIODS {
                 self.good = 0;
-                self.pace_permille = (self.pace_permille + INCREASE_PERMILLE).min(1000);
+                let more = if self.untried { self.pace_permille } else { 0 };
+                self.pace_permille = (self.pace_permille + more.max(INCREASE_PERMILLE)).min(1000);
             }
         } else {
             self.good = 0;
+            if self.untried && self.pace_permille > 0 {
+                // Nearly too much: from what was calm it goes on by small steps.
+                self.untried = false;
+                let half = self.pace_permille / 2;
+                self.pace_permille = if half < INCREASE_PERMILLE { 0 } else { half };
+            }
         }
         self.pace_permille
     }
@@ -262,6 +272,17 @@ mod tests {
                 assert!(slowdown(settled) <= 1000.0 / f64::from(floor) + 1e-6);
             }
         }
+    }
+
+    #[test]
+    fn a_gpu_that_is_free_is_theirs_within_half_a_minute() {
+        let calm = run(990, 0.0, 21);
+        assert_eq!(calm.iter().position(|p| *p == 1000), Some(20), "{calm:?}");
+        // Where they were too much once, they come back carefully.
+        let harmed = run(950, 0.3, 40);
+        assert!(harmed.windows(2).all(|p| p[1] <= 2 * p[0].max(INCREASE_PERMILLE / 2)), "{harmed:?}");
+        let first = harmed.windows(2).position(|p| p[1] < p[0]).unwrap();
+        assert!(harmed[first + 1..].windows(2).all(|p| p[1] <= p[0] + INCREASE_PERMILLE));
     }
 
     #[test]
