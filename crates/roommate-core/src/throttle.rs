@@ -280,7 +280,10 @@ mod tests {
         assert_eq!(calm.iter().position(|p| *p == 1000), Some(20), "{calm:?}");
         // Where they were too much once, they come back carefully.
         let harmed = run(950, 0.3, 40);
-        assert!(harmed.windows(2).all(|p| p[1] <= 2 * p[0].max(INCREASE_PERMILLE / 2)), "{harmed:?}");
+        assert!(
+            harmed.windows(2).all(|p| p[1] <= 2 * p[0].max(INCREASE_PERMILLE / 2)),
+            "{harmed:?}"
+        );
         let first = harmed.windows(2).position(|p| p[1] < p[0]).unwrap();
         assert!(harmed[first + 1..].windows(2).all(|p| p[1] <= p[0] + INCREASE_PERMILLE));
     }
