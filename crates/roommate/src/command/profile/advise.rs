@@ -51,6 +51,12 @@ fn decision(advice: &Advice) -> String {
     }
 }
 
+/// What they get done together, and how far that can be trusted where there were several rounds.
+fn sum(way: &Way) -> String {
+    let sum = format!("{:.2}", way.sum());
+    if way.sum_error > 0.0 { format!("{sum} ±{:.2}", way.sum_error) } else { sum }
+}
+
 fn slowdowns(way: &Way) -> String {
     way.slowdowns().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(" ")
 }
@@ -85,9 +91,9 @@ fn as_table(all: &[Advice]) -> String {
         rows.push(vec![
             name(advice),
             "1.00".into(),
-            or_dash(advice.unconfined().map(|w| format!("{:.2}", w.sum()))),
+            or_dash(advice.unconfined().map(sum)),
             or_dash(best(advice).map(parts)),
-            or_dash(best(advice).map(|w| format!("{:.2}", w.sum()))),
+            or_dash(best(advice).map(sum)),
             or_dash(best(advice).map(slowdowns)),
             decision(advice),
         ]);

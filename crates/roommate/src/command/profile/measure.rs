@@ -129,7 +129,11 @@ fn words(item: &Item) -> String {
     };
     let seats: Vec<String> =
         item.members.iter().filter_map(|m| Some(m.seat?.sms.to_string())).collect();
-    if seats.is_empty() { who } else { format!("{who} on {} SMs", seats.join(" + ")) }
+    let parts =
+        if seats.is_empty() { String::new() } else { format!(" on {} SMs", seats.join(" + ")) };
+    let round = field("round").and_then(Value::as_u64);
+    let round = round.map_or_else(String::new, |n| format!(", round {}", n + 1));
+    format!("{who}{parts}{round}")
 }
 
 /// The files that rows go into, and what they hold.
