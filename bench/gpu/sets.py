@@ -93,6 +93,7 @@ def same_way(way: dict[str, Any], sms: list[int] | None, twins: bool) -> bool:
 
 def sets(bench: Any) -> None:
     """Pairs and triples: one at a time, in the driver's time slices, under plain MPS, and as Roommate chooses."""
+    # One at a time is the unit of all sums; what suspending and resuming takes away from it is measured by `turns`.
     folder = bench.out / "sets"
     folder.mkdir(exist_ok=True)
     every = [list(one) for one in (*PAIRS, *TRIPLES)]

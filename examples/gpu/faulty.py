@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Trains like train.py, but goes wrong once: after so many steps of its first attempt. Later attempts go on from the checkpoint.
+"""Trains like train.py, but goes wrong: after so many steps, in its first attempts. Later ones go on from the checkpoint.
 
-usage: faulty.py oom|illegal|none [--after 100] --task resnet18-imagenet [what else train.py takes]
+usage: faulty.py oom|illegal|none [--after 100] [--times 1] --task resnet18-imagenet [what else train.py takes]
 
 oom takes all of the GPU's memory; illegal writes where it may not, which under MPS its roommates die of as well.
 """
