@@ -9,15 +9,15 @@ import sets
 
 from bench import Bench, run_mix
 
-#: Kind, batch size, and steps that take about 30 s alone. At these sizes the GPU is what they wait for: where it is the CPU, their speed
+#: Kind, batch size, and steps that take about 25 s alone. At these sizes the GPU is what they wait for: where it is the CPU, their speed
 #: changes by a quarter from one second to the next, and nothing could be predicted.
 KINDS = (
-    ("resnet50-imagenet", 64, 1000),
-    ("gpt2-lm", 16, 530),
-    ("resnet18-imagenet", 128, 1300),
-    ("bert-squad", 32, 700),
-    ("lstm-wikitext", 256, 1900),
-    ("mobilenetv3l-imagenet", 128, 700),
+    ("resnet50-imagenet", 64, 850),
+    ("gpt2-lm", 16, 450),
+    ("resnet18-imagenet", 128, 1100),
+    ("bert-squad", 32, 600),
+    ("lstm-wikitext", 256, 1600),
+    ("mobilenetv3l-imagenet", 128, 600),
 )
 MOST = 2
 """Jobs on the GPU at a time: all pairs of kinds are measured, groups of three are not."""

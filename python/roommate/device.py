@@ -6,6 +6,7 @@ PyTorch, before the process uses CUDA, or without a machine.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,13 @@ from .protocol import SeatRange
 PLAN_STEPS = 2
 """Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
 
-LOOK_EVERY_S = 0.025
-"""Steps shorter than this are waited for several at a time: to ask the GPU takes time as well."""
+SHORT_S = 0.025
+"""Steps shorter than this are waited for several at a time: to wait for an H200 takes the CPU 0.23 ms."""
 
-MOST_AHEAD = 8
+LOOK_EVERY_S = 0.1
+"""How long short steps that are waited for together take, about."""
+
+MOST_AHEAD = 32
 """Steps that are waited for at a time at most."""
 
 SLACK = 1.3
@@ -40,6 +44,8 @@ class Device:
         """The part of the GPU that steps really run in; None = the whole."""
         self.memory_due = False
         """Whether a limit waits to be put in force."""
+        self.looked = True
+        """Whether the last step ended a group that was waited for."""
         self._torch: Any = None
         self._seat: gpu.Seat | None = None
         self._wish: SeatRange | None = None
@@ -59,6 +65,7 @@ class Device:
         self._ahead: Any = None
         self._together = 1
         self._unseen = 0
+        self._marks = 0
 
     def wants(self, seat: SeatRange | None, limit_mib: int | None) -> None:
         """The machine asks for this part and at most so much memory."""
@@ -90,19 +97,23 @@ class Device:
 
     def mark(self, whole: bool) -> bool:
         """The end of a step as the CPU sees it. Waits until the GPU has ended the step before, or with
-        ``whole`` this one; of short steps the last few before. Whether the time since the last mark is the
-        GPU's time for a step, on average over those.
+        ``whole`` this one; of short steps the group before. Whether the time since the last mark is the
+        GPU's time for a step, on average over a group; ``looked`` says whether one ends here.
         """
         if not self.on and not self.look():
             return True
-        ahead = self._ahead
+        whole = whole or not self._events
         self._unseen += 1
-        if ahead is not None and not whole and self._unseen < self._together:
-            return True
-        self._unseen = 0
-        if whole or not self._events:
+        # What fills the queue after a halt seems short: a long step, or two groups of short ones.
+        usual = self._marks >= min(self._together, 2)
+        self.looked = whole or self._unseen >= self._together
+        if not self.looked:
+            return usual
+        if whole:
+            usual = self._ahead is None
             self._synchronize()
-            return ahead is None
+            return usual
+        self._unseen, ahead = 0, self._ahead
         first, second = self._events
         event = second if ahead is first else first
         try:
@@ -113,11 +124,10 @@ class Device:
             self._events = []
             return False
         self._ahead = event
-        if ahead is None:
-            # The first step after a halt fills the queue, so that it seems short.
-            return False
-        ahead.synchronize()
-        return True
+        self._marks += 1
+        if ahead is not None:
+            ahead.synchronize()
+        return usual
 
     def drain(self) -> None:
         """Waits until the GPU has done all that it was given."""
@@ -126,12 +136,15 @@ class Device:
 
     def _synchronize(self) -> None:
         host.finish(self._torch)
-        self._ahead = None
+        self._rest()
+
+    def _rest(self) -> None:
+        self._ahead, self._unseen, self._marks = None, 0, 0
 
     def _new_events(self) -> None:
         # They wait without spinning: the CPU is what many roommates lack most.
         self._events = [self._torch.cuda.Event(blocking=True) for _ in range(2)]
-        self._ahead = None
+        self._rest()
 
     # Place.
 
@@ -216,7 +229,10 @@ class Device:
 
     def stepped(self, step_s: float) -> None:
         """Usual steps were done that took so long each: what they need is known."""
-        self._together = max(1, min(MOST_AHEAD, int(LOOK_EVERY_S / max(step_s, 1e-9))))
+        together = 1 if step_s >= SHORT_S else min(MOST_AHEAD, math.ceil(LOOK_EVERY_S / max(step_s, 1e-9)))
+        if abs(together - self._together) > 0.25 * self._together:
+            # The next group waits for one of another size, which says nothing of its own length.
+            self._together, self._marks = together, 0
         if not self._known:
             self._known, self.memory_due = True, self._limit is not None
 

@@ -191,7 +191,7 @@ class Steps(Generic[T]):
             if usual:
                 self._stages_s = [a + b for a, b in zip(self._stages_s, self._step_stages_s, strict=True)]
             self._step_stages_s = [0.0, 0.0, 0.0, 0.0]
-        if now - self._reported >= session.REPORT_EVERY_S:
+        if self._device.looked and now - self._reported >= session.REPORT_EVERY_S:
             self._report()
         if self._session.pace_permille < 1000:
             self._hold_back(busy_s)

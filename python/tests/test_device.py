@@ -42,6 +42,7 @@ def places(
     for n, _ in enumerate(it):
         if n == steps:
             break
+        torch.kernel(0.03)
         seen.append(torch.current.name)
         # So that the machine's words are there at the boundary.
         if n in script:
@@ -180,7 +181,7 @@ def test_a_machine_that_is_left_gives_the_whole_gpu_back(
     assert places(torch, machine, 5, {3: lambda: machine.say_raw(b"what?\n")})[-1] == "whole"
 
 
-@pytest.mark.parametrize(("pace", "low", "high"), [(1000, 0.019, 0.03), (500, 0.019, 0.03)])
+@pytest.mark.parametrize(("pace", "low", "high"), [(1000, 0.027, 0.04), (500, 0.029, 0.04)])
 def test_a_step_is_as_long_as_the_gpu_takes(
     torch: FakeTorch, machine: Machine, pace: int, low: float, high: float
 ) -> None:
@@ -188,7 +189,7 @@ def test_a_step_is_as_long_as_the_gpu_takes(
     longest = []
     for attempt in range(3):
         for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
-            torch.kernel(0.02)
+            torch.kernel(0.03)
             if n == 10:
                 break
         mine = machine.wait_for(Stepped, 8 * (attempt + 1))[-8:]
@@ -218,13 +219,14 @@ def test_short_steps_are_waited_for_several_at_a_time(
     for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
         torch.kernel(0.005)
         queued.append(torch.current.busy_until - time.perf_counter())
-        if n == 150:
+        if n == 240:
             break
-    # Five steps make 25 ms: this group and the one before are in the queue at most.
-    assert max(queued) < 0.065
-    assert max(queued[60:]) > 0.015
-    last = machine.wait_for(Stepped, 4)[-1]
-    assert last.step_s == pytest.approx(0.005, rel=0.1)
+    # Twenty steps make 0.1 s: this group and the one before are in the queue at most.
+    assert max(queued) < 0.22
+    assert max(queued[120:]) > 0.08
+    # Neither what fills the queue nor where in a group a report comes makes steps seem short.
+    told = [m.step_s for m in machine.wait_for(Stepped, 4)]
+    assert min(told) == pytest.approx(0.005, rel=0.1)
 
 
 def test_a_checkpoint_and_a_suspension_find_a_gpu_at_rest(torch: FakeTorch, machine: Machine) -> None:
