@@ -25,6 +25,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "python"), str(HERE.parents[1] / "examples" / "gpu")]
 
+from pauses import pauses  # noqa: E402
+from room import Tick, rounded  # noqa: E402
+
 from roommate import protocol  # noqa: E402
 from roommate.device import PLAN_STEPS  # noqa: E402
 from roommate.protocol import SeatRange, Stepped, Suspended, Tune, Tuned  # noqa: E402
@@ -95,6 +98,7 @@ class Loop:
         gpu.swap(job.model, job.optimizer)
         self._next = iter(self.steps)
         self.batch = batch
+        self.ticks: list[Tick] = []
 
     def run(self, count: int) -> list[float]:
         """Seconds of so many steps, from boundary to boundary."""
@@ -103,20 +107,21 @@ class Loop:
             began = time.perf_counter()
             self.job.step(*next(self._next))
             times.append(time.perf_counter() - began)
+            part = self.steps.seat or SeatRange(0, 0)
+            self.ticks.append(Tick(time.perf_counter(), self.steps.batch_size, part.first, part.sms))
         return times
 
-    def ask(self, limit: int = 100, **how: Any) -> tuple[bool, float]:
-        """Asks, and runs until it is answered: whether it was, and the longest step meanwhile."""
+    def ask(self, limit: int = 100, **how: Any) -> bool:
+        """Asks, and runs until it is answered; whether it was."""
         tuned = self.machine.count(Tuned)
         how = {"batch": 0, "pace_permille": 1000} | how
         self.machine.say(Tune(**how))
         time.sleep(0.01)
-        longest = 0.0
         for _ in range(limit):
-            longest = max(longest, *self.run(1))
+            self.run(1)
             if self.machine.count(Tuned) > tuned:
-                return True, longest
-        return False, longest
+                return True
+        return False
 
 
 def bits(job: Any) -> list[Any]:
@@ -180,24 +185,22 @@ def main() -> None:
     say("steps as long as the GPU takes", reported is not None and abs(reported.step_s / steady - 1) < 0.1,
         step_ms=1e3 * steady, reported_ms=1e3 * reported.step_s if reported else None, gpu_mib=reported.gpu_mib if reported else None)
 
-    dice, pauses, wrong = random.Random(7), [], 0
+    dice, wrong = random.Random(7), 0
     held = int(torch.cuda.memory_reserved()) >> 20
-    usual: dict[Any, float] = {}
     for part in PARTS:
         loop.ask(seat=part)
-        loop.run(2)
-        usual[part] = statistics.median(loop.run(8))
+        loop.run(8)
+    loop.ticks.clear()
     for _ in range(args.moves):
         part = dice.choice([p for p in PARTS if p != loop.steps.seat])
-        answered, longest = loop.ask(seat=part)
-        wrong += not answered or loop.steps.seat != part
-        pauses.append(longest - usual[part])
-        loop.run(3)
-    pauses.sort()
-    say("moves", wrong == 0, moves=args.moves, pause_p50_ms=1e3 * pauses[len(pauses) // 2], pause_longest_ms=1e3 * pauses[-1],
-        held_mib=[held, int(torch.cuda.memory_reserved()) >> 20], step_ms={str(p and p.sms): round(1e3 * s, 2) for p, s in usual.items()})
+        wrong += not loop.ask(seat=part) or loop.steps.seat != part
+        loop.run(8)
+    # What it holds is compared where it was at first.
+    loop.ask(seat=PARTS[2])
+    loop.run(3)
+    say("moves", wrong == 0, **rounded(pauses(loop.ticks)), held_mib=[held, int(torch.cuda.memory_reserved()) >> 20])
 
-    answered, _ = loop.ask(batch=loop.batch // 2, seat=PARTS[2])
+    answered = loop.ask(batch=loop.batch // 2, seat=PARTS[2])
     say("another batch size", answered and loop.steps.batch_size == loop.batch // 2 and loop.steps.seat == PARTS[2])
     loop.ask(seat=None)
 
@@ -219,20 +222,21 @@ def main() -> None:
         tensors=len(before), moved_mib=swaps[0].mib, out_s=swaps[0].seconds, in_s=swaps[1].seconds,
         held_before_mib=swaps[0].held_before_mib, held_meanwhile_mib=free[0])
     loop.run(5)
+    usual = statistics.median(loop.run(8))
 
     peak = int(torch.cuda.max_memory_allocated()) >> 20
     where = lambda: {str(t.device).split(":")[0] for s in job.optimizer.state.values() for k, t in s.items() if k != "step"}
-    answered, _ = loop.ask(seat=None, gpu_mib=int(0.8 * peak))
+    answered = loop.ask(seat=None, gpu_mib=int(0.8 * peak))
     loop.run(max(5, int(1.2 / steady)))
     away, held = where(), int(torch.cuda.memory_reserved()) >> 20
     slower = statistics.median(loop.run(8))
     loop.ask(seat=None)
     loop.run(3)
     say("little memory", answered and away == {"cpu"} and where() == {"cuda"}, peak_mib=peak, limit_mib=int(0.8 * peak), held_mib=held,
-        step_ms=[round(1e3 * usual[None], 2), round(1e3 * slower, 2)])
+        step_ms=[round(1e3 * usual, 2), round(1e3 * slower, 2)])
 
     full = statistics.median(loop.run(20))
-    answered, _ = loop.ask(seat=None, pace_permille=500)
+    answered = loop.ask(seat=None, pace_permille=500)
     began, count = time.perf_counter(), max(10, int(1.5 / full))
     loop.run(count)
     paced, step_s = (time.perf_counter() - began) / count, machine.last(Stepped).step_s

@@ -175,7 +175,7 @@ MECHANISMS = (
     promises.guaranteed, promises.shrink, promises.resize,
     policies.turns, policies.gandiva, policies.muri, policies.iadeep, policies.opaque,
 )
-ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, mix.mix, repartition, neighbours, jitter)
+ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, mix.mix, repartition, neighbours, jitter)
 PARTS = {part.__name__: part for part in ALL}
 
 

@@ -7,32 +7,45 @@ import time
 from pathlib import Path
 from typing import Any
 
+import sets
 from bench import FOREVER, Bench, run_mix
-from room import Room, median
+from room import Room, Tick, median
 
 
 def turns(bench: Bench) -> None:
-    """One at a time: two jobs take turns, each out of memory while the other runs."""
-    slice_s = bench.seconds(10)
+    """One at a time: the tasks of `sets` take turns, each out of memory while others run."""
+    slice_s = bench.seconds(4)
     with bench.room() as room:
-        room.up("gandiva", slice_s=slice_s, scan_s=bench.seconds(2), pack=False)
-        names = {"gpt2": ("gpt2-lm", 16), "vit": ("vit-b16-imagenet", 128)}
-        for name, (task, batch) in names.items():
+        room.up("gandiva", slice_s=slice_s, scan_s=slice_s / 4, pack=False, max_height=8)
+        for name, (task, batch) in sets.USUAL.items():
             room.submit(name, "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
-        for name in names:
-            room.until(lambda name=name: len(room.ticks(name)) > 20, 120)
-        # From the middle of a turn to the middle of one of the same job.
+        for name in sets.USUAL:
+            room.until(lambda name=name: len(room.ticks(name)) > 20, 150)
         began = time.monotonic()
-        room.watch(4 * slice_s)
-        end = time.monotonic()
-        work = {}
-        for name in names:
-            at = [t.at for t in room.ticks(name) if began <= t.at < end]
-            gaps = [b - a for a, b in zip(at, at[1:], strict=False)]
-            work[name] = {"steps": len(at), "step_s": median(gaps), "longest_halt_s": max(gaps, default=0.0)}
-        bench.row(policy="gandiva", turn_s=slice_s, seconds=end - began, suspends=room.actions("suspend"), jobs=work,
-                  one_at_a_time=sum(w["steps"] * w["step_s"] for w in work.values()) / (end - began),
-                  swaps={n: said(room, n, "Swapped") for n in names})
+        room.watch(3.3 * slice_s * len(sets.USUAL))
+        work = {name: {**works(room.ticks(name), began, len(sets.USUAL)), "swaps": said(room, name, "Swapped")} for name in sets.USUAL}
+        bench.row(policy="gandiva", turn_s=slice_s, suspends=room.actions("suspend"), jobs=work,
+                  one_at_a_time=sum(w["works"] for w in work.values()) / len(work))
+
+
+def works(ticks: list[Tick], since: float, jobs: int) -> dict[str, Any]:
+    """What part of its turns a job works: its steps from the beginning of a turn to that of the next, against those at its usual speed in
+    one turn of so many jobs.
+    """
+    turns: list[list[float]] = []
+    for tick in (t.at for t in ticks if t.at >= since):
+        if not turns or tick - turns[-1][-1] > 1.0:
+            turns.append([])
+        turns[-1].append(tick)
+    # The first may have begun before, the last may go on; in the first part of a turn the queue fills.
+    whole = turns[1:-1]
+    late = [[t for t in turn if t > turn[0] + 0.25 * (turn[-1] - turn[0])] for turn in whole]
+    speeds = [(len(turn) - 1) / (turn[-1] - turn[0]) for turn in late if len(turn) > 2]
+    if not speeds:
+        return {"works": None}
+    cycle_s = (turns[len(whole) + 1][0] - turns[1][0]) / len(whole)
+    steps = sum(len(turn) for turn in whole) / len(whole)
+    return {"works": steps / median(speeds) * jobs / cycle_s, "turns": len(whole), "cycle_s": cycle_s, "steps_s": median(speeds)}
 
 
 def gandiva(bench: Bench) -> None:
@@ -41,12 +54,12 @@ def gandiva(bench: Bench) -> None:
         "small": [("gpt2-lm", 8), ("bert-squad", 16)],
         "large": [("resnet50-imagenet", 256), ("resnet50-imagenet", 256)],
     }
-    sets = {"slice_s": 8, "scan_s": 2, "trial_s": 4, "trial_steps": 10, "cool_s": 0, "pack_util_cap": 3}
+    settings = {"slice_s": 8, "scan_s": 2, "trial_s": 4, "trial_steps": 10, "cool_s": 0, "pack_util_cap": 3}
     if bench.rehearse:
-        sets |= {"slice_s": 1.5, "scan_s": 0.5, "trial_s": 1.2, "trial_steps": 5}
+        settings |= {"slice_s": 1.5, "scan_s": 0.5, "trial_s": 1.2, "trial_steps": 5}
     for label, tasks in pairs.items():
         with bench.room(label) as room:
-            room.up("gandiva", **sets)
+            room.up("gandiva", **settings)
             names = []
             for n, (task, batch) in enumerate(tasks):
                 names.append(f"{task}-{n}")
@@ -75,8 +88,9 @@ def muri(bench: Bench) -> None:
         room.up("fifo")
         for name in ("loads", "computes"):
             if name == "computes":
-                # It has to compute for about as long as the other loads; resnet50 does 2,400 pictures a second.
-                batch = 8 * max(4, min(64, round(2400 * stages["loads"][0] / 8)))
+                # As long as a step of the other, so that neither is held up by more than taking turns would; resnet50 does 2,200
+                # pictures a second.
+                batch = 8 * max(4, min(64, round(2200 * sum(stages["loads"]) / 8)))
                 jobs[name] = ["--task", "resnet50-imagenet", "--batch", batch, "--interleave"]
             room.submit(name, "train.py", *jobs[name], "--steps", FOREVER, "--save-s", 0)
             room.until(lambda name=name: len(room.ticks(name)) > 20, 150)
@@ -89,7 +103,7 @@ def muri(bench: Bench) -> None:
         mix = []
         for name, words in jobs.items():
             # As long as the other, so that they are together for all of it.
-            steps = int(bench.seconds(35) / sum(stages[name]))
+            steps = int(bench.seconds(25) / sum(stages[name]))
             mix.append(room.job(name, "train.py", *words, "--steps", steps, "--save-s", 0, steps=steps, stages_s=stages[name]))
         run_mix(bench, room, {"policy": "muri-s", "jobs": mix}, "--versus-alone")
         journal = (room.out / f"{room.name}.journal.jsonl").read_text()

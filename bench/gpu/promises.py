@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import FOREVER, Bench
+from pauses import pauses
 from room import Room, Tick, median
 
 
@@ -121,29 +122,18 @@ def resize(bench: Bench) -> None:
             room.up("mps")
             room.submit("job", "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
             room.until_steps("job", 40, 150)
+            room.watch(bench.seconds(1))
             dice, shares = random.Random(7), ["0.2", "0.35", "0.5", "0.65", "0.8", "0"]
             held, share = [room.jobs()["job"]["gpu_mib"]], "0"
             for n in range(changes):
-                share = dice.choice([s for s in shares if s != share])
+                # What it holds is compared where it was at first: on the whole GPU.
+                look = n % 20 == 19
+                share = "0" if look and share != "0" else dice.choice([s for s in shares if s != share])
                 room.ok("resize", "job", "--share", share)
                 room.until_steps("job", 6)
-                if n == 19:
+                if look:
+                    room.watch(bench.seconds(1.2))
                     held.append(room.jobs()["job"]["gpu_mib"])
-            room.watch(bench.seconds(1))
             job = room.jobs()["job"]
-            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")), held_mib=[*held, job["gpu_mib"]],
-                      starts=job["starts"], failures=job["failures"])
-
-
-def pauses(ticks: list[Tick]) -> dict[str, Any]:
-    """How long steps after a move took beyond the usual there."""
-    gaps: dict[tuple[int, int], list[float]] = {}
-    for a, b in zip(ticks, ticks[1:], strict=False):
-        if (a.first, a.sms) == (b.first, b.sms):
-            gaps.setdefault((b.first, b.sms), []).append(b.at - a.at)
-    moved = [1e3 * (b.at - a.at - median(gaps.get((b.first, b.sms), [])))
-             for a, b in zip(ticks, ticks[1:], strict=False) if (a.first, a.sms) != (b.first, b.sms)]
-    moved.sort()
-    at = lambda part: moved[min(len(moved) - 1, int(part * len(moved)))] if moved else None
-    return {"moves": len(moved), "pause_p50_ms": at(0.5), "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
-            "step_ms": {f"{sms} from {first}": 1e3 * median(g) for (first, sms), g in sorted(gaps.items())}}
+            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")), held_mib=held, starts=job["starts"],
+                      failures=job["failures"])

@@ -28,7 +28,7 @@ class Job:
 
     def step(self, x: Any, y: Any) -> None:
         self.torch.needs(6)
-        self.torch.kernel(0.01)
+        self.torch.kernel(0.03)
         self.optimizer.step()
 
     def digest(self) -> list[bytes]:

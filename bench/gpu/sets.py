@@ -11,8 +11,26 @@ from typing import Any
 
 from room import EXAMPLES, REHEARSAL, ROOT, binary
 
-#: Short name: task and batch size.
-TASKS = {
+#: Tasks by short name with their batch sizes, and sets of them.
+Tasks = dict[str, tuple[str, int]]
+
+#: Sizes that people use. Many of these loops wait for the CPU that launches kernels, so that the GPU has room.
+USUAL: Tasks = {
+    "resnet18": ("resnet18-imagenet", 32),
+    "resnet50": ("resnet50-imagenet", 64),
+    "gpt2": ("gpt2-lm", 8),
+    "bert": ("bert-squad", 16),
+    "mobilenet": ("mobilenetv3l-imagenet", 64),
+    "vit": ("vit-b16-imagenet", 128),
+}
+USUAL_SETS = [
+    ["resnet18", "resnet18"], ["resnet18", "gpt2"], ["resnet18", "bert"], ["resnet18", "mobilenet"], ["resnet50", "bert"],
+    ["resnet50", "gpt2"], ["gpt2", "bert"], ["gpt2", "mobilenet"], ["bert", "mobilenet"], ["vit", "bert"], ["resnet50", "resnet50"],
+    ["vit", "vit"], ["resnet18", "gpt2", "bert"], ["gpt2", "bert", "mobilenet"], ["resnet50", "vit", "gpt2"],
+]
+
+#: Sizes at which most of them keep the GPU busy alone.
+LARGE: Tasks = {
     "resnet18": ("resnet18-imagenet", 64),
     "resnet50": ("resnet50-imagenet", 64),
     "gpt2": ("gpt2-lm", 16),
@@ -21,22 +39,17 @@ TASKS = {
     "lstm": ("lstm-wikitext", 256),
     "vit": ("vit-b16-imagenet", 128),
 }
-PAIRS = [
-    ("resnet18", "resnet18"), ("resnet18", "gpt2"), ("resnet18", "bert"), ("resnet50", "bert"), ("resnet50", "gpt2"), ("gpt2", "bert"),
-    ("bert", "mobilenet"), ("gpt2", "mobilenet"), ("lstm", "bert"), ("vit", "bert"), ("resnet50", "resnet50"), ("vit", "vit"),
+LARGE_SETS = [
+    ["resnet18", "resnet18"], ["resnet18", "gpt2"], ["resnet18", "bert"], ["resnet50", "bert"], ["resnet50", "gpt2"], ["gpt2", "bert"],
+    ["bert", "mobilenet"], ["gpt2", "mobilenet"], ["lstm", "bert"], ["vit", "bert"], ["resnet50", "resnet50"], ["vit", "vit"],
+    ["resnet18", "gpt2", "bert"], ["bert", "bert", "mobilenet"], ["resnet50", "vit", "gpt2"],
 ]
-TRIPLES = [("resnet18", "gpt2", "bert"), ("bert", "bert", "mobilenet"), ("resnet50", "vit", "gpt2")]
 SPLITS = [48, 88]
 ROUNDS = 2
 BOUND = 1.5
 
 
-def plan(sets: list[dict[str, Any]], mps: bool, rehearse: bool, rounds: int) -> dict[str, Any]:
-    used = {name for one in sets for name in one["tasks"]}
-    return plan_of({name: what for name, what in TASKS.items() if name in used}, sets, rehearse, mps, rounds)
-
-
-def plan_of(tasks: dict[str, tuple[str, int]], sets: list[Any], rehearse: bool, mps: bool = True, rounds: int = ROUNDS) -> dict[str, Any]:
+def plan(tasks: Tasks, sets: list[Any], rehearse: bool, mps: bool = True, rounds: int = ROUNDS) -> dict[str, Any]:
     script = [str(REHEARSAL), "train.py"] if rehearse else [str(EXAMPLES / "train.py")]
     listed = []
     for name, (task, batch) in tasks.items():
@@ -92,23 +105,45 @@ def same_way(way: dict[str, Any], sms: list[int] | None, twins: bool) -> bool:
 
 
 def sets(bench: Any) -> None:
-    """Pairs and triples: one at a time, in the driver's time slices, under plain MPS, and as Roommate chooses."""
-    # One at a time is the unit of all sums; what suspending and resuming takes away from it is measured by `turns`.
-    folder = bench.out / "sets"
+    """Pairs and triples of usual sizes: one at a time, in the driver's time slices, under plain MPS, and as Roommate chooses."""
+    compare(bench, USUAL, USUAL_SETS)
+
+
+def large(bench: Any) -> None:
+    """The same with sizes that keep the GPU busy."""
+    compare(bench, LARGE, LARGE_SETS)
+
+
+def compare(bench: Any, tasks: Tasks, every: list[list[str]]) -> None:
+    folder = bench.out / bench.part
     folder.mkdir(exist_ok=True)
-    every = [list(one) for one in (*PAIRS, *TRIPLES)]
+
+    def measured(label: str, sets: list[Any], **how: Any) -> dict[Names, dict[str, Any]]:
+        used = {name for one in sets for name in one["tasks"]}
+        some = {name: what for name, what in tasks.items() if name in used}
+        return sums(measure(folder, label, plan(some, sets, bench.rehearse, **how))) if sets else {}
+
     splits = [] if bench.rehearse else SPLITS
-    tried = sums(measure(folder, "tried", plan([{"tasks": one, "splits": splits} for one in every], True, bench.rehearse, ROUNDS)))
-    turns = sums(measure(folder, "slices", plan([{"tasks": one, "splits": []} for one in every], False, bench.rehearse, 1)))
+    tried = measured("tried", [{"tasks": one, "splits": splits} for one in every])
+    slices = measured("slices", [{"tasks": one, "splits": []} for one in every], mps=False, rounds=1)
     # Measured again by processes of their own: what was chosen must not win by the luck of the first measurement.
-    again = [written(one["tasks"], one["best"]["sms"] if one["best"] else None) for one in tried.values()]
-    shown = sums(measure(folder, "again", plan(again, True, bench.rehearse, ROUNDS)))
+    chosen = {key: one["best"] for key, one in tried.items() if one["best"]}
+    again = measured("again", [written(list(key), best["sms"]) for key, best in chosen.items()])
+    alone = turns_of(bench.out)
     for key, one in tried.items():
-        best = one["best"]
-        ours = None
+        best, ours = one["best"], None
+        mps = (again if best else tried)[key]["unconfined"]
         if best:
-            ours = next((w for w in shown[key]["ways"] if same_way(w, best["sms"], len(set(key)) < len(key))), None)
-        mps, slices = shown[key]["unconfined"], turns[key]["unconfined"]
-        bench.row(set=list(key), one_at_a_time=1.0, time_slices=slices["sum"], mps=mps["sum"], mps_slowdowns=mps["slowdowns"],
-                  mps_error=mps["sum_error"], roommate=ours["sum"] if ours else None, error=ours["sum_error"] if ours else None,
+            ours = next((w for w in again[key]["ways"] if same_way(w, best["sms"], len(set(key)) < len(key))), None)
+        turns = [alone[name] for name in key if name in alone]
+        bench.row(set=list(key), one_at_a_time=sum(turns) / len(turns) if len(turns) == len(key) else None,
+                  time_slices=slices[key]["unconfined"]["sum"], mps=mps["sum"], mps_slowdowns=mps["slowdowns"], mps_error=mps["sum_error"],
+                  roommate=ours["sum"] if ours else None, error=ours["sum_error"] if ours else None,
                   way=(best["sms"] or "unconfined") if best else "declined", slowdowns=ours["slowdowns"] if ours else None, reason=one["reason"])
+
+
+def turns_of(out: Path) -> dict[str, float]:
+    """What part of its turns each task works, as `turns` found."""
+    file = out / "turns.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {name: job["works"] for row in rows for name, job in row["jobs"].items() if "works" in job}

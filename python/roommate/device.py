@@ -187,6 +187,8 @@ class Device:
         if wanted is None and self._seat is None:
             return
         self.drain()
+        for owner in self.owners:
+            owner.drop_grads()
         try:
             if self._seat is None:
                 self._seat = gpu.Seat(self._torch.cuda.current_device())
@@ -205,6 +207,8 @@ class Device:
             self._proved.add((wanted, self._size))
         self._torch.cuda.set_stream(self._seat.stream)
         self._new_events()
+        for owner in self.owners:
+            owner.pack()
         first, sms = self._seat.first, self._seat.sms
         self.place = None if sms == self._seat.all_sms else SeatRange(first, sms)
 

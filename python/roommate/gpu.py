@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from .host import Swapped, last_swap, swap
+from .host import Swapped, drop_spare, last_swap, swap
 
 __all__ = ["GRAIN", "Seat", "Swapped", "Unavailable", "last_swap", "swap"]
 
@@ -159,7 +159,7 @@ class Seat:
             # What the old stream has begun must be over before the new one reads it; then its spare memory
             # goes back, or each part would keep a pool of its own.
             self._stream.synchronize()
-            self._torch.cuda.empty_cache()
+            drop_spare(self._torch)
         self._stream, self.sms, self.first = stream, sms, first * GRAIN
 
     def __enter__(self) -> None:

@@ -45,8 +45,9 @@ def swap(model: Any, optimizer: Any = None, keep_grads: bool = False) -> None:
     """Lets the parameters, buffers and optimizer state of a PyTorch model go to the host while the job is
     suspended, and the optimizer's state also while the machine leaves it little memory.
 
-    Gradients are dropped; a loop that adds them up over several steps says ``keep_grads``. Captured CUDA
-    graphs do not survive: they know their memory by its address.
+    Gradients are dropped then, and when the job goes to another part of the GPU; a loop that adds them up
+    over several steps says ``keep_grads``. Captured CUDA graphs do not survive: they know their memory by
+    its address.
     """
     from . import session
 
@@ -67,6 +68,7 @@ class Owner:
         self._keep_grads = keep_grads
         self._away: Parked | None = None
         self._state: Parked | None = None
+        self._packed = False
         self._hooks: list[Any] = []
         self.state_mib = 0
         """Optimizer state that lives on the host; 0 while it does not."""
@@ -77,11 +79,9 @@ class Owner:
         if torch is None or self._away is not None or not _in_use(torch):
             return
         with _Measured(torch, "out") as measured:
-            if not self._keep_grads:
-                for parameter in self._model.parameters():
-                    parameter.grad = None
+            self.drop_grads()
             parked = Parked(torch, self._tensors())
-            _drop_spare(torch)
+            drop_spare(torch)
             measured.mib = parked.mib
         self._away = parked
 
@@ -94,6 +94,25 @@ class Owner:
             self._away.back()
             measured.mib = self._away.mib
         self._away = None
+
+    def drop_grads(self) -> None:
+        """Lets gradients go, unless they are to be kept: between two steps they are only in the way."""
+        if not self._keep_grads:
+            for parameter in self._model.parameters():
+                parameter.grad = None
+
+    def pack(self) -> None:
+        """Puts everything that stays into memory of its own, once there is an optimizer's state: that came to
+        be in the middle of a step, in pieces of large blocks which nobody else could have any more.
+        """
+        torch = sys.modules.get("torch")
+        started = self._optimizer is None or len(self._optimizer.state) > 0
+        if self._packed or not started or torch is None or self._away is not None or self._state is not None:
+            return
+        self._packed = True
+        with torch.no_grad():
+            _move_all(torch, storages(torch, self._tensors()))
+        drop_spare(torch)
 
     def state_to_host(self) -> None:
         """The optimizer's state lives on the host from now on and comes in for each of its steps."""
@@ -139,52 +158,29 @@ class Parked:
 
     def __init__(self, torch: Any, tensors: Iterable[Any]) -> None:
         self._torch = torch
-        # Storages by address: the copy on the host, the device, and the tensors that look into it.
-        self._blocks: dict[int, tuple[Any, Any, list[Any]]] = {}
+        # The copy on the host, the device, and the tensors that look into it.
+        self._blocks: list[tuple[Any, Any, list[Any]]] = []
         with torch.no_grad():
-            for tensor in tensors:
-                if tensor.is_cuda and tensor.layout is torch.strided:
-                    self._copy_out(tensor)
+            for whole, members in storages(torch, tensors):
+                host = self._host_bytes(whole.numel())
+                host.copy_(whole, non_blocking=True)
+                self._blocks.append((host, whole.device, members))
             finish(torch)
-            for host, _, members in self._blocks.values():
+            for host, _, members in self._blocks:
                 for tensor in members:
-                    self._point(tensor, host)
-        self.mib = sum(host.numel() for host, _, _ in self._blocks.values()) / 2**20
-
-    def _copy_out(self, tensor: Any) -> None:
-        storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        if size == 0:
-            return
-        at = storage.data_ptr()
-        if at not in self._blocks:
-            whole = self._bytes(0, tensor.device).set_(storage, 0, (size,), (1,))
-            host = self._host_bytes(size)
-            host.copy_(whole, non_blocking=True)
-            self._blocks[at] = (host, tensor.device, [])
-        members = self._blocks[at][2]
-        if not any(member is tensor for member in members):
-            members.append(tensor)
+                    point(torch, tensor, host)
+        self.mib = sum(host.numel() for host, _, _ in self._blocks) / 2**20
 
     def back(self) -> None:
         """Everything where it was."""
         with self._torch.no_grad():
-            for host, device, members in self._blocks.values():
+            for host, device, members in self._blocks:
                 there = self._room(host.numel(), device)
                 there.copy_(host, non_blocking=True)
                 for tensor in members:
-                    self._point(tensor, there)
+                    point(self._torch, tensor, there)
             finish(self._torch)
         self._blocks.clear()
-
-    def _point(self, tensor: Any, memory: Any) -> None:
-        """The tensor looks into this memory from now on, as it did into its own."""
-        offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
-        view = self._torch.empty(0, dtype=tensor.dtype, device=memory.device)
-        tensor.data = view.set_(memory.untyped_storage(), offset, size, stride)
-
-    def _bytes(self, count: int, device: Any) -> Any:
-        return self._torch.empty(count, dtype=self._torch.uint8, device=device)
 
     def _host_bytes(self, count: int) -> Any:
         try:
@@ -198,10 +194,10 @@ class Parked:
         full = getattr(self._torch, "OutOfMemoryError", None) or self._torch.cuda.OutOfMemoryError
         for _ in range(TRIES):
             try:
-                return self._bytes(count, device)
+                return self._torch.empty(count, dtype=self._torch.uint8, device=device)
             except full:
                 time.sleep(TRY_EVERY_S)
-        return self._bytes(count, device)
+        return self._torch.empty(count, dtype=self._torch.uint8, device=device)
 
 
 class _Measured:
@@ -225,6 +221,46 @@ class _Measured:
             _last = Swapped(self._way, self.mib, seconds, self._held, _held_mib(self._torch))
 
 
+def storages(torch: Any, tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
+    """The storages of tensors of the GPU, as bytes, and the tensors that look into each."""
+    found: dict[int, tuple[Any, list[Any]]] = {}
+    for tensor in tensors:
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            continue
+        storage = tensor.untyped_storage()
+        size, at = storage.nbytes(), storage.data_ptr()
+        if size == 0:
+            continue
+        if at not in found:
+            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            found[at] = whole.set_(storage, 0, (size,), (1,)), []
+        members = found[at][1]
+        if not any(member is tensor for member in members):
+            members.append(tensor)
+    return list(found.values())
+
+
+def _move_all(torch: Any, blocks: list[tuple[Any, list[Any]]]) -> None:
+    """To other memory of the same device, as far as there is room for one of them at a time."""
+    while blocks:
+        whole, members = blocks.pop()
+        try:
+            there = torch.empty(whole.numel(), dtype=torch.uint8, device=whole.device)
+        except RuntimeError:
+            break
+        there.copy_(whole, non_blocking=True)
+        for tensor in members:
+            point(torch, tensor, there)
+    finish(torch)
+
+
+def point(torch: Any, tensor: Any, memory: Any) -> None:
+    """The tensor looks into this memory from now on, as it did into its own."""
+    offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
+    view = torch.empty(0, dtype=tensor.dtype, device=memory.device)
+    tensor.data = view.set_(memory.untyped_storage(), offset, size, stride)
+
+
 def finish(torch: Any) -> None:
     """Waits until the GPU has done all that this process gave it, wherever on it."""
     torch.cuda.current_stream().synchronize()
@@ -240,7 +276,8 @@ def _in_use(torch: Any) -> bool:
     return cuda is not None and bool(cuda.is_initialized())
 
 
-def _drop_spare(torch: Any) -> None:
+def drop_spare(torch: Any) -> None:
+    """Gives memory back that nobody looks into."""
     # Matrix products keep a workspace for each stream they ran in.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:

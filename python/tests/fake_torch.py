@@ -256,7 +256,7 @@ class FakeTorch(types.ModuleType):
         return Tensor(Memory(self, bytes(count), "cuda"))
 
     def empty(self, count: int, dtype: str, device: str = "cpu", pin_memory: bool = False) -> Tensor:
-        if device == "cuda" and self.full > 0:
+        if device == "cuda" and count > 0 and self.full > 0:
             self.full -= 1
             raise self.OutOfMemoryError("no room")
         return Tensor(Memory(self, bytes(count), device))

@@ -87,6 +87,50 @@ def test_what_was_begun_is_over_before_the_loop_moves(
             break
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_gradients_do_not_move_unless_they_are_kept(
+    torch: FakeTorch, machine: Machine, library: Library, kept: bool
+) -> None:
+    model = Model(torch)
+    gpu.swap(model, keep_grads=kept)
+
+    def ask() -> None:
+        model.weights[0].grad = torch.on_gpu(b"g")
+        machine.say(Tune(0, 1000, seat=LEFT))
+
+    assert places(torch, machine, 3, {1: ask})[-1] == "part-4711"
+    grad = model.weights[0].grad
+    assert (grad is not None and grad.bytes() == b"g") == kept
+
+
+@pytest.mark.parametrize("rooms", [0, 1])
+def test_what_stays_gets_memory_of_its_own_with_the_first_move(
+    torch: FakeTorch, machine: Machine, library: Library, rooms: int
+) -> None:
+    model = Model(torch)
+    optimizer = Optimizer(model.weights, torch)
+    gpu.swap(model, optimizer)
+    tensors = [*model.weights, *model.statistics, *(s["momentum"] for s in optimizer.state.values())]
+    seen = []
+
+    def look() -> None:
+        seen.append([(id(t.memory), t.bytes()) for t in tensors])
+
+    def ask(seat: SeatRange | None) -> None:
+        # Where there is no room, some stay where they are.
+        torch.full = rooms
+        machine.say(Tune(0, 1000, seat=seat))
+        look()
+
+    places(torch, machine, 6, {1: lambda: ask(LEFT), 3: lambda: ask(RIGHT), 5: look})
+    before, first, second = seen
+    assert [content for _, content in before] == [content for _, content in second]
+    assert first == second
+    moved = [a[0] != b[0] for a, b in zip(before, first, strict=True)]
+    assert any(moved) == (rooms == 0) and (all(moved) or rooms > 0)
+    assert model.weights[2].memory is model.weights[0].memory
+
+
 def test_a_process_that_has_no_context_yet_moves_when_it_has(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:

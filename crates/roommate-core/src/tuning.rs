@@ -27,6 +27,7 @@ struct Session {
     jobs: Tenants,
     /// What they were last told.
     asked: Batches,
+    began: Time,
     /// When the measurement is due.
     due: Time,
     /// How often it was put off.
@@ -42,7 +43,7 @@ struct Last {
     batch: u32,
     /// Whether that was since it was last told a batch size.
     fresh: bool,
-    /// Its noise scale when its device was last tuned; 0 = never.
+    /// Its noise scale when the last search of its device began, and at its end; 0 = never.
     tuned_noise: f32,
 }
 
@@ -68,6 +69,9 @@ const DELAYS: u8 = 3;
 const DOUBT: f64 = 0.3;
 /// How different kinds may be whose best batches are worth a try.
 const SIMILAR: f64 = 0.3;
+/// Who was searched for so long is left alone for so many times as long, however its noise scale moves: with few samples it
+/// is a noisy figure itself, and a search tries batches that are bad.
+const REST: f64 = 10.0;
 /// Measurements of a group that are kept.
 const KEPT: usize = 24;
 
@@ -81,6 +85,8 @@ pub struct Tuning {
     sessions: BTreeMap<GpuIdx, Session>,
     /// Devices whose tenants changed and that are not tuned yet, with the instant of the next look.
     restless: BTreeMap<GpuIdx, Time>,
+    /// Until when a noise scale that moved is no reason to search a device again.
+    resting: BTreeMap<GpuIdx, Time>,
     last: Vec<Last>,
     kinds: Vec<Kind>,
     /// Jobs that do not do what they are told.
@@ -99,6 +105,7 @@ impl Tuning {
             alone,
             sessions: BTreeMap::new(),
             restless: BTreeMap::new(),
+            resting: BTreeMap::new(),
             last: Vec::new(),
             kinds: Vec::new(),
             deaf: IdxSet::default(),
@@ -142,7 +149,8 @@ impl Tuning {
             return;
         }
         let ratio = f64::from(is) / f64::from(was);
-        if was > 0.0 && (ratio >= self.drift || ratio <= 1.0 / self.drift) {
+        let rests = self.resting.get(&gpu).is_some_and(|until| plan.now < *until);
+        if was > 0.0 && !rests && (ratio >= self.drift || ratio <= 1.0 / self.drift) {
             let whole = |v: f32| v.round() as u32;
             plan.note(job, Why::NoiseDrifted { from: whole(was), to: whole(is) });
             self.restless.insert(gpu, Time::ZERO);
@@ -300,7 +308,7 @@ impl Tuning {
         };
         session.delays = 0;
         if session.settled {
-            Self::end(plan, gpu, &session, &measured, predictor);
+            self.end(plan, gpu, &session, &measured, predictor);
             return;
         }
         let mean = measured.iter().map(|(_, pd)| pd).sum::<f64>() / measured.len() as f64;
@@ -312,7 +320,7 @@ impl Tuning {
             Turn::Settle(batches) => (batches, true),
         };
         if batches == session.asked && settled {
-            Self::end(plan, gpu, &session, &measured, predictor);
+            self.end(plan, gpu, &session, &measured, predictor);
             return;
         }
         // Where there is no room after all, what runs now is the result.
@@ -402,6 +410,7 @@ impl Tuning {
 
     /// The result of a search was seen at work.
     fn end(
+        &mut self,
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         session: &Session,
@@ -420,7 +429,10 @@ impl Tuning {
             let pd_permille = (1000.0 * pd_of(job)).round().min(1e9) as u32;
             let measured = session.tuner.measured();
             plan.note(*job, Why::BatchSettled { batch, measured, pd_permille });
+            self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
         }
+        let took = plan.now - session.began;
+        self.resting.insert(gpu, plan.now + Span::from_secs(REST * took.secs()));
     }
 
     /// Begins to search the devices whose tenants changed, once all of them run and were measured. Says whether there was
@@ -476,7 +488,7 @@ impl Tuning {
             self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
         }
         let due = plan.now + self.window;
-        Session { tuner, jobs, asked, due, delays: 0, settled: false }
+        Session { tuner, jobs, asked, began: plan.now, due, delays: 0, settled: false }
     }
 
     /// Starts from what the same kinds measured before, or from what was best for similar ones.

@@ -265,6 +265,34 @@ fn journals_of_a_real_gpu_replay() {
 }
 
 #[test]
+fn a_mix_on_a_real_gpu_is_predicted_from_measured_profiles() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/h200");
+    let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+    let (journal, profiles) = (read("mix.journal.jsonl"), read("mix/profiles.jsonl"));
+    let room = Room::with(&[("real.jsonl", &journal), ("measured.jsonl", &profiles)]);
+    expect![[r#"
+        prediction       alone   predicted  real     error
+        resnet50-0       28.8 s  44.8 s     47.8 s   -6.1%
+        gpt2-1           35.1 s  41.7 s     41.7 s   +0.1%
+        resnet18-2       31.1 s  67.7 s     70.1 s   -3.4%
+        bert-3           28.4 s  63.4 s     64.5 s   -1.7%
+        lstm-4           28.6 s  86.7 s     90.3 s   -3.9%
+        mobilenetv3l-5   34.6 s  100.1 s    102.1 s  -2.0%
+        resnet50-6       21.6 s  98.5 s     101.3 s  -2.7%
+        gpt2-7           27.7 s  117.8 s    117.2 s  +0.5%
+        resnet18-8       23.4 s  117.7 s    118.8 s  -0.9%
+        bert-9           22.7 s  2.3 min    2.2 min  +4.1%
+        lstm-10          21.1 s  2.2 min    2.1 min  +0.6%
+        mobilenetv3l-11  25.5 s  2.4 min    2.4 min  +2.8%
+        mean error 2.4%, largest 6.1%
+    "#]]
+    .assert_eq(&room.works("predict real.jsonl --profiles measured"));
+    let said = room.json("predict real.jsonl --profiles measured");
+    assert!(said["mean_error"].as_f64().unwrap() < 0.05, "{said}");
+    assert!(said["worst_error"].as_f64().unwrap() < 0.10, "{said}");
+}
+
+#[test]
 fn explain_tells_the_story_of_a_job() {
     let room = pushed();
     expect![[r#"

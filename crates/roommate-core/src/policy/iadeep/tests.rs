@@ -383,6 +383,20 @@ fn noise_that_drifted_far_is_a_reason_to_tune_again() {
 }
 
 #[test]
+fn noise_that_comes_and_goes_does_not_keep_a_device_searching() {
+    let mut bench = Bench::new(1);
+    for minute in 0..120 {
+        bench.noise = [300.0, 3_000.0][minute % 2];
+        let facts = bench.measure();
+        bench.tell(facts);
+        bench.pass(60.0);
+    }
+    // A search takes about half a minute.
+    let again = bench.said(0, |w| matches!(w, Why::NoiseDrifted { .. }));
+    assert!((2..=24).contains(&again), "{again} times: {:?}", bench.notes);
+}
+
+#[test]
 fn arrivals_keep_what_was_tuned() {
     // The artifact set everybody back to m0 − 1 at each arrival.
     let mut bench = Bench::new(1);
