@@ -207,6 +207,8 @@ class Device:
             self._proved.add((wanted, self._size))
         self._torch.cuda.set_stream(self._seat.stream)
         self._new_events()
+        # Steps are of another length here.
+        self._together = 1
         for owner in self.owners:
             owner.pack()
         first, sms = self._seat.first, self._seat.sms

@@ -140,6 +140,8 @@ class Steps(Generic[T]):
 
     def retune(self, still: bool) -> bool:
         """For the session: runs as the machine asks for, and says whether it does."""
+        # What was measured until now must not be reported as if it had been so.
+        self._report()
         self._follow_size()
         return self._device.settle(self.batch_size, still, self._steps > 0)
 
@@ -231,7 +233,6 @@ class Steps(Generic[T]):
         self._step_stages_s[protocol.STAGES.index(name)] += seconds
 
     def _resize(self, size: int) -> None:
-        # What was measured at the old size must not be reported as the new one's.
         self._report()
         self._device.drain()
         self._device.resized()

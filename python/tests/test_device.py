@@ -273,6 +273,24 @@ def test_short_steps_are_waited_for_several_at_a_time(
     assert min(told) == pytest.approx(0.005, rel=0.1)
 
 
+def test_in_another_part_steps_are_waited_for_one_by_one_until_their_length_is_known(
+    torch: FakeTorch, machine: Machine, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "REPORT_EVERY_S", 0.1)
+    queued = []
+    for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
+        confined = torch.current.name != "whole"
+        torch.kernel(0.1 if confined else 0.005)
+        if confined:
+            queued.append(torch.current.busy_until - time.perf_counter())
+            if len(queued) == 6:
+                break
+        if n == 80:
+            machine.say(Tune(0, 1000, seat=LEFT))
+        assert n < 200
+    assert max(queued) < 0.25
+
+
 def test_a_checkpoint_and_a_suspension_find_a_gpu_at_rest(torch: FakeTorch, machine: Machine) -> None:
     rests = []
     roommate.on_checkpoint(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
