@@ -470,7 +470,9 @@ impl Check {
         let job = |j: &JobIdx| j.0 < self.jobs;
         let why = |w: &Why| match w {
             Why::Behind(j) | Why::PreemptedBy(j) | Why::ShrinksFor(j) => job(j),
-            Why::TriedWith(j) | Why::NotWorthSharing(j) => job(j),
+            Why::TriedWith(j) | Why::NotWorthSharing(j) | Why::AtShare(j) => job(j),
+            Why::PausedFor(j) | Why::Beside { job: j, .. } => job(j),
+            Why::BetterToWait { than_beside, .. } => job(than_beside),
             Why::NodeLost(n) => n.0 < self.nodes,
             _ => true,
         };

@@ -33,6 +33,7 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::state::State;
 use crate::time::{Span, Time};
+use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -213,6 +214,7 @@ impl Policy for Muri {
             self.unpack(plan, &groups);
         }
         self.fill_idle(plan);
+        self.say_why_news_wait(plan);
     }
 }
 
@@ -499,12 +501,35 @@ impl Muri {
                 self.place_group(plan, &groups[g]);
             }
         }
+    }
+
+    fn say_why_news_wait(&mut self, plan: &mut Plan<'_>) {
         for i in 0..plan.news.ready.len() {
             let job = plan.news.ready[i];
-            if plan.pending.contains(job) {
-                place::note_no_room(plan, job);
+            if !plan.pending.contains(job) {
+                continue;
+            }
+            match self.refused_mate(plan, job) {
+                Some(mate) => plan.note(job, Why::NotWorthSharing(mate)),
+                None => place::note_no_room(plan, job),
             }
         }
+    }
+
+    /// The first of its width that runs, if sharing with it and its roommates was not worth it.
+    fn refused_mate(&mut self, plan: &Plan<'_>, job: JobIdx) -> Option<JobIdx> {
+        let gpus = plan.spec(job).gpus;
+        let mate = plan.placed.iter().find(|j| plan.spec(*j).gpus == gpus)?;
+        let group = &plan.gpu(*plan.job(mate).gpus.first()?).tenants;
+        let table = self.steps.get_mut(&gpus)?;
+        // Whoever was looked at has a class. Nobody gets one here: their order decides between equals.
+        let both = group.iter().chain([&job]).all(|j| table.knows(plan, *j));
+        if !both || group.len() >= usize::from(self.params.packing) {
+            return None;
+        }
+        let [there, new] = [&group[..], &[job]].map(|g| table.enter(plan, g));
+        let known = there.known && new.known;
+        (known && table.weight(&there, &new, &self.params) == 0.0).then_some(mate)
     }
 
     /// Leaves groups where they are: who no longer belongs there goes, who joins comes, and only groups
@@ -693,7 +718,8 @@ struct StepTable {
 const DENSE_CLASSES: usize = 12;
 
 impl StepTable {
-    fn enter(&mut self, plan: &Plan<'_>, group: &Group) -> Member {
+    /// The group as it is looked up; its members get classes if they have none.
+    fn enter(&mut self, plan: &Plan<'_>, group: &[JobIdx]) -> Member {
         let mut member = Member {
             classes: [0; SLOTS],
             len: group.len(),
@@ -735,6 +761,7 @@ impl StepTable {
         any.then_some(weights)
     }
 
+    /// What merging two groups is worth; 0 = they may not, or it is not worth it.
     fn weight(&mut self, a: &Member, b: &Member, params: &Params) -> f64 {
         let step_s = self.step(a, b, params);
         let one_by_one = (a.len + b.len) as f64 * a.shortest_s.min(b.shortest_s);
@@ -756,6 +783,11 @@ impl StepTable {
             }
             Weight::Gain => ((a.alone_s + b.alone_s) / step_s - 1.0).max(0.0),
         }
+    }
+
+    /// Whether the job has a class already.
+    fn knows(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
+        self.classes.contains(&plan.spec(job).profile)
     }
 
     /// The class of a job; `None` without stage times, or with more classes than can be told apart.
@@ -812,76 +844,4 @@ impl StepTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use crate::testing::{Scene, picture, picture_with};
-    use expect_test::expect;
-
-    const DATA: &str = ".9/.1/0";
-    const COMPUTE: &str = ".1/.9/0";
-
-    #[test]
-    fn jobs_that_need_different_resources_share() {
-        // Together a step takes 1.31 s instead of 2: both end after 5.24 s, one by one after 8.
-        let jobs = format!("a 0 1 4 {DATA}, b 0 1 4 {COMPUTE}");
-        expect![[r"
-            gpu0  ######
-        "]]
-        .assert_eq(&picture("muri-l", "1x1", &jobs));
-    }
-
-    #[test]
-    fn jobs_that_need_the_same_take_turns() {
-        let jobs = format!("a 0 1 4 {COMPUTE}, b 0 1 3 {COMPUTE}");
-        expect![[r"
-            gpu0  bbbaaaa
-        "]]
-        .assert_eq(&picture("muri-s", "1x1", &jobs));
-    }
-
-    #[test]
-    fn nobody_shares_while_there_is_room() {
-        let jobs = format!("a 0 1 4 {DATA}, b 0 1 4 {COMPUTE}");
-        expect![[r"
-            gpu0  aaaa
-            gpu1  bbbb
-        "]]
-        .assert_eq(&picture("muri-s", "1x2", &jobs));
-    }
-
-    #[test]
-    fn a_short_job_is_guarded_from_a_slow_partner() {
-        // Beside `a` a step of `b` would take several times as long as taking turns.
-        let mut scene = Scene::new("muri-s", "1x1", "a 0 1 4 .9/.1/0, b 0 1 20 .1/.9/0");
-        scene.profiles[2].step_s = 0.1;
-        scene.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0]);
-        let guarded = scene.run().chart();
-        scene.params.insert("guard".into(), false.into());
-        scene.params.insert("autopack".into(), false.into());
-        scene.params.insert("weight".into(), "efficiency".into());
-        let unguarded = scene.run().chart();
-        expect![[r"
-            gpu0  bbaaaa
-        "]]
-        .assert_eq(&guarded);
-        assert!(unguarded.contains('#'), "{unguarded}");
-    }
-
-    #[test]
-    fn a_group_that_asks_too_much_of_its_node_is_not_formed() {
-        // Together a step takes 1.57 s, and 1.2 s of it they read: 76 % of the time.
-        let jobs = "a 0 1 4 .6/.4/0, b 0 1 4 .6/.4/0";
-        let shared = |budget: &str| {
-            let params = format!(r#"{{"budget": {budget}, "autopack": false, "guard": false}}"#);
-            picture_with("muri-l", &params, "1x1", jobs).contains('#')
-        };
-        assert!(shared("null") && shared("[0.8, 1, 1]") && !shared("[0.7, 1, 1]"));
-    }
-
-    #[test]
-    fn a_job_without_stage_times_is_left_alone() {
-        expect![[r"
-            gpu0  aabbb
-        "]]
-        .assert_eq(&picture("muri-s", "1x1", "a 0 1 2, b 0 1 3 .9/.1/0"));
-    }
-}
+mod tests;
