@@ -25,7 +25,7 @@
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::stages::{self, SLOTS, Stages};
-use crate::job::Phase;
+use crate::job::{Phase, Spec};
 use crate::knobs::Knobs;
 use crate::math::matching::{ClassMatcher, MAX_CLASSES, Matcher, NONE};
 use crate::place::{self, Rule, Sketch};
@@ -504,12 +504,16 @@ impl Muri {
     }
 
     fn say_why_news_wait(&mut self, plan: &mut Plan<'_>) {
+        // Jobs of the same width and kind are refused alike.
+        let mut mates: BTreeMap<(u16, ProfileIdx), Option<JobIdx>> = BTreeMap::new();
         for i in 0..plan.news.ready.len() {
             let job = plan.news.ready[i];
             if !plan.pending.contains(job) {
                 continue;
             }
-            match self.refused_mate(plan, job) {
+            let Spec { gpus, profile, .. } = *plan.spec(job);
+            let mate = mates.entry((gpus, profile)).or_insert_with(|| self.refused_mate(plan, job));
+            match *mate {
                 Some(mate) => plan.note(job, Why::NotWorthSharing(mate)),
                 None => place::note_no_room(plan, job),
             }
