@@ -23,14 +23,18 @@ def turns(bench: Bench) -> None:
             room.until(lambda name=name: len(room.ticks(name)) > 20, 150)
         began = time.monotonic()
         room.watch(3.3 * slice_s * len(sets.USUAL))
-        work = {name: {**works(room.ticks(name), began, len(sets.USUAL)), "swaps": said(room, name, "Swapped")} for name in sets.USUAL}
+        work = {}
+        for name, (task, batch) in sets.USUAL.items():
+            found = works(room.ticks(name), began, len(sets.USUAL))
+            work[name] = {"task": task, "batch": batch, **found, "swaps": said(room, name, "Swapped")}
+        parts = [w["works"] for w in work.values() if "works" in w]
         bench.row(policy="gandiva", turn_s=slice_s, suspends=room.actions("suspend"), jobs=work,
-                  one_at_a_time=sum(w["works"] for w in work.values()) / len(work))
+                  one_at_a_time=sum(parts) / len(parts) if parts else None)
 
 
 def works(ticks: list[Tick], since: float, jobs: int) -> dict[str, Any]:
     """What part of its turns a job works: its steps from the beginning of a turn to that of the next, against those at its usual speed in
-    one turn of so many jobs.
+    one turn of so many jobs; nothing if it had no whole turn.
     """
     turns: list[list[float]] = []
     for tick in (t.at for t in ticks if t.at >= since):
@@ -42,7 +46,7 @@ def works(ticks: list[Tick], since: float, jobs: int) -> dict[str, Any]:
     late = [[t for t in turn if t > turn[0] + 0.25 * (turn[-1] - turn[0])] for turn in whole]
     speeds = [(len(turn) - 1) / (turn[-1] - turn[0]) for turn in late if len(turn) > 2]
     if not speeds:
-        return {"works": None}
+        return {}
     cycle_s = (turns[len(whole) + 1][0] - turns[1][0]) / len(whole)
     steps = sum(len(turn) for turn in whole) / len(whole)
     return {"works": steps / median(speeds) * jobs / cycle_s, "turns": len(whole), "cycle_s": cycle_s, "steps_s": median(speeds)}

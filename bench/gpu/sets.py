@@ -11,7 +11,7 @@ from typing import Any
 
 from room import EXAMPLES, REHEARSAL, ROOT, binary
 
-#: Tasks by short name with their batch sizes, and sets of them.
+#: A task and its batch size, by a short name.
 Tasks = dict[str, tuple[str, int]]
 
 #: Sizes that people use. Many of these loops wait for the CPU that launches kernels, so that the GPU has room.
@@ -135,15 +135,15 @@ def compare(bench: Any, tasks: Tasks, every: list[list[str]]) -> None:
         mps = (again if best else tried)[key]["unconfined"]
         if best:
             ours = next((w for w in again[key]["ways"] if same_way(w, best["sms"], len(set(key)) < len(key))), None)
-        turns = [alone[name] for name in key if name in alone]
+        turns = [alone[tasks[name]] for name in key if tasks[name] in alone]
         bench.row(set=list(key), one_at_a_time=sum(turns) / len(turns) if len(turns) == len(key) else None,
                   time_slices=slices[key]["unconfined"]["sum"], mps=mps["sum"], mps_slowdowns=mps["slowdowns"], mps_error=mps["sum_error"],
                   roommate=ours["sum"] if ours else None, error=ours["sum_error"] if ours else None,
                   way=(best["sms"] or "unconfined") if best else "declined", slowdowns=ours["slowdowns"] if ours else None, reason=one["reason"])
 
 
-def turns_of(out: Path) -> dict[str, float]:
-    """What part of its turns each task works, as `turns` found."""
+def turns_of(out: Path) -> dict[tuple[str, int], float]:
+    """What part of its turns each task works at a batch size, as `turns` found."""
     file = out / "turns.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return {name: job["works"] for row in rows for name, job in row["jobs"].items() if "works" in job}
+    return {(job["task"], job["batch"]): job["works"] for row in rows for job in row["jobs"].values() if "works" in job}
