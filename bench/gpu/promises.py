@@ -116,7 +116,7 @@ def last_part(ticks: list[Tick]) -> Any:
 
 def resize(bench: Bench) -> None:
     """The share of a running job changes through the daemon, again and again."""
-    changes = 20 if bench.rehearse else 100
+    changes = 20 if bench.rehearse else 200
     for task, batch in (("resnet50-imagenet", 64), ("gpt2-lm", 8)):
         with bench.room(task) as room:
             room.up("mps")
