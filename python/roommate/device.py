@@ -189,6 +189,7 @@ class Device:
         self.drain()
         for owner in self.owners:
             owner.drop_grads()
+            owner.pack()
         try:
             if self._seat is None:
                 self._seat = gpu.Seat(self._torch.cuda.current_device())
@@ -209,8 +210,6 @@ class Device:
         self._new_events()
         # Steps are of another length here.
         self._together = 1
-        for owner in self.owners:
-            owner.pack()
         first, sms = self._seat.first, self._seat.sms
         self.place = None if sms == self._seat.all_sms else SeatRange(first, sms)
 
@@ -228,6 +227,8 @@ class Device:
     def resized(self) -> None:
         """The batch size changes, and what a step needs with it."""
         self._known, self._together = False, 1
+        if self._seat is not None:
+            self._seat.resized()
         if self._limit is not None and self.on:
             self._fraction(1.0)
             self._torch.cuda.empty_cache()

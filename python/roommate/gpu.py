@@ -18,7 +18,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from .host import Swapped, drop_spare, last_swap, swap
+from .host import Swapped, last_swap, swap
+from .pool import Pool
 
 __all__ = ["GRAIN", "Seat", "Swapped", "Unavailable", "last_swap", "swap"]
 
@@ -100,6 +101,7 @@ class Seat:
         # A stream is made once for each part: the allocator keeps memory for every stream it has seen.
         self._streams: dict[tuple[int, int, bool], Any] = {}
         self._stream: Any = self._whole
+        self._pool = Pool(torch)
         self._inside: list[Any] = []
         self.sms = self._driver.sms
         """SMs of the present part."""
@@ -159,8 +161,14 @@ class Seat:
             # What the old stream has begun must be over before the new one reads it; then its spare memory
             # goes back, or each part would keep a pool of its own.
             self._stream.synchronize()
-            drop_spare(self._torch)
+            self._pool.leave()
+            with self._torch.cuda.stream(stream):
+                self._pool.arrive()
         self._stream, self.sms, self.first = stream, sms, first * GRAIN
+
+    def resized(self) -> None:
+        """Steps are of another size from now on, and need other memory."""
+        self._pool.part()
 
     def __enter__(self) -> None:
         context = self._torch.cuda.stream(self._stream)

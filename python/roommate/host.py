@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .pool import drop_spare
+
 TRIES = 40
 """How often memory is asked for that a roommate may be about to give back."""
 
@@ -110,7 +112,8 @@ class Owner:
         if self._packed or not started or torch is None or self._away is not None or self._state is not None:
             return
         self._packed = True
-        with torch.no_grad():
+        # In a stream of its own: the pool of any other may have room left in those large blocks.
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             _move_all(torch, storages(torch, self._tensors()))
         drop_spare(torch)
 
@@ -274,15 +277,6 @@ def _held_mib(torch: Any) -> int:
 def _in_use(torch: Any) -> bool:
     cuda = getattr(torch, "cuda", None)
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def drop_spare(torch: Any) -> None:
-    """Gives memory back that nobody looks into."""
-    # Matrix products keep a workspace for each stream they ran in.
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
-    torch.cuda.empty_cache()
 
 
 def _tensors_in(value: Any) -> Iterator[Any]:

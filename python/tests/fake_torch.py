@@ -210,9 +210,11 @@ class FakeTorch(types.ModuleType):
             stream=self._stream,
             synchronize=self._synchronize,
             Event=lambda blocking: Event(self),
+            Stream=lambda: Stream("another"),
             ExternalStream=lambda handle: Stream(f"part-{handle}"),
             empty_cache=self._empty_cache,
             memory_reserved=lambda: self.reserved,
+            memory_stats=self._memory_stats,
             memory_allocated=lambda: self.allocated,
             max_memory_allocated=lambda: self.peak,
             reset_peak_memory_stats=self._reset_peak,
@@ -242,6 +244,12 @@ class FakeTorch(types.ModuleType):
 
     def _empty_cache(self) -> None:
         self.reserved = self.allocated
+
+    def _memory_stats(self) -> dict[str, int]:
+        return {
+            "reserved_bytes.large_pool.current": self.reserved,
+            "allocated_bytes.large_pool.current": self.allocated,
+        }
 
     def _reset_peak(self) -> None:
         self.peak = self.allocated
