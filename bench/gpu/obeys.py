@@ -27,6 +27,7 @@ sys.path[:0] = [str(HERE.parents[1] / "python"), str(HERE.parents[1] / "examples
 
 from pauses import pauses  # noqa: E402
 from room import Tick, rounded  # noqa: E402
+from ticks import Ticks  # noqa: E402
 
 from roommate import protocol  # noqa: E402
 from roommate.device import PLAN_STEPS  # noqa: E402
@@ -98,6 +99,7 @@ class Loop:
         gpu.swap(job.model, job.optimizer)
         self._next = iter(self.steps)
         self.batch = batch
+        self._ticks = Ticks(sys.modules["torch"])
         self.ticks: list[Tick] = []
 
     def run(self, count: int) -> list[float]:
@@ -108,7 +110,8 @@ class Loop:
             self.job.step(*next(self._next))
             times.append(time.perf_counter() - began)
             part = self.steps.seat or SeatRange(0, 0)
-            self.ticks.append(Tick(time.perf_counter(), self.steps.batch_size, part.first, part.sms))
+            self._ticks.note((self.steps.batch_size, part.first, part.sms))
+            self.ticks += [Tick(at, *what) for at, what in self._ticks.ended()]
         return times
 
     def ask(self, limit: int = 100, **how: Any) -> bool:

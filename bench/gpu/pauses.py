@@ -9,19 +9,15 @@ from room import Tick, median
 
 
 def pauses(ticks: list[Tick]) -> dict[str, Any]:
-    """Time in which the GPU did nothing for it, per move; for steps that are waited for one by one (25 ms and more).
-
-    The CPU is a step ahead: when it has queued a step, the GPU has just begun the one before. Between the last step that was queued in the
-    old part and the third in the new one, the GPU does two steps of the old part and one of the new; what it took beyond that is the pause.
-    """
+    """Per move, what the first step in the new part took from the end of the last one in the old, beyond its usual length there."""
     stays = [list(stay) for _, stay in groupby(ticks, key=lambda t: (t.first, t.sms))]
     where = lambda stay: (stay[0].first, stay[0].sms)
     gaps: dict[tuple[int, int], list[float]] = {}
     for stay in stays:
         gaps.setdefault(where(stay), []).extend(b.at - a.at for a, b in pairwise(stay[1:]))
     usual = {part: median(found) for part, found in gaps.items()}
-    moves = [(a, b) for a, b in pairwise(stays) if len(a) >= 3 and len(b) >= 3]
-    found = sorted(1e3 * (b[2].at - a[-1].at - 2 * usual[where(a)] - usual[where(b)]) for a, b in moves)
+    moves = [(a, b) for a, b in pairwise(stays) if len(b) >= 3]
+    found = sorted(1e3 * (b[0].at - a[-1].at - usual[where(b)]) for a, b in moves)
     at = lambda part: found[min(len(found) - 1, int(part * len(found)))] if found else None
     return {"moves": len(stays) - 1, "measured": len(found), "pause_p50_ms": at(0.5), "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
             "step_ms": {f"{sms} from {first}": 1e3 * g for (first, sms), g in sorted(usual.items())}}

@@ -53,12 +53,13 @@ def works(ticks: list[Tick], since: float, jobs: int) -> dict[str, Any]:
 
 
 def gandiva(bench: Bench) -> None:
-    """Turns, and packs on trial: a pair that helps and one that may not."""
+    """Turns, and packs on trial: a pair that is kept and one that is not."""
     pairs = {
+        "large": [("vit-b16-imagenet", 128), ("vit-b16-imagenet", 128)],
         "small": [("gpt2-lm", 8), ("bert-squad", 16)],
-        "large": [("resnet50-imagenet", 256), ("resnet50-imagenet", 256)],
     }
-    settings = {"slice_s": 8, "scan_s": 2, "trial_s": 4, "trial_steps": 10, "cool_s": 0, "pack_util_cap": 3}
+    # Two that fill the GPU gain 6 % together; sharing has to be worth more.
+    settings = {"keep_gain": 1.1, "slice_s": 8, "scan_s": 2, "trial_s": 4, "trial_steps": 10, "cool_s": 0, "pack_util_cap": 3}
     if bench.rehearse:
         settings |= {"slice_s": 1.5, "scan_s": 0.5, "trial_s": 1.2, "trial_steps": 5}
     for label, tasks in pairs.items():
@@ -70,8 +71,9 @@ def gandiva(bench: Bench) -> None:
                 room.submit(names[-1], "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
             for name in names:
                 room.until(lambda name=name: len(room.ticks(name)) > 20, 120)
-            room.watch(bench.seconds(45))
-            [a, b] = room.watch(bench.seconds(12), *names)
+            # A turn each, and the trial.
+            room.watch(bench.seconds(24))
+            [a, b] = room.watch(bench.seconds(8), *names)
             tried, refused = room.notes("tried_with"), room.notes("not_worth_sharing")
             states = {n: j["state"] for n, j in room.jobs().items()}
             bench.row(policy="gandiva", pair=label, suspends=room.actions("suspend"), tried=len(tried), refused=refused,

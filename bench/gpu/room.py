@@ -30,7 +30,7 @@ def binary() -> str:
 
 
 class Tick(NamedTuple):
-    """The end of a step as the CPU saw it."""
+    """The end of a step."""
 
     at: float
     batch: int

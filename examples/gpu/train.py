@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import zoo
+from ticks import Ticks
 
 import roommate
 from roommate import gpu
@@ -37,7 +38,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--noise", action="store_true", help="report how far apart gradients are")
     parser.add_argument("--stay", action="store_true", help="keep its memory on the GPU while it stands still")
     parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = when asked")
-    parser.add_argument("--ticks", type=Path, help="write a line for each step: when, batch, first SM, SMs")
+    parser.add_argument("--ticks", type=Path, help="write a line for each step: when it ended, batch, first SM, SMs")
     return parser
 
 
@@ -184,7 +185,7 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
         roommate.on_suspend(lambda: print(gpu.last_swap(), flush=True))
         roommate.on_resume(lambda: print(gpu.last_swap(), flush=True))
     roommate.on_checkpoint(lambda: job.save(steps.done))
-    ticks = args.ticks.open("a", buffering=1) if args.ticks else None
+    noted = (Ticks(job.torch), args.ticks.open("a", buffering=1)) if args.ticks else None
     print(f"first step {since_start_s():.1f} s after the start", flush=True)
     began, count, saved, size, at_size = time.monotonic(), 0, time.monotonic(), 0, 0
     loss: Any = None
@@ -206,9 +207,10 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
             loss = job.step(x, y)
         during(steps.done)
         count += 1
-        if ticks is not None:
-            part = steps.seat
-            ticks.write(f"{time.monotonic():.6f} {size} {part.first if part else 0} {part.sms if part else 0}\n")
+        if noted is not None:
+            part, (ticks, file) = steps.seat, noted
+            ticks.note(f"{size} {part.first if part else 0} {part.sms if part else 0}")
+            file.writelines(f"{at:.6f} {what}\n" for at, what in ticks.ended())
     value = float(loss) if loss is not None else float("nan")
     seconds = time.monotonic() - began
     print(f"{steps.done:.0f} steps, loss {value:.3f}, {count / seconds:.2f} steps/s in this process", flush=True)

@@ -30,18 +30,19 @@ class Pool:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._in_one = True
-        # What was reserved when the job came, the block that it was given then, and the one it needs next.
-        self._base = self._given = self._next = 0
+        # What was held when the job came, and how much of that was no use; the block that it was given then,
+        # and the one it needs next.
+        self._base = self._stuck = self._given = self._next = 0
 
     def leave(self) -> None:
         """The job stands still and goes to another part."""
         before, _ = self._large()
         drop_spare(self._torch)
         now, used = self._large()
-        if now - used > max(WORTH, self._given // 8) and self._given > 0:
+        if self._given > 0 and now - used - self._stuck > max(WORTH, self._given // 8):
             self._in_one = False
         self._next = max(0, min(before - self._base, before - now))
-        self._base, self._given = now, 0
+        self._base, self._stuck, self._given = now, now - used, 0
 
     def arrive(self) -> None:
         """It is there: the current stream is that of the new part."""

@@ -209,7 +209,7 @@ class FakeTorch(types.ModuleType):
             set_stream=self._set_stream,
             stream=self._stream,
             synchronize=self._synchronize,
-            Event=lambda blocking: Event(self),
+            Event=lambda blocking=False, enable_timing=False: Event(self),
             Stream=lambda: Stream("another"),
             ExternalStream=lambda handle: Stream(f"part-{handle}"),
             empty_cache=self._empty_cache,
@@ -287,10 +287,16 @@ class Event:
         self.torch, self.at = torch, 0.0
 
     def record(self) -> None:
-        self.at = self.torch.current.busy_until
+        self.at = max(time.perf_counter(), self.torch.current.busy_until)
 
     def synchronize(self) -> None:
         wait_until(self.at)
+
+    def query(self) -> bool:
+        return time.perf_counter() >= self.at
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1e3 * (later.at - self.at)
 
 
 @pytest.fixture
