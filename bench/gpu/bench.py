@@ -16,8 +16,10 @@ FOREVER = 1_000_000
 class Bench:
     """Where a part puts what it finds."""
 
-    def __init__(self, part: str, out: Path, rehearse: bool) -> None:
+    def __init__(self, part: str, out: Path, rehearse: bool, anew: bool) -> None:
         self.part, self.out, self.rehearse = part, out, rehearse
+        # Whether what there is of it is of an earlier run, and not of one that was cut off.
+        self.anew = anew
         self.rows: list[dict[str, Any]] = []
         self._file = out / f"{part}.new"
         self._file.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ def mix(bench: Bench) -> None:
     folder.mkdir(exist_ok=True)
     names = [task for task, _, _ in KINDS]
     content = sets.plan({task: (task, batch) for task, batch, _ in KINDS}, [[n, n] for n in names] + ["all-pairs"], bench.rehearse)
-    profiles = sets.measure(folder, "profiles", content)
+    profiles = sets.measure(folder, "profiles", content, bench.anew)
     with_starts(profiles, starts(bench))
     with bench.room() as room:
         jobs = []

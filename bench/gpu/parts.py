@@ -208,7 +208,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def play(name: str, out: Path, rehearse: bool) -> bool:
-    bench = Bench(name, out, rehearse)
+    bench = Bench(name, out, rehearse, anew=name in complete(out))
     began = time.monotonic()
     print(f"== {name}: {PARTS[name].__doc__}", flush=True)
     try:

@@ -44,7 +44,7 @@ LARGE_SETS = [
     ["bert", "mobilenet"], ["gpt2", "mobilenet"], ["lstm", "bert"], ["vit", "bert"], ["resnet50", "resnet50"], ["vit", "vit"],
     ["resnet18", "gpt2", "bert"], ["bert", "bert", "mobilenet"], ["resnet50", "vit", "gpt2"],
 ]
-SPLITS = [48, 88]
+TRIES = 4
 ROUNDS = 2
 BOUND = 1.5
 
@@ -55,16 +55,17 @@ def plan(tasks: Tasks, sets: list[Any], rehearse: bool, mps: bool = True, rounds
     for name, (task, batch) in tasks.items():
         words = [sys.executable, *script, "--task", task, "--batch", str(batch), "--steps", "1e12", "--save-s", "0", "--stay"]
         listed.append({"name": name, "kind": "train", "command": words, "batches": [batch], "env": {"OMP_NUM_THREADS": "2"}})
-    found = {"tasks": listed, "sets": sets, "seconds": 1.5, "settle": 0.5, "rounds": rounds, "starting": 8}
+    found = {"tasks": listed, "sets": sets, "bound": BOUND, "tries": TRIES, "seconds": 1.5, "settle": 0.5, "rounds": rounds, "starting": 8}
     return {**found, "devices": "cpu"} if rehearse else {**found, "devices": "gpu", "mps": mps}
 
 
-def measure(folder: Path, label: str, content: dict[str, Any]) -> Path:
-    """Rows are appended as they come; what was measured before is not measured again."""
+def measure(folder: Path, label: str, content: dict[str, Any], anew: bool) -> Path:
+    """Rows are appended as they come; what was measured before is not measured again, unless all is to be anew."""
     file, prefix = folder / f"{label}-plan.yaml", folder / label
     file.write_text(json.dumps(content))
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-    subprocess.run([binary(), "profile", "measure", str(file), "--out", str(prefix)], check=False, env=env)
+    words = [binary(), "profile", "measure", str(file), "--out", str(prefix), *(["--again"] if anew else [])]
+    subprocess.run(words, check=False, env=env)
     return prefix
 
 
@@ -81,21 +82,6 @@ Names = tuple[str, ...]
 def sums(prefix: Path) -> dict[Names, dict[str, Any]]:
     """What is known of each set, by the names of its tasks in order."""
     return {tuple(one["tasks"]): one for one in advice(prefix)}
-
-
-def written(tasks: list[str], sms: list[int] | None) -> dict[str, Any]:
-    """A set as a plan has it, with this split or none."""
-    if sms is None:
-        return {"tasks": tasks, "splits": []}
-    pairs = list(zip(tasks, sms, strict=True))
-    for first in pairs:
-        others = list(pairs)
-        others.remove(first)
-        if first[1] % 8 == 0 and len({n for _, n in others}) == 1:
-            # One has its part, the others have the rest together.
-            return {"tasks": [first[0], *(name for name, _ in others)], "splits": [first[1]]}
-    pairs.sort(key=lambda pair: pair[1] % 8)
-    return {"tasks": [name for name, _ in pairs], "splits": [[n for _, n in pairs]]}
 
 
 def same_way(way: dict[str, Any], sms: list[int] | None, twins: bool) -> bool:
@@ -121,14 +107,15 @@ def compare(bench: Any, tasks: Tasks, every: list[list[str]]) -> None:
     def measured(label: str, sets: list[Any], **how: Any) -> dict[Names, dict[str, Any]]:
         used = {name for one in sets for name in one["tasks"]}
         some = {name: what for name, what in tasks.items() if name in used}
-        return sums(measure(folder, label, plan(some, sets, bench.rehearse, **how))) if sets else {}
+        return sums(measure(folder, label, plan(some, sets, bench.rehearse, **how), bench.anew)) if sets else {}
 
-    splits = [] if bench.rehearse else SPLITS
+    splits = [] if bench.rehearse else "search"
     tried = measured("tried", [{"tasks": one, "splits": splits} for one in every])
     slices = measured("slices", [{"tasks": one, "splits": []} for one in every], mps=False, rounds=1)
     # Measured again by processes of their own: what was chosen must not win by the luck of the first measurement.
     chosen = {key: one["best"] for key, one in tried.items() if one["best"]}
-    again = measured("again", [written(list(key), best["sms"]) for key, best in chosen.items()])
+    parts = lambda best: [best["sms"]] if best["sms"] else []
+    again = measured("again", [{"tasks": list(key), "splits": parts(best)} for key, best in chosen.items()])
     alone = turns_of(bench.out)
     for key, one in tried.items():
         best, ours = one["best"], None

@@ -222,6 +222,61 @@ def test_parts_of_a_gpu_are_measured(gpus: Room) -> None:  # noqa: F811
     assert not mps_processes(gpus), "the MPS daemon is still there"
 
 
+# One that takes what it may, and one that is slow beside it where that has more than half of the GPU.
+HOG = SEATED.replace(
+    "time.sleep(0.01 if",
+    "open(FILE, 'w').write(str(device.place.sms if device.place else 132)); time.sleep(0.01 if",
+).replace("0.01 * 132 / device.place.sms", "0.012")
+MEEK = """
+import os
+def beside():
+    try:
+        text, age = open(FILE).read(), time.time() - os.stat(FILE).st_mtime
+    except FileNotFoundError:
+        return 0
+    return int(text) if text and age < 0.1 else 0
+""" + SEATED.replace(
+    "time.sleep(0.01 if device.place is None else 0.01 * 132 / device.place.sms)",
+    "has = beside(); time.sleep(0.018 if has > 70 else 0.012 if has else 0.01)",
+)
+
+
+def test_splits_are_searched_for_where_somebody_suffers(gpus: Room) -> None:  # noqa: F811
+    file = repr(str(gpus.folder / "hog"))
+    tasks = [task("hog", HOG.replace("FILE", file), [8]), task("meek", MEEK.replace("FILE", file), [8])]
+    quick = {"seconds": 0.5, "settle": 0.2, "devices": "gpu", "rounds": 2}
+    words = plan(
+        gpus, tasks=tasks, sets=[["meek", "hog"], ["meek", "meek"]], splits="search", tries=4, **quick
+    )
+    done = measure(gpus, words)
+    assert done.returncode == 0, done.stderr
+    pairs = [r for r in rows(gpus) if r.get("a") == "meek" and r["b"] == "hog"]
+    first = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if "round" not in r]
+    # Held to 88 SMs the hog still takes too much, with fewer it does not: beside one that has all, and apart.
+    assert first == [(None, None), (132, 88), (132, 64), (44, 88), (68, 64)], done.stderr
+    assert "meek@8 + hog@8 on all + 64 SMs" in done.stderr
+    # The best two are measured again.
+    again = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if r.get("round") == 1]
+    assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first)
+    # Two who do not disturb each other have nothing to win.
+    assert len([r for r in rows(gpus) if r.get("b") == "meek"]) == 2
+    found = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
+    advice = next(one for one in found if one["tasks"] == ["hog", "meek"])
+    assert advice["decision"] == "share" and advice["best"]["sms"][0] == 64, advice
+    assert max(advice["unconfined"]["slowdowns"]) == pytest.approx(1.8, rel=0.1)
+    # The same again finds all of it there.
+    count = len(rows(gpus))
+    assert measure(gpus, words).returncode == 0 and len(rows(gpus)) == count
+    # What is missing is searched for from what is there.
+    out = gpus.folder / "out.jsonl"
+    kept = [
+        line for line in out.read_text().splitlines() if '"sms_a":68' not in line and '"round":1' not in line
+    ]
+    out.write_text("\n".join(kept) + "\n")
+    assert measure(gpus, words).returncode == 0
+    assert sum(r.get("sms_a") == 68 and "round" not in r for r in rows(gpus)) == 1
+
+
 # Ends after so many steps; otherwise as SLEEPS.
 ENDS = """
 import time, roommate

@@ -25,6 +25,7 @@ pub mod noisy;
 pub mod pairwise;
 pub mod pattern;
 pub mod rows;
+pub mod search;
 pub mod shadow;
 pub mod stages;
 pub mod table;

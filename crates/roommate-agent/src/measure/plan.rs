@@ -4,6 +4,7 @@
 use crate::jobfile::{self, Command, JobFileError, Place, meant, plain, shown};
 use crate::protocol::Seat;
 use roommate_core::interference::rows::TaskKind;
+use roommate_core::interference::search;
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ const FIELDS: &[&str] = &[
     "tasks",
     "sets",
     "splits",
+    "bound",
+    "tries",
     "seconds",
     "settle",
     "rounds",
@@ -34,6 +37,8 @@ const OF_TASK: &[&str] = &["name", "kind", "command", "workdir", "env", "batches
 const OF_SET: &[&str] = &["tasks", "batches", "splits"];
 /// All pairs that are not written out.
 const ALL_PAIRS: &str = "all-pairs";
+/// Splits that are found while measuring.
+const SEARCH: &str = "search";
 
 /// Parts of a GPU are made of groups of so many multiprocessors.
 const GROUP: u32 = 8;
@@ -76,7 +81,16 @@ pub struct Task {
 struct Set {
     tasks: Vec<usize>,
     batches: Vec<u32>,
-    splits: Vec<Split>,
+    splits: Splits,
+}
+
+/// How the multiprocessors are split for a set.
+#[derive(Clone, Debug, PartialEq)]
+enum Splits {
+    /// In these ways.
+    These(Vec<Split>),
+    /// In ways that follow from what was measured.
+    Search,
 }
 
 /// Who has which multiprocessors.
@@ -85,15 +99,52 @@ struct Set {
 enum Split {
     /// So many for the first, and the rest for all others together.
     First(u32),
-    /// So many for each.
+    /// So many for each; all of them = it is not confined.
     Each(Vec<u32>),
+}
+
+impl Splits {
+    /// What was said for all sets, as far as it is for one like this.
+    fn for_set(&self, members: usize, services: usize) -> Self {
+        let fits = |s: &&Split| match s {
+            Split::First(_) => true,
+            Split::Each(each) => each.len() == members,
+        };
+        match self {
+            Self::These(splits) => Self::These(splits.iter().filter(fits).cloned().collect()),
+            Self::Search if services > 0 => no_splits(),
+            Self::Search => Self::Search,
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Splits {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(from)?;
+        let wrong = |found| {
+            let what = format!("splits: expected a list or `{SEARCH}`, found {found}");
+            serde::de::Error::custom(what)
+        };
+        match value {
+            Value::String(word) if word == SEARCH => Ok(Self::Search),
+            Value::Sequence(_) => {
+                let found = shown(&value);
+                yaml_serde::from_value(value).map(Self::These).map_err(|_| wrong(found))
+            }
+            other => Err(wrong(shown(&other))),
+        }
+    }
 }
 
 /// Everything but tasks and sets.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Rest {
-    #[serde(default)]
-    splits: Vec<Split>,
+    #[serde(default = "no_splits")]
+    splits: Splits,
+    #[serde(default = "usual_bound")]
+    bound: f64,
+    #[serde(default = "usual_tries")]
+    tries: usize,
     #[serde(default = "usual_seconds")]
     seconds: f64,
     #[serde(default = "usual_settle")]
@@ -114,6 +165,15 @@ struct Rest {
     start_within: f64,
 }
 
+fn no_splits() -> Splits {
+    Splits::These(Vec::new())
+}
+fn usual_bound() -> f64 {
+    1.5
+}
+fn usual_tries() -> usize {
+    6
+}
 fn usual_seconds() -> f64 {
     1.5
 }
@@ -136,6 +196,10 @@ pub struct Plan {
     /// The commands.
     pub tasks: Vec<Task>,
     sets: Vec<Set>,
+    /// How many times as long as alone anybody may take, where splits are searched for.
+    pub bound: f64,
+    /// Splits that are tried for a set then, at most.
+    pub tries: usize,
     /// Seconds of each measurement.
     pub seconds: f64,
     /// Seconds for which tasks settle before it.
@@ -166,7 +230,7 @@ pub struct Member {
     pub copy: usize,
     /// Its batch size.
     pub batch: u32,
-    /// The multiprocessors that it has for itself; `None` = it may use all.
+    /// The multiprocessors that it may use; `None` = all.
     pub seat: Option<Seat>,
 }
 
@@ -179,6 +243,20 @@ pub struct Item {
     pub identity: Vec<(&'static str, serde_json::Value)>,
     /// Whether it goes into the file of services.
     pub of_services: bool,
+    /// The set that it is of, nobody confined, if splits of it are to be searched for.
+    pub searched: Option<usize>,
+    /// Which round.
+    pub round: u32,
+}
+
+impl Item {
+    fn in_round(mut self, round: u32) -> Self {
+        if round > 0 {
+            self.identity.push(("round", json!(round)));
+        }
+        self.round = round;
+        self
+    }
 }
 
 impl Plan {
@@ -221,12 +299,25 @@ impl Plan {
         rest.check().map_err(|what| at.wrong(what))?;
         let sets = sets(value.get("sets"), &tasks, &rest.splits, &at)?;
         let Rest {
-            seconds, settle, rounds, mps, devices, sms, env, starting, start_within, ..
+            bound,
+            tries,
+            seconds,
+            settle,
+            rounds,
+            mps,
+            devices,
+            sms,
+            env,
+            starting,
+            start_within,
+            ..
         } = rest;
         let start_within_s = start_within;
         Ok(Self {
             tasks,
             sets,
+            bound,
+            tries,
             seconds,
             settle,
             rounds,
@@ -243,15 +334,26 @@ impl Plan {
     /// Everything that is to be measured on a device of so many multiprocessors, in an order in which
     /// few have to be woken: each task alone, then the sets; then the same again, for so many rounds.
     pub fn items(&self, all: u32) -> Result<Vec<Item>, JobFileError> {
-        let round = self.round(all)?;
-        let again = (1..self.rounds).flat_map(|n| {
-            round.iter().cloned().map(move |mut item| {
-                item.identity.push(("round", json!(n)));
-                item
-            })
-        });
-        let again: Vec<Item> = again.collect();
-        Ok(round.into_iter().chain(again).collect())
+        let items = self.round(all)?;
+        let rounds = 0..self.rounds;
+        Ok(rounds.flat_map(|n| items.iter().cloned().map(move |i| i.in_round(n))).collect())
+    }
+
+    /// A set whose splits are searched for, with so many multiprocessors for each.
+    pub fn tried(
+        &self,
+        set: usize,
+        parts: &[u32],
+        all: u32,
+        round: u32,
+    ) -> Result<Item, JobFileError> {
+        self.split(&self.sets[set], &Split::Each(parts.to_vec()), all).map(|i| i.in_round(round))
+    }
+
+    /// Names and batch sizes of the tasks of a set.
+    pub fn members(&self, set: usize) -> impl Iterator<Item = (&str, u32)> {
+        let Set { tasks, batches, .. } = &self.sets[set];
+        tasks.iter().map(|t| self.tasks[*t].name.as_str()).zip(batches.iter().copied())
     }
 
     fn round(&self, all: u32) -> Result<Vec<Item>, JobFileError> {
@@ -269,30 +371,40 @@ impl Plan {
                 }
             }
         }
-        for set in &self.sets {
-            let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
-            items.push(self.set(set, all, None));
-            for split in &set.splits {
-                let wrong =
-                    |what| self.at.wrong(format!("splits of {}: {what}", names.join(" + ")));
-                let seats = split.seats(set.tasks.len(), all).map_err(wrong)?;
-                items.push(self.set(set, all, Some(&seats)));
+        for (i, set) in self.sets.iter().enumerate() {
+            let free = self.set(set, all, None);
+            match &set.splits {
+                Splits::Search => items.push(Item { searched: Some(i), ..free }),
+                Splits::These(splits) => {
+                    items.push(free);
+                    for split in splits {
+                        items.push(self.split(set, split, all)?);
+                    }
+                }
             }
         }
         Ok(items)
+    }
+
+    fn split(&self, set: &Set, split: &Split, all: u32) -> Result<Item, JobFileError> {
+        let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
+        let wrong = |what| self.at.wrong(format!("splits of {}: {what}", names.join(" + ")));
+        let seats = split.seats(set.tasks.len(), all).map_err(wrong)?;
+        Ok(self.set(set, all, Some(&seats)))
     }
 
     /// The least that anybody will ever be confined to; 0 = nobody is.
     pub fn least_sms(&self, all: u32) -> Result<u32, JobFileError> {
         let items = self.items(all)?;
         let seats = items.iter().flat_map(|i| &i.members).filter_map(|m| m.seat);
-        Ok(seats.map(|s| u32::from(s.sms)).min().unwrap_or(0))
+        let searched = items.iter().any(|i| i.searched.is_some()).then_some(search::LEAST);
+        Ok(seats.map(|s| u32::from(s.sms)).chain(searched).min().unwrap_or(0))
     }
 
     /// Whether anybody is to be confined.
     pub fn splits_anything(&self) -> bool {
         self.tasks.iter().any(|t| !t.sms.is_empty())
-            || self.sets.iter().any(|s| !s.splits.is_empty())
+            || self.sets.iter().any(|s| s.splits != no_splits())
     }
 
     /// An error of the plan.
@@ -311,20 +423,23 @@ impl Plan {
                 ("sms", json!(sms)),
             ],
             of_services: false,
+            searched: None,
+            round: 0,
         }
     }
 
-    fn set(&self, set: &Set, all: u32, seats: Option<&[Seat]>) -> Item {
+    fn set(&self, set: &Set, all: u32, seats: Option<&[Option<Seat>]>) -> Item {
         let member = |(i, task): (usize, &usize)| Member {
             task: *task,
             copy: set.tasks[..i].iter().filter(|t| *t == task).count(),
             batch: set.batches[i],
-            seat: seats.map(|s| s[i]),
+            seat: seats.and_then(|s| s[i]),
         };
         let members: Vec<Member> = set.tasks.iter().enumerate().map(member).collect();
         let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
         let of_services = set.tasks.iter().any(|t| self.tasks[*t].kind == TaskKind::Serve);
-        let sms: Option<Vec<u16>> = seats.map(|s| s.iter().map(|seat| seat.sms).collect());
+        let has = |seat: &Option<Seat>| seat.map_or(all as u16, |s| s.sms);
+        let sms: Option<Vec<u16>> = seats.map(|s| s.iter().map(has).collect());
         // Rows of services always say what each has.
         let whole = || vec![all as u16; set.tasks.len()];
         let sms = if of_services { Some(sms.unwrap_or_else(whole)) } else { sms };
@@ -347,7 +462,7 @@ impl Plan {
             (Some(sms), _) => identity.push(("sms", json!(sms))),
             (None, _) => {}
         }
-        Item { members, identity, of_services }
+        Item { members, identity, of_services, searched: None, round: 0 }
     }
 }
 
@@ -386,6 +501,8 @@ impl Rest {
                 Err(format!("{name}: expected {least} to {most}, found {v}"))
             }
         };
+        within("bound", self.bound, 1.0, 1000.0)?;
+        within("tries", self.tries as f64, 1.0, 100.0)?;
         within("seconds", self.seconds, 0.1, 600.0)?;
         within("settle", self.settle, 0.0, 600.0)?;
         within("start_within", self.start_within, 1.0, 3600.0)?;
@@ -407,37 +524,53 @@ fn group(sms: u32, all: u32) -> Result<(), String> {
 }
 
 impl Split {
-    fn seats(&self, members: usize, all: u32) -> Result<Vec<Seat>, String> {
-        let seat = |first: u32, sms: u32| Seat { first: first as u16, sms: sms as u16 };
-        match self {
+    /// Where each member sits; `None` = everywhere.
+    fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<Seat>>, String> {
+        let seat = |first: u32, sms: u32| Some(Seat { first: first as u16, sms: sms as u16 });
+        let each = match self {
             Self::First(sms) => {
                 group(*sms, all)?;
                 if *sms == all {
                     return Err(format!("{sms} SMs for the first leave nothing for the others"));
                 }
-                let rest = seat(*sms, all - sms);
-                Ok(std::iter::once(seat(0, *sms)).chain(vec![rest; members - 1]).collect())
+                std::iter::once(*sms).chain(vec![all - sms; members - 1]).collect()
             }
-            Self::Each(each) => {
-                if each.len() != members {
-                    return Err(format!("{} numbers for {members} tasks", each.len()));
-                }
-                let mut first = 0;
-                let mut seats = Vec::new();
-                for (i, sms) in each.iter().enumerate() {
-                    // What is left at the end need not be a whole group.
-                    if i + 1 < members || first + sms != all {
-                        group(*sms, all)?;
-                    }
-                    seats.push(seat(first, *sms));
-                    first += sms;
-                }
-                if first > all {
-                    return Err(format!("{first} SMs together, of {all}"));
-                }
-                Ok(seats)
-            }
+            Self::Each(each) => each.clone(),
+        };
+        if each.len() != members {
+            return Err(format!("{} numbers for {members} tasks", each.len()));
         }
+        if each.contains(&all) {
+            // Whoever is confined is so beside somebody who is not.
+            let place = |sms: &u32| {
+                if *sms == all { Ok(None) } else { group(*sms, all).map(|()| seat(0, *sms)) }
+            };
+            return each.iter().map(place).collect();
+        }
+        // Two parts: who has as many as another has the same ones.
+        let front = each.iter().find(|sms| sms.is_multiple_of(GROUP)).copied();
+        if let Some(front) = front
+            && front > 0
+            && each.iter().any(|sms| *sms != front)
+            && each.iter().all(|sms| *sms == front || sms + front == all)
+        {
+            let place = |sms: &u32| seat(if *sms == front { 0 } else { front }, *sms);
+            return Ok(each.iter().map(place).collect());
+        }
+        let mut first = 0;
+        let mut seats = Vec::new();
+        for (i, sms) in each.iter().enumerate() {
+            // What is left at the end need not be a whole group.
+            if i + 1 < members || first + sms != all {
+                group(*sms, all)?;
+            }
+            seats.push(seat(first, *sms));
+            first += sms;
+        }
+        if first > all {
+            return Err(format!("{first} SMs together, of {all}"));
+        }
+        Ok(seats)
     }
 }
 
@@ -446,13 +579,13 @@ impl Split {
 struct SetForm {
     tasks: Vec<String>,
     batches: Option<Vec<u32>>,
-    splits: Option<Vec<Split>>,
+    splits: Option<Splits>,
 }
 
 fn sets(
     value: Option<&Value>,
     tasks: &[Task],
-    splits: &[Split],
+    splits: &Splits,
     at: &Place,
 ) -> Result<Vec<Set>, JobFileError> {
     let entries = match value {
@@ -499,14 +632,15 @@ fn sets(
                 continue;
             }
             let batches = vec![tasks[a].batches[0], tasks[b].batches[0]];
-            sets.push(Set { tasks: vec![a, b], batches, splits: splits.to_vec() });
+            let splits = splits.for_set(2, usize::from(tasks[b].kind == TaskKind::Serve));
+            sets.push(Set { tasks: vec![a, b], batches, splits });
         }
     }
     Ok(sets)
 }
 
 impl SetForm {
-    fn settle(self, tasks: &[Task], splits: &[Split], at: &Place) -> Result<Set, JobFileError> {
+    fn settle(self, tasks: &[Task], splits: &Splits, at: &Place) -> Result<Set, JobFileError> {
         let find = |name: &String| {
             let names = tasks.iter().map(|t| t.name.as_str());
             let found = tasks.iter().position(|t| t.name == *name);
@@ -536,14 +670,11 @@ impl SetForm {
                 format!("add {batch} to the batches of the task: sets are compared with it alone");
             return Err(at.wrong_with(what, hint));
         }
-        let splits = self.splits.unwrap_or_else(|| {
-            // What was said for all may be for another number of tasks.
-            let fits = |s: &&Split| match s {
-                Split::First(_) => true,
-                Split::Each(each) => each.len() == members.len(),
-            };
-            splits.iter().filter(fits).cloned().collect()
-        });
+        if self.splits == Some(Splits::Search) && services > 0 {
+            let what = "splits: they are searched for only where all are training tasks";
+            return Err(at.wrong(what.into()));
+        }
+        let splits = self.splits.unwrap_or_else(|| splits.for_set(members.len(), services));
         Ok(Set { tasks: members, batches, splits })
     }
 }
@@ -623,6 +754,49 @@ mod tests {
     }
 
     #[test]
+    fn splits_can_be_left_to_a_search() {
+        let text = format!(
+            "{TWO}sets: [[a, b], [a, a, b], {{tasks: [b, b], splits: []}}, all-pairs]\nsplits: search\nrounds: 2\n"
+        );
+        let plan = read(&text).unwrap();
+        let items = plan.items(132).unwrap();
+        let searched: Vec<(Option<usize>, u32)> =
+            items.iter().filter(|i| i.members.len() > 1).map(|i| (i.searched, i.round)).collect();
+        // Services are not split.
+        let [none, round] = [(None, 0), (None, 1)];
+        assert_eq!(
+            searched,
+            [
+                (Some(0), 0),
+                (Some(1), 0),
+                none,
+                none,
+                none,
+                (Some(0), 1),
+                (Some(1), 1),
+                round,
+                round,
+                round
+            ]
+        );
+        assert_eq!(plan.least_sms(132).unwrap(), 24, "a alone");
+        assert_eq!(plan.members(1).collect::<Vec<_>>(), [("a", 8), ("a", 8), ("b", 2)]);
+        let try_ = |set, parts: &[u32], round| {
+            let item = plan.tried(set, parts, 132, round).unwrap();
+            let seats = item.members.iter().map(|m| m.seat.map(|s| (s.first, s.sms))).collect();
+            (row(&item), seats)
+        };
+        // Confined, beside one that is not.
+        let seats: Vec<Option<(u16, u16)>> = vec![Some((0, 88)), None];
+        let what = "k=tt a=a batch_a=8 b=b batch_b=2 sms_a=88 sms_b=132 round=1";
+        assert_eq!(try_(0, &[88, 132], 1), (what.into(), seats));
+        // Two share a part, in whatever order they come.
+        let seats = vec![Some((48, 84)), Some((48, 84)), Some((0, 48))];
+        let what = "k=ttt tasks=[a,a,b] batches=[8,8,2] sms=[84,84,48]";
+        assert_eq!(try_(1, &[84, 84, 48], 0), (what.into(), seats));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let check =
             |text: &str, expect: &str| assert_eq!(said(text), format!("dir/plan.yaml{expect}"));
@@ -662,6 +836,16 @@ mod tests {
         check(
             &with("sets: [{tasks: [a, b], splits: [[80, 80]]}]"),
             &format!(": splits of a + b: 160 SMs together, of 132 | {example}"),
+        );
+        check(
+            &with("sets: [[a, b]]\nsplits: serch"),
+            &format!(": splits: expected a list or `search`, found serch | {example}"),
+        );
+        check(
+            &with("sets: [{tasks: [a, s], splits: search}]"),
+            &format!(
+                ", set 1: splits: they are searched for only where all are training tasks | {example}"
+            ),
         );
         check(&with("seconds: 0"), &format!(": seconds: expected 0.1 to 600, found 0 | {example}"));
     }

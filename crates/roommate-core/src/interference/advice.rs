@@ -18,7 +18,7 @@ pub struct Who {
 /// A way to run a set, as it was measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Way {
-    /// Multiprocessors that each has; `None` = all may use all.
+    /// Multiprocessors that each has, where all of the GPU is not to be confined; `None` = nobody is.
     pub sms: Option<Vec<u32>>,
     /// Speed of each, relative to alone on the whole GPU: the mean of its runs.
     pub speeds: Vec<f64>,
@@ -106,6 +106,8 @@ impl std::fmt::Display for Decline {
 pub struct Advice {
     /// Who it is.
     pub set: Vec<Who>,
+    /// Multiprocessors of the GPU, where that is known.
+    pub gpu: Option<u32>,
     /// How it was measured: without parts first, then by parts.
     pub ways: Vec<Way>,
     /// Which of them to take, or why none.
@@ -159,7 +161,7 @@ pub fn advise(sessions: &[Vec<Row>], bound: f64, least: f64) -> Vec<Advice> {
             Some(names) if ways.is_empty() => Err(Decline::Unknown(names.into_iter().collect())),
             _ => choose(&ways, bound, least),
         };
-        Advice { set, ways, choice }
+        Advice { set, gpu, ways, choice }
     };
     sets.into_iter().map(advice).collect()
 }

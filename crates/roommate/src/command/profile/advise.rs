@@ -33,9 +33,10 @@ fn name(advice: &Advice) -> String {
     names.join(" + ")
 }
 
-fn parts(way: &Way) -> String {
+fn parts(way: &Way, gpu: Option<u32>) -> String {
+    let part = |sms: &u32| if Some(*sms) == gpu { "all".into() } else { sms.to_string() };
     way.sms.as_ref().map_or("unconfined".into(), |sms| {
-        sms.iter().map(u32::to_string).collect::<Vec<_>>().join("+") + " SMs"
+        sms.iter().map(part).collect::<Vec<String>>().join("+") + " SMs"
     })
 }
 
@@ -92,7 +93,7 @@ fn as_table(all: &[Advice]) -> String {
             name(advice),
             "1.00".into(),
             or_dash(advice.unconfined().map(sum)),
-            or_dash(best(advice).map(parts)),
+            or_dash(best(advice).map(|w| parts(w, advice.gpu))),
             or_dash(best(advice).map(sum)),
             or_dash(best(advice).map(slowdowns)),
             decision(advice),
@@ -112,7 +113,7 @@ fn csv(all: &[Advice]) -> String {
             "{},1,{},{},{},{},{},\"{}\"\n",
             name(advice),
             shown(advice.unconfined().map(|w| figure(w.sum()))),
-            shown(best(advice).map(parts)),
+            shown(best(advice).map(|w| parts(w, advice.gpu))),
             shown(best(advice).map(|w| figure(w.sum()))),
             shown(best(advice).map(slowdowns)),
             if advice.choice.is_ok() { "share" } else { "decline" },

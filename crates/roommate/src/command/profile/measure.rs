@@ -6,9 +6,12 @@ use crate::command::submit;
 use crate::{ANSWER_NO, measurements, process, table};
 use anyhow::Context;
 use roommate_agent::measure::outfit::Outfit;
-use roommate_agent::measure::plan::{EXAMPLE, Item, Plan};
+use roommate_agent::measure::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::measure::{Bench, Trouble, key, row};
 use roommate_agent::{AgentError, signal};
+use roommate_core::interference::advice::{self, Way, Who};
+use roommate_core::interference::rows::TaskKind;
+use roommate_core::interference::search::Search;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -31,11 +34,17 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
         .context("could not make a folder")?;
     let outfit = Outfit::of(&plan, folder.path())?;
     let items = plan.items(outfit.sms).map_err(AgentError::from)?;
-    let mut files = Files::open(out, &items, args.again)?;
-    let left: Vec<&Item> = items.iter().filter(|i| !files.has(i)).collect();
-    let known = items.len() - left.len();
+    let files = Files::open(out, &items, args.again)?;
+    let known = items.iter().filter(|i| files.has(i)).count();
     if known > 0 {
         process::say(&format!("{known} of {} are measured already", items.len()));
+    }
+    let mut work = Work { plan: &plan, sms: outfit.sms, files, tried: BTreeSet::new() };
+    let mut left: Vec<&Item> = Vec::new();
+    for item in &items {
+        if !work.files.has(item) || work.next(item)?.is_some() {
+            left.push(item);
+        }
     }
     if left.is_empty() {
         return Ok(ExitCode::SUCCESS);
@@ -43,14 +52,14 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     process::say(&format!("on {}", outfit.device));
     let program = std::env::current_exe().context("could not find this program itself")?;
     let mut bench = Bench::open(&plan, outfit, folder.path(), &program, &stop)?;
-    let done = all(&mut bench, &plan, &left, &mut files);
+    let done = work.all(&mut bench, &left);
     bench.close();
-    let failed = done?;
-    let rows = table::count((left.len() - failed) as u64, "row");
-    let names: Vec<String> = files.paths().map(|p| p.display().to_string()).collect();
+    let Done { rows, failed } = done?;
+    let rows = table::count(rows, "row");
+    let names: Vec<String> = work.files.paths().map(|p| p.display().to_string()).collect();
     process::say(&format!("{rows} more in {}", names.join(" and ")));
     if failed > 0 {
-        let what = table::count(failed as u64, "measurement");
+        let what = table::count(failed, "measurement");
         process::say(&format!(
             "{what} failed: see `error` in the rows; the same command tries again"
         ));
@@ -66,39 +75,101 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// Measures all that is left; how many failed.
-fn all(
-    bench: &mut Bench<'_>,
-    plan: &Plan,
-    left: &[&Item],
-    files: &mut Files,
-) -> anyhow::Result<usize> {
-    bench
-        .start(left.iter().copied(), |name, came| match came {
-            Ok(s) => process::say(&format!("{name}: ready after {s:.1} s")),
-            Err(how) => process::say(&format!("{name}: {how}")),
-        })
-        .map_err(stopped)?;
-    let mut failed = 0;
-    let began = Instant::now();
-    for (i, item) in left.iter().enumerate() {
-        let so_far = began.elapsed().as_secs_f64();
-        let usual = plan.settle + plan.seconds + 0.1;
-        let each = if i == 0 { usual } else { so_far / i as f64 };
-        let eta = table::figure(Some(each * (left.len() - i) as f64), "s");
-        process::say(&format!("{} of {}, {eta} left: {}", i + 1, left.len(), words(item)));
+/// What is to be measured, and where it goes.
+struct Work<'a> {
+    plan: &'a Plan,
+    sms: u32,
+    files: Files,
+    /// Splits that were found and tried, well or badly.
+    tried: BTreeSet<String>,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Default)]
+struct Done {
+    rows: u64,
+    failed: u64,
+}
+
+impl Work<'_> {
+    /// Measures all that is left.
+    fn all(&mut self, bench: &mut Bench<'_>, left: &[&Item]) -> anyhow::Result<Done> {
+        bench
+            .start(left.iter().copied(), |name, came| match came {
+                Ok(s) => process::say(&format!("{name}: ready after {s:.1} s")),
+                Err(how) => process::say(&format!("{name}: {how}")),
+            })
+            .map_err(stopped)?;
+        let mut done = Done::default();
+        let began = Instant::now();
+        for (i, item) in left.iter().enumerate() {
+            if !self.files.has(item) {
+                self.one(bench, item, left.len() - i, began, &mut done)?;
+            }
+            while let Some(next) = self.next(item)? {
+                self.tried.insert(next.key());
+                self.one(bench, &next, left.len() - i, began, &mut done)?;
+            }
+        }
+        Ok(done)
+    }
+
+    fn one(
+        &mut self,
+        bench: &mut Bench<'_>,
+        item: &Item,
+        left: usize,
+        began: Instant,
+        done: &mut Done,
+    ) -> anyhow::Result<()> {
+        let so_far = done.rows + done.failed;
+        let usual = self.plan.settle + self.plan.seconds + 0.1;
+        let each = if so_far == 0 { usual } else { began.elapsed().as_secs_f64() / so_far as f64 };
+        let eta = table::figure(Some(each * left as f64), "s");
+        let (now, all) = (so_far + 1, so_far + left as u64);
+        process::say(&format!("{now} of {all}, {eta} left: {}", words(item)));
         let measured = match bench.measure(item) {
             Ok(measured) => Ok(measured),
             Err(Trouble::Item(what)) => {
                 process::say(&format!("  {what}"));
-                failed += 1;
                 Err(what)
             }
             Err(other) => return Err(stopped(other)),
         };
-        files.add(item, &row(item, &measured), measured.is_ok())?;
+        *(if measured.is_ok() { &mut done.rows } else { &mut done.failed }) += 1;
+        self.files.add(item, &row(item, &measured), measured.is_ok())
     }
-    Ok(failed)
+
+    /// What to try next for the set of this item, if its splits are searched for; after the first round, what is worth
+    /// another look.
+    fn next(&self, item: &Item) -> anyhow::Result<Option<Item>> {
+        let (Some(set), true) = (item.searched, self.files.has(item)) else { return Ok(None) };
+        let Plan { bound, tries, .. } = *self.plan;
+        let search = Search { gpu: self.sms, bound, tries };
+        // Ways have their members by name.
+        let mut order: Vec<(usize, (&str, u32))> = self.plan.members(set).enumerate().collect();
+        order.sort_by_key(|(_, who)| *who);
+        let ways = self.files.ways(order.iter().map(|(_, who)| *who))?;
+        let as_item = |parts: &[u32]| {
+            let mut each = vec![0; parts.len()];
+            for ((at, _), sms) in order.iter().zip(parts) {
+                each[*at] = *sms;
+            }
+            self.plan.tried(set, &each, self.sms, item.round).map_err(AgentError::from)
+        };
+        let proposed: Vec<Vec<u32>> = if item.round == 0 {
+            search.next(&ways).into_iter().collect()
+        } else {
+            search.again(&ways).take(LOOKED_AT_AGAIN).map(<[u32]>::to_vec).collect()
+        };
+        for parts in proposed {
+            let next = as_item(&parts)?;
+            if !self.files.has(&next) && !self.tried.contains(&next.key()) {
+                return Ok(Some(next));
+            }
+        }
+        Ok(None)
+    }
 }
 
 fn stopped(trouble: Trouble) -> anyhow::Error {
@@ -110,6 +181,9 @@ fn stopped(trouble: Trouble) -> anyhow::Error {
         ),
     }
 }
+
+/// Of splits that were searched for, how many are measured in later rounds.
+const LOOKED_AT_AGAIN: usize = 2;
 
 /// An item for a person.
 fn words(item: &Item) -> String {
@@ -127,10 +201,10 @@ fn words(item: &Item) -> String {
             each.map(|(n, b)| format!("{}@{b}", text(n))).collect::<Vec<_>>().join(" + ")
         }
     };
-    let seats: Vec<String> =
-        item.members.iter().filter_map(|m| Some(m.seat?.sms.to_string())).collect();
-    let parts =
-        if seats.is_empty() { String::new() } else { format!(" on {} SMs", seats.join(" + ")) };
+    let seat = |m: &Member| m.seat.map_or("all".to_string(), |s| s.sms.to_string());
+    let seats: Vec<String> = item.members.iter().map(seat).collect();
+    let confined = item.members.iter().any(|m| m.seat.is_some());
+    let parts = if confined { format!(" on {} SMs", seats.join(" + ")) } else { String::new() };
     let round = field("round").and_then(Value::as_u64);
     let round = round.map_or_else(String::new, |n| format!(", round {}", n + 1));
     format!("{who}{parts}{round}")
@@ -159,7 +233,7 @@ impl Files {
             services: (with("-services.jsonl"), None),
             known: BTreeSet::new(),
         };
-        let wanted: BTreeSet<String> = items.iter().map(Item::key).collect();
+        let wanted = Wanted::of(items);
         let mut known = BTreeSet::new();
         for path in files.paths() {
             known.extend(tidy(path, &wanted, again)?);
@@ -179,6 +253,16 @@ impl Files {
         self.known.contains(&item.key())
     }
 
+    /// How training tasks, sorted by name and batch size, did side by side in the first round.
+    fn ways<'a>(&self, set: impl Iterator<Item = (&'a str, u32)>) -> anyhow::Result<Vec<Way>> {
+        let who =
+            |(name, batch): (&str, u32)| Who { name: name.into(), batch, kind: TaskKind::Train };
+        let set: Vec<Who> = set.map(who).collect();
+        let sessions = measurements::sessions(&self.plain.0)?;
+        let all = advice::advise(sessions.get(..1).unwrap_or_default(), 1.0, 0.0);
+        Ok(all.into_iter().find(|a| a.set == set).map(|a| a.ways).unwrap_or_default())
+    }
+
     fn add(&mut self, item: &Item, row: &str, good: bool) -> anyhow::Result<()> {
         let serves = item.identity.iter().any(|(n, v)| *n == "kind" && v == "serve");
         if !item.of_services {
@@ -187,7 +271,35 @@ impl Files {
         if item.of_services || (serves && good) {
             append(&mut self.services, row)?;
         }
+        if good {
+            self.known.insert(item.key());
+        }
         Ok(())
+    }
+}
+
+/// Which rows a plan is about.
+struct Wanted {
+    items: BTreeSet<String>,
+    /// Sets whose splits are searched for.
+    sets: BTreeSet<String>,
+}
+
+impl Wanted {
+    fn of(items: &[Item]) -> Self {
+        let searched = items.iter().filter(|i| i.searched.is_some());
+        Self {
+            items: items.iter().map(Item::key).collect(),
+            sets: searched.map(Item::key).collect(),
+        }
+    }
+
+    fn has(&self, row: &Value) -> bool {
+        let mut set = row.clone();
+        if let Some(fields) = set.as_object_mut() {
+            fields.retain(|name, _| !name.starts_with("sms"));
+        }
+        self.items.contains(&key(row)) || self.sets.contains(&key(&set))
     }
 }
 
@@ -202,7 +314,7 @@ fn append((path, file): &mut (PathBuf, Option<File>), row: &str) -> anyhow::Resu
 }
 
 /// The rows of a file that stay, by what they are of.
-fn tidy(path: &Path, wanted: &BTreeSet<String>, again: bool) -> anyhow::Result<BTreeSet<String>> {
+fn tidy(path: &Path, wanted: &Wanted, again: bool) -> anyhow::Result<BTreeSet<String>> {
     let problem = || format!("could not read measurements {}", measurements::quoted(path));
     let text = fs::read_to_string(path).with_context(problem)?;
     let mut known = BTreeSet::new();
@@ -214,15 +326,14 @@ fn tidy(path: &Path, wanted: &BTreeSet<String>, again: bool) -> anyhow::Result<B
             Err(_) if !line.ends_with('\n') => continue,
             Err(e) => return Err(e).with_context(|| format!("{}, line {}", problem(), i + 1)),
         };
-        let key = key(&row);
         let failed = row.get("error").is_some();
-        if wanted.contains(&key) && (failed || again) {
+        if wanted.has(&row) && (failed || again) {
             continue;
         }
         kept += line.trim_end();
         kept.push('\n');
         if !failed {
-            known.insert(key);
+            known.insert(key(&row));
         }
     }
     if kept != text {
