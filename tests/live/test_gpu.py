@@ -148,6 +148,16 @@ def test_who_shrinks_goes_first_and_who_grows_waits(gpus: Room) -> None:
     gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-87", "guest": "SMs 88-131"})
 
 
+def test_a_guest_that_sits_apart_is_let_in_at_once(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "antman")
+    gpus.python("promised", SEATED, sdk=True, share=0.5)
+    gpus.until(lambda: gpus.jobs()["promised"]["done"] > 30)
+    gpus.python("guest", SEATED, sdk=True, **{"class": "best-effort"})
+    gpus.until(lambda: seats(gpus).get("guest") == "SMs 64-131")
+    # By 2 % every three seconds it would do 30 steps in the time.
+    gpus.until(lambda: gpus.jobs()["guest"]["done"] > 150, 10)
+
+
 def test_roommates_of_one_that_is_killed_start_again_and_are_not_charged(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps", "--backoff", "0.2")
     dies = "import os, pathlib, sys, time\nmark = pathlib.Path(os.environ['ROOMMATE_JOB'] + '.pid')\n"

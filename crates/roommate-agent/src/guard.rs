@@ -12,6 +12,14 @@ const BASELINE_STEPS: u64 = 10;
 /// A guarded job that says nothing for so long is taken to be in need.
 const SILENCE: Duration = Duration::from_secs(5);
 
+/// What a job reports of its steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Report {
+    pub(crate) steps: u64,
+    pub(crate) step_s: f64,
+    pub(crate) batch: u32,
+}
+
 /// Watches over one job.
 #[derive(Debug)]
 pub(crate) struct Guard {
@@ -31,8 +39,10 @@ impl Guard {
         Self { floor_permille, alone: (0, 0.0), batch: 0, law, looked: now, heard: now }
     }
 
-    /// Takes in what the job reports. `alone` says whether nobody could disturb it meanwhile.
-    pub(crate) fn hear(&mut self, steps: u64, step_s: f64, batch: u32, alone: bool, now: Instant) {
+    /// Takes in what the job reports. `alone` says whether nobody could disturb it meanwhile, `apart` whether all others have
+    /// parts of the device that it does not have.
+    pub(crate) fn hear(&mut self, report: Report, alone: bool, apart: bool, now: Instant) {
+        let Report { steps, step_s, batch } = report;
         self.heard = now;
         if batch != self.batch {
             (self.batch, self.alone) = (batch, (0, 0.0));
@@ -43,6 +53,9 @@ impl Guard {
             let (n, s) = self.alone;
             let keep = if n > 10 * BASELINE_STEPS { 0.5 } else { 1.0 };
             self.alone = ((n as f64 * keep) as u64 + steps, s * keep + step_s * steps as f64);
+        }
+        if apart && self.own_step_s().is_some() {
+            self.law.let_in();
         }
         // While the others stand still nobody disturbs it, and the climb has to begin somewhere.
         let looks = !alone || self.law.pace_permille() == 0;
@@ -77,20 +90,37 @@ impl Guard {
 mod tests {
     use super::*;
 
+    fn report(steps: u64, step_s: f64, batch: u32) -> Report {
+        Report { steps, step_s, batch }
+    }
+
+    #[test]
+    fn who_sits_apart_is_let_in_as_soon_as_the_own_pace_is_known() {
+        let mut now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        guard.hear(report(9, 0.01, 64), true, true, now);
+        assert_eq!(guard.pace_permille(now), 0);
+        guard.hear(report(9, 0.01, 64), true, true, now);
+        assert_eq!(guard.pace_permille(now), 500);
+        now += Duration::from_secs(1);
+        guard.hear(report(90, 0.012, 64), false, true, now);
+        assert_eq!(guard.pace_permille(now), 250);
+    }
+
     #[test]
     fn others_stand_still_until_the_own_pace_is_known_and_climb_while_it_holds() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
-        guard.hear(9, 0.01, 64, true, now);
+        guard.hear(report(9, 0.01, 64), true, false, now);
         assert_eq!(guard.pace_permille(now), 0);
-        guard.hear(1, 0.01, 64, true, now);
+        guard.hear(report(1, 0.01, 64), true, false, now);
         for _ in 0..6 {
             now += Duration::from_secs(1);
-            guard.hear(90, 0.0101, 64, false, now);
+            guard.hear(report(90, 0.0101, 64), false, false, now);
         }
         assert_eq!(guard.pace_permille(now), 40);
         now += Duration::from_secs(1);
-        guard.hear(50, 0.02, 64, false, now);
+        guard.hear(report(50, 0.02, 64), false, false, now);
         assert_eq!(guard.pace_permille(now), 20);
     }
 
@@ -100,7 +130,7 @@ mod tests {
         let mut guard = Guard::new(950, now);
         for _ in 0..5 {
             now += Duration::from_secs(1);
-            guard.hear(90, 0.01, 64, true, now);
+            guard.hear(report(90, 0.01, 64), true, false, now);
         }
         assert_eq!(guard.pace_permille(now), 20);
     }
@@ -109,14 +139,14 @@ mod tests {
     fn others_make_room_before_a_job_grows() {
         let now = Instant::now();
         let mut guard = Guard::new(950, now);
-        guard.hear(20, 0.01, 64, true, now);
+        guard.hear(report(20, 0.01, 64), true, false, now);
         for s in 1..4 {
-            guard.hear(90, 0.01, 64, false, now + Duration::from_secs(s));
+            guard.hear(report(90, 0.01, 64), false, false, now + Duration::from_secs(s));
         }
         assert_eq!(guard.pace_permille(now), 20);
         guard.begin_again(256, now);
         assert_eq!(guard.pace_permille(now), 0);
-        guard.hear(20, 0.04, 256, true, now);
+        guard.hear(report(20, 0.04, 256), true, false, now);
         assert!(guard.own_step_s().is_some());
     }
 
@@ -124,14 +154,14 @@ mod tests {
     fn silence_and_another_batch_size_hold_others_back() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
-        guard.hear(20, 0.01, 64, true, now);
+        guard.hear(report(20, 0.01, 64), true, false, now);
         for _ in 0..3 {
             now += Duration::from_secs(1);
-            guard.hear(90, 0.01, 64, false, now);
+            guard.hear(report(90, 0.01, 64), false, false, now);
         }
         assert_eq!(guard.pace_permille(now), 20);
         assert_eq!(guard.pace_permille(now + Duration::from_secs(6)), 0);
-        guard.hear(90, 0.02, 128, false, now);
+        guard.hear(report(90, 0.02, 128), false, false, now);
         assert_eq!(guard.pace_permille(now), 0);
     }
 }

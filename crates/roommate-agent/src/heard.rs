@@ -2,11 +2,11 @@
 
 use crate::AgentError;
 use crate::device::Allowed;
-use crate::guard::Guard;
+use crate::guard::{Guard, Report};
 use crate::live::{Aim, Live, Tenant};
 use crate::peer::Peer;
 use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Welcome};
-use crate::seating::LEAST_SMS;
+use crate::seating::{self, LEAST_SMS};
 use crate::world::World;
 use roommate_core::event::{Event, Sample};
 use roommate_core::idx::{Idx, JobIdx};
@@ -201,13 +201,20 @@ impl World {
             let t = self.live[other.usize()].tenant.as_ref();
             t.is_some_and(|t| t.aim == Aim::Run && t.told.pace_permille > 0)
         };
-        let mut roommates =
-            hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
-        let alone = !roommates.any(|t| moves(*t));
+        let roommates =
+            || hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
+        let alone = !roommates().any(|t| moves(*t));
+        let seat = |of: JobIdx| self.live[of.usize()].tenant.as_ref().and_then(|t| t.told.seat);
+        let sits_apart = |other: &JobIdx| {
+            let seats = seat(job).zip(seat(*other));
+            seats.is_some_and(|(own, theirs)| !seating::overlap(own, theirs))
+        };
+        let apart = roommates().next().is_some() && roommates().all(sits_apart);
         let now = Instant::now();
         let guard =
             self.guards.entry(job).or_insert_with(|| Guard::new(hot.knobs.floor_permille, now));
-        guard.hear(stepped.steps, stepped.step_s, stepped.batch, alone, now);
+        let Stepped { steps, step_s, batch, .. } = *stepped;
+        guard.hear(Report { steps, step_s, batch }, alone, apart, now);
     }
 
     pub(crate) fn peer_gone(&mut self, id: u64) {

@@ -16,6 +16,8 @@ use smallvec::SmallVec;
 pub const PERIOD: Span = Span(1_000_000);
 /// What a good stretch adds to the pace of the opportunists, once they have been too much.
 const INCREASE_PERMILLE: u16 = 20;
+/// The pace at which others begin who sit apart from the protected job.
+const APART_PERMILLE: u16 = 500;
 /// Good looks in a row that make a good stretch.
 const GOOD_PERIODS: u32 = 3;
 /// Steps of the protected job that its own pace is learnt from, with everybody else held.
@@ -46,6 +48,14 @@ impl Throttle {
     /// The pace of the others now.
     pub fn pace_permille(&self) -> u16 {
         self.pace_permille
+    }
+
+    /// Lets the others in at once, if they were never too much: they have a part of the device for themselves, and can
+    /// only be too much for what is shared beside it.
+    pub fn let_in(&mut self) {
+        if self.untried && self.pace_permille == 0 {
+            self.pace_permille = APART_PERMILLE;
+        }
     }
 
     /// One look: the protected job's step takes `slowdown` times what it takes alone.
@@ -286,6 +296,20 @@ mod tests {
         );
         let first = harmed.windows(2).position(|p| p[1] < p[0]).unwrap();
         assert!(harmed[first + 1..].windows(2).all(|p| p[1] <= p[0] + INCREASE_PERMILLE));
+    }
+
+    #[test]
+    fn who_sits_apart_begins_at_half_its_pace_and_only_once() {
+        let mut law = Throttle::new(950);
+        law.let_in();
+        assert_eq!((0..3).map(|_| law.look(1.0)).collect::<Vec<_>>(), [500, 500, 1000]);
+        // Too much all the same: held back like anybody, and not let in again.
+        for _ in 0..7 {
+            law.look(1.2);
+        }
+        assert_eq!(law.pace_permille(), 0);
+        law.let_in();
+        assert_eq!(law.pace_permille(), 0);
     }
 
     #[test]
