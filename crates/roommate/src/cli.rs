@@ -445,6 +445,9 @@ pub(crate) struct Advise {
     /// What a set has to come to, with 1 = one task at a time
     #[arg(long, value_name = "SUM", default_value_t = 1.1, value_parser = at_least_one)]
     pub(crate) least: f64,
+    /// What a split may get done less than no split, as a share of that
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = chance)]
+    pub(crate) loss: f64,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
     pub(crate) output: Output,

@@ -1,12 +1,15 @@
 //! What is to be measured: a YAML list of commands, and the sets that run side by side. As strict as job
 //! files, and with the same words for mistakes.
 
+mod split;
+
 use crate::jobfile::{self, Command, JobFileError, Place, meant, plain, shown};
 use crate::protocol::Seat;
 use roommate_core::interference::rows::TaskKind;
 use roommate_core::interference::search;
 use serde::Deserialize;
 use serde_json::json;
+use split::{Split, Splits, group};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use yaml_serde::Value;
@@ -37,11 +40,6 @@ const OF_TASK: &[&str] = &["name", "kind", "command", "workdir", "env", "batches
 const OF_SET: &[&str] = &["tasks", "batches", "splits"];
 /// All pairs that are not written out.
 const ALL_PAIRS: &str = "all-pairs";
-/// Splits that are found while measuring.
-const SEARCH: &str = "search";
-
-/// Parts of a GPU are made of groups of so many multiprocessors.
-const GROUP: u32 = 8;
 
 /// What the tasks run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -84,62 +82,10 @@ struct Set {
     splits: Splits,
 }
 
-/// How the multiprocessors are split for a set.
-#[derive(Clone, Debug, PartialEq)]
-enum Splits {
-    /// In these ways.
-    These(Vec<Split>),
-    /// In ways that follow from what was measured.
-    Search,
-}
-
-/// Who has which multiprocessors.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(untagged)]
-enum Split {
-    /// So many for the first, and the rest for all others together.
-    First(u32),
-    /// So many for each; all of them = it is not confined.
-    Each(Vec<u32>),
-}
-
-impl Splits {
-    /// What was said for all sets, as far as it is for one like this.
-    fn for_set(&self, members: usize, services: usize) -> Self {
-        let fits = |s: &&Split| match s {
-            Split::First(_) => true,
-            Split::Each(each) => each.len() == members,
-        };
-        match self {
-            Self::These(splits) => Self::These(splits.iter().filter(fits).cloned().collect()),
-            Self::Search if services > 0 => no_splits(),
-            Self::Search => Self::Search,
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Splits {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(from)?;
-        let wrong = |found| {
-            let what = format!("splits: expected a list or `{SEARCH}`, found {found}");
-            serde::de::Error::custom(what)
-        };
-        match value {
-            Value::String(word) if word == SEARCH => Ok(Self::Search),
-            Value::Sequence(_) => {
-                let found = shown(&value);
-                yaml_serde::from_value(value).map(Self::These).map_err(|_| wrong(found))
-            }
-            other => Err(wrong(shown(&other))),
-        }
-    }
-}
-
 /// Everything but tasks and sets.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Rest {
-    #[serde(default = "no_splits")]
+    #[serde(default)]
     splits: Splits,
     #[serde(default = "usual_bound")]
     bound: f64,
@@ -165,9 +111,6 @@ struct Rest {
     start_within: f64,
 }
 
-fn no_splits() -> Splits {
-    Splits::These(Vec::new())
-}
 fn usual_bound() -> f64 {
     1.5
 }
@@ -298,35 +241,20 @@ impl Plan {
         let rest: Rest = yaml_serde::from_value(rest).map_err(|e| at.wrong(plain(&e)))?;
         rest.check().map_err(|what| at.wrong(what))?;
         let sets = sets(value.get("sets"), &tasks, &rest.splits, &at)?;
-        let Rest {
-            bound,
-            tries,
-            seconds,
-            settle,
-            rounds,
-            mps,
-            devices,
-            sms,
-            env,
-            starting,
-            start_within,
-            ..
-        } = rest;
-        let start_within_s = start_within;
         Ok(Self {
             tasks,
             sets,
-            bound,
-            tries,
-            seconds,
-            settle,
-            rounds,
-            mps,
-            devices,
-            sms,
-            env,
-            starting,
-            start_within_s,
+            bound: rest.bound,
+            tries: rest.tries,
+            seconds: rest.seconds,
+            settle: rest.settle,
+            rounds: rest.rounds,
+            mps: rest.mps,
+            devices: rest.devices,
+            sms: rest.sms,
+            env: rest.env,
+            starting: rest.starting,
+            start_within_s: rest.start_within,
             at,
         })
     }
@@ -404,7 +332,7 @@ impl Plan {
     /// Whether anybody is to be confined.
     pub fn splits_anything(&self) -> bool {
         self.tasks.iter().any(|t| !t.sms.is_empty())
-            || self.sets.iter().any(|s| s.splits != no_splits())
+            || self.sets.iter().any(|s| s.splits != Splits::default())
     }
 
     /// An error of the plan.
@@ -512,65 +440,6 @@ impl Rest {
             Some(0) => Err("sms: expected how many multiprocessors the GPU has, found 0".into()),
             _ => Ok(()),
         }
-    }
-}
-
-/// Whether a part of so many multiprocessors can be made.
-fn group(sms: u32, all: u32) -> Result<(), String> {
-    if sms == 0 || sms > all || !sms.is_multiple_of(GROUP) {
-        return Err(format!("expected a multiple of {GROUP} up to {all}, found {sms}"));
-    }
-    Ok(())
-}
-
-impl Split {
-    /// Where each member sits; `None` = everywhere.
-    fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<Seat>>, String> {
-        let seat = |first: u32, sms: u32| Some(Seat { first: first as u16, sms: sms as u16 });
-        let each = match self {
-            Self::First(sms) => {
-                group(*sms, all)?;
-                if *sms == all {
-                    return Err(format!("{sms} SMs for the first leave nothing for the others"));
-                }
-                std::iter::once(*sms).chain(vec![all - sms; members - 1]).collect()
-            }
-            Self::Each(each) => each.clone(),
-        };
-        if each.len() != members {
-            return Err(format!("{} numbers for {members} tasks", each.len()));
-        }
-        if each.contains(&all) {
-            // Whoever is confined is so beside somebody who is not.
-            let place = |sms: &u32| {
-                if *sms == all { Ok(None) } else { group(*sms, all).map(|()| seat(0, *sms)) }
-            };
-            return each.iter().map(place).collect();
-        }
-        // Two parts: who has as many as another has the same ones.
-        let front = each.iter().find(|sms| sms.is_multiple_of(GROUP)).copied();
-        if let Some(front) = front
-            && front > 0
-            && each.iter().any(|sms| *sms != front)
-            && each.iter().all(|sms| *sms == front || sms + front == all)
-        {
-            let place = |sms: &u32| seat(if *sms == front { 0 } else { front }, *sms);
-            return Ok(each.iter().map(place).collect());
-        }
-        let mut first = 0;
-        let mut seats = Vec::new();
-        for (i, sms) in each.iter().enumerate() {
-            // What is left at the end need not be a whole group.
-            if i + 1 < members || first + sms != all {
-                group(*sms, all)?;
-            }
-            seats.push(seat(first, *sms));
-            first += sms;
-        }
-        if first > all {
-            return Err(format!("{first} SMs together, of {all}"));
-        }
-        Ok(seats)
     }
 }
 

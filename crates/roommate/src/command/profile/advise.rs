@@ -3,12 +3,13 @@
 use super::{figure, show, words};
 use crate::cli::Advise;
 use crate::{measurements, process, table};
-use roommate_core::interference::advice::{self, Advice, Way};
+use roommate_core::interference::advice::{self, Advice, Terms, Way};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let sessions = measurements::sessions(&args.prefix)?;
-    let all = advice::advise(&sessions, args.bound, args.least);
+    let terms = Terms { bound: args.bound, least: args.least, loss: args.loss };
+    let all = advice::advise(&sessions, terms);
     if all.is_empty() {
         let what = format!("measurements {} have no sets", measurements::quoted(&args.prefix));
         let hint = "`roommate profile measure` measures the `sets` of a plan";
@@ -20,6 +21,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let value = json!({
         "bound": args.bound,
         "least": args.least,
+        "loss": args.loss,
         "shared": all.iter().filter(|a| a.choice.is_ok()).count(),
         "declined": all.iter().filter(|a| a.choice.is_err()).count(),
         "sets": all.iter().map(as_json).collect::<Vec<_>>(),

@@ -9,7 +9,7 @@ use roommate_agent::measure::outfit::Outfit;
 use roommate_agent::measure::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::measure::{Bench, Trouble, key, row};
 use roommate_agent::{AgentError, signal};
-use roommate_core::interference::advice::{self, Way, Who};
+use roommate_core::interference::advice::{self, Terms, Way, Who};
 use roommate_core::interference::rows::TaskKind;
 use roommate_core::interference::search::Search;
 use serde_json::Value;
@@ -259,7 +259,9 @@ impl Files {
             |(name, batch): (&str, u32)| Who { name: name.into(), batch, kind: TaskKind::Train };
         let set: Vec<Who> = set.map(who).collect();
         let sessions = measurements::sessions(&self.plain.0)?;
-        let all = advice::advise(sessions.get(..1).unwrap_or_default(), 1.0, 0.0);
+        // Only what was measured counts here, not what is made of it.
+        let terms = Terms { bound: 1.0, least: 0.0, loss: 0.0 };
+        let all = advice::advise(sessions.get(..1).unwrap_or_default(), terms);
         Ok(all.into_iter().find(|a| a.set == set).map(|a| a.ways).unwrap_or_default())
     }
 
