@@ -216,3 +216,32 @@ fn measurements_must_be_there_and_readable() {
         "#]],
     );
 }
+
+/// What is said of measured sets on a real GPU is what the program makes of their measurements.
+#[test]
+fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/h200");
+    let read = |name: String| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
+    for part in ["sets", "large"] {
+        let room = Room::with(&[("tried.jsonl", &read(format!("{part}/tried.jsonl")))]);
+        let found = room.json("profile advise tried");
+        let found = found["sets"].as_array().unwrap();
+        let results = read(format!("{part}.jsonl"));
+        assert_eq!(results.lines().count(), found.len());
+        for line in results.lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            let advice = found.iter().find(|a| a["tasks"] == row["set"]).unwrap();
+            let chosen = match (&advice["best"], &advice["best"]["sms"]) {
+                (serde_json::Value::Null, _) => "declined".into(),
+                (_, serde_json::Value::Null) => "unconfined".into(),
+                (_, sms) => sms.clone(),
+            };
+            assert_eq!(chosen, row["way"], "{row}");
+            assert_eq!(advice["reason"], row["reason"], "{row}");
+            // Whatever is shared gets at least as much done as under plain MPS.
+            if !row["roommate"].is_null() {
+                assert!(row["roommate"].as_f64() >= row["mps"].as_f64(), "{row}");
+            }
+        }
+    }
+}
