@@ -14,10 +14,12 @@ use crate::interference::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskK
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod alone;
 mod curve;
 mod service;
 mod task;
 
+pub use alone::{AloneErrors, check_alone};
 use service::Service;
 use task::Task;
 

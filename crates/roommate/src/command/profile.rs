@@ -6,7 +6,7 @@ mod measure;
 use super::trace::flat_csv;
 use crate::cli::{Output, Profile};
 use crate::{measurements, process, table};
-use roommate_core::interference::atlas::{Atlas, Check};
+use roommate_core::interference::atlas::{self, AloneErrors, Atlas, Check};
 use roommate_core::interference::contention::{ByKind, Errors, Validation};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -31,13 +31,17 @@ fn show(output: Output, value: &Value, table: impl FnOnce() -> String) -> anyhow
 }
 
 fn fit(prefix: &Path, output: Output) -> anyhow::Result<()> {
-    let atlas = measurements::atlas(prefix)?;
+    let sessions = measurements::sessions(prefix)?;
+    let atlas = measurements::atlas_of(prefix, &sessions)?;
     if atlas.pairs() == 0 {
         let what = format!("measurements {} have no pairs to fit", measurements::quoted(prefix));
         return Err(process::advise(what, "rows of pairs have `k` (tt or ts), `a` and `b`"));
     }
     let validation = atlas.validate();
-    show(output, &fit_json(&atlas, &validation), || fit_table(prefix, &atlas, &validation))
+    let alone = atlas::check_alone(&sessions);
+    show(output, &fit_json(&atlas, &validation, &alone), || {
+        fit_table(prefix, &atlas, &validation, &alone)
+    })
 }
 
 /// The name of each task, by its index.
@@ -45,7 +49,7 @@ fn names(atlas: &Atlas) -> Vec<String> {
     atlas.tasks().map(|(_, _, name)| name.to_string()).collect()
 }
 
-fn fit_json(atlas: &Atlas, validation: &Validation) -> Value {
+fn fit_json(atlas: &Atlas, validation: &Validation, alone: &AloneErrors) -> Value {
     let names = names(atlas);
     let tasks = validation.by_task.iter().map(|(task, errors)| {
         let character = atlas.fit().character(*task);
@@ -71,11 +75,12 @@ fn fit_json(atlas: &Atlas, validation: &Validation) -> Value {
             "all": unseen.all,
         },
         "leave_one_pair_out": validation.unseen_pairs,
+        "alone": alone,
         "noise": atlas.noise(),
     })
 }
 
-fn fit_table(prefix: &Path, atlas: &Atlas, validation: &Validation) -> String {
+fn fit_table(prefix: &Path, atlas: &Atlas, validation: &Validation, alone: &AloneErrors) -> String {
     let names = names(atlas);
     let tasks = table::count(names.len() as u64, "task");
     let pairs = table::count(atlas.pairs() as u64, "pair");
@@ -104,6 +109,17 @@ fn fit_table(prefix: &Path, atlas: &Atlas, validation: &Validation) -> String {
 
     let mut rows = vec![words(["pair never seen, of tasks seen", "sides", "error", "p90"])];
     rows.extend(kind_rows(&validation.unseen_pairs));
+    text += &format!("\n{}", table::align(&rows));
+
+    let rows = [
+        words(["alone, told from what was measured around, relative", "points", "error", "p90"]),
+        error_row("step of training on other SMs", &alone.step_sms),
+        error_row("step of training at another batch size", &alone.step_batch),
+        error_row("memory at another batch size", &alone.memory_batch),
+        error_row("batch of a service on other SMs", &alone.serve_sms),
+        error_row("the same from a latency curve of two lines", &alone.serve_curve),
+        error_row("batch of a service at another batch size", &alone.serve_batch),
+    ];
     text += &format!("\n{}", table::align(&rows));
 
     let noise = atlas.noise();
