@@ -382,7 +382,7 @@ pub(crate) enum Profile {
     Measure(Measure),
     /// Say of every measured set how it is run best, or that it is not worth it
     Advise(Advise),
-    /// Fit tasks alone and the model of contention, and say how well they tell what they have not seen
+    /// Fit tasks alone and beside others, and say how well that tells what was left out
     Fit {
         /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
         prefix: PathBuf,
