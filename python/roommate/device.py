@@ -228,6 +228,9 @@ class Device:
         """The batch size changes, and what a step needs with it."""
         self._known, self._together = False, 1
         if self._seat is not None:
+            # They lie in the block that is to go.
+            for owner in self.owners:
+                owner.drop_grads()
             self._seat.resized()
         if self._limit is not None and self.on:
             self._fraction(1.0)

@@ -168,7 +168,7 @@ class Seat:
 
     def resized(self) -> None:
         """Steps are of another size from now on, and need other memory."""
-        self._pool.part()
+        self._pool.drop_block()
 
     def __enter__(self) -> None:
         context = self._torch.cuda.stream(self._stream)

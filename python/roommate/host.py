@@ -47,9 +47,9 @@ def swap(model: Any, optimizer: Any = None, keep_grads: bool = False) -> None:
     """Lets the parameters, buffers and optimizer state of a PyTorch model go to the host while the job is
     suspended, and the optimizer's state also while the machine leaves it little memory.
 
-    Gradients are dropped then, and when the job goes to another part of the GPU; a loop that adds them up
-    over several steps says ``keep_grads``. Captured CUDA graphs do not survive: they know their memory by
-    its address.
+    Gradients are dropped then, and when the job goes to another part of the GPU or to another batch size in
+    one; a loop that adds them up over several steps says ``keep_grads``. Captured CUDA graphs do not survive:
+    they know their memory by its address.
     """
     from . import session
 

@@ -55,7 +55,7 @@ class Pool:
             return
         self._given = self._next
 
-    def part(self) -> None:
+    def drop_block(self) -> None:
         """What steps need changes: the block goes back, and the allocator asks for pieces."""
         if self._given > 0:
             drop_spare(self._torch)

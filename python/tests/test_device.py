@@ -103,6 +103,20 @@ def test_gradients_do_not_move_unless_they_are_kept(
     assert (grad is not None and grad.bytes() == b"g") == kept
 
 
+def test_gradients_do_not_keep_memory_from_steps_of_another_size(
+    torch: FakeTorch, machine: Machine, library: Library
+) -> None:
+    model = Model(torch)
+    gpu.swap(model)
+
+    def ask() -> None:
+        model.weights[0].grad = torch.on_gpu(b"g")
+        machine.say(Tune(16, 1000, seat=LEFT))
+
+    places(torch, machine, 6, {1: lambda: machine.say(Tune(8, 1000, seat=LEFT)), 4: ask})
+    assert model.weights[0].grad is None
+
+
 @pytest.mark.parametrize("rooms", [0, 1])
 def test_what_stays_gets_memory_of_its_own_with_the_first_move(
     torch: FakeTorch, machine: Machine, library: Library, rooms: int

@@ -65,7 +65,7 @@ def test_steps_of_another_size_begin_without_a_block(torch: FakeTorch, asked: li
     pool = Pool(torch)
     torch.needs(200)
     move(pool)
-    pool.part()
+    pool.drop_block()
     assert torch.reserved == 0
     torch.needs(90)
     move(pool)
