@@ -2,11 +2,10 @@
 
 use crate::jobfile::shown;
 use crate::protocol::Seat;
+use roommate_core::interference::search::GRAIN;
 use serde::Deserialize;
 use yaml_serde::Value;
 
-/// Parts of a GPU are made of groups of so many multiprocessors.
-const GROUP: u32 = 8;
 /// Splits that are found while measuring.
 const SEARCH: &str = "search";
 
@@ -70,8 +69,8 @@ impl<'de> Deserialize<'de> for Splits {
 
 /// Whether a part of so many multiprocessors can be made.
 pub(super) fn group(sms: u32, all: u32) -> Result<(), String> {
-    if sms == 0 || sms > all || !sms.is_multiple_of(GROUP) {
-        return Err(format!("expected a multiple of {GROUP} up to {all}, found {sms}"));
+    if sms == 0 || sms > all || !sms.is_multiple_of(GRAIN) {
+        return Err(format!("expected a multiple of {GRAIN} up to {all}, found {sms}"));
     }
     Ok(())
 }
@@ -105,7 +104,7 @@ impl Split {
             return each.iter().map(place).collect();
         }
         // Two parts: who has as many as another has the same ones.
-        let front = each.iter().find(|sms| sms.is_multiple_of(GROUP)).copied();
+        let front = each.iter().find(|sms| sms.is_multiple_of(GRAIN)).copied();
         if let Some(front) = front
             && front > 0
             && each.iter().any(|sms| *sms != front)
