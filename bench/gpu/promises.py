@@ -13,42 +13,63 @@ from pauses import pauses
 from room import Room, Tick, median
 
 
+#: A guaranteed task, its batch size, and what else is said to it.
+Host = tuple[str, int, list[object]]
+BUSY: Host = ("resnet50-imagenet", 64, [])
+WAITS: Host = ("resnet18-imagenet", 128, ["--loader", "--workers", 4])
+
+
 def guaranteed(bench: Bench) -> None:
-    """A guaranteed job beside a best-effort one, and what happens when it grows."""
-    long, short = bench.seconds(4), bench.seconds(3)
+    """A guaranteed job beside a best-effort one: what each keeps, and what happens when the first one grows."""
     with bench.room() as room:
-        room.up("antman", eps=0.04)
-        room.submit("promised", "train.py", "--task", "resnet50-imagenet", "--batch", 64, "--min", 16, "--max", 256,
-                    "--steps", FOREVER, "--save-s", 0, batch={"size": 64, "min": 16, "max": 256})
-        room.until_steps("promised", 100)
-        [alone] = room.watch(long, "promised")
-        room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER, "--save-s", 0,
-                    **{"class": "best-effort"})
-        room.until_steps("other", 8, 150)
-        # The machine lets it in slowly.
-        room.watch(4 * long, "other")
-        solo, beside, others = [], [], []
-        for _ in range(3):
-            room.ok("suspend", "other")
-            room.until(lambda: room.jobs()["other"]["state"] == "suspended")
-            solo += room.watch(short, "promised")
-            room.ok("resume", "other")
-            room.until_steps("other", 3, 60)
-            both = room.watch(short, "promised", "other")
-            beside.append(both[0])
-            others.append(both[1])
-        bench.row(what="beside", alone_before=alone, alone=median(solo), beside=median(beside),
-                  kept=median(beside) / median(solo), spread=max(solo) / min(solo) - 1, other=median(others))
+        side_by_side(bench, room, "keeps the GPU busy", BUSY)
         # Half of the GPU is given away, then taken back; then its batch grows.
+        long = bench.seconds(4)
         room.ok("resize", "promised", "--share", "0.5")
+        room.watch(bench.seconds(8))
         growth(bench, room, "share 0.5 to all", lambda: room.ok("resize", "promised", "--share", "0"), long)
         growth(bench, room, "batch 64 to 256", lambda: room.ok("resize", "promised", "--batch", "256"), long)
-        room.ok("cancel", "promised")
-        room.until(lambda: room.jobs()["promised"]["ended"])
-        [free] = room.watch(long, "other")
-        other = room.jobs()["other"]
-        bench.row(what="other", alone=free, part_beside=median(others) / free if free else None, starts=other["starts"],
-                  failures=other["failures"], done=other["done"], steps_noted=len(room.ticks("other")))
+        other_alone(bench, room)
+    with bench.room("waits") as room:
+        side_by_side(bench, room, "waits for its loader", WAITS)
+        other_alone(bench, room)
+
+
+def side_by_side(bench: Bench, room: Room, what: str, host: Host) -> None:
+    """The speed of a guaranteed job with and without a guest, by turns."""
+    task, batch, flags = host
+    room.up("antman", eps=0.04)
+    room.submit("promised", "train.py", "--task", task, "--batch", batch, "--min", 16, "--max", 256, "--steps", FOREVER,
+                "--save-s", 0, *flags, batch={"size": batch, "min": 16, "max": 256})
+    room.until_steps("promised", 100)
+    [alone] = room.watch(bench.seconds(4), "promised")
+    room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER, "--save-s", 0, **{"class": "best-effort"})
+    room.until_steps("other", 8, 150)
+    # The machine lets it in slowly.
+    room.watch(bench.seconds(20), "other")
+    solo, beside, others = [], [], []
+    for _ in range(3):
+        room.ok("suspend", "other")
+        room.until(lambda: room.jobs()["other"]["state"] == "suspended")
+        solo += room.watch(bench.seconds(4), "promised")
+        room.ok("resume", "other")
+        room.until_steps("other", 1, 60)
+        began = time.monotonic()
+        beside += room.watch(bench.seconds(8), "promised")
+        # It may take a step in seconds only: those are counted, and not timed from one to the next.
+        others.append(room.count("other", began) / (time.monotonic() - began))
+    bench.row(what=what, alone_before=alone, alone=median(solo), beside=median(beside), kept=median(beside) / median(solo),
+              spread=max(solo) / min(solo) - 1, every=beside, other=sum(others) / len(others), others=others)
+
+
+def other_alone(bench: Bench, room: Room) -> None:
+    room.ok("cancel", "promised")
+    room.until(lambda: room.jobs()["promised"]["ended"])
+    room.watch(bench.seconds(1))
+    [free] = room.watch(bench.seconds(4), "other")
+    other = room.jobs()["other"]
+    bench.row(what="other", alone=free, starts=other["starts"], failures=other["failures"], done=other["done"],
+              steps_noted=len(room.ticks("other")))
 
 
 def shrink(bench: Bench) -> None:

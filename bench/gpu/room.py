@@ -153,6 +153,9 @@ class Room:
         at = [t.at for t in self.ticks(name) if since <= t.at < until]
         return (len(at) - 1) / (at[-1] - at[0]) if len(at) > 1 else 0.0
 
+    def count(self, name: str, since: float) -> int:
+        return sum(t.at >= since for t in self.ticks(name))
+
     def watch(self, seconds: float, *names: str) -> list[float]:
         """Steps a second of these jobs over the next seconds."""
         began = time.monotonic()

@@ -104,8 +104,8 @@ class Device:
             return True
         whole = whole or not self._events
         self._unseen += 1
-        # What fills the queue after a halt seems short: a long step, or two groups of short ones.
-        usual = self._marks >= min(self._together, 2)
+        # What fills the queue after a halt seems short: the first two steps or groups of them.
+        usual = self._marks >= 2
         self.looked = whole or self._unseen >= self._together
         if not self.looked:
             return usual

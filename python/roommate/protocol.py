@@ -76,6 +76,8 @@ class Stepped(Message):
     """Mean seconds of a step, pauses left out."""
     batch: int
     """Batch size now."""
+    load_s: float | None = None
+    """Mean seconds of a step that the loop waited for its data."""
     noise_scale: float | None = None
     """Gradient noise scale, where the job measures it."""
     mem_mib: int | None = None

@@ -75,6 +75,7 @@ class Steps(Generic[T]):
         self._timed = 0
         self._usual = True
         self._busy_s = 0.0
+        self._load_s = 0.0
         self._stages_s = [0.0, 0.0, 0.0, 0.0]
         self._step_stages_s = [0.0, 0.0, 0.0, 0.0]
         self._marked = False
@@ -189,6 +190,7 @@ class Steps(Generic[T]):
         if usual:
             self._timed += 1
             self._busy_s += busy_s
+            self._load_s += self._loading_s
         if self._marked:
             if usual:
                 self._stages_s = [a + b for a, b in zip(self._stages_s, self._step_stages_s, strict=True)]
@@ -210,8 +212,8 @@ class Steps(Generic[T]):
 
     def _report(self) -> None:
         self._reported = time.perf_counter()
-        timed, busy_s, stages_s = self._timed, self._busy_s, self._stages_s
-        self._timed, self._busy_s, self._stages_s = 0, 0.0, [0.0, 0.0, 0.0, 0.0]
+        timed, busy_s, load_s, stages_s = self._timed, self._busy_s, self._load_s, self._stages_s
+        self._timed, self._busy_s, self._load_s, self._stages_s = 0, 0.0, 0.0, [0.0, 0.0, 0.0, 0.0]
         # Steps whose length says nothing count in what the next report calls done.
         if timed == 0 or not self._session.connected:
             return
@@ -221,6 +223,7 @@ class Steps(Generic[T]):
             done=self._session.done,
             step_s=busy_s / timed,
             batch=self.batch_size,
+            load_s=load_s / timed,
             noise_scale=self.noise.value,
             mem_mib=session.resident_mib(),
             gpu_mib=self._device.held_mib(),

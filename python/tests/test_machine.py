@@ -95,7 +95,11 @@ def test_adascale_follows_the_measured_noise(machine: Machine) -> None:
 
 
 def test_steps_are_reported_with_time_noise_and_stages(machine: Machine) -> None:
-    it = roommate.steps(lambda size: size, batch_size=8)
+    def load(size: int) -> int:
+        time.sleep(0.005)
+        return size
+
+    it = roommate.steps(load, batch_size=8)
     for n, _ in enumerate(it):
         with it.stage("compute"):
             time.sleep(0.02)
@@ -104,7 +108,8 @@ def test_steps_are_reported_with_time_noise_and_stages(machine: Machine) -> None
             break
     said = machine.wait_for(Stepped, 2)[-1]
     assert said.batch == 8 and said.done == 2.0
-    assert 0.02 <= said.step_s < 0.2
+    assert 0.025 <= said.step_s < 0.2
+    assert said.load_s is not None and 0.005 <= said.load_s <= said.step_s - 0.02
     assert said.noise_scale == pytest.approx(4.0)
     assert said.stages_s is not None and 0.02 <= said.stages_s[2] < 0.2
     assert said.mem_mib is not None and said.mem_mib > 1

@@ -55,6 +55,11 @@ impl World {
             FromTenant::Tuned(tuned) => {
                 let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
                 t.seat = tuned.seat;
+                let there =
+                    tuned.seat == t.told.seat && (t.batch_told == 0 || tuned.batch == t.batch_told);
+                if let Some(guard) = self.guards.get_mut(&job).filter(|_| there) {
+                    guard.changed();
+                }
                 if std::mem::take(&mut t.tune_due) {
                     self.facts.push(Event::Tuned(job));
                 }
@@ -198,8 +203,9 @@ impl World {
             return;
         }
         let moves = |other: JobIdx| {
-            let t = self.live[other.usize()].tenant.as_ref();
-            t.is_some_and(|t| t.aim == Aim::Run && t.told.pace_permille > 0)
+            let live = &self.live[other.usize()];
+            let runs = |t: &Tenant| t.aim == Aim::Run && t.told.pace_permille > 0;
+            live.tenant.as_ref().is_some_and(runs) && !live.held
         };
         let roommates =
             || hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
@@ -213,8 +219,9 @@ impl World {
         let now = Instant::now();
         let guard =
             self.guards.entry(job).or_insert_with(|| Guard::new(hot.knobs.floor_permille, now));
-        let Stepped { steps, step_s, batch, .. } = *stepped;
-        guard.hear(Report { steps, step_s, batch }, alone, apart, now);
+        let Stepped { steps, step_s, load_s, batch, .. } = *stepped;
+        let load_s = load_s.unwrap_or(0.0).min(step_s);
+        guard.hear(Report { steps, step_s, load_s, batch }, alone, apart, now);
     }
 
     pub(crate) fn peer_gone(&mut self, id: u64) {

@@ -112,6 +112,9 @@ pub struct Stepped {
     pub done: f64,
     /// Mean seconds of a step, pauses left out.
     pub step_s: f64,
+    /// Mean seconds of it that it waited for its data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_s: Option<f64>,
     /// Batch size now.
     pub batch: u32,
     /// Gradient noise scale, where measured.
@@ -242,7 +245,7 @@ impl FromTenant {
         let sane = |v: f64| v.is_finite() && (0.0..1e15).contains(&v);
         match &message {
             Self::Stepped(s) => {
-                let all = [s.done, s.step_s, s.noise_scale.unwrap_or(0.0)];
+                let all = [s.done, s.step_s, s.load_s.unwrap_or(0.0), s.noise_scale.unwrap_or(0.0)];
                 let stages = s.stages_s.unwrap_or_default();
                 if !all.iter().chain(&stages).all(|v| sane(*v)) {
                     return Err("a number that cannot be".into());

@@ -45,6 +45,11 @@ impl Throttle {
         Self { eps: 1.0 / floor - 1.0, pace_permille: 0, good: 0, untried: true }
     }
 
+    /// The slowdown above 1 that is tolerated.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
     /// The pace of the others now.
     pub fn pace_permille(&self) -> u16 {
         self.pace_permille
