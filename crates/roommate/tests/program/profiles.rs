@@ -224,11 +224,8 @@ fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
     let read = |name: String| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
     for part in ["sets", "large"] {
         let room = Room::with(&[("tried.jsonl", &read(format!("{part}/tried.jsonl")))]);
-        // When these ran, a split could get any amount less done than no split.
-        let found = room.json("profile advise tried --loss 1");
+        let found = room.json("profile advise tried");
         let found = found["sets"].as_array().unwrap();
-        let today = room.json("profile advise tried");
-        let today = today["sets"].as_array().unwrap();
         let results = read(format!("{part}.jsonl"));
         assert_eq!(results.lines().count(), found.len());
         for line in results.lines() {
@@ -242,8 +239,8 @@ fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
             };
             assert_eq!(chosen, row["way"], "{row}");
             assert_eq!(advice["reason"], row["reason"], "{row}");
-            // Whatever is shared today got at least as much done as under plain MPS.
-            if today.iter().find(of_set).unwrap()["decision"] == "share" {
+            // Whatever is shared got at least as much done as under plain MPS, when measured again.
+            if advice["decision"] == "share" {
                 assert!(row["roommate"].as_f64() >= row["mps"].as_f64(), "{row}");
             }
         }
