@@ -116,7 +116,7 @@ impl Search {
             (Some(low), Some(high)) => {
                 let (from, to) = (f64::from(low.others_in), f64::from(high.others_in));
                 let part = (low.victim - SURE * must) / (low.victim - high.victim).max(1e-9);
-                let last = high.others_in.saturating_sub(1) / GRAIN * GRAIN;
+                let last = high.others_in.saturating_sub(1).min(most) / GRAIN * GRAIN;
                 on_grid(from + part * (to - from))
                     .clamp(low.others_in + GRAIN, last.max(low.others_in + GRAIN))
             }
