@@ -136,10 +136,13 @@ impl Guard {
         {
             self.looked = now;
             let seen = std::mem::take(&mut self.now);
-            self.lately.fade(MEMORY);
-            self.lately.join(seen);
             if looks {
+                self.lately.fade(MEMORY);
+                self.lately.join(seen);
                 self.look(seen, own_s);
+            } else {
+                // Somebody holds the others: how it was without them must not soften how it will be with them.
+                self.lately = Taken::default();
             }
         }
     }
