@@ -112,11 +112,11 @@ pub struct Stepped {
     pub done: f64,
     /// Mean seconds of a step, pauses left out.
     pub step_s: f64,
-    /// Mean seconds of it that it waited for its data.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub load_s: Option<f64>,
     /// Batch size now.
     pub batch: u32,
+    /// Mean seconds of a step that it waited for its data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_s: Option<f64>,
     /// Gradient noise scale, where measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise_scale: Option<f64>,
