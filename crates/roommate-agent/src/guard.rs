@@ -72,8 +72,9 @@ pub(crate) struct Guard {
     floor_permille: u16,
     /// The job undisturbed, at this batch size.
     alone: Taken,
-    /// The longest that it waited for its data so, about.
+    /// The longest that it waited for its data so, about, and in how many reports.
     longest_load_s: f64,
+    reports_alone: u32,
     /// Since the last look.
     now: Taken,
     /// In the last looks at the present pace of the others.
@@ -94,6 +95,7 @@ impl Guard {
             floor_permille,
             alone: Taken::default(),
             longest_load_s: 0.0,
+            reports_alone: 0,
             now: Taken::default(),
             lately: Taken::default(),
             batch: 0,
@@ -124,6 +126,7 @@ impl Guard {
             }
             self.alone.add(report);
             self.longest_load_s = report.load_s.max(FORGET * self.longest_load_s);
+            self.reports_alone += 1;
         }
         self.now.add(report);
         if apart && self.own_step_s().is_some() {
@@ -180,7 +183,9 @@ impl Guard {
         let more_work_s = work_s - own_work_s;
         // Where data is prepared meanwhile, work that takes longer makes the wait shorter, and the step may be as long as ever.
         let longer_s = more_work_s + load_s - own_load_s;
-        let starved_s = (load_s - self.longest_load_s).max(0.0);
+        // The longest of few is not the longest there is.
+        let doubt = 1.0 + f64::from(self.reports_alone.max(1)).sqrt().recip();
+        let starved_s = (load_s - doubt * self.longest_load_s).max(0.0);
         1.0 + (more_work_s.min(longer_s).max(0.0) + starved_s) / own_s
     }
 
