@@ -222,11 +222,12 @@ def test_parts_of_a_gpu_are_measured(gpus: Room) -> None:  # noqa: F811
     assert not mps_processes(gpus), "the MPS daemon is still there"
 
 
-# One that takes what it may, and one that is slow beside it where that has more than half of the GPU.
+# One that takes what it may, and one that is slow beside it where that has more than half of the GPU. Their
+# steps are so long that they are not half as long again where others disturb the machine.
 HOG = SEATED.replace(
     "time.sleep(0.01 if",
-    "open(FILE, 'w').write(str(device.place.sms if device.place else 132)); time.sleep(0.01 if",
-).replace("0.01 * 132 / device.place.sms", "0.012")
+    "open(FILE, 'w').write(str(device.place.sms if device.place else 132)); time.sleep(0.03 if",
+).replace("0.01 * 132 / device.place.sms", "0.036")
 MEEK = """
 import os
 def beside():
@@ -234,18 +235,28 @@ def beside():
         text, age = open(FILE).read(), time.time() - os.stat(FILE).st_mtime
     except FileNotFoundError:
         return 0
-    return int(text) if text and age < 0.1 else 0
+    return int(text) if text and age < 0.3 else 0
 """ + SEATED.replace(
     "time.sleep(0.01 if device.place is None else 0.01 * 132 / device.place.sms)",
-    "has = beside(); time.sleep(0.018 if has > 70 else 0.012 if has else 0.01)",
+    "has = beside(); time.sleep(0.054 if has > 70 else 0.036 if has else 0.03)",
 )
 
 
 def test_splits_are_searched_for_where_somebody_suffers(gpus: Room) -> None:  # noqa: F811
+    # Where others disturb the machine in the middle of it, it is measured again.
+    for left in (2, 1, 0):
+        try:
+            return splits_are_searched_for(gpus)
+        except AssertionError:
+            if left == 0:
+                raise
+            (gpus.folder / "out.jsonl").unlink()
+
+
+def splits_are_searched_for(gpus: Room) -> None:  # noqa: F811
     file = repr(str(gpus.folder / "hog"))
     tasks = [task("hog", HOG.replace("FILE", file), [8]), task("meek", MEEK.replace("FILE", file), [8])]
-    # Longer than where the machine is disturbed by others for a moment.
-    quick = {"seconds": 0.8, "settle": 0.2, "devices": "gpu", "rounds": 2}
+    quick = {"seconds": 1.2, "settle": 0.4, "devices": "gpu", "rounds": 2}
     words = plan(
         gpus, tasks=tasks, sets=[["meek", "hog"], ["meek", "meek"]], splits="search", tries=4, **quick
     )
@@ -254,17 +265,17 @@ def test_splits_are_searched_for_where_somebody_suffers(gpus: Room) -> None:  # 
     pairs = [r for r in rows(gpus) if r.get("a") == "meek" and r["b"] == "hog"]
     first = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if "round" not in r]
     # Held to 88 SMs the hog still takes too much, with fewer it does not: beside one that has all, and apart.
-    assert first == [(None, None), (132, 88), (132, 64), (44, 88), (68, 64)], done.stderr
+    assert first == [(None, None), (132, 88), (132, 64), (44, 88), (68, 64)], (done.stderr, rows(gpus))
     assert "meek@8 + hog@8 on all + 64 SMs" in done.stderr
     # The best two are measured again.
     again = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if r.get("round") == 1]
-    assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first)
+    assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first), json.dumps(rows(gpus))
     # Two who do not disturb each other have nothing to win.
     assert len([r for r in rows(gpus) if r.get("b") == "meek"]) == 2
     found = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
     advice = next(one for one in found if one["tasks"] == ["hog", "meek"])
-    assert advice["decision"] == "share" and advice["best"]["sms"][0] == 64, advice
-    assert max(advice["unconfined"]["slowdowns"]) == pytest.approx(1.8, rel=0.1)
+    assert advice["decision"] == "share" and advice["best"]["sms"][0] == 64, json.dumps([advice, pairs])
+    assert max(advice["unconfined"]["slowdowns"]) == pytest.approx(1.8, rel=0.1), rows(gpus)
     # The same again finds all of it there.
     count = len(rows(gpus))
     assert measure(gpus, words).returncode == 0 and len(rows(gpus)) == count
