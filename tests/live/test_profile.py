@@ -269,7 +269,7 @@ def splits_are_searched_for(gpus: Room) -> None:  # noqa: F811
     assert "meek@8 + hog@8 on all + 64 SMs" in done.stderr
     # The best two are measured again.
     again = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if r.get("round") == 1]
-    assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first), json.dumps(rows(gpus))
+    assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first), pairs
     # Two who do not disturb each other have nothing to win.
     assert len([r for r in rows(gpus) if r.get("b") == "meek"]) == 2
     found = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
