@@ -12,12 +12,13 @@
 
 mod cpu;
 mod cuda;
+pub(crate) mod nvidia;
 
-use crate::control::GpuView;
-use crate::gpu::Reading;
+use crate::api::control::GpuView;
+use crate::device::nvidia::Reading;
+use crate::machine::sm_partition::Room;
 use crate::process::Process;
 use crate::protocol::Seat;
-use crate::seating::Room;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
 use roommate_core::cluster::Cluster;

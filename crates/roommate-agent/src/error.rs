@@ -18,7 +18,7 @@ pub enum AgentError {
     },
     /// A job file that makes no sense.
     #[error(transparent)]
-    Job(#[from] crate::jobfile::JobFileError),
+    Job(#[from] crate::api::job_file::JobFileError),
     /// The store.
     #[error("could not {what} the store {path:?}: {error}", path = path.display().to_string())]
     Store {

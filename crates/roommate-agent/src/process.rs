@@ -2,6 +2,10 @@
 //!
 //! A process is known by its number and its start time: numbers are used again, the pair is not.
 
+pub mod rotated_file;
+pub mod signal;
+pub mod supervisor;
+
 use crate::AgentError;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fd::OwnedFd;

@@ -12,12 +12,12 @@
 
 use roommate_core::engine::Engine;
 use roommate_core::event::{Event, Sample};
-use roommate_core::goodput::{LrRule, Noise, Training};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::{Class, Slo, Spec};
-use roommate_core::latency::Profiled;
 use roommate_core::math::rng::Rng;
+use roommate_core::performance::goodput::{LrRule, Noise, Training};
+use roommate_core::performance::latency::Profiled;
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::{Predicted, Profile, Serving};
 use roommate_core::state::Costs;

@@ -9,13 +9,13 @@ use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
 use crate::job::{Job, Phase, Spec};
 use crate::math::rng::Rng;
+use crate::performance::progress::work_s;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
 use crate::profile::Profile;
-use crate::progress::work_s;
+use crate::reason::{Note, Why};
 use crate::state::{Costs, State};
 use crate::time::{Span, Time};
-use crate::why::{Note, Why};
 use std::collections::BTreeSet;
 
 /// A fact that cannot be true given what the engine knows; it was ignored.

@@ -2,7 +2,7 @@
 
 use crate::idx::{GpuSet, JobIdx, NodeIdx};
 use crate::knobs::Knobs;
-use crate::why::Why;
+use crate::reason::Why;
 use serde::{Deserialize, Serialize};
 
 /// What was measured of a running job; zero = not measured.

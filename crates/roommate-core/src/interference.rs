@@ -16,16 +16,11 @@
 //!
 //! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
 
-pub mod advice;
-pub mod atlas;
-pub mod contention;
 pub mod cores;
+pub mod degradation;
 pub mod measured;
 pub mod noisy;
 pub mod pairwise;
-pub mod pattern;
-pub mod rows;
-pub mod search;
 pub mod shadow;
 pub mod stages;
 pub mod table;

@@ -2,9 +2,9 @@
 
 use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
 use crate::knobs::Knobs;
-use crate::progress::Meter;
+use crate::performance::progress::Meter;
+use crate::reason::Why;
 use crate::time::{Span, Time};
-use crate::why::Why;
 use serde::{Deserialize, Serialize};
 
 /// How a job is treated when GPUs are short.

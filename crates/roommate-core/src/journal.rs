@@ -5,6 +5,12 @@
 //! end. A file without an end line was cut off; everything before the cut is still good. Only the journal
 //! of a live world has none as long as that world goes on.
 
+pub mod explain;
+pub mod gantt;
+pub mod metrics;
+pub mod occupancy;
+pub mod replay;
+
 use crate::cluster::Cluster;
 use crate::engine::Step;
 use crate::event::{Action, Event, Placement};
@@ -12,9 +18,9 @@ use crate::idx::{JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::table::Table;
 use crate::job::Spec;
 use crate::profile::Profile;
+use crate::reason::{Note, Why};
 use crate::state::Costs;
 use crate::time::Time;
-use crate::why::{Note, Why};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Write};
 

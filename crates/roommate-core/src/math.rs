@@ -6,7 +6,6 @@ pub mod choice;
 pub mod conic;
 pub mod forest;
 pub mod gp;
-pub mod kmeans;
 pub mod lcb;
 pub mod least_squares;
 pub mod lp;

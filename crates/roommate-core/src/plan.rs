@@ -7,9 +7,9 @@ use crate::interference::Interference;
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
+use crate::reason::{Note, Why};
 use crate::state::{Infeasible, State};
 use crate::time::{Span, Time};
-use crate::why::{Note, Why};
 use std::ops::Deref;
 
 /// An edit, with what is needed to take it back.

@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 
 mod antman;
 mod chronus;
-mod colocate;
 mod fifo;
 mod gandiva;
 mod gavel;
@@ -16,9 +15,11 @@ mod gpulets;
 mod gslice;
 mod horus;
 mod iadeep;
+mod mps;
 mod mudi;
 mod muri;
 mod muxflow;
+pub mod serving;
 mod sjf;
 mod srsf;
 mod srtf;
@@ -265,19 +266,19 @@ pub static POLICIES: &[Entry] = &[
     entry!(chronus, "chronus", preset: r"{}",
         summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
         paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
-    entry!(colocate, "mps", preset: r"{}",
+    entry!(mps, "mps", preset: r"{}",
         summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
         paper: "-", compat: &[]),
-    entry!(colocate, "mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
+    entry!(mps, "mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
         summary: "two tasks on a GPU, each confined to a half of it for good",
         paper: "-", compat: &[]),
-    entry!(colocate, "time-slicing", preset: r#"{"sharing": "turns"}"#,
+    entry!(mps, "time-slicing", preset: r#"{"sharing": "turns"}"#,
         summary: "up to three tasks on a GPU, by turns in the driver's time slices",
         paper: "-", compat: &[]),
-    entry!(colocate, "random-colocate", preset: r#"{"choice": "random"}"#,
+    entry!(mps, "random-colocate", preset: r#"{"choice": "random"}"#,
         summary: "up to three tasks on a GPU at once, on a random one with room",
         paper: "-", compat: &[]),
-    entry!(colocate, "kernel-est", preset: r#"{"choice": "predicted"}"#,
+    entry!(mps, "kernel-est", preset: r#"{"choice": "predicted"}"#,
         summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
         paper: "Xu et al., HotCloud 2019", compat: &[]),
     entry!(iadeep, "iadeep", preset: r"{}",

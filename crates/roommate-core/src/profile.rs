@@ -1,9 +1,9 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
-use crate::goodput::Training;
 use crate::knobs::Knobs;
-use crate::latency::Profiled;
-use crate::sensitivity::{Host, Sensitivity};
+use crate::performance::goodput::Training;
+use crate::performance::latency::Profiled;
+use crate::performance::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;

@@ -5,7 +5,7 @@
 //! kept in one lane for each *shape* and a walk touches a lane once after it failed. That makes a step
 //! cost the number of shapes instead of the number of waiting jobs.
 
-pub mod credit;
+pub mod ranked_walk;
 
 use crate::idx::{Idx, JobIdx};
 use crate::plan::Plan;

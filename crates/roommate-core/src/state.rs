@@ -4,10 +4,10 @@
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
 use crate::cluster::{Cluster, Kind, NodeGroup};
-use crate::goodput;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
+use crate::performance::goodput;
 use crate::profile::Profile;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};

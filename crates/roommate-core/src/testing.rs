@@ -5,19 +5,19 @@
 use crate::cluster::Cluster;
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::gantt::Gantt;
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::stages::Interleaved;
 use crate::interference::table::Table;
 use crate::interference::{self, Interference};
 use crate::job::{Class, Spec};
+use crate::journal::gantt::Gantt;
+use crate::journal::metrics::{Fold, Metrics};
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
-use crate::metrics::{Fold, Metrics};
+use crate::performance::progress::work_s;
+use crate::performance::throttle;
 use crate::policy::{self, Params};
 use crate::profile::Profile;
-use crate::progress::work_s;
 use crate::state::Costs;
-use crate::throttle;
 use crate::time::{Span, Time};
 use std::sync::Arc;
 

@@ -25,12 +25,12 @@ use drama::{Broken, Drama, Law, Story, play};
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::job::Class;
+use roommate_core::journal::metrics::Fold;
+use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, JobLine, Observer, StepView};
-use roommate_core::metrics::Fold;
-use roommate_core::place::Rule;
+use roommate_core::placement::Rule;
 use roommate_core::policy::{POLICIES, Policy};
-use roommate_core::replay::Replay;
-use roommate_core::why::Why;
+use roommate_core::reason::Why;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Makes the policy under test; once for every run of it.

@@ -7,9 +7,9 @@ use roommate_core::idx::{Idx, JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Spec;
 use roommate_core::math::rng::Rng;
+use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use roommate_core::policy;
 use roommate_core::profile::Profile;
-use roommate_core::sensitivity::{Host, Sensitivity};
 use roommate_core::state::{Costs, State};
 use roommate_core::time::{Span, Time};
 

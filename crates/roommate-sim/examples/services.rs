@@ -12,10 +12,10 @@
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
 use roommate_core::job::Class;
 use roommate_core::journal::Writer;
+use roommate_core::journal::metrics::Fold;
 use roommate_core::knobs::Knobs;
 use roommate_core::math::queueing::{Latencies, Queue};
 use roommate_core::math::rng::Rng;
-use roommate_core::metrics::Fold;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::state::Costs;

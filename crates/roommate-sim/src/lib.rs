@@ -3,13 +3,11 @@
 
 pub mod compat;
 pub mod fault;
-pub mod gzip;
 pub mod oracle;
 pub mod report;
 pub mod scenario;
 pub mod serving;
 pub mod trace;
 pub mod truth;
-pub mod view;
 pub mod workload;
 pub mod world;

@@ -10,13 +10,14 @@ mod condense;
 mod services;
 mod study;
 mod text;
+pub mod view;
 
 pub use study::study;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use roommate_core::metrics::Better;
+use roommate_core::journal::metrics::Better;
 use serde::{Deserialize, Serialize, Serializer};
 
 use condense::{clean_steps, distribution, heat, mean_over_time, means, thin_steps};

@@ -2,23 +2,23 @@
 //! shares, how they arrive, how long they take, and which policies are compared with which published
 //! figures; a seed makes a workload of it. `docs/reference/scenarios.md` describes the file.
 
-mod deal;
 mod error;
+mod sample;
 pub mod score;
 #[cfg(test)]
 mod tests;
 
-pub use deal::Dealt;
 pub use error::ScenarioError;
+pub use sample::Dealt;
 
 use crate::oracle::{self, Space};
 use crate::serving::requests::Bursts;
 use error::Source;
 use roommate_core::cluster::Cluster;
-use roommate_core::goodput::{LrRule, Noise, Training};
-use roommate_core::interference::atlas::Atlas;
 use roommate_core::interference::measured::Work;
-use roommate_core::interference::rows::TaskKind;
+use roommate_core::measurement::atlas::Atlas;
+use roommate_core::measurement::rows::TaskKind;
+use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use roommate_core::policy::{self, Params};
 use serde::Deserialize;
 use std::collections::BTreeMap;

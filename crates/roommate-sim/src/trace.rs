@@ -11,6 +11,7 @@ mod elasticflow;
 mod error;
 mod field;
 mod gavel;
+pub mod gzip;
 mod helios;
 mod layout;
 mod lines;
@@ -31,8 +32,8 @@ mod tiresias;
 pub use error::{Problem, TraceError};
 
 use crate::serving::requests::{Bursts, Requests};
-use roommate_core::goodput::Training;
-use roommate_core::sensitivity::Sensitivity;
+use roommate_core::performance::goodput::Training;
+use roommate_core::performance::sensitivity::Sensitivity;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 
 use crate::trace::pairs::Pairs;
 use crate::trace::{TraceClass, TraceJob};
-use roommate_core::interference::atlas::{Atlas, Empty};
-use roommate_core::interference::contention::TaskId;
 use roommate_core::interference::measured::{Measured, Work};
-use roommate_core::interference::rows::{self, TaskKind};
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::interference::utilization::{Demand, Utilization};
 use roommate_core::interference::{Interference, Undisturbed};
+use roommate_core::measurement::atlas::{Atlas, Empty};
+use roommate_core::measurement::contention::TaskId;
+use roommate_core::measurement::rows::{self, TaskKind};
 use roommate_core::profile::Profile;
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 use roommate_core::idx::{GpuIdx, JobIdx, ProfileIdx};
 use roommate_core::interference::{Estimate, Interference, Undisturbed};
 use roommate_core::job::Spec;
+use roommate_core::journal::metrics::Fold;
 use roommate_core::knobs::Knobs;
-use roommate_core::metrics::Fold;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;

@@ -2,18 +2,18 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::goodput::{LrRule, Noise, Training, worth};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::{Interference, Undisturbed};
 use roommate_core::job::Spec;
 use roommate_core::journal::{self, Observer, StepView, Writer};
 use roommate_core::knobs::Knobs;
+use roommate_core::performance::goodput::{LrRule, Noise, Training, worth};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
+use roommate_core::reason::Why;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
-use roommate_core::why::Why;
 use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::truth::{Truth, h200};
@@ -223,7 +223,7 @@ fn measured(batch: u32, noise: f32) -> Training {
 fn steps_take_what_was_measured_alone_and_beside_others() {
     let atlas = Arc::new(h200().unwrap());
     let truth = Truth::Measured(Arc::clone(&atlas));
-    let vit = atlas.task(roommate_core::interference::rows::TaskKind::Train, "vit-b16-imagenet");
+    let vit = atlas.task(roommate_core::measurement::rows::TaskKind::Train, "vit-b16-imagenet");
     let step_s = |batch| 1.0 / atlas.steps_per_s(vit.unwrap(), batch);
     let mut case = Case::new(vec![measured(64, 500.0)], &[(10.0, 0, 128), (20.0, 0, 90)]);
     case.names = vec!["vit-b16-imagenet"];

@@ -2,11 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use expect_test::expect;
-use roommate_core::gantt::Gantt;
 use roommate_core::idx::ProfileIdx;
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::{Retries, Spec};
-use roommate_core::metrics::{Fold, Metrics};
+use roommate_core::journal::gantt::Gantt;
+use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;

@@ -2,14 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::float_cmp, reason = "this is a test")]
 
 use roommate_core::event::{Event, Served};
-use roommate_core::explain::Explain;
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::journal::explain::Explain;
+use roommate_core::journal::metrics::{Fold, Metrics};
+use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, Observer, StepView, Writer};
 use roommate_core::knobs::Knobs;
-use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Params, Policy};
-use roommate_core::replay::Replay;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;

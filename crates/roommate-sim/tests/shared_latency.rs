@@ -6,10 +6,10 @@
 
 mod shared;
 
-use roommate_core::latency::{Axis, Curve};
 use roommate_core::math::piecewise::{Point, TwoLines};
 use roommate_core::math::pool::{Pool, Row};
 use roommate_core::math::stat::mean;
+use roommate_core::performance::latency::{Axis, Curve};
 use serde_json::Value;
 use shared::shared;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use std::path::Path;
 
 fn text(path: &Path) -> String {
     let mut text = String::new();
-    roommate_sim::gzip::open(path).unwrap().read_to_string(&mut text).unwrap();
+    roommate_sim::trace::gzip::open(path).unwrap().read_to_string(&mut text).unwrap();
     text
 }
 

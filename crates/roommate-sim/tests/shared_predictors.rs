@@ -6,12 +6,13 @@ mod shared;
 
 use expect_test::expect;
 use roommate_core::idx::{Idx, ProfileIdx};
-use roommate_core::interference::atlas::Atlas;
-use roommate_core::interference::pattern::{Appetite, Predictor, View};
-use roommate_core::interference::rows::{self, Row, TaskKind};
+use roommate_core::interference::degradation::{Appetite, Predictor, View};
 use roommate_core::math::forest::{Forest, Options};
 use roommate_core::math::stat;
-use roommate_sim::{gzip, truth};
+use roommate_core::measurement::atlas::Atlas;
+use roommate_core::measurement::rows::{self, Row, TaskKind};
+use roommate_sim::trace::gzip;
+use roommate_sim::truth;
 use shared::shared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;

@@ -1,6 +1,6 @@
 //! Files that are there whole or not at all: written beside their place, then renamed into it.
 
-use crate::process;
+use crate::console;
 use anyhow::Context;
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -75,7 +75,7 @@ pub(crate) fn keep_apart(read: &Path, write: &Path) -> anyhow::Result<()> {
     let same = read.canonicalize().is_ok_and(|r| write.canonicalize().is_ok_and(|w| r == w));
     if same && read.is_file() {
         let what = format!("{}: it is what was to be read", problem(write));
-        return Err(process::advise(what, "name another file to write"));
+        return Err(console::advise(what, "name another file to write"));
     }
     Ok(())
 }

@@ -21,15 +21,15 @@ mod up;
 
 use crate::cli::machine::At;
 use crate::cli::{Cli, Command};
-use crate::process;
+use crate::console;
 use anyhow::Context;
 use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use roommate_agent::control::Request;
-use roommate_agent::parts::Place;
+use roommate_agent::api::control::Request;
+use roommate_agent::process::rotated_file::Place;
 use roommate_core::journal::{self, JournalError, Observer};
-use roommate_sim::gzip;
 use roommate_sim::trace::Problem;
+use roommate_sim::trace::gzip;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -64,7 +64,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "roommate", &mut text);
-            process::print(&String::from_utf8_lossy(&text))?;
+            console::print(&String::from_utf8_lossy(&text))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -113,7 +113,7 @@ fn runs_bar(runs: usize) -> ProgressBar {
 }
 
 fn bar(length: usize, template: &str) -> ProgressBar {
-    let target = if process::watched() {
+    let target = if console::watched() {
         ProgressDrawTarget::stderr()
     } else {
         ProgressDrawTarget::hidden()

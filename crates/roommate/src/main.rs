@@ -3,9 +3,9 @@
 mod atomic;
 mod cli;
 mod command;
-mod lab;
+mod console;
+mod experiment;
 mod measurements;
-mod process;
 mod table;
 
 use clap::Parser;
@@ -20,11 +20,11 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     match command::run(cli.command) {
         Ok(code) => code,
-        Err(error) if process::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            process::say(&format!("error: {error:#}"));
-            if let Some(hint) = process::hint(&error) {
-                process::say(&format!("hint: {hint}"));
+            console::say(&format!("error: {error:#}"));
+            if let Some(hint) = console::hint(&error) {
+                console::say(&format!("hint: {hint}"));
             }
             ExitCode::from(COULD_NOT_RUN)
         }

@@ -1,11 +1,11 @@
 //! Files of measurements: which ones a prefix means, and what they hold.
 
-use crate::process;
+use crate::console;
 use anyhow::Context;
-use roommate_core::interference::atlas::Atlas;
-use roommate_core::interference::rows::{self, Row};
-use roommate_sim::gzip;
+use roommate_core::measurement::atlas::Atlas;
+use roommate_core::measurement::rows::{self, Row};
 use roommate_sim::trace::Problem;
+use roommate_sim::trace::gzip;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub(crate) fn atlas(prefix: &Path) -> anyhow::Result<Atlas> {
 pub(crate) fn atlas_of(prefix: &Path, sessions: &[Vec<Row>]) -> anyhow::Result<Atlas> {
     Atlas::new(sessions).map_err(|empty| {
         let what = format!("measurements {}: {empty}", quoted(prefix));
-        process::advise(what, "rows of tasks alone have `kind`, `name`, `batch`, `sms` and `it_s`")
+        console::advise(what, "rows of tasks alone have `kind`, `name`, `batch`, `sms` and `it_s`")
     })
 }
 
@@ -69,7 +69,7 @@ fn files(prefix: &Path) -> anyhow::Result<Vec<PathBuf>> {
         let what = format!("no measurements at {}", quoted(prefix));
         let hint =
             "give the beginning of the names of .jsonl files, such as profiles/h200, or a folder";
-        return Err(process::advise(what, hint));
+        return Err(console::advise(what, hint));
     }
     Ok(files)
 }

@@ -1,6 +1,6 @@
 //! Tables for a terminal: aligned, plain without colour, the best of a row marked.
 
-use roommate_core::metrics::{Better, Metrics, ServiceFigures};
+use roommate_core::journal::metrics::{Better, Metrics, ServiceFigures};
 use std::fmt::Write;
 
 /// Lays out cells in aligned columns; the first column to the left, the others to the right.

@@ -49,11 +49,12 @@ const RULES: &[Rule] = &[
     Rule {
         name: "no strings below the edge",
         reason: "inside, everything is a dense index; names exist where people are. (The error text \
-                 of a policy's `build` is for a person and leaves at once.)",
+                 of a policy's `build` and `check` is for a person and leaves at once.)",
         applies: below_the_edge,
         find: |text| {
             let code = without_tests(&code(text));
             let code = code.replace("Result<impl Policy, String>", "");
+            let code = code.replace("Result<(), String>", "");
             words_of(&code, &["String", "to_string", "format!"])
         },
         bad: "struct Job {\n    name: String,\n}",
@@ -61,55 +62,9 @@ const RULES: &[Rule] = &[
                #[cfg(test)]\nmod tests {\n    fn f() -> String {}\n}",
     },
     Rule {
-        name: "a policy uses the plan and its helpers, never another policy",
-        reason: "a policy is one file that can be read, moved and removed alone",
-        applies: is_policy,
-        find: |text| {
-            let allowed = [
-                "admission",
-                "board",
-                "allocation",
-                "batch",
-                "event",
-                "goodput",
-                "growth",
-                "idx",
-                "interference",
-                "job",
-                "knobs",
-                "latency",
-                "leases",
-                "lodging",
-                "math",
-                "place",
-                "plan",
-                "policy::Policy;",
-                "profiler",
-                "queue",
-                "rank",
-                "rota",
-                "round",
-                "sensitivity",
-                "state",
-                "tier",
-                "time",
-                "tuner",
-                "tuning",
-                "why",
-            ];
-            let code = without_tests(&code(text));
-            let uses = code.split("crate::").skip(1);
-            let strange = uses.filter(|rest| !allowed.iter().any(|a| is_module(rest, a)));
-            let strange = strange.map(|rest| format!("crate::{}", first_line(rest)));
-            strange.chain(words_of(&code, &["super::"])).collect()
-        },
-        bad: "use crate::policy::fifo;\nuse crate::policy::Policy;",
-        good: "use crate::policy::Policy;\nuse crate::math::rng::Rng;",
-    },
-    Rule {
         name: "a policy's header says what it is",
         reason: "its page in the documentation is made from these headings",
-        applies: is_policy,
+        applies: is_policy_root,
         find: |text| {
             let headings = ["# Idea", "# Reads / does / wakes", "# Differs from the paper"];
             let has = |h: &&str| text.lines().any(|l| l == format!("//! {h}"));
@@ -230,16 +185,29 @@ fn in_core(path: &str) -> bool {
     path.starts_with("crates/roommate-core/src/") && has_extension(path, &["rs"])
 }
 
-fn is_policy(path: &str) -> bool {
-    path.starts_with("crates/roommate-core/src/policy/")
-        && has_extension(path, &["rs"])
-        && !path.ends_with("/tests.rs")
+/// Whether this is the file of a policy: what it needs besides lies in a folder of the same name.
+fn is_policy_root(path: &str) -> bool {
+    let name = path.strip_prefix("crates/roommate-core/src/policy/");
+    name.is_some_and(|n| !n.contains('/') && n.ends_with(".rs") && n != "serving.rs")
 }
 
+/// Names are for people: where a registry, a journal, measurements or pictures are read and written.
 fn below_the_edge(path: &str) -> bool {
-    let inside = ["growth", "state", "plan", "queue", "place", "rank", "rota", "tier"];
-    let core = path.strip_prefix("crates/roommate-core/src/");
-    is_policy(path) || core.is_some_and(|p| inside.iter().any(|i| p == format!("{i}.rs")))
+    let edge = [
+        "cluster.rs",
+        "interference/table.rs",
+        "journal",
+        "measurement",
+        "policy.rs",
+        "reason.rs",
+        "testing.rs",
+        "time.rs",
+    ];
+    let core = path.strip_prefix("crates/roommate-core/src/").filter(|p| p.ends_with(".rs"));
+    core.is_some_and(|p| {
+        let aside = ["/tests.rs", "/testing.rs"].iter().any(|t| p.ends_with(t));
+        !aside && !edge.iter().any(|e| p.starts_with(e))
+    })
 }
 
 fn is_crate(path: &str) -> bool {
@@ -270,10 +238,52 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// Whether a path that follows `crate::` begins with this module, or is exactly this item.
-fn is_module(rest: &str, module: &str) -> bool {
-    let end = rest.strip_prefix(module).map(|r| r.chars().next());
-    end.is_some_and(|next| module.ends_with(';') || !next.is_some_and(char::is_alphanumeric))
+/// A room of a crate as ARCHITECTURE.md has it: its name, and the rooms that it may use.
+struct Room {
+    name: String,
+    uses: Vec<String>,
+}
+
+/// The rooms of a crate: the rows of the table under this heading.
+fn rooms(page: &str, heading: &str) -> Vec<Room> {
+    let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(String::from).collect();
+    let part = page.split(heading).nth(1).unwrap_or_default();
+    let rows = part.lines().skip_while(|l| !l.starts_with("|---")).skip(1);
+    let rows = rows.take_while(|l| l.starts_with('|'));
+    let mut found: Vec<Room> = Vec::new();
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').collect();
+        let names: Vec<String> = words(cells[0]);
+        let uses: Vec<String> = words(cells[2]);
+        found.extend(names.into_iter().map(|name| Room { name, uses: uses.clone() }));
+    }
+    found
+}
+
+/// What a file of a room uses of its crate without being allowed to. A policy and its folder may use no
+/// other policy; `policy::serving` is the frame that policies with services share.
+fn strangers(path: &str, text: &str, rooms: &[Room]) -> Vec<String> {
+    let mut parts = path.split(['/', '.']);
+    let (here, below) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+    let Some(room) = rooms.iter().find(|r| r.name == here) else {
+        return vec![format!("ARCHITECTURE.md does not know the room {here:?}")];
+    };
+    let code = without_tests(&code(text));
+    let mut found = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        let mut names = rest.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let (name, next) = (names.next().unwrap_or_default(), names.nth(1).unwrap_or_default());
+        let is_item = name.starts_with(char::is_uppercase);
+        let allowed = if here == "policy" && name == "policy" && below != "rs" {
+            next == below || ["Policy", "serving"].contains(&next)
+        } else {
+            is_item || name == here || room.uses.iter().any(|u| u == name)
+        };
+        if !allowed {
+            found.push(format!("crate::{}", first_line(rest)));
+        }
+    }
+    found
 }
 
 /// Lines that contain one of these words as a word of its own.
@@ -355,6 +365,44 @@ fn the_house_is_tidy() {
         assert!(applied, "no file is subject to {:?}: has something moved?", rule.name);
     }
     assert!(offences.is_empty(), "\n{}", offences.join("\n"));
+}
+
+#[test]
+fn a_room_uses_what_the_table_of_rooms_allows() {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let mut offences: Vec<String> = Vec::new();
+    for name in ["roommate-core", "roommate-agent"] {
+        let rooms = rooms(&page, &format!("### `{name}`"));
+        assert!(rooms.len() > 5, "ARCHITECTURE.md has a table of the rooms of {name}");
+        let prefix = format!("crates/{name}/src/");
+        for (path, text) in files() {
+            let Some(path) = path.strip_prefix(&prefix) else { continue };
+            let aside = ["lib.rs", "tests.rs", "testing.rs", "fake.rs"];
+            if path.ends_with(".rs") && !aside.iter().any(|a| path.ends_with(a)) {
+                let found = strangers(path, &text, &rooms);
+                offences.extend(found.iter().map(|f| format!("{name}: {path} uses {f}")));
+            }
+        }
+    }
+    assert!(offences.is_empty(), "\n{}", offences.join("\n"));
+}
+
+#[test]
+fn strangers_in_a_room_are_found() {
+    let page = "### `x`\n\n|room|for|may use|\n|---|---|---|\n|`policy`|.|`plan`|\n|`plan` `state`|.|`idx`|\n";
+    let rooms = rooms(page, "### `x`");
+    assert_eq!(rooms.len(), 3);
+    let check = |path: &str, text: &str, expect: usize| {
+        let found = strangers(path, text, &rooms);
+        assert_eq!(found.len(), expect, "{path}: {text:?}: {found:?}");
+    };
+    check("plan.rs", "use crate::idx::Idx;\nuse crate::Error;", 0);
+    check("plan.rs", "use crate::state::State;", 1);
+    check("plan.rs", "// use crate::state::State;", 0);
+    check("policy/muri.rs", "use crate::policy::Policy;\nuse crate::policy::muri::sketch;", 0);
+    check("policy/muri/sketch.rs", "use crate::policy::gavel::rounds;", 1);
+    check("policy/mudi.rs", "use crate::policy::serving::Frame;", 0);
+    check("elsewhere.rs", "", 1);
 }
 
 #[test]

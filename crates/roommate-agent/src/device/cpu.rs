@@ -10,8 +10,8 @@
 //! what it got is measured.
 
 use super::{Allowed, SelfTest, Tier};
+use crate::machine::duty_cycle::Slicer;
 use crate::process::{self, Process};
-use crate::slice::Slicer;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use rustix::process::Signal;

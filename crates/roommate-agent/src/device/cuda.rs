@@ -11,10 +11,10 @@
 
 use super::cpu::{host_mib, usable_cores};
 use super::{SelfTest, Start, Tier};
-use crate::control::GpuView;
-use crate::gpu::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
+use crate::api::control::GpuView;
+use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
+use crate::machine::sm_partition::{GRAIN, Room};
 use crate::process::{self, Process};
-use crate::seating::{GRAIN, Room};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
 use std::path::Path;
@@ -57,7 +57,7 @@ impl CudaDevice {
         folder: &Path,
         program: &Path,
     ) -> Result<Self, String> {
-        let mut infos = gpu::inventory()?;
+        let mut infos = nvidia::inventory()?;
         if let Some(wanted) = devices {
             let found = infos.len();
             if usize::from(wanted) > found {
@@ -69,7 +69,7 @@ impl CudaDevice {
         let mut gpus = Vec::new();
         for info in infos {
             let mps = Mps::new(folder, &info);
-            let found = gpu::test(program, &info, Some(&mps));
+            let found = nvidia::test(program, &info, Some(&mps));
             if !found.usable {
                 mps.stop();
                 return Err(format!("{} cannot be used: {}", info.name, found.what));
@@ -95,7 +95,7 @@ impl CudaDevice {
         for watched in gpus.iter().filter_map(|g| g.mps.clone()) {
             let over = Arc::clone(&over);
             let look = move || watch(&watched, &over);
-            crate::world::small_thread("mps", look).map_err(|e| e.to_string())?;
+            crate::daemon::small_thread("mps", look).map_err(|e| e.to_string())?;
         }
         let tested = tested.ok_or("there is no GPU here")?;
         Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested, over })

@@ -1,11 +1,11 @@
 //! Tenants disturb each other as was measured: an [`Atlas`] behind the trait.
 
 use crate::idx::{Idx, JobIdx};
-use crate::interference::atlas::{Atlas, Counters, Tenant};
-use crate::interference::contention::{SLOWEST, TaskId};
-use crate::interference::rows::TaskKind;
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
+use crate::measurement::atlas::{Atlas, Counters, Tenant};
+use crate::measurement::contention::{SLOWEST, TaskId};
+use crate::measurement::rows::TaskKind;
 use crate::state::State;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -164,8 +164,8 @@ impl Interference for Measured {
 mod tests {
     use super::*;
     use crate::idx::ProfileIdx;
-    use crate::interference::atlas::tests::h200;
     use crate::interference::testing::state;
+    use crate::measurement::atlas::tests::h200;
 
     fn truth(works: &[(&str, u32)]) -> (Measured, Arc<Atlas>) {
         let atlas = Arc::new(h200());

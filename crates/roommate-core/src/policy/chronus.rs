@@ -37,19 +37,22 @@
 //! kind of work is measured once per number of GPUs before its first job is looked at; short jobs do
 //! not finish there.
 
-use crate::batch;
+mod gang_batch;
+mod lease_timeline;
+mod profiler;
+
 use crate::idx::{Idx, IdxSet, JobIdx};
 use crate::job::Phase;
-use crate::leases::{Due, Effort, Lean, Line, Task};
-use crate::place::{self, Room, Rule};
+use crate::placement::{self, Room, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::profiler::Profiler;
 use crate::queue::Queue;
-use crate::rank::key_of_secs;
+use crate::queue::ranked_walk::key_of_secs;
+use crate::reason::Why;
 use crate::state::State;
 use crate::time::{Span, Time};
-use crate::why::Why;
+use lease_timeline::{Due, Effort, Lean, Line, Task};
+use profiler::Profiler;
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 use std::collections::BTreeSet;
@@ -433,7 +436,7 @@ impl Chronus {
             holders.iter().copied().filter(|j| plan.pending.contains(*j)).collect();
         self.rank_running(plan);
         self.clear_room(plan, &waiting);
-        batch::place(plan, &waiting, self.params.rule, self.params.place_trials);
+        gang_batch::place(plan, &waiting, self.params.rule, self.params.place_trials);
         for job in holders {
             self.bring_together(plan, *job);
         }
@@ -465,15 +468,15 @@ impl Chronus {
         let before = speed(plan, job);
         plan.release(job);
         self.room.evicted.clear();
-        let found = place::find(plan, job, Rule::Consolidated).is_some()
+        let found = placement::find(plan, job, Rule::Consolidated).is_some()
             || self.room.make(plan, job, Rule::Consolidated, victims.into_iter());
         // Making room put it back where it was.
         plan.release(job);
-        let moved = found && place::place_anew(plan, job, Rule::Consolidated);
+        let moved = found && placement::place_anew(plan, job, Rule::Consolidated);
         let mut gain = if moved { self.gain(plan, job, before) } else { f64::NEG_INFINITY };
         for (other, before) in narrower {
             if self.room.evicted.contains(&other) {
-                let placed = place::place(plan, other, self.params.rule);
+                let placed = placement::place(plan, other, self.params.rule);
                 gain += if placed { self.gain(plan, other, before) } else { f64::NEG_INFINITY };
             }
         }
@@ -513,7 +516,7 @@ impl Chronus {
         let waiting: Vec<JobIdx> =
             self.leased.iter().filter(|j| plan.pending.contains(*j)).collect();
         for job in waiting {
-            if !place::place(plan, job, self.params.rule) {
+            if !placement::place(plan, job, self.params.rule) {
                 self.rank_running(plan);
                 self.push_out(plan, (0, 0), job);
             }
@@ -531,7 +534,7 @@ impl Chronus {
         jobs.sort_unstable();
         for (key, job) in jobs {
             let waits = plan.pending.contains(job);
-            if waits && !place::place(plan, job, self.params.rule) {
+            if waits && !placement::place(plan, job, self.params.rule) {
                 self.rank_running(plan);
                 self.push_out(plan, key, job);
             }
@@ -547,7 +550,7 @@ impl Chronus {
         self.queue.open();
         let mut ranked = false;
         while let Some((key, job)) = self.queue.next(plan) {
-            if place::place(plan, job, self.params.rule) {
+            if placement::place(plan, job, self.params.rule) {
                 self.queue.take();
                 continue;
             }
@@ -558,7 +561,7 @@ impl Chronus {
             if boundary && self.push_out(plan, key, job) {
                 self.queue.take();
             } else {
-                place::note_no_room(plan, job);
+                placement::note_no_room(plan, job);
                 self.queue.close(plan, 0);
             }
         }
@@ -674,10 +677,10 @@ mod tests {
     use crate::interference::Undisturbed;
     use crate::job::{Class, Spec};
     use crate::profile::Profile;
+    use crate::reason::Why;
     use crate::state::Costs;
     use crate::testing::{Outcome, Scene};
     use crate::time::{Span, Time};
-    use crate::why::Why;
     use expect_test::expect;
 
     /// A scene in which these jobs have deadlines and the others are best effort.

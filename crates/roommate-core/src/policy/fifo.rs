@@ -14,10 +14,10 @@
 //! # Differs from the paper
 //! There is none; it is the baseline of all of them.
 
-use crate::place::{Layout, Rule};
+use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::rank::{Style, Walk};
+use crate::queue::ranked_walk::{Style, Walk};
 use serde::{Deserialize, Serialize};
 
 /// Parameters of `fifo`.

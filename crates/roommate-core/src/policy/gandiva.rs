@@ -31,22 +31,25 @@
 //! most GPUs above its share of the demand to the one furthest below; there sets of nodes for gangs
 //! wider than a node take turns too.
 
+mod elastic;
+mod time_sharing;
+
 use crate::event::Event;
-use crate::growth::{Growth, Rules, Window};
 use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::Phase;
-use crate::place;
+use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
-use crate::rota::{Lives, Rota, class_of};
+use crate::reason::Why;
 use crate::state::State;
 use crate::time::{Span, Time};
-use crate::why::Why;
+use elastic::{Growth, Rules, Window};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use time_sharing::{Lives, Rota, class_of};
 
 /// Parameters of `gandiva`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -360,7 +363,7 @@ impl Gandiva {
                 self.queue.take();
                 admitted += 1;
             } else {
-                place::note_no_room(plan, job);
+                placement::note_no_room(plan, job);
                 self.queue.close(plan, admitted);
             }
         }

@@ -38,26 +38,30 @@
 //! which takes the last kind whether the job fits or not. With `draws_of` it repeats
 //! the random draws of a seed.
 
-use crate::allocation::couples::Couples;
-use crate::allocation::draws::Draws;
-use crate::allocation::level::{self, Team};
-use crate::allocation::line::{Choice, Line};
-use crate::allocation::makespan;
-use crate::allocation::program::{self, Kinds, PairSpeed};
-use crate::allocation::queues::Queues;
-use crate::allocation::{Allocation, ByKind, Claim, Market, Unsolved};
+mod allocation;
+mod rounds;
+mod row_placement;
+
 use crate::event::Event;
 use crate::idx::{Idx, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
-use crate::place::{self, Rule};
+use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::round::seats::{knobs, place_row, seat};
-use crate::round::{Ledger, Pick, Rules};
+use crate::reason::Why;
 use crate::state::State;
 use crate::time::{Span, Time};
-use crate::why::Why;
+use allocation::couples::Couples;
+use allocation::draws::Draws;
+use allocation::level::{self, Team};
+use allocation::line::{Choice, Line};
+use allocation::makespan;
+use allocation::program::{self, Kinds, PairSpeed};
+use allocation::queues::Queues;
+use allocation::{Allocation, ByKind, Claim, Market, Unsolved};
+use rounds::{Ledger, Pick, Rules};
+use row_placement::{knobs, place_row, seat};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -699,7 +703,7 @@ impl Gavel {
         homeless.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
         for job in homeless {
             if plan.pending.contains(job) {
-                place::place(plan, job, Rule::Count);
+                placement::place(plan, job, Rule::Count);
             }
         }
     }

@@ -21,12 +21,12 @@
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
-use crate::latency::{Axis, Knowledge};
-use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::performance::latency::{Axis, Knowledge};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::reason::Why;
 use crate::state::State;
-use crate::why::Why;
 use serde::{Deserialize, Serialize};
 
 /// Parameters of `gpulets-like`.
@@ -163,7 +163,7 @@ impl Tactics for Gpulets {
 
 #[cfg(test)]
 mod tests {
-    use crate::lodging::testing::Stage;
+    use crate::policy::serving::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 

@@ -19,10 +19,10 @@
 
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
-use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::why::Why;
+use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::reason::Why;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +170,7 @@ impl Tactics for Gslice {
 
 #[cfg(test)]
 mod tests {
-    use crate::lodging::testing::Stage;
+    use crate::policy::serving::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 

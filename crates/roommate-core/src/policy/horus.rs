@@ -27,15 +27,18 @@
 //! waiting, since a second look would earn it twice. Nothing is held back for wide gangs: under constant
 //! load they wait, in `horus` also heavy jobs; in `horus-plus` a line that grows for ever wins for ever.
 
+mod credit_queue;
+mod kmeans;
+
 use crate::event::{Event, Sample};
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, Shelves};
 use crate::knobs::Knobs;
-use crate::place;
+use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::queue::credit::{Key, Lines, Waiting};
 use crate::state::State;
 use crate::time::{Span, Time};
+use credit_queue::{Key, Lines, Waiting};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -379,7 +382,7 @@ impl Horus {
             };
             if !self.start(plan, key.2) {
                 self.looked[line] = (failed + 1, Some(key));
-                place::note_no_room(plan, key.2);
+                placement::note_no_room(plan, key.2);
             }
         }
     }

@@ -25,22 +25,26 @@
 //! drifts, and tuning of a job that is alone (`tune_alone`). SM and memory utilisation are not regulated: the thresholds are not
 //! public. `tune`, `predictor = off` and `admission` switch parts off.
 
-use crate::admission::{self, Room};
-use crate::board::{Board, Kinds, can_share, left_s};
+mod admission;
+mod batch_search;
+mod colocation_index;
+mod tuning_sessions;
+
 use crate::event::Event;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use crate::interference::pattern::{Appetite, Predictor, Source, View};
+use crate::interference::degradation::{Appetite, Predictor, Source, View};
 use crate::knobs::Knobs;
-use crate::place::{self, Rule};
+use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::reason::Why;
 use crate::time::{Span, Time};
-use crate::tuner;
-use crate::tuning::{self, Tuning, others};
-use crate::why::Why;
+use admission::Room;
+use colocation_index::{Board, Kinds, can_share, left_s};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
+use tuning_sessions::{Tuning, others};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -82,7 +86,7 @@ pub(super) struct Params {
 
 impl Default for Params {
     fn default() -> Self {
-        let tuner::Options { budget, least_gain, .. } = tuner::Options::default();
+        let batch_search::Options { budget, least_gain, .. } = batch_search::Options::default();
         Self {
             max_tenants: 3,
             predictor: Sight::Counters,
@@ -138,10 +142,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 impl IaDeep {
     fn new(params: Params) -> Self {
         let view = if params.predictor == Sight::Pattern { View::Pattern } else { View::Counters };
-        let options = tuner::Options {
+        let options = batch_search::Options {
             budget: params.budget,
             least_gain: params.least_gain,
-            ..tuner::Options::default()
+            ..batch_search::Options::default()
         };
         let window = Span::from_secs(params.measure_s).max(Span(1));
         Self {
@@ -282,14 +286,14 @@ impl IaDeep {
                 }
             } else {
                 gang_waits.get_or_insert(job);
-                place::note_no_room(plan, job);
+                placement::note_no_room(plan, job);
             }
         }
         placed
     }
 
     fn place_alone(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let Some(gpus) = place::find(plan, job, Rule::Consolidated) else { return false };
+        let Some(gpus) = placement::find(plan, job, Rule::Consolidated) else { return false };
         let knobs = plan.spec(job).knobs;
         let knobs = if can_share(plan, job) { Knobs { sm_permille: 0, ..knobs } } else { knobs };
         self.settle(plan, job, &gpus, knobs)
@@ -329,7 +333,7 @@ impl IaDeep {
     /// Whether there is a device to join, and that is better than to wait.
     fn joins(&self, plan: &mut Plan<'_>, board: &mut Board, job: JobIdx, ahead: usize) -> bool {
         let Some(first) = board.best(plan, job, |new, there| self.harm(new, there)) else {
-            place::note_no_room(plan, job);
+            placement::note_no_room(plan, job);
             return false;
         };
         if self.params.admission {
@@ -349,7 +353,7 @@ impl IaDeep {
         for (_, gpu) in devices.iter().copied() {
             let with = plan.gpu(gpu).tenants.clone();
             let mark = plan.mark();
-            tuning::make_room(plan, job, gpu);
+            tuning_sessions::make_room(plan, job, gpu);
             let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
             if self.settle(plan, job, &[gpu], knobs) {
                 let said =
@@ -362,7 +366,7 @@ impl IaDeep {
             }
             plan.undo_to(mark);
         }
-        place::note_no_room(plan, job);
+        placement::note_no_room(plan, job);
         false
     }
 

@@ -28,12 +28,12 @@ use crate::interference::stages::{self, SLOTS, Stages};
 use crate::job::{Phase, Spec};
 use crate::knobs::Knobs;
 use crate::math::matching::{ClassMatcher, MAX_CLASSES, Matcher, NONE};
-use crate::place::{self, Rule, Sketch};
+use crate::placement::{self, Rule, Sketch};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::reason::Why;
 use crate::state::State;
 use crate::time::{Span, Time};
-use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -515,7 +515,7 @@ impl Muri {
             let mate = mates.entry((gpus, profile)).or_insert_with(|| self.refused_mate(plan, job));
             match *mate {
                 Some(mate) => plan.note(job, Why::NotWorthSharing(mate)),
-                None => place::note_no_room(plan, job),
+                None => placement::note_no_room(plan, job),
             }
         }
     }
@@ -633,7 +633,7 @@ impl Muri {
                 let mark = plan.mark();
                 plan.release(job);
                 left.pop();
-                let Some(gpus) = place::find(plan, job, self.params.rule) else {
+                let Some(gpus) = placement::find(plan, job, self.params.rule) else {
                     plan.undo_to(mark);
                     break;
                 };
@@ -657,7 +657,7 @@ impl Muri {
     }
 
     fn place_group(&self, plan: &mut Plan<'_>, group: &Group) {
-        if let Some(gpus) = place::find_anew(plan, group[0], self.params.rule) {
+        if let Some(gpus) = placement::find_anew(plan, group[0], self.params.rule) {
             self.seat_group(plan, group, &gpus);
         }
     }

@@ -20,15 +20,15 @@
 use crate::event::Sample;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
 use crate::knobs::Knobs;
-use crate::latency::{Axis, Knowledge};
-use crate::lodging::{House, Lodging, Room, Rooms, Setting, Tactics};
 use crate::math::matching::{Exact, NONE};
-use crate::place;
+use crate::performance::latency::{Axis, Knowledge};
+use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
+use crate::reason::Why;
 use crate::state::State;
 use crate::time::{Span, Time};
-use crate::why::Why;
 use serde::{Deserialize, Serialize};
 
 /// Parameters of `muxflow-like`.
@@ -152,7 +152,7 @@ impl Tactics for MuxFlow {
         if plan.spec(oldest).gpus > 1 {
             let gpus = rooms.gang(plan, oldest, |plan, gpu| self.suits(plan, rooms, gpu, oldest));
             if gpus.is_none() {
-                place::note_no_room(plan, oldest);
+                placement::note_no_room(plan, oldest);
             }
             return gpus.map(|gpus| (oldest, gpus));
         }
@@ -188,7 +188,7 @@ impl Tactics for MuxFlow {
         let mates = self.matcher.solve(n, |a, b| weights[a * n + b]);
         let matched = (0..jobs.len()).find(|i| mates[*i] != NONE);
         let Some(i) = matched else {
-            place::note_no_room(plan, oldest);
+            placement::note_no_room(plan, oldest);
             return None;
         };
         let gpu = gpus[mates[i] as usize - jobs.len()];
@@ -235,7 +235,7 @@ impl Tactics for MuxFlow {
 
 #[cfg(test)]
 mod tests {
-    use crate::lodging::testing::Stage;
+    use crate::policy::serving::testing::Stage;
     use crate::testing::picture;
     use expect_test::expect;
 

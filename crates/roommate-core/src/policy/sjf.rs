@@ -15,10 +15,10 @@
 //! There is none. It is the non-preemptive bound for what knowing durations is worth.
 
 use crate::idx::JobIdx;
-use crate::place::{Layout, Rule};
+use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::rank::{Style, Walk, key_of_secs};
+use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 

@@ -20,10 +20,10 @@
 //! running jobs where they are and pushes out only those that are in the way.
 
 use crate::idx::JobIdx;
-use crate::place::{Layout, Rule};
+use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::rank::{Style, Walk, key_of_secs};
+use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 

@@ -27,13 +27,13 @@
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::knobs::Knobs;
 use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
-use crate::place;
+use crate::performance::sensitivity::{Host, demand, may_use, share};
+use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::sensitivity::{Host, demand, may_use, share};
+use crate::reason::Why;
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
-use crate::why::Why;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
@@ -315,7 +315,7 @@ impl Synergy {
     fn walk(&mut self, plan: &mut Plan<'_>, line: &[(u64, JobIdx)]) {
         for (_, job) in line {
             if plan.idle_for(*job) < u32::from(plan.spec(*job).gpus) {
-                place::note_no_room(plan, *job);
+                placement::note_no_room(plan, *job);
             } else if self.allocate(plan, *job) {
                 self.turns += 1;
                 self.records[job.usize()].turn = self.turns;
@@ -772,7 +772,7 @@ fn micros(value: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::sensitivity::{Host, Sensitivity};
+    use crate::performance::sensitivity::{Host, Sensitivity};
     use crate::testing::Scene;
     use expect_test::expect;
 

@@ -23,16 +23,18 @@
 //! in place of its learnt one. `--compat muri` is the variant of the Muri simulator: bounds 3250 and
 //! 7200 GPU-s, node boundaries ignored, demotion wakes rounded up to whole seconds of service.
 
+mod preemptible_capacity;
+
 use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::job::Phase;
-use crate::place::{self, Layout, Patience, Room, Rule};
+use crate::placement::{self, Layout, Patience, Room, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
+use crate::reason::Why;
 use crate::state::State;
-use crate::tier::Tiers;
 use crate::time::{Span, Time};
-use crate::why::Why;
+use preemptible_capacity::Tiers;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -428,7 +430,7 @@ impl Tiresias {
         self.queue.open();
         while let Some((key, job)) = self.queue.next(plan) {
             let layout = self.layout(plan, job);
-            if place::place(plan, job, layout) {
+            if placement::place(plan, job, layout) {
                 self.queue.take();
                 self.start(plan, job);
             } else if self.push_out(plan, key, job, layout) {
@@ -442,7 +444,7 @@ impl Tiresias {
                 }
                 self.start(plan, job);
             } else {
-                place::note_no_room(plan, job);
+                placement::note_no_room(plan, job);
                 self.queue.close(plan, 0);
             }
         }

@@ -5,12 +5,12 @@ use crate::{Build, books, check, from_registry, random};
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::knobs::Knobs;
 use roommate_core::math::rng::Rng;
-use roommate_core::place::{self, Rule};
+use roommate_core::placement::{self, Rule};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, POLICIES, Policy};
+use roommate_core::reason::Why;
 use roommate_core::state::{Costs, Infeasible, State};
 use roommate_core::time::Span;
-use roommate_core::why::Why;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One edit of any kind, sensible or not.
@@ -39,7 +39,7 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
             let _ = plan.place(job, &gpus, knobs);
         }
         3 => {
-            place::place(plan, job, Rule::Spread);
+            placement::place(plan, job, Rule::Spread);
         }
         4 => {
             let _ = plan.tune(job, knobs);
@@ -133,7 +133,7 @@ fn start_all(plan: &mut Plan<'_>, backwards: bool) {
         waiting.reverse();
     }
     for job in waiting {
-        place::place(plan, job, Rule::Count);
+        placement::place(plan, job, Rule::Count);
     }
 }
 

@@ -8,13 +8,13 @@ use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
 use roommate_core::interference;
 use roommate_core::job::{Class, Phase, Slo};
+use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
-use roommate_core::metrics::{Fold, Metrics};
 use roommate_core::policy::{Entry, Policy};
+use roommate_core::reason::Why;
 use roommate_core::testing::Scene;
 use roommate_core::time::Time;
-use roommate_core::why::Why;
 use std::fmt;
 
 /// What must hold for every policy.

@@ -9,9 +9,9 @@ use roommate_core::idx::{JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::{Entry, POLICIES, Policy};
+use roommate_core::reason::Why;
 use roommate_core::testing::Scene;
 use roommate_core::time::{Span, Time};
-use roommate_core::why::Why;
 
 /// Numbers that break arithmetic.
 const ODD: &[f64] = &[

@@ -1,15 +1,15 @@
 //! Random scenes from a seed: small clusters, a few jobs, a policy with random parameters. Shared by
 //! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
 
-use roommate_core::goodput::{Noise, Training};
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
-use roommate_core::place::{self, Rule};
+use roommate_core::performance::goodput::{Noise, Training};
+use roommate_core::performance::sensitivity::{Host, Sensitivity};
+use roommate_core::placement::{self, Rule};
 use roommate_core::policy::{Entry, Params};
 use roommate_core::profile::{Predicted, Profile};
-use roommate_core::sensitivity::{Host, Sensitivity};
 use roommate_core::state::State;
 use roommate_core::testing::{Actor, Scene};
 use roommate_core::time::{Span, Time};
@@ -324,7 +324,7 @@ pub(crate) fn fits_an_empty_cluster(scene: &Scene, spec: &Spec, rule: Rule) -> b
     state.profiles.clone_from(&scene.profiles);
     state.specs.push(spec.clone());
     state.jobs.push(Job::expected());
-    place::find(&state, JobIdx::from_usize(0), rule).is_some()
+    placement::find(&state, JobIdx::from_usize(0), rule).is_some()
 }
 
 /// Parameters of policies with services.

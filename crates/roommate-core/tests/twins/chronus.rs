@@ -7,9 +7,9 @@ use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::journal::{Observer, StepView};
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::Params;
+use roommate_core::reason::Why;
 use roommate_core::testing::Scene;
 use roommate_core::time::Time;
-use roommate_core::why::Why;
 use serde_json::{Value, json};
 
 fn params(object: &Value) -> Params {

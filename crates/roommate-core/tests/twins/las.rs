@@ -4,9 +4,9 @@
 use crate::random::{self, Taste};
 use crate::{assert_same_decisions, fold};
 use roommate_core::engine::Engine;
-use roommate_core::gantt::Stays;
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
 use roommate_core::job::Phase;
+use roommate_core::journal::gantt::Stays;
 use roommate_core::math::rng::Rng;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};

@@ -5,7 +5,7 @@ use roommate_core::idx::{GpuIdx, Idx, JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Job;
 use roommate_core::math::rng::Rng;
-use roommate_core::place::{Layout, Room, Rule, find};
+use roommate_core::placement::{Layout, Room, Rule, find};
 use roommate_core::plan::{Draft, News, Plan};
 use roommate_core::policy::POLICIES;
 use roommate_core::state::{Node, State};

@@ -3,9 +3,9 @@
 use crate::random::{self, Taste};
 use crate::room::find_slowly;
 use crate::{assert_same_decisions, fold};
-use roommate_core::gantt::Stays;
 use roommate_core::idx::{GpuIdx, JobIdx};
-use roommate_core::place::{self, Layout, Room};
+use roommate_core::journal::gantt::Stays;
+use roommate_core::placement::{self, Layout, Room};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};
 use roommate_core::state::State;
@@ -75,7 +75,7 @@ impl Naive {
                     .map(|gpus| same_nodes(plan, job, gpus))
                     .is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
             } else {
-                place::place(plan, job, self.layout)
+                placement::place(plan, job, self.layout)
             };
             if fits {
                 continue;

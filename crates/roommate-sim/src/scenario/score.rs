@@ -1,8 +1,8 @@
 //! What policies made of a scenario: means over seeds with their intervals, and how they compare.
 
 use super::Published;
+use roommate_core::journal::metrics::Metrics;
 use roommate_core::math::stat;
-use roommate_core::metrics::Metrics;
 use serde::Serialize;
 
 /// Something that is compared.

@@ -3,11 +3,11 @@
 use super::queue::{Desk, Rules, Steps, Tally};
 use super::requests::{Requests, Source};
 use crate::truth;
-use roommate_core::interference::atlas::{Atlas, Tenant};
-use roommate_core::interference::rows::{self, Closed, Row, TaskKind};
 use roommate_core::math::queueing::{Latencies, Queue};
 use roommate_core::math::rng::Rng;
 use roommate_core::math::stat;
+use roommate_core::measurement::atlas::{Atlas, Tenant};
+use roommate_core::measurement::rows::{self, Closed, Row, TaskKind};
 
 /// A service and its load.
 #[derive(Debug)]

@@ -32,7 +32,7 @@ impl Source {
             column: None,
             problem: e.into(),
         };
-        let reader = crate::gzip::open(path).map_err(|e| fail(&e))?;
+        let reader = crate::trace::gzip::open(path).map_err(|e| fail(&e))?;
         Self::over(reader, path, what)
     }
 
@@ -181,7 +181,7 @@ impl Source {
     }
 }
 
-/// What went wrong in [`crate::gzip`], in words.
+/// What went wrong in [`crate::trace::gzip`], in words.
 impl From<&io::Error> for Problem {
     fn from(error: &io::Error) -> Self {
         match error.kind() {

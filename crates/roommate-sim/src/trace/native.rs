@@ -11,7 +11,7 @@ use super::layout::RowReader;
 use super::lines::Source;
 use super::{Observed, Status, TraceClass, TraceJob, TraceService};
 use crate::serving::requests::Bursts;
-use roommate_core::goodput::{LrRule, Noise, Training};
+use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;

@@ -7,7 +7,7 @@ use super::field::{self, Unit};
 use super::layout::{RowReader, Wrong};
 use super::lines::Source;
 use super::{ReadOptions, TraceJob};
-use roommate_core::sensitivity::{Host, Sensitivity};
+use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;

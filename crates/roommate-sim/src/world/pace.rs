@@ -2,10 +2,10 @@
 
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
-use roommate_core::goodput::{Noise, Training};
 use roommate_core::idx::{Idx, JobIdx};
-use roommate_core::progress::work_s;
-use roommate_core::throttle;
+use roommate_core::performance::goodput::{Noise, Training};
+use roommate_core::performance::progress::work_s;
+use roommate_core::performance::throttle;
 use roommate_core::time::Time;
 use std::cmp::Reverse;
 

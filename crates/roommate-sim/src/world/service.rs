@@ -5,7 +5,7 @@ use crate::serving::Services;
 use roommate_core::event::Event;
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
 use roommate_core::journal::{Observer, StepView};
-use roommate_core::throttle;
+use roommate_core::performance::throttle;
 use roommate_core::time::Time;
 use smallvec::SmallVec;
 

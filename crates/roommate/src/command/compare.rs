@@ -3,13 +3,13 @@
 use super::scenario;
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Compare, Output};
-use crate::lab::{self, Choice, Lab, Run};
-use crate::{process, table};
+use crate::experiment::{self, Choice, Lab, Run};
+use crate::{console, table};
 use anyhow::Context;
 use indicatif::MultiProgress;
 use roommate_core::policy::{self, POLICIES};
 use roommate_sim::report;
-use roommate_sim::view::View;
+use roommate_sim::report::view::View;
 use serde_json::Value;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -21,7 +21,7 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     }
     if args.seeds.is_some() {
         let what = "--seeds: only a scenario has several";
-        return Err(process::advise(what, "name a .toml file, or use --seed"));
+        return Err(console::advise(what, "name a .toml file, or use --seed"));
     }
     let choices = chosen(args)?;
     if let (Some(trace), Some(report)) = (&args.trace, &args.report) {
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     let page = args.report.as_deref().map(AtomicFile::create).transpose()?;
     let lab = Lab::new(args.trace.as_deref(), &args.input, &args.world)?;
     if args.output == Output::Table {
-        process::say(&lab.title());
+        console::say(&lab.title());
     }
     let (runs, views) = run_all(&lab, &choices, args)?;
     if let Some(page) = page {
@@ -42,15 +42,15 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
             let results: anyhow::Result<Vec<Value>> =
                 runs.iter().map(|r| Ok(Value::Object(r.json()?))).collect();
             map.insert("results".into(), Value::Array(results?));
-            process::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
         }
-        Output::Csv => process::print(&lab::csv(&runs))?,
+        Output::Csv => console::print(&experiment::csv(&runs))?,
         Output::Table => {
             let columns: Vec<_> =
                 runs.iter().map(|r| (r.policy.clone(), r.metrics.clone())).collect();
-            process::print(&table::metrics(&columns))?;
+            console::print(&table::metrics(&columns))?;
             if let Some(path) = &args.report {
-                process::say(&format!("report: {}", path.display()));
+                console::say(&format!("report: {}", path.display()));
             }
         }
     }
@@ -65,12 +65,12 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
         let split = pair.split_once('.').filter(|(policy, _)| !policy.contains('='));
         let Some((policy, rest)) = split else {
             let what = format!("--set {pair:?}: expected POLICY.NAME=VALUE");
-            return Err(process::advise(what, "for example --set tiresias.promote_knob=8"));
+            return Err(console::advise(what, "for example --set tiresias.promote_knob=8"));
         };
         policy::find(policy).with_context(|| format!("--set {pair:?}"))?;
         let Some(i) = names.iter().position(|n| n == policy) else {
             let what = format!("--set {pair:?}: policy {policy:?} is not among those to run");
-            return Err(process::advise(what, "name it in --policies too"));
+            return Err(console::advise(what, "name it in --policies too"));
         };
         sets[i].push(rest);
     }
@@ -92,7 +92,7 @@ fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
         policy::find(name)?;
         if names.contains(name) {
             let what = format!("policy {name:?} is named twice");
-            return Err(process::advise(what, "name each policy once"));
+            return Err(console::advise(what, "name each policy once"));
         }
         names.push(name.clone());
     }

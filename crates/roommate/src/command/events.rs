@@ -1,10 +1,10 @@
 //! `roommate events`: the journal of the daemon in words.
 
 use crate::cli::machine::{Events, Listing};
-use crate::process;
+use crate::console;
 use anyhow::Context;
-use roommate_agent::parts::Place;
-use roommate_agent::words::Words;
+use roommate_agent::daemon::event_text::Words;
+use roommate_agent::process::rotated_file::Place;
 use roommate_core::journal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
     loop {
         for (number, part) in super::machine::journal_parts(&client, &mut place)? {
             if args.output == Listing::Json {
-                process::print(&String::from_utf8_lossy(&part))?;
+                console::print(&String::from_utf8_lossy(&part))?;
                 continue;
             }
             if growing.0 != number {
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
             journal::read(growing.1.as_slice(), &mut words)
                 .context("could not read the daemon's journal")?;
             let fresh = words.told.iter().skip(told).map(|told| format!("{told}\n"));
-            process::print(&fresh.collect::<String>())?;
+            console::print(&fresh.collect::<String>())?;
             told = words.told.len();
         }
         if !args.follow {

@@ -1,8 +1,8 @@
 //! `roommate explain`: the story of one job.
 
 use crate::cli::{Explain, Output};
-use crate::{process, table};
-use roommate_core::explain;
+use crate::{console, table};
+use roommate_core::journal::explain;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -24,7 +24,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         } else {
             format!("did you mean {}?", similar.join(", "))
         };
-        return Err(process::advise(what, hint));
+        return Err(console::advise(what, hint));
     }
     // A journal in parts tells a story in parts.
     let story: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.story).collect();
@@ -33,21 +33,21 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
             let moments: Vec<_> =
                 story.iter().map(|m| json!({ "at_s": m.at.secs(), "what": m.what })).collect();
             let text = json!({ "job": args.job, "story": moments });
-            process::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
         }
         Output::Csv => {
             let mut text = String::from("at_s,what\n");
             for m in &story {
                 text += &format!("{},\"{}\"\n", m.at.secs(), m.what.replace('"', "\"\""));
             }
-            process::print(&text)?;
+            console::print(&text)?;
         }
         Output::Table => {
             let rows: Vec<Vec<String>> = story
                 .iter()
                 .map(|m| vec![format!("{:>8}", m.at.to_string()), m.what.clone()])
                 .collect();
-            process::print(&table::align_left(&rows))?;
+            console::print(&table::align_left(&rows))?;
         }
     }
     Ok(ExitCode::SUCCESS)

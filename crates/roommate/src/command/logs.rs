@@ -1,10 +1,10 @@
 //! `roommate logs`: what a job prints.
 
 use crate::cli::machine::Logs;
-use crate::process;
+use crate::console;
 use anyhow::Context;
-use roommate_agent::control::{Reply, Request};
-use roommate_agent::parts::Place;
+use roommate_agent::api::control::{Reply, Request};
+use roommate_agent::process::rotated_file::Place;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -25,9 +25,9 @@ pub(super) fn run(args: &Logs) -> anyhow::Result<ExitCode> {
             if bytes.is_empty() {
                 break;
             }
-            out.write_all(&bytes).context(process::UNWRITTEN)?;
+            out.write_all(&bytes).context(console::UNWRITTEN)?;
         }
-        out.flush().context(process::UNWRITTEN)?;
+        out.flush().context(console::UNWRITTEN)?;
         if !args.follow || ended {
             return Ok(ExitCode::SUCCESS);
         }

@@ -1,11 +1,11 @@
 //! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
 
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
-use crate::{process, table};
+use crate::{console, table};
 use roommate_agent::Client;
-use roommate_agent::control::{GpuView, JobView, MachineView, Reply, Request};
-use roommate_agent::parts::Place;
+use roommate_agent::api::control::{GpuView, JobView, MachineView, Reply, Request};
 use roommate_agent::paths::Paths;
+use roommate_agent::process::rotated_file::Place;
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -32,7 +32,7 @@ pub(super) fn client(at: &At) -> anyhow::Result<Client> {
     };
     let token = std::fs::read_to_string(&file).map_err(|e| {
         let what = format!("could not read the token in {:?}: {e}", file.display().to_string());
-        process::advise(what, "copy the daemon's file `http-token`, and give it with --token-file")
+        console::advise(what, "copy the daemon's file `http-token`, and give it with --token-file")
     })?;
     Ok(Client::Http { server, token: token.trim().into() })
 }
@@ -48,7 +48,7 @@ pub(super) fn journal_parts(
     {
         let what = format!("there is no journal at {:?}", paths.journal().display().to_string());
         let hint = "`roommate up` starts one; a journal of your own goes behind --journal";
-        return Err(process::advise(what, hint));
+        return Err(console::advise(what, hint));
     }
     let mut parts: Vec<(u64, Vec<u8>)> = Vec::new();
     loop {
@@ -79,7 +79,7 @@ pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
     if document(&jobs, args.output)? {
         return Ok(ExitCode::SUCCESS);
     }
-    process::print(&list(&jobs, args.output == Listing::Wide))?;
+    console::print(&list(&jobs, args.output == Listing::Wide))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -90,7 +90,7 @@ fn document(value: &impl Serialize, output: Listing) -> anyhow::Result<bool> {
         Listing::Yaml => yaml_serde::to_string(value)?,
         Listing::Table | Listing::Wide => return Ok(false),
     };
-    process::print(&text)?;
+    console::print(&text)?;
     Ok(true)
 }
 
@@ -185,7 +185,7 @@ pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
         }
     };
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(k, v)| vec![k.to_string(), v]).collect();
-    process::print(&table::align_left(&rows))?;
+    console::print(&table::align_left(&rows))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -278,7 +278,7 @@ pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow
     let client = client(&args.at)?;
     for job in &args.jobs {
         if let Reply::Done { what } = client.ask(&request(job.clone()))? {
-            process::say(&what);
+            console::say(&what);
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -287,7 +287,7 @@ pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow
 pub(super) fn resize(args: &Resize) -> anyhow::Result<ExitCode> {
     let request = Request::Resize { job: args.job.clone(), batch: args.batch, share: args.share };
     if let Reply::Done { what } = client(&args.at)?.ask(&request)? {
-        process::say(&what);
+        console::say(&what);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -297,7 +297,7 @@ pub(super) fn down(args: &Down) -> anyhow::Result<ExitCode> {
     let client = client(&args.at)?;
     client.ask(&Request::Down { stop_jobs })?;
     client.await_end()?;
-    process::say(if stop_jobs {
+    console::say(if stop_jobs {
         "down"
     } else {
         "down: jobs go on, and `roommate up` finds them again"

@@ -2,10 +2,10 @@
 
 use super::scenario;
 use crate::cli::{Oracle, Output};
-use crate::lab::{Choice, Lab};
-use crate::{process, table};
+use crate::experiment::{Choice, Lab};
+use crate::{console, table};
 use anyhow::Context;
-use roommate_core::gantt::Gantt;
+use roommate_core::journal::gantt::Gantt;
 use roommate_core::math::stat;
 use roommate_sim::oracle::{self, Optimum, Puzzle};
 use roommate_sim::scenario::{Contender, Scenario};
@@ -31,7 +31,7 @@ pub(super) fn run(args: &Oracle) -> anyhow::Result<ExitCode> {
     let Some(space) = scenario.oracle.as_ref().map(|s| s.get_ref().clone()) else {
         let what =
             format!("{} has no [oracle]: it is not a case to try in all ways", scenario.name());
-        return Err(process::advise(what, "try scenarios/oracle-train.toml"));
+        return Err(console::advise(what, "try scenarios/oracle-train.toml"));
     };
     let contenders: Vec<Contender> = scenario.policies().cloned().collect();
     let seeds = args.seeds.map_or(scenario.seeds, |n| n as u64);
@@ -62,12 +62,12 @@ pub(super) fn run(args: &Oracle) -> anyhow::Result<ExitCode> {
     match args.output {
         Output::Json => {
             let text = serde_json::to_string_pretty(&as_json(&scenario, &labels, &cases))?;
-            process::print(&(text + "\n"))?;
+            console::print(&(text + "\n"))?;
         }
-        Output::Csv => process::print(&csv(&labels, &cases))?,
+        Output::Csv => console::print(&csv(&labels, &cases))?,
         Output::Table => {
-            process::say(&space_text);
-            process::print(&as_table(&labels, &cases))?;
+            console::say(&space_text);
+            console::print(&as_table(&labels, &cases))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Oracle) -> anyhow::Result<ExitCode> {
 fn puzzle(
     scenario: &Scenario,
     seed: u64,
-    atlas: &Arc<roommate_core::interference::atlas::Atlas>,
+    atlas: &Arc<roommate_core::measurement::atlas::Atlas>,
     space: &oracle::Space,
 ) -> anyhow::Result<Puzzle> {
     let dealt = scenario.deal(seed, atlas)?;

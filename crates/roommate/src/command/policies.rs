@@ -1,7 +1,7 @@
 //! `roommate policies`: what there is, and what each does.
 
 use crate::cli::{Output, Policies};
-use crate::{process, table};
+use crate::{console, table};
 use roommate_core::policy::{self, Entry, POLICIES, Params};
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -18,22 +18,22 @@ pub(super) fn run(args: &Policies) -> anyhow::Result<ExitCode> {
                 Some(_) => all?.remove(0),
                 None => Value::Array(all?),
             };
-            process::print(&(serde_json::to_string_pretty(&value)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&value)? + "\n"))?;
         }
         Output::Csv => {
             let mut text = String::from("name,summary,paper\n");
             for e in &chosen {
                 text += &format!("{},\"{}\",\"{}\"\n", e.name, e.summary, e.paper);
             }
-            process::print(&text)?;
+            console::print(&text)?;
         }
-        Output::Table if args.name.is_some() => process::print(&describe(chosen[0])?)?,
+        Output::Table if args.name.is_some() => console::print(&describe(chosen[0])?)?,
         Output::Table => {
             let rows: Vec<Vec<String>> = chosen
                 .iter()
                 .map(|e| [e.name, e.summary, e.paper].map(String::from).to_vec())
                 .collect();
-            process::print(&table::align_left(&rows))?;
+            console::print(&table::align_left(&rows))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -8,8 +8,8 @@ pub(super) use measured::{predict as predict_measured, run};
 
 use crate::table;
 use anyhow::Context;
-use roommate_agent::control::JobView;
-use roommate_agent::jobfile::JobFile;
+use roommate_agent::api::control::JobView;
+use roommate_agent::api::job_file::JobFile;
 use roommate_core::cluster::Cluster;
 use roommate_core::event::Event;
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};

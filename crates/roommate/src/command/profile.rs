@@ -5,9 +5,9 @@ mod measure;
 
 use super::trace::flat_csv;
 use crate::cli::{Output, Profile};
-use crate::{measurements, process, table};
-use roommate_core::interference::atlas::{self, AloneErrors, Atlas, Check};
-use roommate_core::interference::contention::{ByKind, Errors, Validation};
+use crate::{console, measurements, table};
+use roommate_core::measurement::atlas::{self, AloneErrors, Atlas, Check};
+use roommate_core::measurement::contention::{ByKind, Errors, Validation};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub(super) fn run(command: Profile) -> anyhow::Result<ExitCode> {
 }
 
 fn show(output: Output, value: &Value, table: impl FnOnce() -> String) -> anyhow::Result<()> {
-    process::print(&match output {
+    console::print(&match output {
         Output::Json => serde_json::to_string_pretty(value)? + "\n",
         Output::Csv => flat_csv(value),
         Output::Table => table(),
@@ -35,7 +35,7 @@ fn fit(prefix: &Path, output: Output) -> anyhow::Result<()> {
     let atlas = measurements::atlas_of(prefix, &sessions)?;
     if atlas.pairs() == 0 {
         let what = format!("measurements {} have no pairs to fit", measurements::quoted(prefix));
-        return Err(process::advise(what, "rows of pairs have `k` (tt or ts), `a` and `b`"));
+        return Err(console::advise(what, "rows of pairs have `k` (tt or ts), `a` and `b`"));
     }
     let validation = atlas.validate();
     let alone = atlas::check_alone(&sessions);
@@ -162,7 +162,7 @@ fn check(prefix: &Path, pairs: &Path, output: Output) -> anyhow::Result<()> {
     }
     if check.skipped > 0 {
         let rows = table::count(check.skipped as u64, "pair");
-        process::say(&format!("left out {rows} of unknown tasks: {}", unknown.join(", ")));
+        console::say(&format!("left out {rows} of unknown tasks: {}", unknown.join(", ")));
     }
     show(output, &check_json(&check), || check_table(prefix, pairs, &check))
 }
@@ -171,11 +171,11 @@ fn nothing_to_check(atlas: &Atlas, prefix: &Path, pairs: &Path, unknown: &[&str]
     let pairs = measurements::quoted(pairs);
     if unknown.is_empty() {
         let hint = "rows of pairs have `k` (tt or ts), `a` and `b`";
-        return process::advise(format!("{pairs} has no pairs"), hint);
+        return console::advise(format!("{pairs} has no pairs"), hint);
     }
     let prefix = measurements::quoted(prefix);
     let what = format!("{prefix} knows none of the pairs of {pairs}: no {}", unknown.join(", "));
-    process::advise(what, format!("it knows {}", names(atlas).join(", ")))
+    console::advise(what, format!("it knows {}", names(atlas).join(", ")))
 }
 
 fn check_json(check: &Check) -> Value {

@@ -1,7 +1,7 @@
 //! `roommate replay`: decide everything again and compare.
 
 use crate::cli::{Output, Replay};
-use crate::{ANSWER_NO, process};
+use crate::{ANSWER_NO, console};
 use anyhow::Context;
 use serde_json::json;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
 
 /// Whether one journal is decided in the same way again.
 fn one(journal: &Path, output: Output) -> anyhow::Result<bool> {
-    let mut replay = roommate_core::replay::Replay::default();
+    let mut replay = roommate_core::journal::replay::Replay::default();
     super::read_journal(journal, &mut replay)?;
     if let Some(refused) = replay.refused {
         return Err(refused).with_context(|| super::unreadable(journal));
@@ -30,16 +30,16 @@ fn one(journal: &Path, output: Output) -> anyhow::Result<bool> {
                 json!({ "step": d.step, "at_s": d.at.secs(), "recorded": d.recorded, "replayed": d.replayed })
             });
             let text = json!({ "same": same, "steps": steps, "actions": actions, "difference": difference });
-            process::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
         }
         (Output::Csv, _) => {
-            process::print(&format!("same,steps,actions\n{same},{steps},{actions}\n"))?;
+            console::print(&format!("same,steps,actions\n{same},{steps},{actions}\n"))?;
         }
         (Output::Table, None) => {
-            process::print(&format!("same: {steps} steps, {actions} actions\n"))?;
+            console::print(&format!("same: {steps} steps, {actions} actions\n"))?;
         }
         (Output::Table, Some(d)) => {
-            process::print(&format!(
+            console::print(&format!(
                 "different at step {} ({})\n  recorded  {}\n  replayed  {}\n",
                 d.step, d.at, d.recorded, d.replayed
             ))?;

@@ -2,9 +2,9 @@
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::Report;
-use crate::process;
+use crate::console;
 use roommate_sim::report;
-use roommate_sim::view::View;
+use roommate_sim::report::view::View;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &Report) -> anyhow::Result<ExitCode> {
@@ -19,6 +19,6 @@ pub(super) fn run(args: &Report) -> anyhow::Result<ExitCode> {
         views.push(view.finish(&label, &path.display().to_string()));
     }
     AtomicFile::create(&args.output)?.fill(&report::render(&args.title, &views))?;
-    process::say(&format!("report: {}", args.output.display()));
+    console::say(&format!("report: {}", args.output.display()));
     Ok(ExitCode::SUCCESS)
 }

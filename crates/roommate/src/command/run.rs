@@ -4,17 +4,18 @@ use super::predict;
 use crate::atomic::AtomicFile;
 use crate::cli::Output;
 use crate::cli::machine::Run;
-use crate::{ANSWER_NO, process, table};
+use crate::{ANSWER_NO, console, table};
 use anyhow::Context;
-use roommate_agent::control::{JobView, Reply, Request};
-use roommate_agent::jobfile::{JobFile, Mix};
+use roommate_agent::AgentError;
+use roommate_agent::api::control::{JobView, Reply, Request};
+use roommate_agent::api::job_file::{JobFile, Mix};
+use roommate_agent::daemon::{self, Running};
 use roommate_agent::paths::Paths;
-use roommate_agent::world::{self, Running};
-use roommate_agent::{AgentError, signal};
+use roommate_agent::process::signal;
 use roommate_core::journal;
-use roommate_core::metrics::{Fold, Metrics};
+use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_sim::report;
-use roommate_sim::view::View;
+use roommate_sim::report::view::View;
 use serde_json::json;
 use std::io::Write;
 use std::process::ExitCode;
@@ -57,7 +58,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     match args.output {
         Output::Table => {
             let guessed = if args.predict { predict::tell(&guesses) } else { String::new() };
-            process::print(&(tell(&runs) + &guessed))?;
+            console::print(&(tell(&runs) + &guessed))?;
         }
         Output::Json => {
             let mut runs: Vec<_> = runs
@@ -67,7 +68,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             if args.predict {
                 runs.push(json!({ "label": "prediction", "jobs": guesses }));
             }
-            process::print(&(serde_json::to_string_pretty(&runs)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&runs)? + "\n"))?;
         }
         Output::Csv => {
             let mut text = String::from("run,job,state,steps,starts,age_s\n");
@@ -76,7 +77,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
                 text +=
                     &format!("{run},{},\"{state}\",{},{},{}\n", j.name, j.done, j.starts, j.age_s);
             }
-            process::print(&text)?;
+            console::print(&text)?;
         }
     }
     if let Some(path) = &args.journal {
@@ -84,11 +85,11 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         file.write_all(&shared.journal)
             .with_context(|| format!("could not write {}", path.display()))?;
         file.keep()?;
-        process::say(&format!("journal: {}", path.display()));
+        console::say(&format!("journal: {}", path.display()));
     }
     if let Some(path) = &args.report {
         AtomicFile::create(path)?.fill(&page(&args.mix.display().to_string(), &runs)?)?;
-        process::say(&format!("report: {}", path.display()));
+        console::say(&format!("report: {}", path.display()));
     }
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
 }
@@ -112,7 +113,7 @@ fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result
     config.devices = config.devices.or(mix.devices);
     // The report is made of one journal.
     config.keeping.journal_bytes = ONE_PART;
-    let running = world::start(config)?;
+    let running = daemon::start(config)?;
     let began = Instant::now();
     let watched = watch(&running, mix, alone, wanted);
     let wall_s = began.elapsed().as_secs_f64();
@@ -174,7 +175,7 @@ struct Line {
 
 impl Line {
     fn show(&mut self, jobs: &[JobView], all: usize) {
-        if process::watched() {
+        if console::watched() {
             let ended = jobs.iter().filter(|j| j.ended).count();
             let mut text = format!("{ended}/{all} ended");
             for j in jobs.iter().filter(|j| !j.ended) {
@@ -192,7 +193,7 @@ impl Line {
         self.states.resize(jobs.len(), String::new());
         for (was, j) in self.states.iter_mut().zip(jobs) {
             if *was != j.state {
-                process::say(&format!("{}: {}", j.name, j.state));
+                console::say(&format!("{}: {}", j.name, j.state));
                 was.clone_from(&j.state);
             }
         }
@@ -210,8 +211,8 @@ fn keep_logs(jobs: &[JobView]) {
     for j in jobs.iter().filter(|j| j.state != "finished") {
         let text = std::fs::read_to_string(&j.log).unwrap_or_default();
         let last: Vec<&str> = text.lines().rev().take(5).collect();
-        process::say(&format!("{} {}; it last printed:", j.name, j.state));
-        last.iter().rev().for_each(|l| process::say(&format!("  {l}")));
+        console::say(&format!("{} {}; it last printed:", j.name, j.state));
+        last.iter().rev().for_each(|l| console::say(&format!("  {l}")));
     }
 }
 

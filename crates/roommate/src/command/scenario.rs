@@ -2,17 +2,17 @@
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{self, Compare, Output, Sim, TraceInput, WorldArgs};
-use crate::lab::{Choice, Lab, Run};
-use crate::{process, table};
+use crate::experiment::{Choice, Lab, Run};
+use crate::{console, table};
 use anyhow::Context;
 use roommate_core::interference::Interference;
-use roommate_core::interference::atlas::Atlas;
+use roommate_core::measurement::atlas::Atlas;
 use roommate_core::policy;
+use roommate_sim::report::view::View;
 use roommate_sim::report::{self, Card, RunView};
 use roommate_sim::scenario::score::{FIGURES, Figure, Mean, Score};
 use roommate_sim::scenario::{Contender, Dealt, Published, Scenario};
 use roommate_sim::truth::{self, Truth};
-use roommate_sim::view::View;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ fn refuse_world(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<()> {
         return Ok(());
     }
     let what = "a scenario describes its own world: no flags about cluster, truth, costs or traces";
-    Err(process::advise(what, "copy the file and change it there"))
+    Err(console::advise(what, "copy the file and change it there"))
 }
 
 /// The policy as the scenario has it, or with its defaults if the scenario does not have it.
@@ -67,7 +67,7 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     refuse_world(&args.world, &args.input)?;
     if args.journals.is_some() {
         let hint = "`roommate sim` with --seed and --journal writes one";
-        return Err(process::advise("--journals: not for scenarios", hint));
+        return Err(console::advise("--journals: not for scenarios", hint));
     }
     if let Some(report) = &args.report {
         atomic::keep_apart(path, report)?;
@@ -81,8 +81,8 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
         (0..seeds).map(|seed| Lab::of_scenario(&scenario, seed, &atlas)).collect();
     let study = Study { scenario: &scenario, labs: labs?, contenders };
     if args.output == Output::Table {
-        process::say(&study.title());
-        scenario.remarks().iter().for_each(|r| process::say(r));
+        console::say(&study.title());
+        scenario.remarks().iter().for_each(|r| console::say(r));
     }
     let (scores, views) = study.run(args)?;
     if let Some(page) = page {
@@ -92,15 +92,15 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     match args.output {
         Output::Json => {
             let text = serde_json::to_string_pretty(&study.json(&scores)?)?;
-            process::print(&(text + "\n"))?;
+            console::print(&(text + "\n"))?;
         }
-        Output::Csv => process::print(&csv(&scores))?,
+        Output::Csv => console::print(&csv(&scores))?,
         Output::Table => {
             let tables = study.cards(&scores);
             let texts = tables.iter().map(|c| format!("{}\n{}", c.note, table::align(&c.rows)));
-            process::print(&texts.collect::<Vec<_>>().join("\n"))?;
+            console::print(&texts.collect::<Vec<_>>().join("\n"))?;
             if let Some(path) = &args.report {
-                process::say(&format!("report: {}", path.display()));
+                console::say(&format!("report: {}", path.display()));
             }
         }
     }
@@ -117,7 +117,7 @@ fn contenders(scenario: &Scenario, args: &Compare) -> anyhow::Result<Vec<(Conten
         let at = split.and_then(|(policy, _)| names.iter().position(|n| n == policy));
         let (Some((_, rest)), Some(at)) = (split, at) else {
             let what = format!("--set {pair:?}: expected POLICY.NAME=VALUE of a policy that runs");
-            return Err(process::advise(what, format!("these run: {}", names.join(", "))));
+            return Err(console::advise(what, format!("these run: {}", names.join(", "))));
         };
         sets[at].push(rest);
     }

@@ -2,9 +2,9 @@
 
 use super::scenario;
 use crate::cli::{Output, Sim};
-use crate::lab::{self, Choice, Lab};
-use crate::{atomic, process, table};
-use roommate_core::gantt::Gantt;
+use crate::experiment::{self, Choice, Lab};
+use crate::{atomic, console, table};
+use roommate_core::journal::gantt::Gantt;
 use std::process::ExitCode;
 
 /// A chart that fits a terminal.
@@ -34,24 +34,24 @@ pub(super) fn run(args: &Sim) -> anyhow::Result<ExitCode> {
         Output::Json => {
             let mut map = run.json()?;
             map.extend(lab.describe());
-            process::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
+            console::print(&(serde_json::to_string_pretty(&map)? + "\n"))?;
         }
-        Output::Csv => process::print(&lab::csv(&[run]))?,
+        Output::Csv => console::print(&experiment::csv(&[run]))?,
         Output::Table => {
             let runs = [(run.policy.clone(), run.metrics.clone())];
-            process::print(&format!("{}\n\n{}", lab.title(), table::metrics(&runs)))?;
+            console::print(&format!("{}\n\n{}", lab.title(), table::metrics(&runs)))?;
             let services = table::services(&runs[0].1);
             if !services.is_empty() {
-                process::print(&format!("\n{services}"))?;
+                console::print(&format!("\n{services}"))?;
             }
         }
     }
     if let Some(gantt) = gantt {
         let chart = gantt.chart(CHART_COLUMNS, CHART_ROWS);
         if args.output == Output::Table {
-            process::print(&format!("\n{chart}"))?;
+            console::print(&format!("\n{chart}"))?;
         } else {
-            process::say(chart.trim_end());
+            console::say(chart.trim_end());
         }
     }
     Ok(ExitCode::SUCCESS)

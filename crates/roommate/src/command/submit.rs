@@ -1,10 +1,10 @@
 //! `roommate submit`: job files to the daemon.
 
 use crate::cli::machine::Submit;
-use crate::process;
+use crate::console;
 use anyhow::Context;
-use roommate_agent::control::{self, Reply, Request};
-use roommate_agent::jobfile::{EXAMPLE, JobFile};
+use roommate_agent::api::control::{self, Reply, Request};
+use roommate_agent::api::job_file::{EXAMPLE, JobFile};
 use roommate_agent::{AgentError, Client};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     if args.example {
-        process::print(EXAMPLE)?;
+        console::print(EXAMPLE)?;
         return Ok(ExitCode::SUCCESS);
     }
     // All files are read before one is submitted: a mistake in the last leaves nothing half done.
@@ -25,8 +25,8 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     for file in jobs {
         let reply = send(&client, &request(file, args.dry_run))?;
         match reply {
-            Reply::Submitted { name } => process::print(&format!("{name}\n"))?,
-            Reply::Done { what } => process::print(&format!("{what}\n"))?,
+            Reply::Submitted { name } => console::print(&format!("{name}\n"))?,
+            Reply::Done { what } => console::print(&format!("{what}\n"))?,
             _ => anyhow::bail!("the daemon answers something else"),
         }
     }
@@ -73,7 +73,7 @@ pub(super) fn text_of(path: &Path) -> anyhow::Result<String> {
     let shown = path.display().to_string();
     let bytes = std::fs::read(path).map_err(|e| {
         let hint = "`roommate submit --example` prints one to begin with";
-        process::advise(format!("could not read {shown:?}: {e}"), hint)
+        console::advise(format!("could not read {shown:?}: {e}"), hint)
     })?;
     String::from_utf8(bytes)
         .map_err(|_| anyhow::anyhow!("could not read {shown:?}: it is not text"))

@@ -7,14 +7,15 @@ mod draw;
 mod screen;
 
 use crate::cli::machine::Top;
-use crate::process;
+use crate::console;
 use anyhow::Context;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use roommate_agent::control::{Reply, Request};
-use roommate_agent::{AgentError, Client, signal};
+use roommate_agent::api::control::{Reply, Request};
+use roommate_agent::process::signal;
+use roommate_agent::{AgentError, Client};
 use screen::{Do, Key, Screen, Snapshot};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
         (screen.at, screen.said) = (None, Some(String::new()));
         let (width, height) =
             args.size.unwrap_or_else(|| (USUAL_WIDTH, draw::natural_height(&screen)));
-        process::print(&frame_as_text(&screen, width, height)?)?;
+        console::print(&frame_as_text(&screen, width, height)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let wanted = signal::end_wanted()?;

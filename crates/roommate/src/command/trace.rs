@@ -2,7 +2,7 @@
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Output, Synth, Trace};
-use crate::{lab, process};
+use crate::{console, experiment};
 use anyhow::Context;
 use roommate_sim::report;
 use roommate_sim::trace::{TraceJob, native, stats, study, synth};
@@ -14,37 +14,37 @@ use std::process::ExitCode;
 pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
     match command {
         Trace::Stats { trace, input, cluster, output } => {
-            let trace = lab::read_trace(&trace, &input)?;
+            let trace = experiment::read_trace(&trace, &input)?;
             let stats = stats::stats(&trace, cluster.map(|c| c.gpus()));
             match output {
                 Output::Json => {
-                    process::print(&(serde_json::to_string_pretty(&stats)? + "\n"))?;
+                    console::print(&(serde_json::to_string_pretty(&stats)? + "\n"))?;
                 }
-                Output::Csv => process::print(&flat_csv(&serde_json::to_value(&stats)?))?,
-                Output::Table => process::print(&stats.to_string())?,
+                Output::Csv => console::print(&flat_csv(&serde_json::to_value(&stats)?))?,
+                Output::Table => console::print(&stats.to_string())?,
             }
         }
         Trace::Study { trace: path, input, quota, report, output } => {
             if let Some(page) = &report {
                 atomic::keep_apart(&path, page)?;
             }
-            let trace = lab::read_trace(&path, &input)?;
+            let trace = experiment::read_trace(&path, &input)?;
             let quotas = known_teams(&trace.jobs, quota)?;
             let study = study::study(&trace, &quotas);
             if let Some(page) = &report {
                 let title = path.file_name().unwrap_or_default().to_string_lossy();
                 AtomicFile::create(page)?.fill(&report::study(&title, &trace, &study))?;
-                process::say(&format!("report: {}", page.display()));
+                console::say(&format!("report: {}", page.display()));
             }
             match output {
-                Output::Json => process::print(&(serde_json::to_string_pretty(&study)? + "\n"))?,
-                Output::Csv => process::print(&study.csv())?,
-                Output::Table => process::print(&study.to_string())?,
+                Output::Json => console::print(&(serde_json::to_string_pretty(&study)? + "\n"))?,
+                Output::Csv => console::print(&study.csv())?,
+                Output::Table => console::print(&study.to_string())?,
             }
         }
         Trace::Synth(args) => invent(&args)?,
         Trace::Convert { trace, input, output } => {
-            let trace = lab::read_trace(&trace, &input)?;
+            let trace = experiment::read_trace(&trace, &input)?;
             write(&trace.jobs, &output)?;
         }
     }
@@ -60,7 +60,7 @@ fn known_teams(jobs: &[TraceJob], quota: Vec<(String, u32)>) -> anyhow::Result<s
             [] => "no job of the trace has a team".to_owned(),
             known => format!("there are {}", known.join(", ")),
         };
-        return Err(process::advise(format!("--quota: the trace has no team {team:?}"), hint));
+        return Err(console::advise(format!("--quota: the trace has no team {team:?}"), hint));
     }
     Ok(quota.into_iter().collect())
 }
@@ -77,7 +77,8 @@ fn invent(args: &Synth) -> anyhow::Result<()> {
         ..synth::SynthOptions::default()
     };
     options.check()?;
-    let jobs: Vec<TraceJob> = synth::synth(&options).map(lab::fitted(&args.cluster)).collect();
+    let jobs: Vec<TraceJob> =
+        synth::synth(&options).map(experiment::fitted(&args.cluster)).collect();
     write(&jobs, &args.output)
 }
 
@@ -85,7 +86,7 @@ fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
     if to == Path::new("-") {
         let mut out = BufWriter::new(std::io::stdout().lock());
         let written = native::write_csv(&mut out, jobs).and_then(|()| out.flush());
-        return written.context(process::UNWRITTEN);
+        return written.context(console::UNWRITTEN);
     }
     let mut file = AtomicFile::create(to)?;
     let name = to.to_string_lossy();

@@ -1,15 +1,15 @@
 //! `roommate up`: the daemon, and the helpers that it starts.
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
-use crate::{lab, process};
+use crate::{console, experiment};
 use anyhow::Context;
-use roommate_agent::control::{Reply, Request};
+use roommate_agent::api::control::{Reply, Request};
+use roommate_agent::api::http::Http;
+use roommate_agent::daemon::retention::Keeping;
+use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
-use roommate_agent::http::Http;
-use roommate_agent::keep::Keeping;
 use roommate_agent::paths::Paths;
-use roommate_agent::world::{self, Config, Running};
-use roommate_agent::{keeper as keeping, signal};
+use roommate_agent::process::{signal, supervisor};
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
@@ -20,7 +20,7 @@ use std::time::Duration;
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
     let paths = super::machine::paths(&args.state);
-    let running = world::start(Config {
+    let running = daemon::start(Config {
         http: args.http.map(|at| Http { at, beyond_loopback: args.http_beyond_loopback }),
         keeping: keeping(&args.kept),
         ..config(paths.clone(), &args.deciding)?
@@ -28,19 +28,19 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
         anyhow::bail!("the daemon does not say what it is");
     };
-    process::say(&format!(
+    console::say(&format!(
         "up: {} under policy {}, process {}",
         machine.cluster, machine.policy, machine.pid
     ));
-    process::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
-    process::say(&format!("state: {}", paths.root().display()));
+    console::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
+    console::say(&format!("state: {}", paths.root().display()));
     if let Some(http) = &machine.http {
-        process::say(&format!("http: {http}, token in {}", paths.token().display()));
+        console::say(&format!("http: {http}, token in {}", paths.token().display()));
     }
     while !running.has_ended() {
         if wanted.load(Ordering::Relaxed) {
-            let _ = running.inputs.send(world::Input::Quit { stop_jobs: false });
-            process::say("down: jobs go on, and `roommate up` finds them again");
+            let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: false });
+            console::say("down: jobs go on, and `roommate up` finds them again");
             break;
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -66,7 +66,7 @@ fn keeping(kept: &Kept) -> Keeping {
 /// What the flags ask for.
 pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config> {
     let params: Params =
-        deciding.set.iter().map(|s| lab::param(s)).collect::<anyhow::Result<_>>()?;
+        deciding.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
     let program = std::env::current_exe().context("could not find this program itself")?;
     let backoff = Span::from_secs(deciding.backoff);
     let kind = deciding.device.map(|kind| match kind {
@@ -90,7 +90,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
 
 /// Ends a daemon of this process and its jobs.
 pub(super) fn end(running: Running) -> anyhow::Result<()> {
-    let _ = running.inputs.send(world::Input::Quit { stop_jobs: true });
+    let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: true });
     Ok(running.join()?)
 }
 
@@ -98,14 +98,14 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
     match args.keeper {
         None => {
             let program = std::env::current_exe().context("could not find this program itself")?;
-            keeping::keep(&args.folder, &program)?;
+            supervisor::keep(&args.folder, &program)?;
             Ok(ExitCode::SUCCESS)
         }
         Some(keeper) => {
-            let Err(error) = keeping::become_command(&args.folder, keeper) else {
+            let Err(error) = supervisor::become_command(&args.folder, keeper) else {
                 return Ok(ExitCode::SUCCESS);
             };
-            process::say(&format!("error: {error}"));
+            console::say(&format!("error: {error}"));
             // As a shell has it.
             Ok(ExitCode::from(127))
         }
@@ -115,6 +115,6 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
 /// Says what this process can do on a GPU. What does not work is in the report, which is the answer.
 pub(super) fn gpu_test(args: &GpuTest) -> anyhow::Result<ExitCode> {
     let report = roommate_cuda::self_test(args.device, args.over_mib);
-    process::print(&format!("{}\n", serde_json::to_string(&report)?))?;
+    console::print(&format!("{}\n", serde_json::to_string(&report)?))?;
     Ok(ExitCode::SUCCESS)
 }

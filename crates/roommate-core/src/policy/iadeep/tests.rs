@@ -2,18 +2,18 @@
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::goodput::{self, Training};
 use crate::idx::{Idx, JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Undisturbed};
 use crate::job::{Class, Phase, Spec};
 use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
+use crate::performance::goodput::{self, Training};
 use crate::policy;
 use crate::profile::Profile;
+use crate::reason::{Note, Why};
 use crate::state::{Costs, State};
 use crate::testing::{Outcome, Scene};
 use crate::time::{Span, Time};
-use crate::why::{Note, Why};
 use expect_test::{Expect, expect};
 use serde_json::json;
 use std::sync::Arc;
@@ -472,23 +472,23 @@ fn the_device_is_chosen_among_all_nodes() {
 
 /// The board against a search that looks at every device.
 mod board {
-    use crate::board::{self, Board, Kinds, can_share};
     use crate::engine::Engine;
     use crate::event::{Event, Sample};
-    use crate::goodput::{LrRule, Noise, Training};
     use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
     use crate::interference::Undisturbed;
     use crate::job::Spec;
     use crate::knobs::Knobs;
     use crate::math::rng::Rng;
+    use crate::performance::goodput::{LrRule, Noise, Training};
     use crate::plan::Plan;
     use crate::policy::Policy;
+    use crate::policy::iadeep::colocation_index::{self, Board, Kinds, can_share};
+    use crate::policy::iadeep::tuning_sessions;
     use crate::policy::iadeep::{IaDeep, Params, TRIES};
     use crate::profile::Profile;
     use crate::state::Costs;
     use crate::testing::confirmation;
     use crate::time::{Span, Time};
-    use crate::tuning;
 
     /// The policy, and after each of its calls the obvious search beside the board.
     struct Twin(IaDeep);
@@ -519,8 +519,11 @@ mod board {
                 && plan.spec(job).allows(gpu.kind)
                 && !policy.tuning.is_busy(idx)
                 && gpu.tenants.iter().all(|t| can_share(plan, *t));
-            if open && tuning::could_hold(plan, job, idx) {
-                devices.push((policy.harm(plan.spec(job).profile, &board::kinds(plan, idx)), idx));
+            if open && tuning_sessions::could_hold(plan, job, idx) {
+                devices.push((
+                    policy.harm(plan.spec(job).profile, &colocation_index::kinds(plan, idx)),
+                    idx,
+                ));
             }
         }
         devices.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));

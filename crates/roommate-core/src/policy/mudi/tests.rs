@@ -1,4 +1,4 @@
-use crate::lodging::testing::Stage;
+use crate::policy::serving::testing::Stage;
 use crate::testing::picture;
 use expect_test::expect;
 

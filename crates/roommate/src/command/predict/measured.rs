@@ -2,16 +2,16 @@
 
 use super::{Guess, Heard, mean_error, tell, worst_error};
 use crate::cli::{Output, Predict};
-use crate::{measurements, process};
+use crate::{console, measurements};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::Idx;
-use roommate_core::interference::atlas::Atlas;
-use roommate_core::interference::contention::TaskId;
 use roommate_core::interference::measured::{Measured, Work};
-use roommate_core::interference::rows::{Row, TaskKind};
 use roommate_core::job::Class;
 use roommate_core::journal::{Head, JobLine, ProfileLine};
+use roommate_core::measurement::atlas::Atlas;
+use roommate_core::measurement::contention::TaskId;
+use roommate_core::measurement::rows::{Row, TaskKind};
 use roommate_core::policy;
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Predict) -> anyhow::Result<ExitCode> {
     let mut heard = Heard::default();
     crate::command::read_journal(&args.journal, &mut heard)?;
     let guesses = from(&heard, &args.profiles, args.start)?;
-    process::print(&match args.output {
+    console::print(&match args.output {
         Output::Table => tell(&guesses),
         Output::Json => {
             let jobs: Vec<_> = guesses.iter().map(with_error).collect();
@@ -73,7 +73,7 @@ fn from(heard: &Heard, profiles: &Path, start_s: Option<f64>) -> anyhow::Result<
     let unended = heard.jobs.len() - guesses.len();
     if unended > 0 {
         let jobs = crate::table::count(unended as u64, "job");
-        process::say(&format!("{jobs} did not finish: predicted as if, and not compared"));
+        console::say(&format!("{jobs} did not finish: predicted as if, and not compared"));
     }
     Ok(guesses)
 }
@@ -102,7 +102,7 @@ impl Known {
                 "`profile:` of a job file says its kind; measured are {}",
                 names.join(", ")
             );
-            return Err(process::advise(what, hint));
+            return Err(console::advise(what, hint));
         };
         let own = profile.training.as_ref().map(|t| t.batch);
         let batch = said.or(own).or_else(|| self.usual_batch(name)).unwrap_or(1);
@@ -164,7 +164,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
     let steps = |job: &JobLine| {
         job.spec.work.ok_or_else(|| {
             let what = format!("job {:?} does not say how many steps it takes", job.name);
-            process::advise(what, "give `steps` in its job file")
+            console::advise(what, "give `steps` in its job file")
         })
     };
     let mut arrivals = Vec::new();
@@ -237,10 +237,10 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
 mod tests {
     use super::*;
     use roommate_core::idx::{ProfileIdx, TeamIdx};
-    use roommate_core::interference::rows;
     use roommate_core::job::Spec;
     use roommate_core::journal::{self, Writer};
     use roommate_core::knobs::Knobs;
+    use roommate_core::measurement::rows;
 
     const H200: [&str; 2] = [
         include_str!("../../../../../profiles/h200.jsonl"),

@@ -2,8 +2,8 @@
 
 use super::{figure, show, words};
 use crate::cli::Advise;
-use crate::{measurements, process, table};
-use roommate_core::interference::advice::{self, Advice, Terms, Way};
+use crate::{console, measurements, table};
+use roommate_core::measurement::advice::{self, Advice, Terms, Way};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
@@ -13,10 +13,10 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     if all.is_empty() {
         let what = format!("measurements {} have no sets", measurements::quoted(&args.prefix));
         let hint = "`roommate profile measure` measures the `sets` of a plan";
-        return Err(process::advise(what, hint));
+        return Err(console::advise(what, hint));
     }
     if args.output == crate::cli::Output::Csv {
-        return process::print(&csv(&all));
+        return console::print(&csv(&all));
     }
     let value = json!({
         "bound": args.bound,

@@ -3,15 +3,16 @@
 use crate::atomic::AtomicFile;
 use crate::cli::Measure;
 use crate::command::submit;
-use crate::{ANSWER_NO, measurements, process, table};
+use crate::{ANSWER_NO, console, measurements, table};
 use anyhow::Context;
-use roommate_agent::measure::outfit::Outfit;
-use roommate_agent::measure::plan::{EXAMPLE, Item, Member, Plan};
-use roommate_agent::measure::{Bench, Trouble, key, row};
-use roommate_agent::{AgentError, signal};
-use roommate_core::interference::advice::{self, Terms, Way, Who};
-use roommate_core::interference::rows::TaskKind;
-use roommate_core::interference::search::Search;
+use roommate_agent::AgentError;
+use roommate_agent::process::signal;
+use roommate_agent::profiling::bench_setup::Outfit;
+use roommate_agent::profiling::plan::{EXAMPLE, Item, Member, Plan};
+use roommate_agent::profiling::{Bench, Trouble, key, row};
+use roommate_core::measurement::advice::{self, Terms, Way, Who};
+use roommate_core::measurement::rows::TaskKind;
+use roommate_core::measurement::search::Search;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -22,7 +23,7 @@ use std::time::Instant;
 
 pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     let (Some(plan), Some(out)) = (&args.plan, &args.out) else {
-        process::print(EXAMPLE)?;
+        console::print(EXAMPLE)?;
         return Ok(ExitCode::SUCCESS);
     };
     let stop = signal::end_wanted()?;
@@ -37,7 +38,7 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     let files = Files::open(out, &items, args.again)?;
     let known = items.iter().filter(|i| files.has(i)).count();
     if known > 0 {
-        process::say(&format!("{known} of {} are measured already", items.len()));
+        console::say(&format!("{known} of {} are measured already", items.len()));
     }
     let mut work = Work { plan: &plan, sms: outfit.sms, files, tried: BTreeSet::new() };
     let mut left: Vec<&Item> = Vec::new();
@@ -49,7 +50,7 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     if left.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    process::say(&format!("on {}", outfit.device));
+    console::say(&format!("on {}", outfit.device));
     let program = std::env::current_exe().context("could not find this program itself")?;
     let mut bench = Bench::open(&plan, outfit, folder.path(), &program, &stop)?;
     let done = work.all(&mut bench, &left);
@@ -57,10 +58,10 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     let Done { rows, failed } = done?;
     let rows = table::count(rows, "row");
     let names: Vec<String> = work.files.paths().map(|p| p.display().to_string()).collect();
-    process::say(&format!("{rows} more in {}", names.join(" and ")));
+    console::say(&format!("{rows} more in {}", names.join(" and ")));
     if failed > 0 {
         let what = table::count(failed, "measurement");
-        process::say(&format!(
+        console::say(&format!(
             "{what} failed: see `error` in the rows; the same command tries again"
         ));
         return Ok(ExitCode::from(ANSWER_NO));
@@ -71,7 +72,7 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
 fn text_of(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).map_err(|e| {
         let what = format!("could not read {}: {e}", measurements::quoted(path));
-        process::advise(what, "`roommate profile measure --example` prints a plan to begin with")
+        console::advise(what, "`roommate profile measure --example` prints a plan to begin with")
     })
 }
 
@@ -96,8 +97,8 @@ impl Work<'_> {
     fn all(&mut self, bench: &mut Bench<'_>, left: &[&Item]) -> anyhow::Result<Done> {
         bench
             .start(left.iter().copied(), |name, came| match came {
-                Ok(s) => process::say(&format!("{name}: ready after {s:.1} s")),
-                Err(how) => process::say(&format!("{name}: {how}")),
+                Ok(s) => console::say(&format!("{name}: ready after {s:.1} s")),
+                Err(how) => console::say(&format!("{name}: {how}")),
             })
             .map_err(stopped)?;
         let mut done = Done::default();
@@ -127,11 +128,11 @@ impl Work<'_> {
         let each = if so_far == 0 { usual } else { began.elapsed().as_secs_f64() / so_far as f64 };
         let eta = table::figure(Some(each * left as f64), "s");
         let (now, all) = (so_far + 1, so_far + left as u64);
-        process::say(&format!("{now} of {all}, {eta} left: {}", words(item)));
+        console::say(&format!("{now} of {all}, {eta} left: {}", words(item)));
         let measured = match bench.measure(item) {
             Ok(measured) => Ok(measured),
             Err(Trouble::Item(what)) => {
-                process::say(&format!("  {what}"));
+                console::say(&format!("  {what}"));
                 Err(what)
             }
             Err(other) => return Err(stopped(other)),
@@ -175,7 +176,7 @@ impl Work<'_> {
 fn stopped(trouble: Trouble) -> anyhow::Error {
     match trouble {
         Trouble::Agent(e) => e.into(),
-        other => process::advise(
+        other => console::advise(
             format!("could not measure everything: {other}"),
             "what was measured is kept; the same command goes on with the rest",
         ),

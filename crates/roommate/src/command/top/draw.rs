@@ -8,8 +8,8 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
-use roommate_agent::control::JobView;
-use roommate_agent::words::Told;
+use roommate_agent::api::control::JobView;
+use roommate_agent::daemon::event_text::Told;
 
 /// Below this nothing useful can be shown.
 pub(super) const SMALLEST: (u16, u16) = (60, 12);

@@ -1,6 +1,6 @@
 //! What `roommate top` shows, as data: the last answers of the daemon, and what the person is at.
 
-use roommate_agent::control::{JobView, MachineView, Request};
+use roommate_agent::api::control::{JobView, MachineView, Request};
 use std::cmp::Reverse;
 
 /// What the daemon said last.

@@ -1,8 +1,8 @@
 use super::*;
 use expect_test::expect;
-use roommate_agent::control::{JobView, MachineView};
+use roommate_agent::api::control::{JobView, MachineView};
+use roommate_agent::daemon::event_text::Told;
 use roommate_agent::device::SelfTest;
-use roommate_agent::words::Told;
 use screen::Mode;
 
 fn job(idx: u32, name: &str, state: &str, devices: &[u32]) -> JobView {

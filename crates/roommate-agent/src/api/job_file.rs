@@ -1,0 +1,657 @@
+//! Job files: short YAML in which a user says what to run. Strict: a field that does not exist is an
+//! error that names the one which was probably meant.
+
+use crate::protocol::BatchRange;
+use roommate_core::idx::{ProfileIdx, TeamIdx};
+use roommate_core::job::{Class, Retries, Spec};
+use roommate_core::knobs::Knobs;
+use roommate_core::performance::goodput::{LrRule, Noise, Training};
+use roommate_core::profile::Profile;
+use roommate_core::time::{Span, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use yaml_serde::Value;
+
+/// A job file that shows every field.
+pub const EXAMPLE: &str = include_str!("example.yaml");
+
+/// Fields of a job.
+const FIELDS: &[&str] = &[
+    "name",
+    "command",
+    "workdir",
+    "env",
+    "devices",
+    "share",
+    "batch",
+    "class",
+    "deadline",
+    "team",
+    "retries",
+    "checkpoint",
+    "steps",
+    "step_s",
+    "stages_s",
+    "profile",
+    "sdk",
+    "gpu_mib",
+    "memory_mib",
+    "cpus",
+];
+/// Fields that a job of a mix may have as well.
+const IN_MIX: &[&str] = &["after", "file"];
+/// Fields of a mix.
+const OF_MIX: &[&str] = &["policy", "set", "devices", "jobs"];
+
+/// Why a job file cannot be used.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("{file}: {what}")]
+pub struct JobFileError {
+    /// Which file, and which job in it.
+    pub file: String,
+    /// What is wrong.
+    pub what: String,
+    hint: Option<String>,
+}
+
+impl JobFileError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+/// What to run: words as they are, or a line for the shell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Command {
+    /// For `sh -c`.
+    Line(String),
+    /// A program and its arguments.
+    Words(Vec<String>),
+}
+
+impl Command {
+    /// The program and its arguments.
+    pub fn words(&self) -> Vec<String> {
+        match self {
+            Self::Line(line) => vec!["sh".into(), "-c".into(), line.clone()],
+            Self::Words(words) => words.clone(),
+        }
+    }
+}
+
+/// How a user calls the classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ClassName {
+    /// Promised its resources.
+    #[default]
+    Guaranteed,
+    /// Takes what is left.
+    BestEffort,
+}
+
+/// What a user asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobFile {
+    /// Its name; that of the file, unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What to run.
+    pub command: Command,
+    /// Where; relative to the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<PathBuf>,
+    /// Variables added to the environment of the one who submits.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// How many devices.
+    #[serde(default = "one")]
+    pub devices: u16,
+    /// What it is promised of each device; 0 = nothing, it takes what is free.
+    #[serde(default = "whole")]
+    pub share: f64,
+    /// Batch sizes that it can work with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchRange>,
+    /// How it is treated when devices are short.
+    #[serde(default)]
+    pub class: ClassName,
+    /// When it has to be finished, after its submission.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Length>,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub team: Option<String>,
+    /// How often it is started again after failures.
+    #[serde(default = "usual_retries")]
+    pub retries: Retries,
+    /// Where it keeps its checkpoints, relative to the file; a folder of the daemon's, unless given. It is
+    /// told by `ROOMMATE_CHECKPOINT`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<PathBuf>,
+    /// How many steps it takes, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<f64>,
+    /// Seconds of a step alone, if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_s: Option<f64>,
+    /// Seconds of a step in each stage (load, preprocess, compute, sync), if known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages_s: Option<[f64; 4]>,
+    /// Its kind of work, for jobs that are alike; its name, unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Whether it speaks with the machine through the SDK, and so keeps its share of a GPU itself.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub sdk: bool,
+    /// GPU memory that it needs of each GPU, and gets no more than; no limit, unless given.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub gpu_mib: u32,
+    /// Host memory for each device.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_mib: u32,
+    /// CPU cores for each device; not counted, unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<f64>,
+}
+
+/// A length of time as people write it: `90`, `90s`, `15m`, `2h`, `3d`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "LengthForm", into = "f64")]
+pub struct Length(pub f64);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum LengthForm {
+    Seconds(f64),
+    Text(String),
+}
+
+impl TryFrom<LengthForm> for Length {
+    type Error = String;
+    fn try_from(form: LengthForm) -> Result<Self, String> {
+        let seconds = match &form {
+            LengthForm::Seconds(s) => Some(*s),
+            LengthForm::Text(text) => length_of(text),
+        };
+        let shown = || match &form {
+            LengthForm::Seconds(s) => s.to_string(),
+            LengthForm::Text(text) => format!("{text:?}"),
+        };
+        let good = seconds.filter(|s| s.is_finite() && (0.0..1e10).contains(s));
+        good.map(Self).ok_or_else(|| {
+            format!("expected a length of time such as 90s, 15m or 2h, found {}", shown())
+        })
+    }
+}
+
+impl From<Length> for f64 {
+    fn from(length: Length) -> Self {
+        length.0
+    }
+}
+
+fn length_of(text: &str) -> Option<f64> {
+    let (number, unit) = match text.trim().split_at_checked(text.trim().len().saturating_sub(1))? {
+        (number, "s") => (number, 1.0),
+        (number, "m") => (number, 60.0),
+        (number, "h") => (number, 3_600.0),
+        (number, "d") => (number, 86_400.0),
+        _ => (text.trim(), 1.0),
+    };
+    Some(number.trim().parse::<f64>().ok()? * unit)
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// Errors of the user come back; others are worth another try.
+fn usual_retries() -> Retries {
+    Retries { user: 0, infra: 3, unknown: 1 }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_false(v: &bool) -> bool {
+    !*v
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(v: &u32) -> bool {
+    *v == 0
+}
+
+/// Several jobs and how to run them: what `roommate run` takes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mix {
+    /// The policy, if the file says.
+    pub policy: Option<String>,
+    /// Its parameters.
+    pub set: serde_json::Map<String, serde_json::Value>,
+    /// How many devices the machine is to have.
+    pub devices: Option<u16>,
+    /// The jobs and when each is submitted, seconds after the first.
+    pub jobs: Vec<(f64, JobFile)>,
+}
+
+impl JobFile {
+    /// Reads a job file. Paths in it become relative to the folder of the file.
+    pub fn read(text: &str, file: &Path) -> Result<Self, JobFileError> {
+        let at = Place::of_jobs(file);
+        let value = parse(text, &at)?;
+        check_fields(&value, &[FIELDS], &at)?;
+        // Read from the text again: then an error knows its line.
+        let job: Self = yaml_serde::from_str(text).map_err(|e| at.wrong(plain(&e)))?;
+        job.settled(file, &at)
+    }
+
+    fn settled(mut self, file: &Path, at: &Place) -> Result<Self, JobFileError> {
+        let folder = file.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+        self.workdir = Some(folder.join(self.workdir.unwrap_or_default()));
+        self.checkpoint = self.checkpoint.map(|c| folder.join(c));
+        if self.name.is_none() {
+            let stem = file.file_stem().map(|s| s.to_string_lossy().into_owned());
+            self.name =
+                Some(stem.filter(|s| !s.is_empty() && s != "-").unwrap_or_else(|| "job".into()));
+        }
+        self.check().map_err(|what| at.wrong(what))?;
+        Ok(self)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or("job")
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let name = self.name();
+        let plain = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 100 || !name.chars().all(plain) {
+            return Err(format!(
+                "name: expected letters, digits, `-`, `_` and `.`, found {name:?}"
+            ));
+        }
+        let words = self.command.words();
+        if words.first().is_none_or(|w| w.trim().is_empty())
+            || words.last().is_some_and(|w| w.trim().is_empty())
+        {
+            return Err("command: there is nothing to run".into());
+        }
+        let bad_env = |k: &&String| k.is_empty() || k.contains(['=', '\0']);
+        if let Some(key) = self.env.keys().find(bad_env) {
+            return Err(format!("env: {key:?} cannot be the name of a variable"));
+        }
+        if self.devices == 0 {
+            return Err("devices: expected at least 1, found 0".into());
+        }
+        if !(0.0..=1.0).contains(&self.share) {
+            return Err(format!("share: expected 0 to 1, found {}", self.share));
+        }
+        if let Some(b) = self.batch.filter(|b| !(1 <= b.min && b.min <= b.size && b.size <= b.max))
+        {
+            return Err(format!(
+                "batch: expected 1 <= min <= size <= max, found {}, {}, {}",
+                b.min, b.size, b.max
+            ));
+        }
+        let positive = |v: f64| v.is_finite() && v > 0.0;
+        let numbers = [("steps", self.steps), ("step_s", self.step_s), ("cpus", self.cpus)];
+        if let Some((field, value)) =
+            numbers.iter().find_map(|(f, v)| v.filter(|v| !positive(*v)).map(|v| (f, v)))
+        {
+            return Err(format!("{field}: expected a number above 0, found {value}"));
+        }
+        if self.stages_s.is_some_and(|s| s.iter().any(|v| !v.is_finite() || *v < 0.0)) {
+            return Err("stages_s: expected four lengths of time in seconds".into());
+        }
+        Ok(())
+    }
+
+    /// What is known of its kind of work.
+    pub fn profile(&self) -> Profile {
+        let stages: Option<f64> = self.stages_s.map(|s| s.iter().sum());
+        let step_s = self.step_s.or(stages.filter(|s| *s > 0.0)).unwrap_or(UNKNOWN_STEP_S);
+        let training = self.batch.map(|b| Training {
+            batch: b.size,
+            batch_min: b.min,
+            batch_max: b.max,
+            // The job itself sees to its learning rate; noise and memory it reports.
+            lr: LrRule::default(),
+            noise: Noise::default(),
+            memory: Vec::new(),
+        });
+        Profile { stages_s: self.stages_s, training, ..Profile::of_step(step_s) }
+    }
+
+    /// What the engine is asked for, when it is submitted now.
+    pub fn spec(&self, profile: ProfileIdx, team: TeamIdx, now: Time) -> Spec {
+        let share = (self.share * 1000.0).round() as u16;
+        Spec {
+            gpus_max: self.devices,
+            knobs: Knobs {
+                sm_permille: share,
+                cpu_milli: self.cpus.map_or(0, |c| (c * 1000.0).round() as u32),
+                host_mib: self.memory_mib,
+                mem_mib: self.gpu_mib,
+                ..Knobs::WHOLE
+            },
+            team,
+            class: match self.class {
+                ClassName::Guaranteed => Class::Guaranteed,
+                ClassName::BestEffort => Class::BestEffort,
+            },
+            work: self.steps,
+            declared_s: self.steps.zip(self.step_s).map(|(n, s)| n * s),
+            deadline: self.deadline.map(|d| now + Span::from_secs(d.0)),
+            retries: self.retries,
+            ..Spec::training(self.devices, 0.0, profile)
+        }
+    }
+}
+
+/// Seconds of a step that nobody has told us anything about; the first report of the job corrects it.
+const UNKNOWN_STEP_S: f64 = 1.0;
+
+impl Mix {
+    /// Reads a mix. A job in it is written out or names its `file`; `after` delays its submission.
+    pub fn read(
+        text: &str,
+        file: &Path,
+        open: impl Fn(&Path) -> std::io::Result<String>,
+    ) -> Result<Self, JobFileError> {
+        let at = Place::of_jobs(file);
+        let value = parse(text, &at)?;
+        check_fields(&value, &[OF_MIX], &at)?;
+        let field = |name: &str| value.get(name).cloned().filter(|v| !v.is_null());
+        let read = |name: &str, v: Value, at: &Place| {
+            at.wrong(format!("{name}: could not use {}", shown(&v)))
+        };
+        let policy = match field("policy") {
+            None => None,
+            Some(Value::String(p)) => Some(p),
+            Some(v) => return Err(read("policy", v, &at)),
+        };
+        let set = match field("set") {
+            None => serde_json::Map::new(),
+            Some(v) => {
+                yaml_serde::from_value(v).map_err(|e| at.wrong(format!("set: {}", plain(&e))))?
+            }
+        };
+        let devices = match field("devices") {
+            None => None,
+            Some(v) => Some(
+                yaml_serde::from_value(v)
+                    .map_err(|e| at.wrong(format!("devices: {}", plain(&e))))?,
+            ),
+        };
+        let Some(Value::Sequence(entries)) = field("jobs") else {
+            return Err(at.wrong("jobs: expected a list of jobs".into()));
+        };
+        let mut jobs = Vec::new();
+        for (i, entry) in entries.into_iter().enumerate() {
+            let at = Place { job: Some(i + 1), ..at.clone() };
+            jobs.push(Self::entry(entry, file, &at, &open)?);
+        }
+        if jobs.is_empty() {
+            return Err(at.wrong("jobs: there is nothing to run".into()));
+        }
+        jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(Self { policy, set, devices, jobs })
+    }
+
+    fn entry(
+        mut entry: Value,
+        mix: &Path,
+        at: &Place,
+        open: &impl Fn(&Path) -> std::io::Result<String>,
+    ) -> Result<(f64, JobFile), JobFileError> {
+        check_fields(&entry, &[FIELDS, IN_MIX], at)?;
+        let fields = entry.as_mapping_mut().expect("its fields were just checked");
+        let after = match fields.remove("after") {
+            None => Length(0.0),
+            Some(v) => {
+                yaml_serde::from_value(v).map_err(|e| at.wrong(format!("after: {}", plain(&e))))?
+            }
+        };
+        let job = match fields.remove("file") {
+            Some(_) if !fields.is_empty() => {
+                return Err(at.wrong("a job names its file or is written out, not both".into()));
+            }
+            Some(Value::String(name)) => {
+                let path = mix.parent().map_or_else(PathBuf::new, Path::to_path_buf).join(name);
+                let text = open(&path)
+                    .map_err(|e| at.wrong(format!("file {:?}: {e}", path.display().to_string())))?;
+                JobFile::read(&text, &path)?
+            }
+            Some(v) => return Err(at.wrong(format!("file: could not use {}", shown(&v)))),
+            None => {
+                let job: JobFile =
+                    yaml_serde::from_value(entry).map_err(|e| at.wrong(plain(&e)))?;
+                let named = job.name.is_some();
+                let mut job = job.settled(mix, at)?;
+                if !named {
+                    job.name = Some(format!("{}-{}", job.name(), at.job.unwrap_or(1)));
+                }
+                job
+            }
+        };
+        Ok((after.0, job))
+    }
+}
+
+/// Where in which file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Place {
+    pub(crate) file: String,
+    pub(crate) job: Option<usize>,
+    /// What shows how such files are written.
+    pub(crate) hint: &'static str,
+}
+
+impl Place {
+    fn of_jobs(file: &Path) -> Self {
+        let hint = "`roommate submit --example` shows every field";
+        Self { file: file.display().to_string(), job: None, hint }
+    }
+
+    pub(crate) fn wrong(&self, what: String) -> JobFileError {
+        let job = self.job.map_or(String::new(), |n| format!(", job {n}"));
+        let hint = Some(self.hint.into());
+        JobFileError { file: format!("{}{job}", self.file), what, hint }
+    }
+
+    /// The same with other advice.
+    pub(crate) fn wrong_with(&self, what: String, hint: String) -> JobFileError {
+        JobFileError { hint: Some(hint), ..self.wrong(what) }
+    }
+}
+
+pub(crate) fn parse(text: &str, at: &Place) -> Result<Value, JobFileError> {
+    yaml_serde::from_str(text).map_err(|e| at.wrong(format!("not YAML: {}", plain(&e))))
+}
+
+pub(crate) fn check_fields(
+    value: &Value,
+    known: &[&[&str]],
+    at: &Place,
+) -> Result<(), JobFileError> {
+    let Some(fields) = value.as_mapping() else {
+        return Err(at.wrong(format!("expected fields such as `command:`, found {}", shown(value))));
+    };
+    let all = || known.iter().flat_map(|k| k.iter().copied());
+    for field in fields.keys() {
+        let name = field.as_str().map_or_else(|| shown(field), str::to_string);
+        if all().any(|k| k == name) {
+            continue;
+        }
+        return Err(at.wrong_with(format!("unknown field {name:?}"), meant(&name, all())));
+    }
+    Ok(())
+}
+
+/// Advice for somebody who wrote a name that is not known.
+pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    match nearest(name, known.clone()) {
+        Some(meant) => format!("did you mean {meant:?}?"),
+        None => format!("there are {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// The known name that takes the fewest changes, if they are few.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let ranked = known.map(|k| (changes(name, k), k));
+    ranked.filter(|(d, k)| *d <= 2.max(k.len() / 3)).min_by_key(|(d, _)| *d).map(|(_, k)| k)
+}
+
+/// Letters to change, add, drop or swap with a neighbour to turn one word into another.
+fn changes(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.chars().collect());
+    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let same = usize::from(a[i - 1] != b[j - 1]);
+                let mut least =
+                    (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + same);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    least = least.min(rows[i - 2][j - 2] + 1);
+                }
+                least
+            };
+        }
+    }
+    rows[a.len()][b.len()]
+}
+
+/// A value on one line, for an error.
+pub(crate) fn shown(value: &Value) -> String {
+    let text = yaml_serde::to_string(value).unwrap_or_default();
+    let line = text.trim().replace('\n', " ");
+    if line.chars().count() > 60 {
+        line.chars().take(57).chain("...".chars()).collect()
+    } else {
+        line
+    }
+}
+
+/// What the reader said, on one line.
+pub(crate) fn plain(error: &yaml_serde::Error) -> String {
+    error.to_string().replace('\n', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> String {
+        match JobFile::read(text, Path::new("dir/job.yaml")) {
+            Ok(job) => format!("{} {:?}", job.name(), job.command.words()),
+            Err(e) => format!("{e} | {}", e.hint().unwrap_or_default()),
+        }
+    }
+
+    /// The field in a comment that holds one.
+    fn uncommented(line: &str) -> Option<&str> {
+        let field = line.strip_prefix("# ")?;
+        FIELDS.iter().any(|f| field.starts_with(&format!("{f}:"))).then_some(field)
+    }
+
+    #[test]
+    fn the_example_shows_every_field_and_reads() {
+        let job = JobFile::read(EXAMPLE, Path::new("example.yaml")).unwrap();
+        assert_eq!(job.name(), "resnet");
+        for field in FIELDS {
+            let shown = |l: &str| uncommented(l).unwrap_or(l).starts_with(&format!("{field}:"));
+            assert!(EXAMPLE.lines().any(shown), "{field} is not in the example");
+        }
+        // The fields that are commented out are good as well.
+        let all: String =
+            EXAMPLE.lines().map(|l| uncommented(l).unwrap_or(l).to_string() + "\n").collect();
+        JobFile::read(&all, Path::new("example.yaml")).unwrap();
+    }
+
+    #[test]
+    fn short_files_suffice() {
+        assert_eq!(said("command: echo hello"), r#"job ["sh", "-c", "echo hello"]"#);
+        assert_eq!(said("command: [echo, hello]\nname: x"), r#"x ["echo", "hello"]"#);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_what_was_meant() {
+        let check =
+            |text: &str, expect: &str| assert_eq!(said(text), format!("dir/job.yaml: {expect}"));
+        let example = "`roommate submit --example` shows every field";
+        check("comand: x", r#"unknown field "comand" | did you mean "command"?"#);
+        check("command: x\nretires: 3", r#"unknown field "retires" | did you mean "retries"?"#);
+        check("command: x\ngpus: 3", r#"unknown field "gpus" | did you mean "cpus"?"#);
+        check(
+            "command: x\nxyzzyxyzzy: 3",
+            &format!(r#"unknown field "xyzzyxyzzy" | there are {}"#, FIELDS.join(", ")),
+        );
+        check(
+            "just text",
+            &format!("expected fields such as `command:`, found just text | {example}"),
+        );
+        check("name: x", &format!("missing field `command` | {example}"));
+        check("command: ''", &format!("command: there is nothing to run | {example}"));
+        check("command: []", &format!("command: there is nothing to run | {example}"));
+        check("command: x\nshare: 2", &format!("share: expected 0 to 1, found 2 | {example}"));
+        check(
+            "command: x\ndevices: 0",
+            &format!("devices: expected at least 1, found 0 | {example}"),
+        );
+        check(
+            "command: x\nname: a/b",
+            &format!("name: expected letters, digits, `-`, `_` and `.`, found \"a/b\" | {example}"),
+        );
+        check(
+            "command: x\nbatch: {size: 8, min: 16, max: 32}",
+            &format!("batch: expected 1 <= min <= size <= max, found 16, 8, 32 | {example}"),
+        );
+        let bad = said("command: x\nname: [");
+        assert!(bad.starts_with("dir/job.yaml: not YAML: ") && bad.contains("line 3"), "{bad}");
+        let bad = said("command: x\nclass: service");
+        assert!(bad.contains("unknown variant `service`") && bad.contains("line 2"), "{bad}");
+        let bad = said("command: x\ndeadline: soon");
+        assert!(bad.contains("90s, 15m or 2h, found \"soon\""), "{bad}");
+    }
+
+    #[test]
+    fn lengths_are_written_as_people_do() {
+        for (text, s) in
+            [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0), ("3d", 259_200.0)]
+        {
+            assert_eq!(length_of(text), Some(s), "{text}");
+        }
+        for text in ["", "m", "2w", "-"] {
+            assert_eq!(length_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mix_has_jobs_of_its_own_and_from_files() {
+        let open = |path: &Path| {
+            assert_eq!(path, Path::new("dir/other.yaml"));
+            Ok("command: two".to_string())
+        };
+        let text = "policy: gandiva\njobs:\n- {command: one, after: 2s}\n- file: other.yaml\n";
+        let mix = Mix::read(text, Path::new("dir/mix.yaml"), open).unwrap();
+        let jobs: Vec<_> = mix.jobs.iter().map(|(after, j)| (*after, j.name())).collect();
+        assert_eq!(jobs, [(0.0, "other"), (2.0, "mix-1")]);
+        let bad = |text: &str| Mix::read(text, Path::new("m.yaml"), open).unwrap_err();
+        assert_eq!(bad("jobs: []").to_string(), "m.yaml: jobs: there is nothing to run");
+        let wrong = bad("jobs:\n- {command: x}\n- {command: x, polcy: y}");
+        assert_eq!(wrong.to_string(), "m.yaml, job 2: unknown field \"polcy\"");
+        assert_eq!(bad("job: []").hint().unwrap(), "did you mean \"jobs\"?");
+    }
+}

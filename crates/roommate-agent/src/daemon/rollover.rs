@@ -1,0 +1,250 @@
+//! A new part of the journal. What is alive goes on in it: its jobs are submitted anew, processes that run
+//! are kept, and the policy decides from there. What has ended is remembered beside it.
+//!
+//! A part is begun when the one before has grown long, and when the policy's code has changed so that
+//! it would not decide the old part in the same way again. Either way only recorded facts are used, and what
+//! processes left; all of it becomes true in one transaction of the store.
+
+use crate::AgentError;
+use crate::api::control::{JobView, class_name};
+use crate::daemon::store::{Kept, Store};
+use crate::daemon::unix_us;
+use crate::machine::classify;
+use crate::paths::Paths;
+use crate::process::Exit;
+use crate::process::supervisor::{Attempt, Fate};
+use roommate_core::engine::Engine;
+use roommate_core::event::{Action, Event};
+use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use roommate_core::job::Retries;
+use roommate_core::journal::{
+    self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
+};
+use roommate_core::time::Time;
+
+/// What a journal says happened, without asking a policy.
+#[derive(Default)]
+struct Past {
+    head: Option<Head>,
+    profiles: Vec<ProfileLine>,
+    teams: Vec<TeamLine>,
+    jobs: Vec<Known>,
+    at: Time,
+}
+
+/// A job as a journal knows it.
+struct Known {
+    line: JobLine,
+    failures: u16,
+    /// Whether it has devices, and whether it ever had.
+    placed: bool,
+    started: bool,
+    submitted: Time,
+}
+
+impl Observer for Past {
+    fn head(&mut self, head: &Head) {
+        self.head = Some(head.clone());
+    }
+    fn profile(&mut self, line: &ProfileLine) {
+        self.profiles.push(line.clone());
+    }
+    fn team(&mut self, line: &TeamLine) {
+        self.teams.push(line.clone());
+    }
+    fn job(&mut self, line: &JobLine) {
+        let line = line.clone();
+        self.jobs.push(Known {
+            line,
+            failures: 0,
+            placed: false,
+            started: false,
+            submitted: self.at,
+        });
+    }
+    fn step(&mut self, step: &StepView<'_>) {
+        self.at = step.at;
+        for fact in step.facts {
+            match fact {
+                Event::Submitted(job) => self.jobs[job.usize()].submitted = step.at,
+                Event::Stopped { job, .. } => self.jobs[job.usize()].placed = false,
+                Event::Failed { job, .. } => {
+                    let known = &mut self.jobs[job.usize()];
+                    known.failures = known.failures.saturating_add(1);
+                    known.placed = false;
+                }
+                _ => {}
+            }
+        }
+        for action in step.actions {
+            if matches!(action, Action::Start(..) | Action::Move(..)) {
+                let known = &mut self.jobs[action.job().usize()];
+                (known.placed, known.started) = (true, true);
+            }
+        }
+    }
+}
+
+/// Begins a new part of the journal; returns its lines. `believed` knows how far jobs are, where the old part
+/// could be decided again.
+pub(crate) fn begin(
+    store: &mut Store,
+    paths: &Paths,
+    lines: &[u8],
+    believed: Option<&Engine>,
+    why: &str,
+) -> Result<Vec<u8>, AgentError> {
+    let unrepeatable = |what: String| AgentError::Unrepeatable { path: paths.store(), what };
+    let mut past = Past::default();
+    journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
+    let Some(head) = past.head.take() else {
+        return Err(unrepeatable("its journal has no head".into()));
+    };
+    let mut next = Next::new(&head, why);
+    for kept in store.jobs()? {
+        let Some(known) = past.jobs.get(kept.idx as usize) else {
+            return Err(unrepeatable("its jobs and its journal do not match".into()));
+        };
+        let mut failures = known.failures;
+        let (number, last) = last_attempt(paths, kept.id)?;
+        let exit = match &last {
+            Some(Fate::Ended(_, exit)) => Some(exit.clone()),
+            _ => None,
+        };
+        // A process that was carried into the old part and not wanted there may have run on for a moment.
+        let carried = !known.started && number > kept.starts;
+        let unseen = kept.outcome.is_none() && (known.placed || carried);
+        let unseen = exit.as_ref().filter(|_| unseen);
+        let outcome = match unseen {
+            // It ended while nobody looked.
+            Some(exit) => after(exit, known.line.spec.retries, &mut failures),
+            None => kept.outcome.clone(),
+        };
+        let failures_in_all = kept.failures.saturating_add(failures);
+        if let Some(outcome) = outcome {
+            let view = ended_view(paths, &kept, known, &outcome, (number, failures_in_all, exit));
+            store.retire(kept.id, &outcome, &view)?;
+            continue;
+        }
+        let runs = matches!(last, Some(Fate::Runs(_)));
+        let done = believed.map(|e| e.state().done(JobIdx(kept.idx)));
+        let before = if runs { number - 1 } else { number };
+        store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
+        next.job(known, failures, &past);
+    }
+    let fresh = next.writer.finish().expect("memory can always be written to");
+    store.begin_part(&fresh, past.at)?;
+    Ok(fresh)
+}
+
+/// What the end of a process means to a job: how the job ended, unless it is to be tried again.
+fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
+    if *exit == Exit::Code(0) {
+        return Some("finished".into());
+    }
+    *failures = failures.saturating_add(1);
+    let exhausted = retries.after(classify(exit)).is_some_and(|most| *failures > most);
+    exhausted.then(|| format!("failed: {exit}"))
+}
+
+/// The last attempt at a job that was begun: its number (0 = none was) and what became of it.
+fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<Fate>), AgentError> {
+    let mut last = (0, None);
+    for (number, attempt) in Attempt::all(&paths.job(id)) {
+        let fate = attempt.settle()?;
+        let begun = (fate != Fate::Void).then_some(fate);
+        last = (number, begun.or(last.1));
+    }
+    Ok(last)
+}
+
+/// The lines of the new part.
+struct Next {
+    writer: Writer<Vec<u8>>,
+    jobs: u32,
+    /// Old index of each profile and team that is known in the new part.
+    profiles: Vec<ProfileIdx>,
+    teams: Vec<TeamIdx>,
+}
+
+impl Next {
+    fn new(head: &Head, why: &str) -> Self {
+        let mut writer = Writer::new(Vec::new());
+        writer.head(&Head { continues: Some(why.into()), ..head.clone() });
+        Self { writer, jobs: 0, profiles: Vec::new(), teams: Vec::new() }
+    }
+
+    fn job(&mut self, known: &Known, failures: u16, past: &Past) {
+        let mut spec = known.line.spec.clone();
+        let place = |all: &mut Vec<ProfileIdx>, old| all.iter().position(|p| *p == old);
+        let profile = place(&mut self.profiles, spec.profile).unwrap_or_else(|| {
+            let idx = ProfileIdx::from_usize(self.profiles.len());
+            let line = &past.profiles[spec.profile.usize()];
+            self.writer.profile(&ProfileLine { idx, ..line.clone() });
+            self.profiles.push(spec.profile);
+            idx.usize()
+        });
+        let team = self.teams.iter().position(|t| *t == spec.team).unwrap_or_else(|| {
+            let idx = TeamIdx::from_usize(self.teams.len());
+            self.writer.team(&TeamLine { idx, ..past.teams[spec.team.usize()].clone() });
+            self.teams.push(spec.team);
+            idx.usize()
+        });
+        spec.profile = ProfileIdx::from_usize(profile);
+        spec.team = TeamIdx::from_usize(team);
+        // Failures of before count.
+        let Retries { user, infra, unknown } = spec.retries;
+        let left = |limit: u16| limit.saturating_sub(failures);
+        spec.retries = Retries { user: left(user), infra: left(infra), unknown: left(unknown) };
+        let line = JobLine { idx: JobIdx(self.jobs), name: known.line.name.clone(), spec };
+        self.writer.job(&line);
+        self.jobs += 1;
+    }
+}
+
+/// A job that has ended, for people.
+fn ended_view(
+    paths: &Paths,
+    kept: &Kept,
+    known: &Known,
+    outcome: &str,
+    (starts, failures, exit): (u32, u16, Option<Exit>),
+) -> JobView {
+    let spec = &known.line.spec;
+    let finished = outcome == "finished";
+    let ended_us = kept.ended_us.unwrap_or_else(unix_us);
+    JobView {
+        name: kept.name.clone(),
+        idx: kept.id,
+        state: outcome.into(),
+        ended: true,
+        devices: Vec::new(),
+        wants: spec.gpus,
+        share: f64::from(spec.knobs.sm_permille) / 1000.0,
+        pace: 1.0,
+        batch: None,
+        done: spec.work.filter(|_| finished).unwrap_or(kept.checkpoint),
+        steps: spec.work,
+        left_s: None,
+        step_s: None,
+        stages_s: None,
+        cpu_s: None,
+        noise_scale: None,
+        mem_mib: None,
+        gpu_mib: None,
+        seat: None,
+        apart: false,
+        cooperative: false,
+        starts,
+        failures,
+        submitted_s: known.submitted.secs(),
+        age_s: ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6,
+        class: class_name(spec.class).into(),
+        team: kept.row.file.team.clone(),
+        why: None,
+        exit: exit.map(|e| e.to_string()),
+        keeper_pid: None,
+        log: paths.log(kept.id).display().to_string(),
+        command: kept.row.file.command.words(),
+    }
+}

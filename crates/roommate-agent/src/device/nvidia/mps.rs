@@ -1,0 +1,289 @@
+//! One MPS control daemon of NVIDIA's for one GPU, looked after.
+//!
+//! With MPS, processes run on a GPU at the same time instead of in turns, each with at most its part of
+//! the multiprocessors and of the memory, as its environment said when it started. Facts of life:
+//!
+//! - A fatal fault of one client ends the work of every client of the same server. Hence a daemon for
+//!   each GPU.
+//! - A client that is killed in the middle of a kernel can do the same. So its work is ended first
+//!   ([`Mps::terminate_client`]), then it is killed.
+//! - A client finds the daemon by the folder of its pipes. The folder is private, so no other daemon of
+//!   this machine is disturbed, and a process without the folder's name does without MPS.
+//! - The daemon outlives ours, like the jobs that use it, and is found again ([`Mps::ensure`]).
+//!
+//! Everything is said to the control program, which has so long to answer and no longer.
+
+use super::bounded_command;
+use super::nvml::GpuInfo;
+use crate::process::{self, Process};
+use rustix::process::Signal;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// The MPS daemon of one GPU, running or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mps {
+    uuid: String,
+    pipe: PathBuf,
+    log: PathBuf,
+    /// Where to look for the control program.
+    search: OsString,
+}
+
+const PROGRAM: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+/// A Unix socket's path has 107 bytes; the longest name in the folder of pipes is `control_privileged`.
+const LONGEST_PIPE: usize = 107 - "/control_privileged".len();
+
+/// A healthy daemon answers at once.
+const HEALTHY: Duration = Duration::from_secs(2);
+/// Before a daemon is killed, it is given the benefit of the doubt.
+const DOUBT: Duration = Duration::from_secs(5);
+const START: Duration = Duration::from_secs(10);
+/// How long clients are left at the end, and how long the daemon then takes to go.
+const LEAVE: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(10);
+
+impl Mps {
+    /// The daemon of this GPU that belongs to this folder. Nothing is touched yet.
+    pub(crate) fn new(root: &Path, gpu: &GpuInfo) -> Self {
+        let root = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
+        let short: String =
+            gpu.uuid.trim_start_matches("GPU-").chars().take_while(|c| *c != '-').collect();
+        let folder = root.join(format!("mps-{short}"));
+        let mut pipe = folder.join("pipe");
+        if pipe.as_os_str().len() > LONGEST_PIPE {
+            // A name that a later daemon with the same root finds again.
+            let name = fingerprint(folder.as_os_str().as_bytes());
+            pipe = std::env::temp_dir().join(format!("roommate-{name:016x}"));
+        }
+        Self {
+            uuid: gpu.uuid.clone(),
+            pipe,
+            log: folder.join("log"),
+            search: std::env::var_os("PATH")
+                .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into()),
+        }
+    }
+
+    /// Looks for the control program here instead of in `PATH`.
+    #[cfg(test)]
+    pub(super) fn searching(self, search: OsString) -> Self {
+        Self { search, ..self }
+    }
+
+    /// What a client needs in its environment, besides its limits and the GPU's UUID as
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub(crate) fn env(&self) -> Vec<(&'static str, String)> {
+        let text = |p: &Path| p.to_string_lossy().into_owned();
+        vec![
+            ("CUDA_MPS_PIPE_DIRECTORY", text(&self.pipe)),
+            ("CUDA_MPS_LOG_DIRECTORY", text(&self.log)),
+        ]
+    }
+
+    /// Makes sure that the daemon runs: one that answers is kept (`false`); otherwise what is left of
+    /// one is cleared away, with all its clients' work, and a new one is started (`true`).
+    pub(crate) fn ensure(&self) -> Result<bool, String> {
+        let program = self.program()?;
+        for folder in [&self.pipe, &self.log] {
+            private(folder)?;
+        }
+        if self.ask("get_server_list", DOUBT).is_ok() {
+            return Ok(false);
+        }
+        self.clear();
+        self.start(&program)?;
+        Ok(true)
+    }
+
+    fn start(&self, program: &Path) -> Result<(), String> {
+        let failed = |why: String| {
+            let log = self.log.join("control.log");
+            format!("could not start {PROGRAM:?}: {why}; see {:?}", log.display().to_string())
+        };
+        // What the daemon prints before it leaves for the background goes to a file: a pipe would stay
+        // open as long as it lives.
+        let said = self.log.join("start.log");
+        let out = fs::File::create(&said).map_err(|e| failed(e.to_string()))?;
+        let err = out.try_clone().map_err(|e| failed(e.to_string()))?;
+        let mut command = self.command(program);
+        command.arg("-d").env("CUDA_VISIBLE_DEVICES", &self.uuid);
+        // Not in our group: what ends us from a terminal is not meant for it.
+        command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
+        let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
+        let end = Instant::now() + START;
+        let mut status = None;
+        while Instant::now() < end {
+            if status.is_none() {
+                status = child.try_wait().ok().flatten();
+            }
+            match status {
+                Some(status) if !status.success() => {
+                    let said = fs::read_to_string(&said).unwrap_or_default();
+                    return Err(failed(format!("{status}, it says {:?}", said.trim())));
+                }
+                Some(_) if self.ask("get_server_list", HEALTHY).is_ok() => return Ok(()),
+                _ => std::thread::sleep(LOOK),
+            }
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        self.clear();
+        Err(failed(format!("it did not answer within {} s", START.as_secs())))
+    }
+
+    /// Whether the daemon answers in time.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.ask("get_server_list", HEALTHY).is_ok()
+    }
+
+    /// The daemon's servers; it starts one when the first client comes.
+    pub(crate) fn servers(&self) -> Result<Vec<u32>, String> {
+        self.ask("get_server_list", HEALTHY).map(|said| numbers(&said))
+    }
+
+    /// The clients of a server, by the numbers that the daemon knows them by.
+    pub(crate) fn clients(&self, server: u32) -> Result<Vec<u32>, String> {
+        self.ask(&format!("get_client_list {server}"), HEALTHY).map(|said| numbers(&said))
+    }
+
+    /// Ends a client's work on the GPU without harm to the others. Its process lives on, but every call
+    /// to CUDA fails from now on. `pid` is a number out of [`Mps::clients`].
+    pub(crate) fn terminate_client(&self, pid: u32) -> Result<(), String> {
+        for server in self.servers()? {
+            if self.clients(server)?.contains(&pid) {
+                return self.ask(&format!("terminate_client {server} {pid}"), DOUBT).map(|_| ());
+            }
+        }
+        Err(format!("process {pid} is no client of the MPS daemon of GPU {}", self.uuid))
+    }
+
+    /// Ends the daemon. Clients that are still there have five seconds.
+    pub(crate) fn stop(&self) {
+        if let Ok(servers) = self.servers() {
+            let busy = servers.iter().any(|s| !matches!(self.clients(*s), Ok(c) if c.is_empty()));
+            let quit =
+                if busy { format!("quit -t {}", LEAVE.as_secs()) } else { "quit".to_string() };
+            let ours = self.processes();
+            // It answers when its servers are gone.
+            let _ = self.ask(&quit, 2 * LEAVE);
+            await_end(&ours);
+        }
+        self.clear();
+    }
+
+    /// Says one thing to the daemon.
+    fn ask(&self, what: &str, limit: Duration) -> Result<String, String> {
+        if !self.pipe.join("control").exists() {
+            return Err(format!("no MPS daemon runs in {:?}", self.pipe.display().to_string()));
+        }
+        let command = self.command(&self.program()?);
+        let said = bounded_command::run(command, &format!("{what}\n"), limit, |_| ())?;
+        let lost = said.out.contains("Cannot find MPS control daemon");
+        if said.success && !lost {
+            return Ok(said.out);
+        }
+        let words = format!("{} {}", said.out.trim(), said.err.trim());
+        Err(format!("the MPS daemon does not take {what:?}: {:?}", words.trim()))
+    }
+
+    /// The control program as it is to be run, whatever our own environment says.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let ours = std::env::vars_os().map(|(name, _)| name);
+        for name in ours.filter(|n| n.as_bytes().starts_with(b"CUDA_")) {
+            command.env_remove(name);
+        }
+        command.envs(self.env());
+        command
+    }
+
+    fn program(&self) -> Result<PathBuf, String> {
+        let runs = |p: &PathBuf| {
+            p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+        };
+        let mut places = std::env::split_paths(&self.search).map(|f| f.join(PROGRAM));
+        places.find(runs).ok_or_else(|| {
+            format!(
+                "there is no program {PROGRAM:?} in PATH; it comes with NVIDIA's driver, and without \
+                 it processes can use a GPU only in turns"
+            )
+        })
+    }
+
+    /// Kills what is left of a daemon and its servers, and removes their pipes.
+    fn clear(&self) {
+        let ours = self.processes();
+        for process in &ours {
+            process.signal_group(Signal::KILL);
+        }
+        await_end(&ours);
+        for entry in fs::read_dir(&self.pipe).into_iter().flatten().flatten() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+
+    /// The daemon and its servers, known by their names and the folder in their environment.
+    fn processes(&self) -> Vec<Process> {
+        let mut mark = b"CUDA_MPS_PIPE_DIRECTORY=".to_vec();
+        mark.extend(self.pipe.as_os_str().as_bytes());
+        let read =
+            |pid: u32, file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let is_ours = |pid: &u32| {
+            let line = read(*pid, "cmdline");
+            let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
+            let runs = |name: &str| words.iter().take(2).any(|w| w.ends_with(name.as_bytes()));
+            // Without the flag it is somebody who asks something.
+            let found = runs(SERVER) || runs(PROGRAM) && words.contains(&b"-d".as_slice());
+            found && read(*pid, "environ").split(|b| *b == 0).any(|v| v == mark)
+        };
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let all = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+        let ours = all.filter(is_ours);
+        ours.filter_map(|pid| Some(Process { pid, start: process::stat(pid)?.start }))
+            .filter(|p| p.is_alive())
+            .collect()
+    }
+}
+
+/// Waits for processes to be gone, as long as that is reasonable.
+fn await_end(processes: &[Process]) {
+    let end = Instant::now() + LEAVE;
+    while Instant::now() < end && processes.iter().any(|p| p.is_alive()) {
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A folder that only its owner can look into. One under the temporary folder could have been laid there
+/// by somebody else.
+fn private(folder: &Path) -> Result<(), String> {
+    let at = folder.display().to_string();
+    let said = |e: std::io::Error| format!("could not make the folder {at:?}: {e}");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(said)?;
+    let found = fs::symlink_metadata(folder).map_err(said)?;
+    if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(format!("the folder {at:?} belongs to somebody else; remove it"));
+    }
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(said)
+}
+
+/// The same for the same bytes on every machine and for ever (FNV-1a).
+fn fingerprint(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn numbers(said: &str) -> Vec<u32> {
+    said.split_whitespace().filter_map(|w| w.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests;

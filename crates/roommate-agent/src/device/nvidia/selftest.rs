@@ -1,0 +1,288 @@
+//! Which limits really hold on a GPU, found by trying: a child process that is allowed half of the
+//! multiprocessors and a gibibyte of memory wants all of both, once with MPS and once without.
+
+use super::bounded_command;
+use super::mps::Mps;
+use super::nvml::GpuInfo;
+use crate::device::Tier;
+use roommate_cuda::Report;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+/// What the self-test of one GPU found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The tier that is really in force.
+    pub(crate) tier: Tier,
+    /// Whether a process can use the GPU at all.
+    pub(crate) usable: bool,
+    /// In words, with what was measured.
+    pub(crate) what: String,
+    /// Groups of multiprocessors to which a running process can be confined.
+    pub(crate) groups: u32,
+    /// What is there but was neither tried nor is used.
+    pub(crate) untested: Vec<String>,
+}
+
+/// What the process is allowed, and what it wants.
+const LIMIT_MIB: u64 = 1024;
+const WANTED_MIB: u64 = 2048;
+const PERCENT: u32 = 50;
+/// Multiprocessors come in groups, so half may be a few more than half.
+const ALLOWED_PERCENT: u32 = 60;
+/// A context on a machine with many GPUs takes seconds; a driver that hangs takes for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// From here on the driver has another MPS, with limits for groups of processes.
+const MPS_V3_DRIVER: u32 = 615;
+
+/// Tests a GPU with `program`, which is ours. `mps` is started if it does not run.
+pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
+    let plain = look(program, gpu, None);
+    let (limited, absent) = match mps.map(Mps::ensure) {
+        Some(Ok(_)) => (Some(look(program, gpu, mps)), None),
+        Some(Err(e)) => (None, Some(e)),
+        None => (None, Some("MPS is not used".into())),
+    };
+    let controllers =
+        std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    Found { untested: untested(gpu, &controllers), ..judge(&plain, limited.as_ref(), absent) }
+}
+
+/// Has a child process look at the GPU.
+fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, String> {
+    let mut command = Command::new(program);
+    command.args(["gpu-test", "--device", "0", "--over-mib", &WANTED_MIB.to_string()]);
+    let ours: Vec<OsString> = std::env::vars_os().map(|(name, _)| name).collect();
+    for name in ours.iter().filter(|n| n.as_bytes().starts_with(b"CUDA_")) {
+        command.env_remove(name);
+    }
+    command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
+    if let Some(mps) = mps {
+        command.envs(mps.env());
+        command.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={LIMIT_MIB}M"));
+        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", PERCENT.to_string());
+    } else {
+        // Where there is no daemon, so that one of somebody else's is not found by accident.
+        let nowhere = format!("roommate-no-mps-{}", std::process::id());
+        command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join(nowhere));
+    }
+    let leave = |pid| {
+        if let Some(mps) = mps {
+            let _ = mps.terminate_client(pid);
+        }
+    };
+    let said = bounded_command::run(command, "", PATIENCE, leave)?;
+    serde_json::from_str(&said.out).map_err(|_| {
+        let words = format!("{} {}", said.out.trim(), said.err.trim());
+        format!("the child process that looks at the GPU says {:?}", words.trim())
+    })
+}
+
+/// What follows from a look without limits and, where there is MPS, one with.
+fn judge(
+    plain: &Result<Report, String>,
+    limited: Option<&Result<Report, String>>,
+    absent: Option<String>,
+) -> Found {
+    let mut said = Vec::new();
+    let whole = ran_on(plain.as_ref());
+    match &whole {
+        Ok(sms) => said.push(format!("without MPS a kernel ran on {sms} SMs")),
+        Err(e) => said.push(format!("without MPS no kernel ran: {e}")),
+    }
+    said.extend(absent.map(|e| format!("no MPS: {e}")));
+    let (mut held, mut part) = (false, Err(String::new()));
+    if let Some(limited) = limited {
+        part = ran_on(limited.as_ref());
+        let (memory, words) = memory(plain.as_ref().ok(), limited.as_ref().ok());
+        said.extend(words);
+        let sms = match (&part, &whole) {
+            (Ok(part), Ok(whole)) => {
+                said.push(format!("a kernel allowed {PERCENT}% ran on {part} of {whole} SMs"));
+                part * 100 <= whole * ALLOWED_PERCENT
+            }
+            (Ok(part), Err(_)) => {
+                said.push(format!("a kernel allowed {PERCENT}% ran on {part} SMs"));
+                false
+            }
+            (Err(e), _) => {
+                said.push(format!("with MPS no kernel ran: {e}"));
+                false
+            }
+        };
+        held = memory && sms;
+    }
+    Found {
+        tier: if held { Tier::MpsV2 } else { Tier::TimeSlicing },
+        usable: whole.is_ok() || part.is_ok(),
+        what: said.join("; "),
+        groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
+        untested: Vec::new(),
+    }
+}
+
+/// On how many multiprocessors the kernel ran, if it did and was right.
+fn ran_on(look: Result<&Report, &String>) -> Result<u32, String> {
+    let report = look.map_err(Clone::clone)?;
+    match (&report.kernel, &report.error) {
+        (Some(kernel), _) if kernel.right => Ok(kernel.on_sms),
+        (Some(_), _) => Err("its results are wrong".into()),
+        (None, Some(error)) => Err(error.clone()),
+        (None, None) => Err("it was not tried".into()),
+    }
+}
+
+/// Whether the limit of memory was kept, and the words for it.
+fn memory(plain: Option<&Report>, limited: Option<&Report>) -> (bool, Option<String>) {
+    let refused = |r: Option<&Report>| {
+        let tried = r?.over.as_ref()?;
+        Some(tried.refused.clone())
+    };
+    let small = limited.and_then(|l| l.small.as_ref()).is_some_and(|t| t.refused.is_none());
+    let what = format!("an allocation of {WANTED_MIB} MiB above a limit of {LIMIT_MIB} MiB");
+    match (refused(limited), refused(plain)) {
+        (Some(None), _) => (false, Some(format!("{what} succeeded"))),
+        (Some(Some(why)), Some(None)) if small => (true, Some(format!("{what} failed ({why})"))),
+        (Some(Some(why)), Some(None)) => {
+            (false, Some(format!("{what} failed ({why}), and so did a small one")))
+        }
+        (Some(Some(_)), _) => {
+            (false, Some(format!("{what} failed, but without a limit as well: free some memory")))
+        }
+        (None, _) => (false, None),
+    }
+}
+
+fn untested(gpu: &GpuInfo, controllers: &str) -> Vec<String> {
+    let major = gpu.driver.split('.').next().and_then(|v| v.parse::<u32>().ok());
+    let mut found = Vec::new();
+    if major.is_some_and(|v| v >= MPS_V3_DRIVER) {
+        found.push(format!("MPS v3 (driver {})", gpu.driver));
+    }
+    if controllers.split_whitespace().any(|c| c == "dmem") {
+        found.push("limits of GPU memory by cgroup (dmem)".into());
+    }
+    if gpu.mig {
+        found.push("MIG (the GPU is cut into instances)".into());
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+    use roommate_cuda::{Kernel, Tried};
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn report(on_sms: u32, over: Option<&str>) -> Report {
+        let tried = |mib, refused: Option<&str>| Tried { mib, refused: refused.map(String::from) };
+        Report {
+            sms: Some(on_sms),
+            groups: Some(on_sms / 8),
+            total_mib: Some(4096),
+            free_mib: Some(4000),
+            over: Some(tried(WANTED_MIB, over)),
+            small: Some(tried(16, None)),
+            kernel: Some(Kernel { right: true, on_sms }),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn only_what_was_seen_is_claimed() {
+        let of = |plain: Report, limited: Report| judge(&Ok(plain), Some(&Ok(limited)), None);
+        let (whole, oom) = (report(132, None), Some("CUDA_ERROR_OUT_OF_MEMORY"));
+        let good = of(whole.clone(), report(66, oom));
+        assert_eq!((good.tier, good.usable), (Tier::MpsV2, true));
+        assert_eq!(
+            good.what,
+            "without MPS a kernel ran on 132 SMs; an allocation of 2048 MiB above a limit of 1024 MiB \
+             failed (CUDA_ERROR_OUT_OF_MEMORY); a kernel allowed 50% ran on 66 of 132 SMs"
+        );
+        // The limit of one thing is not the limit of both.
+        let memory = of(whole.clone(), report(66, None));
+        assert_eq!(memory.tier, Tier::TimeSlicing);
+        assert!(memory.what.contains("limit of 1024 MiB succeeded"), "{}", memory.what);
+        let sms = of(whole.clone(), report(132, oom));
+        assert_eq!(sms.tier, Tier::TimeSlicing);
+        assert!(sms.what.ends_with("ran on 132 of 132 SMs"), "{}", sms.what);
+        // A GPU that is full proves nothing.
+        let full = of(report(132, oom), report(66, oom));
+        assert_eq!(full.tier, Tier::TimeSlicing);
+        assert!(full.what.contains("without a limit as well: free some memory"), "{}", full.what);
+        let wrong = Kernel { right: false, on_sms: 66 };
+        let wrong = of(whole, Report { kernel: Some(wrong), ..report(66, oom) });
+        assert_eq!((wrong.tier, wrong.usable), (Tier::TimeSlicing, true));
+        assert!(wrong.what.ends_with("with MPS no kernel ran: its results are wrong"));
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_work_is_said_to() {
+        let broken = Report { error: Some("could not find the GPU".into()), ..Report::default() };
+        let it = judge(&Ok(broken), None, Some("MPS is not used".into()));
+        assert_eq!((it.tier, it.usable), (Tier::TimeSlicing, false));
+        assert_eq!(
+            it.what,
+            "without MPS no kernel ran: could not find the GPU; no MPS: MPS is not used"
+        );
+    }
+
+    #[test]
+    fn what_nobody_tried_is_named_as_such() {
+        assert!(untested(&fake::gpu(), "cpuset cpu io memory").is_empty());
+        let new = GpuInfo { driver: "615.12".into(), mig: true, ..fake::gpu() };
+        let found = untested(&new, "cpu memory dmem");
+        assert_eq!(found.len(), 3, "{found:?}");
+    }
+
+    /// A program in the place of ours that shows with which environment it was run.
+    fn program(folder: &Path, lines: &str) -> std::path::PathBuf {
+        let at = folder.join("program");
+        fs::write(&at, format!("#!/bin/sh\n{lines}\n")).unwrap();
+        fs::set_permissions(&at, fs::Permissions::from_mode(0o755)).unwrap();
+        at
+    }
+
+    #[test]
+    fn the_child_process_is_given_its_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, limited) = (report(132, None), report(66, Some("no")));
+        let json = |r: &Report| serde_json::to_string(r).unwrap();
+        let program = program(
+            folder.path(),
+            &format!(
+                r#"[ "$*" = "gpu-test --device 0 --over-mib 2048" ] || exit 1
+                [ "$CUDA_VISIBLE_DEVICES" = {} ] || exit 1
+                if [ -z "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
+                    [ -e "$CUDA_MPS_PIPE_DIRECTORY" ] || echo '{}'
+                elif [ "$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" = 0=1024M ]; then
+                    [ -S "$CUDA_MPS_PIPE_DIRECTORY/control" ] && echo '{}'
+                fi"#,
+                fake::gpu().uuid,
+                json(&plain),
+                json(&limited),
+            ),
+        );
+        let mps = fake::mps(folder.path());
+        let found = test(&program, &fake::gpu(), Some(&mps));
+        mps.stop();
+        assert_eq!((found.tier, found.usable), (Tier::MpsV2, true), "{}", found.what);
+        let without = test(&program, &fake::gpu(), None);
+        assert_eq!((without.tier, without.usable), (Tier::TimeSlicing, true));
+        assert_eq!(without.what, "without MPS a kernel ran on 132 SMs; no MPS: MPS is not used");
+    }
+
+    #[test]
+    fn a_child_process_that_fails_is_quoted() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = program(folder.path(), "echo oh no >&2; exit 1");
+        let found = test(&program, &fake::gpu(), None);
+        assert!(!found.usable);
+        assert!(found.what.contains("looks at the GPU says \"oh no\""), "{}", found.what);
+    }
+}

@@ -1,0 +1,344 @@
+//! The keeper: a small process between the daemon and a job's command. It outlives the daemon and writes
+//! down how the command ended, so that a daemon which comes back learns it.
+//!
+//! One attempt to run a job has a folder:
+//!
+//! | file | who writes it | what it says |
+//! |---|---|---|
+//! | `launch` | the daemon, before it spawns the keeper | what to run and how |
+//! | `claim` | whoever is first | the keeper: I run it; the daemon: nobody ever will |
+//! | `usage` | the keeper | how much CPU time the command took, in seconds |
+//! | `exit` | the keeper | how the command ended |
+//!
+//! `claim` appears by a hard link, which succeeds once. So a daemon that was killed just after it spawned
+//! a keeper cannot start the job twice: either the keeper has claimed the attempt, then the daemon that
+//! comes back finds it, or that daemon claims it first, and the keeper goes away.
+
+use crate::AgentError;
+use crate::daemon::retention::Keeping;
+use crate::process::rotated_file::Cutter;
+use crate::process::{self, Exit, Process};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+use rustix::thread::CpuSet;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What to run and how.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Launch {
+    pub words: Vec<String>,
+    pub workdir: PathBuf,
+    pub env: BTreeMap<String, String>,
+    pub log: PathBuf,
+    /// How long the log may become before it is cut, and how many parts that were cut off are kept.
+    #[serde(default = "usual_log")]
+    pub log_limit: (u64, usize),
+    pub token: String,
+    /// The cores that it may use; empty = all.
+    pub cores: Vec<u32>,
+    /// The cgroup to live in.
+    pub cgroup: Option<PathBuf>,
+}
+
+fn usual_log() -> (u64, usize) {
+    let Keeping { log_bytes, log_parts, .. } = Keeping::default();
+    (log_bytes, log_parts)
+}
+
+/// Who has claimed an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Claim {
+    /// A keeper: it runs the command.
+    Keeper(Process),
+    /// A daemon that came back: nobody will.
+    Void,
+}
+
+/// One attempt to run a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Attempt {
+    pub(crate) folder: PathBuf,
+}
+
+/// What became of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It was never begun, and never will be.
+    Void,
+    /// It runs under this keeper.
+    Runs(Process),
+    /// It ended; this was its keeper.
+    Ended(Process, Exit),
+}
+
+impl Attempt {
+    pub(crate) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// All attempts in the folder of a job, with their numbers, oldest first.
+    pub(crate) fn all(job: &Path) -> Vec<(u32, Self)> {
+        let entries = fs::read_dir(job).into_iter().flatten().flatten();
+        let mut found: Vec<(u32, u32, Self)> = entries
+            .filter_map(|e| {
+                let name = e.file_name();
+                let (starts, again) = name.to_str()?.split_once('.')?;
+                Some((starts.parse().ok()?, again.parse().ok()?, Self::new(e.path())))
+            })
+            .collect();
+        found.sort_by_key(|(starts, again, _)| (*starts, *again));
+        found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
+    }
+
+    /// Spawns a keeper for it.
+    pub(crate) fn launch(&self, launch: &Launch, program: &Path) -> Result<Process, AgentError> {
+        fs::create_dir_all(&self.folder).map_err(AgentError::file("create", &self.folder))?;
+        let text = serde_json::to_vec(launch).expect("a launch can always be written");
+        process::write_whole(&self.folder.join("launch"), &text)?;
+        let spawned = Command::new(program)
+            .arg("keeper")
+            .arg(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(AgentError::file("run", program))?;
+        let pid = spawned.id();
+        // It cannot vanish before we have waited for it, so its start time is there to be read.
+        Ok(Process { pid, start: process::stat(pid).map_or(0, |s| s.start) })
+    }
+
+    pub(crate) fn read_launch(&self) -> Option<Launch> {
+        serde_json::from_slice(&fs::read(self.folder.join("launch")).ok()?).ok()
+    }
+
+    /// What became of it; one that nobody has claimed is claimed now, so that nobody ever begins it.
+    pub(crate) fn settle(&self) -> Result<Fate, AgentError> {
+        if !self.folder.join("launch").exists() {
+            return Ok(Fate::Void);
+        }
+        let claim = match self.read_claim() {
+            Some(claim) => Some(claim),
+            // Whoever is first decides, so it is read again.
+            None => self.claim(Claim::Void).map(|_| self.read_claim())?,
+        };
+        Ok(match claim {
+            Some(Claim::Keeper(keeper)) if keeper.is_alive() => Fate::Runs(keeper),
+            Some(Claim::Keeper(keeper)) => Fate::Ended(keeper, self.exit()),
+            _ => Fate::Void,
+        })
+    }
+
+    /// How the command ended, as far as its keeper could tell.
+    pub(crate) fn exit(&self) -> Exit {
+        let text = fs::read(self.folder.join("exit")).ok();
+        text.and_then(|t| serde_json::from_slice(&t).ok()).unwrap_or(Exit::Unseen)
+    }
+
+    /// CPU time that the command took, once it has ended.
+    pub(crate) fn cpu_s(&self) -> Option<f64> {
+        fs::read_to_string(self.folder.join("usage")).ok()?.parse().ok()
+    }
+
+    fn read_claim(&self) -> Option<Claim> {
+        serde_json::from_slice(&fs::read(self.folder.join("claim")).ok()?).ok()
+    }
+
+    /// Whether the claim was made; not if somebody had made one before.
+    fn claim(&self, claim: Claim) -> Result<bool, AgentError> {
+        let (beside, at) =
+            (self.folder.join(format!("claim.{}", std::process::id())), self.folder.join("claim"));
+        let text = serde_json::to_vec(&claim).expect("a claim can always be written");
+        fs::write(&beside, text).map_err(AgentError::file("write", &beside))?;
+        let linked = fs::hard_link(&beside, &at);
+        let _ = fs::remove_file(&beside);
+        match linked {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(e) => Err(AgentError::file("write", &at)(e)),
+        }
+    }
+}
+
+/// Runs as the keeper of the attempt in this folder, until the command has ended.
+pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
+    // A session of its own, which makes it the leader of a group: were it only a group in the daemon's
+    // session, the end of the daemon would make the kernel wake and hang up those who stand still.
+    let _ = rustix::process::setsid();
+    // Signals for the group are meant for the command; whoever keeps its books has to see it end.
+    let seen = Arc::new(AtomicBool::new(false));
+    for signal in
+        [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP]
+    {
+        let registered = signal_hook::flag::register(signal, Arc::clone(&seen));
+        registered.map_err(AgentError::file("catch signals in", folder))?;
+    }
+    let attempt = Attempt::new(folder.to_owned());
+    let Some(launch) = attempt.read_launch() else {
+        let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
+        return Err(AgentError::file("read the launch in", folder)(gone));
+    };
+    if !attempt.claim(Claim::Keeper(Process::this()))? {
+        return Ok(());
+    }
+    let exit = run(&launch, folder, program);
+    if let Some(stat) = process::stat(std::process::id()) {
+        // Nobody is worse off without it.
+        let _ = process::write_whole(&folder.join("usage"), stat.children_s.to_string().as_bytes());
+    }
+    let text = serde_json::to_vec(&exit).expect("an exit can always be written");
+    process::write_whole(&folder.join("exit"), &text)
+}
+
+fn run(launch: &Launch, folder: &Path, program: &Path) -> Exit {
+    if let Some(cgroup) = &launch.cgroup {
+        // Without it the job runs unconfined, which the daemon sees and reports.
+        let _ = fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string());
+    }
+    pin(None, &launch.cores);
+    let (longest, parts) = launch.log_limit;
+    let log = Cutter::open(&launch.log, longest, parts);
+    let pipes = || {
+        let (from, to) = io::pipe()?;
+        Ok::<_, io::Error>((from, to.try_clone()?, to, io::pipe()?))
+    };
+    let (Ok(log), Ok((from, out, also, (ended, end)))) = (log, pipes()) else {
+        return Exit::Code(126);
+    };
+    let me = std::process::id().to_string();
+    let spawned = Command::new(program)
+        .arg("keeper")
+        .arg(folder)
+        .args(["--for", &me])
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(also)
+        .spawn();
+    let waited = spawned.and_then(|mut child| {
+        // The command dies with the thread that spawned it, so another one waits for it.
+        let waits = std::thread::Builder::new().spawn(move || {
+            let status = child.wait();
+            drop(end);
+            status
+        })?;
+        pass_on(from, &ended, log);
+        waits.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    });
+    match waited {
+        Ok(status) => match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, Some(signal)) => Exit::Signal(signal),
+            (None, None) => Exit::Unseen,
+        },
+        Err(_) => Exit::Code(126),
+    }
+}
+
+/// What a command may have printed and nobody has read when it ends: more than a pipe holds.
+const LAST_WORDS: usize = 1 << 20;
+
+/// Writes what comes through a pipe into the log, until all who could write are gone or the command has
+/// ended. What cannot be written is lost: a full disk is no reason for a job to stand still.
+fn pass_on(mut from: io::PipeReader, ended: &io::PipeReader, mut log: Cutter) {
+    let mut part = vec![0; 64 << 10];
+    let mut last_words = LAST_WORDS;
+    loop {
+        let mut fds = [PollFd::new(&from, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return,
+        }
+        let (speaks, has_ended) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if speaks {
+            match from.read(&mut part) {
+                Ok(0) => return,
+                Ok(got) => drop(log.write(&part[..got])),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        } else if has_ended {
+            return;
+        }
+        if has_ended {
+            // Whoever it left behind is not waited for.
+            match last_words.checked_sub(part.len()) {
+                Some(left) => last_words = left,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Becomes the command of the attempt, as a child of this keeper with which it dies.
+pub fn become_command(folder: &Path, keeper: u32) -> Result<(), AgentError> {
+    let attempt = Attempt::new(folder.to_owned());
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    let parent = rustix::process::getppid().map(|p| p.as_raw_nonzero().get() as u32);
+    if parent != Some(keeper) {
+        return Ok(()); // The keeper was killed before we had asked to die with it.
+    }
+    let Some(launch) = attempt.read_launch() else { return Ok(()) };
+    let error = Command::new(&launch.words[0])
+        .args(&launch.words[1..])
+        .current_dir(&launch.workdir)
+        .env_clear()
+        .envs(&launch.env)
+        .exec();
+    Err(AgentError::file("run", Path::new(&launch.words[0]))(error))
+}
+
+/// Confines a thread, or this process, to some cores; nothing happens where that is not possible.
+pub(crate) fn pin(thread: Option<rustix::process::Pid>, cores: &[u32]) {
+    if !cores.is_empty() {
+        let mut set = CpuSet::new();
+        cores
+            .iter()
+            .filter(|c| (**c as usize) < CpuSet::MAX_CPU)
+            .for_each(|c| set.set(*c as usize));
+        let _ = rustix::thread::sched_setaffinity(thread, &set);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt() -> (tempfile::TempDir, Attempt) {
+        let folder = tempfile::tempdir().unwrap();
+        let attempt = Attempt::new(folder.path().to_owned());
+        fs::write(attempt.folder.join("launch"), "{}").unwrap();
+        (folder, attempt)
+    }
+
+    #[test]
+    fn who_claims_first_decides() {
+        let (_folder, late_keeper) = attempt();
+        assert_eq!(late_keeper.settle().unwrap(), Fate::Void);
+        assert!(!late_keeper.claim(Claim::Keeper(Process::this())).unwrap());
+
+        let (_folder, late_daemon) = attempt();
+        assert!(late_daemon.claim(Claim::Keeper(Process::this())).unwrap());
+        assert_eq!(late_daemon.settle().unwrap(), Fate::Runs(Process::this()));
+    }
+
+    #[test]
+    fn a_dead_keeper_leaves_what_it_saw() {
+        let (_folder, attempt) = attempt();
+        let dead = Process { start: 1, ..Process::this() };
+        attempt.claim(Claim::Keeper(dead)).unwrap();
+        assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Unseen));
+        fs::write(attempt.folder.join("exit"), r#"{"code":3}"#).unwrap();
+        assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Code(3)));
+    }
+}

@@ -1,0 +1,271 @@
+//! Explain: the story of one job, folded from a journal.
+
+use crate::event::{Action, Event, Placement, Served};
+use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::job::Class;
+use crate::journal::{Head, JobLine, Observer, StepView};
+use crate::knobs::Knobs;
+use crate::reason::Why;
+use crate::time::Time;
+
+/// Something that happened to the job.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Moment {
+    /// When.
+    pub at: Time,
+    /// What, in words.
+    pub what: String,
+}
+
+/// Folds a journal into the story of the job of one name.
+#[derive(Debug)]
+pub struct Explain {
+    wanted: String,
+    job: Option<JobIdx>,
+    names: Vec<String>,
+    /// First GPU of each node.
+    nodes: Vec<u32>,
+    gpus: u32,
+    waiting: u32,
+    held: Vec<u16>,
+    busy: u32,
+    /// Of a service: whether its last account had windows over its objective.
+    missed: Option<bool>,
+    /// Whether it is a service.
+    serves: bool,
+    /// The story so far.
+    pub story: Vec<Moment>,
+}
+
+impl Explain {
+    /// The story of the job of this name.
+    pub fn new(name: &str) -> Self {
+        Self {
+            wanted: name.into(),
+            job: None,
+            names: Vec::new(),
+            nodes: Vec::new(),
+            gpus: 0,
+            waiting: 0,
+            held: Vec::new(),
+            busy: 0,
+            missed: None,
+            serves: false,
+            story: Vec::new(),
+        }
+    }
+
+    /// Whether the journal has a job of this name.
+    pub fn found(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// Names of jobs in the journal that look like the wanted one.
+    pub fn similar(&self) -> impl Iterator<Item = &str> {
+        let wanted = self.wanted.to_lowercase();
+        let alike = move |n: &&String| n.to_lowercase().contains(&wanted);
+        self.names.iter().filter(alike).map(String::as_str)
+    }
+
+    fn tell(&mut self, at: Time, what: String) {
+        if self.story.last().is_none_or(|m| m.what != what) {
+            self.story.push(Moment { at, what });
+        }
+    }
+
+    /// `node 3: GPUs 0–3; node 4: GPU 1`.
+    fn place(&self, p: &Placement) -> String {
+        let mut text = String::new();
+        let mut rest: &[GpuIdx] = &p.gpus;
+        while let Some(first) = rest.first() {
+            let node = self.nodes.partition_point(|n| *n <= first.0) - 1;
+            let end = self.nodes.get(node + 1).copied().unwrap_or(u32::MAX);
+            let here = rest.iter().take_while(|g| g.0 < end).count();
+            let numbers: Vec<String> =
+                rest[..here].iter().map(|g| (g.0 - self.nodes[node]).to_string()).collect();
+            let plural = if here == 1 { "GPU" } else { "GPUs" };
+            let semicolon = if text.is_empty() { "" } else { "; " };
+            text += &format!("{semicolon}node {node}: {plural} {}", numbers.join(" "));
+            rest = &rest[here..];
+        }
+        text + &share(p.knobs)
+    }
+
+    fn hold(&mut self, job: JobIdx, gpus: u16) {
+        let was = std::mem::replace(&mut self.held[job.usize()], gpus);
+        self.busy = self.busy + u32::from(gpus) - u32::from(was);
+    }
+
+    fn own_fact(&mut self, at: Time, fact: &Event) {
+        match fact {
+            Event::Submitted(_) => {
+                let idle = self.gpus.saturating_sub(self.busy);
+                let others = self.waiting - 1;
+                let what =
+                    format!("submitted; GPUs not held: {idle}, other jobs waiting: {others}");
+                self.tell(at, what);
+            }
+            Event::Started(_) if self.serves => self.tell(at, "answers requests".into()),
+            Event::Started(_) => self.tell(at, "makes progress".into()),
+            Event::Stopped { done, .. } => {
+                self.tell(at, format!("stopped with {done:.0} steps done"));
+            }
+            Event::Finished(_) => self.tell(at, "finished".into()),
+            Event::Cancelled(_) if self.serves => self.tell(at, "ended".into()),
+            Event::Cancelled(_) => self.tell(at, "cancelled by its user".into()),
+            Event::Failed { why, done, .. } => {
+                let why = reason(why, &self.names);
+                self.tell(at, format!("failed: {why}; {done:.0} steps survive"));
+            }
+            Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
+            Event::Served { served, .. } => self.own_account(at, served),
+            Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
+        }
+    }
+
+    /// Tells when a service begins to miss its objective and when it keeps it again.
+    fn own_account(&mut self, at: Time, served: &Served) {
+        let missed = served.over > 0;
+        let ms = |us: u32| f64::from(us) / 1e3;
+        let Served { windows, over, requests, late, p99_us, worst_us, .. } = *served;
+        let again = self.missed == Some(missed);
+        self.missed = Some(missed);
+        if again {
+            return;
+        }
+        let what = if requests == 0 {
+            format!("keeps its objective: nobody asked in {windows} windows")
+        } else if missed {
+            format!(
+                "misses its objective in {over} of {windows} windows: {late} of {requests} \
+                 requests late, p99 {:.1} ms, at worst {:.1} ms",
+                ms(p99_us),
+                ms(worst_us)
+            )
+        } else {
+            format!(
+                "keeps its objective: p99 {:.1} ms over {requests} requests in {windows} windows",
+                ms(p99_us)
+            )
+        };
+        self.tell(at, what);
+    }
+}
+
+impl Observer for Explain {
+    fn head(&mut self, head: &Head) {
+        self.gpus = head.cluster.gpus();
+        let mut first = 0;
+        for group in &head.cluster.groups {
+            for _ in 0..group.count {
+                self.nodes.push(first);
+                first += u32::from(group.gpus);
+            }
+        }
+    }
+
+    fn job(&mut self, line: &JobLine) {
+        if line.name == self.wanted && self.job.is_none() {
+            self.job = Some(line.idx);
+            self.serves = line.spec.class == Class::Service;
+        }
+        self.names.push(line.name.clone());
+        self.held.push(0);
+    }
+
+    fn step(&mut self, step: &StepView<'_>) {
+        for fact in step.facts {
+            let job = match fact {
+                Event::Submitted(job) => {
+                    self.waiting += 1;
+                    *job
+                }
+                Event::Finished(job) | Event::Cancelled(job) | Event::Failed { job, .. } => {
+                    if matches!(fact, Event::Cancelled(_)) && self.held[job.usize()] == 0 {
+                        self.waiting = self.waiting.saturating_sub(1);
+                    }
+                    self.hold(*job, 0);
+                    *job
+                }
+                Event::Started(job) | Event::Tuned(job) => *job,
+                Event::Stopped { job, .. } | Event::Sampled { job, .. } => *job,
+                Event::Served { job, .. } => *job,
+                Event::NodeUp(_) | Event::NodeDown(_) => continue,
+            };
+            if Some(job) == self.job {
+                self.own_fact(step.at, fact);
+            }
+        }
+        let own = self.job;
+        for note in step.notes.iter().filter(|n| Some(n.job) == own) {
+            let what = reason(&note.why, &self.names);
+            self.tell(step.at, what);
+        }
+        for action in step.actions {
+            self.action(step.at, action);
+        }
+    }
+}
+
+impl Explain {
+    fn action(&mut self, at: Time, action: &Action) {
+        let job = action.job();
+        match action {
+            Action::Start(_, p) => {
+                self.waiting = self.waiting.saturating_sub(1);
+                self.hold(job, p.gpus.len() as u16);
+            }
+            Action::Move(_, p) => self.hold(job, p.gpus.len() as u16),
+            Action::Stop(_) | Action::Suspend(_) => {
+                self.waiting += 1;
+                self.hold(job, 0);
+            }
+            Action::Reject(..) => self.waiting = self.waiting.saturating_sub(1),
+            Action::Tune(..) => {}
+        }
+        if Some(job) != self.job {
+            return;
+        }
+        let what = match action {
+            Action::Start(_, p) => format!("started on {}", self.place(p)),
+            Action::Move(_, p) => format!("moved to {}", self.place(p)),
+            Action::Suspend(_) => "suspended: waits in host memory".into(),
+            Action::Stop(_) => "told to leave its GPUs".into(),
+            Action::Tune(_, knobs) => {
+                format!("told to run with {}{}", batch(*knobs), share(*knobs))
+            }
+            Action::Reject(_, why) => format!("rejected: {}", reason(why, &self.names)),
+        };
+        self.tell(at, what);
+    }
+}
+
+/// `batch 256, learning rate × 0.707`.
+fn batch(knobs: Knobs) -> String {
+    match (knobs.batch, knobs.lr_permille) {
+        (0, _) => "its own batch".into(),
+        (batch, Knobs::LR_OWN) => format!("batch {batch}"),
+        (batch, lr) => format!("batch {batch}, learning rate × {}", f64::from(lr) / 1000.0),
+    }
+}
+
+/// What it has of each of its GPUs, where that is not all: `, 50 % of each, 4096 MiB`.
+fn share(knobs: Knobs) -> String {
+    let percent = |permille: u16| f64::from(permille) / 10.0;
+    let mut text = match knobs.sm_permille {
+        Knobs::SM_ALL => String::new(),
+        0 => ", sharing them freely".into(),
+        sm => format!(", {} % of each", percent(sm)),
+    };
+    if knobs.pace_permille < Knobs::PACE_FULL {
+        text += &format!(", at most at {} % of its speed", percent(knobs.pace_permille));
+    }
+    if knobs.floor_permille > 0 {
+        text += &format!(", promised {} % of its speed", percent(knobs.floor_permille));
+    }
+    text
+}
+
+fn reason(why: &Why, names: &[String]) -> String {
+    why.tell(&|j| names[j.usize()].clone())
+}

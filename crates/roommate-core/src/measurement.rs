@@ -1,0 +1,8 @@
+//! What was measured on real GPUs, and what is made of it.
+
+pub mod advice;
+pub mod atlas;
+pub mod contention;
+pub mod resource_predictor;
+pub mod rows;
+pub mod search;

@@ -1,0 +1,387 @@
+//! Whether tasks that were measured side by side should be run so, and how: of the ways in which none is slowed
+//! down too much, the one that gets most done, if that is enough more than one task at a time.
+
+use crate::measurement::rows::{Row, TaskKind};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A task at a batch size.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Who {
+    /// The task.
+    pub name: String,
+    /// Its batch size.
+    pub batch: u32,
+    /// Training or service.
+    pub kind: TaskKind,
+}
+
+/// A way to run a set, as it was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Way {
+    /// Multiprocessors that each has, where all of the GPU is not to be confined; `None` = nobody is.
+    pub sms: Option<Vec<u32>>,
+    /// Speed of each, relative to alone on the whole GPU: the mean of its runs.
+    pub speeds: Vec<f64>,
+    /// Standard error of each of these means; 0 where there is one run, of which nobody can tell.
+    pub errors: Vec<f64>,
+    /// Standard error of their sum.
+    pub sum_error: f64,
+}
+
+impl Way {
+    /// What they get done together, with 1 = what one gets done alone.
+    pub fn sum(&self) -> f64 {
+        self.speeds.iter().sum()
+    }
+
+    /// How many times as long the steps of each take as alone.
+    pub fn slowdowns(&self) -> impl Iterator<Item = f64> {
+        self.speeds.iter().map(|s| 1.0 / s)
+    }
+
+    /// How many times as long the slowest takes, as far as can be told: for what is uncertain the worse.
+    fn slowest(&self) -> f64 {
+        let at_worst = self.speeds.iter().zip(&self.errors).map(|(s, e)| 1.0 / (s - e).max(1e-9));
+        at_worst.fold(0.0, f64::max)
+    }
+
+    fn of_runs(sms: Option<Vec<u32>>, runs: &[Vec<f64>]) -> Self {
+        let of_member = |i: usize| mean_and_error(runs.iter().map(|speeds| speeds[i]));
+        let (speeds, errors) = (0..runs[0].len()).map(of_member).unzip();
+        let (_, sum_error) = mean_and_error(runs.iter().map(|speeds| speeds.iter().sum()));
+        Self { sms, speeds, errors, sum_error }
+    }
+}
+
+/// The mean of at least one value, and its standard error.
+fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let count = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    let squares: f64 = values.map(|v| (v - mean) * (v - mean)).sum();
+    (mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
+}
+
+/// What is asked of a set that is run side by side.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// How many times as long as alone anybody may take.
+    pub bound: f64,
+    /// How many times as much as one at a time they have to get done together.
+    pub least: f64,
+    /// What parts may get done less than no parts, as a share of that.
+    pub loss: f64,
+}
+
+/// Why a set is not to be run side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decline {
+    /// These were not measured alone.
+    Unknown(Vec<String>),
+    /// However it is run, somebody takes more than `bound` times as long: at best so many times.
+    TooSlow {
+        /// What is allowed.
+        bound: f64,
+        /// The least that somebody has to bear.
+        at_best: f64,
+    },
+    /// Whoever keeps to the bound gets less done than without it.
+    Loses {
+        /// What they get done within it, as far as can be told.
+        sum: f64,
+        /// What they get done unconfined.
+        free: f64,
+    },
+    /// What it comes to is too little.
+    NotWorth {
+        /// What it has to come to.
+        least: f64,
+        /// What it comes to.
+        sum: f64,
+    },
+}
+
+impl std::fmt::Display for Decline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unknown(names) => {
+                write!(f, "not measured alone on the whole GPU: {}", names.join(", "))
+            }
+            Self::TooSlow { bound, at_best } => {
+                write!(
+                    f,
+                    "in every way somebody takes over {bound} times as long: {at_best:.2} at best"
+                )
+            }
+            Self::Loses { sum, free } => {
+                write!(
+                    f,
+                    "within the bound {sum:.2} surely gets done, less than {free:.2} unconfined"
+                )
+            }
+            Self::NotWorth { least, sum } => {
+                write!(f, "{sum:.2} together is less than {least}: one at a time is as good")
+            }
+        }
+    }
+}
+
+/// What is best for a set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// Who it is.
+    pub set: Vec<Who>,
+    /// Multiprocessors of the GPU, where that is known.
+    pub gpu: Option<u32>,
+    /// How it was measured: without parts first, then by parts.
+    pub ways: Vec<Way>,
+    /// Which of them to take, or why none.
+    pub choice: Result<usize, Decline>,
+}
+
+impl Advice {
+    /// Everybody on the whole GPU, if that was measured.
+    pub fn unconfined(&self) -> Option<&Way> {
+        self.ways.iter().find(|w| w.sms.is_none())
+    }
+
+    /// The way that gets most done, whether it is taken or not.
+    pub fn most(&self) -> Option<&Way> {
+        self.ways.iter().max_by(|a, b| a.sum().total_cmp(&b.sum()))
+    }
+}
+
+/// By parts: the speeds of each run.
+type Ways = BTreeMap<Option<Vec<u32>>, Vec<Vec<f64>>>;
+
+/// What is best for each set that was measured in these sessions, by the names of its tasks; speeds are relative to
+/// those of the same session.
+pub fn advise(sessions: &[Vec<Row>], terms: Terms) -> Vec<Advice> {
+    let all: Vec<&Row> = sessions.iter().flatten().collect();
+    let gpu =
+        all.iter().filter_map(|r| if let Row::Solo(s) = r { Some(s.sms) } else { None }).max();
+    let anywhere = alone(all.iter().copied(), gpu);
+    let mut sets: BTreeMap<Vec<Who>, Ways> = BTreeMap::new();
+    let mut unknown: BTreeMap<Vec<Who>, BTreeSet<String>> = BTreeMap::new();
+    for rows in sessions {
+        let here = alone(rows.iter(), gpu);
+        for mut sides in rows.iter().filter_map(|row| sides(row, gpu)) {
+            // The same set may have been written in another order.
+            sides.sort_by(|a, b| a.who.cmp(&b.who).then(b.sms.cmp(&a.sms)));
+            let set: Vec<Who> = sides.iter().map(|s| s.who.clone()).collect();
+            let speed =
+                |s: &Side| Some(s.it_s / here.get(&s.who).or_else(|| anywhere.get(&s.who))?);
+            let ways = sets.entry(set.clone()).or_default();
+            let Some(speeds) = sides.iter().map(speed).collect::<Option<Vec<f64>>>() else {
+                let strange = set.iter().filter(|w| !anywhere.contains_key(w));
+                unknown.entry(set.clone()).or_default().extend(strange.map(|w| w.name.clone()));
+                continue;
+            };
+            ways.entry(sides.iter().map(|s| s.sms).collect()).or_default().push(speeds);
+        }
+    }
+    let advice = |(set, ways): (Vec<Who>, Ways)| {
+        let ways: Vec<Way> = ways.into_iter().map(|(sms, runs)| Way::of_runs(sms, &runs)).collect();
+        let choice = match unknown.remove(&set) {
+            Some(names) if ways.is_empty() => Err(Decline::Unknown(names.into_iter().collect())),
+            _ => choose(&ways, terms),
+        };
+        Advice { set, gpu, ways, choice }
+    };
+    sets.into_iter().map(advice).collect()
+}
+
+/// The same measured again differs by about so much: parts that seem better by less are not.
+const NOISE: f64 = 0.03;
+
+/// The best of some ways, at least one.
+fn choose(ways: &[Way], Terms { bound, least, loss }: Terms) -> Result<usize, Decline> {
+    let free = ways.iter().find(|w| w.sms.is_none()).map_or(0.0, Way::sum);
+    let allowed = || ways.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
+    let worth = |w: &Way| match w.sms {
+        None => w.sum() * (1.0 + NOISE),
+        Some(_) => w.sum() - w.sum_error,
+    };
+    let loses = |w: &Way| worth(w) < free * (1.0 - loss);
+    let better = |a: &(usize, &Way), b: &(usize, &Way)| worth(a.1).total_cmp(&worth(b.1));
+    // Of equals the first: without parts, if that is as good.
+    let Some((i, best)) = allowed().rev().max_by(better) else {
+        let at_best = ways.iter().map(Way::slowest).fold(f64::INFINITY, f64::min);
+        return Err(Decline::TooSlow { bound, at_best });
+    };
+    let sum = best.sum();
+    if sum < least {
+        Err(Decline::NotWorth { least, sum })
+    } else if loses(best) {
+        Err(Decline::Loses { sum: worth(best), free })
+    } else {
+        Ok(i)
+    }
+}
+
+/// One side of a set.
+struct Side {
+    who: Who,
+    sms: Option<u32>,
+    it_s: f64,
+}
+
+/// The sides of a row in which all run as fast as they can; nothing for other rows.
+fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
+    let side = |name: &str, batch, kind, sms, it_s| Side {
+        who: Who { name: name.into(), batch, kind },
+        sms,
+        it_s,
+    };
+    Some(match row {
+        Row::Trainings(r) => vec![
+            side(&r.a, r.batch_a, TaskKind::Train, r.sms_a, r.ra.it_s),
+            side(&r.b, r.batch_b, TaskKind::Train, r.sms_b, r.rb.it_s),
+        ],
+        Row::Group(r) => {
+            let sms = |i: usize| r.sms.as_ref().map(|sms| sms[i]);
+            let each = r.tasks.iter().zip(&r.batches).zip(&r.r).enumerate();
+            each.map(|(i, ((t, b), r))| side(t, *b, TaskKind::Train, sms(i), r.it_s)).collect()
+        }
+        Row::Closed(r) => {
+            let whole = [r.sms_a, r.sms_b].iter().all(|sms| Some(*sms) >= gpu);
+            let part = |sms| if whole { None } else { Some(sms) };
+            vec![
+                side(&r.a, r.batch_a, TaskKind::Train, part(r.sms_a), r.ra.it_s),
+                side(&r.b, r.batch_b, TaskKind::Serve, part(r.sms_b), r.rb.it_s),
+            ]
+        }
+        Row::Solo(_) | Row::Alone(_) | Row::Mixed(_) => return None,
+    })
+}
+
+/// Steps per second alone on the whole GPU; of several runs the fastest, because what disturbs a task alone only ever
+/// slows it down.
+fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<Who, f64> {
+    let mut known: BTreeMap<Who, f64> = BTreeMap::new();
+    for row in rows {
+        let (who, it_s) = match row {
+            Row::Solo(s) if Some(s.sms) == gpu => {
+                (Who { name: s.name.clone(), batch: s.batch, kind: s.kind }, s.it_s)
+            }
+            Row::Alone(s) => {
+                (Who { name: s.a.clone(), batch: s.batch, kind: TaskKind::Train }, s.it_s)
+            }
+            _ => continue,
+        };
+        let fastest = known.entry(who).or_insert(it_s);
+        *fastest = fastest.max(it_s);
+    }
+    known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measurement::rows::parse;
+
+    const ALONE: &str = r#"
+        {"kind":"train","name":"a","batch":8,"sms":132,"mem_mib":1,"it_s":10}
+        {"kind":"train","name":"a","batch":8,"sms":48,"mem_mib":1,"it_s":9}
+        {"kind":"train","name":"b","batch":4,"sms":132,"mem_mib":1,"it_s":100}
+        {"kind":"serve","name":"s","batch":1,"sms":132,"mem_mib":1,"it_s":50}"#;
+
+    const TERMS: Terms = Terms { bound: 1.5, least: 1.1, loss: 0.0 };
+
+    fn advice(rows: &str) -> Vec<Advice> {
+        advise(&[parse(&format!("{ALONE}\n{rows}")).unwrap()], TERMS)
+    }
+
+    fn tt(a: f64, b: f64, more: &str) -> String {
+        format!(
+            r#"{{"k":"tt","a":"a","batch_a":8,"b":"b","batch_b":4,"ra":{{"it_s":{a}}},"rb":{{"it_s":{b}}}{more}}}{}"#,
+            "\n"
+        )
+    }
+
+    #[test]
+    fn the_most_that_nobody_suffers_from_wins() {
+        // Unconfined, b takes twice as long; the larger sum of the split is allowed.
+        let rows = tt(9.0, 50.0, "")
+            + &tt(7.0, 80.0, r#","sms_a":48,"sms_b":84"#)
+            + &tt(7.0, 70.0, r#","sms_a":64,"sms_b":68"#);
+        let [one] = &advice(&rows)[..] else { panic!("one set") };
+        assert_eq!(one.unconfined().map(Way::sum), Some(1.4));
+        assert_eq!(one.choice, Ok(1));
+        assert_eq!(one.ways[1].sms, Some(vec![48, 84]));
+        assert_eq!(one.ways[1].speeds, [0.7, 0.8]);
+    }
+
+    #[test]
+    fn what_is_not_worth_it_is_declined() {
+        let said = |rows: &str| advice(rows)[0].choice.clone().unwrap_err().to_string();
+        let together = said(&tt(7.0, 35.0, ""));
+        assert_eq!(together, "in every way somebody takes over 1.5 times as long: 2.86 at best");
+        let twin = r#"{"k":"ttt","tasks":["a"],"batches":[8],"r":[{"it_s":9}]}"#;
+        assert_eq!(said(twin), "0.90 together is less than 1.1: one at a time is as good");
+        let strange = tt(7.0, 35.0, "").replace(r#""b":"b""#, r#""b":"c""#);
+        assert_eq!(said(&strange), "not measured alone on the whole GPU: c");
+    }
+
+    #[test]
+    fn a_bound_that_costs_more_than_it_brings_is_not_kept() {
+        // Unconfined, b takes twice as long and 1.45 gets done; within the bound it is 1.4.
+        let rows = tt(9.5, 50.0, "") + &tt(7.0, 70.0, r#","sms_a":64,"sms_b":68"#);
+        let [one] = &advice(&rows)[..] else { panic!("one set") };
+        let said = one.choice.clone().unwrap_err().to_string();
+        assert_eq!(said, "within the bound 1.40 surely gets done, less than 1.45 unconfined");
+        let session = parse(&format!("{ALONE}\n{rows}")).unwrap();
+        let lenient = advise(&[session], Terms { loss: 0.05, ..TERMS });
+        assert_eq!(lenient[0].choice, Ok(1));
+    }
+
+    #[test]
+    fn the_same_set_in_another_order_is_the_same() {
+        let turned = r#"{"k":"tt","a":"b","batch_a":4,"b":"a","batch_b":8,"sms_a":92,"sms_b":40,"ra":{"it_s":80},"rb":{"it_s":8}}"#;
+        let [one] = &advice(&(tt(8.0, 60.0, "") + turned))[..] else { panic!("one set") };
+        assert_eq!(one.ways[1].sms, Some(vec![40, 92]));
+        assert_eq!(one.choice, Ok(1));
+        // Two runs of the same count as their mean.
+        let [again] = &advice(&(tt(8.0, 60.0, "") + &tt(6.0, 80.0, "")))[..] else { panic!("one") };
+        assert_eq!(again.ways[0].speeds, [0.7, 0.7]);
+    }
+
+    #[test]
+    fn what_is_uncertain_is_taken_for_the_worse() {
+        let round = |n: u32, a: f64, b: f64, [c, d]: [f64; 2]| {
+            let alone = ALONE.replace('}', &format!(r#","round":{n}}}"#));
+            let with = |more: &str| format!(r#","round":{n}{more}"#);
+            alone + "\n" + &tt(a, b, &with("")) + &tt(c, d, &with(r#","sms_a":48,"sms_b":84"#))
+        };
+        let choice = |text: &str| {
+            let rounds = crate::measurement::rows::rounds(text).unwrap();
+            assert_eq!(rounds.len(), 2);
+            advise(&rounds, TERMS).remove(0)
+        };
+        // The parts seem better by a tenth in the mean, once by much and once not at all.
+        let one = choice(&(round(0, 8.0, 80.0, [9.8, 98.0]) + &round(1, 8.0, 80.0, [8.0, 80.0])));
+        assert_eq!(one.choice, Ok(0));
+        assert!((one.ways[1].sum() - 1.78).abs() < 1e-9);
+        assert!((one.ways[1].sum_error - 0.18).abs() < 1e-9);
+        let sure = choice(&(round(0, 8.0, 80.0, [8.9, 89.0]) + &round(1, 8.0, 80.0, [8.9, 89.0])));
+        assert_eq!(sure.choice, Ok(1));
+        // In the mean a takes 1.47 times as long, which may as well be more than is allowed.
+        let late = choice(&(round(0, 6.3, 90.0, [1.0, 1.0]) + &round(1, 7.3, 90.0, [1.0, 1.0])));
+        assert!(late.choice.is_err(), "{late:?}");
+    }
+
+    #[test]
+    fn services_that_never_wait_count_as_well() {
+        let row = |sms: &str| {
+            format!(
+                r#"{{"k":"tc","a":"a","batch_a":8,"b":"s","batch_b":1,{sms},"ra":{{"it_s":8}},"rb":{{"it_s":40}}}}"#
+            )
+        };
+        let rows = row(r#""sms_a":132,"sms_b":132"#) + "\n" + &row(r#""sms_a":48,"sms_b":84"#);
+        let [one] = &advice(&rows)[..] else { panic!("one set") };
+        assert_eq!(
+            one.ways.iter().map(|w| w.sms.clone()).collect::<Vec<_>>(),
+            [None, Some(vec![48, 84])]
+        );
+        assert_eq!(one.choice, Ok(0));
+    }
+}

@@ -1,0 +1,528 @@
+//! An atlas: what was measured of tasks on one kind of GPU, and what follows for what was not.
+//!
+//! Between measured batch sizes everything is interpolated over the logarithm of the batch; below the
+//! smallest a step takes as long as there, above the largest it grows with the batch. Speeds over
+//! multiprocessors are made monotone first (pool adjacent violators): a task that ran faster on fewer
+//! of them was lucky. Pairs that were measured are answered as measured, the others by [`contention`].
+//!
+//! [`contention`]: crate::measurement::contention
+
+use crate::measurement::contention::{
+    self, ByKind, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
+};
+use crate::measurement::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskKind, Trainings};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+
+mod alone;
+mod curve;
+mod service;
+mod task;
+
+pub use alone::{AloneErrors, check_alone};
+use service::Service;
+use task::Task;
+
+/// A task as it runs on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tenant {
+    /// The task.
+    pub task: TaskId,
+    /// Its batch size.
+    pub batch: u32,
+    /// Multiprocessors that it is confined to; `None` = it may use all.
+    pub sms: Option<u32>,
+    /// The part of the time in which it has something to do; 1 for training.
+    pub load: f64,
+}
+
+/// What a monitor would see of a task that runs alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Counters {
+    /// Busy share of the multiprocessors.
+    pub sm_util: f64,
+    /// Busy share of the memory bandwidth.
+    pub dram_util: f64,
+    /// GPU memory, MiB.
+    pub mem_mib: u32,
+}
+
+/// A tenant of a measured pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seat {
+    task: TaskId,
+    batch: u32,
+    sms: Option<u32>,
+}
+
+/// The mean of what was measured of one tenant beside another.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Met {
+    sum: f64,
+    runs: u32,
+    /// How busy the other was.
+    load: f64,
+}
+
+/// Loads that differ by no more than this count as the same.
+const SAME_LOAD: f64 = 0.1;
+
+/// What was measured on one kind of GPU.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Atlas {
+    /// Multiprocessors of the GPU.
+    sms: u32,
+    tasks: Vec<Task>,
+    /// Times of batches, of those tasks that are services.
+    services: BTreeMap<TaskId, Service>,
+    /// How much longer batches of a service take beside a training task, by their size.
+    beside: BTreeMap<(TaskId, TaskId), Vec<(u32, f64)>>,
+    names: BTreeMap<(TaskKind, String), TaskId>,
+    /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
+    sensitivity: f64,
+    met: BTreeMap<(Seat, Seat), Met>,
+    sides: Vec<Side>,
+    fit: Fit,
+    noise: Noise,
+}
+
+/// How well measurements repeat.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Noise {
+    /// The same task alone in two sessions: relative difference of its speed.
+    pub solo_again: Errors,
+    /// A task beside itself: difference between the two normalised speeds.
+    pub twins: Errors,
+    /// Speeds above 1, over all sides: how far above. No model in (0, 1] can be closer than this.
+    pub above_one: Errors,
+}
+
+/// Rows from which nothing can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no task was measured alone on the whole GPU")]
+pub struct Empty;
+
+impl Atlas {
+    /// From the rows of some sessions (files). Pairs are divided by the solo speeds of their own
+    /// session where it has them. Pairs of tasks without solo rows are left out. A session that measured
+    /// services one batch after the other says of services how long batches take, alone and beside
+    /// training, and nothing of training.
+    pub fn new(all: &[Vec<Row>]) -> Result<Self, Empty> {
+        let closed = |rows: &&Vec<Row>| rows.iter().any(|r| matches!(r, Row::Closed(_)));
+        let of_services: Vec<&Vec<Row>> = all.iter().filter(closed).collect();
+        let sessions: Vec<&Vec<Row>> = all.iter().filter(|rows| !closed(rows)).collect();
+        let solos = || sessions.iter().copied().flatten().filter_map(|r| as_solo(r));
+        let sms = solos().map(|s| s.sms).max().ok_or(Empty)?;
+        let mut by_name: BTreeMap<(TaskKind, String), Vec<&Solo>> = BTreeMap::new();
+        for solo in solos() {
+            by_name.entry((solo.kind, solo.name.clone())).or_default().push(solo);
+        }
+        for rows in by_name.values_mut().filter(|rows| rows.iter().any(|r| r.gpm.is_some())) {
+            // Without counters a row says nothing of what a task does to others.
+            rows.retain(|r| r.gpm.is_some());
+        }
+        by_name.retain(|_, rows| rows.iter().any(|r| r.sms == sms));
+        let tasks: Vec<Task> = by_name.values().map(|rows| Task::new(rows, sms)).collect();
+        let ids = (0..).map(TaskId);
+        let services = by_name.iter().zip((0..).map(TaskId));
+        let services = services.filter(|(((kind, _), _), _)| *kind == TaskKind::Serve);
+        let again = |name: &str| -> Vec<&Solo> {
+            let rows = of_services.iter().copied().flatten().filter_map(|r| as_solo(r));
+            rows.filter(|r| r.kind == TaskKind::Serve && r.name == name).collect()
+        };
+        let services = services.map(|(((_, name), rows), id)| {
+            let rows: Vec<&Solo> = rows.iter().copied().chain(again(name)).collect();
+            (id, Service::new(&rows, sms))
+        });
+        let services = services.collect();
+        let mut atlas = Self {
+            sms,
+            sensitivity: task::sensitivity(&tasks, sms),
+            tasks,
+            services,
+            beside: BTreeMap::new(),
+            names: by_name.into_keys().zip(ids).collect(),
+            met: BTreeMap::new(),
+            sides: Vec::new(),
+            fit: Fit::default(),
+            noise: Noise::default(),
+        };
+        atlas.noise.solo_again = atlas.meet_again(sessions.iter().copied().flatten());
+        sessions.iter().for_each(|rows| atlas.add_pairs(rows));
+        for rows in of_services {
+            atlas.beside.extend(service::beside(rows, |kind, name| atlas.task(kind, name)));
+        }
+        atlas.fit = Fit::of(&atlas.sides.iter().collect::<Vec<_>>());
+        atlas.noise.twins = atlas.twins();
+        atlas.noise.above_one = Errors::of(atlas.sides.iter().map(|s| (s.measured - 1.0).max(0.0)));
+        Ok(atlas)
+    }
+
+    /// Takes the faster of two solo runs of the same task: what disturbs a task alone on a GPU is the
+    /// CPU, and only ever slows it down. Says by how much they differed.
+    fn meet_again<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Errors {
+        let mut differences = Vec::new();
+        for Alone { a, batch, it_s, gpm } in rows.filter_map(as_alone) {
+            let Some(task) = self.task(TaskKind::Train, a) else { continue };
+            let known = self.tasks[usize::from(task.0)].whole_at_mut(*batch);
+            let Some(known) = known else { continue };
+            differences.push((it_s / known.it_s).max(known.it_s / it_s) - 1.0);
+            if *it_s > known.it_s {
+                known.it_s = *it_s;
+                known.footprint = footprint(gpm);
+            }
+        }
+        Errors::of(differences)
+    }
+
+    fn add_pairs(&mut self, rows: &[Row]) {
+        let session = Session::of(rows);
+        for row in rows {
+            let Some(sides) = self.read_pair(row, &session) else { continue };
+            let pair = self.pairs();
+            for side in sides {
+                let [a, b] = side.tenants;
+                let met = self.met.entry((a.seat(), b.seat())).or_default();
+                *met = Met { sum: met.sum + side.speed, runs: met.runs + 1, load: b.load };
+                if !self.fits(&side) {
+                    continue;
+                }
+                let guests = [self.guest(a), self.guest(b)];
+                let tasks = [a.task, b.task];
+                self.sides.push(Side {
+                    kind: side.kind,
+                    pair,
+                    tasks,
+                    guests,
+                    measured: side.speed,
+                });
+            }
+        }
+    }
+
+    /// Whether the model is fitted to it: not to training tasks that were given parts, which it has to
+    /// predict from the parts that services leave, and not to tasks whose counters nobody read.
+    fn fits(&self, side: &Seen) -> bool {
+        let counted = |t: &Tenant| self.tasks[usize::from(t.task.0)].counted();
+        let parted =
+            side.kind == PairKind::Trainings && side.tenants.iter().any(|t| t.sms.is_some());
+        !parted && side.tenants.iter().all(counted)
+    }
+
+    /// Differences between the two sides of tasks beside themselves.
+    fn twins(&self) -> Errors {
+        let same = |s: &[Side]| s[0].pair == s[1].pair && s[0].guests[0] == s[1].guests[0];
+        let pairs = self.sides.windows(2).filter(|s| same(s));
+        Errors::of(pairs.map(|s| (s[0].measured - s[1].measured).abs()))
+    }
+
+    /// The tasks of a pair that were not measured alone.
+    fn strangers<'a>(&self, row: &'a Row) -> Vec<&'a str> {
+        let tasks = match row {
+            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) => return Vec::new(),
+            Row::Trainings(r) => vec![(TaskKind::Train, &r.a), (TaskKind::Train, &r.b)],
+            Row::Group(r) => r.tasks.iter().map(|t| (TaskKind::Train, t)).collect(),
+            Row::Mixed(r) => vec![(TaskKind::Train, &r.a), (TaskKind::Serve, &r.b)],
+        };
+        let strangers = tasks.into_iter().filter(|(kind, name)| self.task(*kind, name).is_none());
+        strangers.map(|(_, name)| name.as_str()).collect()
+    }
+
+    /// The sides of a pair of known tasks; nothing for other rows.
+    fn read_pair(&self, row: &Row, session: &Session) -> Option<Vec<Seen>> {
+        let alone = |t: &Tenant, name: &str| {
+            session.it_s(name, t.batch).unwrap_or_else(|| self.steps_per_s(t.task, t.batch))
+        };
+        match row {
+            Row::Solo(_) | Row::Alone(_) | Row::Closed(_) | Row::Group(_) => None,
+            Row::Trainings(Trainings { a, batch_a, b, batch_b, sms_a, sms_b, ra, rb }) => {
+                let kind = PairKind::Trainings;
+                let one = self.training(a, *batch_a, *sms_a)?;
+                let two = self.training(b, *batch_b, *sms_b)?;
+                let speeds = (ra.it_s / alone(&one, a), rb.it_s / alone(&two, b));
+                Some(vec![
+                    Seen { kind, tenants: [one, two], speed: speeds.0 },
+                    Seen { kind, tenants: [two, one], speed: speeds.1 },
+                ])
+            }
+            Row::Mixed(Mixed { a, batch_a, b, batch_b, sms_a, sms_b, rate_b, ra }) => {
+                let task = self.task(TaskKind::Train, a)?;
+                let service = self.task(TaskKind::Serve, b)?;
+                let load = (rate_b / self.steps_per_s(service, *batch_b)).min(1.0);
+                let tenants = [
+                    Tenant { task, batch: *batch_a, sms: Some(*sms_a), load: 1.0 },
+                    Tenant { task: service, batch: *batch_b, sms: Some(*sms_b), load },
+                ];
+                let speed = ra.it_s / alone(&tenants[0], a);
+                Some(vec![Seen { kind: PairKind::Mixed, tenants, speed }])
+            }
+        }
+    }
+
+    /// A training task on the whole GPU, or confined to so many of its multiprocessors.
+    fn training(&self, name: &str, batch: u32, sms: Option<u32>) -> Option<Tenant> {
+        let task = self.task(TaskKind::Train, name)?;
+        Some(Tenant { task, batch, sms, load: 1.0 })
+    }
+
+    /// The tenants of a group of known tasks with their speeds.
+    fn read_group(&self, row: &Row, session: &Session) -> Option<Vec<(Tenant, f64)>> {
+        let Row::Group(Group { tasks, batches, sms, r }) = row else { return None };
+        let tenant = |(i, ((name, batch), rate)): (usize, ((&String, &u32), &Rate))| {
+            let tenant = self.training(name, *batch, sms.as_ref().map(|sms| sms[i]))?;
+            let alone = session.it_s(name, *batch);
+            let alone = alone.unwrap_or_else(|| self.steps_per_s(tenant.task, *batch));
+            Some((tenant, rate.it_s / alone))
+        };
+        tasks.iter().zip(batches).zip(r).enumerate().map(tenant).collect()
+    }
+
+    /// Multiprocessors of the GPU.
+    pub fn sms(&self) -> u32 {
+        self.sms
+    }
+
+    /// The task of that name.
+    pub fn task(&self, kind: TaskKind, name: &str) -> Option<TaskId> {
+        self.names.get(&(kind, name.to_string())).copied()
+    }
+
+    /// All tasks, ascending.
+    pub fn tasks(&self) -> impl Iterator<Item = (TaskId, TaskKind, &str)> {
+        self.names.iter().map(|((kind, name), id)| (*id, *kind, name.as_str()))
+    }
+
+    /// The batch sizes at which a task was measured, ascending.
+    pub fn batches(&self, task: TaskId) -> impl Iterator<Item = u32> {
+        self.tasks[usize::from(task.0)].batches()
+    }
+
+    /// What a task does to a GPU that it has for itself.
+    pub fn footprint(&self, task: TaskId, batch: u32) -> Footprint {
+        self.tasks[usize::from(task.0)].footprint(batch)
+    }
+
+    /// What a monitor would see of a task that has the GPU for itself.
+    pub fn counters(&self, task: TaskId, batch: u32) -> Counters {
+        let Footprint { sm, dram, .. } = self.footprint(task, batch);
+        let mem_mib = self.tasks[usize::from(task.0)].mem_mib(batch);
+        Counters { sm_util: sm, dram_util: dram, mem_mib: mem_mib.round() as u32 }
+    }
+
+    /// Steps per second alone on the whole GPU.
+    pub fn steps_per_s(&self, task: TaskId, batch: u32) -> f64 {
+        self.tasks[usize::from(task.0)].steps_per_s(batch)
+    }
+
+    /// Speed on so many multiprocessors, relative to all of them, with nobody else there.
+    pub fn kept(&self, task: TaskId, batch: u32, sms: u32) -> f64 {
+        self.tasks[usize::from(task.0)].kept(batch, sms, self.sms, self.sensitivity)
+    }
+
+    /// Seconds of a batch of a service alone on so many multiprocessors, or all; of training, of a step.
+    pub fn batch_s(&self, task: TaskId, batch: u32, sms: Option<u32>) -> f64 {
+        if let Some(service) = self.services.get(&task) {
+            return service.batch_s(batch, sms);
+        }
+        let kept = sms.map_or(1.0, |sms| self.kept(task, batch, sms));
+        1.0 / (self.steps_per_s(task, batch) * kept)
+    }
+
+    /// How much longer a batch of a service takes beside the others than without them: 1 = as long. As
+    /// measured beside each training task, where it was; there each had multiprocessors of its own, so
+    /// for those that share them the model counts where it says more.
+    pub fn slowdown(&self, tenants: &[Tenant], who: usize) -> f64 {
+        let a = self.guest(tenants[who]);
+        let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
+        let confined = shares.map(f64::from).sum::<f64>() / f64::from(self.sms);
+        let others = tenants.iter().enumerate().filter(|(i, _)| *i != who);
+        let extra = |(_, other): (usize, &Tenant)| {
+            let b = self.guest(*other);
+            let overlap = contention::overlap(&a, &b, confined);
+            let model = self.fit.coefficients.extra(&a, &b, overlap);
+            match self.beside.get(&(tenants[who].task, other.task)) {
+                Some(measured) => {
+                    let extra = b.load * (service::at_batch(measured, tenants[who].batch) - 1.0);
+                    if overlap > 0.0 { extra.max(model) } else { extra }
+                }
+                None => model,
+            }
+        };
+        1.0 + others.map(extra).sum::<f64>()
+    }
+
+    /// Pairs of a service and a training task of which the service's side was measured.
+    pub fn pairs_of_services(&self) -> usize {
+        self.beside.len()
+    }
+
+    fn guest(&self, tenant: Tenant) -> Guest {
+        let Tenant { task, batch, sms, load } = tenant;
+        Guest {
+            footprint: self.footprint(task, batch),
+            character: self.fit.character(task),
+            kept: sms.map_or(1.0, |sms| self.kept(task, batch, sms)),
+            share: sms.map(|sms| f64::from(sms.min(self.sms)) / f64::from(self.sms)),
+            load: load.clamp(0.0, 1.0),
+        }
+    }
+
+    /// Speed of one of these tenants, relative to alone on the whole GPU at the same batch: from the
+    /// measured pairs as far as there are any, from the model for the rest.
+    ///
+    /// A pair by itself is answered as measured, even where that is faster than the solo curve, which
+    /// has its own noise; among more tenants nobody is taken for a help.
+    pub fn speed(&self, tenants: &[Tenant], who: usize) -> f64 {
+        let least = if tenants.len() > 2 { 0.0 } else { f64::NEG_INFINITY };
+        self.speed_with(tenants, who, |a, b, kept| {
+            let met = self.met.get(&(a.seat(), b.seat()))?;
+            let same = (met.load - b.load).abs() <= SAME_LOAD;
+            same.then(|| (kept * f64::from(met.runs) / met.sum - 1.0).max(least))
+        })
+    }
+
+    /// The same from the model alone.
+    pub fn model_speed(&self, tenants: &[Tenant], who: usize) -> f64 {
+        self.speed_with(tenants, who, |_, _, _| None)
+    }
+
+    fn speed_with(
+        &self,
+        tenants: &[Tenant],
+        who: usize,
+        known: impl Fn(Tenant, Tenant, f64) -> Option<f64>,
+    ) -> f64 {
+        let a = self.guest(tenants[who]);
+        let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
+        let confined = shares.map(f64::from).sum::<f64>() / f64::from(self.sms);
+        let others = tenants.iter().enumerate().filter(|(i, _)| *i != who).map(|(_, t)| *t);
+        let extras = others.map(|other| {
+            known(tenants[who], other, a.kept).unwrap_or_else(|| {
+                let b = self.guest(other);
+                self.fit.coefficients.extra(&a, &b, contention::overlap(&a, &b, confined))
+            })
+        });
+        contention::settle(a.kept, extras.sum())
+    }
+
+    /// Pairs that were measured.
+    pub fn pairs(&self) -> usize {
+        self.sides.last().map_or(0, |s| s.pair + 1)
+    }
+
+    /// The fitted model.
+    pub fn fit(&self) -> &Fit {
+        &self.fit
+    }
+
+    /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
+    pub fn sensitivity(&self) -> f64 {
+        self.sensitivity
+    }
+
+    /// How well the measurements repeat.
+    pub fn noise(&self) -> Noise {
+        self.noise
+    }
+
+    /// How well the model predicts what it was not fitted on.
+    pub fn validate(&self) -> Validation {
+        contention::validate(&self.sides)
+    }
+
+    /// Compares answers with measured pairs.
+    pub fn check(&self, rows: &[Row]) -> Check {
+        let session = Session::of(rows);
+        let mut check = Check::default();
+        let (mut answers, mut model, mut in_groups) = (Vec::new(), Vec::new(), Vec::new());
+        for row in rows {
+            let strangers = self.strangers(row);
+            check.skipped += usize::from(!strangers.is_empty());
+            check.unknown.extend(strangers.into_iter().map(String::from));
+            if let Some(group) = self.read_group(row, &session) {
+                check.groups += 1;
+                let tenants: Vec<Tenant> = group.iter().map(|(tenant, _)| *tenant).collect();
+                for (i, (_, speed)) in group.iter().enumerate() {
+                    in_groups.push((self.speed(&tenants, i) - speed).abs());
+                }
+            }
+            let Some(sides) = self.read_pair(row, &session) else { continue };
+            check.pairs += 1;
+            for Seen { kind, tenants, speed } in sides {
+                answers.push((kind, (self.speed(&tenants, 0) - speed).abs()));
+                model.push((kind, (self.model_speed(&tenants, 0) - speed).abs()));
+            }
+        }
+        check.answers = ByKind::of(&answers);
+        check.model = ByKind::of(&model);
+        check.in_groups = Errors::of(in_groups);
+        check
+    }
+}
+
+/// How far answers are from measured pairs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Check {
+    /// Pairs compared.
+    pub pairs: usize,
+    /// Pairs left out because a task is unknown.
+    pub skipped: usize,
+    /// Those tasks.
+    pub unknown: BTreeSet<String>,
+    /// What a simulation would be told: measured pairs first.
+    pub answers: ByKind,
+    /// What the model says, whether measured or not.
+    pub model: ByKind,
+    /// Groups of more than two compared.
+    pub groups: usize,
+    /// What a simulation would be told of their members.
+    pub in_groups: Errors,
+}
+
+/// One side of a pair row.
+struct Seen {
+    kind: PairKind,
+    tenants: [Tenant; 2],
+    speed: f64,
+}
+
+impl Tenant {
+    fn seat(self) -> Seat {
+        Seat { task: self.task, batch: self.batch, sms: self.sms }
+    }
+}
+
+/// Solo speeds of one session.
+struct Session<'a>(BTreeMap<(&'a str, u32), f64>);
+
+impl<'a> Session<'a> {
+    fn of(rows: &'a [Row]) -> Self {
+        let alone = rows.iter().filter_map(as_alone);
+        Self(alone.map(|r| ((r.a.as_str(), r.batch), r.it_s)).collect())
+    }
+
+    fn it_s(&self, name: &str, batch: u32) -> Option<f64> {
+        self.0.get(&(name, batch)).copied()
+    }
+}
+
+fn as_solo(row: &Row) -> Option<&Solo> {
+    if let Row::Solo(solo) = row { Some(solo) } else { None }
+}
+
+fn as_alone(row: &Row) -> Option<&Alone> {
+    if let Row::Alone(alone) = row { Some(alone) } else { None }
+}
+
+fn footprint(gpm: &Gpm) -> Footprint {
+    let share = |percent: f64| (percent / 100.0).clamp(0.0, 1.0);
+    Footprint {
+        busy: share(gpm.graphics),
+        sm: share(gpm.sm_util),
+        dram: share(gpm.dram),
+        launches: gpm.pcie_rx_mib_s,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

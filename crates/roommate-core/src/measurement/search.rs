@@ -1,0 +1,234 @@
+//! Which parts of a GPU to try next for tasks that were measured side by side: where somebody suffers, the others
+//! are confined to fewer multiprocessors until it does not, or until they suffer themselves.
+
+use crate::measurement::advice::Way;
+
+/// Parts are made of groups of so many multiprocessors.
+pub const GRAIN: u32 = 8;
+/// The smallest part that is tried.
+pub const LEAST: u32 = 32;
+/// Whom nobody slows down by more has nothing to win.
+const EASY: f64 = 1.1;
+/// No parts get so many times as much done as no parts.
+const HOPE: f64 = 1.2;
+/// By how much the one who suffers has to be faster than it must, so that it still is when measured again.
+const SURE: f64 = 1.03;
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Search {
+    /// Multiprocessors of the GPU.
+    pub gpu: u32,
+    /// How many times as long as alone anybody may take.
+    pub bound: f64,
+    /// Parts that are tried for a set at most.
+    pub tries: usize,
+}
+
+/// Where the one who suffers is.
+#[derive(Clone, Copy, PartialEq)]
+enum Victim {
+    /// It may use everything.
+    Everywhere,
+    /// It has what the others do not have.
+    Apart,
+}
+
+/// How a set did with the others in so many multiprocessors.
+#[derive(Clone, Copy)]
+struct Point {
+    others_in: u32,
+    victim: f64,
+    /// The slowest of them.
+    others: f64,
+}
+
+impl Search {
+    /// The multiprocessors that each should have next, all of them meaning that it is not confined; `None` if nothing
+    /// is likely to help any more. The ways have to hold the one without parts.
+    pub fn next(&self, ways: &[Way]) -> Option<Vec<u32>> {
+        let free = ways.iter().find(|w| w.sms.is_none())?;
+        let tried = ways.iter().filter(|w| w.sms.is_some()).count();
+        let hopeless = HOPE * free.sum() * self.bound < free.speeds.len() as f64;
+        let slowest =
+            (0..free.speeds.len()).min_by(|a, b| free.speeds[*a].total_cmp(&free.speeds[*b]))?;
+        if tried >= self.tries || hopeless || free.speeds[slowest] * EASY >= 1.0 {
+            return None;
+        }
+        [Victim::Everywhere, Victim::Apart].into_iter().find_map(|kind| {
+            let mut points: Vec<Point> =
+                ways.iter().filter_map(|w| self.point(w, slowest, kind)).collect();
+            points.sort_by_key(|p| p.others_in);
+            let others_in = self.others_in(&points, kind)?;
+            let victim_in = if kind == Victim::Apart { self.gpu - others_in } else { self.gpu };
+            let mut parts = vec![others_in; free.speeds.len()];
+            parts[slowest] = victim_in;
+            Some(parts)
+        })
+    }
+
+    /// Parts that are worth another look, the best first.
+    pub fn again<'a>(&self, ways: &'a [Way]) -> impl Iterator<Item = &'a [u32]> {
+        let slowest = |w: &Way| w.slowdowns().fold(0.0, f64::max);
+        let near = |w: &&Way| w.sms.is_some() && slowest(w) <= SURE * self.bound;
+        let mut near: Vec<&Way> = ways.iter().filter(near).collect();
+        near.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
+        near.into_iter().filter_map(|w| w.sms.as_deref())
+    }
+
+    fn point(&self, way: &Way, victim: usize, kind: Victim) -> Option<Point> {
+        let mut others = way.speeds.clone();
+        let speed = others.remove(victim);
+        let slowest = others.into_iter().fold(f64::INFINITY, f64::min);
+        let point = |others_in| Point { others_in, victim: speed, others: slowest };
+        let Some(sms) = &way.sms else {
+            return (kind == Victim::Everywhere).then(|| point(self.gpu));
+        };
+        let mut parts = sms.clone();
+        let victim_in = parts.remove(victim);
+        let others_in = parts[0];
+        let here = match kind {
+            Victim::Everywhere => victim_in == self.gpu,
+            Victim::Apart => victim_in + others_in == self.gpu,
+        };
+        (here && parts.iter().all(|p| *p == others_in)).then(|| point(others_in))
+    }
+
+    /// Multiprocessors to give the others next, from what fewer and more of them did, in that order.
+    fn others_in(&self, points: &[Point], kind: Victim) -> Option<u32> {
+        let must = 1.0 / self.bound;
+        let suffers = |p: &Point| p.victim < SURE * must;
+        let harmed = |p: &Point| p.others < must;
+        // With less the one does better and the others do worse: where both are badly off, or nobody is, there is no more to learn.
+        if points.iter().any(|p| suffers(p) == harmed(p)) {
+            return None;
+        }
+        // What is left over beside whole groups goes with the last one, which makes that part larger than it was asked for.
+        let most = if kind == Victim::Apart { self.gpu - LEAST } else { self.gpu - 2 * GRAIN };
+        let on_grid = |sms: f64| (sms.max(0.0) as u32) / GRAIN * GRAIN;
+        let enough = points.iter().rfind(|p| !suffers(p)).copied();
+        let too_much = points.iter().find(|p| suffers(p)).copied();
+        let next = match (enough, too_much) {
+            (None, None) => on_grid(f64::from(self.gpu) * 2.0 / 3.0),
+            (None, Some(p)) if p.others_in == self.gpu => on_grid(f64::from(self.gpu) * 2.0 / 3.0),
+            (None, Some(p)) => p.others_in.saturating_sub(3 * GRAIN).max(LEAST),
+            (Some(p), None) => (p.others_in + 3 * GRAIN).min(most / GRAIN * GRAIN),
+            (Some(low), Some(high)) => {
+                let (from, to) = (f64::from(low.others_in), f64::from(high.others_in));
+                let part = (low.victim - SURE * must) / (low.victim - high.victim).max(1e-9);
+                let last = high.others_in.saturating_sub(1).min(most) / GRAIN * GRAIN;
+                on_grid(from + part * (to - from))
+                    .clamp(low.others_in + GRAIN, last.max(low.others_in + GRAIN))
+            }
+        };
+        let new = points.iter().all(|p| p.others_in != next);
+        let between = too_much.is_none_or(|p| next < p.others_in)
+            && enough.is_none_or(|p| next > p.others_in);
+        (new && between && (LEAST..=most).contains(&next)).then_some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const H200: Search = Search { gpu: 132, bound: 1.5, tries: 6 };
+
+    fn way(sms: Option<Vec<u32>>, speeds: Vec<f64>) -> Way {
+        let errors = vec![0.0; speeds.len()];
+        Way { sms, speeds, errors, sum_error: 0.0 }
+    }
+
+    /// Everything that is tried for a set that does like this in its parts.
+    fn tried(search: Search, members: usize, does: impl Fn(&[u32]) -> Vec<f64>) -> Vec<Way> {
+        let mut ways = vec![way(None, does(&vec![search.gpu; members]))];
+        while let Some(parts) = search.next(&ways) {
+            assert!(ways.len() <= search.tries, "{ways:?}");
+            ways.push(way(Some(parts.clone()), does(&parts)));
+        }
+        ways
+    }
+
+    fn parts(ways: &[Way]) -> Vec<Vec<u32>> {
+        ways.iter().filter_map(|w| w.sms.clone()).collect()
+    }
+
+    fn allowed(search: &Search, way: &Way) -> bool {
+        way.slowdowns().all(|s| s <= search.bound)
+    }
+
+    #[test]
+    fn nothing_is_tried_where_nothing_can_be_won() {
+        assert_eq!(parts(&tried(H200, 2, |_| vec![0.95, 0.93])), [[0; 2]; 0]);
+        // Two copies of what fills the GPU: to be allowed they would have to get a quarter more done.
+        assert_eq!(parts(&tried(H200, 2, |_| vec![0.53, 0.53])), [[0; 2]; 0]);
+        assert_eq!(H200.next(&[]), None);
+    }
+
+    #[test]
+    fn the_other_is_held_to_less_until_nobody_suffers() {
+        // The first takes what it can get; the second is as fast as what is left for it alone.
+        let does = |p: &[u32]| {
+            let (a, b) = (f64::from(p[0]), f64::from(p[1]));
+            vec![(a / 120.0).min(1.0), ((b - 0.8 * a.min(b)) / 60.0).min(1.0)]
+        };
+        let ways = tried(H200, 2, does);
+        assert!(!allowed(&H200, &ways[0]));
+        assert_eq!(parts(&ways)[0], [88, 132]);
+        let good: Vec<&Way> = ways.iter().filter(|w| allowed(&H200, w)).collect();
+        assert!(!good.is_empty(), "{ways:?}");
+        assert_eq!(
+            H200.again(&ways).next(),
+            good.iter().max_by(|a, b| a.sum().total_cmp(&b.sum())).and_then(|w| w.sms.as_deref())
+        );
+    }
+
+    #[test]
+    fn of_three_the_one_who_suffers_most_is_protected() {
+        let does = |p: &[u32]| {
+            let apart = p[2] < 132;
+            vec![0.9, 0.85, if apart { 0.6 } else { 0.5 + f64::from(132 - p[0]) / 200.0 }]
+        };
+        let ways = tried(H200, 3, does);
+        assert_eq!(parts(&ways)[0], [88, 88, 132]);
+        assert!(allowed(&H200, &ways[1]), "{ways:?}");
+    }
+
+    proptest! {
+        /// With less the one does better and the others do worse: where one of the numbers is good for both, it is found, and
+        /// nothing is ever tried twice or cannot be made.
+        #[test]
+        fn what_is_good_for_all_is_found(
+            at in 40.0..120.0_f64, steep in 0.002..0.02_f64, flat in 0.001..0.01_f64, lift in 0.0..0.2_f64,
+        ) {
+            let does = |p: &[u32]| {
+                let x = f64::from(p[0]);
+                let victim = (0.7 + steep * (at - x)).clamp(0.05, 1.0);
+                // Apart from the other it never does well.
+                let victim = if p[1] < 132 { victim.min(0.3) } else { victim };
+                vec![(0.7 + lift - flat * (at - x)).clamp(0.05, 1.0), victim]
+            };
+            let search = Search { tries: 12, ..H200 };
+            let ways = tried(search, 2, does);
+            let all = parts(&ways);
+            for (i, p) in all.iter().enumerate() {
+                prop_assert!(!all[..i].contains(p), "{all:?}");
+                let side = |sms: u32| (LEAST..=132).contains(&sms);
+                prop_assert!(p.iter().all(|sms| side(*sms)) && p[0].is_multiple_of(GRAIN), "{all:?}");
+                prop_assert!((p[1] == 132 && p[0] <= 112) || p[0] + p[1] == 132, "{all:?}");
+            }
+            let sure = |p: &[u32]| {
+                let speeds = does(p);
+                speeds[1] >= SURE / search.bound && speeds[0] >= 1.0 / search.bound
+            };
+            let free = &ways[0];
+            let looked = !all.is_empty();
+            let there = (4..=14).map(|n| [n * GRAIN, 132]).any(|p| sure(&p));
+            let victim_is_second = free.speeds[1] < free.speeds[0];
+            if looked && there && victim_is_second {
+                prop_assert!(ways.iter().any(|w| allowed(&search, w)), "{ways:?}");
+            }
+        }
+    }
+}

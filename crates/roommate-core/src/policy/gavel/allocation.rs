@@ -1,0 +1,251 @@
+//! Allocations: which part of its time each job should spend on each kind of GPU.
+//!
+//! A goal (fairness, makespan, cost, …) is a program over these parts, with the *effective speed*
+//! Σ speed on kind × part of the time there in place of a speed. Nothing here places anybody: [`round`]
+//! turns parts into turns.
+//!
+//! | goal | where |
+//! |---|---|
+//! | equal parts, first come first served | closed forms, here and in [`line`] |
+//! | least mean completion time | an assignment, [`queues`] |
+//! | couples found by trial | draws, [`couples`] |
+//! | max-min fairness, finish-time fairness, throughput, cost | [`program`] |
+//! | the least time for all work | [`makespan`] |
+//! | the same in levels: water filling, teams | [`level`] |
+//!
+//! [`round`]: crate::policy::gavel::rounds
+
+mod central;
+pub(crate) mod couples;
+pub(crate) mod draws;
+pub(crate) mod level;
+pub(crate) mod line;
+pub(crate) mod makespan;
+pub(crate) mod program;
+pub(crate) mod queues;
+
+use smallvec::SmallVec;
+
+/// A number for each kind of GPU.
+pub(crate) type ByKind = SmallVec<[f64; 4]>;
+
+/// What one job brings to the market.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Claim {
+    /// GPUs that it runs on, all of one kind.
+    pub(crate) gpus: f64,
+    /// Its part against others.
+    pub(crate) weight: f64,
+    /// Steps per second on each kind; 0 where it cannot run.
+    pub(crate) speed: ByKind,
+    /// Steps that are left.
+    pub(crate) left: f64,
+    /// Seconds since it was submitted.
+    pub(crate) age_s: f64,
+    /// Seconds that what it has done would have taken with an equal part of the cluster.
+    pub(crate) isolated_s: f64,
+    /// Seconds until it has to be finished.
+    pub(crate) deadline_s: Option<f64>,
+    /// Whose it is.
+    pub(crate) team: usize,
+}
+
+/// GPUs and those who want them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Market {
+    /// GPUs of each kind.
+    pub(crate) gpus: ByKind,
+    /// The jobs.
+    pub(crate) claims: Vec<Claim>,
+    /// Whether an equal piece of the cluster counts kinds on which a job cannot run, as in the study.
+    pub(crate) pieces_of_all: bool,
+}
+
+/// Two jobs on the same GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Pair {
+    /// Their places in the market, ascending.
+    pub(crate) who: [usize; 2],
+    /// Part of the time that both spend so, on each kind.
+    pub(crate) share: ByKind,
+}
+
+/// Parts of the time.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Allocation {
+    /// What each job spends alone on its GPUs, by kind, in the order of the market.
+    pub(crate) alone: Vec<ByKind>,
+    /// What pairs spend together.
+    pub(crate) pairs: Vec<Pair>,
+    /// What the goal comes to.
+    pub(crate) value: f64,
+    /// Jobs whose deadline was given up, because it cannot be kept.
+    pub(crate) late: Vec<usize>,
+    /// Whether a job holds the value down, where the solver can tell.
+    pub(crate) binds: Vec<bool>,
+    /// What a GPU of each kind more would add to the value, but for a factor, where the solver can tell.
+    pub(crate) prices: ByKind,
+}
+
+/// The solver found no answer; the caller falls back on [`Market::isolated`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Unsolved;
+
+impl Market {
+    /// GPUs of all kinds.
+    pub(crate) fn total(&self) -> f64 {
+        self.gpus.iter().sum()
+    }
+
+    /// Effective speed of a job with the same part of all its time on each kind as there are GPUs of it.
+    pub(crate) fn proportional_speed(&self, claim: &Claim) -> f64 {
+        let sum: f64 = claim.speed.iter().zip(&self.gpus).map(|(t, n)| t * n).sum();
+        sum / self.total().max(1.0)
+    }
+
+    /// Parts of one job when the cluster is cut into as many equal pieces as there are jobs.
+    pub(crate) fn isolated_part(&self, claim: &Claim) -> ByKind {
+        self.piece(claim, self.claims.len())
+    }
+
+    /// Parts of one job when the cluster is cut into so many equal pieces.
+    pub(crate) fn piece(&self, claim: &Claim, pieces: usize) -> ByKind {
+        let piece = |n: &f64| n / pieces.max(1) as f64 / claim.gpus;
+        let usable = |t: &f64| f64::from(u8::from(*t > 0.0 || self.pieces_of_all));
+        let row: ByKind =
+            self.gpus.iter().zip(&claim.speed).map(|(n, t)| piece(n) * usable(t)).collect();
+        let sum = row.iter().sum::<f64>().max(1.0);
+        row.into_iter().map(|x| x / sum).collect()
+    }
+
+    /// Effective speed with that part.
+    pub(crate) fn isolated_speed(&self, claim: &Claim) -> f64 {
+        effective(claim, &self.isolated_part(claim))
+    }
+
+    /// Equal pieces for all.
+    pub(crate) fn isolated(&self) -> Allocation {
+        let alone = self.claims.iter().map(|c| self.isolated_part(c)).collect();
+        Allocation { alone, value: 1.0, ..Allocation::default() }
+    }
+
+    /// Whether every job can run on every kind.
+    pub(crate) fn runs_everywhere(&self) -> bool {
+        let all = |c: &Claim| c.speed.iter().zip(&self.gpus).all(|(t, n)| *t > 0.0 && c.gpus <= *n);
+        self.claims.iter().all(all)
+    }
+
+    /// Max-min fairness in levels for jobs that do not know that kinds differ: everybody gets parts in
+    /// proportion to the GPUs of each kind, so that no kind is preferred.
+    pub(crate) fn symmetric(&self) -> Allocation {
+        // Who has its full time leaves what is over to the others; who wants least GPUs per weight is
+        // full first.
+        let mut order: Vec<usize> = (0..self.claims.len()).collect();
+        let level = |m: usize| self.claims[m].gpus / self.claims[m].weight;
+        order.sort_by(|a, b| level(*a).total_cmp(&level(*b)));
+        let mut weight: f64 = self.claims.iter().map(|c| c.weight).sum();
+        let mut left = self.total();
+        let mut time = vec![0.0; self.claims.len()];
+        for m in order {
+            let claim = &self.claims[m];
+            time[m] = (left * claim.weight / weight / claim.gpus).min(1.0);
+            left -= time[m] * claim.gpus;
+            weight -= claim.weight;
+        }
+        let part = |t: &f64| self.gpus.iter().map(|n| t * n / self.total()).collect();
+        let value = (0..time.len()).map(|m| time[m] * level(m)).fold(f64::INFINITY, f64::min);
+        let alone = time.iter().map(part).collect();
+        Allocation { alone, value, ..Allocation::default() }
+    }
+
+    /// The same market to those who do not know that kinds differ: who can run on a kind is there as
+    /// fast as on the kind where it is fastest.
+    pub(crate) fn agnostic(&self) -> Self {
+        let mut market = self.clone();
+        for claim in &mut market.claims {
+            let fastest = claim.speed.iter().copied().fold(0.0, f64::max);
+            claim.speed.iter_mut().filter(|t| **t > 0.0).for_each(|t| *t = fastest);
+        }
+        market
+    }
+
+    /// Speeds and what is left in units of each job's fastest kind: nobody counts more because its steps
+    /// are short.
+    pub(crate) fn normalized(&self) -> Self {
+        let mut market = self.clone();
+        for claim in &mut market.claims {
+            let fastest = claim.speed.iter().copied().fold(0.0, f64::max);
+            if fastest > 0.0 {
+                claim.speed.iter_mut().for_each(|t| *t /= fastest);
+                claim.left /= fastest;
+            }
+        }
+        market
+    }
+}
+
+/// Effective speed of a job that is alone on its GPUs for these parts of its time.
+pub(crate) fn effective(claim: &Claim, part: &ByKind) -> f64 {
+    claim.speed.iter().zip(part).map(|(t, x)| t * x).sum()
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! The worked examples of the study.
+
+    use super::{ByKind, Claim, Market};
+
+    /// A claim of one GPU and weight 1.
+    pub(crate) fn claim(speed: &[f64]) -> Claim {
+        Claim {
+            gpus: 1.0,
+            weight: 1.0,
+            speed: ByKind::from_slice(speed),
+            left: 1.0,
+            age_s: 0.0,
+            isolated_s: 0.0,
+            deadline_s: None,
+            team: 0,
+        }
+    }
+
+    pub(crate) fn market<S: AsRef<[f64]>>(gpus: &[f64], speeds: &[S]) -> Market {
+        let claims = speeds.iter().map(|s| claim(s.as_ref())).collect();
+        Market { gpus: ByKind::from_slice(gpus), claims, pieces_of_all: false }
+    }
+
+    pub(crate) fn close<S: AsRef<[f64]> + std::fmt::Debug>(found: &[ByKind], expected: &[S]) {
+        assert_eq!(found.len(), expected.len());
+        for (f, e) in found.iter().zip(expected) {
+            let near = f.iter().zip(e.as_ref()).all(|(x, y)| (x - y).abs() < 1e-4);
+            assert!(near && f.len() == e.as_ref().len(), "found {found:?}, expected {expected:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{close, market};
+
+    #[test]
+    fn equal_pieces_are_capped_at_all_of_the_time() {
+        // Example I.
+        let mut three = market(&[2.0, 1.0, 1.0], &[&[1.0, 1.0, 1.0]; 3]);
+        three.claims[2].gpus = 2.0;
+        let third = [1.0 / 3.0, 1.0 / 6.0, 1.0 / 6.0];
+        close(&three.isolated().alone, &[&[0.5, 0.25, 0.25], &[0.5, 0.25, 0.25], &third]);
+    }
+
+    #[test]
+    fn the_symmetric_split_prefers_no_kind() {
+        // Example D, agnostic; then a wide job, which gets a part of the time of the others.
+        let mut three = market(&[1.0, 1.0, 1.0], &[&[1.0, 1.0, 1.0]; 3]);
+        close(&three.symmetric().alone, &[&[1.0 / 3.0; 3]; 3]);
+        three.claims[0].gpus = 3.0;
+        let third: &[f64] = &[1.0 / 9.0; 3];
+        close(&three.symmetric().alone, &[third, &[1.0 / 3.0; 3], &[1.0 / 3.0; 3]]);
+        assert!(!three.runs_everywhere(), "no kind has room for three");
+        (three.claims[0].gpus, three.claims[0].speed[1]) = (1.0, 0.0);
+        assert!(!three.runs_everywhere());
+    }
+}

@@ -1,0 +1,337 @@
+//! Goals whose answer comes from the middle of all best ones, by an interior point.
+//!
+//! The rows of each program are those of the study's code, in its units: which point of the middle is
+//! found depends on them.
+
+use crate::math::conic::{Answer, EXACT, Link, Program, Shape};
+use crate::policy::gavel::allocation::program::{Class, Goal, PairSpeed, classes};
+use crate::policy::gavel::allocation::{Allocation, ByKind, Market, Pair};
+use smallvec::SmallVec;
+
+/// Kinds on which a job can have a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kinds {
+    /// Those on which it makes progress.
+    Useful,
+    /// All, even where the job has nothing from it. So has the released code, and it moves the middle.
+    All,
+}
+
+/// A program over the parts of classes: a block for each.
+struct Parts<'a> {
+    market: &'a Market,
+    kinds: Kinds,
+    classes: Vec<Class>,
+    program: Program,
+}
+
+impl<'a> Parts<'a> {
+    fn new(
+        market: &'a Market,
+        goals: &[Goal],
+        kinds: Kinds,
+        shape: Shape,
+        common_cost: f64,
+    ) -> Self {
+        let link = |n: &f64| Link { count: 1.0, common: 0.0, bound: *n };
+        let links = market.gpus.iter().map(link).collect();
+        let mut program = Program::new(shape, links, common_cost);
+        let classes = classes(market, goals);
+        program.reserve(classes.len(), market.gpus.len() + usize::from(shape.cone));
+        Self { market, kinds, classes, program }
+    }
+
+    /// Adds a block for each class: `rest` adds its rows, given the speeds of its variables. Then nobody
+    /// gets more than all its time, no kind gives more than its GPUs.
+    fn fill(
+        mut self,
+        costs: &dyn Fn(&Class, &[usize]) -> ByKind,
+        rest: &dyn Fn(&Class, &[f64], &mut Program),
+    ) -> Self {
+        for class in &self.classes {
+            let used = used(self.kinds, class);
+            let costs = costs(class, &used);
+            let speeds: ByKind = used.iter().map(|k| class.pace[*k] * class.fastest).collect();
+            self.program.block(class.count(), &costs);
+            let mut time = ByKind::from_elem(1.0, used.len());
+            time.resize(costs.len(), 0.0);
+            self.program.row(&time, 0.0, 1.0);
+            rest(class, &speeds, &mut self.program);
+            for (j, k) in used.iter().enumerate() {
+                self.program.link(j, *k, class.gpus, class.count());
+            }
+        }
+        self
+    }
+
+    fn solve(self, precision: f64) -> Option<(Allocation, Vec<Class>, Answer)> {
+        let (kinds, cone) = (self.kinds, self.program.has_cones());
+        let answer = self.program.solve(precision)?;
+        let jobs = self.market.claims.len();
+        let mut alone = vec![ByKind::from_elem(0.0, self.market.gpus.len()); jobs];
+        let mut values = answer.values.iter();
+        for class in &self.classes {
+            let mut part = ByKind::from_elem(0.0, self.market.gpus.len());
+            for k in used(kinds, class) {
+                part[k] = values.next().map_or(0.0, |x| x.clamp(0.0, 1.0));
+            }
+            if cone {
+                values.next();
+            }
+            within_all(&mut part);
+            class.members.iter().for_each(|m| alone[*m].clone_from(&part));
+        }
+        Some((Allocation { alone, ..Allocation::default() }, self.classes, answer))
+    }
+}
+
+fn used(kinds: Kinds, class: &Class) -> SmallVec<[usize; 4]> {
+    let all = kinds == Kinds::All;
+    (0..class.pace.len()).filter(|k| all || class.pace[*k] > 0.0).collect()
+}
+
+/// The solver is right to some digits only; nobody has more than all its time.
+fn within_all(part: &mut ByKind) {
+    let all = part.iter().sum::<f64>().max(1.0);
+    part.iter_mut().for_each(|x| *x /= all);
+}
+
+fn free(_: &Class, used: &[usize]) -> ByKind {
+    ByKind::from_elem(0.0, used.len())
+}
+
+/// At least `floor + need · q`, in units of the need.
+fn reach_goal(class: &Class, speeds: &[f64], program: &mut Program) {
+    let Goal { need, floor } = class.goal;
+    // The common variable is −q, which is to be small.
+    let (unit, common) = if need > 0.0 { (need, -1.0) } else { (1.0, 0.0) };
+    let factors: ByKind = speeds.iter().map(|t| -t / unit).collect();
+    program.row(&factors, common, -floor / unit);
+}
+
+/// The largest q that all goals allow.
+pub(super) fn max_min(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<Allocation> {
+    max_min_to(EXACT, market, goals, kinds)
+}
+
+/// The same to a precision.
+pub(super) fn max_min_to(
+    precision: f64,
+    market: &Market,
+    goals: &[Goal],
+    kinds: Kinds,
+) -> Option<Allocation> {
+    let shape = Shape { rows: 2, cone: false };
+    let parts = Parts::new(market, goals, kinds, shape, 1.0).fill(&free, &reach_goal);
+    if parts.classes.iter().all(|c| c.goal.need <= 0.0) {
+        return None;
+    }
+    let (mut allocation, classes, answer) = parts.solve(precision)?;
+    allocation.value = -*answer.values.last()?;
+    allocation.prices = answer.links.iter().copied().collect();
+    if allocation.value < 0.0 {
+        // Not even the floors can be reached.
+        return None;
+    }
+    allocation.binds = vec![false; market.claims.len()];
+    for (class, rows) in classes.iter().zip(answer.rows.chunks_exact(shape.rows)) {
+        // Of a goal that binds, what is beyond it goes to 0 and its price does not.
+        let (beyond, price) = rows[1];
+        class.members.iter().for_each(|m| allocation.binds[*m] = price > beyond);
+    }
+    Some(allocation)
+}
+
+/// Any parts that reach all floors, if that is beyond doubt.
+pub(super) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
+    let shape = Shape { rows: 2, cone: false };
+    let parts = Parts::new(market, goals, Kinds::All, shape, 0.0).fill(&free, &reach_goal);
+    let (allocation, _, answer) = parts.solve(EXACT)?;
+    answer.exact.then_some(allocation)
+}
+
+/// The largest sum of speeds, each divided by the price of the kind.
+pub(super) fn sum(market: &Market, prices: &ByKind, kinds: Kinds) -> Option<Allocation> {
+    let goals = vec![Goal::of(0.0); market.claims.len()];
+    let gain = |c: &Class, k: usize| c.pace[k] * c.fastest / prices[k];
+    let costs = |c: &Class, used: &[usize]| used.iter().map(|k| -gain(c, *k)).collect();
+    let shape = Shape { rows: 1, cone: false };
+    let parts = Parts::new(market, &goals, kinds, shape, 0.0).fill(&costs, &|_, _, _| {});
+    let (mut allocation, classes, _) = parts.solve(EXACT)?;
+    let of = |c: &Class| {
+        let part = &allocation.alone[c.members[0]];
+        let gains = part.iter().enumerate().map(|(k, x)| gain(c, k) * x);
+        gains.sum::<f64>() * c.count()
+    };
+    allocation.value = classes.iter().map(of).sum();
+    Some(allocation)
+}
+
+/// The least of the largest `floor + need ÷ speed`.
+pub(super) fn finish_time(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<Allocation> {
+    // A single job has nobody to be compared with.
+    let alone = market.claims.len() == 1;
+    let shape = Shape { rows: if alone { 1 } else { 2 }, cone: true };
+    let costs = |c: &Class, used: &[usize]| {
+        let mut costs = ByKind::from_elem(0.0, used.len());
+        costs.push(if alone { c.goal.need } else { 0.0 });
+        costs
+    };
+    let rest = |c: &Class, speeds: &[f64], program: &mut Program| {
+        if !alone {
+            let mut ratio = ByKind::from_elem(0.0, speeds.len());
+            ratio.push(c.goal.need);
+            program.row(&ratio, -1.0, -c.goal.floor);
+        }
+        program.inverse(speeds);
+    };
+    let common_cost = if alone { 0.0 } else { 1.0 };
+    let parts = Parts::new(market, goals, kinds, shape, common_cost).fill(&costs, &rest);
+    Some(parts.solve(EXACT)?.0)
+}
+
+/// The largest q that all needs allow if jobs of equal width may share GPUs, with all kinds and pairs.
+pub(super) fn max_min_of_pairs(
+    market: &Market,
+    goals: &[Goal],
+    speed: PairSpeed<'_>,
+) -> Option<Allocation> {
+    let classes = classes(market, goals);
+    let kinds = market.gpus.len();
+    let (time, goal) = (kinds, kinds + classes.len());
+    let mut links: Vec<Link> = Vec::with_capacity(kinds + 2 * classes.len());
+    links.extend(market.gpus.iter().map(|n| Link { count: 1.0, common: 0.0, bound: *n }));
+    let of_class = |common: f64, bound: f64| {
+        classes.iter().map(move |c| Link { count: c.count(), common, bound })
+    };
+    links.extend(of_class(0.0, 1.0));
+    links.extend(of_class(-1.0, 0.0));
+    let mut program = Program::new(Shape { rows: 0, cone: false }, links, 1.0);
+    for (c, class) in classes.iter().enumerate() {
+        for k in 0..kinds {
+            let count = class.count();
+            program.block(count, &[0.0]);
+            program.link(0, k, class.gpus, count);
+            program.link(0, time + c, 1.0, count);
+            program.link(0, goal + c, -class.pace[k] * class.fastest / class.goal.need, count);
+        }
+    }
+    let alone = classes.len() * kinds;
+    let mut together = Vec::new();
+    for (c, a) in classes.iter().enumerate() {
+        for (d, b) in classes.iter().enumerate().skip(c) {
+            let same = c == d;
+            if a.gpus != b.gpus || (same && a.members.len() < 2) {
+                continue;
+            }
+            let who = [a.members[0], b.members[usize::from(same)]];
+            let count =
+                if same { a.count() * (a.count() - 1.0) / 2.0 } else { a.count() * b.count() };
+            for k in 0..kinds {
+                let [x, y] = speed(who[0], who[1], k);
+                program.block(count, &[0.0]);
+                program.link(0, k, a.gpus, count);
+                let mut meets = |class: usize, speed: f64, pairs: f64| {
+                    program.link(0, time + class, 1.0, pairs);
+                    program.link(0, goal + class, -speed / classes[class].goal.need, pairs);
+                };
+                if same {
+                    meets(c, x, 2.0 * count);
+                } else {
+                    meets(c, x, count);
+                    meets(d, y, count);
+                }
+                together.push((c, d, k, x > 0.0 && y > 0.0));
+            }
+        }
+    }
+    let answer = program.solve(EXACT)?;
+    let none = ByKind::from_elem(0.0, kinds);
+    let mut allocation =
+        Allocation { alone: vec![none.clone(); market.claims.len()], ..Allocation::default() };
+    let part = |x: &f64| x.clamp(0.0, 1.0);
+    for (class, row) in classes.iter().zip(answer.values[..alone].chunks_exact(kinds)) {
+        for m in &class.members {
+            allocation.alone[*m] = row.iter().map(part).collect();
+        }
+    }
+    let shares = answer.values[alone..].chunks_exact(kinds);
+    for (of, share) in together.chunks_exact(kinds).zip(shares) {
+        // What nobody gains by is not given.
+        let share = of.iter().zip(share).map(|((.., gains), x)| if *gains { part(x) } else { 0.0 });
+        let share: ByKind = share.collect();
+        let (c, d, ..) = of[0];
+        for (i, first) in classes[c].members.iter().enumerate() {
+            let others = &classes[d].members[if c == d { i + 1 } else { 0 }..];
+            for second in others {
+                let who = [*first.min(second), *first.max(second)];
+                allocation.pairs.push(Pair { who, share: share.clone() });
+            }
+        }
+    }
+    allocation.pairs.retain(|p| p.share.iter().any(|x| *x > 0.0));
+    allocation.pairs.sort_by_key(|p| p.who);
+    allocation.value = -*answer.values.last()?;
+    Some(allocation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::gavel::allocation::program::{fair, fair_released};
+    use crate::policy::gavel::allocation::testing::{claim, market};
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_middle_is_that_of_the_study() {
+        // Example F: the first job may have anything from a half to all of its time.
+        let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
+        let found = fair_released(&m, None).unwrap();
+        assert!((found.value - 1.0).abs() < 1e-6);
+        assert!((found.alone[0][0] - 0.582_777).abs() < 1e-6, "{found:?}");
+        assert_eq!(found.binds, [false, true, true]);
+        assert!(fair(&m, None).unwrap().alone[0][1] == 0.0, "useless parts are not given");
+    }
+
+    proptest! {
+        #[test]
+        fn pairs_are_as_good_from_the_middle_as_from_a_corner(
+            gpus in prop::collection::vec(1u8..4, 2),
+            jobs in prop::collection::vec((prop::collection::vec(1u8..5, 2), 1u8..3), 1..7),
+            slower in prop::collection::vec(0u8..10, 8),
+        ) {
+            let gpus: Vec<f64> = gpus.into_iter().map(f64::from).collect();
+            let mut m = market(&gpus, &[] as &[&[f64]]);
+            for (speed, weight) in jobs {
+                let speed: Vec<f64> = speed.into_iter().map(f64::from).collect();
+                let mut claim = claim(&speed);
+                claim.weight = f64::from(weight);
+                m.claims.push(claim);
+            }
+            // Jobs of one class are equal beside others, too.
+            let kind = |j: usize| m.claims[j].speed[0] as usize;
+            let pace = |a: usize, b: usize| f64::from(slower[(kind(a) + kind(b)) % 8]) / 10.0;
+            let speed = |a: usize, b: usize, k: usize| {
+                [a, b].map(|j| m.claims[j].speed[k] * pace(a, b))
+            };
+            let goals: Vec<Goal> = m
+                .claims
+                .iter()
+                .map(|c| Goal::of(crate::policy::gavel::allocation::program::fair_need(&m, c)))
+                .collect();
+            let middle = max_min_of_pairs(&m, &goals, &speed).expect("there are parts");
+            let corner = fair(&m, Some(&speed)).unwrap();
+            prop_assert!((middle.value - corner.value).abs() < 1e-5 * corner.value);
+            let mut time: Vec<f64> = middle.alone.iter().map(|p| p.iter().sum()).collect();
+            for pair in &middle.pairs {
+                pair.who.iter().for_each(|m| time[*m] += pair.share.iter().sum::<f64>());
+            }
+            prop_assert!(time.iter().all(|t| *t < 1.0 + 1e-6), "{time:?}");
+            for k in 0..2 {
+                let alone: f64 = middle.alone.iter().map(|p| p[k]).sum();
+                let together: f64 = middle.pairs.iter().map(|p| p.share[k]).sum();
+                prop_assert!(alone + together < m.gpus[k] + 1e-6);
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! First come, first served, as an allocation: who is in front has all its time on one kind of GPU.
+
+use crate::policy::gavel::allocation::program::PairSpeed;
+use crate::policy::gavel::allocation::{Allocation, ByKind, Market, Pair};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Which kind a job gets when it is its turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Choice {
+    /// The one on which it is fastest; all are asked again at every solve.
+    #[default]
+    Fastest,
+    /// One at random, for life.
+    Random,
+    /// As the released Gavel has it: drawn at random, but the last kind with a free GPU is taken,
+    /// whether the job fits there or not. Who cannot run on the kind it got loses its turn.
+    Released,
+    /// The same, but the kind that was drawn is taken.
+    Repaired,
+}
+
+/// Speeds of two beside each other, relative to alone and summed, above which one joins the other.
+const JOIN_ABOVE: f64 = 1.5;
+
+/// Draws one of so many.
+pub(crate) type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
+
+/// The line. Jobs are known by a number that grows with their arrival.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line {
+    choice: Choice,
+    /// Whether the first who finds no GPU does not join anybody either, as in the released code.
+    forgets: bool,
+    /// The kind that each job has, and its GPUs.
+    given: BTreeMap<u32, (usize, f64)>,
+}
+
+impl Line {
+    /// An empty line.
+    pub(crate) fn new(choice: Choice, forgets: bool) -> Self {
+        Self { choice, forgets, given: BTreeMap::new() }
+    }
+
+    /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
+    /// `slowest_first` are the kinds by their usual speed. With `pairs`, those for whom no GPU is left
+    /// join somebody.
+    pub(crate) fn allocate(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        slowest_first: &[usize],
+        pairs: Option<PairSpeed<'_>>,
+        draw: Draw<'_>,
+    ) -> Allocation {
+        let mut free = market.gpus.clone();
+        if self.choice == Choice::Fastest {
+            self.given.clear();
+        }
+        let waits = |i: &usize| !self.given.contains_key(&jobs[*i]);
+        let mut queue: Vec<usize> = (0..jobs.len()).filter(waits).collect();
+        queue.reverse();
+        self.replace_ended(market, jobs, &mut queue, &mut free);
+        let open = slowest_first.iter().copied().filter(|k| free[*k] > 0.0).collect();
+        let queue = self.serve(market, jobs, queue, (open, &mut free), draw);
+        let alone = jobs.iter().map(|j| {
+            let mut row = ByKind::from_elem(0.0, market.gpus.len());
+            if let Some((kind, _)) = self.given.get(j) {
+                row[*kind] = 1.0;
+            }
+            row
+        });
+        let alone = alone.collect();
+        let mut found = Allocation { alone, value: 1.0, ..Allocation::default() };
+        if let Some(speed) = pairs {
+            self.join(market, jobs, queue, speed, &mut found);
+        }
+        found
+    }
+
+    /// In order of arrival, each joins the job with which it gains most, until one finds nobody.
+    fn join(
+        &self,
+        market: &Market,
+        jobs: &[u32],
+        mut queue: Vec<usize>,
+        speed: PairSpeed<'_>,
+        found: &mut Allocation,
+    ) {
+        let mut hosts: Vec<(usize, usize)> = Vec::new();
+        for (i, job) in jobs.iter().enumerate() {
+            hosts.extend(self.given.get(job).map(|(kind, _)| (i, *kind)));
+        }
+        while let Some(guest) = queue.pop() {
+            let mut best = (JOIN_ABOVE, None);
+            for (at, (host, kind)) in hosts.iter().enumerate() {
+                let who = [guest.min(*host), guest.max(*host)];
+                let [a, b] = who.map(|m| &market.claims[m]);
+                if a.gpus != b.gpus || a.speed[*kind] <= 0.0 || b.speed[*kind] <= 0.0 {
+                    continue;
+                }
+                let [x, y] = speed(who[0], who[1], *kind);
+                let gain = x / a.speed[*kind] + y / b.speed[*kind];
+                if gain > best.0 && x > 0.0 && y > 0.0 {
+                    best = (gain, Some((at, who)));
+                }
+            }
+            let Some((at, who)) = best.1 else { break };
+            let (host, kind) = hosts.remove(at);
+            let share = std::mem::replace(
+                &mut found.alone[host],
+                ByKind::from_elem(0.0, market.gpus.len()),
+            );
+            debug_assert!(share[kind] == 1.0, "a host has all its time on one kind");
+            found.pairs.push(Pair { who, share });
+        }
+    }
+
+    /// The first in line takes the kind of each job that ended, if it fits there.
+    fn replace_ended(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        queue: &mut Vec<usize>,
+        free: &mut ByKind,
+    ) {
+        let before: Vec<(u32, (usize, f64))> = self.given.iter().map(|(j, g)| (*j, *g)).collect();
+        for (job, (kind, gpus)) in before {
+            if jobs.binary_search(&job).is_ok() {
+                free[kind] -= gpus;
+                continue;
+            }
+            self.given.remove(&job);
+            if let Some(next) = queue.last().copied() {
+                let claim = &market.claims[next];
+                if claim.gpus <= free[kind] && claim.speed[kind] > 0.0 {
+                    queue.pop();
+                    self.given.insert(jobs[next], (kind, claim.gpus));
+                    free[kind] -= claim.gpus;
+                }
+            }
+        }
+    }
+
+    /// In order of arrival, until somebody does not fit anywhere. Returns those who are left, the first
+    /// of them last.
+    fn serve(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        mut queue: Vec<usize>,
+        (mut open, free): (Vec<usize>, &mut ByKind),
+        draw: Draw<'_>,
+    ) -> Vec<usize> {
+        while let Some(next) = queue.pop() {
+            let claim = &market.claims[next];
+            let mut fitting: Vec<usize> =
+                open.iter().copied().filter(|k| free[*k] >= claim.gpus).collect();
+            if fitting.is_empty() {
+                if !self.forgets || open.is_empty() {
+                    queue.push(next);
+                }
+                break;
+            }
+            if matches!(self.choice, Choice::Fastest | Choice::Random) {
+                fitting.retain(|k| claim.speed[*k] > 0.0);
+            }
+            // One that would fit but cannot run there lets the others pass.
+            if fitting.is_empty() {
+                continue;
+            }
+            let (mut kind, mut struck) = match self.choice {
+                Choice::Random | Choice::Repaired => {
+                    let drawn = fitting[draw(fitting.len())];
+                    (drawn, drawn)
+                }
+                Choice::Released => (open[open.len() - 1], fitting[draw(fitting.len())]),
+                Choice::Fastest => {
+                    let faster = |a: usize, b: &usize| {
+                        if claim.speed[*b] > claim.speed[a] { *b } else { a }
+                    };
+                    let kind = fitting.iter().fold(fitting[0], faster);
+                    (kind, kind)
+                }
+            };
+            if claim.speed[kind] <= 0.0 {
+                // It loses its turn; if nobody else has one, it would do so for ever.
+                let able = fitting.iter().copied().find(|k| claim.speed[*k] > 0.0);
+                let Some(able) = able.filter(|_| self.given.is_empty()) else { continue };
+                (kind, struck) = (able, able);
+            }
+            self.given.insert(jobs[next], (kind, claim.gpus));
+            free[kind] -= claim.gpus;
+            if free[kind] == 0.0 {
+                open.retain(|k| *k != struck);
+            }
+        }
+        queue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::gavel::allocation::testing::{close, market};
+
+    #[test]
+    fn the_fastest_free_kind_and_nobody_overtakes() {
+        let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let mut line = Line::new(Choice::Fastest, false);
+        let draw = &mut |_: usize| 0;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
+        close(&found, &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 0.0]]);
+        m.claims[1].gpus = 2.0;
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
+        close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[0.0, 0.0]]);
+        (m.claims[1].gpus, m.claims[1].speed[0]) = (1.0, 0.0);
+        let found = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
+        close(&found, &[&[0.0, 1.0], &[0.0, 0.0], &[1.0, 0.0]]);
+    }
+
+    #[test]
+    fn who_finds_no_gpu_joins_the_one_with_whom_it_gains_most() {
+        let m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let jobs = [0, 1, 2, 3];
+        let join = |with_first: f64, with_second: f64| {
+            let speed = |a: usize, _: usize, k: usize| {
+                let pace = if a == 0 { with_first } else { with_second };
+                [m.claims[a].speed[k] * pace, m.claims[2].speed[k] * pace]
+            };
+            let mut line = Line::new(Choice::Fastest, false);
+            let found = line.allocate(&m, &jobs, &[0, 1], Some(&speed), &mut |_| 0);
+            found.pairs.iter().map(|p| (p.who, p.share.to_vec())).collect::<Vec<_>>()
+        };
+        let (slow, fast) = (vec![1.0, 0.0], vec![0.0, 1.0]);
+        assert_eq!(join(0.8, 0.9), [([1, 2], slow.clone()), ([0, 3], fast.clone())]);
+        assert_eq!(join(0.8, 0.7), [([0, 2], fast)], "the next finds nobody");
+        assert_eq!(join(0.7, 0.75), []);
+    }
+
+    #[test]
+    fn a_random_kind_is_kept_for_life() {
+        let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        let mut line = Line::new(Choice::Random, false);
+        let draw = &mut |n: usize| n - 1;
+        let first = line.allocate(&m, &[0, 1, 2], &[0, 1], None, draw).alone;
+        close(&first, &[&[0.0, 1.0], &[0.0, 1.0], &[1.0, 0.0]]);
+        let other = &mut |_: usize| 0;
+        assert_eq!(line.allocate(&m, &[0, 1, 2], &[0, 1], None, other).alone, first);
+    }
+
+    #[test]
+    fn the_released_line_takes_the_last_kind_even_if_it_is_full() {
+        let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
+        m.claims[1].gpus = 2.0;
+        let found = |choice, m: &Market| {
+            Line::new(choice, false).allocate(m, &[0, 1, 2], &[0, 1], None, &mut |_| 0).alone
+        };
+        close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
+        // One that cannot run on the kind that was drawn loses its turn, but not if it is the first.
+        m.claims[2].speed[0] = 0.0;
+        close(&found(Choice::Repaired, &m), &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 0.0]]);
+        (m.claims[0].speed[0], m.claims[2].speed[0]) = (0.0, 1.0);
+        close(&found(Choice::Repaired, &m), &[&[0.0, 1.0], &[1.0, 0.0], &[0.0, 1.0]]);
+    }
+}

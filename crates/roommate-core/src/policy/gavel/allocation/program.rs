@@ -1,0 +1,696 @@
+//! Goals as programs.
+//!
+//! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::conic`] solves in time
+//! linear in the jobs, with an answer in the middle of all best ones ([`central`]). With pairs or
+//! deadlines it is a linear program of any shape, and the answer is a corner, where few rows are not 0.
+//! Jobs that ask for the same are one class, so that its size depends on how many kinds of job there are.
+
+use crate::math::lp::{Cmp, Lp, Solution, Var};
+pub(crate) use crate::policy::gavel::allocation::central::Kinds;
+use crate::policy::gavel::allocation::{
+    Allocation, ByKind, Claim, Market, Pair, Unsolved, central, effective,
+};
+use std::collections::BTreeMap;
+
+/// What a job is to get: an effective speed of at least `floor + need · q` for the largest possible q.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Goal {
+    /// Steps per second for each unit of q.
+    pub(crate) need: f64,
+    /// Steps per second in any case.
+    pub(crate) floor: f64,
+}
+
+impl Goal {
+    /// Nothing but the common q.
+    pub(crate) fn of(need: f64) -> Self {
+        Self { need, floor: 0.0 }
+    }
+}
+
+/// Jobs that ask for the same.
+#[derive(Clone, Debug)]
+pub(super) struct Class {
+    pub(super) members: Vec<usize>,
+    /// Speed on each kind relative to the fastest; 0 where it cannot run.
+    pub(super) pace: ByKind,
+    /// Steps per second on the fastest kind.
+    pub(super) fastest: f64,
+    pub(super) gpus: f64,
+    pub(super) goal: Goal,
+}
+
+impl Class {
+    pub(super) fn count(&self) -> f64 {
+        self.members.len() as f64
+    }
+}
+
+/// Classes of all jobs that can run at all.
+pub(super) fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
+    let mut found: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
+    let mut classes: Vec<Class> = Vec::new();
+    for (m, (claim, goal)) in market.claims.iter().zip(goals).enumerate() {
+        let fits = |(t, n): (&f64, &f64)| if claim.gpus <= *n { *t } else { 0.0 };
+        let speed: ByKind = claim.speed.iter().zip(&market.gpus).map(fits).collect();
+        let fastest = speed.iter().copied().fold(0.0, f64::max);
+        if fastest <= 0.0 || !fastest.is_finite() {
+            continue;
+        }
+        let mut key: Vec<u64> = speed.iter().map(|t| t.to_bits()).collect();
+        key.extend([claim.gpus, goal.need, goal.floor].map(f64::to_bits));
+        let at = *found.entry(key).or_insert_with(|| {
+            let pace = speed.iter().map(|t| t / fastest).collect();
+            let members = Vec::new();
+            classes.push(Class { members, pace, fastest, gpus: claim.gpus, goal: *goal });
+            classes.len() - 1
+        });
+        classes[at].members.push(m);
+    }
+    classes
+}
+
+/// How fast two jobs are beside each other on a kind: steps per second of the first and the second.
+pub(crate) type PairSpeed<'a> = &'a dyn Fn(usize, usize, usize) -> [f64; 2];
+
+/// A program over the parts of classes.
+struct Program {
+    lp: Lp,
+    classes: Vec<Class>,
+    /// Part of the time alone, by class and kind; nothing where it cannot run.
+    alone: Vec<Vec<Option<Var>>>,
+    /// Classes that share, on one kind, and the time that they do so, all pairs together.
+    together: Vec<(usize, usize, usize, Var)>,
+    /// What is gained by sharing, by class: variable and pace of one member, for all of them together.
+    gains: Vec<Vec<(Var, f64)>>,
+}
+
+impl Program {
+    /// All that holds whatever the goal: nobody more than all its time, no kind more than its GPUs.
+    /// `worth` is what a part of its time on a kind adds to the objective.
+    fn new(
+        market: &Market,
+        goals: &[Goal],
+        pairs: Option<PairSpeed<'_>>,
+        worth: &dyn Fn(&Class, usize) -> f64,
+    ) -> Self {
+        let classes = classes(market, goals);
+        let mut lp = Lp::maximize();
+        let kinds = market.gpus.len();
+        let mut alone = Vec::with_capacity(classes.len());
+        for class in &classes {
+            let var = |k: usize| (class.pace[k] > 0.0).then(|| lp.var(worth(class, k), 0.0, 1.0));
+            alone.push((0..kinds).map(var).collect::<Vec<_>>());
+        }
+        let gains = vec![Vec::new(); classes.len()];
+        let mut program = Self { lp, classes, alone, together: Vec::new(), gains };
+        if let Some(speed) = pairs {
+            program.add_pairs(kinds, speed, worth);
+        }
+        program.limit_time();
+        program.limit_gpus(market);
+        program
+    }
+
+    /// Variables for classes of equal width that may share.
+    fn add_pairs(
+        &mut self,
+        kinds: usize,
+        speed: PairSpeed<'_>,
+        worth: &dyn Fn(&Class, usize) -> f64,
+    ) {
+        for c in 0..self.classes.len() {
+            for d in c..self.classes.len() {
+                let (a, b) = (&self.classes[c], &self.classes[d]);
+                if a.gpus != b.gpus || (c == d && a.members.len() < 2) {
+                    continue;
+                }
+                let second = if c == d { a.members[1] } else { b.members[0] };
+                let first = a.members[0];
+                for k in (0..kinds).filter(|k| a.pace[*k] > 0.0 && b.pace[*k] > 0.0) {
+                    let [x, y] = speed(first, second, k);
+                    if x <= 0.0 || y <= 0.0 {
+                        continue;
+                    }
+                    // What a step of one member adds, whoever is beside it.
+                    let step = |c: &Class| worth(c, k) / (c.count() * c.pace[k] * c.fastest);
+                    let var = self.lp.var(step(a) * x + step(b) * y, 0.0, f64::INFINITY);
+                    self.together.push((c, d, k, var));
+                    self.gains[c].push((var, x / a.fastest));
+                    self.gains[d].push((var, y / b.fastest));
+                }
+            }
+        }
+    }
+
+    fn limit_time(&mut self) {
+        for (c, class) in self.classes.iter().enumerate() {
+            let alone = self.alone[c].iter().flatten().map(|v| (*v, class.count()));
+            let shared = self.gains[c].iter().map(|(v, _)| (*v, 1.0));
+            self.lp.row(alone.chain(shared), Cmp::Le, class.count());
+        }
+    }
+
+    fn limit_gpus(&mut self, market: &Market) {
+        for (k, gpus) in market.gpus.iter().enumerate() {
+            let alone = self.alone.iter().zip(&self.classes);
+            let alone = alone.filter_map(|(v, c)| Some((v[k]?, c.gpus * c.count())));
+            let shared = self.together.iter().filter(|p| p.2 == k);
+            let shared = shared.map(|(c, _, _, v)| (*v, self.classes[*c].gpus));
+            self.lp.row(alone.chain(shared), Cmp::Le, *gpus);
+        }
+    }
+
+    /// Terms of the mean effective speed of a class relative to its fastest, times its members.
+    fn speed_of(&self, c: usize) -> impl Iterator<Item = (Var, f64)> {
+        let class = &self.classes[c];
+        let alone = self.alone[c].iter().zip(&class.pace);
+        let alone = alone.filter_map(|(v, pace)| Some(((*v)?, pace * class.count())));
+        alone.chain(self.gains[c].iter().copied())
+    }
+
+    fn solve(&self, market: &Market) -> Result<(Allocation, Solution), Unsolved> {
+        let solution = self.lp.solve().solution().ok_or(Unsolved)?;
+        let none = ByKind::from_elem(0.0, market.gpus.len());
+        let mut alone = vec![none; market.claims.len()];
+        let part = |v: &Option<Var>| v.map_or(0.0, |v| solution.value(v).clamp(0.0, 1.0));
+        for (vars, class) in self.alone.iter().zip(&self.classes) {
+            let row: ByKind = vars.iter().map(part).collect();
+            for m in &class.members {
+                alone[*m].clone_from(&row);
+            }
+        }
+        let mut pairs: BTreeMap<[usize; 2], ByKind> = BTreeMap::new();
+        for (c, d, k, var) in &self.together {
+            let time = solution.value(*var);
+            if time > 1e-7 {
+                for (who, share) in deal(&self.classes[*c], &self.classes[*d], c == d, time) {
+                    let none = || ByKind::from_elem(0.0, market.gpus.len());
+                    pairs.entry(who).or_insert_with(none)[*k] += share;
+                }
+            }
+        }
+        let pairs = pairs.into_iter().map(|(who, share)| Pair { who, share }).collect();
+        let value = solution.objective;
+        Ok((Allocation { alone, pairs, value, ..Allocation::default() }, solution))
+    }
+}
+
+/// Deals the time that two classes spend together out to pairs of jobs, so that every member of a class
+/// has the same of it and few pairs are needed.
+fn deal(a: &Class, b: &Class, same: bool, time: f64) -> Vec<([usize; 2], f64)> {
+    let pair = |x: usize, y: usize| [x.min(y), x.max(y)];
+    if same && a.members.len() == 2 {
+        return vec![(pair(a.members[0], a.members[1]), time)];
+    }
+    if same {
+        // A ring: everybody with its two neighbours.
+        let next = a.members.iter().cycle().skip(1);
+        let each = time / a.count();
+        return a.members.iter().zip(next).map(|(x, y)| (pair(*x, *y), each)).collect();
+    }
+    let mut dealt = Vec::new();
+    let (each_a, each_b) = (time / a.count(), time / b.count());
+    let (mut i, mut j, mut left_a, mut left_b) = (0, 0, each_a, each_b);
+    while i < a.members.len() && j < b.members.len() {
+        let share = left_a.min(left_b);
+        dealt.push((pair(a.members[i], b.members[j]), share));
+        left_a -= share;
+        left_b -= share;
+        // Rounding must not leave crumbs that make a pair of their own.
+        if left_a <= 1e-12 * time {
+            (i, left_a) = (i + 1, each_a);
+        }
+        if left_b <= 1e-12 * time {
+            (j, left_b) = (j + 1, each_b);
+        }
+    }
+    dealt
+}
+
+/// The largest q that all goals allow, with the parts that give it.
+pub(crate) fn max_min(
+    market: &Market,
+    goals: &[Goal],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let alone = pairs.is_none().then(|| central::max_min(market, goals, Kinds::Useful));
+    alone.flatten().map_or_else(|| corner(market, goals, pairs), Ok)
+}
+
+/// A corner of all best answers.
+pub(super) fn corner(
+    market: &Market,
+    goals: &[Goal],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let mut program = Program::new(market, goals, pairs, &|_, _| 0.0);
+    // Needs differ by orders of magnitude; the largest becomes 1.
+    let needs = program.classes.iter().map(|c| c.goal.need / c.fastest);
+    let largest = needs.fold(0.0, f64::max);
+    if largest <= 0.0 {
+        return Ok(market.isolated());
+    }
+    let q = program.lp.var(1.0, 0.0, f64::INFINITY);
+    for c in 0..program.classes.len() {
+        let class = &program.classes[c];
+        let need = class.goal.need / class.fastest / largest * class.count();
+        let floor = class.goal.floor / class.fastest * class.count();
+        let terms: Vec<(Var, f64)> = program.speed_of(c).chain([(q, -need)]).collect();
+        program.lp.row(terms, Cmp::Ge, floor);
+    }
+    let (mut allocation, solution) = program.solve(market)?;
+    allocation.value = solution.value(q) / largest;
+    Ok(allocation)
+}
+
+/// Relative gain below which a job counts as not lifted.
+const LIFT: f64 = 1e-4;
+
+/// Who among the `rising` cannot get more than it has `reached`, whatever the others give up above what
+/// they have. What each can get for itself, all can get a part of together: one program tells all.
+pub(crate) fn bottlenecks(
+    market: &Market,
+    reached: &[f64],
+    rising: &[bool],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Vec<usize>, Unsolved> {
+    let goal = |(floor, rises): (&f64, &bool)| Goal { need: f64::from(*rises), floor: *floor };
+    let goals: Vec<Goal> = reached.iter().zip(rising).map(goal).collect();
+    let mut program = Program::new(market, &goals, pairs, &|_, _| 0.0);
+    let mut lifts = Vec::new();
+    for c in 0..program.classes.len() {
+        let class = &program.classes[c];
+        let has = class.goal.floor / class.fastest * class.count();
+        let mut terms: Vec<(Var, f64)> = program.speed_of(c).collect();
+        if class.goal.need > 0.0 {
+            let lift = program.lp.var(1.0, 0.0, 1.0);
+            terms.push((lift, -has.max(1e-9) * LIFT));
+            lifts.push((c, lift));
+        }
+        // What was reached exactly may be out of reach by the last digit here.
+        program.lp.row(terms, Cmp::Ge, has * (1.0 - 1e-7));
+    }
+    let (_, solution) = program.solve(market)?;
+    let stuck = lifts.iter().filter(|(_, lift)| solution.value(*lift) < 0.5);
+    Ok(stuck.flat_map(|(c, _)| program.classes[*c].members.iter().copied()).collect())
+}
+
+/// What each job needs for each unit of max-min fairness: a job on s GPUs gets 1/s of the time.
+pub(crate) fn fair_need(market: &Market, claim: &Claim) -> f64 {
+    claim.weight * market.proportional_speed(claim) / claim.gpus
+}
+
+fn fair_goals(market: &Market) -> Vec<Goal> {
+    market.claims.iter().map(|c| Goal::of(fair_need(market, c))).collect()
+}
+
+/// Max-min fairness: the least of the weighted, normalised effective speeds is as large as can be.
+pub(crate) fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
+    max_min(market, &fair_goals(market), pairs)
+}
+
+/// The same as the released code has it: from the middle, pairs and useless kinds included.
+pub(crate) fn fair_released(
+    market: &Market,
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let goals = fair_goals(market);
+    let found = match pairs {
+        Some(speed) => central::max_min_of_pairs(market, &goals, speed),
+        None => central::max_min(market, &goals, Kinds::All),
+    };
+    found.map_or_else(|| corner(market, &goals, pairs), Ok)
+}
+
+/// Precision of the search for the least finish-time ratio, where one is needed.
+const RATIO_PRECISION: f64 = 1e-5;
+const RATIO_STEPS: usize = 60;
+
+/// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
+/// small as can be; the value is that ratio.
+pub(crate) fn finish_time(
+    market: &Market,
+    kinds: Kinds,
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
+    let can_run =
+        |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && *n >= c.gpus);
+    if !market.claims.iter().any(can_run) {
+        return Ok(market.isolated());
+    }
+    let goal = |c: &Claim| {
+        let alone_s = alone_s(c);
+        Goal { need: c.left.max(1e-9) / alone_s, floor: c.age_s / alone_s }
+    };
+    let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
+    let reached = |allocation: &Allocation| {
+        let speeds = speeds(market, allocation, pairs);
+        let ratio = |((c, goal), speed): ((&Claim, &Goal), &f64)| {
+            if can_run(c) { goal.floor + goal.need / speed } else { 0.0 }
+        };
+        let all = market.claims.iter().zip(&goals).zip(&speeds);
+        all.map(ratio).fold(0.0, f64::max)
+    };
+    let plain = || central::finish_time(market, &goals, kinds);
+    if let Some(mut found) = pairs.is_none().then(plain).flatten() {
+        found.value = reached(&found);
+        return Ok(found);
+    }
+    // Pairs, or too many digits for one program: a search, in which each ratio is a linear one. Nobody
+    // can be faster than on its fastest kind all of the time.
+    let bound = |(c, goal): (&Claim, &Goal)| {
+        let fastest = c.speed.iter().copied().fold(0.0, f64::max);
+        if can_run(c) { goal.floor + goal.need / fastest } else { 0.0 }
+    };
+    let mut low = market.claims.iter().zip(&goals).map(bound).fold(0.0, f64::max);
+    let at = |ratio: f64| {
+        let goal = |g: &Goal| Goal::of(g.need / (ratio - g.floor).max(1e-9));
+        max_min(market, &goals.iter().map(goal).collect::<Vec<_>>(), pairs)
+    };
+    let mut best = at(low * (1.0 + 1e-9))?;
+    let mut high = reached(&best);
+    for _ in 0..RATIO_STEPS {
+        if high <= low * (1.0 + RATIO_PRECISION) {
+            break;
+        }
+        let middle = f64::midpoint(low, high.min(low * 1e3));
+        let found = at(middle)?;
+        let ratio = reached(&found);
+        if ratio < high {
+            (best, high) = (found, ratio);
+        }
+        if ratio > middle * (1.0 + RATIO_PRECISION) {
+            low = middle;
+        }
+    }
+    best.value = high;
+    Ok(best)
+}
+
+/// Effective speeds of all jobs, alone and beside others.
+pub(crate) fn speeds(
+    market: &Market,
+    allocation: &Allocation,
+    pairs: Option<PairSpeed<'_>>,
+) -> Vec<f64> {
+    let alone = market.claims.iter().zip(&allocation.alone);
+    let mut speeds: Vec<f64> = alone.map(|(c, part)| effective(c, part)).collect();
+    for (pair, speed) in allocation.pairs.iter().zip(pairs.into_iter().cycle()) {
+        for (kind, share) in pair.share.iter().enumerate().filter(|(_, s)| **s > 0.0) {
+            let beside = speed(pair.who[0], pair.who[1], kind);
+            for (m, beside) in pair.who.into_iter().zip(beside) {
+                speeds[m] += share * beside;
+            }
+        }
+    }
+    speeds
+}
+
+/// The largest sum of effective speeds, each divided by `price` of the kind. With `deadlines`, jobs
+/// that have one get the speed they need for it; if not all can be kept, `all_or_none` gives all of
+/// them up, otherwise only those that stand in the way.
+pub(crate) fn throughput(
+    market: &Market,
+    prices: &ByKind,
+    (deadlines, all_or_none): (bool, bool),
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Allocation, Unsolved> {
+    let needed = |c: &Claim| match c.deadline_s {
+        Some(left_s) if deadlines && left_s > 0.0 => c.left / left_s,
+        Some(_) if deadlines => f64::INFINITY,
+        _ => 0.0,
+    };
+    let mut floors: Vec<f64> = market.claims.iter().map(needed).collect();
+    let mut late: Vec<usize> = Vec::new();
+    if floors.iter().any(|f| *f > 0.0) {
+        late = hopeless(market, &floors, pairs)?;
+        let drop_all = all_or_none && !late.is_empty();
+        for (m, floor) in floors.iter_mut().enumerate() {
+            if drop_all || late.contains(&m) {
+                *floor = 0.0;
+            }
+        }
+    }
+    let goals: Vec<Goal> = floors.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
+    let plain = pairs.is_none() && floors.iter().all(|f| *f == 0.0);
+    let kinds = if all_or_none { Kinds::All } else { Kinds::Useful };
+    if let Some(mut found) = plain.then(|| central::sum(market, prices, kinds)).flatten() {
+        found.late = late;
+        return Ok(found);
+    }
+    // Scaled so that the largest gain is about 1; which part is best does not depend on it.
+    let gain = |c: &Class, k: usize| c.pace[k] * c.fastest / prices[k] * c.count();
+    let of_market =
+        market.claims.iter().flat_map(|c| c.speed.iter().zip(prices).map(|(t, p)| t / p));
+    let largest = of_market.fold(1e-12, f64::max);
+    let mut program = Program::new(market, &goals, pairs, &|c, k| gain(c, k) / largest);
+    for c in 0..program.classes.len() {
+        let class = &program.classes[c];
+        if class.goal.floor > 0.0 {
+            // A hair less, so that what was just possible stays possible.
+            let floor = class.goal.floor / class.fastest * class.count() * (1.0 - 1e-9);
+            let terms: Vec<(Var, f64)> = program.speed_of(c).collect();
+            program.lp.row(terms, Cmp::Ge, floor);
+        }
+    }
+    let (mut allocation, _) = program.solve(market)?;
+    allocation.value *= largest;
+    allocation.late = late;
+    Ok(allocation)
+}
+
+/// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.
+fn hopeless(
+    market: &Market,
+    floors: &[f64],
+    pairs: Option<PairSpeed<'_>>,
+) -> Result<Vec<usize>, Unsolved> {
+    let fastest = |c: &Claim| {
+        let fitting = c.speed.iter().zip(&market.gpus).filter(|(_, n)| **n >= c.gpus);
+        fitting.map(|(t, _)| *t).fold(0.0, f64::max)
+    };
+    // Those beyond all hope are not asked.
+    let hope = |(c, f): (&Claim, &f64)| if *f <= fastest(c) { *f } else { 0.0 };
+    let asked: Vec<f64> = market.claims.iter().zip(floors).map(hope).collect();
+    let goals: Vec<Goal> = asked.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
+    let mut program = Program::new(market, &goals, pairs, &|_, _| 0.0);
+    let mut misses = Vec::new();
+    for c in 0..program.classes.len() {
+        let class = &program.classes[c];
+        if class.goal.floor > 0.0 {
+            let floor = class.goal.floor / class.fastest * class.count();
+            let miss = program.lp.var(-1.0, 0.0, f64::INFINITY);
+            let terms: Vec<(Var, f64)> = program.speed_of(c).chain([(miss, 1.0)]).collect();
+            program.lp.row(terms, Cmp::Ge, floor);
+            misses.push((c, miss));
+        }
+    }
+    let (_, solution) = program.solve(market)?;
+    let missed = misses.iter().filter(|(_, v)| solution.value(*v) > 1e-6);
+    let mut late: Vec<usize> =
+        missed.flat_map(|(c, _)| program.classes[*c].members.iter().copied()).collect();
+    late.extend((0..asked.len()).filter(|m| asked[*m] < floors[*m]));
+    late.sort_unstable();
+    Ok(late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::gavel::allocation::makespan::makespan;
+    use crate::policy::gavel::allocation::testing::{close, market};
+    use proptest::prelude::*;
+
+    fn near(found: f64, expected: f64) {
+        assert!((found - expected).abs() < 1e-4 * expected.abs(), "{found}, expected {expected}");
+    }
+
+    /// Example A: the second job gains less from the faster kind.
+    fn two() -> Market {
+        market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0]])
+    }
+
+    fn three() -> Market {
+        let speeds: &[&[f64]] = &[&[1.0, 2.0, 4.0], &[1.0, 1.5, 2.0], &[1.0, 3.0, 10.0]];
+        market(&[1.0, 1.0, 1.0], speeds)
+    }
+
+    #[test]
+    fn fairness_of_two() {
+        let equal = fair(&two(), None).unwrap();
+        near(equal.value, 1.0);
+        close(&equal.alone, &[&[0.5, 0.5], &[0.5, 0.5]]);
+        let mut heavy = two();
+        heavy.claims[0].weight = 2.0;
+        let found = fair(&heavy, None).unwrap();
+        near(found.value, 14.0 / 19.0);
+        let (small, large) = (2.0 / 19.0, 17.0 / 19.0);
+        close(&found.alone, &[&[small, large], &[large, small]]);
+    }
+
+    #[test]
+    fn fairness_of_three_and_of_a_gang() {
+        near(fair(&three(), None).unwrap().value, 93.0 / 89.0);
+        let mut gang = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[2.0, 6.0]]);
+        gang.claims[2].gpus = 2.0;
+        let found = fair(&gang, None).unwrap();
+        near(found.value, 1.3);
+        close(&found.alone, &[&[0.25, 0.75], &[0.05, 0.95], &[0.85, 0.15]]);
+    }
+
+    #[test]
+    fn finish_times_are_as_fair_as_they_can_be() {
+        let mut m = two();
+        (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
+        near(finish_time(&m, Kinds::Useful, None).unwrap().value, 1.0);
+        m.claims[0].age_s = 1000.0;
+        let found = finish_time(&m, Kinds::Useful, None).unwrap();
+        near(found.value, 1.320_802);
+        close(&found.alone, &[&[0.135_674, 0.864_326], &[0.864_326, 0.135_674]]);
+    }
+
+    #[test]
+    fn the_largest_sum_and_its_deadlines() {
+        let free = ByKind::from_slice(&[1.0, 1.0, 1.0]);
+        let found = throughput(&two(), &free, (false, false), None).unwrap();
+        near(found.value, 5.0);
+        close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
+        let found = throughput(&three(), &free, (false, false), None).unwrap();
+        near(found.value, 13.0);
+        let mut m = two();
+        (m.claims[1].left, m.claims[1].deadline_s) = (2000.0, Some(1250.0));
+        let found = throughput(&m, &free, (true, false), None).unwrap();
+        close(&found.alone, &[&[0.6, 0.4], &[0.4, 0.6]]);
+        assert!(found.late.is_empty());
+        // One that nobody could meet is given up, the other is kept.
+        (m.claims[0].left, m.claims[0].deadline_s) = (9000.0, Some(10.0));
+        let found = throughput(&m, &free, (true, false), None).unwrap();
+        assert_eq!(found.late, [0]);
+        close(&found.alone, &[&[0.6, 0.4], &[0.4, 0.6]]);
+        let found = throughput(&m, &free, (true, true), None).unwrap();
+        close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
+    }
+
+    #[test]
+    fn a_price_can_turn_the_choice_round() {
+        let prices = ByKind::from_slice(&[0.1, 1.0]);
+        let found = throughput(&two(), &prices, (false, false), None).unwrap();
+        // Per dollar: 10 and 4 for the first, 10 and 2 for the second.
+        close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
+        near(found.value, 14.0);
+    }
+
+    #[test]
+    fn pairs_share_where_that_is_better() {
+        // Example G.
+        let speed = |_: usize, _: usize, k: usize| [[3.0, 1.5], [0.4, 0.4]][k];
+        let one = market(&[1.0], &[&[4.0], &[2.0]]);
+        let found = fair(&one, Some(&speed)).unwrap();
+        near(found.value, 0.75);
+        close(&found.alone, &[&[0.0], &[0.0]]);
+        assert_eq!((found.pairs.len(), found.pairs[0].who), (1, [0, 1]));
+        let both = market(&[1.0, 1.0], &[&[4.0, 1.0], &[2.0, 1.0]]);
+        let found = fair(&both, Some(&speed)).unwrap();
+        near(found.pairs[0].share[0], 14.0 / 17.0);
+        close(&found.alone, &[&[0.0, 3.0 / 17.0], &[3.0 / 17.0, 0.0]]);
+    }
+
+    #[test]
+    fn every_goal_may_share() {
+        // Example G with one kind: both run all of the time, at three quarters of their speed.
+        let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
+        let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
+        (one.claims[0].left, one.claims[1].left) = (4000.0, 2000.0);
+        near(finish_time(&one, Kinds::Useful, None).unwrap().value, 1.0);
+        let found = finish_time(&one, Kinds::Useful, Some(&speed)).unwrap();
+        near(found.value, 2.0 / 3.0);
+        near(found.pairs[0].share[0], 1.0);
+        let free = ByKind::from_slice(&[1.0]);
+        near(throughput(&one, &free, (false, false), None).unwrap().value, 4.0);
+        let found = throughput(&one, &free, (false, false), Some(&speed)).unwrap();
+        near(found.value, 4.5);
+        near(found.pairs[0].share[0], 1.0);
+        let half = ByKind::from_slice(&[0.5]);
+        near(throughput(&one, &half, (false, false), Some(&speed)).unwrap().value, 9.0);
+        // A deadline that only sharing can keep: both need more than half of their time.
+        (one.claims[0].deadline_s, one.claims[1].deadline_s) = (Some(1600.0), Some(1600.0));
+        assert_eq!(throughput(&one, &free, (true, false), None).unwrap().late.len(), 1);
+        assert!(throughput(&one, &free, (true, false), Some(&speed)).unwrap().late.is_empty());
+    }
+
+    #[test]
+    fn equal_jobs_share_the_time_of_their_class_evenly() {
+        let speed = |_: usize, _: usize, _: usize| [0.9, 0.9];
+        for jobs in 2..6 {
+            let crowd = market(&[1.0], &vec![&[1.0][..]; jobs]);
+            let found = fair(&crowd, Some(&speed)).unwrap();
+            near(found.value, 1.8 / jobs as f64);
+            for m in 0..jobs {
+                let mine = found.pairs.iter().filter(|p| p.who.contains(&m));
+                near(mine.map(|p| p.share[0]).sum(), 2.0 / jobs as f64);
+            }
+        }
+        // Two classes: one twice as large as the other.
+        let crowd = market(&[1.0], &[&[1.0], &[1.0], &[2.0]]);
+        let unlike = |a: usize, b: usize, _: usize| {
+            if (a < 2) == (b < 2) {
+                [0.1, 0.1]
+            } else if a < 2 {
+                [1.0, 2.0]
+            } else {
+                [2.0, 1.0]
+            }
+        };
+        let found = fair(&crowd, Some(&unlike)).unwrap();
+        let with_last = found.pairs.iter().filter(|p| p.who[1] == 2);
+        assert_eq!(with_last.count(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_asked_the_parts_fit(
+            gpus in prop::collection::vec(1u8..5, 3),
+            jobs in prop::collection::vec((prop::collection::vec(0u8..9, 3), 1u8..4, 1u8..5, 1u16..900), 1..9),
+            scale in 1u8..9,
+        ) {
+            let gpus: ByKind = gpus.into_iter().map(f64::from).collect();
+            let mut m = Market { gpus, ..Market::default() };
+            for (speed, width, weight, left) in jobs {
+                let speed = speed.into_iter().map(|s| f64::from(s) / 2.0).collect::<Vec<_>>();
+                let mut claim = crate::policy::gavel::allocation::testing::claim(&speed);
+                (claim.gpus, claim.weight) = (f64::from(width), f64::from(weight));
+                claim.left = f64::from(left);
+                claim.deadline_s = (left % 3 == 0).then_some(200.0);
+                m.claims.push(claim);
+            }
+            let free = ByKind::from_elem(1.0, 3);
+            let mut scaled = m.clone();
+            for claim in &mut scaled.claims {
+                claim.speed.iter_mut().for_each(|t| *t *= f64::from(scale));
+                claim.left *= f64::from(scale);
+            }
+            let solve = |m: &Market| {
+                [fair(m, None), makespan(m, None), finish_time(m, Kinds::Useful, None), throughput(m, &free, (true, false), None)]
+                    .map(Result::unwrap)
+            };
+            let found = solve(&m);
+            for (i, allocation) in found.iter().enumerate() {
+                let mut used = [0.0; 3];
+                for (claim, row) in m.claims.iter().zip(&allocation.alone) {
+                    prop_assert!(row.iter().sum::<f64>() <= 1.0 + 1e-6, "{i} {row:?}");
+                    for k in 0..3 {
+                        prop_assert!(row[k] >= 0.0);
+                        used[k] += row[k] * claim.gpus;
+                    }
+                }
+                let fits = used.iter().zip(&m.gpus).all(|(u, n)| *u <= n * (1.0 + 1e-5));
+                prop_assert!(fits, "{i} {used:?}");
+            }
+            for (a, b) in found.iter().zip(solve(&scaled)).take(3) {
+                prop_assert!((a.value - b.value).abs() <= 1e-4 * a.value.abs().max(1e-9));
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! A queue behind every GPU, so that the mean completion time is least: the idea of `AlloX` (Le et al.,
+//! `EuroSys` 2020).
+//!
+//! A job that is the k-th from the end of a GPU's queue adds k times its own time there to the sum of all
+//! completion times. So the best queues are an assignment of jobs to places (GPU, k). Who is first in its
+//! queue runs, and keeps its GPU until it is done.
+
+use crate::math::assignment::Assignment;
+use crate::policy::gavel::allocation::{Allocation, ByKind, Claim, Market};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// Who has a GPU for good. Jobs are known by a number that grows with their arrival.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queues {
+    given: BTreeMap<u32, usize>,
+}
+
+/// A speed below which a kind is as good as none.
+const STANDSTILL: f64 = 1e-10;
+
+impl Queues {
+    /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending;
+    /// `slowest_first` are the kinds by their usual speed. Only the oldest `alpha` of those who wait, or
+    /// as many as there are free GPUs, are looked at.
+    ///
+    /// A gang counts with the time of all its GPUs, runs when its turn comes, and is not overtaken by
+    /// those behind it on the same kind of GPU.
+    pub(crate) fn allocate(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        slowest_first: &[usize],
+        alpha: f64,
+    ) -> Allocation {
+        let mut free = self.keep(market, jobs);
+        // One entry for every free GPU.
+        let gpus: Vec<usize> =
+            slowest_first.iter().flat_map(|k| (0..free[*k] as usize).map(|_| *k)).collect();
+        let runs =
+            |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && c.gpus <= *n);
+        let waits = |i: &usize| !self.given.contains_key(&jobs[*i]) && runs(&market.claims[*i]);
+        let mut waiting: Vec<usize> = (0..jobs.len()).filter(waits).collect();
+        // The order of arrival is kept among equals.
+        waiting.sort_by(|a, b| market.claims[*b].age_s.total_cmp(&market.claims[*a].age_s));
+        let looked_at = ((alpha * waiting.len() as f64) as usize).max(gpus.len());
+        waiting.truncate(looked_at);
+        for (kind, queue) in queues(market, &waiting, &gpus) {
+            for job in queue {
+                let claim = &market.claims[job];
+                if claim.gpus > free[kind] {
+                    break;
+                }
+                if claim.speed[kind] > 0.0 {
+                    free[kind] -= claim.gpus;
+                    self.given.insert(jobs[job], kind);
+                }
+            }
+        }
+        let alone = jobs.iter().map(|job| {
+            let mut row = ByKind::from_elem(0.0, market.gpus.len());
+            if let Some(kind) = self.given.get(job) {
+                row[*kind] = 1.0;
+            }
+            row
+        });
+        Allocation { alone: alone.collect(), value: 1.0, ..Allocation::default() }
+    }
+
+    /// Forgets who is gone, and who does not fit any more, and returns what is free.
+    fn keep(&mut self, market: &Market, jobs: &[u32]) -> ByKind {
+        let mut free = market.gpus.clone();
+        self.given.retain(|job, kind| {
+            let Ok(at) = jobs.binary_search(job) else { return false };
+            let claim = &market.claims[at];
+            let stays = claim.gpus <= free[*kind] && claim.speed[*kind] > 0.0;
+            if stays {
+                free[*kind] -= claim.gpus;
+            }
+            stays
+        });
+        free
+    }
+}
+
+/// The first of every GPU's queue, by kind, those of the longest queues first.
+fn queues(market: &Market, waiting: &[usize], gpus: &[usize]) -> BTreeMap<usize, Vec<usize>> {
+    let mut found: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    if gpus.is_empty() {
+        return found;
+    }
+    let time_s = |job: usize, kind: usize| {
+        let claim = &market.claims[job];
+        let speed = if claim.speed[kind] > 0.0 { claim.speed[kind] } else { STANDSTILL };
+        claim.left / speed * claim.gpus
+    };
+    let time_s: Vec<ByKind> = waiting
+        .iter()
+        .map(|job| (0..market.gpus.len()).map(|kind| time_s(*job, kind)).collect())
+        .collect();
+    let cost = |row: usize, column: usize| {
+        let from_the_end = (column / gpus.len() + 1) as f64;
+        from_the_end * time_s[row][gpus[column % gpus.len()]] + market.claims[waiting[row]].age_s
+    };
+    let mut places = Assignment::default();
+    let mut longest = 0;
+    for _ in waiting {
+        // A place is never better than one nearer to the end, so one more than is used is enough.
+        places.add((longest + 1) * gpus.len(), &cost);
+        longest = places.column_of.iter().map(|c| c / gpus.len() + 1).max().unwrap_or(0);
+    }
+    let mut heads: Vec<Option<(usize, usize)>> = vec![None; gpus.len()];
+    for (row, column) in places.column_of.iter().enumerate() {
+        let (place, gpu) = (column / gpus.len(), column % gpus.len());
+        if heads[gpu].is_none_or(|(first, _)| place > first) {
+            heads[gpu] = Some((place, waiting[row]));
+        }
+    }
+    let mut heads: Vec<(usize, usize, usize)> =
+        heads.iter().zip(gpus).filter_map(|(h, kind)| h.map(|(p, job)| (p, job, *kind))).collect();
+    heads.sort_by_key(|(place, ..)| Reverse(*place));
+    for (_, job, kind) in heads {
+        found.entry(kind).or_default().push(job);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::gavel::allocation::testing::{close, market};
+
+    #[test]
+    fn the_fast_kind_goes_to_those_who_gain_by_it() {
+        // Example A.
+        let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0]]);
+        (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
+        let found = Queues::default().allocate(&m, &[0, 1], &[0, 1], 1.0).alone;
+        close(&found, &[&[0.0, 1.0], &[1.0, 0.0]]);
+    }
+
+    #[test]
+    fn the_shortest_runs_first_and_keeps_its_gpu() {
+        let mut m = market(&[1.0], &[&[1.0]; 3]);
+        for (claim, left) in m.claims.iter_mut().zip([30.0, 10.0, 20.0]) {
+            claim.left = left;
+        }
+        let mut queues = Queues::default();
+        let found = queues.allocate(&m, &[0, 1, 2], &[0], 1.0).alone;
+        close(&found, &[&[0.0], &[1.0], &[0.0]]);
+        m.claims[2].left = 1.0;
+        assert_eq!(queues.allocate(&m, &[0, 1, 2], &[0], 1.0).alone, found);
+        // With a third of those who wait only the oldest is looked at.
+        m.claims[0].age_s = 5.0;
+        let found = Queues::default().allocate(&m, &[0, 1, 2], &[0], 0.34).alone;
+        close(&found, &[&[1.0], &[0.0], &[0.0]]);
+    }
+
+    #[test]
+    fn a_gang_waits_for_its_gpus_and_is_not_overtaken() {
+        let mut m = market(&[2.0], &[&[1.0]; 3]);
+        for (claim, left) in m.claims.iter_mut().zip([100.0, 1.0, 50.0]) {
+            claim.left = left;
+        }
+        m.claims[1].gpus = 2.0;
+        let mut queues = Queues::default();
+        let found = queues.allocate(&m, &[0, 1, 2], &[0], 1.0).alone;
+        close(&found, &[&[0.0], &[1.0], &[0.0]]);
+        m.claims.remove(1);
+        let found = queues.allocate(&m, &[0, 2], &[0], 1.0).alone;
+        close(&found, &[&[1.0], &[1.0]]);
+    }
+}

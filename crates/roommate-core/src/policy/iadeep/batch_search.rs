@@ -1,0 +1,246 @@
+//! The tuner: finds the batch sizes of all tenants of a GPU together, by measuring.
+//!
+//! A Gaussian process over the joint vector of log batch sizes guesses what has not been measured; the next
+//! candidate is the one whose lower confidence bound is least among those that fit into memory; it is applied and
+//! measured for real before the next is chosen. The search ends when no candidate promises an improvement
+//! worth a measurement, or when its measurements are used up. What is chosen was measured.
+
+use crate::math::gp::Process;
+use smallvec::SmallVec;
+
+/// Batch sizes of the tenants of a GPU, in their order.
+pub(crate) type Batches = SmallVec<[u32; 4]>;
+
+/// How to search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Options {
+    /// Most measurements.
+    pub(crate) budget: u32,
+    /// Stop when the improvement that the best candidate promises is below this share of the objective.
+    pub(crate) least_gain: f64,
+    /// How many standard deviations below the expectation a candidate is taken for, at first.
+    pub(crate) boldness: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { budget: 17, least_gain: 0.002, boldness: 2.0 }
+    }
+}
+
+/// The batch sizes that a tenant may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Axis {
+    /// The smallest.
+    pub(crate) low: u32,
+    /// The largest.
+    pub(crate) high: u32,
+}
+
+/// A measurement, or what one of another group of tenants suggests.
+#[derive(Clone, Debug, PartialEq)]
+struct Trial {
+    batches: Batches,
+    /// Logarithm of the objective.
+    value: f64,
+    /// How little it can be trusted, relative to the spread of the objective; 0 = measured here.
+    doubt: f64,
+}
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Turn {
+    /// Apply these and measure.
+    Measure(Batches),
+    /// These are the best that were measured, and the search is over.
+    Settle(Batches),
+}
+
+/// A search.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tuner {
+    options: Options,
+    axes: SmallVec<[Axis; 4]>,
+    /// Candidates by axis, ascending.
+    grid: SmallVec<[Vec<u32>; 4]>,
+    trials: Vec<Trial>,
+    /// What ran when the search began.
+    start: Batches,
+    /// To be measured first.
+    first: Vec<Batches>,
+    measured: u32,
+}
+
+/// Candidates of one axis, by the number of axes: a few hundred to a thousand in all.
+fn steps(axes: usize) -> u32 {
+    match axes {
+        0 | 1 => 65,
+        2 => 17,
+        3 => 9,
+        _ => 6,
+    }
+}
+
+impl Axis {
+    /// Batch sizes at equal factors, with `also` among them.
+    fn candidates(self, steps: u32, also: u32) -> Vec<u32> {
+        let (low, high) = (f64::from(self.low.max(1)), f64::from(self.high.max(self.low).max(1)));
+        let of = |i: u32| low * (high / low).powf(f64::from(i) / f64::from(steps - 1));
+        let mut all: Vec<u32> = (0..steps).map(|i| of(i).round() as u32).collect();
+        all.push(also.clamp(self.low.max(1), self.high.max(1)));
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Where a batch size lies, 0 to 1.
+    fn place(self, batch: u32) -> f64 {
+        let ln = |b: u32| f64::from(b.max(1)).ln();
+        let width = ln(self.high) - ln(self.low);
+        if width > 0.0 { (ln(batch) - ln(self.low)) / width } else { 0.0 }
+    }
+}
+
+impl Tuner {
+    /// A search that starts from what the tenants run with now. Each axis must contain its start.
+    pub(crate) fn new(options: Options, axes: &[Axis], start: &[u32]) -> Self {
+        assert_eq!(axes.len(), start.len(), "every tenant has a batch size");
+        let steps = steps(axes.len());
+        let grid = axes.iter().zip(start).map(|(a, s)| a.candidates(steps, *s)).collect();
+        Self {
+            options,
+            axes: axes.iter().copied().collect(),
+            grid,
+            trials: Vec::new(),
+            start: start.iter().copied().collect(),
+            first: vec![start.iter().copied().collect()],
+            measured: 0,
+        }
+    }
+
+    /// Has these tried right after the start: what was best for others like these.
+    pub(crate) fn suggest(&mut self, batches: &[u32]) {
+        let clamp = |(a, b): (&Axis, &u32)| (*b).clamp(a.low, a.high);
+        let batches: Batches = self.axes.iter().zip(batches).map(clamp).collect();
+        if batches.len() == self.axes.len() && !self.first.contains(&batches) {
+            self.first.push(batches);
+        }
+    }
+
+    /// Takes in what others like these measured: believed as far as `doubt` allows.
+    pub(crate) fn recall(&mut self, batches: &[u32], objective: f64, doubt: f64) {
+        self.enter(batches, objective, doubt);
+    }
+
+    /// Takes in a real measurement.
+    pub(crate) fn observe(&mut self, batches: &[u32], objective: f64) {
+        self.measured += 1;
+        self.first.retain(|f| f[..] != *batches);
+        self.enter(batches, objective, 0.0);
+    }
+
+    fn enter(&mut self, batches: &[u32], objective: f64, doubt: f64) {
+        if batches.len() == self.axes.len() && objective.is_finite() && objective > 0.0 {
+            let (batches, value) = (batches.iter().copied().collect(), objective.ln());
+            self.trials.push(Trial { batches, value, doubt });
+        }
+    }
+
+    /// Real measurements so far.
+    pub(crate) fn measured(&self) -> u32 {
+        self.measured
+    }
+
+    /// The next thing to do. `fits` says whether batch sizes fit into the GPU's memory for certain; nothing
+    /// else is ever proposed, but for the start, which runs already.
+    pub(crate) fn next(&mut self, fits: &dyn Fn(&[u32]) -> bool) -> Turn {
+        let started = self.measured > 0;
+        self.first.retain(|f| !started || fits(f));
+        if self.measured >= self.options.budget {
+            return Turn::Settle(self.best());
+        }
+        if let Some(first) = self.first.first() {
+            return Turn::Measure(first.clone());
+        }
+        match self.promising(fits) {
+            Some(batches) => Turn::Measure(batches),
+            None => Turn::Settle(self.best()),
+        }
+    }
+
+    /// The best that was measured, by what all measurements together say of it: one may have been lucky. The
+    /// start while nothing was.
+    pub(crate) fn best(&self) -> Batches {
+        let process = self.process();
+        let value = |t: &Trial| match &process {
+            Some(process) => process.guess(&self.place(&t.batches)).mean,
+            None => t.value,
+        };
+        let measured = self.trials.iter().filter(|t| t.doubt == 0.0);
+        let best = measured.map(|t| (value(t), t)).min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or_else(|| self.start.clone(), |(_, t)| t.batches.clone())
+    }
+
+    /// The least objective that was measured.
+    pub(crate) fn best_value(&self) -> Option<f64> {
+        let measured = self.trials.iter().filter(|t| t.doubt == 0.0);
+        measured.map(|t| t.value).min_by(f64::total_cmp).map(f64::exp)
+    }
+
+    fn place(&self, batches: &[u32]) -> Vec<f64> {
+        self.axes.iter().zip(batches).map(|(a, b)| a.place(*b)).collect()
+    }
+
+    fn process(&self) -> Option<Process> {
+        let points: Vec<Vec<f64>> = self.trials.iter().map(|t| self.place(&t.batches)).collect();
+        let values: Vec<f64> = self.trials.iter().map(|t| t.value).collect();
+        let doubts: Vec<f64> = self.trials.iter().map(|t| t.doubt).collect();
+        Process::fit(&points, &values, &doubts)
+    }
+
+    /// The candidate with the least lower bound, unless none is worth a measurement.
+    fn promising(&self, fits: &dyn Fn(&[u32]) -> bool) -> Option<Batches> {
+        let process = self.process()?;
+        let best = self.best_value().map_or(f64::INFINITY, f64::ln);
+        // Bold at first, and sure of itself when the measurements run out.
+        let left = 1.0 - f64::from(self.measured) / f64::from(self.options.budget);
+        let boldness = self.options.boldness * left.max(0.25);
+        let mut gain: f64 = 0.0;
+        let mut chosen: Option<(f64, Batches)> = None;
+        self.each_candidate(&mut |batches| {
+            let known = |t: &Trial| t.doubt == 0.0 && t.batches[..] == *batches;
+            if self.trials.iter().any(known) || !fits(batches) {
+                return;
+            }
+            let guess = process.guess(&self.place(batches));
+            gain = gain.max(guess.improvement(best));
+            let lower = guess.lower(boldness);
+            if chosen.as_ref().is_none_or(|(least, _)| lower < *least) {
+                chosen = Some((lower, batches.iter().copied().collect()));
+            }
+        });
+        // A curve cannot be told from a few points, however well they agree.
+        let few = self.measured < 2 + self.axes.len() as u32;
+        chosen.map(|c| c.1).filter(|_| few || gain >= self.options.least_gain)
+    }
+
+    /// All combinations of candidates, the last axis fastest.
+    fn each_candidate(&self, see: &mut dyn FnMut(&[u32])) {
+        let mut at: SmallVec<[usize; 4]> = self.axes.iter().map(|_| 0).collect();
+        let mut batches: Batches = self.grid.iter().map(|g| g[0]).collect();
+        loop {
+            see(&batches);
+            let Some(axis) = (0..at.len()).rev().find(|i| at[*i] + 1 < self.grid[*i].len()) else {
+                return;
+            };
+            at[axis] += 1;
+            at[axis + 1..].fill(0);
+            for i in axis..at.len() {
+                batches[i] = self.grid[i][at[i]];
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! Co-location without foresight: several tasks on a GPU, in the order in which they came.
+//!
+//! # Idea
+//! The baselines of every study of co-location. Tasks start first come, first served, on the GPU that seems
+//! best, up to `max_tasks` on one; nobody is moved or stopped. How they share is `sharing`: all at once without
+//! limits (`mps`), each confined to an equal part for good (`mps-split`), or by turns in the driver's time
+//! slices (`time-slicing`). Which GPU seems best is `choice`: the emptiest, a random one
+//! (`random-colocate`), or the one where the slowdown is predicted to be least from how busy tasks keep the
+//! multiprocessors and the memory alone (`kernel-est`).
+//!
+//! # Reads / does / wakes
+//! Reads GPUs, memory, CPU and kinds of GPU; `kernel-est` also the utilisation of kinds of work, measured or else
+//! predicted, and measured steps of tasks that share. Never reads durations, batch sizes or objectives of services, which
+//! are tasks like any other here. Starts tasks, never tunes, moves or stops one. Wakes when a task arrives or leaves or a
+//! node does; never by time.
+//!
+//! # Differs from the paper
+//! `mps` stands for the MPS-based sharing that `iadeep` was compared with, of which nothing is published but
+//! its name; `kernel-est` for the estimator of Xu et al. (`HotCloud` 2019), whose regression over kernel metrics is
+//! a line through two products here (own use times that of the others, of the multiprocessors and of the memory
+//! bandwidth), fitted as measurements come in. `mps-split` gives a slot to whoever comes, because the share of a running
+//! MPS client cannot be changed. An idle GPU is always preferred, except by `random-colocate`.
+
+use crate::event::Event;
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::job::Class;
+use crate::knobs::Knobs;
+use crate::math::rng::Rng;
+use crate::placement;
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::state::State;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Sharing {
+    /// All at once, nobody confined.
+    #[default]
+    Free,
+    /// Each confined to one of `max_tasks` equal parts.
+    Split,
+    /// By turns, in the driver's time slices.
+    Turns,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Choice {
+    /// The fewest tasks, then the most free memory.
+    #[default]
+    Emptiest,
+    /// Any with room.
+    Random,
+    /// The least predicted slowdown, of the newcomer and of those who are there.
+    Predicted,
+}
+
+/// Parameters of `mps`.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// How tasks on one GPU share it.
+    sharing: Sharing,
+    /// Which GPU a task goes to.
+    choice: Choice,
+    /// Most tasks on a GPU.
+    max_tasks: u8,
+    /// Utilisation of a kind of work of which nothing is known.
+    util_default: f64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { sharing: Sharing::Free, choice: Choice::Emptiest, max_tasks: 3, util_default: 0.5 }
+    }
+}
+
+/// How busy a kind of work keeps the multiprocessors and the memory bandwidth.
+type Use = [f64; 2];
+
+/// A line through the origin over two products of uses, fitted by least squares.
+#[derive(Clone, Copy, Debug)]
+struct Slowdown {
+    /// Sums of products of the two inputs: both of the first, mixed, both of the second.
+    inputs: [f64; 3],
+    /// Sums of inputs times what was measured.
+    outcomes: [f64; 2],
+}
+
+impl Slowdown {
+    /// Before anything is measured: two tasks that fill the GPU take twice as long. Worth so many
+    /// measurements of such tasks.
+    const PRIOR: f64 = 2.0;
+
+    fn new() -> Self {
+        Self { inputs: [Self::PRIOR, 0.0, Self::PRIOR], outcomes: [Self::PRIOR; 2] }
+    }
+
+    fn learn(&mut self, [x, y]: Use, slowdown: f64) {
+        let add = [x * x, x * y, y * y];
+        self.inputs.iter_mut().zip(add).for_each(|(sum, a)| *sum += a);
+        self.outcomes[0] += x * slowdown;
+        self.outcomes[1] += y * slowdown;
+    }
+
+    fn predict(&self, [x, y]: Use) -> f64 {
+        let ([a, b, d], [p, q]) = (self.inputs, self.outcomes);
+        // The prior keeps it from being singular.
+        let determinant = a * d - b * b;
+        (x * (d * p - b * q) + y * (a * q - b * p)) / determinant
+    }
+}
+
+struct Colocate {
+    params: Params,
+    /// With a seed for each, so that a second look at one that does not fit draws nothing.
+    waiting: BTreeMap<JobIdx, u64>,
+    /// By profile, where measured.
+    uses: Vec<Option<Use>>,
+    slowdown: Slowdown,
+    /// GPUs with room, by how good they are.
+    open: Vec<(f64, GpuIdx)>,
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    if !(1..=8).contains(&params.max_tasks) {
+        return Err("max_tasks: expected 1 to 8".into());
+    }
+    if !(0.0..=1.0).contains(&params.util_default) {
+        return Err("util_default: expected 0 to 1".into());
+    }
+    Ok(Colocate {
+        params,
+        waiting: BTreeMap::new(),
+        uses: Vec::new(),
+        slowdown: Slowdown::new(),
+        open: Vec::new(),
+    })
+}
+
+impl Policy for Colocate {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.take_in(plan);
+        while let Some((job, seed)) = self.waiting.first_key_value().map(|(j, s)| (*j, *s)) {
+            let knobs = self.knobs(plan, job);
+            let found = self.find(plan, job, knobs, seed);
+            if found.is_none_or(|gpus| plan.place(job, &gpus, knobs).is_err()) {
+                placement::note_no_room(plan, job);
+                return;
+            }
+            self.waiting.pop_first();
+        }
+    }
+}
+
+impl Colocate {
+    fn take_in(&mut self, plan: &mut Plan<'_>) {
+        self.uses.resize(plan.profiles.len(), None);
+        for job in plan.news.left {
+            self.waiting.remove(job);
+        }
+        for job in plan.news.ready {
+            if plan.pending.contains(*job) {
+                self.waiting.insert(*job, plan.rng.next_u64());
+            }
+        }
+        if self.params.choice == Choice::Predicted {
+            plan.news.events.iter().for_each(|event| self.learn(plan, event));
+        }
+    }
+
+    fn learn(&mut self, plan: &Plan<'_>, event: &Event) {
+        let Event::Sampled { job, sample } = event else { return };
+        if sample.sm_util > 0.0 {
+            let measured = [sample.sm_util, sample.dram_util].map(f64::from);
+            self.uses[plan.spec(*job).profile.usize()] = Some(measured);
+        }
+        let [gpu] = plan.job(*job).gpus[..] else { return };
+        let shares = plan.gpu(gpu).tenants.len() > 1;
+        if sample.step_s > 0.0 && shares && plan.spec(*job).class != Class::Service {
+            let alone_s = plan.alone_step_s(*job, &[gpu]);
+            // Where somebody stands still there is nothing to fit a line to.
+            let slowdown = (sample.step_s / alone_s - 1.0).clamp(0.0, 10.0);
+            self.slowdown.learn(self.pressure(plan, gpu, *job, None), slowdown);
+        }
+    }
+
+    fn uses(&self, state: &State, job: JobIdx) -> Use {
+        let predicted = || state.profile(job).predicted.map(|p| [p.sm_util, p.dram_util]);
+        let measured = self.uses.get(state.spec(job).profile.usize()).copied().flatten();
+        measured.or_else(predicted).unwrap_or([self.params.util_default; 2])
+    }
+
+    /// Own use times that of the others on the GPU, of which one may still be on its way.
+    fn pressure(&self, state: &State, gpu: GpuIdx, of: JobIdx, comes: Option<JobIdx>) -> Use {
+        let others = state.gpu(gpu).tenants.iter().copied().chain(comes).filter(|t| *t != of);
+        let own = self.uses(state, of);
+        others
+            .map(|other| self.uses(state, other))
+            .fold([0.0; 2], |sum, other| [sum[0] + own[0] * other[0], sum[1] + own[1] * other[1]])
+    }
+
+    fn knobs(&self, state: &State, job: JobIdx) -> Knobs {
+        let asked = state.spec(job).knobs;
+        match self.params.sharing {
+            Sharing::Free => Knobs { sm_permille: 0, ..asked },
+            Sharing::Split => {
+                let part = Knobs::SM_ALL / u16::from(self.params.max_tasks);
+                Knobs { sm_permille: part, ..asked }
+            }
+            Sharing::Turns => Knobs { sm_permille: 0, turns: true, ..asked },
+        }
+    }
+
+    /// The best GPUs for the gang, ascending.
+    fn find(&mut self, plan: &State, job: JobIdx, knobs: Knobs, seed: u64) -> Option<GpuSet> {
+        let mut open = std::mem::take(&mut self.open);
+        open.clear();
+        for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
+            if self.has_room(plan, job, gpu, knobs) {
+                open.push((self.price(plan, job, gpu, seed), gpu));
+            }
+        }
+        open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut gpus = GpuSet::new();
+        let need = usize::from(plan.spec(job).gpus);
+        for (_, gpu) in &open {
+            let node = plan.gpu(*gpu).node;
+            let here = gpus.iter().filter(|g| plan.gpu(**g).node == node).count();
+            if gpus.len() < need && (here as u32) < plan.node(node).room_for(knobs) {
+                gpus.push(*gpu);
+            }
+        }
+        self.open = open;
+        gpus.sort_unstable();
+        (gpus.len() == need).then_some(gpus)
+    }
+
+    fn has_room(&self, state: &State, job: JobIdx, gpu: GpuIdx, knobs: Knobs) -> bool {
+        let on = state.gpu(gpu);
+        let most = usize::from(self.params.max_tasks.min(state.max_tenants));
+        let mem_mib = state.kinds[usize::from(on.kind)].mem_mib;
+        let fits = mem_mib == 0 || on.mem_used_mib.saturating_add(knobs.mem_mib) <= mem_mib;
+        let usable = state.node(on.node).up && state.spec(job).allows(on.kind);
+        usable && fits && on.tenants.len() < most
+    }
+
+    /// What speaks against a GPU.
+    fn price(&self, state: &State, job: JobIdx, gpu: GpuIdx, seed: u64) -> f64 {
+        let on = state.gpu(gpu);
+        let fullness = match state.kinds[usize::from(on.kind)].mem_mib {
+            0 => 0.0,
+            all => f64::from(on.mem_used_mib) / f64::from(all),
+        };
+        match self.params.choice {
+            Choice::Random => Rng::stream(seed, gpu.0.into()).unit(),
+            Choice::Emptiest => on.tenants.len() as f64 + fullness / 2.0,
+            Choice::Predicted if on.tenants.is_empty() => -1.0,
+            Choice::Predicted => {
+                let newcomer = self.slowdown.predict(self.pressure(state, gpu, job, None));
+                let residents = on.tenants.iter().map(|t| {
+                    let with = self.pressure(state, gpu, *t, Some(job));
+                    let without = self.pressure(state, gpu, *t, None);
+                    self.slowdown.predict(with) - self.slowdown.predict(without)
+                });
+                newcomer + residents.sum::<f64>()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn idle_gpus_first_then_the_emptiest() {
+        expect![[r#"
+            gpu0  a######
+            gpu1  bb######b
+        "#]]
+        .assert_eq(&picture("mps", "1x2", "a 0 1 4, b 0 1 6, c 1 1 3, d 2 1 3"));
+    }
+
+    #[test]
+    fn two_slots_and_nobody_overtakes() {
+        expect![[r#"
+            gpu0  ############
+            gpu1  bbbb....dddd
+        "#]]
+        .assert_eq(&picture("mps-split", "1x2", "a 0 1 4, b 0 1 4, c 0 1 4, d 1 2 2, e 1 1 2"));
+    }
+
+    #[test]
+    fn a_random_gpu_may_be_a_shared_one() {
+        expect![[r#"
+            gpu0  ########.eeee
+            gpu1
+            gpu2  aaaa.....dddd
+        "#]]
+        .assert_eq(&picture(
+            "random-colocate",
+            "1x3",
+            "a 0 1 4, b 0 1 4, c 0 1 4, d 9 1 4, e 9 1 4",
+        ));
+    }
+
+    #[test]
+    fn the_line_is_learned_from_what_is_measured() {
+        let mut slowdown = Slowdown::new();
+        assert!((slowdown.predict([0.5, 0.0]) - 0.5).abs() < 1e-9);
+        // Here only the memory matters, and doubly.
+        for i in 0..400 {
+            let x = [f64::from(i % 7) / 10.0, f64::from(i % 5) / 10.0];
+            slowdown.learn(x, 2.0 * x[1]);
+        }
+        assert!(slowdown.predict([0.5, 0.0]).abs() < 0.1);
+        assert!((slowdown.predict([0.0, 0.5]) - 1.0).abs() < 0.1);
+    }
+}

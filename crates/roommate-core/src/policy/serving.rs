@@ -1,0 +1,673 @@
+//! Services and those who lodge with them: at most one service on a GPU, a few training tasks in what it
+//! leaves them.
+//!
+//! The frame of policies that share GPUs between services and training ([`Tactics`]): books of who lives
+//! where, the queue of training, and how a setting is applied. Services come first: training gives way to
+//! a service that starts, has an equal part of what the service on its GPU leaves, gives memory away when
+//! the service needs it (the rest of its state is on the host then, moved at every step) and is suspended
+//! in host memory while its service cannot keep its objective beside it. Shares shrink before others grow.
+
+use crate::event::{Event, Sample};
+use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
+use crate::job::Class;
+use crate::knobs::Knobs;
+use crate::placement::{self, Rule};
+use crate::plan::Plan;
+use crate::policy::Policy;
+use crate::reason::Why;
+use crate::state::State;
+use crate::time::Time;
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was last measured of a service.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Requests per second.
+    pub load_rps: f64,
+    /// 99th percentile of latency, seconds.
+    pub p99_s: f64,
+    /// Counts the measurements, so that each is used once.
+    pub count: u32,
+}
+
+/// Who lives on a GPU.
+#[derive(Clone, Debug, Default)]
+pub struct Room {
+    /// The service.
+    pub service: Option<JobIdx>,
+    /// Training tasks, in the order in which they came.
+    pub lodgers: SmallVec<[JobIdx; 3]>,
+    /// What was measured of the service.
+    pub seen: Option<Seen>,
+    /// When it is to be looked at again, whatever happens.
+    look: Option<Time>,
+    /// Where it is among the [`Rooms::open`].
+    entry: Option<(Kind, u64)>,
+}
+
+/// What rooms of one kind have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// What the service is; none where there is no service.
+    pub service: Option<ProfileIdx>,
+    /// What the lodgers are, ascending.
+    pub others: SmallVec<[ProfileIdx; 3]>,
+}
+
+/// How a service is to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setting {
+    /// Its largest batch; 0 = its own choice.
+    pub batch: u32,
+    /// Its share of the multiprocessors.
+    pub permille: u16,
+    /// Whether those who lodge there now can stay beside that. If not, the last who came leaves, and the
+    /// question is asked again.
+    pub stay: bool,
+    /// When to look again, whatever happens.
+    pub look: Option<Time>,
+}
+
+/// What sets a policy apart from others with services and lodgers.
+pub trait Tactics: Send {
+    /// Something was measured of a service or of a lodger.
+    fn learn(&mut self, _state: &State, _rooms: &Rooms, _job: JobIdx, _sample: &Sample) {}
+
+    /// A GPU with room for a training task of one GPU; none = it has to wait.
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx>;
+
+    /// Whether a gang may lodge on this GPU.
+    fn suits(&mut self, _plan: &Plan<'_>, _rooms: &Rooms, _gpu: GpuIdx, _job: JobIdx) -> bool {
+        true
+    }
+
+    /// The next training task to be placed, and where; the oldest unless said otherwise.
+    fn next(&mut self, plan: &mut Plan<'_>, rooms: &Rooms) -> Option<(JobIdx, GpuSet)> {
+        let (_, job) = *rooms.waiting.first()?;
+        let gpus = self.find(plan, rooms, job);
+        if gpus.is_none() {
+            placement::note_no_room(plan, job);
+        }
+        gpus.map(|gpus| (job, gpus))
+    }
+
+    /// Where a training task could lodge.
+    fn find(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuSet> {
+        if plan.spec(job).gpus == 1 {
+            self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
+        } else {
+            rooms.gang(plan, job, |plan, gpu| self.suits(plan, rooms, gpu, job))
+        }
+    }
+
+    /// How the service of this room is to run beside those who lodge there.
+    fn settle(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, service: JobIdx, room: &Room)
+    -> Setting;
+}
+
+/// Tactics in their frame: a policy.
+pub struct Lodging<T> {
+    rooms: Rooms,
+    tactics: T,
+}
+
+impl<T: Tactics> Lodging<T> {
+    /// An empty house.
+    pub fn new(house: House, tactics: T) -> Self {
+        Self { rooms: Rooms::new(house), tactics }
+    }
+}
+
+impl<T: Tactics> Policy for Lodging<T> {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.rooms.schedule(plan, &mut self.tactics);
+    }
+}
+
+/// What the frame needs to know of a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct House {
+    /// Most training tasks beside a service.
+    pub max_tasks: u8,
+    /// Least share of the multiprocessors that training is left with, permille for each task.
+    pub least_permille: u16,
+    /// Least share of its memory that a training task needs on the GPU; the rest can be on the host.
+    pub min_memory: f64,
+}
+
+/// Who lives where, and who waits.
+#[derive(Debug)]
+pub struct Rooms {
+    house: House,
+    /// Training without GPUs, oldest first.
+    pub waiting: BTreeSet<(Time, JobIdx)>,
+    /// Training tasks that lost their room in this look.
+    displaced: Vec<JobIdx>,
+    services: BTreeSet<(Time, JobIdx)>,
+    /// By GPU.
+    all: Vec<Room>,
+    /// The GPUs of each job that has some.
+    stays: Vec<GpuSet>,
+    /// Rooms that take one more, by kind, least loaded first.
+    pub open: BTreeMap<Kind, BTreeSet<(u64, GpuIdx)>>,
+    /// Rooms in which something changed.
+    stale: BTreeSet<GpuIdx>,
+    looks: BTreeSet<(Time, GpuIdx)>,
+}
+
+impl House {
+    /// What is wrong with it, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        if !(1..=3).contains(&self.max_tasks) {
+            return Err("max_training: expected 1 to 3".into());
+        }
+        if !(1..=300).contains(&self.least_permille) {
+            return Err("least_training: expected 0.001 to 0.3".into());
+        }
+        if !(0.0..=1.0).contains(&self.min_memory) {
+            return Err("min_memory: expected 0 to 1".into());
+        }
+        Ok(())
+    }
+
+    /// The largest share that a service can have beside so many lodgers.
+    pub fn most_beside(&self, lodgers: usize) -> u16 {
+        Knobs::SM_ALL - self.least_permille * lodgers as u16
+    }
+}
+
+impl Rooms {
+    /// Nobody anywhere.
+    fn new(house: House) -> Self {
+        Self {
+            house,
+            waiting: BTreeSet::new(),
+            displaced: Vec::new(),
+            services: BTreeSet::new(),
+            all: Vec::new(),
+            stays: Vec::new(),
+            open: BTreeMap::new(),
+            stale: BTreeSet::new(),
+            looks: BTreeSet::new(),
+        }
+    }
+
+    /// The room.
+    pub fn room(&self, gpu: GpuIdx) -> &Room {
+        &self.all[gpu.usize()]
+    }
+
+    /// What its service leaves to each of so many lodgers, if the service has this share.
+    pub fn left_for_each(&self, service_permille: u16, lodgers: usize) -> u16 {
+        (Knobs::SM_ALL - service_permille) / lodgers.max(1) as u16
+    }
+
+    /// Everything that happened is taken in, services are placed, rooms settled,
+    /// training placed.
+    fn schedule(&mut self, plan: &mut Plan<'_>, tactics: &mut dyn Tactics) {
+        self.take_in(plan, tactics);
+        self.place_services(plan);
+        self.settle_stale(plan, tactics);
+        // Who had to leave may find another room at once.
+        for job in std::mem::take(&mut self.displaced) {
+            let found = tactics.find(plan, self, job);
+            if found.is_some_and(|gpus| self.take_in_lodger(plan, job, &gpus)) {
+                self.settle_stale(plan, tactics);
+            }
+        }
+        self.displaced.clear();
+        while let Some((job, gpus)) = tactics.next(plan, self) {
+            if !self.take_in_lodger(plan, job, &gpus) {
+                placement::note_no_room(plan, job);
+                break;
+            }
+            self.settle_stale(plan, tactics);
+        }
+        if let Some((at, _)) = self.looks.first() {
+            plan.wake_at(*at);
+        }
+    }
+}
+
+// Books.
+impl Rooms {
+    fn take_in(&mut self, plan: &Plan<'_>, tactics: &mut dyn Tactics) {
+        if self.all.is_empty() {
+            self.all = vec![Room::default(); plan.gpus.len()];
+            (0..plan.gpus.len()).for_each(|g| self.enter(plan, GpuIdx::from_usize(g)));
+        }
+        self.stays.resize(plan.jobs.len(), GpuSet::new());
+        for job in plan.news.left.iter().chain(plan.news.ready) {
+            self.forget(plan, *job);
+        }
+        for job in plan.news.ready.iter().filter(|j| plan.pending.contains(**j)) {
+            let place = (plan.job(*job).submitted, *job);
+            match plan.spec(*job).class {
+                Class::Service => self.services.insert(place),
+                Class::Guaranteed | Class::BestEffort => self.waiting.insert(place),
+            };
+        }
+        for event in plan.news.events {
+            if let Event::Sampled { job, sample } = event
+                && plan.job(*job).is_placed()
+            {
+                self.measure(plan, *job, sample);
+                tactics.learn(plan, self, *job, sample);
+            }
+        }
+        while let Some((at, gpu)) = self.looks.first().copied().filter(|(at, _)| *at <= plan.now) {
+            self.looks.remove(&(at, gpu));
+            self.all[gpu.usize()].look = None;
+            self.stale.insert(gpu);
+        }
+    }
+
+    fn measure(&mut self, state: &State, job: JobIdx, sample: &Sample) {
+        let Some(first) = self.stays[job.usize()].first().copied() else { return };
+        let room = &mut self.all[first.usize()];
+        if room.service == Some(job) && sample.load_rps > 0.0 {
+            let count = room.seen.map_or(0, |s| s.count) + 1;
+            let (load_rps, p99_s) = (f64::from(sample.load_rps), f64::from(sample.p99_us) / 1e6);
+            room.seen = Some(Seen { load_rps, p99_s, count });
+            self.stale.insert(first);
+            self.enter(state, first);
+        }
+    }
+
+    /// A job that has no GPUs any more, and does not wait.
+    fn forget(&mut self, state: &State, job: JobIdx) {
+        let place = (state.job(job).submitted, job);
+        self.waiting.remove(&place);
+        self.services.remove(&place);
+        for gpu in std::mem::take(&mut self.stays[job.usize()]) {
+            let room = &mut self.all[gpu.usize()];
+            if room.service == Some(job) {
+                room.service = None;
+                room.seen = None;
+            }
+            room.lodgers.retain(|l| *l != job);
+            self.stale.insert(gpu);
+            self.enter(state, gpu);
+        }
+    }
+
+    fn settle_in(&mut self, state: &State, job: JobIdx, gpus: &[GpuIdx]) {
+        self.stays[job.usize()] = GpuSet::from_slice(gpus);
+        let is_service = state.spec(job).class == Class::Service;
+        for gpu in gpus {
+            let room = &mut self.all[gpu.usize()];
+            if is_service {
+                room.service = Some(job);
+            } else {
+                room.lodgers.push(job);
+            }
+            self.stale.insert(*gpu);
+            self.enter(state, *gpu);
+        }
+    }
+
+    /// Keeps the room among the open ones of its kind, or not.
+    fn enter(&mut self, state: &State, gpu: GpuIdx) {
+        let kind = self.kind(state, gpu);
+        let room = &mut self.all[gpu.usize()];
+        if let Some((kind, load)) = room.entry.take()
+            && let Some(rooms) = self.open.get_mut(&kind)
+        {
+            rooms.remove(&(load, gpu));
+            if rooms.is_empty() {
+                self.open.remove(&kind);
+            }
+        }
+        if room.lodgers.len() < usize::from(self.house.max_tasks) {
+            // Loads are not negative, so their bits are in order.
+            let load = room.seen.map_or(0.0, |s| s.load_rps).to_bits();
+            room.entry = Some((kind.clone(), load));
+            self.open.entry(kind).or_default().insert((load, gpu));
+        }
+    }
+
+    /// The kind of a room.
+    pub fn kind(&self, state: &State, gpu: GpuIdx) -> Kind {
+        let room = self.room(gpu);
+        let of = |job: &JobIdx| state.spec(*job).profile;
+        let mut others: SmallVec<[ProfileIdx; 3]> = room.lodgers.iter().map(of).collect();
+        others.sort_unstable();
+        Kind { service: room.service.as_ref().map(of), others }
+    }
+
+    fn look_at(&mut self, gpu: GpuIdx, at: Option<Time>) {
+        let room = &mut self.all[gpu.usize()];
+        if let Some(old) = room.look.take() {
+            self.looks.remove(&(old, gpu));
+        }
+        room.look = at;
+        self.looks.extend(at.map(|at| (at, gpu)));
+    }
+}
+
+// Services.
+impl Rooms {
+    /// Services start where there is none yet, on idle GPUs first.
+    fn place_services(&mut self, plan: &mut Plan<'_>) {
+        let waiting: Vec<(Time, JobIdx)> = self.services.iter().copied().collect();
+        for (submitted, job) in waiting {
+            if self.place_service(plan, job) {
+                self.services.remove(&(submitted, job));
+            } else {
+                placement::note_no_room(plan, job);
+            }
+        }
+    }
+
+    fn place_service(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        let need = usize::from(plan.spec(job).gpus);
+        let mem_mib = plan.spec(job).knobs.mem_mib;
+        let fits = |g: &GpuIdx| {
+            let gpu = plan.gpu(*g);
+            let all = plan.kinds[usize::from(gpu.kind)].mem_mib;
+            let usable = plan.node(gpu.node).up && plan.spec(job).allows(gpu.kind);
+            usable && self.room(*g).service.is_none() && (all == 0 || mem_mib <= all)
+        };
+        let mut free: Vec<GpuIdx> =
+            (0..plan.gpus.len()).map(GpuIdx::from_usize).filter(fits).collect();
+        if need == 1 {
+            // The usual case, without sorting a thousand GPUs for each of a thousand services.
+            let mut tries = 0;
+            while let Some(best) = free.iter().copied().min_by_key(|g| self.crowd(*g)) {
+                if self.start_service(plan, job, &[best]) {
+                    return true;
+                }
+                tries += 1;
+                if tries == 8 {
+                    return false;
+                }
+                free.retain(|g| *g != best);
+            }
+            return false;
+        }
+        if free.len() < need {
+            return false;
+        }
+        free.sort_by_key(|g| self.crowd(*g));
+        let mut gpus = GpuSet::from_slice(&free[..need]);
+        gpus.sort_unstable();
+        self.start_service(plan, job, &gpus)
+    }
+
+    /// Starts a service on these GPUs; lodgers move aside, and leave if that is not enough.
+    fn start_service(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+        let mark = plan.mark();
+        let mut lodgers: Vec<JobIdx> = Vec::new();
+        for lodger in gpus.iter().flat_map(|g| &self.room(*g).lodgers) {
+            if !lodgers.contains(lodger) {
+                lodgers.push(*lodger);
+            }
+        }
+        let mut gone = Vec::new();
+        loop {
+            let most = gpus.iter().map(|g| self.staying(*g, &gone)).max().unwrap_or(0);
+            let permille = if most == 0 { Knobs::SM_ALL } else { Knobs::SM_ALL / 2 };
+            for lodger in lodgers.iter().filter(|l| !gone.contains(*l)) {
+                let knobs = plan.job(*lodger).knobs;
+                let part = self.left_for_each(permille, most).min(knobs.sm_permille);
+                let _ = plan.tune(*lodger, Knobs { sm_permille: part, ..knobs });
+            }
+            let knobs = Knobs { sm_permille: permille, ..plan.spec(job).knobs };
+            if plan.place(job, gpus, knobs).is_ok() {
+                break;
+            }
+            let Some(last) = lodgers.iter().rev().find(|l| !gone.contains(*l)).copied() else {
+                plan.undo_to(mark);
+                return false;
+            };
+            plan.note(last, Why::PreemptedBy(job));
+            plan.suspend(last);
+            gone.push(last);
+        }
+        gone.iter().for_each(|lodger| self.forget(plan, *lodger));
+        self.displaced.extend(gone);
+        self.settle_in(plan, job, gpus);
+        true
+    }
+
+    fn crowd(&self, gpu: GpuIdx) -> (usize, GpuIdx) {
+        (self.room(gpu).lodgers.len(), gpu)
+    }
+
+    fn staying(&self, gpu: GpuIdx, gone: &[JobIdx]) -> usize {
+        self.room(gpu).lodgers.iter().filter(|l| !gone.contains(*l)).count()
+    }
+}
+
+// Lodgers.
+impl Rooms {
+    /// Whether a training task could lodge there as far as memory, CPU and slots go.
+    pub fn has_place(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
+        let (on, spec) = (plan.gpu(gpu), plan.spec(job));
+        let node = plan.node(on.node);
+        node.up
+            && spec.allows(on.kind)
+            && self.room(gpu).lodgers.len() < usize::from(self.house.max_tasks)
+            && on.tenants.len() < usize::from(plan.max_tenants)
+            && node.room_for(spec.knobs) >= 1
+            && self.memory_for(plan, gpu, job).is_some()
+    }
+
+    /// MiB that a newcomer would have on the GPU: what it asked for or what is free; `None` if that is
+    /// less than it needs.
+    fn memory_for(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> Option<u32> {
+        let on = plan.gpu(gpu);
+        let (all, asked) = (plan.kinds[usize::from(on.kind)].mem_mib, plan.spec(job).knobs.mem_mib);
+        if all == 0 || asked == 0 {
+            return Some(asked);
+        }
+        let has = asked.min(all.saturating_sub(on.mem_used_mib));
+        (has >= self.least_memory(asked)).then_some(has)
+    }
+
+    fn least_memory(&self, asked: u32) -> u32 {
+        ((f64::from(asked) * self.house.min_memory).ceil() as u32).max(1)
+    }
+
+    /// GPUs for a gang: idle ones together if there are any, else wherever it suits, emptiest first.
+    pub fn gang(
+        &self,
+        plan: &Plan<'_>,
+        job: JobIdx,
+        mut suits: impl FnMut(&Plan<'_>, GpuIdx) -> bool,
+    ) -> Option<GpuSet> {
+        if let Some(gpus) = placement::find(plan, job, Rule::Spread) {
+            return Some(gpus);
+        }
+        let need = usize::from(plan.spec(job).gpus);
+        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let mut fit: Vec<GpuIdx> =
+            all.filter(|g| self.has_place(plan, *g, job) && suits(plan, *g)).collect();
+        fit.sort_by_key(|g| (self.room(*g).lodgers.len(), self.room(*g).service.is_some(), *g));
+        let mut gpus = GpuSet::new();
+        for gpu in fit {
+            let node = plan.gpu(gpu).node;
+            let here = gpus.iter().filter(|g| plan.gpu(**g).node == node).count() as u32;
+            if gpus.len() < need && here < plan.node(node).room_for(plan.spec(job).knobs) {
+                gpus.push(gpu);
+            }
+        }
+        gpus.sort_unstable();
+        (gpus.len() == need).then_some(gpus)
+    }
+
+    fn take_in_lodger(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+        let mark = plan.mark();
+        let mut part = Knobs::SM_ALL;
+        for gpu in gpus {
+            let room = self.room(*gpu).clone();
+            let lodgers = room.lodgers.len() + 1;
+            let most = self.house.most_beside(lodgers);
+            let service = room.service.map_or(0, |s| plan.job(s).knobs.sm_permille.min(most));
+            let each = self.left_for_each(service, lodgers);
+            if let Some(service_job) = room.service {
+                let knobs = plan.job(service_job).knobs;
+                let _ = plan.tune(service_job, Knobs { sm_permille: service, ..knobs });
+            }
+            for lodger in &room.lodgers {
+                let knobs = plan.job(*lodger).knobs;
+                let less = knobs.sm_permille.min(each);
+                let _ = plan.tune(*lodger, Knobs { sm_permille: less, ..knobs });
+            }
+            part = part.min(each);
+        }
+        let mem_mib = gpus.iter().map(|g| self.memory_for(plan, *g, job)).min().flatten();
+        let knobs = Knobs { sm_permille: part, ..plan.spec(job).knobs };
+        let placed = mem_mib
+            .is_some_and(|mem_mib| plan.place(job, gpus, Knobs { mem_mib, ..knobs }).is_ok());
+        if !placed {
+            plan.undo_to(mark);
+            return false;
+        }
+        self.waiting.remove(&(plan.job(job).submitted, job));
+        self.settle_in(plan, job, gpus);
+        true
+    }
+
+    fn pause(&mut self, plan: &mut Plan<'_>, job: JobIdx, service: JobIdx) {
+        plan.note(job, Why::PausedFor(service));
+        plan.suspend(job);
+        self.forget(plan, job);
+        self.displaced.push(job);
+    }
+}
+
+// Settings.
+impl Rooms {
+    fn settle_stale(&mut self, plan: &mut Plan<'_>, tactics: &mut dyn Tactics) {
+        while let Some(gpu) = self.stale.pop_first() {
+            if let Some(service) = self.room(gpu).service {
+                // A service on several GPUs is set by what its first one sees.
+                let first = plan.job(service).gpus[0];
+                self.settle(plan, tactics, first, service);
+                continue;
+            }
+            self.look_at(gpu, None);
+            for grow in [false, true] {
+                for lodger in self.room(gpu).lodgers.clone() {
+                    self.give_part(plan, lodger, None, grow);
+                }
+            }
+        }
+    }
+
+    fn settle(
+        &mut self,
+        plan: &mut Plan<'_>,
+        tactics: &mut dyn Tactics,
+        gpu: GpuIdx,
+        service: JobIdx,
+    ) {
+        loop {
+            let setting = tactics.settle(plan, gpu, service, &self.all[gpu.usize()]);
+            let last = self.room(gpu).lodgers.last().copied();
+            if let Some(last) = last.filter(|_| !setting.stay) {
+                self.pause(plan, last, service);
+                continue;
+            }
+            let most = self.house.most_beside(self.room(gpu).lodgers.len());
+            let permille = setting.permille.clamp(1, most);
+            self.apply(plan, service, setting.batch, permille);
+            self.look_at(gpu, setting.look);
+            return;
+        }
+    }
+
+    /// Whoever gets less is told first.
+    fn apply(&mut self, plan: &mut Plan<'_>, service: JobIdx, batch: u32, permille: u16) {
+        let now = plan.job(service).knobs;
+        let serving = plan.profile(service).serving;
+        let known = serving.filter(|_| batch > 0).map_or(0, |s| s.mem_mib(batch));
+        // Below what it asked for, a part of it would be taken to be on the host.
+        let mem_mib = known.max(plan.spec(service).knobs.mem_mib);
+        let wanted = Knobs { batch, sm_permille: permille, mem_mib, ..now };
+        let gpus = plan.job(service).gpus.clone();
+        if permille < now.sm_permille {
+            let _ = plan.tune(service, Knobs { sm_permille: permille, ..now });
+        }
+        for gpu in &gpus {
+            for lodger in self.room(*gpu).lodgers.clone() {
+                self.give_part(plan, lodger, Some((service, permille)), false);
+            }
+            self.free_memory(plan, *gpu, mem_mib.saturating_sub(now.mem_mib));
+        }
+        if wanted != plan.job(service).knobs && plan.tune(service, wanted).is_err() {
+            // Not the memory for such batches: at least the share.
+            let _ = plan.tune(service, Knobs { sm_permille: permille, ..plan.job(service).knobs });
+        }
+        for gpu in &gpus {
+            self.share_out(plan, *gpu, service, permille);
+        }
+    }
+
+    fn share_out(&self, plan: &mut Plan<'_>, gpu: GpuIdx, service: JobIdx, permille: u16) {
+        for lodger in &self.room(gpu).lodgers {
+            self.give_part(plan, *lodger, Some((service, permille)), true);
+        }
+    }
+
+    /// Gives a lodger its part of what services leave, and the memory that is free; `grow` or only take.
+    fn give_part(
+        &self,
+        plan: &mut Plan<'_>,
+        lodger: JobIdx,
+        settled: Option<(JobIdx, u16)>,
+        grow: bool,
+    ) {
+        let knobs = plan.job(lodger).knobs;
+        let part = |gpu: &GpuIdx| {
+            let room = self.room(*gpu);
+            let has = |s: JobIdx| match settled {
+                Some((service, permille)) if service == s => permille,
+                _ => plan.job(s).knobs.sm_permille,
+            };
+            self.left_for_each(room.service.map_or(0, has), room.lodgers.len())
+        };
+        let part = plan.job(lodger).gpus.iter().map(part).min().unwrap_or(knobs.sm_permille);
+        let memory = |gpu: &GpuIdx| {
+            let on = plan.gpu(*gpu);
+            let all = plan.kinds[usize::from(on.kind)].mem_mib;
+            let free = all.saturating_sub(on.mem_used_mib);
+            if all == 0 { u32::MAX } else { knobs.mem_mib.saturating_add(free) }
+        };
+        let asked = plan.spec(lodger).knobs.mem_mib;
+        let memory = plan.job(lodger).gpus.iter().map(memory).min().unwrap_or(asked).min(asked);
+        let wanted = if grow {
+            Knobs { sm_permille: part.max(1), mem_mib: memory, ..knobs }
+        } else {
+            Knobs { sm_permille: part.max(1).min(knobs.sm_permille), ..knobs }
+        };
+        if wanted != knobs && plan.tune(lodger, wanted).is_err() {
+            // Another GPU of a gang has less to spare.
+            let _ = plan.tune(lodger, Knobs { mem_mib: wanted.mem_mib, ..knobs });
+        }
+    }
+
+    /// Lodgers give away so much memory, as far as they can spare it.
+    fn free_memory(&self, plan: &mut Plan<'_>, gpu: GpuIdx, more: u32) {
+        let on = plan.gpu(gpu);
+        let all = plan.kinds[usize::from(on.kind)].mem_mib;
+        let mut lacks = on.mem_used_mib.saturating_add(more).saturating_sub(all);
+        if all == 0 {
+            return;
+        }
+        for lodger in self.room(gpu).lodgers.iter().rev() {
+            let knobs = plan.job(*lodger).knobs;
+            let least = self.least_memory(plan.spec(*lodger).knobs.mem_mib).min(knobs.mem_mib);
+            let gives = lacks.min(knobs.mem_mib - least);
+            if gives > 0 {
+                let less = Knobs { mem_mib: knobs.mem_mib - gives, ..knobs };
+                lacks -= if plan.tune(*lodger, less).is_ok() { gives } else { 0 };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,231 @@
+//! A stage on which policies with services tell their story: facts are spelled out by the test, every
+//! action is confirmed at once, and whoever is looked at twice must not change anything.
+
+use crate::engine::Engine;
+use crate::event::{Action, Event, Sample};
+use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::interference::Undisturbed;
+use crate::job::{Class, Phase, Slo, Spec};
+use crate::knobs::Knobs;
+use crate::performance::latency::Profiled;
+use crate::policy;
+use crate::profile::{Predicted, Profile, Serving};
+use crate::state::Costs;
+use crate::time::{Span, Time};
+use std::fmt::Write as _;
+
+pub(crate) struct Stage {
+    pub(crate) engine: Engine,
+    now: Time,
+    wake: Option<Time>,
+    names: Vec<String>,
+    pub(crate) story: String,
+    /// Reasons that were given since the story last went on.
+    said: Vec<String>,
+}
+
+/// Seconds of a batch alone: a fixed part, and work that is divided among multiprocessors.
+fn batch_s(batch: u32, share: f64) -> f64 {
+    0.004 + 0.000_5 * f64::from(batch) / share.min(0.2 + 0.01 * f64::from(batch))
+}
+
+impl Stage {
+    /// What happens to two services and two training tasks, the same under every policy.
+    pub(crate) fn of_two_services(policy: &str) -> Self {
+        let mut stage = Self::new(policy, "{}", "1x2");
+        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
+        stage.train("a", 0.8, 0.3);
+        stage.says("nobody has asked yet");
+        stage.sampled(light, 10.0, 40.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.says("requests come");
+        stage.sampled(heavy, 300.0, 150.0);
+        stage.says("one is late");
+        stage.wait(60.0);
+        stage.sampled(heavy, 300.0, 60.0);
+        stage.train("b", 0.2, 0.1);
+        stage.wait(600.0);
+        stage.says("later");
+        stage
+    }
+
+    pub(crate) fn new(policy: &str, params: &str, cluster: &str) -> Self {
+        let params = serde_json::from_str(params).unwrap();
+        let policy = policy::find(policy).unwrap().build(&params).unwrap();
+        let cluster = cluster.parse().unwrap();
+        let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
+        let (now, wake) = (Time::ZERO, None);
+        Self { engine, now, wake, names: vec![], story: String::new(), said: vec![] }
+    }
+
+    fn add(&mut self, name: &str, profile: Profile, spec: impl Fn(Spec) -> Spec) -> JobIdx {
+        let profile = self.engine.add_profile(profile);
+        let job = self.engine.add_job(spec(Spec::training(1, 1e9, profile)));
+        self.names.push(name.into());
+        self.step(&[Event::Submitted(job)]);
+        job
+    }
+
+    /// A service of which everything was profiled, with this objective.
+    pub(crate) fn service(&mut self, name: &str, slo_ms: u32) -> JobIdx {
+        let shares = [60, 120, 180, 300, 480, 730, 1000u16];
+        let point = |batch: u32, sm_permille: u16| {
+            let seconds = batch_s(batch, f64::from(sm_permille) / 1000.0);
+            Profiled { batch, sm_permille, seconds }
+        };
+        let points = [1, 4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s)));
+        self.service_with(name, slo_ms, points.collect())
+    }
+
+    pub(crate) fn service_with(
+        &mut self,
+        name: &str,
+        slo_ms: u32,
+        points: Vec<Profiled>,
+    ) -> JobIdx {
+        let mut profile = Profile::of_step(batch_s(16, 1.0));
+        profile.serving = Some(Serving {
+            batch: 16,
+            timeout: Span::from_secs(f64::from(slo_ms) / 1e4),
+            warm_up: Span::ZERO,
+            base_mib: 1000.0,
+            item_mib: 10.0,
+        });
+        profile.latency = (!points.is_empty()).then(|| points.into());
+        let knobs = Knobs { mem_mib: 1160, ..Knobs::WHOLE };
+        let slo = Some(Slo { p99_us: slo_ms * 1000 });
+        self.add(name, profile, |spec| Spec {
+            class: Class::Service,
+            work: None,
+            slo,
+            knobs,
+            ..spec
+        })
+    }
+
+    /// A training task with these counters.
+    pub(crate) fn train(&mut self, name: &str, sm_util: f64, dram_util: f64) -> JobIdx {
+        self.train_with(name, sm_util, dram_util, 0)
+    }
+
+    pub(crate) fn train_with(&mut self, name: &str, sm: f64, dram: f64, mem_mib: u32) -> JobIdx {
+        let mut profile = Profile::of_step(0.1);
+        let predicted =
+            Predicted { sm_util: sm, sm_util_max: sm, std: 0.0, dram_util: dram, mem_mib };
+        profile.predicted = Some(predicted);
+        let knobs = Knobs { mem_mib, ..Knobs::WHOLE };
+        self.add(name, profile, |spec| Spec { knobs, ..spec })
+    }
+
+    /// A window of a service was measured: requests a second, and the 99th percentile.
+    pub(crate) fn sampled(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64) {
+        self.sampled_slow(job, load_rps, p99_ms, 1.0);
+    }
+
+    /// The same, with batches that take so many times as long as alone.
+    pub(crate) fn sampled_slow(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64, times: f64) {
+        let knobs = self.engine.state().job(job).knobs;
+        let batch = if knobs.batch == 0 { 16 } else { knobs.batch };
+        let sample = Sample {
+            step_s: times * batch_s(batch, knobs.reach()),
+            p99_us: (p99_ms * 1e3) as u32,
+            load_rps,
+            ..Sample::default()
+        };
+        // At the instant of a decision it would be its consequence.
+        self.now += Span::from_secs(1.0);
+        self.step(&[Event::Sampled { job, sample }]);
+    }
+
+    pub(crate) fn ends(&mut self, job: JobIdx) {
+        self.step(&[Event::Finished(job)]);
+    }
+
+    /// Lets time pass; the policy is woken as it asked to be.
+    pub(crate) fn wait(&mut self, seconds: f64) {
+        let until = self.now + Span::from_secs(seconds);
+        while let Some(wake) = self.wake.filter(|w| *w <= until) {
+            self.now = wake;
+            self.step(&[]);
+        }
+        self.now = until;
+        self.step(&[]);
+    }
+
+    /// Tells facts, confirms what follows, looks again.
+    fn step(&mut self, facts: &[Event]) {
+        let mut facts = facts.to_vec();
+        loop {
+            let step = self.engine.step(self.now, &facts);
+            assert!(step.contradictions.is_empty(), "{:?}", step.contradictions);
+            let (actions, notes) = (step.actions.to_vec(), step.notes.to_vec());
+            let asked = step.asked;
+            self.wake = step.wake;
+            let names = |j: JobIdx| self.names[j.usize()].clone();
+            self.said.extend(
+                notes.iter().map(|n| format!("  {} {}\n", names(n.job), n.why.tell(&names))),
+            );
+            if asked {
+                let again = self.engine.look_again();
+                assert!(again.actions.is_empty(), "a second look: {:?}", again.actions);
+                self.wake = again.wake;
+            }
+            if actions.is_empty() {
+                return;
+            }
+            facts = actions.iter().map(|a| self.confirmed(a)).collect();
+            facts.extend(self.paces());
+        }
+    }
+
+    fn confirmed(&self, action: &Action) -> Event {
+        match action {
+            Action::Start(job, _) | Action::Move(job, _) => Event::Started(*job),
+            Action::Tune(job, _) => Event::Tuned(*job),
+            Action::Stop(job) | Action::Suspend(job) => {
+                let done = self.engine.state().job(*job).meter.done;
+                Event::Stopped { job: *job, done }
+            }
+            Action::Reject(..) => panic!("nobody is refused here"),
+        }
+    }
+
+    /// How fast training is with its share: what a world would measure.
+    fn paces(&self) -> Vec<Event> {
+        let state = self.engine.state();
+        let running = state.placed.iter().filter(|j| state.job(*j).phase == Phase::Running);
+        let training = running.filter(|j| state.spec(*j).class != Class::Service);
+        let pace = |job: JobIdx| {
+            let share = state.job(job).knobs.reach();
+            let sample = Sample { step_s: 0.1 / share.sqrt(), ..Sample::default() };
+            Event::Sampled { job, sample }
+        };
+        training.map(pace).collect()
+    }
+
+    /// Goes on with the story: what was said since, and who runs where and how.
+    pub(crate) fn says(&mut self, title: &str) {
+        let _ = writeln!(self.story, "{title}, {}", self.now);
+        self.story.extend(self.said.drain(..));
+        let state = self.engine.state();
+        for (i, gpu) in state.gpus.iter().enumerate() {
+            let _ = write!(self.story, "  GPU {}:", GpuIdx::from_usize(i).usize());
+            for job in &gpu.tenants {
+                let Knobs { batch, sm_permille, mem_mib, .. } = state.job(*job).knobs;
+                let _ = write!(self.story, " {} {sm_permille} ‰", self.names[job.usize()]);
+                if batch > 0 {
+                    let _ = write!(self.story, " batch {batch}");
+                }
+                if mem_mib > 0 && state.spec(*job).class != Class::Service {
+                    let _ = write!(self.story, " {mem_mib} MiB");
+                }
+            }
+            self.story.push('\n');
+        }
+        let waiting: Vec<&str> =
+            state.pending.iter().map(|j| self.names[j.usize()].as_str()).collect();
+        if !waiting.is_empty() {
+            let _ = writeln!(self.story, "  waiting: {}", waiting.join(" "));
+        }
+    }
+}

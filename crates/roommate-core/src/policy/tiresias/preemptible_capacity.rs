@@ -1,0 +1,139 @@
+//! Tiers: on each node, how many GPUs are held by jobs that a newcomer of some standing may not push
+//! out. Says at once that nobody can make room, where a look at every victim would take long.
+
+use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::placement::{Layout, Rule};
+use crate::state::State;
+
+/// GPUs by the standing of who holds them. Tier 0 is the highest; a job may push out those of later
+/// tiers only.
+#[derive(Debug, Default)]
+pub(crate) struct Tiers {
+    tiers: Vec<Tier>,
+}
+
+#[derive(Debug, Default)]
+struct Tier {
+    /// GPUs of each node held by jobs of this tier or an earlier one.
+    firm: Vec<u16>,
+    /// `[kind][room]` → nodes with so many GPUs idle or held by later tiers.
+    rooms: Vec<Vec<IdxSet<NodeIdx>>>,
+    /// The same GPUs by kind.
+    gpus: Vec<u32>,
+}
+
+impl Tiers {
+    /// Counts for so many tiers; those of the last have nobody to push out and need no count.
+    pub(crate) fn prepare(&mut self, state: &State, tiers: usize) {
+        if self.tiers.len() == tiers {
+            return;
+        }
+        let largest = |k: usize| usize::from(state.idle.largest(k as u8));
+        self.tiers.resize_with(tiers, || {
+            let mut tier = Tier {
+                firm: vec![0; state.nodes.len()],
+                rooms: (0..state.kinds.len())
+                    .map(|k| vec![IdxSet::default(); largest(k) + 1])
+                    .collect(),
+                gpus: vec![0; state.kinds.len()],
+            };
+            for (i, node) in state.nodes.iter().enumerate() {
+                let kind = usize::from(node.kind);
+                tier.rooms[kind][usize::from(node.size)].insert(NodeIdx::from_usize(i));
+                tier.gpus[kind] += u32::from(node.size);
+            }
+            tier
+        });
+    }
+
+    /// A job of this tier took these GPUs.
+    pub(crate) fn take(&mut self, state: &State, gpus: &[GpuIdx], tier: u8) {
+        self.shift(state, gpus, tier, 1);
+    }
+
+    /// A job of this tier left these GPUs.
+    pub(crate) fn leave(&mut self, state: &State, gpus: &[GpuIdx], tier: u8) {
+        self.shift(state, gpus, tier, -1);
+    }
+
+    fn shift(&mut self, state: &State, gpus: &[GpuIdx], tier: u8, by: i16) {
+        for t in self.tiers.iter_mut().skip(usize::from(tier)) {
+            for g in gpus {
+                let idx = state.gpu(*g).node;
+                let node = state.node(idx);
+                let kind = usize::from(node.kind);
+                let firm = &mut t.firm[idx.usize()];
+                t.rooms[kind][usize::from(node.size - *firm)].remove(idx);
+                *firm = firm.checked_add_signed(by).expect("a GPU is taken before it is left");
+                t.rooms[kind][usize::from(node.size - *firm)].insert(idx);
+                t.gpus[kind] = t.gpus[kind].wrapping_add_signed(-i32::from(by));
+            }
+        }
+    }
+
+    /// Whether the job could fit if everybody of later tiers made room. False is certain; true may
+    /// still fail, for want of memory or CPU or because a node is down.
+    pub(crate) fn could_fit(
+        &self,
+        state: &State,
+        job: JobIdx,
+        tier: u8,
+        layout: impl Into<Layout>,
+    ) -> bool {
+        let Some(t) = self.tiers.get(usize::from(tier)) else { return false };
+        let spec = state.spec(job);
+        let kinds = (0..state.kinds.len()).filter(|k| spec.allows(*k as u8));
+        if matches!(layout.into().for_job(state, job).rule, Rule::Count | Rule::Spread) {
+            return kinds.map(|k| t.gpus[k]).sum::<u32>() >= u32::from(spec.gpus);
+        }
+        let mut kinds = kinds;
+        kinds.any(|k| {
+            let largest = t.rooms[k].len() - 1;
+            let need = usize::from(spec.gpus);
+            if need <= largest {
+                t.rooms[k][need..].iter().any(|nodes| !nodes.is_empty())
+            } else {
+                let room = |(room, nodes): (usize, &IdxSet<NodeIdx>)| room * nodes.len();
+                t.rooms[k].iter().enumerate().map(room).sum::<usize>() >= need
+                    && (!state.nodes_alike() || t.rooms[k][largest].len() >= need / largest)
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Spec;
+    use crate::profile::Profile;
+    use crate::state::Costs;
+    use crate::{idx::ProfileIdx, job::Job};
+
+    fn gpus(from: u32, to: u32) -> Vec<GpuIdx> {
+        (from..to).map(GpuIdx).collect()
+    }
+
+    #[test]
+    fn room_is_what_later_tiers_hold_and_what_is_idle() {
+        let cluster = "2x4".parse().unwrap();
+        let mut state = State::new(&cluster, Costs::default());
+        state.profiles.push(Profile::of_step(1.0));
+        for size in [1u16, 4, 8, 5] {
+            state.specs.push(Spec::training(size, 1.0, ProfileIdx(0)));
+            state.jobs.push(Job::expected());
+        }
+        let mut tiers = Tiers::default();
+        tiers.prepare(&state, 2);
+        let fits = |t: &Tiers, tier| {
+            [0, 1, 2, 3].map(|j| t.could_fit(&state, JobIdx(j), tier, Rule::Consolidated))
+        };
+        tiers.take(&state, &gpus(0, 4), 1);
+        tiers.take(&state, &gpus(4, 5), 0);
+        assert_eq!(fits(&tiers, 0), [true, true, false, true]);
+        assert_eq!(fits(&tiers, 1), [true, false, false, false]);
+        assert!(tiers.could_fit(&state, JobIdx(3), 0, Rule::Count));
+        tiers.leave(&state, &gpus(4, 5), 0);
+        assert_eq!(fits(&tiers, 0), [true, true, true, true]);
+        assert_eq!(fits(&tiers, 2), [false; 4], "the last tier pushes nobody out");
+    }
+}
