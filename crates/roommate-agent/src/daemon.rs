@@ -241,7 +241,7 @@ impl Clock {
     }
 }
 
-/// Why a world stopped.
+/// Reason a world stopped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     /// It was asked to end.
@@ -783,7 +783,7 @@ impl World {
             age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
             class: control::class_name(spec.class).into(),
             team: live.row.file.team.clone(),
-            why: hot.last_why.filter(|_| !ended).map(|w| w.tell(&name)).or_else(|| {
+            why: hot.last_reason.filter(|_| !ended).map(|w| w.describe(&name)).or_else(|| {
                 let unsaid = match hot.phase {
                     Phase::Pending if !hot.parked_on.is_empty() => "others have their turn",
                     Phase::Pending => "the policy has no place for it yet",

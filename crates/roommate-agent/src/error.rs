@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why the machine cannot do something.
+/// Reason the machine cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A file or folder.

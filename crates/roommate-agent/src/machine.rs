@@ -24,7 +24,7 @@ use roommate_core::event::{Action, Event, Placement, Sample};
 use roommate_core::idx::{GpuIdx, GpuSet, Idx, JobIdx};
 use roommate_core::job::{Job, Phase};
 use roommate_core::knobs::Knobs;
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -240,7 +240,7 @@ impl World {
             Err(e) => {
                 self.live[job.usize()].exit = Some(Exit::Code(126));
                 let _ = std::fs::write(self.folder(job).join("problem"), e.to_string());
-                self.facts.push(Event::Failed { job, why: Why::StartFailed, done });
+                self.facts.push(Event::Failed { job, reason: Reason::StartFailed, done });
             }
         }
     }
@@ -702,7 +702,7 @@ impl World {
             match verdict {
                 Verdict::Own => self.judge(job, Aim::Run, &exit),
                 Verdict::Victim | Verdict::Suspect => {
-                    self.facts.push(Event::Failed { job, why: Why::RoommateFailed, done });
+                    self.facts.push(Event::Failed { job, reason: Reason::RoommateFailed, done });
                 }
             }
         }
@@ -711,7 +711,7 @@ impl World {
     /// What the end of a process means, given what was to become of it.
     pub(crate) fn judge(&mut self, job: JobIdx, aim: Aim, exit: &Exit) {
         let done = self.surviving(job);
-        let failed = Event::Failed { job, why: classify(exit), done };
+        let failed = Event::Failed { job, reason: classify(exit), done };
         let finished = *exit == Exit::Code(0);
         match aim {
             Aim::Cancel => {}
@@ -754,7 +754,7 @@ impl World {
             match fact {
                 Event::Finished(j) if ended(self, *j) => outcomes.push((*j, "finished".into())),
                 Event::Cancelled(j) if ended(self, *j) => outcomes.push((*j, "cancelled".into())),
-                Event::Failed { job, why, .. } if ended(self, *job) => {
+                Event::Failed { job, reason: why, .. } if ended(self, *job) => {
                     let exit = self.live[job.usize()].exit.as_ref().map(ToString::to_string);
                     outcomes.push((
                         *job,
@@ -801,13 +801,13 @@ impl Tenant {
 }
 
 /// Whose fault it was, as far as the end of a process tells.
-pub(crate) fn classify(exit: &Exit) -> Why {
+pub(crate) fn classify(exit: &Exit) -> Reason {
     match exit {
         // A shell that cannot find or run the command, and usage errors: they would come back.
-        Exit::Code(2 | 64 | 126 | 127) => Why::UserError,
+        Exit::Code(2 | 64 | 126 | 127) => Reason::UserError,
         // "Try again later", and being killed from outside, mostly for want of memory.
-        Exit::Code(LEFT) | Exit::Signal(9 | 15) | Exit::Unseen => Why::InfraError,
-        Exit::Code(_) | Exit::Signal(_) => Why::Crashed,
+        Exit::Code(LEFT) | Exit::Signal(9 | 15) | Exit::Unseen => Reason::InfraError,
+        Exit::Code(_) | Exit::Signal(_) => Reason::Crashed,
     }
 }
 
@@ -817,10 +817,10 @@ mod tests {
 
     #[test]
     fn ends_are_classified() {
-        assert_eq!(classify(&Exit::Code(127)), Why::UserError);
-        assert_eq!(classify(&Exit::Code(1)), Why::Crashed);
-        assert_eq!(classify(&Exit::Signal(11)), Why::Crashed);
-        assert_eq!(classify(&Exit::Signal(9)), Why::InfraError);
-        assert_eq!(classify(&Exit::Unseen), Why::InfraError);
+        assert_eq!(classify(&Exit::Code(127)), Reason::UserError);
+        assert_eq!(classify(&Exit::Code(1)), Reason::Crashed);
+        assert_eq!(classify(&Exit::Signal(11)), Reason::Crashed);
+        assert_eq!(classify(&Exit::Signal(9)), Reason::InfraError);
+        assert_eq!(classify(&Exit::Unseen), Reason::InfraError);
     }
 }

@@ -147,7 +147,7 @@ pub struct Bench<'a> {
     epoch: Instant,
 }
 
-/// Why nothing is measured any more.
+/// Reason nothing is measured any more.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
     /// This measurement failed; others may not.

@@ -211,7 +211,7 @@ pub struct Tune {
     pub gpu_mib: u32,
 }
 
-/// Why the machine hangs up.
+/// Reason the machine hangs up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refused {

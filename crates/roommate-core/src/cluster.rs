@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A kind of GPU.
+/// A GPU model.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Kind {
+pub struct GpuModel {
     /// Its name in lower case, `v100`.
     pub name: String,
     /// Memory of one GPU in MiB; 0 = not known, not checked.
@@ -41,8 +41,8 @@ pub struct NodeGroup {
     pub count: u32,
     /// GPUs of each.
     pub gpus: u16,
-    /// Index into [`Cluster::kinds`].
-    pub kind: u8,
+    /// Index into [`Cluster::gpu_models`].
+    pub gpu_model: u8,
     /// CPU of each in thousandths of a core; 0 = not known, not checked.
     pub cpu_milli: u32,
     /// Host memory of each in MiB; 0 = not known, not checked.
@@ -53,13 +53,13 @@ pub struct NodeGroup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cluster {
-    /// The kinds of GPU that occur.
-    pub kinds: Vec<Kind>,
+    /// The GPU models that occur.
+    pub gpu_models: Vec<GpuModel>,
     /// Groups of nodes in index order.
     pub groups: Vec<NodeGroup>,
 }
 
-/// Why a cluster description cannot be read.
+/// Reason a cluster description cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("could not read cluster {text:?}: {what}")]
 pub struct ClusterError {
@@ -82,13 +82,13 @@ impl Cluster {
         self.groups.iter().map(|g| g.count).sum()
     }
 
-    /// Index of the kind of this name, if it occurs.
-    pub fn kind(&self, name: &str) -> Option<u8> {
-        self.kinds.iter().position(|k| k.name.eq_ignore_ascii_case(name)).map(|i| i as u8)
+    /// Index of the GPU model of this name, if it occurs.
+    pub fn gpu_model(&self, name: &str) -> Option<u8> {
+        self.gpu_models.iter().position(|k| k.name.eq_ignore_ascii_case(name)).map(|i| i as u8)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let mut cluster = Self { kinds: Vec::new(), groups: Vec::new() };
+        let mut cluster = Self { gpu_models: Vec::new(), groups: Vec::new() };
         for part in text.split(',') {
             cluster.parse_group(part.trim())?;
         }
@@ -107,25 +107,25 @@ impl Cluster {
             .and_then(|(n, g)| Some((n.parse::<u32>().ok()?, g.parse::<u16>().ok()?)))
             .filter(|(n, g)| *n > 0 && *g > 0)
             .ok_or_else(|| format!("expected NODESxGPUS such as 8x8, found {size:?}"))?;
-        let mut kind_text = None;
+        let mut model_text = None;
         let (mut cpu_milli, mut host_mib) = (0, 0);
         for field in fields {
             if let Some(milli) = amount(field, 'c', 1000.0)? {
                 cpu_milli = milli;
             } else if let Some(mib) = amount(field, 'g', 1024.0)? {
                 host_mib = mib;
-            } else if kind_text.is_none() {
-                kind_text = Some(field);
+            } else if model_text.is_none() {
+                model_text = Some(field);
             } else {
-                return Err(format!("a node has one kind of GPU, found also {field:?}"));
+                return Err(format!("a node has one GPU model, found also {field:?}"));
             }
         }
-        let kind = self.parse_kind(kind_text.unwrap_or("gpu"))?;
-        self.groups.push(NodeGroup { count, gpus, kind, cpu_milli, host_mib });
+        let gpu_model = self.parse_model(model_text.unwrap_or("gpu"))?;
+        self.groups.push(NodeGroup { count, gpus, gpu_model, cpu_milli, host_mib });
         Ok(())
     }
 
-    fn parse_kind(&mut self, text: &str) -> Result<u8, String> {
+    fn parse_model(&mut self, text: &str) -> Result<u8, String> {
         let (name, speed) = match text.split_once('=') {
             None => (text, None),
             Some((name, s)) => {
@@ -142,27 +142,27 @@ impl Cluster {
         let name = name.to_ascii_lowercase();
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || !name.chars().all(plain) {
-            return Err(format!("expected the name of a GPU kind, found {text:?}"));
+            return Err(format!("expected the name of a GPU model, found {text:?}"));
         }
         let known = KNOWN.iter().find(|k| k.0 == name);
         let speed = speed.or(known.map(|k| k.2)).unwrap_or(1.0);
         let mem_mib = mem_mib.or(known.map(|k| k.1)).unwrap_or(0);
-        if let Some(k) = self.kind(&name) {
-            let same = &self.kinds[usize::from(k)];
+        if let Some(k) = self.gpu_model(&name) {
+            let same = &self.gpu_models[usize::from(k)];
             if same.speed != speed {
-                return Err(format!("GPU kind {name:?} has two different speeds"));
+                return Err(format!("GPU model {name:?} has two different speeds"));
             }
             if same.mem_mib != mem_mib {
-                return Err(format!("GPU kind {name:?} has two different sizes of memory"));
+                return Err(format!("GPU model {name:?} has two different sizes of memory"));
             }
             return Ok(k);
         }
-        if self.kinds.len() == 32 {
-            return Err("more than 32 kinds of GPU".into());
+        if self.gpu_models.len() == 32 {
+            return Err("more than 32 GPU models".into());
         }
         let price_usd_h = known.map_or(1.0, |k| k.3);
-        self.kinds.push(Kind { name, mem_mib, speed, price_usd_h });
-        Ok(self.kinds.len() as u8 - 1)
+        self.gpu_models.push(GpuModel { name, mem_mib, speed, price_usd_h });
+        Ok(self.gpu_models.len() as u8 - 1)
     }
 }
 
@@ -209,23 +209,23 @@ impl From<Cluster> for String {
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, group) in self.groups.iter().enumerate() {
-            let kind = &self.kinds[usize::from(group.kind)];
+            let gpu_model = &self.gpu_models[usize::from(group.gpu_model)];
             let comma = if i == 0 { "" } else { "," };
             write!(f, "{comma}{}x{}", group.count, group.gpus)?;
-            let known = KNOWN.iter().find(|k| k.0 == kind.name);
+            let known = KNOWN.iter().find(|k| k.0 == gpu_model.name);
             let (usual_mib, usual_speed) = known.map_or((0, 1.0), |k| (k.1, k.2));
             let (other_memory, other_speed) =
-                (kind.mem_mib != usual_mib, kind.speed != usual_speed);
-            if kind.name != "gpu" || other_memory || other_speed {
-                write!(f, ":{}", kind.name)?;
+                (gpu_model.mem_mib != usual_mib, gpu_model.speed != usual_speed);
+            if gpu_model.name != "gpu" || other_memory || other_speed {
+                write!(f, ":{}", gpu_model.name)?;
             }
-            match kind.mem_mib {
+            match gpu_model.mem_mib {
                 _ if !other_memory => {}
                 mib if mib % 1024 == 0 => write!(f, "/{}g", mib / 1024)?,
                 mib => write!(f, "/{mib}m")?,
             }
             if other_speed {
-                write!(f, "={}", kind.speed)?;
+                write!(f, "={}", gpu_model.speed)?;
             }
             if group.cpu_milli > 0 {
                 write!(f, ":{}c", f64::from(group.cpu_milli) / 1000.0)?;
@@ -281,7 +281,7 @@ mod tests {
         );
         check(
             "1x1:a:b",
-            r#"could not read cluster "1x1:a:b": a node has one kind of GPU, found also "b""#,
+            r#"could not read cluster "1x1:a:b": a node has one GPU model, found also "b""#,
         );
         check(
             "1x1:a/big",
@@ -289,13 +289,13 @@ mod tests {
         );
         check(
             "1x1:a100/80g,1x1:a100",
-            r#"could not read cluster "1x1:a100/80g,1x1:a100": GPU kind "a100" has two different sizes of memory"#,
+            r#"could not read cluster "1x1:a100/80g,1x1:a100": GPU model "a100" has two different sizes of memory"#,
         );
         check("1x1:0g", r#"could not read cluster "1x1:0g": expected 1g to 100000g, found "0g""#);
         check("1x1:0c", r#"could not read cluster "1x1:0c": expected 1c to 100000c, found "0c""#);
         check(
             "1x1:a=1,1x1:a=2",
-            r#"could not read cluster "1x1:a=1,1x1:a=2": GPU kind "a" has two different speeds"#,
+            r#"could not read cluster "1x1:a=1,1x1:a=2": GPU model "a" has two different speeds"#,
         );
         check(
             "4000000x8",

@@ -13,7 +13,7 @@ use crate::performance::progress::work_s;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
 use crate::profile::Profile;
-use crate::reason::{Note, Why};
+use crate::reason::{Note, Reason};
 use crate::state::{Costs, State};
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
@@ -88,7 +88,7 @@ impl Engine {
         &self.state
     }
 
-    /// Makes a kind of work known.
+    /// Makes a profile known.
     pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
         self.state.profiles.push(profile);
         ProfileIdx::from_usize(self.state.profiles.len() - 1)
@@ -214,8 +214,10 @@ impl Engine {
             Event::Stopped { job, done } => self.stopped(job, done),
             Event::Tuned(job) => self.state.jobs.get(job.usize())?.is_placed().then_some(()),
             Event::Finished(job) => self.ended(job, None),
-            Event::Cancelled(job) => self.ended(job, Some(Why::Cancelled)),
-            Event::Failed { job, why, done } if done.is_finite() => self.failed(job, why, done),
+            Event::Cancelled(job) => self.ended(job, Some(Reason::Cancelled)),
+            Event::Failed { job, reason, done } if done.is_finite() => {
+                self.failed(job, reason, done)
+            }
             Event::Failed { .. } => None,
             Event::Sampled { job, sample } => self.sampled(job, &sample),
             // Requests come whether or not the service is there to answer.
@@ -241,9 +243,9 @@ impl Engine {
         // A job that could never run would hold up all behind it in a strict queue.
         let (need, exist) = (self.state.spec(job).gpus, self.state.usable_by(job));
         if u32::from(need) > exist {
-            let why = Why::TooLarge { need, exist };
+            let reason = Reason::TooLarge { need, exist };
             self.state.jobs[job.usize()].phase = Phase::Done;
-            self.actions.push(Action::Reject(job, why));
+            self.actions.push(Action::Reject(job, reason));
         } else {
             self.make_ready(job);
         }
@@ -254,7 +256,7 @@ impl Engine {
         let now = self.state.now;
         self.hot(job).filter(|j| j.phase == Phase::Starting)?.phase = Phase::Running;
         let step_s = self.state.alone_step_s(job, &self.state.job(job).gpus);
-        let step_s = work_s(step_s, self.state.worth(job, 0));
+        let step_s = work_s(step_s, self.state.goodput_factor(job, 0));
         self.hot(job)?.parked_on.clear();
         self.hot(job)?.meter.set_step(now, step_s);
         Some(())
@@ -268,7 +270,7 @@ impl Engine {
         Some(())
     }
 
-    fn ended(&mut self, job: JobIdx, cancelled: Option<Why>) -> Option<()> {
+    fn ended(&mut self, job: JobIdx, cancelled: Option<Reason>) -> Option<()> {
         let phase = self.hot(job)?.phase;
         let known = match cancelled {
             // One that waits may have been on its way to standing still when it finished.
@@ -289,10 +291,10 @@ impl Engine {
         Some(())
     }
 
-    fn failed(&mut self, job: JobIdx, why: Why, done: f64) -> Option<()> {
+    fn failed(&mut self, job: JobIdx, reason: Reason, done: f64) -> Option<()> {
         let now = self.state.now;
         let backoff = self.state.costs.backoff;
-        let limit = self.state.specs.get(job.usize())?.retries.after(why);
+        let limit = self.state.specs.get(job.usize())?.retries.after(reason);
         let hot = self.hot(job)?;
         let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
         if !alive {
@@ -306,12 +308,12 @@ impl Engine {
         hot.meter.stop_at(now, done);
         if limit.is_some_and(|limit| failures > limit) {
             hot.phase = Phase::Done;
-            self.notes.push(Note { job, why: Why::OutOfRetries });
+            self.notes.push(Note { job, reason: Reason::OutOfRetries });
         } else if own_fault && backoff > Span::ZERO {
             let pause = Span(backoff.0 << u32::from(failures - 1).min(10));
             hot.phase = Phase::BackingOff;
             self.pauses.insert((now + pause, job));
-            self.notes.push(Note { job, why: Why::BacksOff(pause) });
+            self.notes.push(Note { job, reason: Reason::BacksOff(pause) });
         } else {
             self.make_ready(job);
         }
@@ -333,7 +335,7 @@ impl Engine {
             hot.noise_scale = sample.noise_scale;
         }
         if sample.step_s > 0.0 {
-            let worth = self.state.worth(job, sample.batch);
+            let worth = self.state.goodput_factor(job, sample.batch);
             self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
         }
         self.belief.learn(&self.state, job, sample);
@@ -352,7 +354,7 @@ impl Engine {
         for gpu in self.state.node(node).gpus() {
             while let Some(&job) = self.state.gpu(gpu).tenants.first() {
                 let done = self.state.done(job);
-                self.failed(job, Why::NodeLost(node), done);
+                self.failed(job, Reason::NodeLost(node), done);
             }
         }
         self.forget_parked(node);

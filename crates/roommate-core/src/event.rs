@@ -2,7 +2,7 @@
 
 use crate::idx::{GpuSet, JobIdx, NodeIdx};
 use crate::knobs::Knobs;
-use crate::reason::Why;
+use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
 /// What was measured of a running job; zero = not measured.
@@ -112,8 +112,9 @@ pub enum Event {
     Failed {
         /// The job.
         job: JobIdx,
-        /// Why.
-        why: Why,
+        /// Why it failed.
+        #[serde(rename = "why")]
+        reason: Reason,
         /// Steps that survive.
         done: f64,
     },
@@ -159,7 +160,7 @@ pub enum Action {
     /// The same, but the process waits in host memory, ready to go on where it was.
     Suspend(JobIdx),
     /// Refuse the job for good.
-    Reject(JobIdx, Why),
+    Reject(JobIdx, Reason),
     /// Change how the job runs, where it is.
     Tune(JobIdx, Knobs),
     /// Take the job off its GPUs and start it on others.

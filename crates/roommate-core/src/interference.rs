@@ -50,9 +50,15 @@ impl Estimate {
 
 /// A model of how much the tenants of one GPU disturb each other.
 pub trait Interference: Send + Sync {
-    /// Speed of the steps of tenant `who` on a GPU of this kind next to the others: how long a step takes alone on
+    /// Speed of the steps of tenant `who` on a GPU of this model next to the others: how long a step takes alone on
     /// the whole GPU at the job's own batch, over how long one takes with these knobs; 1 = undisturbed.
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate;
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate;
 
     /// Whether the speeds of these tenants beside each other are known, rather than assumed.
     fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
@@ -74,12 +80,18 @@ pub trait Interference: Send + Sync {
 
 /// A model that several hold; nobody can teach it.
 impl<T: Interference + ?Sized> Interference for Arc<T> {
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        (**self).speed(state, kind, tenants, who)
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate {
+        (**self).speed(state, gpu_model, tenants, who)
     }
 
-    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
-        (**self).knows(state, kind, tenants)
+    fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        (**self).knows(state, gpu_model, tenants)
     }
 
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
@@ -88,12 +100,18 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
 }
 
 impl<T: Interference + ?Sized> Interference for Box<T> {
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        (**self).speed(state, kind, tenants, who)
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate {
+        (**self).speed(state, gpu_model, tenants, who)
     }
 
-    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
-        (**self).knows(state, kind, tenants)
+    fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+        (**self).knows(state, gpu_model, tenants)
     }
 
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {

@@ -3,7 +3,7 @@
 use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
 use crate::knobs::Knobs;
 use crate::performance::progress::Meter;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
@@ -76,11 +76,11 @@ impl From<Retries> for RetriesForm {
 impl Retries {
     /// How many failures a job may have had when one for this reason is followed by another start.
     /// Losing a node, or dying of a roommate, is not the job's fault and does not count: then there is no limit.
-    pub fn after(self, why: Why) -> Option<u16> {
-        match why {
-            Why::NodeLost(_) | Why::RoommateFailed => None,
-            Why::UserError => Some(self.user),
-            Why::InfraError | Why::StartFailed => Some(self.infra),
+    pub fn after(self, reason: Reason) -> Option<u16> {
+        match reason {
+            Reason::NodeLost(_) | Reason::RoommateFailed => None,
+            Reason::UserError => Some(self.user),
+            Reason::InfraError | Reason::StartFailed => Some(self.infra),
             _ => Some(self.unknown),
         }
     }
@@ -97,7 +97,7 @@ pub struct Spec {
     /// How it asks to run on each GPU.
     #[serde(default)]
     pub knobs: Knobs,
-    /// What is known of this kind of work.
+    /// What is known of this profile.
     pub profile: ProfileIdx,
     /// Whose it is.
     #[serde(default)]
@@ -116,17 +116,17 @@ pub struct Spec {
     pub deadline: Option<Time>,
     /// What finishing by when is worth, soonest and worth most first, where it has several deadlines;
     /// `deadline` is the last of them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub worth: Vec<(Time, f64)>,
+    #[serde(rename = "worth", default, skip_serializing_if = "Vec::is_empty")]
+    pub deadline_values: Vec<(Time, f64)>,
     /// The latency it has to keep (services).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
     /// Its part against other jobs, where parts are given out; 1 is usual.
     #[serde(default = "usual_weight", skip_serializing_if = "is_usual_weight")]
     pub weight: f64,
-    /// Bit mask of the GPU kinds it may run on.
-    #[serde(default = "any_kind", skip_serializing_if = "is_any_kind")]
-    pub kinds: u32,
+    /// Bit mask of the GPU models it may run on.
+    #[serde(rename = "kinds", default = "any_model", skip_serializing_if = "is_any_model")]
+    pub gpu_models: u32,
     /// How often it is started again after failures of its own.
     #[serde(default)]
     pub retries: Retries,
@@ -145,17 +145,17 @@ impl Spec {
             work: Some(work),
             declared_s: None,
             deadline: None,
-            worth: Vec::new(),
+            deadline_values: Vec::new(),
             slo: None,
             weight: 1.0,
-            kinds: u32::MAX,
+            gpu_models: u32::MAX,
             retries: Retries::default(),
         }
     }
 
-    /// Whether it may run on GPUs of this kind.
-    pub fn allows(&self, kind: u8) -> bool {
-        self.kinds >> kind & 1 == 1
+    /// Whether it may run on GPUs of this model.
+    pub fn allows(&self, gpu_model: u8) -> bool {
+        self.gpu_models >> gpu_model & 1 == 1
     }
 }
 
@@ -168,12 +168,12 @@ fn is_usual_weight(v: &f64) -> bool {
     *v == 1.0
 }
 
-fn any_kind() -> u32 {
+fn any_model() -> u32 {
     u32::MAX
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_any_kind(v: &u32) -> bool {
+fn is_any_model(v: &u32) -> bool {
     *v == u32::MAX
 }
 
@@ -224,7 +224,7 @@ pub struct Job {
     /// Failures of its own so far.
     pub failures: u16,
     /// What was last said about it, so that `explain` hears each reason once.
-    pub last_why: Option<Why>,
+    pub last_reason: Option<Reason>,
 }
 
 impl Job {
@@ -243,7 +243,7 @@ impl Job {
             step_cost: Span::ZERO,
             starts: 0,
             failures: 0,
-            last_why: None,
+            last_reason: None,
         }
     }
 

@@ -18,7 +18,7 @@ use crate::idx::{JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::table::Table;
 use crate::job::Spec;
 use crate::profile::Profile;
-use crate::reason::{Note, Why};
+use crate::reason::{Note, Reason};
 use crate::state::Costs;
 use crate::time::Time;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ pub struct Head {
     /// What the policy knows of pairs of profiles that share a GPU, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_pairs: Option<Table>,
-    /// Why an earlier part of the same journal was left off; nothing if there is none.
+    /// Reason an earlier part of the same journal was left off; nothing if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continues: Option<String>,
 }
@@ -71,7 +71,7 @@ pub struct JobLine {
     pub spec: Spec,
 }
 
-/// A line about a kind of work.
+/// A line about a profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileLine {
@@ -105,7 +105,7 @@ pub struct StepLine {
     /// What was asked of the world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<Action>,
-    /// Why.
+    /// Reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<Note>,
     /// Whether the policy was asked.
@@ -133,7 +133,7 @@ pub struct StepView<'a> {
     /// What was asked of the world.
     #[serde(skip_serializing_if = "<[Action]>::is_empty")]
     pub actions: &'a [Action],
-    /// Why.
+    /// Reason.
     #[serde(skip_serializing_if = "<[Note]>::is_empty")]
     pub notes: &'a [Note],
     /// Whether the policy was asked.
@@ -152,7 +152,7 @@ impl<'a> StepView<'a> {
 pub trait Observer {
     /// The head; comes first, once.
     fn head(&mut self, _head: &Head) {}
-    /// A kind of work became known.
+    /// A profile became known.
     fn profile(&mut self, _line: &ProfileLine) {}
     /// A team became known.
     fn team(&mut self, _line: &TeamLine) {}
@@ -305,7 +305,7 @@ impl<W: Write> Observer for Writer<W> {
     }
 }
 
-/// Why a journal cannot be read.
+/// Reason a journal cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file itself.
@@ -413,7 +413,7 @@ impl Check {
             In::Profile(p) => {
                 self.require(p.idx.0 == self.profiles, "profiles are not numbered in order")?;
                 let positive = |v: f64| v.is_finite() && v > 0.0;
-                let speeds = p.profile.kind_speed.iter().all(|(_, s)| positive(*s));
+                let speeds = p.profile.model_speed.iter().all(|(_, s)| positive(*s));
                 let sane = positive(p.profile.step_s) && positive(p.profile.spread_speed) && speeds;
                 self.require(sane, "a profile with a time or speed that is not above 0")?;
                 let scales = p.profile.scaling.is_none_or(|s| (0.0..=2.0).contains(&s));
@@ -474,12 +474,12 @@ impl Check {
         self.require(s.at <= Time::LATEST, "a time of more than a thousand years")?;
         self.at = s.at;
         let job = |j: &JobIdx| j.0 < self.jobs;
-        let why = |w: &Why| match w {
-            Why::Behind(j) | Why::PreemptedBy(j) | Why::ShrinksFor(j) => job(j),
-            Why::TriedWith(j) | Why::NotWorthSharing(j) | Why::AtShare(j) => job(j),
-            Why::PausedFor(j) | Why::Beside { job: j, .. } => job(j),
-            Why::BetterToWait { than_beside, .. } => job(than_beside),
-            Why::NodeLost(n) => n.0 < self.nodes,
+        let reason = |w: &Reason| match w {
+            Reason::Behind(j) | Reason::PreemptedBy(j) | Reason::ShrinksFor(j) => job(j),
+            Reason::TriedWith(j) | Reason::NotWorthSharing(j) | Reason::AtShare(j) => job(j),
+            Reason::PausedFor(j) | Reason::Beside { job: j, .. } => job(j),
+            Reason::BetterToWait { than_beside, .. } => job(than_beside),
+            Reason::NodeLost(n) => n.0 < self.nodes,
             _ => true,
         };
         let fact = |f: &Event| match f {
@@ -488,17 +488,17 @@ impl Check {
             Event::Finished(j) | Event::Cancelled(j) => job(j),
             Event::Stopped { job: j, .. } | Event::Sampled { job: j, .. } => job(j),
             Event::Served { job: j, .. } => job(j),
-            Event::Failed { job: j, why: w, .. } => job(j) && why(w),
+            Event::Failed { job: j, reason: w, .. } => job(j) && reason(w),
         };
         let gpus = |p: &Placement| !p.gpus.is_empty() && p.gpus.iter().all(|g| g.0 < self.gpus);
         let action = |a: &Action| match a {
             Action::Start(j, p) | Action::Move(j, p) => job(j) && gpus(p),
-            Action::Reject(j, w) => job(j) && why(w),
+            Action::Reject(j, w) => job(j) && reason(w),
             Action::Stop(j) | Action::Suspend(j) | Action::Tune(j, _) => job(j),
         };
         let known = s.facts.iter().all(fact)
             && s.actions.iter().all(action)
-            && s.notes.iter().all(|n| job(&n.job) && why(&n.why));
+            && s.notes.iter().all(|n| job(&n.job) && reason(&n.reason));
         self.require(known, "a job, GPU or node that does not exist")
     }
 }

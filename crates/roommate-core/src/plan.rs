@@ -7,7 +7,7 @@ use crate::interference::Interference;
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
-use crate::reason::{Note, Why};
+use crate::reason::{Note, Reason};
 use crate::state::{Infeasible, State};
 use crate::time::{Span, Time};
 use std::ops::Deref;
@@ -41,7 +41,7 @@ pub struct Draft {
     before: Vec<Before>,
     /// Position in `before` plus one of a job that was touched; 0 = untouched.
     touched: Vec<u32>,
-    rejected: Vec<(JobIdx, Why)>,
+    rejected: Vec<(JobIdx, Reason)>,
     notes: Vec<Note>,
     wake: Option<Time>,
 }
@@ -157,22 +157,22 @@ impl<'a> Plan<'a> {
     }
 
     /// Refuses a waiting job for good. A job that had GPUs before this plan was not waiting.
-    pub fn reject(&mut self, job: JobIdx, why: Why) -> Result<(), Infeasible> {
+    pub fn reject(&mut self, job: JobIdx, reason: Reason) -> Result<(), Infeasible> {
         if !self.state.pending.contains(job) || !self.was_on(job).is_empty() {
             return Err(Infeasible::NotPending);
         }
         self.touch(job);
         self.state.pending.remove(job);
         self.draft.edits.push(Edit::Reject(job));
-        self.draft.rejected.push((job, why));
+        self.draft.rejected.push((job, reason));
         Ok(())
     }
 
     /// Says why something is as it is; feeds `roommate explain`. Cheap when it was said before.
-    pub fn note(&mut self, job: JobIdx, why: Why) {
-        let said = self.state.job(job).last_why;
-        if said.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&why)) {
-            self.draft.notes.push(Note { job, why });
+    pub fn note(&mut self, job: JobIdx, reason: Reason) {
+        let said = self.state.job(job).last_reason;
+        if said.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&reason)) {
+            self.draft.notes.push(Note { job, reason });
         }
     }
 
@@ -286,12 +286,12 @@ impl Draft {
         let now = state.now;
         for note in self.notes.drain(..) {
             // Who found GPUs again in the same plan was not preempted.
-            if matches!(note.why, Why::PreemptedBy(_)) && state.job(note.job).is_placed() {
+            if matches!(note.reason, Reason::PreemptedBy(_)) && state.job(note.job).is_placed() {
                 continue;
             }
-            let said = &mut state.jobs[note.job.usize()].last_why;
-            if *said != Some(note.why) {
-                *said = Some(note.why);
+            let said = &mut state.jobs[note.job.usize()].last_reason;
+            if *said != Some(note.reason) {
+                *said = Some(note.reason);
                 notes.push(note);
             }
         }
@@ -312,7 +312,7 @@ impl Draft {
                     hot.meter.stop_at(now, hot.meter.done_at(now));
                     hot.phase = Phase::Starting;
                     hot.starts += 1;
-                    hot.last_why = None;
+                    hot.last_reason = None;
                 }
                 Action::Stop(_) | Action::Suspend(_) => {
                     if b.suspend {
@@ -326,9 +326,9 @@ impl Draft {
             }
             actions.push(action);
         }
-        for (job, why) in self.rejected.drain(..) {
+        for (job, reason) in self.rejected.drain(..) {
             state.jobs[job.usize()].phase = Phase::Done;
-            actions.push(Action::Reject(job, why));
+            actions.push(Action::Reject(job, reason));
         }
         actions.sort_by_key(|a| (a.rank(), a.job()));
     }

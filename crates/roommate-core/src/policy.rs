@@ -35,7 +35,7 @@ pub trait Policy: Send {
 /// Parameters as given by the user: a JSON object.
 pub type Params = Map<String, Value>;
 
-/// Why a policy cannot be built.
+/// Reason a policy cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// No policy of this name.

@@ -1,4 +1,4 @@
-//! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
+//! Profiles: what is known of a profile (a model at a batch size on some GPUs) before it runs.
 
 use crate::knobs::Knobs;
 use crate::performance::goodput::Training;
@@ -11,15 +11,15 @@ use smallvec::SmallVec;
 /// The four resources that the stages of a training step use, in stage order.
 pub const STAGES: [&str; 4] = ["storage", "cpu", "gpu", "network"];
 
-/// What is known of a kind of work.
+/// What is known of a profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Seconds of one step, alone on the reference GPU, gang on as few nodes as possible.
     pub step_s: f64,
-    /// Measured speed by GPU kind (index of the cluster's kind), where it is not the kind's own.
-    #[serde(default, skip_serializing_if = "SmallVec::is_empty")]
-    pub kind_speed: SmallVec<[(u8, f64); 2]>,
+    /// Measured speed by GPU model (index of the cluster's GPU model), where it is not the GPU model's own.
+    #[serde(rename = "kind_speed", default, skip_serializing_if = "SmallVec::is_empty")]
+    pub model_speed: SmallVec<[(u8, f64); 2]>,
     /// Speed when its gang is spread over more nodes than needed, relative to consolidated.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub spread_speed: f64,
@@ -57,7 +57,7 @@ pub struct Profile {
     pub latency: Option<Box<[Profiled]>>,
 }
 
-/// What is known of a kind of service before it runs.
+/// What is known of a GPU model of service before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Serving {
@@ -82,7 +82,7 @@ impl Serving {
     }
 }
 
-/// What a kind of work is expected to take of a GPU that it has for itself.
+/// What a profile is expected to take of a GPU that it has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Predicted {
@@ -106,7 +106,7 @@ impl Profile {
     pub fn of_step(step_s: f64) -> Self {
         Self {
             step_s,
-            kind_speed: SmallVec::new(),
+            model_speed: SmallVec::new(),
             spread_speed: 1.0,
             scaling: None,
             skew: None,

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Shape {
     gpus: u16,
-    kinds: u32,
+    gpu_models: u32,
     mem_mib: u32,
     cpu_milli: u32,
     host_mib: u32,
@@ -30,7 +30,7 @@ impl Shape {
         let spec = state.spec(job);
         Self {
             gpus: spec.gpus,
-            kinds: spec.kinds,
+            gpu_models: spec.gpu_models,
             mem_mib: spec.knobs.mem_mib,
             cpu_milli: spec.knobs.cpu_milli,
             host_mib: spec.knobs.host_mib,
@@ -43,7 +43,7 @@ impl Shape {
         // With nodes of several sizes a wide gang may fit on small nodes while a narrower one waits
         // for a large node, so there size says nothing.
         let size = self.gpus == other.gpus || (uniform && self.gpus > other.gpus);
-        size && self.kinds & !other.kinds == 0
+        size && self.gpu_models & !other.gpu_models == 0
             && self.mem_mib >= other.mem_mib
             && self.cpu_milli >= other.cpu_milli
             && self.host_mib >= other.host_mib

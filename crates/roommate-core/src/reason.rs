@@ -10,7 +10,7 @@ use std::fmt;
 /// A reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum Reason {
     /// Not enough suitable GPUs in a fitting place.
     NoRoom {
         /// GPUs it needs.
@@ -157,10 +157,10 @@ pub enum Why {
     PlannedByRule(u32),
 }
 
-impl Why {
+impl Reason {
     /// The sentence for a person, with jobs called as `name` says.
     #[expect(clippy::too_many_lines, reason = "one line for each reason")]
-    pub fn tell(&self, name: &dyn Fn(JobIdx) -> String) -> String {
+    pub fn describe(&self, name: &dyn Fn(JobIdx) -> String) -> String {
         match self {
             Self::NoRoom { need, idle } => {
                 format!("no room: needs {need} GPUs, {idle} idle in the cluster")
@@ -237,7 +237,7 @@ impl Why {
             }
             Self::SpeedGuessed(k) => {
                 format!(
-                    "was never measured on GPU kind {k}; the usual speed of that kind is assumed"
+                    "was never measured on GPU model {k}; the usual speed of that kind is assumed"
                 )
             }
             Self::Unsolved => {
@@ -293,9 +293,9 @@ impl Why {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.tell(&|j| j.to_string()))
+        f.write_str(&self.describe(&|j| j.to_string()))
     }
 }
 
@@ -305,5 +305,6 @@ pub struct Note {
     /// The job.
     pub job: JobIdx,
     /// The reason.
-    pub why: Why,
+    #[serde(rename = "why")]
+    pub reason: Reason,
 }

@@ -3,7 +3,7 @@
 //! All books (idle GPUs, memory, shares, CPU) are kept here, in two primitive moves, `occupy` and
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
-use crate::cluster::{Cluster, Kind, NodeGroup};
+use crate::cluster::{Cluster, GpuModel, NodeGroup};
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 pub struct Gpu {
     /// The node it is in.
     pub node: NodeIdx,
-    /// Its kind, an index into [`State::kinds`].
-    pub kind: u8,
+    /// Its GPU model, an index into [`State::gpu_models`].
+    pub gpu_model: u8,
     /// Share of its multiprocessors that is given away.
     pub sm_used_permille: u16,
     /// Memory that is given away, MiB.
@@ -37,8 +37,8 @@ pub struct Node {
     pub size: u16,
     /// How many of them have no tenant.
     pub idle: u16,
-    /// Kind of its GPUs.
-    pub kind: u8,
+    /// GpuModel of its GPUs.
+    pub gpu_model: u8,
     /// Whether it can be used.
     pub up: bool,
     /// Its CPU in thousandths of a core; 0 = not known, not checked.
@@ -164,7 +164,7 @@ impl Default for Costs {
     }
 }
 
-/// Why something cannot be done. An answer, not an error.
+/// Reason something cannot be done. An answer, not an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Infeasible {
     /// The job does not wait for GPUs.
@@ -177,7 +177,7 @@ pub enum Infeasible {
     BadSet,
     /// A GPU's node is down.
     Down,
-    /// A GPU of a kind that the job cannot use.
+    /// A GPU of a model that the job cannot use.
     WrongKind,
     /// Not enough GPU memory.
     Memory,
@@ -193,29 +193,29 @@ pub enum Infeasible {
     Host,
 }
 
-/// Nodes by how many of their GPUs are idle, for each kind: placement without a scan.
+/// Nodes by how many of their GPUs are idle, for each GPU model: placement without a scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Idle {
-    /// `[kind][idle GPUs]` → nodes that are up.
+    /// `[gpu_model][idle GPUs]` → nodes that are up.
     by_count: Vec<Vec<IdxSet<NodeIdx>>>,
-    /// Idle GPUs of each kind.
+    /// Idle GPUs of each model.
     gpus: Vec<u32>,
 }
 
 impl Idle {
-    /// Nodes of a kind with exactly `count` idle GPUs, ascending.
-    pub fn nodes(&self, kind: u8, count: u16) -> &IdxSet<NodeIdx> {
-        &self.by_count[usize::from(kind)][usize::from(count)]
+    /// Nodes of a GPU model with exactly `count` idle GPUs, ascending.
+    pub fn nodes(&self, gpu_model: u8, count: u16) -> &IdxSet<NodeIdx> {
+        &self.by_count[usize::from(gpu_model)][usize::from(count)]
     }
 
-    /// The largest node of a kind.
-    pub fn largest(&self, kind: u8) -> u16 {
-        self.by_count[usize::from(kind)].len() as u16 - 1
+    /// The largest node of a GPU model.
+    pub fn largest(&self, gpu_model: u8) -> u16 {
+        self.by_count[usize::from(gpu_model)].len() as u16 - 1
     }
 
-    /// Idle GPUs of a kind.
-    pub fn gpus(&self, kind: u8) -> u32 {
-        self.gpus[usize::from(kind)]
+    /// Idle GPUs of a model.
+    pub fn gpus(&self, gpu_model: u8) -> u32 {
+        self.gpus[usize::from(gpu_model)]
     }
 }
 
@@ -224,8 +224,8 @@ impl Idle {
 pub struct State {
     /// The time of the last step.
     pub now: Time,
-    /// The kinds of GPU.
-    pub kinds: Vec<Kind>,
+    /// The GPU model.
+    pub gpu_models: Vec<GpuModel>,
     /// All nodes.
     pub nodes: Vec<Node>,
     /// All GPUs.
@@ -234,7 +234,7 @@ pub struct State {
     pub jobs: Vec<Job>,
     /// What was asked for each.
     pub specs: Vec<Spec>,
-    /// What is known of kinds of work.
+    /// What is known of profiles.
     pub profiles: Vec<Profile>,
     /// Jobs that wait for GPUs and may be placed.
     pub pending: IdxSet<JobIdx>,
@@ -257,7 +257,7 @@ impl State {
     pub fn new(cluster: &Cluster, costs: Costs) -> Self {
         let mut state = Self {
             now: Time::ZERO,
-            kinds: cluster.kinds.clone(),
+            gpu_models: cluster.gpu_models.clone(),
             nodes: Vec::new(),
             gpus: Vec::new(),
             jobs: Vec::new(),
@@ -272,10 +272,10 @@ impl State {
             groups: cluster.groups.clone(),
         };
         let largest = |k: usize| {
-            let of_kind = cluster.groups.iter().filter(|g| usize::from(g.kind) == k);
-            of_kind.map(|g| g.gpus).max().unwrap_or(0)
+            let of_model = cluster.groups.iter().filter(|g| usize::from(g.gpu_model) == k);
+            of_model.map(|g| g.gpus).max().unwrap_or(0)
         };
-        for k in 0..cluster.kinds.len() {
+        for k in 0..cluster.gpu_models.len() {
             state.idle.by_count.push(vec![IdxSet::default(); usize::from(largest(k)) + 1]);
             state.idle.gpus.push(0);
         }
@@ -286,7 +286,7 @@ impl State {
                     first: GpuIdx::from_usize(state.gpus.len()),
                     size: group.gpus,
                     idle: group.gpus,
-                    kind: group.kind,
+                    gpu_model: group.gpu_model,
                     up: true,
                     cpu_milli: group.cpu_milli,
                     cpu_used_milli: 0,
@@ -296,7 +296,7 @@ impl State {
                 for _ in 0..group.gpus {
                     state.gpus.push(Gpu {
                         node,
-                        kind: group.kind,
+                        gpu_model: group.gpu_model,
                         sm_used_permille: 0,
                         mem_used_mib: 0,
                         tenants: SmallVec::new(),
@@ -323,7 +323,7 @@ impl State {
         &self.specs[job.usize()]
     }
 
-    /// What is known of the job's kind of work.
+    /// What is known of the job's profile.
     pub fn profile(&self, job: JobIdx) -> &Profile {
         &self.profiles[self.spec(job).profile.usize()]
     }
@@ -341,15 +341,18 @@ impl State {
     /// Idle GPUs that the job may run on.
     pub fn idle_for(&self, job: JobIdx) -> u32 {
         let spec = self.spec(job);
-        (0..self.kinds.len() as u8).filter(|k| spec.allows(*k)).map(|k| self.idle.gpus(k)).sum()
+        (0..self.gpu_models.len() as u8)
+            .filter(|k| spec.allows(*k))
+            .map(|k| self.idle.gpus(k))
+            .sum()
     }
 
-    /// GPUs of one kind that the job could use if nobody else were there: with enough memory, as many
+    /// GPUs of one model that the job could use if nobody else were there: with enough memory, as many
     /// on each node as its CPU allows.
-    pub fn usable_of_kind(&self, job: JobIdx, kind: u8) -> u32 {
+    pub fn usable_of_model(&self, job: JobIdx, gpu_model: u8) -> u32 {
         let spec = self.spec(job);
-        let mem_mib = self.kinds[usize::from(kind)].mem_mib;
-        if !spec.allows(kind) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
+        let mem_mib = self.gpu_models[usize::from(gpu_model)].mem_mib;
+        if !spec.allows(gpu_model) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
             return 0;
         }
         let by = |has: u32, each: u32| match has.checked_div(each) {
@@ -360,15 +363,15 @@ impl State {
             let by_cpu = by(g.cpu_milli, spec.knobs.cpu_milli);
             by_cpu.min(by(g.host_mib, spec.knobs.host_mib)).min(u32::from(g.gpus))
         };
-        self.groups.iter().filter(|g| g.kind == kind).map(|g| g.count * on_each(g)).sum()
+        self.groups.iter().filter(|g| g.gpu_model == gpu_model).map(|g| g.count * on_each(g)).sum()
     }
 
-    /// GPUs of all kinds that the job could use if nobody else were there.
+    /// GPUs of all GPU models that the job could use if nobody else were there.
     pub fn usable_by(&self, job: JobIdx) -> u32 {
-        (0..self.kinds.len() as u8).map(|k| self.usable_of_kind(job, k)).sum()
+        (0..self.gpu_models.len() as u8).map(|k| self.usable_of_model(job, k)).sum()
     }
 
-    /// Idle GPUs of all kinds.
+    /// Idle GPUs of all GPU models.
     pub fn idle_gpus(&self) -> u32 {
         self.idle.gpus.iter().sum()
     }
@@ -448,14 +451,14 @@ impl State {
         profile.restart.or_else(warm_up).unwrap_or(self.costs.restart)
     }
 
-    /// Speed of the job on GPUs of one kind, where somebody measured it.
-    pub fn measured_on(&self, job: JobIdx, kind: u8) -> Option<f64> {
-        self.profile(job).kind_speed.iter().find(|(k, _)| *k == kind).map(|(_, speed)| *speed)
+    /// Speed of the job on GPUs of one model, where somebody measured it.
+    pub fn measured_on(&self, job: JobIdx, gpu_model: u8) -> Option<f64> {
+        self.profile(job).model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, speed)| *speed)
     }
 
-    /// The same, or what is usual on that kind.
-    pub fn speed_on(&self, job: JobIdx, kind: u8) -> f64 {
-        self.measured_on(job, kind).unwrap_or(self.kinds[usize::from(kind)].speed)
+    /// The same, or what is usual on that GPU model.
+    pub fn speed_on(&self, job: JobIdx, gpu_model: u8) -> f64 {
+        self.measured_on(job, gpu_model).unwrap_or(self.gpu_models[usize::from(gpu_model)].speed)
     }
 
     /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
@@ -466,7 +469,7 @@ impl State {
         let mut rest = gpus;
         while !rest.is_empty() {
             let (node, here) = self.first_node(rest);
-            speed = speed.min(self.speed_on(job, self.node(node).kind));
+            speed = speed.min(self.speed_on(job, self.node(node).gpu_model));
             nodes += 1;
             rest = &rest[here..];
         }
@@ -489,12 +492,12 @@ impl State {
     }
 
     /// Steps of its own batch size that a step of the job, of batch `batch` (0 = as its knobs say), counts for.
-    pub fn worth(&self, job: JobIdx, batch: u32) -> f64 {
+    pub fn goodput_factor(&self, job: JobIdx, batch: u32) -> f64 {
         let Some(training) = &self.profile(job).training else { return 1.0 };
         let Job { knobs, noise_scale, .. } = self.job(job);
         let knobs = if batch == 0 { *knobs } else { Knobs { batch, ..*knobs } };
         let noise_scale = if *noise_scale > 0.0 { *noise_scale } else { training.noise.start };
-        training.worth(knobs, noise_scale)
+        training.goodput_factor(knobs, noise_scale)
     }
 
     /// Seconds that a step takes longer because a part of the job's memory is on the host.
@@ -548,14 +551,14 @@ impl State {
         let host = more(node.host_used_mib, knobs.host_mib);
         if !node.up {
             return Err(Infeasible::Down);
-        } else if !spec.allows(node.kind) {
+        } else if !spec.allows(node.gpu_model) {
             return Err(Infeasible::WrongKind);
         } else if node.cpu_milli > 0 && cpu > u64::from(node.cpu_milli) {
             return Err(Infeasible::Cpu);
         } else if node.host_mib > 0 && host > u64::from(node.host_mib) {
             return Err(Infeasible::Host);
         }
-        let mem_mib = u64::from(self.kinds[usize::from(node.kind)].mem_mib);
+        let mem_mib = u64::from(self.gpu_models[usize::from(node.gpu_model)].mem_mib);
         for gpu in gpus.iter().map(|g| self.gpu(*g)) {
             let mem = u64::from(gpu.mem_used_mib) + u64::from(knobs.mem_mib);
             if gpu.sm_used_permille.saturating_add(knobs.sm_permille) > Knobs::SM_ALL {
@@ -661,13 +664,13 @@ impl State {
         if !n.up {
             return;
         }
-        let (kind, idle) = (usize::from(n.kind), usize::from(n.idle));
+        let (gpu_model, idle) = (usize::from(n.gpu_model), usize::from(n.idle));
         if enter {
-            self.idle.by_count[kind][idle].insert(node);
-            self.idle.gpus[kind] += idle as u32;
+            self.idle.by_count[gpu_model][idle].insert(node);
+            self.idle.gpus[gpu_model] += idle as u32;
         } else {
-            self.idle.by_count[kind][idle].remove(node);
-            self.idle.gpus[kind] -= idle as u32;
+            self.idle.by_count[gpu_model][idle].remove(node);
+            self.idle.gpus[gpu_model] -= idle as u32;
         }
     }
 }

@@ -31,9 +31,9 @@ pub fn confirmation(action: &Action) -> Option<Event> {
     }
 }
 
-/// A job of a scene.
+/// A job of a case.
 #[derive(Clone, Debug)]
-pub struct Actor {
+pub struct TestJob {
     /// Its name.
     pub name: String,
     /// When it is submitted, in ticks.
@@ -45,7 +45,7 @@ pub struct Actor {
 }
 
 /// A small cluster, some jobs and a policy.
-pub struct Scene {
+pub struct TestCase {
     /// The cluster.
     pub cluster: Cluster,
     /// What changes cost; nothing, unless said.
@@ -57,7 +57,7 @@ pub struct Scene {
     /// Kinds of work.
     pub profiles: Vec<Profile>,
     /// The jobs, in order of submission.
-    pub actors: Vec<Actor>,
+    pub jobs: Vec<TestJob>,
     /// Length of a tick.
     pub tick: Span,
     /// Seed of the policy's randomness.
@@ -68,7 +68,7 @@ pub struct Scene {
     pub known_pairs: Option<Table>,
 }
 
-/// What came of a scene.
+/// What came of a case.
 pub struct Outcome {
     /// The journal, as text.
     pub journal: String,
@@ -78,16 +78,16 @@ pub struct Outcome {
     pub ended: bool,
 }
 
-/// Ticks after which a scene is given up.
+/// Ticks after which a case is given up.
 const LIMIT: u64 = 100_000;
 
-impl Scene {
+impl TestCase {
     /// Jobs as `name submit gpus length`, separated by commas; a tick is a second. A fifth word such as
     /// `.6/.3/.1` says how much of a step is data, compute and network.
-    pub fn new(policy: &str, cluster: &str, jobs: &str) -> Self {
-        let mut actors: Vec<Actor> = Vec::new();
+    pub fn new(policy: &str, cluster: &str, lines: &str) -> Self {
+        let mut jobs: Vec<TestJob> = Vec::new();
         let mut profiles = vec![Profile::of_step(1.0)];
-        for job in jobs.split(',') {
+        for job in lines.split(',') {
             let words: Vec<&str> = job.split_whitespace().collect();
             let [name, submit, gpus, length] = words[..words.len().min(4)] else {
                 panic!("expected `name submit gpus length`, found {job:?}");
@@ -98,14 +98,14 @@ impl Scene {
             });
             let number = |w: &str| w.parse::<u64>().expect("a number");
             let work = number(length) as f64;
-            actors.push(Actor {
+            jobs.push(TestJob {
                 name: name.into(),
                 submit: number(submit),
                 spec: Spec::training(number(gpus) as u16, work, profile),
                 work,
             });
         }
-        actors.sort_by_key(|a| a.submit);
+        jobs.sort_by_key(|a| a.submit);
         let free = Costs { restart: Span::ZERO, ..Costs::default() };
         Self {
             cluster: cluster.parse().expect("a cluster"),
@@ -113,7 +113,7 @@ impl Scene {
             policy: policy.into(),
             params: Params::new(),
             profiles,
-            actors,
+            jobs,
             tick: Span::from_secs(1.0),
             seed: 0,
             truth: Arc::new(Interleaved::default()),
@@ -121,7 +121,7 @@ impl Scene {
         }
     }
 
-    /// Plays the scene to its end, or to a limit.
+    /// Plays the case to its end, or to a limit.
     pub fn run(&self) -> Outcome {
         self.run_looking(&mut |_| {})
     }
@@ -141,9 +141,9 @@ impl Scene {
     ) -> Outcome {
         let belief = interference::belief(self.known_pairs.clone());
         let engine = Engine::new(&self.cluster, self.costs, policy, belief, self.seed);
-        let mut stage = Stage { scene: self, engine, jobs: Vec::new(), out: Vec::new() };
+        let mut stage = TickWorld { case: self, engine, jobs: Vec::new(), out: Vec::new() };
         let ended = stage.play(look);
-        let Stage { jobs, out, .. } = stage;
+        let TickWorld { jobs, out, .. } = stage;
         Outcome {
             journal: String::from_utf8(out).expect("journals are UTF-8"),
             finished: jobs.iter().map(|j| j.finished).collect(),
@@ -185,52 +185,52 @@ struct Played {
     refused: bool,
 }
 
-struct Stage<'a> {
-    scene: &'a Scene,
+struct TickWorld<'a> {
+    case: &'a TestCase,
     engine: Engine,
     jobs: Vec<Played>,
     out: Vec<u8>,
 }
 
-impl Stage<'_> {
+impl TickWorld<'_> {
     fn play(&mut self, look: &mut dyn FnMut(&mut Engine)) -> bool {
-        let scene = self.scene;
+        let case = self.case;
         let mut writer = journal::Writer::new(Vec::new());
-        let params = scene.params.clone();
+        let params = case.params.clone();
         writer.head(&Head {
             version: journal::VERSION,
             world: "ticks".into(),
-            policy: scene.policy.clone(),
+            policy: case.policy.clone(),
             params,
-            cluster: scene.cluster.clone(),
-            costs: scene.costs,
-            seed: scene.seed,
-            known_pairs: scene.known_pairs.clone(),
+            cluster: case.cluster.clone(),
+            costs: case.costs,
+            seed: case.seed,
+            known_pairs: case.known_pairs.clone(),
             continues: None,
         });
         writer.team(&journal::TeamLine { idx: TeamIdx(0), name: "all".into() });
-        for profile in &scene.profiles {
+        for profile in &case.profiles {
             let idx = self.engine.add_profile(profile.clone());
             writer.profile(&ProfileLine { idx, name: "work".into(), profile: profile.clone() });
         }
         let mut arrived = 0;
         let mut tick = 0;
         let ended = loop {
-            let now = Time(tick * scene.tick.0);
+            let now = Time(tick * case.tick.0);
             let mut facts = self.completions(tick);
-            while scene.actors.get(arrived).is_some_and(|a| a.submit == tick) {
-                let actor = &scene.actors[arrived];
-                let idx = self.engine.add_job(actor.spec.clone());
-                let line = JobLine { idx, name: actor.name.clone(), spec: actor.spec.clone() };
+            while case.jobs.get(arrived).is_some_and(|a| a.submit == tick) {
+                let job = &case.jobs[arrived];
+                let idx = self.engine.add_job(job.spec.clone());
+                let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
                 writer.job(&line);
                 self.jobs.push(Played::default());
                 facts.push(Event::Submitted(idx));
                 arrived += 1;
             }
             self.steps(now, facts, &mut writer, look);
-            let serves = |i: usize| scene.actors[i].spec.class == Class::Service;
+            let serves = |i: usize| case.jobs[i].spec.class == Class::Service;
             let over = |(i, j): (usize, &Played)| j.finished.is_some() || j.refused || serves(i);
-            if arrived == scene.actors.len() && self.jobs.iter().enumerate().all(over) {
+            if arrived == case.jobs.len() && self.jobs.iter().enumerate().all(over) {
                 // Services end with the training.
                 let left = (0..arrived).filter(|i| serves(*i) && !self.jobs[*i].refused);
                 let facts: Vec<Event> =
@@ -247,7 +247,7 @@ impl Stage<'_> {
             self.advance();
             tick += 1;
         };
-        writer.end(Time(tick * scene.tick.0));
+        writer.end(Time(tick * case.tick.0));
         self.out = writer.finish().expect("writing to memory cannot fail");
         ended
     }
@@ -256,7 +256,7 @@ impl Stage<'_> {
         let mut facts = Vec::new();
         for (i, job) in self.jobs.iter_mut().enumerate() {
             // Sums of ticks are not exact; a millionth of a step is nothing.
-            if job.running && job.done >= self.scene.actors[i].work - 1e-6 {
+            if job.running && job.done >= self.case.jobs[i].work - 1e-6 {
                 *job = Played { done: job.done, finished: Some(tick), ..Played::default() };
                 facts.push(Event::Finished(JobIdx::from_usize(i)));
             }
@@ -314,7 +314,7 @@ impl Stage<'_> {
                     _ => self.engine.state().start_cost(idx),
                 };
                 job.placed = true;
-                job.starting = cost.0.div_ceil(self.scene.tick.0);
+                job.starting = cost.0.div_ceil(self.case.tick.0);
                 job.running = job.starting == 0;
                 (job.told_s, job.told_batch, job.told_noise) = (0.0, 0, 0.0);
                 job.running.then_some(Event::Started(idx))
@@ -337,22 +337,24 @@ impl Stage<'_> {
         let state = self.engine.state();
         let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
         let gpus = &state.job(idx).gpus;
-        let speed = throttle::speed_there(&*self.scene.truth, state, idx, gpus, &held, &|_| false);
+        let speed =
+            throttle::effective_speed(&*self.case.truth, state, idx, gpus, &held, &|_| false);
         state.alone_step_s(idx, gpus) / speed
     }
 
     /// The noise of its gradients now; 0 where nobody measures it.
     fn noise_scale(&self, idx: JobIdx) -> f32 {
-        let (state, actor) = (self.engine.state(), &self.scene.actors[idx.usize()]);
+        let (state, job) = (self.engine.state(), &self.case.jobs[idx.usize()]);
         let noise = state.profile(idx).training.as_ref().map(|t| t.noise);
-        noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx.usize()].done / actor.work)))
+        noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx.usize()].done / job.work)))
     }
 
     /// Seconds for the work of a step of its own batch size.
     fn work_s(&self, idx: JobIdx) -> f64 {
         let state = self.engine.state();
         let training = state.profile(idx).training.as_ref();
-        let worth = training.map_or(1.0, |t| t.worth(state.job(idx).knobs, self.noise_scale(idx)));
+        let worth =
+            training.map_or(1.0, |t| t.goodput_factor(state.job(idx).knobs, self.noise_scale(idx)));
         work_s(self.pace(idx), worth)
     }
 
@@ -365,7 +367,7 @@ impl Stage<'_> {
                 if !throttle::is_protected(state, *gpu) {
                     continue;
                 }
-                let settled = throttle::settled(&*self.scene.truth, state, *gpu);
+                let settled = throttle::settled(&*self.case.truth, state, *gpu);
                 for tenant in &state.gpu(*gpu).tenants {
                     let span = if state.job(job).knobs.floor_permille > 0 {
                         throttle::hold(state, job, settled)
@@ -375,7 +377,7 @@ impl Stage<'_> {
                     let concerned = *tenant == job || state.job(job).knobs.floor_permille > 0;
                     if concerned && state.job(*tenant).knobs.floor_permille == 0 {
                         let held = &mut self.jobs[tenant.usize()].held;
-                        *held = span.0.div_ceil(self.scene.tick.0).max(*held);
+                        *held = span.0.div_ceil(self.case.tick.0).max(*held);
                     }
                 }
             }
@@ -413,7 +415,7 @@ impl Stage<'_> {
             .collect();
         for (job, step_s) in self.jobs.iter_mut().zip(paces) {
             if job.running {
-                job.done += self.scene.tick.secs() / step_s;
+                job.done += self.case.tick.secs() / step_s;
             } else if job.placed {
                 job.starting -= 1;
             }
@@ -446,7 +448,7 @@ pub fn picture(policy: &str, cluster: &str, jobs: &str) -> String {
 
 /// The chart of a policy with these parameters (JSON).
 pub fn picture_with(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
-    let mut scene = Scene::new(policy, cluster, jobs);
-    scene.params = serde_json::from_str(params).expect("parameters are a JSON object");
-    scene.run().chart()
+    let mut case = TestCase::new(policy, cluster, jobs);
+    case.params = serde_json::from_str(params).expect("parameters are a JSON object");
+    case.run().chart()
 }

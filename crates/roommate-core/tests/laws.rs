@@ -1,27 +1,27 @@
 //! What must hold for every policy in the registry, over random scenes from a seed; and policies that
 //! break one law each, to prove that the checks can fail.
 //!
-//! A failure prints the smallest scene that still fails, with its seed and its mishaps.
+//! A failure prints the smallest case that still fails, with its seed and its mishaps.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 #[path = "laws/books.rs"]
 mod books;
 #[path = "laws/canary.rs"]
 mod canary;
-#[path = "laws/drama.rs"]
-mod drama;
+#[path = "laws/faulty_run.rs"]
+mod faulty_run;
 #[path = "laws/fuzz.rs"]
 mod fuzz;
 #[path = "laws/price.rs"]
 mod price;
-#[path = "scene/random.rs"]
+#[path = "case/random.rs"]
 mod random;
 #[path = "laws/sharing.rs"]
 mod sharing;
 #[path = "laws/undo.rs"]
 mod undo;
 
-use drama::{Broken, Drama, Law, Story, play};
+use faulty_run::{Broken, FaultyRun, Law, RunOutcome, play};
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::job::Class;
@@ -30,49 +30,49 @@ use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, JobLine, Observer, StepView};
 use roommate_core::placement::Rule;
 use roommate_core::policy::{POLICIES, Policy};
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Makes the policy under test; once for every run of it.
-pub(crate) type Build<'a> = &'a dyn Fn(&Drama) -> Box<dyn Policy>;
+pub(crate) type Build<'a> = &'a dyn Fn(&FaultyRun) -> Box<dyn Policy>;
 
-fn from_registry(drama: &Drama) -> Box<dyn Policy> {
-    let entry = roommate_core::policy::find(&drama.scene.policy).unwrap();
-    entry.build(&drama.scene.params).unwrap_or_else(|e| panic!("{e}"))
+fn from_registry(faulty_run: &FaultyRun) -> Box<dyn Policy> {
+    let entry = roommate_core::policy::find(&faulty_run.case.policy).unwrap();
+    entry.build(&faulty_run.case.params).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// All laws for one drama.
-fn check(drama: &Drama, build: Build<'_>) -> Result<(), Broken> {
+/// All laws for one faulty_run.
+fn check(faulty_run: &FaultyRun, build: Build<'_>) -> Result<(), Broken> {
     let run = |look| {
-        catch_unwind(AssertUnwindSafe(|| play(drama, build(drama), look)))
+        catch_unwind(AssertUnwindSafe(|| play(faulty_run, build(faulty_run), look)))
             .unwrap_or_else(|_| Err(Broken(Law::NeverPanics, "see above".into())))
     };
-    let story = run(false)?;
-    nobody_feasible_is_lost(drama, &story)?;
+    let outcome = run(false)?;
+    nobody_feasible_is_lost(faulty_run, &outcome)?;
     let again = run(false)?;
-    Broken::unless(again.journal == story.journal, Law::SameSeedSameJournal, || {
-        first_difference(&story.journal, &again.journal)
+    Broken::unless(again.journal == outcome.journal, Law::SameSeedSameJournal, || {
+        first_difference(&outcome.journal, &again.journal)
     })?;
     let looked = run(true)?;
     // Looking must not show later either: the same decisions follow.
-    Broken::unless(looked.actions == story.actions, Law::SecondLook, || {
-        first_difference(&format!("{:#?}", story.actions), &format!("{:#?}", looked.actions))
+    Broken::unless(looked.actions == outcome.actions, Law::SecondLook, || {
+        first_difference(&format!("{:#?}", outcome.actions), &format!("{:#?}", looked.actions))
     })?;
     let mut folds = (Fold::default(), Replay::default());
-    let read = journal::read(story.journal.as_bytes(), &mut folds);
+    let read = journal::read(outcome.journal.as_bytes(), &mut folds);
     Broken::unless(read.is_ok(), Law::RoundTrip, || format!("{read:?}"))?;
     let (fold, replay) = folds;
-    Broken::unless(fold.metrics() == story.metrics, Law::RoundTrip, || {
-        format!("{:?}\nread back: {:?}", story.metrics, fold.metrics())
+    Broken::unless(fold.metrics() == outcome.metrics, Law::RoundTrip, || {
+        format!("{:?}\nread back: {:?}", outcome.metrics, fold.metrics())
     })?;
     let same = replay.difference.is_none() && replay.refused.is_none();
     Broken::unless(same, Law::Replay, || format!("{:?} {:?}", replay.difference, replay.refused))?;
-    let compared = story.actions.iter().map(|(_, a)| a.len() as u64).sum::<u64>();
+    let compared = outcome.actions.iter().map(|(_, a)| a.len() as u64).sum::<u64>();
     Broken::unless(replay.actions == compared, Law::Replay, || "a replay that skips".into())
 }
 
 /// The play ends only when every job has: what is left is that nobody was given up without a reason.
-fn nobody_feasible_is_lost(drama: &Drama, story: &Story) -> Result<(), Broken> {
+fn nobody_feasible_is_lost(faulty_run: &FaultyRun, outcome: &RunOutcome) -> Result<(), Broken> {
     struct Ends(Vec<Option<&'static str>>);
     impl Observer for Ends {
         fn job(&mut self, _: &JobLine) {
@@ -86,7 +86,7 @@ fn nobody_feasible_is_lost(drama: &Drama, story: &Story) -> Result<(), Broken> {
                     _ => {}
                 }
             }
-            for note in step.notes.iter().filter(|n| n.why == Why::OutOfRetries) {
+            for note in step.notes.iter().filter(|n| n.reason == Reason::OutOfRetries) {
                 self.0[note.job.usize()] = Some("failed");
             }
             for action in step.actions {
@@ -97,10 +97,10 @@ fn nobody_feasible_is_lost(drama: &Drama, story: &Story) -> Result<(), Broken> {
         }
     }
     let mut ends = Ends(Vec::new());
-    journal::read(story.journal.as_bytes(), &mut ends)
+    journal::read(outcome.journal.as_bytes(), &mut ends)
         .map_err(|e| Broken(Law::RoundTrip, e.to_string()))?;
-    for (i, actor) in drama.scene.actors.iter().enumerate() {
-        let feasible = random::fits_an_empty_cluster(&drama.scene, &actor.spec, Rule::Count);
+    for (i, job) in faulty_run.case.jobs.iter().enumerate() {
+        let feasible = random::fits_an_empty_cluster(&faulty_run.case, &job.spec, Rule::Count);
         let fine = match ends.0[i] {
             Some("rejected") => !feasible,
             Some(_) => feasible || ends.0[i] == Some("cancelled"),
@@ -121,37 +121,38 @@ fn first_difference(a: &str, b: &str) -> String {
 }
 
 /// Drops jobs and mishaps as long as the same law stays broken.
-fn shrink(mut drama: Drama, mut broken: Broken, build: Build<'_>) -> (Drama, Broken) {
+fn shrink(mut faulty_run: FaultyRun, mut broken: Broken, build: Build<'_>) -> (FaultyRun, Broken) {
     loop {
-        let smaller = (0..drama.scene.actors.len() + drama.mishaps.len()).find_map(|i| {
-            let mut less = Drama::random(drama.scene.seed, entry_of(&drama));
-            less.scene.actors.clone_from(&drama.scene.actors);
-            less.mishaps.clone_from(&drama.mishaps);
-            if i < drama.mishaps.len() {
+        let smaller = (0..faulty_run.case.jobs.len() + faulty_run.mishaps.len()).find_map(|i| {
+            let mut less = FaultyRun::random(faulty_run.case.seed, entry_of(&faulty_run));
+            less.case.jobs.clone_from(&faulty_run.case.jobs);
+            less.mishaps.clone_from(&faulty_run.mishaps);
+            if i < faulty_run.mishaps.len() {
                 // A node that never comes back would be a reason of its own to wait for ever.
                 // So would be a service that nobody ends.
-                let serves = |j: JobIdx| drama.scene.actors[j.usize()].spec.class == Class::Service;
-                match drama.mishaps[i].1 {
-                    drama::Mishap::Up(_) => return None,
-                    drama::Mishap::Cancel(job) if serves(job) => return None,
+                let serves =
+                    |j: JobIdx| faulty_run.case.jobs[j.usize()].spec.class == Class::Service;
+                match faulty_run.mishaps[i].1 {
+                    faulty_run::Mishap::Up(_) => return None,
+                    faulty_run::Mishap::Cancel(job) if serves(job) => return None,
                     _ => {}
                 }
                 less.mishaps.remove(i);
             } else {
-                less.without_actor(i - drama.mishaps.len());
+                less.without_actor(i - faulty_run.mishaps.len());
             }
-            let found = if less.scene.actors.is_empty() { Ok(()) } else { check(&less, build) };
+            let found = if less.case.jobs.is_empty() { Ok(()) } else { check(&less, build) };
             found.err().filter(|b| b.0 == broken.0).map(|b| (less, b))
         });
         match smaller {
-            Some(found) => (drama, broken) = found,
-            None => return (drama, broken),
+            Some(found) => (faulty_run, broken) = found,
+            None => return (faulty_run, broken),
         }
     }
 }
 
-fn entry_of(drama: &Drama) -> &'static roommate_core::policy::Entry {
-    roommate_core::policy::find(&drama.scene.policy).unwrap()
+fn entry_of(faulty_run: &FaultyRun) -> &'static roommate_core::policy::Entry {
+    roommate_core::policy::find(&faulty_run.case.policy).unwrap()
 }
 
 /// Dramas for each policy; with seven policies the registry sees more than ten thousand.
@@ -162,10 +163,10 @@ fn every_policy_keeps_every_law() {
     let mut cases = 0;
     for entry in POLICIES {
         for seed in 0..DRAMAS {
-            let drama = Drama::random(seed, entry);
-            if let Err(broken) = check(&drama, &from_registry) {
-                let (drama, broken) = shrink(drama, broken, &from_registry);
-                panic!("{drama}{:?}: {}", broken.0, broken.1);
+            let faulty_run = FaultyRun::random(seed, entry);
+            if let Err(broken) = check(&faulty_run, &from_registry) {
+                let (faulty_run, broken) = shrink(faulty_run, broken, &from_registry);
+                panic!("{faulty_run}{:?}: {}", broken.0, broken.1);
             }
             cases += 1;
         }

@@ -8,7 +8,7 @@ mod chronus;
 mod horus;
 #[path = "twins/las.rs"]
 mod las;
-#[path = "scene/random.rs"]
+#[path = "case/random.rs"]
 mod random;
 #[path = "twins/room.rs"]
 mod room;
@@ -38,12 +38,12 @@ pub(crate) fn fold<O: Observer>(outcome: &Outcome, mut fold: O) -> O {
     fold
 }
 
-/// Panics with the scene and the first decision that differs.
-pub(crate) fn assert_same_decisions(fast: &Outcome, slow: &Outcome, scene: &str) {
+/// Panics with the case and the first decision that differs.
+pub(crate) fn assert_same_decisions(fast: &Outcome, slow: &Outcome, case: &str) {
     let (fast, slow) = (fold(fast, Decisions::default()), fold(slow, Decisions::default()));
     if fast != slow {
         let at = fast.0.iter().zip(&slow.0).position(|(a, b)| a != b);
         let at = at.unwrap_or(fast.0.len().min(slow.0.len()));
-        panic!("{scene}fast: {:?}\nslow: {:?}", fast.0.get(at), slow.0.get(at));
+        panic!("{case}fast: {:?}\nslow: {:?}", fast.0.get(at), slow.0.get(at));
     }
 }

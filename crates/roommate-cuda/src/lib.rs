@@ -41,7 +41,7 @@ pub struct Report {
 pub struct Tried {
     /// How much was asked for.
     pub mib: u64,
-    /// Why it was refused; `None` = it was not.
+    /// Reason it was refused; `None` = it was not.
     pub refused: Option<String>,
 }
 

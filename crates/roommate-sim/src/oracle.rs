@@ -35,7 +35,7 @@ pub type Options = BTreeMap<Group, Vec<Vec<f64>>>;
 pub struct Puzzle {
     /// When each task comes, and for how many seconds it would run alone.
     pub tasks: Vec<(f64, f64)>,
-    /// What each kind of GPU makes of groups.
+    /// What each GPU model makes of groups.
     pub kinds: Vec<Options>,
     /// The kind of each GPU.
     pub gpus: Vec<usize>,

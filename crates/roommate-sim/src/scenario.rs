@@ -9,7 +9,7 @@ pub mod score;
 mod tests;
 
 pub use error::ScenarioError;
-pub use sample::Dealt;
+pub use sample::SampledWorkload;
 
 use crate::oracle::{self, Space};
 use crate::serving::requests::Bursts;
@@ -132,7 +132,7 @@ pub struct Task {
     pub measured: String,
     /// The batch size of the measurements that stands for `batch`; the same, unless said.
     pub measured_batch: Option<u32>,
-    /// Why that one.
+    /// Reason that one.
     pub because: String,
     /// The gradient noise scale at the beginning and at the end, in items; where it is not said, the batch size
     /// cannot be changed.
@@ -202,7 +202,7 @@ pub struct Service {
     pub warm_up_s: Option<f64>,
     /// The service of the measurements that it is here.
     pub measured: String,
-    /// Why that one.
+    /// Reason that one.
     pub because: String,
 }
 
@@ -376,7 +376,7 @@ impl Scenario {
         if !self.tasks().all(constant) {
             return wrong("expected tasks whose noise_scale does not change".into());
         }
-        if self.cluster.kinds.len() > 1 {
+        if self.cluster.gpu_models.len() > 1 {
             return wrong("expected GPUs that are all alike".into());
         }
         if services > 0 && services != self.cluster.gpus() as usize {

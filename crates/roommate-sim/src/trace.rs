@@ -92,10 +92,10 @@ pub struct TraceJob {
     pub cpu_milli: u32,
     /// Part of each GPU that was asked for, in thousandths; 1000 = whole GPUs.
     pub gpu_milli: u32,
-    /// GPU kinds it may run on; empty = any.
-    pub kinds: Vec<String>,
-    /// Measured speed by GPU kind relative to the reference; 0 = cannot run there.
-    pub kind_speed: Vec<(String, f64)>,
+    /// GPU models it may run on; empty = any.
+    pub gpu_models: Vec<String>,
+    /// Measured speed by GPU model relative to the reference; 0 = cannot run there.
+    pub model_speed: Vec<(String, f64)>,
     /// What other batch sizes make of it, where its user allows others; `batch` is its own.
     pub training: Option<Box<Training>>,
     /// What its model makes of more or less CPU and host memory, where a table says so.
@@ -139,7 +139,7 @@ pub struct Observed {
     pub gpu_util: Option<f64>,
     /// The part of its queueing during which its team was at its quota.
     pub fair_share_s: Option<f64>,
-    /// Why it failed, in the trace's own words.
+    /// Reason it failed, in the trace's own words.
     pub failure: Option<String>,
 }
 
@@ -181,8 +181,8 @@ impl TraceJob {
             mem_mib: 0,
             cpu_milli: 0,
             gpu_milli: 1000,
-            kinds: Vec::new(),
-            kind_speed: Vec::new(),
+            gpu_models: Vec::new(),
+            model_speed: Vec::new(),
             observed: None,
             service: None,
             sensitivity: None,
@@ -339,8 +339,8 @@ pub struct ReadOptions {
     pub throughputs: Option<PathBuf>,
     /// Table of speeds of models by CPU and host memory.
     pub sensitivity: Option<PathBuf>,
-    /// GPU kind of that table which counts as the reference GPU.
-    pub gpu_kind: String,
+    /// GPU model of that table which counts as the reference GPU.
+    pub gpu_model: String,
     /// Stop after so many jobs, counted in the order of the file.
     pub max_jobs: Option<usize>,
 }
@@ -352,7 +352,7 @@ impl Default for ReadOptions {
             skip_bad_rows: false,
             throughputs: None,
             sensitivity: None,
-            gpu_kind: "v100".to_owned(),
+            gpu_model: "v100".to_owned(),
             max_jobs: None,
         }
     }

@@ -1,4 +1,4 @@
-//! Which truth a simulated world has: from kinds of work, by name, to models of interference.
+//! Which truth a simulated world has: from profiles, by name, to models of interference.
 
 use crate::trace::pairs::Pairs;
 use crate::trace::{TraceClass, TraceJob};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum Truth {
     /// As measured, with a fitted model for what was not.
     Measured(Arc<Atlas>),
-    /// The same, where it was said which measured task each kind of work is.
+    /// The same, where it was said which measured task each profile is.
     Mapped(Arc<Atlas>, Vec<Option<Work>>),
     /// By how much they ask for together, with the demands of measured tasks.
     Utilization(Arc<Atlas>),
@@ -157,7 +157,7 @@ impl Truth {
     }
 
     /// Gives jobs of traces that do not name their models one of the measured tasks, by the job's name; says how
-    /// many. Without that all of them would be the same kind of work to every policy.
+    /// many. Without that all of them would be the same profile to every policy.
     pub fn name_models(&self, jobs: &mut [TraceJob]) -> u64 {
         let (Self::Measured(atlas) | Self::Utilization(atlas)) = self else { return 0 };
         let tasks: Vec<&str> =

@@ -12,7 +12,7 @@ use roommate_core::job::{Class, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::contention::TaskId;
-use roommate_core::measurement::resource_predictor::{Device, Predictor};
+use roommate_core::measurement::resource_predictor::{Device, ResourcePredictor};
 use roommate_core::performance::latency::Profiled;
 use roommate_core::profile::{Predicted, Profile, Serving};
 use roommate_core::time::{Span, Time};
@@ -25,14 +25,14 @@ use std::sync::LazyLock;
 pub struct Workload {
     /// The jobs in order of submission.
     pub arrivals: Vec<Arrival>,
-    /// Kinds of work, by name.
+    /// Profiles, by name.
     pub profiles: Vec<(String, Profile)>,
     /// Teams.
     pub teams: Vec<String>,
 }
 
 impl Workload {
-    /// GPUs of the first job of each kind of work.
+    /// GPUs of the first job of each profile.
     pub fn widths(&self) -> Vec<u32> {
         let mut widths = vec![0; self.profiles.len()];
         for Arrival { spec, .. } in self.arrivals.iter().rev() {
@@ -50,7 +50,7 @@ pub struct Unfit {
     pub name: String,
     /// The cluster.
     pub cluster: String,
-    /// Why not.
+    /// Reason not.
     pub what: String,
 }
 
@@ -71,10 +71,11 @@ const MODELS: &[(&str, f32, f64)] = &[
 ];
 
 /// Learned once, when the first job names a model.
-static PREDICTOR: LazyLock<Predictor> = LazyLock::new(|| {
+static PREDICTOR: LazyLock<ResourcePredictor> = LazyLock::new(|| {
     let measured = include_str!("../../../profiles/h200.jsonl");
     let models = include_str!("../../../profiles/models.jsonl");
-    Predictor::train(measured, models).expect("the profiles that come with the program are sound")
+    ResourcePredictor::train(measured, models)
+        .expect("the profiles that come with the program are sound")
 });
 
 /// What was measured of services.
@@ -94,9 +95,9 @@ const WARM_UP_S: f64 = 20.0;
 fn relative_to_h200(cluster: &Cluster) -> SmallVec<[(u8, f64); 2]> {
     let h200: Cluster = "1x1:h200".parse().expect("a kind that is known");
     let is_it = |name: &str| ["h200", "gpu"].iter().any(|n| name.eq_ignore_ascii_case(n));
-    let kinds = (0..).zip(&cluster.kinds);
+    let kinds = (0..).zip(&cluster.gpu_models);
     kinds
-        .map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / h200.kinds[0].speed }))
+        .map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / h200.gpu_models[0].speed }))
         .collect()
 }
 
@@ -138,7 +139,7 @@ fn profiled(job: &TraceJob) -> Option<Box<[Profiled]>> {
 /// What training this model takes of a GPU: of the busiest kind, where the cluster has several.
 fn predict(cluster: &Cluster, model: &str, batch: u32) -> Option<Predicted> {
     let of = |kind: &str| PREDICTOR.predict(model, batch, &Device::of_kind(kind));
-    let all = cluster.kinds.iter().filter_map(|k| of(&k.name));
+    let all = cluster.gpu_models.iter().filter_map(|k| of(&k.name));
     all.max_by(|a, b| a.sm_util.total_cmp(&b.sm_util))
 }
 
@@ -179,7 +180,7 @@ struct ProfileKey {
     restart_class: u32,
     step: u64,
     stages: Option<[u64; 4]>,
-    kind_speed: Vec<(u8, u64)>,
+    model_speed: Vec<(u8, u64)>,
     scaling: Option<u64>,
     training: Option<String>,
 }
@@ -199,7 +200,7 @@ impl Maker<'_> {
         if job.class == TraceClass::Service {
             self.complete_service(&mut job)?;
         }
-        let kinds = self.kinds(&job)?;
+        let gpu_models = self.gpu_models(&job)?;
         let profile = self.profile(&job);
         let team = self.team(job.team.as_deref().unwrap_or("all"));
         let gpus = u16::try_from(job.gpus).unwrap_or(u16::MAX);
@@ -221,8 +222,8 @@ impl Maker<'_> {
             declared_s: Some(job.duration_s),
             deadline: job.deadline_us.map(Time),
             weight: job.weight,
-            worth: worth(&job),
-            kinds,
+            deadline_values: deadline_values(&job),
+            gpu_models,
             retries: 3.into(),
             ..Spec::training(gpus, job.steps, profile)
         };
@@ -284,25 +285,25 @@ impl Maker<'_> {
     }
 
     /// The kinds that the job may use, if they can hold it at all.
-    fn kinds(&self, job: &TraceJob) -> Result<u32, Unfit> {
+    fn gpu_models(&self, job: &TraceJob) -> Result<u32, Unfit> {
         let unfit = |what: String| {
             Err(Unfit { name: job.id.clone(), cluster: self.cluster.to_string(), what })
         };
         let wanted = |name: &str| {
-            let asked =
-                job.kinds.is_empty() || job.kinds.iter().any(|k| k.eq_ignore_ascii_case(name));
+            let asked = job.gpu_models.is_empty()
+                || job.gpu_models.iter().any(|k| k.eq_ignore_ascii_case(name));
             let runs = |(k, speed): &(String, f64)| *speed > 0.0 || !k.eq_ignore_ascii_case(name);
-            asked && job.kind_speed.iter().all(runs)
+            asked && job.model_speed.iter().all(runs)
         };
-        let named = self.cluster.kinds.iter().any(|k| wanted(&k.name));
+        let named = self.cluster.gpu_models.iter().any(|k| wanted(&k.name));
         if !named {
-            return unfit(format!("it needs a GPU of kind {}", job.kinds.join(" or ")));
+            return unfit(format!("it needs a GPU of model {}", job.gpu_models.join(" or ")));
         }
         let mut mask = 0u32;
         let mut gpus = 0u32;
         for group in &self.cluster.groups {
-            let kind = &self.cluster.kinds[usize::from(group.kind)];
-            let mem_fits = kind.mem_mib == 0 || asked_mib(job) <= kind.mem_mib;
+            let model = &self.cluster.gpu_models[usize::from(group.gpu_model)];
+            let mem_fits = model.mem_mib == 0 || asked_mib(job) <= model.mem_mib;
             let per_node = if group.cpu_milli == 0 || job.cpu_milli == 0 {
                 u32::from(group.gpus)
             } else {
@@ -310,8 +311,8 @@ impl Maker<'_> {
             };
             // A gang on whole nodes needs the CPU for every GPU of the node.
             let whole = per_node == u32::from(group.gpus);
-            if wanted(&kind.name) && mem_fits && (whole || job.gpus <= per_node) {
-                mask |= 1 << group.kind;
+            if wanted(&model.name) && mem_fits && (whole || job.gpus <= per_node) {
+                mask |= 1 << group.gpu_model;
                 gpus += group.count * per_node;
             }
         }
@@ -321,7 +322,7 @@ impl Maker<'_> {
         if job.gpus > gpus {
             return unfit(format!("it needs {} suitable GPUs, there are {gpus}", job.gpus));
         }
-        let all = mask.count_ones() as usize == self.cluster.kinds.len();
+        let all = mask.count_ones() as usize == self.cluster.gpu_models.len();
         Ok(if all { u32::MAX } else { mask })
     }
 
@@ -342,8 +343,9 @@ impl Maker<'_> {
 
     fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
         let predicted = self.predicted(job);
-        let measured = |(kind, speed): &(String, f64)| Some((self.cluster.kind(kind)?, *speed));
-        let kind_speed: Vec<(u8, f64)> = job.kind_speed.iter().filter_map(measured).collect();
+        let measured =
+            |(model, speed): &(String, f64)| Some((self.cluster.gpu_model(model)?, *speed));
+        let model_speed: Vec<(u8, f64)> = job.model_speed.iter().filter_map(measured).collect();
         let serving = Self::serving(job);
         let key = ProfileKey {
             serving: serving.map(|s| (s.batch, s.timeout, s.warm_up)),
@@ -352,7 +354,7 @@ impl Maker<'_> {
             restart_class: if self.compat.is_some() { job.gpus } else { 0 },
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
-            kind_speed: kind_speed.iter().map(|(k, s)| (*k, s.to_bits())).collect(),
+            model_speed: model_speed.iter().map(|(k, s)| (*k, s.to_bits())).collect(),
             scaling: job.scaling.map(f64::to_bits),
             training: job.training.as_ref().map(|t| format!("{t:?}")),
         };
@@ -361,12 +363,12 @@ impl Maker<'_> {
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
-            profile.kind_speed = kind_speed.into_iter().collect();
+            profile.model_speed = model_speed.into_iter().collect();
             profile.scaling = job.scaling;
             profile.serving = serving;
             profile.latency = if compat.is_none() { profiled(job) } else { None };
             if job.service.as_ref().is_some_and(|s| s.measured) {
-                profile.kind_speed = relative_to_h200(cluster);
+                profile.model_speed = relative_to_h200(cluster);
             }
             profile.predicted = predicted;
             profile.training = job.training.as_deref().cloned();
@@ -402,7 +404,7 @@ fn asked_mib(job: &TraceJob) -> u32 {
 }
 
 /// All deadlines of a job that has several, with what they are worth.
-fn worth(job: &TraceJob) -> Vec<(Time, f64)> {
+fn deadline_values(job: &TraceJob) -> Vec<(Time, f64)> {
     if job.soft_deadlines.is_empty() {
         return Vec::new();
     }

@@ -23,7 +23,7 @@ use roommate_core::performance::goodput;
 use roommate_core::performance::progress::Meter;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use std::cmp::Reverse;
@@ -65,7 +65,7 @@ pub struct Setup {
     pub faults: Faults,
     /// Seed of all randomness.
     pub seed: u64,
-    /// Kinds of work, by name.
+    /// Profiles, by name.
     pub profiles: Vec<(String, Profile)>,
     /// Teams.
     pub teams: Vec<String>,
@@ -99,7 +99,7 @@ impl std::fmt::Display for Held {
     }
 }
 
-/// Why a simulation could not go on.
+/// Reason a simulation could not go on.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SimError {
     /// Jobs wait and nothing will ever happen.
@@ -188,9 +188,9 @@ pub fn simulate<O: Observer>(
         alarms: BinaryHeap::new(),
         facts: Vec::new(),
         acts: Vec::new(),
-        crowded: Vec::new(),
+        dirty: Vec::new(),
         first_to_end: Vec::new(),
-        starved: Vec::new(),
+        out_of_memory: Vec::new(),
         counted: IdxSet::default(),
         last_name: String::new(),
         wake: None,
@@ -212,7 +212,7 @@ enum Alarm {
     Ready(JobIdx, u32),
     Tuned(JobIdx, u32),
     /// A job that was held may go on.
-    LetGo(JobIdx),
+    Unthrottle(JobIdx),
     /// The noise of its gradients is in another stage.
     Noise(JobIdx, u32),
 }
@@ -269,12 +269,12 @@ struct World {
     facts: Vec<Event>,
     acts: Vec<Action>,
     /// Jobs whose roommates changed.
-    crowded: Vec<JobIdx>,
+    dirty: Vec<JobIdx>,
     /// Where all are charged at every step: the running jobs that end first if nothing happens.
     first_to_end: Vec<JobIdx>,
     /// Jobs that ran out of GPU memory.
-    starved: Vec<JobIdx>,
-    /// Kinds of work whose counters were reported.
+    out_of_memory: Vec<JobIdx>,
+    /// Profiles whose counters were reported.
     counted: IdxSet<ProfileIdx>,
     last_name: String,
     wake: Option<Time>,
@@ -288,7 +288,7 @@ struct World {
 
 /// Windows of services without anything else to come after which waiting jobs are called stuck: until then
 /// a policy may still make something of what it measures.
-const WINDOWS_OF_HOPE: u32 = 1_000;
+const STALL_WINDOWS: u32 = 1_000;
 /// Services on one GPU feel each other; after so many looks at each they have settled well enough.
 const LOOKS: usize = 4;
 
@@ -308,7 +308,7 @@ impl World {
         let mut now = Time::ZERO;
         let mut fruitless = 0;
         let mut steps: u64 = 0;
-        let mut hope = WINDOWS_OF_HOPE;
+        let mut hope = STALL_WINDOWS;
         let goes_on = |world: &Self, now: Time| world.unfinished > 0 || now < world.open_until;
         while (goes_on(self, now) || jobs.peek().is_some()) && self.measured_left != Some(0) {
             self.drop_void_alarms();
@@ -321,7 +321,7 @@ impl World {
                 return Err(self.stuck(now));
             };
             let is_still = next.is_none() && self.services.next_change().is_none();
-            hope = if is_still { hope.saturating_sub(1) } else { WINDOWS_OF_HOPE };
+            hope = if is_still { hope.saturating_sub(1) } else { STALL_WINDOWS };
             if hope == 0 {
                 return Err(self.stuck(now));
             }
@@ -344,7 +344,7 @@ impl World {
                 self.submit(job, observer);
             }
             // A window of which nothing is told concerns nobody.
-            if next.is_none_or(|n| n > now) && self.facts.is_empty() && self.crowded.is_empty() {
+            if next.is_none_or(|n| n > now) && self.facts.is_empty() && self.dirty.is_empty() {
                 continue;
             }
             let fruit = |f: &Event| matches!(f, Event::Submitted(_) | Event::Finished(_));
@@ -379,7 +379,7 @@ impl World {
                 self.live[j.usize()].epoch != e
             }
             Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j.usize()].epoch != e,
-            Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::LetGo(_) => false,
+            Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::Unthrottle(_) => false,
         }
     }
 
@@ -407,7 +407,7 @@ impl World {
                 Alarm::Crash(job, _) => {
                     let live = &self.live[job.usize()];
                     let own = live.crash_at >= live.wrong_at;
-                    self.fail(now, job, if own { Why::UserError } else { Why::Crashed });
+                    self.fail(now, job, if own { Reason::UserError } else { Reason::Crashed });
                 }
                 Alarm::NodeDown(node) => {
                     self.fail_node(now, node);
@@ -418,10 +418,10 @@ impl World {
                     self.facts.push(Event::NodeUp(node));
                     self.arm_node(now, node);
                 }
-                Alarm::LetGo(job) => {
+                Alarm::Unthrottle(job) => {
                     let gpus = self.live[job.usize()].gpus.clone();
                     self.crowd(job, &gpus);
-                    self.crowded.push(job);
+                    self.dirty.push(job);
                 }
                 Alarm::Ready(job, _) => {
                     self.facts.push(Event::Started(job));
@@ -461,13 +461,13 @@ impl World {
         for job in hit {
             // A job that finished or crashed at this very instant is gone already.
             if !self.live[job.usize()].gpus.is_empty() {
-                self.fail(now, job, Why::NodeLost(node));
+                self.fail(now, job, Reason::NodeLost(node));
             }
         }
         self.facts.push(Event::NodeDown(node));
     }
 
-    fn fail(&mut self, now: Time, job: JobIdx, why: Why) {
+    fn fail(&mut self, now: Time, job: JobIdx, reason: Reason) {
         if let Some(slot) = self.live[job.usize()].slot {
             self.services.down(now, slot);
         }
@@ -482,9 +482,9 @@ impl World {
         live.meter.stop_at(now, saved.clamp(live.began_done.min(done), done));
         let done = live.meter.done;
         self.depart(job);
-        self.facts.push(Event::Failed { job, why, done });
+        self.facts.push(Event::Failed { job, reason, done });
         // The engine gives a job up by the same count; the world only has to stop expecting it.
-        let limit = self.engine.state().spec(job).retries.after(why);
+        let limit = self.engine.state().spec(job).retries.after(reason);
         let failures = self.engine.state().job(job).failures + 1;
         if limit.is_some_and(|limit| failures > limit) {
             // What it did is told while it is still known.
@@ -528,7 +528,7 @@ impl World {
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(gpu).tenants;
             let shared = |t: &&JobIdx| **t != job && self.live[t.usize()].shares;
-            self.crowded.extend(tenants.iter().filter(shared));
+            self.dirty.extend(tenants.iter().filter(shared));
         }
     }
 
@@ -680,7 +680,7 @@ impl World {
         let gpus = self.live[job.usize()].gpus.clone();
         self.crowd(job, &gpus);
         if cost == Span::ZERO || !self.running.contains(job) {
-            self.crowded.push(job);
+            self.dirty.push(job);
             self.facts.push(Event::Tuned(job));
             self.check_memory(job);
             return;
@@ -722,7 +722,7 @@ impl World {
     fn crowd(&mut self, job: JobIdx, gpus: &GpuSet) {
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(*gpu).tenants;
-            self.crowded.extend(tenants.iter().filter(|t| **t != job));
+            self.dirty.extend(tenants.iter().filter(|t| **t != job));
         }
     }
 
@@ -749,18 +749,18 @@ impl World {
     /// Notes a job that runs out of GPU memory with its present knobs.
     fn check_memory(&mut self, job: JobIdx) {
         let state = self.engine.state();
-        let is_there = |t: JobIdx| self.running.contains(t) && !self.starved.contains(&t);
+        let is_there = |t: JobIdx| self.running.contains(t) && !self.out_of_memory.contains(&t);
         if self.training(job).is_some() && goodput::is_out_of_memory(state, job, &is_there) {
-            self.starved.push(job);
+            self.out_of_memory.push(job);
         }
     }
 
     /// Jobs that ran out of memory fail.
     fn fail_starved(&mut self, now: Time) {
-        while let Some(job) = self.starved.pop() {
+        while let Some(job) = self.out_of_memory.pop() {
             // One that was stopped meanwhile needs nothing.
             if !self.live[job.usize()].gpus.is_empty() {
-                self.fail(now, job, Why::OutOfMemory);
+                self.fail(now, job, Reason::OutOfMemory);
             }
         }
     }

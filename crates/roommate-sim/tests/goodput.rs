@@ -7,11 +7,11 @@ use roommate_core::interference::{Interference, Undisturbed};
 use roommate_core::job::Spec;
 use roommate_core::journal::{self, Observer, StepView, Writer};
 use roommate_core::knobs::Knobs;
-use roommate_core::performance::goodput::{LrRule, Noise, Training, worth};
+use roommate_core::performance::goodput::{LrRule, Noise, Training, goodput_factor};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{Params, Policy};
 use roommate_core::profile::Profile;
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;
@@ -63,7 +63,7 @@ impl Policy for Script {
 #[derive(Default)]
 struct Heard {
     finished: Vec<(f64, JobIdx)>,
-    failed: Vec<(f64, Why)>,
+    failed: Vec<(f64, Reason)>,
     samples: Vec<(f64, JobIdx, Sample)>,
     tuned: Vec<Knobs>,
 }
@@ -74,7 +74,7 @@ impl Observer for Heard {
         for fact in step.facts {
             match fact {
                 Event::Finished(job) => self.finished.push((at, *job)),
-                Event::Failed { why, .. } => self.failed.push((at, *why)),
+                Event::Failed { reason, .. } => self.failed.push((at, *reason)),
                 Event::Sampled { job, sample } => self.samples.push((at, *job, *sample)),
                 _ => {}
             }
@@ -172,7 +172,7 @@ fn near(a: f64, b: f64) {
 fn progress_follows_goodput() {
     // Steps of any batch take a second here. 40 steps at 64, then batch 256 at a noise scale of 64.
     let training = Training::around(64, 64.0);
-    let each = worth(64.0, 256.0, 64.0);
+    let each = goodput_factor(64.0, 256.0, 64.0);
     // The engine believes what is true.
     let believed = Some(40.0 + 20.0 * each);
     let (heard, _) = Case { believed, ..Case::new(vec![training], &[(40.0, 0, 256)]) }.run();
@@ -187,7 +187,7 @@ fn noise_that_grows_makes_a_large_batch_worth_more_and_more() {
     let noise = Noise { start: 16.0, end: 4096.0 };
     let training = Training { noise, lr: LrRule::Linear, ..Training::around(64, 0.0) };
     let (heard, journal) = Case::new(vec![training.clone()], &[(0.0, 0, 256)]).run();
-    let stage_s = |s: u32| 5.0 / worth(64.0, 256.0, f64::from(noise.at(s)));
+    let stage_s = |s: u32| 5.0 / goodput_factor(64.0, 256.0, f64::from(noise.at(s)));
     near(heard.finished[0].0, (0..Noise::STAGES).map(stage_s).sum());
     let told: Vec<f32> = heard.samples.iter().map(|s| s.2.noise_scale).collect();
     let mut stages: Vec<f32> = (0..Noise::STAGES).map(|s| noise.at(s)).collect();
@@ -209,9 +209,9 @@ fn noise_that_grows_makes_a_large_batch_worth_more_and_more() {
 fn what_a_change_costs_is_lost() {
     let training = Training::around(64, 64.0);
     let case = Case { tune_s: 7.0, ..Case::new(vec![training], &[(40.0, 0, 256)]) };
-    let case = Case { believed: Some(40.0 + 13.0 * worth(64.0, 256.0, 64.0)), ..case };
+    let case = Case { believed: Some(40.0 + 13.0 * goodput_factor(64.0, 256.0, 64.0)), ..case };
     let (heard, _) = case.run();
-    near(heard.finished[0].0, 47.0 + 60.0 / worth(64.0, 256.0, 64.0));
+    near(heard.finished[0].0, 47.0 + 60.0 / goodput_factor(64.0, 256.0, 64.0));
 }
 
 /// A job of a measured task.
@@ -259,12 +259,12 @@ fn who_takes_more_memory_than_there_is_fails_and_says_so() {
     };
     // 18,000 MiB on a GPU of 16 GiB; without a limit of its own.
     let (heard, _) = case(0, 160).run();
-    assert_eq!(heard.failed, [(40.0, Why::OutOfMemory)]);
+    assert_eq!(heard.failed, [(40.0, Reason::OutOfMemory)]);
     // It waits for 5 s and starts again at its own batch, from its last checkpoint: the very start.
     near(heard.finished[0].0, 145.0);
     // Within the GPU, but beyond its own limit.
     let (heard, _) = case(8_000, 96).run();
-    assert_eq!(heard.failed, [(40.0, Why::OutOfMemory)]);
+    assert_eq!(heard.failed, [(40.0, Reason::OutOfMemory)]);
     let (heard, _) = case(8_000, 72).run();
     assert_eq!(heard.failed, []);
     assert_eq!(heard.samples.last().unwrap().2.mem_mib, 7_000);
@@ -277,6 +277,6 @@ fn the_last_straw_fails_and_not_its_roommate() {
     let case = Case { cluster: "1x1:v100", ..Case::new(trainings, &[]) };
     let (heard, _) = case.run();
     // The other comes back after each pause, as long as its retries allow.
-    assert!(heard.failed.iter().all(|f| f.1 == Why::OutOfMemory) && !heard.failed.is_empty());
+    assert!(heard.failed.iter().all(|f| f.1 == Reason::OutOfMemory) && !heard.failed.is_empty());
     assert_eq!(heard.finished[0], (100.0, JobIdx(0)));
 }

@@ -137,10 +137,10 @@ fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     Ok(Run { journal, facts, metrics: fold.metrics(), end })
 }
 
-fn story(run: &Run, job: &str) -> Vec<String> {
+fn outcome(run: &Run, job: &str) -> Vec<String> {
     let mut explain = Explain::new(job);
     journal::read(run.journal.as_bytes(), &mut explain).unwrap();
-    explain.story.iter().map(|m| format!("{} {}", m.at, m.what)).collect()
+    explain.moments.iter().map(|m| format!("{} {}", m.at, m.what)).collect()
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn an_objective_that_nothing_can_keep_is_missed_all_the_time_and_said_once() {
         let served = run.metrics.served().unwrap();
         assert_eq!((served.late, served.over), (served.requests, served.windows));
         assert_eq!(run.metrics.services[0].goodput_rps, 0.0);
-        let missed = story(&run, "s");
+        let missed = outcome(&run, "s");
         let missed: Vec<&String> = missed.iter().filter(|m| m.contains("misses")).collect();
         assert_eq!(missed.len(), 1, "{missed:?}");
     }
@@ -208,7 +208,7 @@ fn a_service_that_nobody_asks_keeps_its_objective() {
         // Zero would mean that nobody measured.
         let told: Vec<f32> = run.facts.sampled.iter().map(|s| s.1).collect();
         assert!(told.len() <= 1 && told.iter().all(|l| *l < 1e-3), "{told:?}");
-        let told = story(&run, "s");
+        let told = outcome(&run, "s");
         assert!(told.iter().any(|m| m.contains("nobody asked")), "{told:?}");
     }
 }
@@ -223,7 +223,7 @@ fn clients_of_a_service_that_never_warms_up_are_sent_to_it_after_a_while_all_the
         assert_eq!(served.late, served.requests);
         assert!((served.requests as f64 / 60_000.0 - 1.0).abs() < 0.02, "{served:?}");
         assert!(run.facts.sampled.is_empty(), "there is nothing to sample");
-        let told = story(&run, "s");
+        let told = outcome(&run, "s");
         assert!(told.iter().any(|m| m.starts_with("5m 10s misses")), "{told:?}");
     }
 }

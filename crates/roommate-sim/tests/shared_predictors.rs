@@ -6,7 +6,7 @@ mod shared;
 
 use expect_test::expect;
 use roommate_core::idx::{Idx, ProfileIdx};
-use roommate_core::interference::degradation::{Appetite, Predictor, View};
+use roommate_core::interference::degradation::{DegradationModel, ResourceDemand, View};
 use roommate_core::math::forest::{Forest, Options};
 use roommate_core::math::stat;
 use roommate_core::measurement::atlas::Atlas;
@@ -188,12 +188,12 @@ fn patterns_of_the_iadeep_artifact() {
 type Side = (ProfileIdx, ProfileIdx, f64);
 
 /// Each fold in turn is left out and predicted by a predictor that was taught the rest.
-fn predict(view: View, appetites: &[Appetite], folds: &[(Vec<Side>, Vec<Side>)]) -> Errors {
+fn predict(view: View, demands: &[ResourceDemand], folds: &[(Vec<Side>, Vec<Side>)]) -> Errors {
     let mut errors = Errors::default();
     for (taught, asked) in folds {
-        let mut predictor = Predictor::new(view, 0);
-        for (i, appetite) in appetites.iter().enumerate() {
-            predictor.count(ProfileIdx::from_usize(i), *appetite);
+        let mut predictor = DegradationModel::new(view, 0);
+        for (i, demand) in demands.iter().enumerate() {
+            predictor.count(ProfileIdx::from_usize(i), *demand);
         }
         for (who, other, pd) in taught {
             predictor.learn(*who, &[*other], *pd);
@@ -231,11 +231,11 @@ fn pairs_of_lucid() {
         names.map(|n| row[column(header, &format!("{n}{suffix}"))].clone())
     };
     let mut kinds: Vec<[String; 4]> = Vec::new();
-    let mut appetites: Vec<Appetite> = Vec::new();
+    let mut demands: Vec<ResourceDemand> = Vec::new();
     for row in &profiles {
         let share = |name: &str| number(row, column(&header, name)) / 100.0;
         kinds.push(key(row, &header, ""));
-        appetites.push(Appetite {
+        demands.push(ResourceDemand {
             sm: share("gpu_util"),
             dram: share("gmem_util"),
             mem_gib: number(row, column(&header, "gmem")) / 1024.0,
@@ -257,10 +257,9 @@ fn pairs_of_lucid() {
     let model = |kind: ProfileIdx| models.iter().position(|m| *m == models[kind.usize()]).unwrap();
     let [by_pair, by_model] = folds(&sides, &model);
     let mut text = String::new();
-    text += &predict(View::Pattern, &appetites, &by_pair).row("Lucid, pattern, pairs never seen");
-    text += &predict(View::Counters, &appetites, &by_pair).row("Lucid, counters, pairs never seen");
-    text +=
-        &predict(View::Counters, &appetites, &by_model).row("Lucid, counters, models never seen");
+    text += &predict(View::Pattern, &demands, &by_pair).row("Lucid, pattern, pairs never seen");
+    text += &predict(View::Counters, &demands, &by_pair).row("Lucid, counters, pairs never seen");
+    text += &predict(View::Counters, &demands, &by_model).row("Lucid, counters, models never seen");
     let mean = sides.iter().map(|s| s.2.ln()).sum::<f64>() / sides.len() as f64;
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));
@@ -305,10 +304,10 @@ fn pairs_of_the_h200() {
         sides.push((a, b, solo(&pair.a, pair.batch_a) / pair.ra.it_s));
         sides.push((b, a, solo(&pair.b, pair.batch_b) / pair.rb.it_s));
     }
-    let appetite = |(name, batch): &(String, u32)| {
+    let demand = |(name, batch): &(String, u32)| {
         let task = atlas.task(TaskKind::Train, name).unwrap();
         let counters = atlas.counters(task, *batch);
-        Appetite {
+        ResourceDemand {
             sm: counters.sm_util,
             dram: counters.dram_util,
             mem_gib: f64::from(counters.mem_mib) / 1024.0,
@@ -316,17 +315,17 @@ fn pairs_of_the_h200() {
             batch: f64::from(*batch),
         }
     };
-    let appetites: Vec<Appetite> = kinds.iter().map(appetite).collect();
+    let demands: Vec<ResourceDemand> = kinds.iter().map(demand).collect();
     let names: Vec<&String> = kinds.iter().map(|k| &k.0).collect();
     let task = |kind: ProfileIdx| names.iter().position(|n| *n == names[kind.usize()]).unwrap();
     let [by_pair, by_task] = folds(&sides, &task);
     let mut text = String::new();
-    text += &predict(View::Pattern, &appetites, &by_pair).row("H200, pattern, pairs never seen");
-    text += &predict(View::Counters, &appetites, &by_pair).row("H200, counters, pairs never seen");
-    text += &predict(View::Counters, &appetites, &by_task).row("H200, counters, tasks never seen");
+    text += &predict(View::Pattern, &demands, &by_pair).row("H200, pattern, pairs never seen");
+    text += &predict(View::Counters, &demands, &by_pair).row("H200, counters, pairs never seen");
+    text += &predict(View::Counters, &demands, &by_task).row("H200, counters, tasks never seen");
     let untaught: Vec<(Vec<Side>, Vec<Side>)> = vec![(Vec::new(), sides.clone())];
     text +=
-        &predict(View::Counters, &appetites, &untaught).row("H200, rule of thumb, nothing taught");
+        &predict(View::Counters, &demands, &untaught).row("H200, rule of thumb, nothing taught");
     let mean = sides.iter().map(|s| s.2.ln()).sum::<f64>() / sides.len() as f64;
     let mut flat = Errors::default();
     sides.iter().for_each(|s| flat.add(mean.exp(), s.2));

@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 // The same random scenes as the laws of the core use.
-#[path = "../../roommate-core/tests/scene/random.rs"]
+#[path = "../../roommate-core/tests/case/random.rs"]
 mod random;
 
-use random::Taste;
+use random::CaseOptions;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::Idx;
 use roommate_core::interference::Undisturbed;
@@ -16,9 +16,9 @@ use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, JobLine, Observer, StepView, Writer};
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::{self, Entry, POLICIES};
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use roommate_core::state::Charge;
-use roommate_core::testing::Scene;
+use roommate_core::testing::TestCase;
 use roommate_core::time::{Span, Time};
 use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
@@ -56,7 +56,7 @@ impl Observer for Ends {
                 _ => {}
             }
         }
-        for note in step.notes.iter().filter(|n| n.why == Why::OutOfRetries) {
+        for note in step.notes.iter().filter(|n| n.reason == Reason::OutOfRetries) {
             self.given_up[note.job.usize()] = true;
         }
         for action in step.actions {
@@ -74,26 +74,26 @@ struct Run {
     metrics: Metrics,
 }
 
-/// Plays a scene of the tick world in the simulated one.
-fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
-    let entry = policy::find(&scene.policy).unwrap();
+/// Plays a case of the tick world in the simulated one.
+fn play(case: &TestCase, faults: Faults) -> Result<Run, SimError> {
+    let entry = policy::find(&case.policy).unwrap();
     let setup = Setup {
-        cluster: scene.cluster.clone(),
-        costs: scene.costs,
-        policy_name: scene.policy.clone(),
-        params: scene.params.clone(),
-        policy: entry.build(&scene.params).unwrap(),
+        cluster: case.cluster.clone(),
+        costs: case.costs,
+        policy_name: case.policy.clone(),
+        params: case.params.clone(),
+        policy: entry.build(&case.params).unwrap(),
         known_pairs: None,
-        truth: Box::new(Arc::clone(&scene.truth)),
+        truth: Box::new(Arc::clone(&case.truth)),
         faults,
-        seed: scene.seed,
-        profiles: scene.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
+        seed: case.seed,
+        profiles: case.profiles.iter().map(|p| ("work".into(), p.clone())).collect(),
         teams: vec!["all".into()],
         measure: None,
         measuring: Measuring::default(),
     };
-    let arrivals = scene.actors.iter().map(|a| Arrival {
-        at: Time(a.submit * scene.tick.0),
+    let arrivals = case.jobs.iter().map(|a| Arrival {
+        at: Time(a.submit * case.tick.0),
         name: a.name.clone(),
         spec: a.spec.clone(),
         work: a.work,
@@ -111,45 +111,48 @@ fn play(scene: &Scene, faults: Faults) -> Result<Run, SimError> {
 const ODD_PARTS: [&str; 5] =
     ["mudi", "mudi-published", "gslice-like", "gpulets-like", "muxflow-like"];
 
-/// A scene in which everything that happens falls on a tick, so that the two worlds must agree to the
+/// A case in which everything that happens falls on a tick, so that the two worlds must agree to the
 /// microsecond.
-fn exact_scene(seed: u64, entry: &Entry) -> Scene {
+fn exact_scene(seed: u64, entry: &Entry) -> TestCase {
     let preempts = !matches!(entry.name, "fifo" | "fifo-backfill" | "sjf");
-    let mut scene =
-        random::scene(seed, entry, Taste { speeds: !preempts, stages: false, ..Taste::WILD });
-    scene.truth = Arc::new(Undisturbed);
+    let mut case = random::case(
+        seed,
+        entry,
+        CaseOptions { speeds: !preempts, stages: false, ..CaseOptions::WILD },
+    );
+    case.truth = Arc::new(Undisturbed);
     // Rounds of the released Gavel end with their last step, which is not at a tick.
-    scene.params.remove("released");
+    case.params.remove("released");
     // Steps of a job that grows would end between ticks.
-    scene.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
+    case.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
     // It grows once that pays: after twice, four or eight times the cost of it, but for five GPUs.
-    if let Some(keep) = scene.params.get_mut("grow_keep").filter(|k| **k == json!(0.7)) {
+    if let Some(keep) = case.params.get_mut("grow_keep").filter(|k| **k == json!(0.7)) {
         *keep = json!(1.0);
     }
-    scene.actors.iter_mut().filter(|a| a.spec.gpus == 5).for_each(|a| a.spec.gpus_max = 5);
+    case.jobs.iter_mut().filter(|a| a.spec.gpus == 5).for_each(|a| a.spec.gpus_max = 5);
     if preempts {
         // A job that moves between speeds has fractions of steps left; here all speeds are one.
-        scene.cluster.kinds.iter_mut().for_each(|k| k.speed = 1.0);
+        case.cluster.gpu_models.iter_mut().for_each(|k| k.speed = 1.0);
     } else {
         // The fastest pace is a quarter of a second for a step.
-        scene.tick = Span(250_000);
+        case.tick = Span(250_000);
     }
     // Memory on the host makes steps longer by fractions of a tick.
-    if let Some(least) = scene.params.get_mut("min_memory") {
+    if let Some(least) = case.params.get_mut("min_memory") {
         *least = json!(1.0);
     }
-    if let Some(bounds) = scene.params.get_mut("bounds_gpu_s") {
+    if let Some(bounds) = case.params.get_mut("bounds_gpu_s") {
         // Gangs whose size divides twelve reach such bounds at whole seconds.
         let whole = |(i, b): (usize, u64)| b.next_multiple_of(12) + 12 * i as u64;
         let old = bounds.as_array().unwrap().iter().map(|b| b.as_u64().unwrap());
         *bounds = json!(old.enumerate().map(whole).collect::<Vec<_>>());
-        let all = scene.cluster.gpus();
-        scene.actors.retain(|a| 12 % a.spec.gpus == 0 || u32::from(a.spec.gpus) > all);
-        if let Some(knob) = scene.params.get_mut("promote_knob") {
+        let all = case.cluster.gpus();
+        case.jobs.retain(|a| 12 % a.spec.gpus == 0 || u32::from(a.spec.gpus) > all);
+        if let Some(knob) = case.params.get_mut("promote_knob") {
             *knob = json!(knob.as_f64().unwrap().ceil());
         }
     }
-    scene
+    case
 }
 
 #[test]
@@ -157,20 +160,20 @@ fn both_worlds_finish_every_job_at_the_same_instant() {
     let (mut scenes, mut preempted) = (0, 0);
     for entry in POLICIES.iter().filter(|e| !ODD_PARTS.contains(&e.name)) {
         for seed in 0..400 {
-            let scene = exact_scene(seed, entry);
-            if scene.actors.is_empty() {
+            let case = exact_scene(seed, entry);
+            if case.jobs.is_empty() {
                 continue;
             }
             scenes += 1;
-            let slow = scene.run();
-            let fast = play(&scene, Faults::default()).unwrap();
-            let ticks = |t: &Option<u64>| t.map(|t| Time(t * scene.tick.0));
+            let slow = case.run();
+            let fast = play(&case, Faults::default()).unwrap();
+            let ticks = |t: &Option<u64>| t.map(|t| Time(t * case.tick.0));
             let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
-            assert_eq!(fast.ends.finished, slow_finished, "{}", random::compact(&scene));
+            assert_eq!(fast.ends.finished, slow_finished, "{}", random::compact(&case));
             let (a, b) = (&fast.metrics, slow.metrics());
             let (fast_counts, slow_counts) =
                 ((a.preemptions, a.moves, a.rejected), (b.preemptions, b.moves, b.rejected));
-            assert_eq!(fast_counts, slow_counts, "{}", random::compact(&scene));
+            assert_eq!(fast_counts, slow_counts, "{}", random::compact(&case));
             preempted += a.preemptions;
         }
     }
@@ -183,30 +186,30 @@ fn both_worlds_agree_beside_services_that_never_end() {
     let (mut scenes, mut with_room) = (0, 0);
     for entry in POLICIES.iter().filter(|e| !ODD_PARTS.contains(&e.name)) {
         for seed in 0..60 {
-            let mut scene = random::scene(seed, entry, Taste::PLAIN);
-            scene.truth = Arc::new(Undisturbed);
-            if scene.cluster.gpus() < 2 || scene.params.contains_key("bounds_gpu_s") {
+            let mut case = random::case(seed, entry, CaseOptions::PLAIN);
+            case.truth = Arc::new(Undisturbed);
+            if case.cluster.gpus() < 2 || case.params.contains_key("bounds_gpu_s") {
                 continue;
             }
             // One GPU is enough for everybody, and one is left by the service.
-            scene.params.remove("dedicate_from");
-            for actor in &mut scene.actors {
-                (actor.spec.gpus, actor.spec.gpus_max) = (1, 1);
+            case.params.remove("dedicate_from");
+            for job in &mut case.jobs {
+                (job.spec.gpus, job.spec.gpus_max) = (1, 1);
             }
-            let service = &mut scene.actors[0];
+            let service = &mut case.jobs[0];
             (service.spec.class, service.spec.work) = (Class::Service, None);
             service.work = f64::INFINITY;
             scenes += 1;
-            let slow = scene.run();
-            let context = random::compact(&scene);
-            let fast = play(&scene, Faults::default()).unwrap_or_else(|e| panic!("{context}{e}"));
-            let ticks = |t: &Option<u64>| t.map(|t| Time(t * scene.tick.0));
+            let slow = case.run();
+            let context = random::compact(&case);
+            let fast = play(&case, Faults::default()).unwrap_or_else(|e| panic!("{context}{e}"));
+            let ticks = |t: &Option<u64>| t.map(|t| Time(t * case.tick.0));
             let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
             assert!(slow.ended && slow_finished[0].is_none(), "{context}");
             assert_eq!(fast.ends.finished, slow_finished, "{context}");
             let (a, b) = (&fast.metrics, slow.metrics());
             assert_eq!((a.jobs, a.finished), (b.jobs, b.finished), "{context}");
-            assert_eq!(a.jobs as usize, scene.actors.len() - 1, "{context}");
+            assert_eq!(a.jobs as usize, case.jobs.len() - 1, "{context}");
             let mut replay = Replay::default();
             journal::read(fast.journal.as_bytes(), &mut replay).unwrap();
             assert_eq!((replay.difference, replay.refused), (None, None), "{context}");
@@ -234,28 +237,28 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
     let (mut failures, mut given_up) = (0, 0);
     for entry in POLICIES {
         for seed in 0..250 {
-            let scene = random::scene(seed, entry, Taste::WILD);
-            let context = random::compact(&scene);
-            let run = play(&scene, some_faults(seed)).unwrap_or_else(|e| panic!("{context}{e}"));
-            for (i, actor) in scene.actors.iter().enumerate() {
+            let case = random::case(seed, entry, CaseOptions::WILD);
+            let context = random::compact(&case);
+            let run = play(&case, some_faults(seed)).unwrap_or_else(|e| panic!("{context}{e}"));
+            for (i, job) in case.jobs.iter().enumerate() {
                 let ends =
                     [run.ends.finished[i].is_some(), run.ends.given_up[i], run.ends.rejected[i]];
                 assert_eq!(ends.iter().filter(|e| **e).count(), 1, "{context}job {i}: {ends:?}");
                 given_up += u32::from(ends[1]);
                 let most = run.ends.most_done[i];
-                assert!(most <= actor.work + 1e-6, "{context}job {i} did {most} steps");
-                let kinds = scene.cluster.kinds.iter().map(|k| k.speed);
-                let measured = scene.profiles.iter().flat_map(|p| p.kind_speed.iter().map(|k| k.1));
-                let fed = scene.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
+                assert!(most <= job.work + 1e-6, "{context}job {i} did {most} steps");
+                let kinds = case.cluster.gpu_models.iter().map(|k| k.speed);
+                let measured = case.profiles.iter().flat_map(|p| p.model_speed.iter().map(|k| k.1));
+                let fed = case.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
                 let fed = fed.flat_map(|s| s.points().map(|p| p.1)).fold(1.0, f64::max);
                 // A larger batch makes more of a step, at most in proportion.
-                let trainings = scene.profiles.iter().filter_map(|p| p.training.as_ref());
+                let trainings = case.profiles.iter().filter_map(|p| p.training.as_ref());
                 let larger = trainings.map(|t| f64::from(t.batch_max) / f64::from(t.batch));
                 let larger = larger.fold(1.0, f64::max);
                 let fastest = larger * fed * kinds.chain(measured).fold(0.0, f64::max);
                 let stays = run.stays.ended.iter().filter(|s| s.job.usize() == i);
                 let held: f64 = stays.map(|s| (s.to - s.from).secs() * s.gpus.len() as f64).sum();
-                let least = actor.work * f64::from(actor.spec.gpus) / fastest;
+                let least = job.work * f64::from(job.spec.gpus) / fastest;
                 let enough = !ends[0] || held >= least - 1e-3;
                 assert!(enough, "{context}job {i} held {held} GPU-s for {least} of work");
             }
@@ -269,10 +272,10 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
 fn a_journal_with_faults_is_the_same_again_and_replays() {
     for entry in POLICIES {
         for seed in 0..120 {
-            let scene = random::scene(seed, entry, Taste::WILD);
-            let context = random::compact(&scene);
-            let run = play(&scene, some_faults(seed)).unwrap();
-            let again = play(&scene, some_faults(seed)).unwrap();
+            let case = random::case(seed, entry, CaseOptions::WILD);
+            let context = random::compact(&case);
+            let run = play(&case, some_faults(seed)).unwrap();
+            let again = play(&case, some_faults(seed)).unwrap();
             assert!(run.journal == again.journal, "{context}the same seed, another journal");
             let mut folds = (Replay::default(), Fold::default());
             journal::read(run.journal.as_bytes(), &mut folds).unwrap();
@@ -288,28 +291,28 @@ fn a_journal_with_faults_is_the_same_again_and_replays() {
 fn another_seed_brings_other_faults() {
     // Otherwise the test above would compare nothing with nothing.
     let entry = policy::find("fifo").unwrap();
-    let mut scene = random::scene(4, entry, Taste::PLAIN);
+    let mut case = random::case(4, entry, CaseOptions::PLAIN);
     let faults = Faults { crash: 0.5, ..some_faults(1) };
-    let one = play(&scene, faults).unwrap().journal;
-    scene.seed = 5;
-    let other = play(&scene, faults).unwrap().journal;
+    let one = play(&case, faults).unwrap().journal;
+    case.seed = 5;
+    let other = play(&case, faults).unwrap().journal;
     let steps = |j: &str| j.lines().skip(1).map(String::from).collect::<Vec<_>>();
     assert_ne!(steps(&one), steps(&other));
 }
 
-fn finished_s(scene: &Scene) -> Vec<f64> {
-    let run = play(scene, Faults::default()).unwrap();
+fn finished_s(case: &TestCase) -> Vec<f64> {
+    let run = play(case, Faults::default()).unwrap();
     run.ends.finished.iter().map(|f| f.unwrap().secs()).collect()
 }
 
 #[test]
 fn a_restart_costs_once_and_nothing_else_does() {
     // a runs 0–1, makes way for b (1–3), restarts for 3 s and has 4 s of work left.
-    let mut scene = Scene::new("srtf", "1x1", "a 0 1 5, b 1 1 2");
-    scene.costs.restart = Span::from_secs(3.0);
-    assert_eq!(finished_s(&scene), [10.0, 3.0]);
-    scene.costs.start = Span::from_secs(0.5);
-    assert_eq!(finished_s(&scene), [11.0, 3.5], "first starts cost their own price");
+    let mut case = TestCase::new("srtf", "1x1", "a 0 1 5, b 1 1 2");
+    case.costs.restart = Span::from_secs(3.0);
+    assert_eq!(finished_s(&case), [10.0, 3.0]);
+    case.costs.start = Span::from_secs(0.5);
+    assert_eq!(finished_s(&case), [11.0, 3.5], "first starts cost their own price");
 }
 
 #[test]
@@ -320,15 +323,16 @@ fn who_is_never_stopped_never_pays_for_a_restart() {
     let plans_with_it = |e: &&Entry| e.name == "chronus" || e.name.starts_with("gavel");
     for entry in POLICIES.iter().filter(|e| !plans_with_it(e)) {
         for seed in 0..150 {
-            let mut scene = random::scene(seed, entry, Taste { costs: false, ..Taste::WILD });
-            let free = play(&scene, Faults::default()).unwrap();
+            let mut case =
+                random::case(seed, entry, CaseOptions { costs: false, ..CaseOptions::WILD });
+            let free = play(&case, Faults::default()).unwrap();
             // With restarts this dear a policy that does restart might never come to an end.
             let failed = free.ends.failures > 0;
             if free.metrics.preemptions + free.metrics.moves == 0 && !failed {
                 calm += 1;
-                scene.costs.restart = Span::from_secs(62.0);
-                let dear = play(&scene, Faults::default()).unwrap();
-                assert_eq!(dear.ends.finished, free.ends.finished, "{}", random::compact(&scene));
+                case.costs.restart = Span::from_secs(62.0);
+                let dear = play(&case, Faults::default()).unwrap();
+                assert_eq!(dear.ends.finished, free.ends.finished, "{}", random::compact(&case));
             }
         }
     }
@@ -339,37 +343,37 @@ fn who_is_never_stopped_never_pays_for_a_restart() {
 fn charged_at_every_step_each_running_job_pays_for_the_steps_of_others() {
     // At 4 b arrives: a has lost 1 of its 4 s and has 7 left, until 11. b runs from 4 to 9, and at 9 a
     // has lost another second of the 5 since then: 3 left, until 12.
-    let mut scene = Scene::new("fifo", "1x2", "a 0 1 10, b 4 1 5");
-    scene.costs.restart = Span::from_secs(1.0);
-    scene.costs.charge = Charge::EveryStep;
-    assert_eq!(finished_s(&scene), [12.0, 9.0]);
+    let mut case = TestCase::new("fifo", "1x2", "a 0 1 10, b 4 1 5");
+    case.costs.restart = Span::from_secs(1.0);
+    case.costs.charge = Charge::EveryStep;
+    assert_eq!(finished_s(&case), [12.0, 9.0]);
     // An interval shorter than the cost is lost as a whole, and no more than that: c arrives half a
     // second after b, so a and b lose only that half.
-    let mut scene = Scene::new("fifo", "1x3", "a 0 1 20, b 8 1 20, c 9 1 2");
-    scene.tick = Span(500_000);
-    scene.costs.restart = Span::from_secs(1.0);
-    scene.costs.charge = Charge::EveryStep;
+    let mut case = TestCase::new("fifo", "1x3", "a 0 1 20, b 8 1 20, c 9 1 2");
+    case.tick = Span(500_000);
+    case.costs.restart = Span::from_secs(1.0);
+    case.costs.charge = Charge::EveryStep;
     // a: 3 of 4 s, then 0 of 0.5 s, then c (4.5–6.5) ends: 1 of 2 s; 16 left, until 22.5. At 24 b
     // would come to its end but for what it lost: 0.5 s at 4.5, 1 s at 6.5 and 1 s at 22.5.
-    assert_eq!(finished_s(&scene), [22.5, 26.5, 6.5]);
+    assert_eq!(finished_s(&case), [22.5, 26.5, 6.5]);
 }
 
 #[test]
 fn a_job_that_no_rule_can_place_is_reported_even_while_nodes_come_and_go() {
     // Six GPUs exist for it, three on each node by their CPU, but no node is ever wholly its own.
-    let mut scene = Scene::new("fifo", "2x4:3c", "a 0 6 5, b 1 1 2");
-    scene.actors[0].spec.knobs.cpu_milli = 1_000;
-    let quiet = play(&scene, Faults::default()).err();
+    let mut case = TestCase::new("fifo", "2x4:3c", "a 0 6 5, b 1 1 2");
+    case.jobs[0].spec.knobs.cpu_milli = 1_000;
+    let quiet = play(&case, Faults::default()).err();
     assert!(matches!(quiet, Some(SimError::Stuck { waiting: 2, .. })), "{quiet:?}");
     let faults = Faults { node_mtbf: Some(Span::from_secs(9.0)), ..Faults::default() };
-    let noisy = play(&scene, faults).err();
+    let noisy = play(&case, faults).err();
     assert!(matches!(noisy, Some(SimError::Circles { left: 2, .. })), "{noisy:?}");
 }
 
 #[test]
 fn jobs_that_come_in_the_wrong_order_are_refused() {
-    let mut scene = Scene::new("fifo", "1x1", "a 0 1 5, b 9 1 2");
-    scene.actors.reverse();
-    let refused = play(&scene, Faults::default()).err();
+    let mut case = TestCase::new("fifo", "1x1", "a 0 1 5, b 9 1 2");
+    case.jobs.reverse();
+    let refused = play(&case, Faults::default()).err();
     assert_eq!(refused, Some(SimError::OutOfOrder { name: "a".into() }));
 }

@@ -106,7 +106,7 @@ pub(crate) struct TraceInput {
     pub(crate) sensitivity: Option<PathBuf>,
     /// The GPU kind of that table that counts as the reference
     #[arg(long, default_value = "v100", value_name = "KIND")]
-    pub(crate) gpu_kind: String,
+    pub(crate) gpu_model: String,
     /// Read only the first so many jobs
     #[arg(long, value_name = "N", value_parser = some)]
     pub(crate) max_jobs: Option<usize>,

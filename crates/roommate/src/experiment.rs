@@ -19,7 +19,7 @@ use roommate_core::time::Span;
 use roommate_sim::compat::{self, Compat};
 use roommate_sim::fault::Faults;
 use roommate_sim::scenario::score::Outcome;
-use roommate_sim::scenario::{Contender, Dealt, Scenario};
+use roommate_sim::scenario::{Contender, SampledWorkload, Scenario};
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
@@ -120,7 +120,7 @@ pub(crate) fn read_trace(path: &Path, input: &TraceInput) -> anyhow::Result<Trac
         skip_bad_rows: input.skip_bad_rows,
         throughputs: input.throughputs.clone(),
         sensitivity: input.sensitivity.clone(),
-        gpu_kind: input.gpu_kind.clone(),
+        gpu_model: input.gpu_model.clone(),
         max_jobs: input.max_jobs,
     };
     let trace = trace::read(path, &options)?;
@@ -197,7 +197,7 @@ impl Lab {
         seed: u64,
         atlas: &Arc<Atlas>,
     ) -> anyhow::Result<Self> {
-        let Dealt { workload, works, sm_s } = scenario.deal(seed, atlas)?;
+        let SampledWorkload { workload, works, sm_s } = scenario.deal(seed, atlas)?;
         let (defaults, _) = cli::defaults();
         let world = WorldArgs {
             cluster: scenario.cluster.clone(),
@@ -310,9 +310,9 @@ impl Lab {
         let names = self.workload.profiles.iter().map(|(name, _)| name.as_str());
         if Some(file) == self.throughputs.as_deref() {
             let kinds: Vec<&str> =
-                self.world.cluster.kinds.iter().map(|k| k.name.as_str()).collect();
+                self.world.cluster.gpu_models.iter().map(|k| k.name.as_str()).collect();
             let profiles: Vec<(&str, u32)> = names.zip(self.workload.widths()).collect();
-            return Ok(trace::pairs::by_kind(file, &kinds, &profiles)?);
+            return Ok(trace::pairs::by_gpu_model(file, &kinds, &profiles)?);
         }
         let pairs = trace::pairs::read(file, self.throughputs.as_deref(), "v100")?;
         Ok(pairs.table(&names.collect::<Vec<_>>()).0)
@@ -395,7 +395,7 @@ fn truth(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<Truth> {
         (TruthName::Utilization, _) => Truth::Utilization(atlas()?),
         (TruthName::Table, Some(file)) => {
             let alone = input.throughputs.as_deref();
-            Truth::Table(trace::pairs::read(file, alone, &input.gpu_kind)?)
+            Truth::Table(trace::pairs::read(file, alone, &input.gpu_model)?)
         }
         (TruthName::Table, None) => anyhow::bail!("--truth table needs --pairs FILE"),
         (TruthName::Stages, _) => Truth::Stages,
@@ -422,7 +422,7 @@ pub(crate) fn csv(runs: &[Run]) -> String {
 
 /// Makes invented jobs fit a cluster: none needs more memory than the smallest GPU has.
 pub(crate) fn fitted(cluster: &Cluster) -> impl Fn(TraceJob) -> TraceJob + use<> {
-    let memories = cluster.kinds.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
+    let memories = cluster.gpu_models.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
     let least = memories.min().unwrap_or(u32::MAX);
     move |job| TraceJob { mem_mib: job.mem_mib.min(least), ..job }
 }

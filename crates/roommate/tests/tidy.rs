@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 struct Rule {
     /// What it demands.
     name: &'static str,
-    /// Why.
+    /// Reason.
     reason: &'static str,
     /// Which files, by their path from the root.
     applies: fn(&str) -> bool,

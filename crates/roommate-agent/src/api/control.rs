@@ -126,7 +126,7 @@ pub enum Reply {
     },
     /// It was not done.
     Error {
-        /// Why.
+        /// Reason.
         what: String,
         /// What to do about it.
         hint: Option<String>,
@@ -220,7 +220,7 @@ pub struct JobView {
     pub class: String,
     /// Its team.
     pub team: Option<String>,
-    /// Why it is as it is.
+    /// Reason it is as it is.
     pub why: Option<String>,
     /// How its last attempt ended.
     pub exit: Option<String>,

@@ -44,7 +44,7 @@ const IN_MIX: &[&str] = &["after", "file"];
 /// Fields of a mix.
 const OF_MIX: &[&str] = &["policy", "set", "devices", "jobs"];
 
-/// Why a job file cannot be used.
+/// Reason a job file cannot be used.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[error("{file}: {what}")]
 pub struct JobFileError {

@@ -58,7 +58,7 @@ impl Words {
             Event::Tuned(j) => self.tell(at, *j, "runs with its new settings"),
             Event::Finished(j) => self.tell(at, *j, "finished"),
             Event::Cancelled(j) => self.tell(at, *j, "cancelled"),
-            Event::Failed { job, why, done } => {
+            Event::Failed { job, reason: why, done } => {
                 self.tell(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
             // Too many to tell, and `ps` shows the last.
@@ -79,7 +79,7 @@ impl Observer for Words {
         }
         for note in step.notes {
             let names = &self.names;
-            let what = note.why.tell(&|j| names[j.usize()].clone());
+            let what = note.reason.describe(&|j| names[j.usize()].clone());
             self.tell(step.at, note.job, what);
         }
         for action in step.actions {

@@ -22,7 +22,7 @@ use roommate_core::interference::Undisturbed;
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::policy;
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use roommate_core::time::Time;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -257,7 +257,9 @@ impl World {
         let done = self.live[job.usize()].checkpoint;
         match phase {
             Phase::Starting => self.launch(job, place),
-            Phase::Running => self.facts.push(Event::Failed { job, why: Why::InfraError, done }),
+            Phase::Running => {
+                self.facts.push(Event::Failed { job, reason: Reason::InfraError, done })
+            }
             Phase::Stopping => self.facts.push(Event::Stopped { job, done }),
             Phase::Expected | Phase::Pending | Phase::BackingOff | Phase::Done => {}
         }
@@ -322,7 +324,7 @@ fn probe(
 
 /// Which devices the state was begun with.
 fn kind_of(head: &Head) -> Kind {
-    if head.cluster.kinds.iter().all(|k| k.name == "cpu") { Kind::Cpu } else { Kind::Cuda }
+    if head.cluster.gpu_models.iter().all(|k| k.name == "cpu") { Kind::Cpu } else { Kind::Cuda }
 }
 
 /// A state has one policy and one machine for as long as it lives.

@@ -110,7 +110,7 @@ impl CudaDevice {
         let mut cluster: Cluster = cluster.expect("a machine can always be described");
         // What users say of their steps, and what is measured of them, is about these GPUs.
         let mem_mib = self.gpus.iter().map(|g| g.info.mem_mib).min().unwrap_or(0);
-        for kind in &mut cluster.kinds {
+        for kind in &mut cluster.gpu_models {
             (kind.speed, kind.mem_mib) = (1.0, mem_mib);
         }
         cluster

@@ -24,7 +24,7 @@ use crate::state::State;
 /// Sharing of cores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cores {
-    /// The part of its time for which each kind of work computes when it is alone, by its index; kinds
+    /// The part of its time for which each profile computes when it is alone, by its index; kinds
     /// beyond the end always do.
     pub busy: Vec<f64>,
     /// Data, compute and network seconds of a step of each kind that marks its stages, by its index.

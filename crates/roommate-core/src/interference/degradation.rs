@@ -1,9 +1,9 @@
-//! What co-location costs, learnt while jobs run: how much a kind of work is degraded beside others.
+//! What co-location costs, learnt while jobs run: how much a profile is degraded beside others.
 //!
-//! Three sources, the best that there is: what was measured of exactly this kind beside exactly these, a random
+//! Three sources, the best that there is: what was measured of exactly this profile beside exactly these, a random
 //! forest over all that was measured, and, before there is enough of that, a rule of thumb. The forest sees either the
-//! *pattern* only (which kinds and how many of each, as published) or the *counters* of all tenants, which
-//! say something about kinds that were never seen together, or never at all.
+//! *pattern* only (which profiles and how many of each, as published) or the *counters* of all tenants, which
+//! say something about profiles that were never seen together, or never at all.
 
 use crate::idx::{Idx, ProfileIdx};
 use crate::math::forest::{Online, Options};
@@ -15,15 +15,15 @@ use std::collections::BTreeMap;
 /// What the forest sees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum View {
-    /// Which kinds, and how many of each.
+    /// Which profiles, and how many of each.
     Pattern,
     /// What each takes of a GPU.
     Counters,
 }
 
-/// What a kind of work takes of a GPU that it has for itself.
+/// What a profile takes of a GPU that it has for itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Appetite {
+pub struct ResourceDemand {
     /// Busy share of the multiprocessors.
     pub sm: f64,
     /// Busy share of the memory bandwidth.
@@ -36,7 +36,7 @@ pub struct Appetite {
     pub batch: f64,
 }
 
-impl Default for Appetite {
+impl Default for ResourceDemand {
     /// Of work of which nothing is known: two of these are half as fast again beside each other.
     fn default() -> Self {
         Self { sm: 0.7, dram: 0.3, mem_gib: 0.0, cpu: 1.0, batch: 1.0 }
@@ -64,7 +64,7 @@ pub struct Prediction {
     pub source: Source,
 }
 
-/// A kind of work among others, in a form that does not depend on their order: the kind, then the others,
+/// A profile among others, in a form that does not depend on their order: the profile, then the others,
 /// each with how many there are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(ProfileIdx, SmallVec<[(ProfileIdx, u8); 4]>);
@@ -74,10 +74,10 @@ impl Key {
         let mut sorted: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
         sorted.sort_unstable();
         let mut counts: SmallVec<[(ProfileIdx, u8); 4]> = SmallVec::new();
-        for kind in sorted {
-            match counts.last_mut().filter(|c| c.0 == kind) {
+        for profile in sorted {
+            match counts.last_mut().filter(|c| c.0 == profile) {
                 Some(last) => last.1 = last.1.saturating_add(1),
-                None => counts.push((kind, 1)),
+                None => counts.push((profile, 1)),
             }
         }
         Self(who, counts)
@@ -94,18 +94,18 @@ struct Seen {
 const NEW: f64 = 0.5;
 /// Measurements before which a forest is not asked.
 const FEWEST: usize = 12;
-/// Kinds that have a column of their own in the pattern.
+/// Profiles that have a column of their own in the pattern.
 const COLUMNS: usize = 32;
 
 /// The predictor.
 #[derive(Clone, Debug)]
-pub struct Predictor {
+pub struct DegradationModel {
     view: View,
     seen: BTreeMap<Key, Seen>,
     forest: Online,
-    /// By kind; those beyond the end, and those without, are taken for the default.
-    appetites: Vec<Option<Appetite>>,
-    /// Kinds in order of their first appearance.
+    /// By profile; those beyond the end, and those without, are taken for the default.
+    demands: Vec<Option<ResourceDemand>>,
+    /// Profiles in order of their first appearance.
     columns: Vec<ProfileIdx>,
     memo: RefCell<Memo>,
 }
@@ -115,48 +115,48 @@ pub struct Predictor {
 struct Memo {
     /// Until something is learnt.
     said: BTreeMap<u64, Prediction>,
-    /// What the forest says; until it grows again or a kind is counted anew.
+    /// What the forest says; until it grows again or a profile is counted anew.
     forest: BTreeMap<u64, Option<f64>>,
 }
 
 /// A question in one word; `None` if it is too long for that. The others are ascending.
 fn packed(who: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
-    let fits = |kind: &ProfileIdx| kind.0 < 0xFFFF;
-    let word = |word: u64, kind: &ProfileIdx| word << 16 | u64::from(kind.0 + 1);
+    let fits = |profile: &ProfileIdx| profile.0 < 0xFFFF;
+    let word = |word: u64, profile: &ProfileIdx| word << 16 | u64::from(profile.0 + 1);
     let all = || others.iter().chain([&who]);
     (others.len() <= 3 && all().all(fits)).then(|| all().fold(0, word))
 }
 
-impl Predictor {
+impl DegradationModel {
     /// One that knows nothing.
     pub fn new(view: View, seed: u64) -> Self {
         Self {
             view,
             seen: BTreeMap::new(),
             forest: Online::new(Options { seed, ..Options::default() }),
-            appetites: Vec::new(),
+            demands: Vec::new(),
             columns: Vec::new(),
             memo: RefCell::default(),
         }
     }
 
-    /// Notes what a kind of work takes of a GPU.
-    pub fn count(&mut self, kind: ProfileIdx, appetite: Appetite) {
-        if self.appetites.len() <= kind.usize() {
-            self.appetites.resize(kind.usize() + 1, None);
+    /// Notes what a profile takes of a GPU.
+    pub fn count(&mut self, profile: ProfileIdx, demand: ResourceDemand) {
+        if self.demands.len() <= profile.usize() {
+            self.demands.resize(profile.usize() + 1, None);
         }
-        if self.appetites[kind.usize()] != Some(appetite) {
-            self.appetites[kind.usize()] = Some(appetite);
+        if self.demands[profile.usize()] != Some(demand) {
+            self.demands[profile.usize()] = Some(demand);
             *self.memo.get_mut() = Memo::default();
         }
     }
 
-    /// What a kind of work takes of a GPU, as far as that is known.
-    pub fn appetite(&self, kind: ProfileIdx) -> Appetite {
-        self.appetites.get(kind.usize()).copied().flatten().unwrap_or_default()
+    /// What a profile takes of a GPU, as far as that is known.
+    pub fn demand(&self, profile: ProfileIdx) -> ResourceDemand {
+        self.demands.get(profile.usize()).copied().flatten().unwrap_or_default()
     }
 
-    /// Measurements of a kind beside others that are known.
+    /// Measurements of a profile beside others that are known.
     pub fn records(&self) -> usize {
         self.seen.len()
     }
@@ -171,9 +171,9 @@ impl Predictor {
         let key = Key::new(who, others);
         let seen = self.seen.entry(key).and_modify(|s| s.ln_pd += NEW * (ln_pd - s.ln_pd));
         seen.or_insert(Seen { ln_pd });
-        for kind in [who].iter().chain(others) {
-            if self.columns.len() < COLUMNS && !self.columns.contains(kind) {
-                self.columns.push(*kind);
+        for profile in [who].iter().chain(others) {
+            if self.columns.len() < COLUMNS && !self.columns.contains(profile) {
+                self.columns.push(*profile);
             }
         }
         let row = self.row(who, others);
@@ -211,7 +211,8 @@ impl Predictor {
         if let Some(seen) = self.seen.get(&Key::new(who, others)) {
             return Prediction { pd: seen.ln_pd.exp(), source: Source::Measured };
         }
-        let known = |kind: &ProfileIdx| self.view == View::Counters || self.columns.contains(kind);
+        let known =
+            |profile: &ProfileIdx| self.view == View::Counters || self.columns.contains(profile);
         let all_known = known(&who) && others.iter().all(known);
         let learnt = self.ask_forest(who, others, word).filter(|_| all_known);
         let learnt = learnt.map(|ln| match self.view {
@@ -235,7 +236,7 @@ impl Predictor {
         let known = word.and_then(|word| self.memo.borrow().forest.get(&word).copied());
         known.unwrap_or_else(|| {
             let said = self.forest.predict(&self.row(who, others)).map(|(ln, _)| ln);
-            // The pattern of a kind changes when it gets its column.
+            // The pattern of a profile changes when it gets its column.
             if let Some(word) = word.filter(|_| self.view == View::Counters) {
                 self.memo.borrow_mut().forest.insert(word, said);
             }
@@ -257,22 +258,22 @@ impl Predictor {
 
     /// The rule of thumb: a kernel waits when both have one, in proportion to how much of the GPU they fill.
     fn thumb(&self, who: ProfileIdx, others: &[ProfileIdx]) -> f64 {
-        let own = self.appetite(who);
-        1.0 + others.iter().map(|o| own.sm * self.appetite(*o).sm).sum::<f64>()
+        let own = self.demand(who);
+        1.0 + others.iter().map(|o| own.sm * self.demand(*o).sm).sum::<f64>()
     }
 
     fn row(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Vec<f64> {
         match self.view {
             View::Counters => {
-                let others: SmallVec<[Appetite; 4]> =
-                    others.iter().map(|o| self.appetite(*o)).collect();
-                row(self.appetite(who), &others)
+                let others: SmallVec<[ResourceDemand; 4]> =
+                    others.iter().map(|o| self.demand(*o)).collect();
+                row(self.demand(who), &others)
             }
             View::Pattern => {
                 // How many there are is what matters most, and trees do not add.
                 let mut row = vec![0.0; 2 * COLUMNS];
                 row.push(others.len() as f64);
-                let column = |kind: ProfileIdx| self.columns.iter().position(|c| *c == kind);
+                let column = |profile: ProfileIdx| self.columns.iter().position(|c| *c == profile);
                 if let Some(at) = column(who) {
                     row[at] = 1.0;
                 }
@@ -285,10 +286,10 @@ impl Predictor {
     }
 }
 
-/// What the forest sees of a tenant among others: its own appetite and that of the others together.
-pub fn row(own: Appetite, others: &[Appetite]) -> Vec<f64> {
-    let sum = |of: fn(&Appetite) -> f64| others.iter().map(of).sum::<f64>();
-    let most = |of: fn(&Appetite) -> f64| others.iter().map(of).fold(0.0, f64::max);
+/// What the forest sees of a tenant among others: its own demand and that of the others together.
+pub fn row(own: ResourceDemand, others: &[ResourceDemand]) -> Vec<f64> {
+    let sum = |of: fn(&ResourceDemand) -> f64| others.iter().map(of).sum::<f64>();
+    let most = |of: fn(&ResourceDemand) -> f64| others.iter().map(of).fold(0.0, f64::max);
     let n = others.len() as f64;
     vec![
         own.sm,
@@ -316,39 +317,46 @@ mod tests {
 
     const KINDS: u32 = 10;
 
-    fn appetite(rng: &mut Rng) -> Appetite {
+    fn demand(rng: &mut Rng) -> ResourceDemand {
         let sm = 0.1 + 0.9 * rng.unit();
-        Appetite { sm, dram: sm * rng.unit(), mem_gib: 8.0 * rng.unit(), cpu: 1.0, batch: 64.0 }
+        ResourceDemand {
+            sm,
+            dram: sm * rng.unit(),
+            mem_gib: 8.0 * rng.unit(),
+            cpu: 1.0,
+            batch: 64.0,
+        }
     }
 
-    fn truth(own: Appetite, others: &[Appetite]) -> f64 {
-        let sum = |of: fn(&Appetite) -> f64| others.iter().map(of).sum::<f64>();
+    fn truth(own: ResourceDemand, others: &[ResourceDemand]) -> f64 {
+        let sum = |of: fn(&ResourceDemand) -> f64| others.iter().map(of).sum::<f64>();
         1.0 + 1.4 * own.sm.powf(1.5) * sum(|a| a.sm * a.sm) + 0.8 * own.dram * sum(|a| a.dram)
     }
 
-    /// Teaches some random groups of the first `kinds` and says the mean relative error on groups of all.
-    fn error(view: View, taught: usize, kinds: u32, asked: std::ops::Range<u32>) -> f64 {
+    /// Teaches some random groups of the first `profiles` and says the mean relative error on groups of all.
+    fn error(view: View, taught: usize, profiles: u32, asked: std::ops::Range<u32>) -> f64 {
         let mut rng = Rng::stream(4, 103);
-        let appetites: Vec<Appetite> = (0..KINDS).map(|_| appetite(&mut rng)).collect();
-        let mut predictor = Predictor::new(view, 1);
-        for (i, a) in appetites.iter().enumerate() {
+        let demands: Vec<ResourceDemand> = (0..KINDS).map(|_| demand(&mut rng)).collect();
+        let mut predictor = DegradationModel::new(view, 1);
+        for (i, a) in demands.iter().enumerate() {
             predictor.count(ProfileIdx::from_usize(i), *a);
         }
-        let of = |k: &ProfileIdx| appetites[k.usize()];
+        let of = |k: &ProfileIdx| demands[k.usize()];
         let draw = |rng: &mut Rng, from: &std::ops::Range<u32>| -> Vec<ProfileIdx> {
-            let kind = |rng: &mut Rng| from.start + rng.below(u64::from(from.len() as u32)) as u32;
-            (0..=1 + rng.below(2)).map(|_| ProfileIdx(kind(rng))).collect()
+            let profile =
+                |rng: &mut Rng| from.start + rng.below(u64::from(from.len() as u32)) as u32;
+            (0..=1 + rng.below(2)).map(|_| ProfileIdx(profile(rng))).collect()
         };
         for _ in 0..taught {
-            let group = draw(&mut rng, &(0..kinds));
-            let others: Vec<Appetite> = group[1..].iter().map(of).collect();
+            let group = draw(&mut rng, &(0..profiles));
+            let others: Vec<ResourceDemand> = group[1..].iter().map(of).collect();
             predictor.learn(group[0], &group[1..], truth(of(&group[0]), &others));
         }
         predictor.refresh();
         let mut errors = 0.0;
         for _ in 0..300 {
             let group = draw(&mut rng, &asked);
-            let others: Vec<Appetite> = group[1..].iter().map(of).collect();
+            let others: Vec<ResourceDemand> = group[1..].iter().map(of).collect();
             let really = truth(of(&group[0]), &others);
             errors += (predictor.predict(group[0], &group[1..]).pd / really - 1.0).abs() / 300.0;
         }
@@ -364,14 +372,14 @@ mod tests {
         }
         let unseen = |view| error(view, 300, 6, 6..KINDS);
         let (pattern, counters) = (unseen(View::Pattern), unseen(View::Counters));
-        // The pattern cannot say anything of new kinds, so there it is the rule of thumb.
+        // The pattern cannot say anything of new profiles, so there it is the rule of thumb.
         assert!(counters < 0.15 && counters < 0.7 * pattern, "{pattern} {counters}");
     }
 
     #[test]
     fn a_pattern_is_the_same_in_any_order_and_only_then() {
         let [a, b, c] = [0, 1, 2].map(ProfileIdx);
-        let mut predictor = Predictor::new(View::Pattern, 0);
+        let mut predictor = DegradationModel::new(View::Pattern, 0);
         predictor.learn(a, &[b, c, b], 3.0);
         let measured = |others: &[ProfileIdx]| {
             let said = predictor.predict(a, others);
@@ -392,7 +400,7 @@ mod tests {
 
     #[test]
     fn without_data_it_says_so() {
-        let predictor = Predictor::new(View::Counters, 0);
+        let predictor = DegradationModel::new(View::Counters, 0);
         let said = predictor.predict(ProfileIdx(3), &[ProfileIdx(4)]);
         assert_eq!((said.source, predictor.records()), (Source::Thumb, 0));
         assert!((said.pd - 1.49).abs() < 1e-9, "{said:?}");
@@ -400,7 +408,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_not_learnt() {
-        let mut predictor = Predictor::new(View::Counters, 0);
+        let mut predictor = DegradationModel::new(View::Counters, 0);
         for pd in [f64::NAN, f64::INFINITY, 0.0, -1.0] {
             predictor.learn(ProfileIdx(0), &[ProfileIdx(1)], pd);
         }

@@ -11,7 +11,7 @@ use crate::state::State;
 const SLOWEST: f64 = 1e-3;
 
 /// Multiplies speeds by log-normal noise. The same question has the same answer: the noise depends on
-/// the seed, the GPU's kind, who is asked about, and the set of tenants with their knobs.
+/// the seed, the GPU model, who is asked about, and the set of tenants with their knobs.
 #[derive(Clone, Copy, Debug)]
 pub struct Noisy<M> {
     /// The model behind.
@@ -23,9 +23,15 @@ pub struct Noisy<M> {
 }
 
 impl<M: Interference> Interference for Noisy<M> {
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let clean = self.model.speed(state, kind, tenants, who);
-        let label = question(kind, tenants, who);
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate {
+        let clean = self.model.speed(state, gpu_model, tenants, who);
+        let label = question(gpu_model, tenants, who);
         let factor = (self.spread * Rng::stream(self.seed, label).normal()).exp();
         // Noise makes nobody faster than alone; who was faster already (by a larger batch) stays so.
         let mean = (clean.mean * factor).clamp(SLOWEST, clean.mean.max(1.0));
@@ -46,9 +52,9 @@ impl<M: Interference> Interference for Noisy<M> {
 }
 
 /// A number for the question; the order of the tenants does not matter.
-fn question(kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> u64 {
+fn question(gpu_model: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> u64 {
     let roommates = tenants.iter().map(|t| fingerprint(*t)).fold(0, u64::wrapping_add);
-    mix(mix(u64::from(kind), roommates), fingerprint(tenants[who]))
+    mix(mix(u64::from(gpu_model), roommates), fingerprint(tenants[who]))
 }
 
 fn fingerprint((job, knobs): (JobIdx, Knobs)) -> u64 {

@@ -11,12 +11,18 @@ use crate::state::State;
 pub struct Pairwise<M>(pub M);
 
 impl<M: Interference> Interference for Pairwise<M> {
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate {
         let own = tenants[who];
-        let alone = self.0.speed(state, kind, &[own], 0);
+        let alone = self.0.speed(state, gpu_model, &[own], 0);
         let mut all = alone;
         for (_, other) in tenants.iter().enumerate().filter(|(i, _)| *i != who) {
-            let pair = self.0.speed(state, kind, &[own, *other], 0);
+            let pair = self.0.speed(state, gpu_model, &[own, *other], 0);
             // A share of the GPU costs its speed once, not once for each roommate.
             all = product(all, scaled(pair, 1.0 / alone.mean.max(f64::MIN_POSITIVE)));
         }

@@ -18,26 +18,32 @@ pub struct Table {
 /// A table as a journal has it.
 #[derive(Serialize, Deserialize)]
 struct Rows {
-    /// Kind, both profiles, both speeds.
+    /// GpuModel, both profiles, both speeds.
     pairs: Vec<(u8, ProfileIdx, ProfileIdx, [f64; 2])>,
     missing: f64,
 }
 
 impl From<Rows> for Table {
     fn from(Rows { pairs, missing }: Rows) -> Self {
-        let pairs = pairs.into_iter().map(|(kind, a, b, speeds)| ((kind, a, b), speeds)).collect();
+        let pairs = pairs
+            .into_iter()
+            .map(|(gpu_model, a, b, speeds)| ((gpu_model, a, b), speeds))
+            .collect();
         Self { pairs, missing }
     }
 }
 
 impl From<Table> for Rows {
     fn from(Table { pairs, missing }: Table) -> Self {
-        let pairs = pairs.into_iter().map(|((kind, a, b), speeds)| (kind, a, b, speeds)).collect();
+        let pairs = pairs
+            .into_iter()
+            .map(|((gpu_model, a, b), speeds)| (gpu_model, a, b, speeds))
+            .collect();
         Self { pairs, missing }
     }
 }
 
-/// Stands for every GPU kind.
+/// Stands for every GPU model.
 const ANY: u8 = u8::MAX;
 
 impl Table {
@@ -48,42 +54,50 @@ impl Table {
         Self { pairs, missing }
     }
 
-    /// The same for each kind of GPU. A pair that is not there stands still.
-    pub fn by_kind(pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>) -> Self {
+    /// The same for each GPU model. A pair that is not there stands still.
+    pub fn by_gpu_model(pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>) -> Self {
         Self { pairs, missing: 0.0 }
     }
 
-    fn find(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
-        let forward = self.pairs.get(&(kind, a, b)).map(|speeds| speeds[0]);
-        forward.or_else(|| self.pairs.get(&(kind, b, a)).map(|speeds| speeds[1]))
+    fn find(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+        let forward = self.pairs.get(&(gpu_model, a, b)).map(|speeds| speeds[0]);
+        forward.or_else(|| self.pairs.get(&(gpu_model, b, a)).map(|speeds| speeds[1]))
     }
 
-    fn known(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
-        self.find(kind, a, b).or_else(|| self.find(ANY, a, b))
+    fn known(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+        self.find(gpu_model, a, b).or_else(|| self.find(ANY, a, b))
     }
 
-    /// Speed of a job of profile `a` beside one of profile `b`, on GPUs of a kind.
-    pub fn speed_on(&self, kind: u8, a: ProfileIdx, b: ProfileIdx) -> f64 {
-        self.known(kind, a, b).unwrap_or(self.missing)
+    /// Speed of a job of profile `a` beside one of profile `b`, on GPUs of a model.
+    pub fn speed_on(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> f64 {
+        self.known(gpu_model, a, b).unwrap_or(self.missing)
     }
 
-    /// The same where kinds make no difference.
+    /// The same where GPU models make no difference.
     pub fn speed_of(&self, a: ProfileIdx, b: ProfileIdx) -> f64 {
         self.speed_on(ANY, a, b)
     }
 }
 
 impl Interference for Table {
-    fn speed(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(
+        &self,
+        state: &State,
+        gpu_model: u8,
+        tenants: &[(JobIdx, Knobs)],
+        who: usize,
+    ) -> Estimate {
         let profile = |i: usize| state.spec(tenants[i].0).profile;
         let others = (0..tenants.len()).filter(|i| *i != who);
-        Estimate::certain(others.map(|i| self.speed_on(kind, profile(who), profile(i))).product())
+        Estimate::certain(
+            others.map(|i| self.speed_on(gpu_model, profile(who), profile(i))).product(),
+        )
     }
 
-    fn knows(&self, state: &State, kind: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
+    fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
         let profile = |i: usize| state.spec(tenants[i].0).profile;
         let pairs = (0..tenants.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
-        pairs.into_iter().all(|(i, j)| self.known(kind, profile(i), profile(j)).is_some())
+        pairs.into_iter().all(|(i, j)| self.known(gpu_model, profile(i), profile(j)).is_some())
     }
 }
 
@@ -110,9 +124,9 @@ mod tests {
     #[test]
     fn kinds_may_differ() {
         let [a, b] = [0, 1].map(ProfileIdx);
-        let table = Table::by_kind(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
+        let table = Table::by_gpu_model(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
         let state = state(&[a, b]);
-        let speed = |kind, who| table.speed(&state, kind, &whole(&[0, 1]), who).mean;
+        let speed = |gpu_model, who| table.speed(&state, gpu_model, &whole(&[0, 1]), who).mean;
         assert_eq!((speed(1, 0), speed(1, 1), speed(0, 0)), (0.8, 0.6, 0.0));
         let text = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);

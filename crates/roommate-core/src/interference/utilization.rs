@@ -15,7 +15,7 @@ use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::state::State;
 
-/// What a kind of work asks of a GPU and its host when it runs alone.
+/// What a profile asks of a GPU and its host when it runs alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
     /// Share of the multiprocessors.

@@ -1,11 +1,11 @@
-//! Explain: the story of one job, folded from a journal.
+//! Explain: the moments of one job, folded from a journal.
 
 use crate::event::{Action, Event, Placement, Served};
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::time::Time;
 
 /// Something that happened to the job.
@@ -17,7 +17,7 @@ pub struct Moment {
     pub what: String,
 }
 
-/// Folds a journal into the story of the job of one name.
+/// Folds a journal into the moments of the job of one name.
 #[derive(Debug)]
 pub struct Explain {
     wanted: String,
@@ -33,12 +33,12 @@ pub struct Explain {
     missed: Option<bool>,
     /// Whether it is a service.
     serves: bool,
-    /// The story so far.
-    pub story: Vec<Moment>,
+    /// The moments so far.
+    pub moments: Vec<Moment>,
 }
 
 impl Explain {
-    /// The story of the job of this name.
+    /// The moments of the job of this name.
     pub fn new(name: &str) -> Self {
         Self {
             wanted: name.into(),
@@ -51,7 +51,7 @@ impl Explain {
             busy: 0,
             missed: None,
             serves: false,
-            story: Vec::new(),
+            moments: Vec::new(),
         }
     }
 
@@ -68,8 +68,8 @@ impl Explain {
     }
 
     fn tell(&mut self, at: Time, what: String) {
-        if self.story.last().is_none_or(|m| m.what != what) {
-            self.story.push(Moment { at, what });
+        if self.moments.last().is_none_or(|m| m.what != what) {
+            self.moments.push(Moment { at, what });
         }
     }
 
@@ -113,9 +113,9 @@ impl Explain {
             Event::Finished(_) => self.tell(at, "finished".into()),
             Event::Cancelled(_) if self.serves => self.tell(at, "ended".into()),
             Event::Cancelled(_) => self.tell(at, "cancelled by its user".into()),
-            Event::Failed { why, done, .. } => {
-                let why = reason(why, &self.names);
-                self.tell(at, format!("failed: {why}; {done:.0} steps survive"));
+            Event::Failed { reason, done, .. } => {
+                let reason = describe(reason, &self.names);
+                self.tell(at, format!("failed: {reason}; {done:.0} steps survive"));
             }
             Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
             Event::Served { served, .. } => self.own_account(at, served),
@@ -198,7 +198,7 @@ impl Observer for Explain {
         }
         let own = self.job;
         for note in step.notes.iter().filter(|n| Some(n.job) == own) {
-            let what = reason(&note.why, &self.names);
+            let what = describe(&note.reason, &self.names);
             self.tell(step.at, what);
         }
         for action in step.actions {
@@ -234,7 +234,7 @@ impl Explain {
             Action::Tune(_, knobs) => {
                 format!("told to run with {}{}", batch(*knobs), share(*knobs))
             }
-            Action::Reject(_, why) => format!("rejected: {}", reason(why, &self.names)),
+            Action::Reject(_, reason) => format!("rejected: {}", describe(reason, &self.names)),
         };
         self.tell(at, what);
     }
@@ -266,6 +266,6 @@ fn share(knobs: Knobs) -> String {
     text
 }
 
-fn reason(why: &Why, names: &[String]) -> String {
-    why.tell(&|j| names[j.usize()].clone())
+fn describe(reason: &Reason, names: &[String]) -> String {
+    reason.describe(&|j| names[j.usize()].clone())
 }

@@ -282,7 +282,7 @@ struct Live {
     stages_gpu_s: Option<[f64; 4]>,
     deadline: Option<Time>,
     /// Where it has several: what each is worth.
-    worth: Vec<(Time, f64)>,
+    deadline_values: Vec<(Time, f64)>,
     slo_us: Option<u32>,
     /// A service: its name and its account; figures of jobs leave it out.
     service: Option<Box<(String, Served)>>,
@@ -335,11 +335,11 @@ pub struct Fold {
 
 impl Live {
     /// What finishing now is worth ÷ what finishing could be worth; only for jobs with a deadline.
-    fn worth(&self, at: Time) -> f64 {
-        let Some((_, most)) = self.worth.first().filter(|(_, most)| *most > 0.0) else {
+    fn deadline_value(&self, at: Time) -> f64 {
+        let Some((_, most)) = self.deadline_values.first().filter(|(_, most)| *most > 0.0) else {
             return f64::from(u8::from(self.deadline.is_some_and(|d| at <= d)));
         };
-        self.worth.iter().find(|(by, _)| at <= *by).map_or(0.0, |(_, value)| value / most)
+        self.deadline_values.iter().find(|(by, _)| at <= *by).map_or(0.0, |(_, value)| value / most)
     }
 }
 
@@ -464,7 +464,7 @@ impl Fold {
         self.jcts_s.push(jct_s);
         if live.deadline.is_some() {
             self.jcts_deadline_s.push(jct_s);
-            self.kept += live.worth(at);
+            self.kept += live.deadline_value(at);
         }
         if live.best_effort {
             self.jcts_best_effort_s.push(jct_s);
@@ -567,7 +567,7 @@ impl Observer for Fold {
     fn head(&mut self, head: &Head) {
         self.gpus = head.cluster.gpus();
         for group in &head.cluster.groups {
-            let kind = &head.cluster.kinds[usize::from(group.kind)];
+            let kind = &head.cluster.gpu_models[usize::from(group.gpu_model)];
             let nodes = f64::from(group.count);
             self.mem_mib += nodes * f64::from(group.gpus) * f64::from(kind.mem_mib);
             self.cpu_milli += nodes * f64::from(group.cpu_milli);
@@ -587,7 +587,7 @@ impl Observer for Fold {
             alone_s: spec.work.map(|w| w * step_s),
             stages_gpu_s: spec.work.zip(stages_s).map(|(w, s)| s.map(|v| v * w * gpus)),
             deadline: spec.deadline,
-            worth: spec.worth.clone(),
+            deadline_values: spec.deadline_values.clone(),
             slo_us: spec.slo.map(|s| s.p99_us),
             best_effort: spec.class == Class::BestEffort,
             service: (spec.class == Class::Service)
@@ -603,7 +603,7 @@ impl Observer for Fold {
         for fact in step.facts {
             self.fact(step.at, fact);
         }
-        for note in step.notes.iter().filter(|n| n.why == crate::reason::Why::OutOfRetries) {
+        for note in step.notes.iter().filter(|n| n.reason == crate::reason::Reason::OutOfRetries) {
             self.totals.failed += 1;
             self.give_up(note.job, step.at);
         }
@@ -623,12 +623,12 @@ impl Observer for Fold {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::Scene;
+    use crate::testing::TestCase;
 
     #[test]
     fn figures_of_a_run_that_can_be_checked_by_hand() {
         // One GPU; a runs 0–4, b waits 1–4 and runs 4–6, c is too large and refused.
-        let m = Scene::new("fifo", "1x1", "a 0 1 4, b 1 1 2, c 2 3 1").run().metrics();
+        let m = TestCase::new("fifo", "1x1", "a 0 1 4, b 1 1 2, c 2 3 1").run().metrics();
         assert_eq!((m.jobs, m.finished, m.rejected), (3, 2, 1));
         assert_eq!(m.avg_jct_s, Some(4.5));
         assert_eq!(m.median_jct_s, Some(4.5));
@@ -647,14 +647,14 @@ mod tests {
     #[test]
     fn deadlines_count_by_what_they_are_worth() {
         use crate::time::Time;
-        let mut scene = Scene::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
+        let mut case = TestCase::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
         let by = |s: f64| Some(Time::from_secs(s));
-        scene.actors[0].spec.deadline = by(2.0);
-        scene.actors[1].spec.deadline = by(4.0);
-        scene.actors[1].spec.worth =
+        case.jobs[0].spec.deadline = by(2.0);
+        case.jobs[1].spec.deadline = by(4.0);
+        case.jobs[1].spec.deadline_values =
             vec![(Time::from_secs(3.0), 10.0), (Time::from_secs(4.0), 8.0)];
-        scene.actors[2].spec.deadline = by(5.0);
-        let m = scene.run().metrics();
+        case.jobs[2].spec.deadline = by(5.0);
+        let m = case.run().metrics();
         assert_eq!((m.deadline_misses, m.deadline_jobs), (1, 3));
         assert_eq!(m.deadline_worth, Some(0.6));
         assert_eq!((m.avg_jct_deadline_s, m.avg_jct_best_effort_s), (Some(4.0), None));
@@ -662,7 +662,7 @@ mod tests {
 
     #[test]
     fn preemption_and_waiting_are_counted() {
-        let m = Scene::new("srtf", "1x1", "a 0 1 5, b 1 1 2").run().metrics();
+        let m = TestCase::new("srtf", "1x1", "a 0 1 5, b 1 1 2").run().metrics();
         assert_eq!(m.preemptions, 1);
         assert_eq!(m.avg_queue_s, Some(1.0));
         assert_eq!(m.gpu_util, Some(1.0));

@@ -29,7 +29,7 @@ pub struct Replay {
     pub actions: u64,
     /// The first difference, if any.
     pub difference: Option<Difference>,
-    /// Why the policy of the journal could not be built.
+    /// Reason the policy of the journal could not be built.
     pub refused: Option<PolicyError>,
 }
 

@@ -42,7 +42,7 @@ pub struct Forest {
     trees: Vec<Vec<Node>>,
 }
 
-/// Why no forest can be grown.
+/// Reason no forest can be grown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
     /// There are no rows, or rows without features.

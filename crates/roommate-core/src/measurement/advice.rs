@@ -1,4 +1,4 @@
-//! Whether tasks that were measured side by side should be run so, and how: of the ways in which none is slowed
+//! Whether tasks that were measured side by side should be run so, and how: of the configurations in which none is slowed
 //! down too much, the one that gets most done, if that is enough more than one task at a time.
 
 use crate::measurement::rows::{Row, TaskKind};
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A task at a batch size.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Who {
+pub struct Workload {
     /// The task.
     pub name: String,
     /// Its batch size.
@@ -15,9 +15,9 @@ pub struct Who {
     pub kind: TaskKind,
 }
 
-/// A way to run a set, as it was measured.
+/// A configuration to run a set, as it was measured.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Way {
+pub struct Configuration {
     /// Multiprocessors that each has, where all of the GPU is not to be confined; `None` = nobody is.
     pub sms: Option<Vec<u32>>,
     /// Speed of each, relative to alone on the whole GPU: the mean of its runs.
@@ -28,7 +28,7 @@ pub struct Way {
     pub sum_error: f64,
 }
 
-impl Way {
+impl Configuration {
     /// What they get done together, with 1 = what one gets done alone.
     pub fn sum(&self) -> f64 {
         self.speeds.iter().sum()
@@ -63,7 +63,7 @@ fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 
 /// What is asked of a set that is run side by side.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Terms {
+pub struct Constraints {
     /// How many times as long as alone anybody may take.
     pub bound: f64,
     /// How many times as much as one at a time they have to get done together.
@@ -72,9 +72,9 @@ pub struct Terms {
     pub loss: f64,
 }
 
-/// Why a set is not to be run side by side.
+/// Reason a set is not to be run side by side.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Decline {
+pub enum Rejection {
     /// These were not measured alone.
     Unknown(Vec<String>),
     /// However it is run, somebody takes more than `bound` times as long: at best so many times.
@@ -100,7 +100,7 @@ pub enum Decline {
     },
 }
 
-impl std::fmt::Display for Decline {
+impl std::fmt::Display for Rejection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unknown(names) => {
@@ -109,7 +109,7 @@ impl std::fmt::Display for Decline {
             Self::TooSlow { bound, at_best } => {
                 write!(
                     f,
-                    "in every way somebody takes over {bound} times as long: {at_best:.2} at best"
+                    "in every configuration somebody takes over {bound} times as long: {at_best:.2} at best"
                 )
             }
             Self::Loses { sum, free } => {
@@ -128,25 +128,25 @@ impl std::fmt::Display for Decline {
 /// What is best for a set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// Who it is.
-    pub set: Vec<Who>,
+    /// Workload it is.
+    pub set: Vec<Workload>,
     /// Multiprocessors of the GPU, where that is known.
     pub gpu: Option<u32>,
     /// How it was measured: without parts first, then by parts.
-    pub ways: Vec<Way>,
+    pub configurations: Vec<Configuration>,
     /// Which of them to take, or why none.
-    pub choice: Result<usize, Decline>,
+    pub choice: Result<usize, Rejection>,
 }
 
 impl Advice {
     /// Everybody on the whole GPU, if that was measured.
-    pub fn unconfined(&self) -> Option<&Way> {
-        self.ways.iter().find(|w| w.sms.is_none())
+    pub fn unconfined(&self) -> Option<&Configuration> {
+        self.configurations.iter().find(|w| w.sms.is_none())
     }
 
-    /// The way that gets most done, whether it is taken or not.
-    pub fn most(&self) -> Option<&Way> {
-        self.ways.iter().max_by(|a, b| a.sum().total_cmp(&b.sum()))
+    /// The configuration that gets most done, whether it is taken or not.
+    pub fn most(&self) -> Option<&Configuration> {
+        self.configurations.iter().max_by(|a, b| a.sum().total_cmp(&b.sum()))
     }
 }
 
@@ -155,37 +155,42 @@ type Ways = BTreeMap<Option<Vec<u32>>, Vec<Vec<f64>>>;
 
 /// What is best for each set that was measured in these sessions, by the names of its tasks; speeds are relative to
 /// those of the same session.
-pub fn advise(sessions: &[Vec<Row>], terms: Terms) -> Vec<Advice> {
+pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
     let all: Vec<&Row> = sessions.iter().flatten().collect();
     let gpu =
         all.iter().filter_map(|r| if let Row::Solo(s) = r { Some(s.sms) } else { None }).max();
     let anywhere = alone(all.iter().copied(), gpu);
-    let mut sets: BTreeMap<Vec<Who>, Ways> = BTreeMap::new();
-    let mut unknown: BTreeMap<Vec<Who>, BTreeSet<String>> = BTreeMap::new();
+    let mut sets: BTreeMap<Vec<Workload>, Ways> = BTreeMap::new();
+    let mut unknown: BTreeMap<Vec<Workload>, BTreeSet<String>> = BTreeMap::new();
     for rows in sessions {
         let here = alone(rows.iter(), gpu);
         for mut sides in rows.iter().filter_map(|row| sides(row, gpu)) {
             // The same set may have been written in another order.
             sides.sort_by(|a, b| a.who.cmp(&b.who).then(b.sms.cmp(&a.sms)));
-            let set: Vec<Who> = sides.iter().map(|s| s.who.clone()).collect();
+            let set: Vec<Workload> = sides.iter().map(|s| s.who.clone()).collect();
             let speed =
                 |s: &Side| Some(s.it_s / here.get(&s.who).or_else(|| anywhere.get(&s.who))?);
-            let ways = sets.entry(set.clone()).or_default();
+            let configurations = sets.entry(set.clone()).or_default();
             let Some(speeds) = sides.iter().map(speed).collect::<Option<Vec<f64>>>() else {
                 let strange = set.iter().filter(|w| !anywhere.contains_key(w));
                 unknown.entry(set.clone()).or_default().extend(strange.map(|w| w.name.clone()));
                 continue;
             };
-            ways.entry(sides.iter().map(|s| s.sms).collect()).or_default().push(speeds);
+            configurations.entry(sides.iter().map(|s| s.sms).collect()).or_default().push(speeds);
         }
     }
-    let advice = |(set, ways): (Vec<Who>, Ways)| {
-        let ways: Vec<Way> = ways.into_iter().map(|(sms, runs)| Way::of_runs(sms, &runs)).collect();
+    let advice = |(set, configurations): (Vec<Workload>, Ways)| {
+        let configurations: Vec<Configuration> = configurations
+            .into_iter()
+            .map(|(sms, runs)| Configuration::of_runs(sms, &runs))
+            .collect();
         let choice = match unknown.remove(&set) {
-            Some(names) if ways.is_empty() => Err(Decline::Unknown(names.into_iter().collect())),
-            _ => choose(&ways, terms),
+            Some(names) if configurations.is_empty() => {
+                Err(Rejection::Unknown(names.into_iter().collect()))
+            }
+            _ => choose(&configurations, constraints),
         };
-        Advice { set, gpu, ways, choice }
+        Advice { set, gpu, configurations, choice }
     };
     sets.into_iter().map(advice).collect()
 }
@@ -193,26 +198,32 @@ pub fn advise(sessions: &[Vec<Row>], terms: Terms) -> Vec<Advice> {
 /// The same measured again differs by about so much: parts that seem better by less are not.
 const NOISE: f64 = 0.03;
 
-/// The best of some ways, at least one.
-fn choose(ways: &[Way], Terms { bound, least, loss }: Terms) -> Result<usize, Decline> {
-    let free = ways.iter().find(|w| w.sms.is_none()).map_or(0.0, Way::sum);
-    let allowed = || ways.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
-    let worth = |w: &Way| match w.sms {
+/// The best of some configurations, at least one.
+fn choose(
+    configurations: &[Configuration],
+    Constraints { bound, least, loss }: Constraints,
+) -> Result<usize, Rejection> {
+    let free = configurations.iter().find(|w| w.sms.is_none()).map_or(0.0, Configuration::sum);
+    let allowed = || configurations.iter().enumerate().filter(|(_, w)| w.slowest() <= bound);
+    let worth = |w: &Configuration| match w.sms {
         None => w.sum() * (1.0 + NOISE),
         Some(_) => w.sum() - w.sum_error,
     };
-    let loses = |w: &Way| worth(w) < free * (1.0 - loss);
-    let better = |a: &(usize, &Way), b: &(usize, &Way)| worth(a.1).total_cmp(&worth(b.1));
+    let loses = |w: &Configuration| worth(w) < free * (1.0 - loss);
+    let better = |a: &(usize, &Configuration), b: &(usize, &Configuration)| {
+        worth(a.1).total_cmp(&worth(b.1))
+    };
     // Of equals the first: without parts, if that is as good.
     let Some((i, best)) = allowed().rev().max_by(better) else {
-        let at_best = ways.iter().map(Way::slowest).fold(f64::INFINITY, f64::min);
-        return Err(Decline::TooSlow { bound, at_best });
+        let at_best =
+            configurations.iter().map(Configuration::slowest).fold(f64::INFINITY, f64::min);
+        return Err(Rejection::TooSlow { bound, at_best });
     };
     let sum = best.sum();
     if sum < least {
-        Err(Decline::NotWorth { least, sum })
+        Err(Rejection::NotWorth { least, sum })
     } else if loses(best) {
-        Err(Decline::Loses { sum: worth(best), free })
+        Err(Rejection::Loses { sum: worth(best), free })
     } else {
         Ok(i)
     }
@@ -220,7 +231,7 @@ fn choose(ways: &[Way], Terms { bound, least, loss }: Terms) -> Result<usize, De
 
 /// One side of a set.
 struct Side {
-    who: Who,
+    who: Workload,
     sms: Option<u32>,
     it_s: f64,
 }
@@ -228,7 +239,7 @@ struct Side {
 /// The sides of a row in which all run as fast as they can; nothing for other rows.
 fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
     let side = |name: &str, batch, kind, sms, it_s| Side {
-        who: Who { name: name.into(), batch, kind },
+        who: Workload { name: name.into(), batch, kind },
         sms,
         it_s,
     };
@@ -256,15 +267,15 @@ fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
 
 /// Steps per second alone on the whole GPU; of several runs the fastest, because what disturbs a task alone only ever
 /// slows it down.
-fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<Who, f64> {
-    let mut known: BTreeMap<Who, f64> = BTreeMap::new();
+fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<Workload, f64> {
+    let mut known: BTreeMap<Workload, f64> = BTreeMap::new();
     for row in rows {
         let (who, it_s) = match row {
             Row::Solo(s) if Some(s.sms) == gpu => {
-                (Who { name: s.name.clone(), batch: s.batch, kind: s.kind }, s.it_s)
+                (Workload { name: s.name.clone(), batch: s.batch, kind: s.kind }, s.it_s)
             }
             Row::Alone(s) => {
-                (Who { name: s.a.clone(), batch: s.batch, kind: TaskKind::Train }, s.it_s)
+                (Workload { name: s.a.clone(), batch: s.batch, kind: TaskKind::Train }, s.it_s)
             }
             _ => continue,
         };
@@ -285,7 +296,7 @@ mod tests {
         {"kind":"train","name":"b","batch":4,"sms":132,"mem_mib":1,"it_s":100}
         {"kind":"serve","name":"s","batch":1,"sms":132,"mem_mib":1,"it_s":50}"#;
 
-    const TERMS: Terms = Terms { bound: 1.5, least: 1.1, loss: 0.0 };
+    const TERMS: Constraints = Constraints { bound: 1.5, least: 1.1, loss: 0.0 };
 
     fn advice(rows: &str) -> Vec<Advice> {
         advise(&[parse(&format!("{ALONE}\n{rows}")).unwrap()], TERMS)
@@ -305,17 +316,20 @@ mod tests {
             + &tt(7.0, 80.0, r#","sms_a":48,"sms_b":84"#)
             + &tt(7.0, 70.0, r#","sms_a":64,"sms_b":68"#);
         let [one] = &advice(&rows)[..] else { panic!("one set") };
-        assert_eq!(one.unconfined().map(Way::sum), Some(1.4));
+        assert_eq!(one.unconfined().map(Configuration::sum), Some(1.4));
         assert_eq!(one.choice, Ok(1));
-        assert_eq!(one.ways[1].sms, Some(vec![48, 84]));
-        assert_eq!(one.ways[1].speeds, [0.7, 0.8]);
+        assert_eq!(one.configurations[1].sms, Some(vec![48, 84]));
+        assert_eq!(one.configurations[1].speeds, [0.7, 0.8]);
     }
 
     #[test]
     fn what_is_not_worth_it_is_declined() {
         let said = |rows: &str| advice(rows)[0].choice.clone().unwrap_err().to_string();
         let together = said(&tt(7.0, 35.0, ""));
-        assert_eq!(together, "in every way somebody takes over 1.5 times as long: 2.86 at best");
+        assert_eq!(
+            together,
+            "in every configuration somebody takes over 1.5 times as long: 2.86 at best"
+        );
         let twin = r#"{"k":"ttt","tasks":["a"],"batches":[8],"r":[{"it_s":9}]}"#;
         assert_eq!(said(twin), "0.90 together is less than 1.1: one at a time is as good");
         let strange = tt(7.0, 35.0, "").replace(r#""b":"b""#, r#""b":"c""#);
@@ -330,7 +344,7 @@ mod tests {
         let said = one.choice.clone().unwrap_err().to_string();
         assert_eq!(said, "within the bound 1.40 surely gets done, less than 1.45 unconfined");
         let session = parse(&format!("{ALONE}\n{rows}")).unwrap();
-        let lenient = advise(&[session], Terms { loss: 0.05, ..TERMS });
+        let lenient = advise(&[session], Constraints { loss: 0.05, ..TERMS });
         assert_eq!(lenient[0].choice, Ok(1));
     }
 
@@ -338,11 +352,11 @@ mod tests {
     fn the_same_set_in_another_order_is_the_same() {
         let turned = r#"{"k":"tt","a":"b","batch_a":4,"b":"a","batch_b":8,"sms_a":92,"sms_b":40,"ra":{"it_s":80},"rb":{"it_s":8}}"#;
         let [one] = &advice(&(tt(8.0, 60.0, "") + turned))[..] else { panic!("one set") };
-        assert_eq!(one.ways[1].sms, Some(vec![40, 92]));
+        assert_eq!(one.configurations[1].sms, Some(vec![40, 92]));
         assert_eq!(one.choice, Ok(1));
         // Two runs of the same count as their mean.
         let [again] = &advice(&(tt(8.0, 60.0, "") + &tt(6.0, 80.0, "")))[..] else { panic!("one") };
-        assert_eq!(again.ways[0].speeds, [0.7, 0.7]);
+        assert_eq!(again.configurations[0].speeds, [0.7, 0.7]);
     }
 
     #[test]
@@ -360,8 +374,8 @@ mod tests {
         // The parts seem better by a tenth in the mean, once by much and once not at all.
         let one = choice(&(round(0, 8.0, 80.0, [9.8, 98.0]) + &round(1, 8.0, 80.0, [8.0, 80.0])));
         assert_eq!(one.choice, Ok(0));
-        assert!((one.ways[1].sum() - 1.78).abs() < 1e-9);
-        assert!((one.ways[1].sum_error - 0.18).abs() < 1e-9);
+        assert!((one.configurations[1].sum() - 1.78).abs() < 1e-9);
+        assert!((one.configurations[1].sum_error - 0.18).abs() < 1e-9);
         let sure = choice(&(round(0, 8.0, 80.0, [8.9, 89.0]) + &round(1, 8.0, 80.0, [8.9, 89.0])));
         assert_eq!(sure.choice, Ok(1));
         // In the mean a takes 1.47 times as long, which may as well be more than is allowed.
@@ -379,7 +393,7 @@ mod tests {
         let rows = row(r#""sms_a":132,"sms_b":132"#) + "\n" + &row(r#""sms_a":48,"sms_b":84"#);
         let [one] = &advice(&rows)[..] else { panic!("one set") };
         assert_eq!(
-            one.ways.iter().map(|w| w.sms.clone()).collect::<Vec<_>>(),
+            one.configurations.iter().map(|w| w.sms.clone()).collect::<Vec<_>>(),
             [None, Some(vec![48, 84])]
         );
         assert_eq!(one.choice, Ok(0));

@@ -8,7 +8,7 @@
 //! [`contention`]: crate::measurement::contention
 
 use crate::measurement::contention::{
-    self, ByKind, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
+    self, ByGpuModel, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
 };
 use crate::measurement::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskKind, Trainings};
 use serde::Serialize;
@@ -453,8 +453,8 @@ impl Atlas {
                 model.push((kind, (self.model_speed(&tenants, 0) - speed).abs()));
             }
         }
-        check.answers = ByKind::of(&answers);
-        check.model = ByKind::of(&model);
+        check.answers = ByGpuModel::of(&answers);
+        check.model = ByGpuModel::of(&model);
         check.in_groups = Errors::of(in_groups);
         check
     }
@@ -470,9 +470,9 @@ pub struct Check {
     /// Those tasks.
     pub unknown: BTreeSet<String>,
     /// What a simulation would be told: measured pairs first.
-    pub answers: ByKind,
+    pub answers: ByGpuModel,
     /// What the model says, whether measured or not.
-    pub model: ByKind,
+    pub model: ByGpuModel,
     /// Groups of more than two compared.
     pub groups: usize,
     /// What a simulation would be told of their members.

@@ -262,7 +262,7 @@ impl Errors {
 
 /// Errors by the kind of pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct ByKind {
+pub struct ByGpuModel {
     /// Two training tasks.
     pub tt: Errors,
     /// A training task beside a service.
@@ -271,7 +271,7 @@ pub struct ByKind {
     pub all: Errors,
 }
 
-impl ByKind {
+impl ByGpuModel {
     /// From absolute errors.
     pub fn of(errors: &[(PairKind, f64)]) -> Self {
         let of = |kind| Errors::of(errors.iter().filter(|(k, _)| *k == kind).map(|(_, e)| *e));
@@ -289,9 +289,9 @@ pub struct Validation {
     /// Tasks never seen: each task in turn, fitted on the pairs without it, on the pairs with it.
     pub by_task: Vec<(TaskId, Errors)>,
     /// The same over all tasks.
-    pub unseen_tasks: ByKind,
+    pub unseen_tasks: ByGpuModel,
     /// Pairs never seen, of tasks that were seen in others: each pair in turn.
-    pub unseen_pairs: ByKind,
+    pub unseen_pairs: ByGpuModel,
 }
 
 /// Fits again and again, each time without some of the pairs, and predicts those.
@@ -308,8 +308,8 @@ pub fn validate(sides: &[Side]) -> Validation {
     let errors = |of: &[(PairKind, f64)]| Errors::of(of.iter().map(|(_, e)| *e));
     Validation {
         by_task: by_task.iter().map(|(task, of)| (*task, errors(of))).collect(),
-        unseen_tasks: ByKind::of(&all),
-        unseen_pairs: ByKind::of(&by_pair),
+        unseen_tasks: ByGpuModel::of(&all),
+        unseen_pairs: ByGpuModel::of(&by_pair),
     }
 }
 

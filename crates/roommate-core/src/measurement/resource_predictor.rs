@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Why there is nothing to learn from.
+/// Reason there is nothing to learn from.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PredictError {
     /// A line of the data cannot be read.
@@ -270,7 +270,7 @@ impl fmt::Display for Report {
 
 /// A trained predictor.
 #[derive(Clone, Debug)]
-pub struct Predictor {
+pub struct ResourcePredictor {
     models: Vec<Model>,
     /// Plain names and aliases of models that can be trained.
     names: BTreeMap<String, usize>,
@@ -278,7 +278,7 @@ pub struct Predictor {
     report: Report,
 }
 
-impl Predictor {
+impl ResourcePredictor {
     /// Learns from measurements and features, both JSON Lines.
     pub fn train(measured: &str, models: &str) -> Result<Self, PredictError> {
         let models: Vec<Model> = read("models", models)?;
@@ -403,8 +403,8 @@ mod tests {
     /// The page that quotes the table.
     const PAGE: &str = include_str!("../../../../docs/reference/predictor.md");
 
-    fn predictor() -> Predictor {
-        Predictor::train(MEASURED, MODELS).unwrap()
+    fn predictor() -> ResourcePredictor {
+        ResourcePredictor::train(MEASURED, MODELS).unwrap()
     }
 
     #[test]
@@ -489,7 +489,10 @@ mod tests {
     #[test]
     fn bad_data_is_named() {
         let tell = |measured: &str, models: &str| {
-            Predictor::train(measured, models).err().map(|e| e.to_string()).unwrap_or_default()
+            ResourcePredictor::train(measured, models)
+                .err()
+                .map(|e| e.to_string())
+                .unwrap_or_default()
         };
         assert!(tell("", MODELS).contains("fewer than two tasks"));
         assert!(tell(MEASURED, "").contains("has no features"));

@@ -1,7 +1,7 @@
 //! Which parts of a GPU to try next for tasks that were measured side by side: where somebody suffers, the others
 //! are confined to fewer multiprocessors until it does not, or until they suffer themselves.
 
-use crate::measurement::advice::Way;
+use crate::measurement::advice::Configuration;
 
 /// Parts are made of groups of so many multiprocessors.
 pub const GRAIN: u32 = 8;
@@ -45,10 +45,10 @@ struct Point {
 
 impl Search {
     /// The multiprocessors that each should have next, all of them meaning that it is not confined; `None` if nothing
-    /// is likely to help any more. The ways have to hold the one without parts.
-    pub fn next(&self, ways: &[Way]) -> Option<Vec<u32>> {
-        let free = ways.iter().find(|w| w.sms.is_none())?;
-        let tried = ways.iter().filter(|w| w.sms.is_some()).count();
+    /// is likely to help any more. The configurations have to hold the one without parts.
+    pub fn next(&self, configurations: &[Configuration]) -> Option<Vec<u32>> {
+        let free = configurations.iter().find(|w| w.sms.is_none())?;
+        let tried = configurations.iter().filter(|w| w.sms.is_some()).count();
         let hopeless = HOPE * free.sum() * self.bound < free.speeds.len() as f64;
         let slowest =
             (0..free.speeds.len()).min_by(|a, b| free.speeds[*a].total_cmp(&free.speeds[*b]))?;
@@ -57,7 +57,7 @@ impl Search {
         }
         [Victim::Everywhere, Victim::Apart].into_iter().find_map(|kind| {
             let mut points: Vec<Point> =
-                ways.iter().filter_map(|w| self.point(w, slowest, kind)).collect();
+                configurations.iter().filter_map(|w| self.point(w, slowest, kind)).collect();
             points.sort_by_key(|p| p.others_in);
             let others_in = self.others_in(&points, kind)?;
             let victim_in = if kind == Victim::Apart { self.gpu - others_in } else { self.gpu };
@@ -68,20 +68,23 @@ impl Search {
     }
 
     /// Parts that are worth another look, the best first.
-    pub fn again<'a>(&self, ways: &'a [Way]) -> impl Iterator<Item = &'a [u32]> {
-        let slowest = |w: &Way| w.slowdowns().fold(0.0, f64::max);
-        let near = |w: &&Way| w.sms.is_some() && slowest(w) <= SURE * self.bound;
-        let mut near: Vec<&Way> = ways.iter().filter(near).collect();
+    pub fn again<'a>(
+        &self,
+        configurations: &'a [Configuration],
+    ) -> impl Iterator<Item = &'a [u32]> {
+        let slowest = |w: &Configuration| w.slowdowns().fold(0.0, f64::max);
+        let near = |w: &&Configuration| w.sms.is_some() && slowest(w) <= SURE * self.bound;
+        let mut near: Vec<&Configuration> = configurations.iter().filter(near).collect();
         near.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
         near.into_iter().filter_map(|w| w.sms.as_deref())
     }
 
-    fn point(&self, way: &Way, victim: usize, kind: Victim) -> Option<Point> {
-        let mut others = way.speeds.clone();
+    fn point(&self, configuration: &Configuration, victim: usize, kind: Victim) -> Option<Point> {
+        let mut others = configuration.speeds.clone();
         let speed = others.remove(victim);
         let slowest = others.into_iter().fold(f64::INFINITY, f64::min);
         let point = |others_in| Point { others_in, victim: speed, others: slowest };
-        let Some(sms) = &way.sms else {
+        let Some(sms) = &configuration.sms else {
             return (kind == Victim::Everywhere).then(|| point(self.gpu));
         };
         let mut parts = sms.clone();
@@ -135,27 +138,31 @@ mod tests {
 
     const H200: Search = Search { gpu: 132, bound: 1.5, tries: 6 };
 
-    fn way(sms: Option<Vec<u32>>, speeds: Vec<f64>) -> Way {
+    fn configuration(sms: Option<Vec<u32>>, speeds: Vec<f64>) -> Configuration {
         let errors = vec![0.0; speeds.len()];
-        Way { sms, speeds, errors, sum_error: 0.0 }
+        Configuration { sms, speeds, errors, sum_error: 0.0 }
     }
 
     /// Everything that is tried for a set that does like this in its parts.
-    fn tried(search: Search, members: usize, does: impl Fn(&[u32]) -> Vec<f64>) -> Vec<Way> {
-        let mut ways = vec![way(None, does(&vec![search.gpu; members]))];
-        while let Some(parts) = search.next(&ways) {
-            assert!(ways.len() <= search.tries, "{ways:?}");
-            ways.push(way(Some(parts.clone()), does(&parts)));
+    fn tried(
+        search: Search,
+        members: usize,
+        does: impl Fn(&[u32]) -> Vec<f64>,
+    ) -> Vec<Configuration> {
+        let mut configurations = vec![configuration(None, does(&vec![search.gpu; members]))];
+        while let Some(parts) = search.next(&configurations) {
+            assert!(configurations.len() <= search.tries, "{configurations:?}");
+            configurations.push(configuration(Some(parts.clone()), does(&parts)));
         }
-        ways
+        configurations
     }
 
-    fn parts(ways: &[Way]) -> Vec<Vec<u32>> {
-        ways.iter().filter_map(|w| w.sms.clone()).collect()
+    fn parts(configurations: &[Configuration]) -> Vec<Vec<u32>> {
+        configurations.iter().filter_map(|w| w.sms.clone()).collect()
     }
 
-    fn allowed(search: &Search, way: &Way) -> bool {
-        way.slowdowns().all(|s| s <= search.bound)
+    fn allowed(search: &Search, configuration: &Configuration) -> bool {
+        configuration.slowdowns().all(|s| s <= search.bound)
     }
 
     #[test]
@@ -173,13 +180,14 @@ mod tests {
             let (a, b) = (f64::from(p[0]), f64::from(p[1]));
             vec![(a / 120.0).min(1.0), ((b - 0.8 * a.min(b)) / 60.0).min(1.0)]
         };
-        let ways = tried(H200, 2, does);
-        assert!(!allowed(&H200, &ways[0]));
-        assert_eq!(parts(&ways)[0], [88, 132]);
-        let good: Vec<&Way> = ways.iter().filter(|w| allowed(&H200, w)).collect();
-        assert!(!good.is_empty(), "{ways:?}");
+        let configurations = tried(H200, 2, does);
+        assert!(!allowed(&H200, &configurations[0]));
+        assert_eq!(parts(&configurations)[0], [88, 132]);
+        let good: Vec<&Configuration> =
+            configurations.iter().filter(|w| allowed(&H200, w)).collect();
+        assert!(!good.is_empty(), "{configurations:?}");
         assert_eq!(
-            H200.again(&ways).next(),
+            H200.again(&configurations).next(),
             good.iter().max_by(|a, b| a.sum().total_cmp(&b.sum())).and_then(|w| w.sms.as_deref())
         );
     }
@@ -190,9 +198,9 @@ mod tests {
             let apart = p[2] < 132;
             vec![0.9, 0.85, if apart { 0.6 } else { 0.5 + f64::from(132 - p[0]) / 200.0 }]
         };
-        let ways = tried(H200, 3, does);
-        assert_eq!(parts(&ways)[0], [88, 88, 132]);
-        assert!(allowed(&H200, &ways[1]), "{ways:?}");
+        let configurations = tried(H200, 3, does);
+        assert_eq!(parts(&configurations)[0], [88, 88, 132]);
+        assert!(allowed(&H200, &configurations[1]), "{configurations:?}");
     }
 
     proptest! {
@@ -210,8 +218,8 @@ mod tests {
                 vec![(0.7 + lift - flat * (at - x)).clamp(0.05, 1.0), victim]
             };
             let search = Search { tries: 12, ..H200 };
-            let ways = tried(search, 2, does);
-            let all = parts(&ways);
+            let configurations = tried(search, 2, does);
+            let all = parts(&configurations);
             for (i, p) in all.iter().enumerate() {
                 prop_assert!(!all[..i].contains(p), "{all:?}");
                 let side = |sms: u32| (LEAST..=132).contains(&sms);
@@ -222,12 +230,12 @@ mod tests {
                 let speeds = does(p);
                 speeds[1] >= SURE / search.bound && speeds[0] >= 1.0 / search.bound
             };
-            let free = &ways[0];
+            let free = &configurations[0];
             let looked = !all.is_empty();
             let there = (4..=14).map(|n| [n * GRAIN, 132]).any(|p| sure(&p));
             let victim_is_second = free.speeds[1] < free.speeds[0];
             if looked && there && victim_is_second {
-                prop_assert!(ways.iter().any(|w| allowed(&search, w)), "{ways:?}");
+                prop_assert!(configurations.iter().any(|w| allowed(&search, w)), "{configurations:?}");
             }
         }
     }

@@ -5,12 +5,12 @@
 //!
 //! ```text
 //! efficiency(m) = (φ + m0) / (φ + m)          φ: the gradient noise scale
-//! worth(m)      = m/m0 · efficiency(m)        steps of m0 that one step of m counts for
-//! PD            = [Tco(m) / T(m0)] / worth(m) 1 = undisturbed at m0, smaller is better
+//! goodput_factor(m)      = m/m0 · efficiency(m)        steps of m0 that one step of m counts for
+//! PD            = [Tco(m) / T(m0)] / goodput_factor(m) 1 = undisturbed at m0, smaller is better
 //! ```
 //!
 //! PD is the goodput alone at m0 over the goodput beside roommates at m; the solo step time at m cancels.
-//! The same [`worth`] turns the engine's samples and the simulator's truth into progress.
+//! The same [`goodput_factor`] turns the engine's samples and the simulator's truth into progress.
 
 use crate::idx::{GpuIdx, JobIdx};
 use crate::knobs::Knobs;
@@ -130,12 +130,12 @@ impl Training {
     }
 
     /// Steps of its own batch size that a step with these knobs counts for.
-    pub fn worth(&self, knobs: Knobs, noise_scale: f32) -> f64 {
+    pub fn goodput_factor(&self, knobs: Knobs, noise_scale: f32) -> f64 {
         let batch = self.batch_of(knobs);
         if batch == self.batch {
             return 1.0;
         }
-        worth(f64::from(self.batch.max(1)), f64::from(batch), f64::from(noise_scale))
+        goodput_factor(f64::from(self.batch.max(1)), f64::from(batch), f64::from(noise_scale))
     }
 
     /// These knobs with another batch size and the learning rate that goes with it.
@@ -177,14 +177,14 @@ pub fn efficiency(m0: f64, m: f64, phi: f64) -> f64 {
 }
 
 /// Steps of batch `m0` that a step of batch `m` counts for.
-pub fn worth(m0: f64, m: f64, phi: f64) -> f64 {
+pub fn goodput_factor(m0: f64, m: f64, phi: f64) -> f64 {
     m / m0 * efficiency(m0, m, phi)
 }
 
 /// Performance degradation: the goodput alone at `m0`, where a step takes `alone_s`, over the goodput at
 /// `m`, where one takes `step_s` beside roommates.
 pub fn degradation(alone_s: f64, step_s: f64, m0: f64, m: f64, phi: f64) -> f64 {
-    step_s / alone_s / worth(m0, m, phi)
+    step_s / alone_s / goodput_factor(m0, m, phi)
 }
 
 /// Whether a job with these knobs runs at its own batch size.
@@ -215,7 +215,7 @@ pub fn is_out_of_memory(state: &State, job: JobIdx, is_there: &dyn Fn(JobIdx) ->
 
 fn is_overdrawn(state: &State, gpu: GpuIdx, is_there: &dyn Fn(JobIdx) -> bool) -> bool {
     let on = state.gpu(gpu);
-    let mem_mib = u64::from(state.kinds[usize::from(on.kind)].mem_mib);
+    let mem_mib = u64::from(state.gpu_models[usize::from(on.gpu_model)].mem_mib);
     let takes = |job: &JobIdx| {
         let knobs = state.job(*job).knobs;
         let booked = u64::from(knobs.mem_mib);

@@ -1,8 +1,8 @@
 //! How long a service takes for a batch, by its share of the GPU and by whom it shares with.
 //!
-//! Alone, a service has a [`Curve`] over the share for each batch size, fitted to a few profiled points.
-//! Beside others it has the same curve, longer by a factor: what was seen of this very company if
-//! anything was, else what similar company did, else nothing with a wide margin ([`Company`]). Every
+//! SoloCurves, a service has a [`Curve`] over the share for each batch size, fitted to a few profiled points.
+//! Beside others it has the same curve, longer by a factor: what was seen of this very colocation if
+//! anything was, else what similar colocation did, else nothing with a wide margin ([`Colocation`]). Every
 //! answer carries how sure it is, so that a promise can be kept at an upper quantile.
 
 use crate::event::Sample;
@@ -137,11 +137,11 @@ pub struct Profiled {
 
 /// The curves of a service alone, by batch size.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Alone {
+pub struct SoloCurves {
     curves: Vec<(u32, Curve)>,
 }
 
-impl Alone {
+impl SoloCurves {
     /// From profiled points, at most `budget` for each curve (0 = none); says how many were used.
     ///
     /// The smallest and the largest share come first, then always the one that halves the widest gap
@@ -210,7 +210,7 @@ fn spread(points: &[Point], budget: usize) -> Vec<Point> {
 
 /// A service with a batch size, and those it shares a GPU with.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Company {
+pub struct Colocation {
     /// The service.
     pub service: ProfileIdx,
     /// Its batch size.
@@ -219,7 +219,7 @@ pub struct Company {
     pub others: SmallVec<[ProfileIdx; 3]>,
 }
 
-/// What was seen of one company.
+/// What was seen of one colocation.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
     /// Features when it was last seen.
@@ -235,30 +235,36 @@ const NOISE: f64 = 0.08;
 const UNKNOWN: f64 = 0.3;
 /// Observations count no further than this, so that what changes is noticed.
 const MEMORY: u32 = 20;
-/// A first fit needs so many companies; later ones so many times as many.
+/// A first fit needs so many colocations; later ones so many times as many.
 const FIRST_FIT: usize = 6;
 const GROWTH: f64 = 1.25;
 
-/// What company costs, learned from observations.
+/// What colocation costs, learned from observations.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Companies {
-    seen: BTreeMap<Company, Seen>,
+pub struct ColocationHistory {
+    seen: BTreeMap<Colocation, Seen>,
     model: Option<Pool>,
     fit_at: usize,
     observations: u64,
 }
 
-impl Companies {
+impl ColocationHistory {
     /// A batch took `seconds` where it would have taken `alone_s` alone with the same share.
     /// Impossible values are ignored.
-    pub fn observe(&mut self, company: Company, features: Vec<f64>, alone_s: f64, seconds: f64) {
+    pub fn observe(
+        &mut self,
+        colocation: Colocation,
+        features: Vec<f64>,
+        alone_s: f64,
+        seconds: f64,
+    ) {
         let log = (seconds / alone_s).ln();
         if !log.is_finite() {
             return;
         }
         self.observations += 1;
         let seen =
-            self.seen.entry(company).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
+            self.seen.entry(colocation).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
         seen.times = (seen.times + 1).min(MEMORY);
         seen.mean += (log - seen.mean) / f64::from(seen.times);
         seen.features = features;
@@ -267,7 +273,7 @@ impl Companies {
         }
     }
 
-    /// Those with the same others are left out together: the question is what new company costs.
+    /// Those with the same others are left out together: the question is what new colocation costs.
     fn fit(&mut self) {
         let mut kinds: Vec<&[ProfileIdx]> = self.seen.keys().map(|c| &c.others[..]).collect();
         kinds.sort_unstable();
@@ -275,34 +281,34 @@ impl Companies {
         let rows: Vec<Row> = self
             .seen
             .iter()
-            .map(|(company, seen)| Row {
+            .map(|(colocation, seen)| Row {
                 x: seen.features.clone(),
                 y: seen.mean,
-                group: kinds.binary_search(&&company.others[..]).unwrap_or(0) as u32,
+                group: kinds.binary_search(&&colocation.others[..]).unwrap_or(0) as u32,
             })
             .collect();
         self.model = Pool::fit(&rows);
         self.fit_at = (self.seen.len() as f64 * GROWTH).ceil() as usize;
     }
 
-    /// Logarithm of how many times as long as alone it takes in this company: what similar company
+    /// Logarithm of how many times as long as alone it takes in this colocation: what similar colocation
     /// says, corrected by what was seen of this one.
-    pub fn predict(&self, company: &Company, features: &[f64]) -> Estimate {
+    pub fn predict(&self, colocation: &Colocation, features: &[f64]) -> Estimate {
         let prior = match &self.model {
-            _ if company.others.is_empty() => Estimate { mean: 0.0, std: NOISE },
+            _ if colocation.others.is_empty() => Estimate { mean: 0.0, std: NOISE },
             Some(model) => {
                 let std = model.spread().unwrap_or(UNKNOWN).max(NOISE);
                 Estimate { mean: model.predict(features), std }
             }
             None => Estimate { mean: 0.0, std: UNKNOWN },
         };
-        let Some(seen) = self.seen.get(company) else { return prior };
+        let Some(seen) = self.seen.get(colocation) else { return prior };
         let (before, now) = (prior.std.powi(-2), f64::from(seen.times) / (NOISE * NOISE));
         let mean = (prior.mean * before + seen.mean * now) / (before + now);
         Estimate { mean, std: (before + now).sqrt().recip() }
     }
 
-    /// Whether anything was learned about company.
+    /// Whether anything was learned about colocation.
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
@@ -313,33 +319,33 @@ impl Companies {
     }
 }
 
-/// What is known of kinds of work: profiled latency of services, measured counters of all.
+/// What is known of profiles: profiled latency of services, measured counters of all.
 #[derive(Clone, Debug)]
-pub struct Knowledge {
+pub struct LatencyModel {
     axis: Axis,
     /// Profiled points used for each curve.
     budget: usize,
     /// By profile: curves alone, and how many points they took.
-    alone: Vec<(Alone, u32)>,
+    alone: Vec<(SoloCurves, u32)>,
     /// By profile: busy shares of multiprocessors and memory bandwidth, where measured.
     uses: Vec<Option<[f64; 2]>>,
 }
 
-/// What a kind of work takes of a GPU when nothing is known of it.
+/// What a profile takes of a GPU when nothing is known of it.
 const USE: f64 = 0.5;
 
-impl Knowledge {
+impl LatencyModel {
     /// Nothing yet; of each curve at most `budget` profiled points will be used.
     pub fn new(axis: Axis, budget: u8) -> Self {
         Self { axis, budget: budget.into(), alone: Vec::new(), uses: Vec::new() }
     }
 
-    /// Takes notice of new kinds of work.
+    /// Takes notice of new profiles.
     pub fn notice(&mut self, state: &State) {
         self.uses.resize(state.profiles.len(), None);
         for profile in &state.profiles[self.alone.len()..] {
             let points = profile.latency.as_deref().unwrap_or(&[]);
-            let (alone, used) = Alone::fit(self.axis, points, self.budget);
+            let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
             self.alone.push((alone, used as u32));
         }
     }

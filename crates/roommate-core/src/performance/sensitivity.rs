@@ -1,4 +1,4 @@
-//! Sensitivity: how fast a kind of work is with the CPU and the host memory that it has for each GPU.
+//! Sensitivity: how fast a profile is with the CPU and the host memory that it has for each GPU.
 //!
 //! Image and speech training preprocess on the CPU and cache their data in host memory; with too little
 //! of either the GPU waits. Language models hardly care.
@@ -193,11 +193,11 @@ fn bracket(axis: &[u32], value: u32) -> (usize, usize, f64) {
     (next - 1, next, f64::from(value - low) / f64::from(high - low))
 }
 
-/// Whether GPUs of the node are of a kind that the job can use.
+/// Whether GPUs of the node are of a GPU model that the job can use.
 pub fn may_use(state: &State, job: JobIdx, node: &Node) -> bool {
-    let mem_mib = state.kinds[usize::from(node.kind)].mem_mib;
+    let mem_mib = state.gpu_models[usize::from(node.gpu_model)].mem_mib;
     let spec = state.spec(job);
-    spec.allows(node.kind) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
+    spec.allows(node.gpu_model) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
 }
 
 /// What each GPU of the poorest node that the job may use has; 0 where a node does not say.

@@ -169,9 +169,9 @@ pub fn settled(truth: &dyn Interference, state: &State, gpu: GpuIdx) -> u16 {
     let floors =
         on.tenants.iter().enumerate().map(|(i, t)| (i, state.job(*t).knobs.floor_permille));
     let paces = floors.filter(|(_, floor)| *floor > 0).map(|(who, floor)| {
-        let alone = speed(truth, state, on.kind, &at_pace(0), who);
+        let alone = speed(truth, state, on.gpu_model, &at_pace(0), who);
         settle(floor, Knobs::PACE_FULL, |pace| {
-            alone / speed(truth, state, on.kind, &at_pace(pace), who)
+            alone / speed(truth, state, on.gpu_model, &at_pace(pace), who)
         })
     });
     paces.min().unwrap_or(Knobs::PACE_FULL)
@@ -193,7 +193,7 @@ pub fn climb(settled_permille: u16) -> Span {
 
 /// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its own batch:
 /// the slowest GPU sets the pace. 0 while it is held. Roommates that are `away` do nothing there yet.
-pub fn speed_there(
+pub fn effective_speed(
     truth: &dyn Interference,
     state: &State,
     job: JobIdx,
@@ -212,7 +212,7 @@ pub fn speed_there(
     for gpu in gpus {
         let on = state.gpu(*gpu);
         // A gang mostly has the same roommates everywhere; one look is enough.
-        let again = last.is_some_and(|l| l.kind == on.kind && l.tenants == on.tenants);
+        let again = last.is_some_and(|l| l.gpu_model == on.gpu_model && l.tenants == on.tenants);
         if again || (on.tenants.len() == 1 && is_free) {
             continue;
         }
@@ -221,7 +221,7 @@ pub fn speed_there(
         let others = there.iter_mut().filter(|(t, _)| *t != job && away(*t));
         others.for_each(|(_, knobs)| knobs.pace_permille = 0);
         let who = on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
-        slowest = slowest.min(speed(truth, state, on.kind, &there, who));
+        slowest = slowest.min(speed(truth, state, on.gpu_model, &there, who));
     }
     slowest
 }
@@ -230,7 +230,7 @@ pub fn speed_there(
 pub fn speed(
     truth: &dyn Interference,
     state: &State,
-    kind: u8,
+    gpu_model: u8,
     tenants: &[(JobIdx, Knobs)],
     who: usize,
 ) -> f64 {
@@ -238,7 +238,7 @@ pub fn speed(
     let held_back = |i: &usize| *i != who && tenants[*i].1.pace_permille < Knobs::PACE_FULL;
     let sometimes: SmallVec<[usize; 4]> = (0..tenants.len()).filter(held_back).collect();
     if sometimes.is_empty() {
-        return own * truth.speed(state, kind, tenants, who).mean;
+        return own * truth.speed(state, gpu_model, tenants, who).mean;
     }
     let mut mean = 0.0;
     for present in 0..1u32 << sometimes.len() {
@@ -257,7 +257,7 @@ pub fn speed(
         let there: Tenants =
             (0..tenants.len()).filter(|i| !is_away(*i)).map(|i| tenants[i]).collect();
         let me = (0..who).filter(|i| !is_away(*i)).count();
-        mean += chance * truth.speed(state, kind, &there, me).mean;
+        mean += chance * truth.speed(state, gpu_model, &there, me).mean;
     }
     own * mean
 }

@@ -8,7 +8,7 @@
 //! yet reserves GPUs, and what is reserved is lent to opportunists meanwhile.
 //!
 //! # Reads / does / wakes
-//! Reads class, team, GPUs, memory, and the measured utilisation of kinds of work (a default where unknown).
+//! Reads class, team, GPUs, memory, and the measured utilisation of profiles (a default where unknown).
 //! Never reads durations. Starts guaranteed jobs with a floor (`floor_permille`) and opportunists without any
 //! promise (`sm_permille` 0), turns the memory of opportunists up and down, upgrades a guaranteed job that began
 //! as an opportunist in place. The control loop itself belongs to the machine (`throttle`). Wakes when a job
@@ -17,7 +17,7 @@
 //!
 //! # Differs from the paper
 //! The local coordinator was never released; its law and thresholds are ours. Utilisation is that of counters
-//! per kind of work instead of a sliding window, and what a newcomer will add is counted at once, so a burst does
+//! per profile instead of a sliding window, and what a newcomer will add is counted at once, so a burst does
 //! not land on one GPU. One gang reserves at a time, so that two half-reserved gangs cannot block each other.
 //! Opportunists never keep a guaranteed job waiting: where shrinking is not enough (CPU, memory) the newest
 //! leave. Quota is one number for all teams. `mode = static`, set by `--compat muri`, is the cruder policy of
@@ -30,7 +30,7 @@ use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::Infeasible;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ pub(super) struct Params {
     mode: Mode,
     /// Opportunists go only where the utilisation is below this.
     util_max: f64,
-    /// Utilisation of a kind of work that was never measured.
+    /// Utilisation of a profile that was never measured.
     util_default: f64,
     /// Most opportunists on a GPU, 1 to 3.
     max_opportunists: u8,
@@ -133,7 +133,7 @@ struct AntMan {
     used: BTreeMap<TeamIdx, u32>,
     /// The gang that waits for GPUs to come free, and the nodes that nobody else may have.
     reserver: Option<(JobIdx, SmallVec<[NodeIdx; 4]>)>,
-    /// Measured utilisation of kinds of work; negative = not measured.
+    /// Measured utilisation of profiles; negative = not measured.
     measured: Vec<f32>,
 }
 
@@ -334,7 +334,7 @@ impl AntMan {
             plan.undo_to(mark);
             return false;
         }
-        plan.note(job, Why::Upgraded);
+        plan.note(job, Reason::Upgraded);
         let load = self.stays[job.usize()].load;
         self.settle(plan, job, gpus, true, load);
         self.leave_queue(plan, job);
@@ -400,7 +400,7 @@ impl AntMan {
             self.reserver = self.choose_nodes(plan, job).map(|nodes| (job, nodes));
         }
         if !began {
-            plan.note(job, Why::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
+            plan.note(job, Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
         }
         false
     }
@@ -413,8 +413,8 @@ impl AntMan {
     /// GPUs of the node that the job could own, as far as their number goes.
     fn room_on(&self, plan: &Plan<'_>, job: JobIdx, node: NodeIdx, empty: bool) -> u16 {
         let (n, spec) = (plan.node(node), plan.spec(job));
-        let mem_mib = plan.kinds[usize::from(n.kind)].mem_mib;
-        if !spec.allows(n.kind) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
+        let mem_mib = plan.gpu_models[usize::from(n.gpu_model)].mem_mib;
+        if !spec.allows(n.gpu_model) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
             return 0;
         }
         if !empty && (!n.up || self.is_closed(job, node)) {
@@ -528,7 +528,7 @@ impl AntMan {
                 Err(_) => None,
             };
             let Some(goes) = goes else { return false };
-            plan.note(goes, Why::PreemptedBy(job));
+            plan.note(goes, Reason::PreemptedBy(job));
             plan.release(goes);
             gone.push(goes);
         }
@@ -570,7 +570,7 @@ impl AntMan {
         due.sort_unstable();
         for (_, job) in due {
             if self.place_opportunist(plan, job) {
-                plan.note(job, Why::BeganWithoutPromise);
+                plan.note(job, Reason::BeganWithoutPromise);
                 began = true;
             }
         }
@@ -597,7 +597,7 @@ impl AntMan {
 
     fn place_opportunist(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
         let Some(gpus) = self.find_light(plan, job) else {
-            plan.note(job, Why::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
+            plan.note(job, Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
             return false;
         };
         let mark = plan.mark();
@@ -646,7 +646,7 @@ impl AntMan {
         let others = on.tenants.iter().filter(|t| !self.stays[t.usize()].guaranteed).count();
         let node = plan.node(on.node);
         node.up
-            && spec.allows(on.kind)
+            && spec.allows(on.gpu_model)
             && others < usize::from(self.params.max_opportunists)
             && self.is_enough(plan, gpu, job)
     }
@@ -654,7 +654,7 @@ impl AntMan {
     /// Whether every opportunist of the GPU would keep the least that it needs with this one more.
     fn is_enough(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
         let on = plan.gpu(gpu);
-        let mem_mib = plan.kinds[usize::from(on.kind)].mem_mib;
+        let mem_mib = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
         let needs = on.tenants.iter().map(|t| self.least_memory(plan, *t)).sum::<u64>();
         mem_mib == 0 || needs + self.least_memory(plan, job) <= u64::from(mem_mib)
     }
@@ -674,7 +674,7 @@ impl AntMan {
     fn memory_left(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> u32 {
         let on = plan.gpu(gpu);
         let (mem_mib, asked) =
-            (plan.kinds[usize::from(on.kind)].mem_mib, plan.spec(job).knobs.mem_mib);
+            (plan.gpu_models[usize::from(on.gpu_model)].mem_mib, plan.spec(job).knobs.mem_mib);
         if mem_mib == 0 || asked == 0 {
             return asked;
         }
@@ -710,7 +710,7 @@ impl AntMan {
             }
             let lacks = gpus.iter().filter(|g| plan.job(*other).gpus.contains(g)).map(|g| {
                 let on = plan.gpu(*g);
-                let mem_mib = u64::from(plan.kinds[usize::from(on.kind)].mem_mib);
+                let mem_mib = u64::from(plan.gpu_models[usize::from(on.gpu_model)].mem_mib);
                 let own = on.tenants.contains(&job);
                 let held = u64::from(plan.job(job).knobs.mem_mib) * u64::from(own);
                 let used = u64::from(on.mem_used_mib) - held + asked;
@@ -779,7 +779,10 @@ impl AntMan {
             self.hold_more(plan, job);
             let gpus = self.stays[job.usize()].gpus.clone();
             if gpus.len() < usize::from(plan.spec(job).gpus) {
-                plan.note(job, Why::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
+                plan.note(
+                    job,
+                    Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) },
+                );
             } else if plan.place(job, &gpus, plan.spec(job).knobs).is_ok() {
                 self.add_load(&gpus, STARTS);
                 self.stays[job.usize()].load = LEAVES;
@@ -795,7 +798,8 @@ impl AntMan {
         let need = usize::from(plan.spec(job).gpus);
         let held = &self.stays[job.usize()].gpus;
         let missing = need - held.len();
-        let usable = |n: &NodeIdx| plan.node(*n).up && plan.spec(job).allows(plan.node(*n).kind);
+        let usable =
+            |n: &NodeIdx| plan.node(*n).up && plan.spec(job).allows(plan.node(*n).gpu_model);
         let most = self.by_free.len() - 1;
         let mut nodes: SmallVec<[NodeIdx; 4]> = SmallVec::new();
         if need > most {
@@ -832,13 +836,13 @@ impl AntMan {
             let light = self.lightest.iter().take_while(|l| l.0 < limit).map(|l| l.1);
             let usable = |g: &GpuIdx| {
                 let gpu = plan.gpu(*g);
-                plan.node(gpu.node).up && plan.spec(job).allows(gpu.kind)
+                plan.node(gpu.node).up && plan.spec(job).allows(gpu.gpu_model)
             };
             let mut gpus: GpuSet = light.filter(usable).take(need).collect();
             gpus.sort_unstable();
             let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
             if gpus.len() < need || plan.place(job, &gpus, knobs).is_err() {
-                plan.note(job, Why::NoRoom { need: need as u16, idle: plan.idle_for(job) });
+                plan.note(job, Reason::NoRoom { need: need as u16, idle: plan.idle_for(job) });
                 continue;
             }
             self.opportunists.remove(&place);

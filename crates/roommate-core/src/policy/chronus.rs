@@ -21,7 +21,7 @@
 //! # Differs from the paper
 //! Times are exact; the released code counts whole minutes. A restart costs what the world says, not
 //! 0.5 min × (1 + log2 GPUs). Planning counts 3 GPUs as 4 and 5 to 7 as 8 (never more than a node) and
-//! all kinds of GPU as one, so that among several kinds a lease may find no room. The integer program
+//! all GPU model as one, so that among several GPU models a lease may find no room. The integer program
 //! is given the promised jobs with the least slack, as many as `exact_cells` pairs of job and lease
 //! allow, and improves on a plan made by rule; where it fails within `exact_nodes` the rule's plan
 //! stands, and a job is told how often that has happened. The deadline told to a refused job is that
@@ -34,7 +34,7 @@
 //! promises but misses more deadlines than policies that run the shortest jobs first, because it also
 //! promises the longest jobs theirs (`docs/reference/deadlines.md`). The profiler is off: lengths are
 //! known at submission. With `profile_gpus` it is a pool of so many GPUs beside the cluster in which a
-//! kind of work is measured once per number of GPUs before its first job is looked at; short jobs do
+//! profile is measured once per number of GPUs before its first job is looked at; short jobs do
 //! not finish there.
 
 mod gang_batch;
@@ -43,12 +43,12 @@ mod profiler;
 
 use crate::idx::{Idx, IdxSet, JobIdx};
 use crate::job::Phase;
-use crate::placement::{self, Room, Rule};
+use crate::placement::{self, Preemption, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
 use crate::queue::ranked_walk::key_of_secs;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use lease_timeline::{Due, Effort, Lean, Line, Task};
@@ -166,7 +166,7 @@ struct Chronus {
     /// How often the integer program failed.
     failures: u32,
     queue: Queue<Key>,
-    room: Room,
+    preemption: Preemption,
     /// Running jobs without a lease, best first.
     running: Vec<(Key, JobIdx)>,
     profiler: Profiler,
@@ -203,7 +203,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         had_to_refuse: false,
         failures: 0,
         queue: Queue::default(),
-        room: Room::default(),
+        preemption: Preemption::default(),
         running: Vec::new(),
         profiler,
     })
@@ -273,7 +273,7 @@ impl Chronus {
         self.line.advance(lease);
         let up = plan.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
         for job in self.line.resize(up) {
-            self.break_promise(plan, job, Why::DeadlineLost);
+            self.break_promise(plan, job, Reason::DeadlineLost);
         }
         let inside = plan.now - Time(lease * self.lease.0);
         let promised: Vec<JobIdx> = self.line.jobs().collect();
@@ -281,9 +281,9 @@ impl Chronus {
             let left_s = self.estimates_s[job.usize()] - done_s(plan, job, inside);
             if left_s <= 0.0 {
                 self.line.remove(job);
-                self.break_promise(plan, job, Why::PastEstimate);
+                self.break_promise(plan, job, Reason::PastEstimate);
             } else if !self.line.renew(job, self.leases(left_s)) {
-                self.break_promise(plan, job, Why::DeadlineLost);
+                self.break_promise(plan, job, Reason::DeadlineLost);
             } else if plan.pending.contains(job) {
                 self.enqueue(plan, job);
             }
@@ -301,10 +301,10 @@ impl Chronus {
     }
 
     /// The line has no room for a promised job any more.
-    fn break_promise(&mut self, plan: &mut Plan<'_>, job: JobIdx, why: Why) {
+    fn break_promise(&mut self, plan: &mut Plan<'_>, job: JobIdx, reason: Reason) {
         self.standing[job.usize()] = Standing::Refused;
         self.refused.insert(job);
-        plan.note(job, why);
+        plan.note(job, reason);
         if is_late(plan, job) {
             self.lose(plan, job);
         } else if plan.pending.contains(job) {
@@ -315,7 +315,7 @@ impl Chronus {
     fn lose(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
         self.standing[job.usize()] = Standing::Lost;
         self.refused.remove(job);
-        plan.note(job, Why::DeadlineLost);
+        plan.note(job, Reason::DeadlineLost);
         if plan.pending.contains(job) {
             self.enqueue(plan, job);
         }
@@ -350,7 +350,7 @@ impl Chronus {
         if alone && self.line.admit(&task) || self.admit_later(plan, &task, deadline) {
             self.standing[job.usize()] = Standing::Promised;
             let until = self.line.due(job).map_or(first_due, |d| d.until);
-            plan.note(job, Why::Promised { by: self.start_of(until) });
+            plan.note(job, Reason::Promised { by: self.start_of(until) });
         } else {
             self.had_to_refuse |= alone;
             let could = self.line.earliest(task.gpus, task.need);
@@ -371,7 +371,7 @@ impl Chronus {
         self.estimates_s[job.usize()] = done_s(plan, job, Span::ZERO) + more_s;
         let due = |(at, value): (Time, f64)| Due { until: at.0 / self.lease.0, value };
         let spec = plan.spec(job);
-        let dues = match &spec.worth[..] {
+        let dues = match &spec.deadline_values[..] {
             [] => smallvec![due((deadline, self.params.value))],
             worth => worth.iter().copied().map(due).collect(),
         };
@@ -390,12 +390,12 @@ impl Chronus {
     }
 
     fn refuse(&mut self, plan: &mut Plan<'_>, job: JobIdx, could: Option<Time>) {
-        let why = Why::NotPromised { could };
-        if self.params.refuse && plan.reject(job, why).is_ok() {
+        let reason = Reason::NotPromised { could };
+        if self.params.refuse && plan.reject(job, reason).is_ok() {
             self.standing[job.usize()] = Standing::Free;
             return;
         }
-        plan.note(job, why);
+        plan.note(job, reason);
         self.standing[job.usize()] = Standing::Refused;
         self.refused.insert(job);
         if is_late(plan, job) {
@@ -415,7 +415,7 @@ impl Chronus {
         if !self.line.improve(lean, effort) {
             self.failures += 1;
             if let Some(job) = self.line.jobs().next() {
-                plan.note(job, Why::PlannedByRule(self.failures));
+                plan.note(job, Reason::PlannedByRule(self.failures));
             }
         }
         self.leased = IdxSet::default();
@@ -450,7 +450,7 @@ impl Chronus {
             && let Some((key, victim)) = self.running.pop()
         {
             plan.release(victim);
-            plan.note(victim, Why::PreemptedBy(*first));
+            plan.note(victim, Reason::PreemptedBy(*first));
             self.queue.push(plan, victim, key, 0);
         }
     }
@@ -467,15 +467,15 @@ impl Chronus {
         let mark = plan.mark();
         let before = speed(plan, job);
         plan.release(job);
-        self.room.evicted.clear();
+        self.preemption.evicted.clear();
         let found = placement::find(plan, job, Rule::Consolidated).is_some()
-            || self.room.make(plan, job, Rule::Consolidated, victims.into_iter());
+            || self.preemption.make_room(plan, job, Rule::Consolidated, victims.into_iter());
         // Making room put it back where it was.
         plan.release(job);
         let moved = found && placement::place_anew(plan, job, Rule::Consolidated);
         let mut gain = if moved { self.gain(plan, job, before) } else { f64::NEG_INFINITY };
         for (other, before) in narrower {
-            if self.room.evicted.contains(&other) {
+            if self.preemption.evicted.contains(&other) {
                 let placed = placement::place(plan, other, self.params.rule);
                 gain += if placed { self.gain(plan, other, before) } else { f64::NEG_INFINITY };
             }
@@ -484,10 +484,10 @@ impl Chronus {
             plan.undo_to(mark);
             return;
         }
-        for i in 0..self.room.evicted.len() {
-            let victim = self.room.evicted[i];
+        for i in 0..self.preemption.evicted.len() {
+            let victim = self.preemption.evicted[i];
             if plan.pending.contains(victim) {
-                plan.note(victim, Why::PreemptedBy(job));
+                plan.note(victim, Reason::PreemptedBy(job));
                 self.enqueue(plan, victim);
             }
         }
@@ -580,12 +580,12 @@ impl Chronus {
     /// Places the job where jobs with larger keys run, worst first.
     fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx) -> bool {
         let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
-        if !self.room.make(plan, job, self.params.rule, worse) {
+        if !self.preemption.make_room(plan, job, self.params.rule, worse) {
             return false;
         }
-        for i in 0..self.room.evicted.len() {
-            let victim = self.room.evicted[i];
-            plan.note(victim, Why::PreemptedBy(job));
+        for i in 0..self.preemption.evicted.len() {
+            let victim = self.preemption.evicted[i];
+            plan.note(victim, Reason::PreemptedBy(job));
             self.enqueue(plan, victim);
         }
         true
@@ -663,8 +663,8 @@ fn is_late(state: &State, job: JobIdx) -> bool {
 /// GPUs counted in plans: what remains of a node beside 3, 5, 6 or 7 GPUs is of little use to others.
 fn counted_gpus(state: &State, job: JobIdx) -> u32 {
     let gpus = state.spec(job).gpus;
-    let kinds = 0..state.kinds.len() as u8;
-    let largest = kinds.map(|k| state.idle.largest(k)).max().unwrap_or(1);
+    let gpu_models = 0..state.gpu_models.len() as u8;
+    let largest = gpu_models.map(|k| state.idle.largest(k)).max().unwrap_or(1);
     let counted = if gpus > largest { gpus } else { gpus.next_power_of_two().min(largest) };
     u32::from(counted)
 }
@@ -677,23 +677,23 @@ mod tests {
     use crate::interference::Undisturbed;
     use crate::job::{Class, Spec};
     use crate::profile::Profile;
-    use crate::reason::Why;
+    use crate::reason::Reason;
     use crate::state::Costs;
-    use crate::testing::{Outcome, Scene};
+    use crate::testing::{Outcome, TestCase};
     use crate::time::{Span, Time};
     use expect_test::expect;
 
-    /// A scene in which these jobs have deadlines and the others are best effort.
-    fn scene(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Scene {
-        let mut scene = Scene::new("chronus", cluster, jobs);
-        scene.params = serde_json::from_str(params).unwrap();
-        scene.actors.iter_mut().for_each(|a| a.spec.class = Class::BestEffort);
+    /// A case in which these jobs have deadlines and the others are best effort.
+    fn case(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> TestCase {
+        let mut case = TestCase::new("chronus", cluster, jobs);
+        case.params = serde_json::from_str(params).unwrap();
+        case.jobs.iter_mut().for_each(|a| a.spec.class = Class::BestEffort);
         for (i, due) in dues {
-            let spec: &mut Spec = &mut scene.actors[*i].spec;
+            let spec: &mut Spec = &mut case.jobs[*i].spec;
             spec.class = Class::Guaranteed;
             spec.deadline = Some(Time::from_secs(*due as f64));
         }
-        scene
+        case
     }
 
     /// Leases of a tick and exact estimates, then these.
@@ -702,7 +702,7 @@ mod tests {
     }
 
     fn run(params: &str, cluster: &str, jobs: &str, dues: &[(usize, u64)]) -> Outcome {
-        scene(params, cluster, jobs, dues).run()
+        case(params, cluster, jobs, dues).run()
     }
 
     #[test]
@@ -736,7 +736,7 @@ mod tests {
     #[test]
     fn best_effort_runs_until_a_lease_begins() {
         // A column is 2.5 min: b arrives inside the first slot and waits for the second.
-        let mut scene = scene(
+        let mut case = case(
             r#"{"lease_s": 8, "slot_s": 2, "safety": 1.0, "sign": "minus", "short_s": 0}"#,
             "1x1",
             "s 0 1 8, b 1 1 8",
@@ -745,29 +745,29 @@ mod tests {
         expect![[r#"
             gpu0  ..bbbbbbaaaaaaaabb
         "#]]
-        .assert_eq(&scene.run().chart());
+        .assert_eq(&case.run().chart());
         // Who may run ahead of its plan does not leave a GPU idle.
-        scene.params.insert("short_s".into(), 8.into());
+        case.params.insert("short_s".into(), 8.into());
         expect![[r#"
             gpu0  aaaaaaaabbbbbbbb
         "#]]
-        .assert_eq(&scene.run().chart());
+        .assert_eq(&case.run().chart());
     }
 
     #[test]
     fn a_soft_deadline_gives_way() {
-        let mut scene = scene(&unit(""), "1x1", "u 0 1 2, v 0 1 2", &[(0, 4), (1, 2)]);
+        let mut case = case(&unit(""), "1x1", "u 0 1 2, v 0 1 2", &[(0, 4), (1, 2)]);
         let due = |s: f64, value: f64| (Time::from_secs(s), value);
-        scene.actors[0].spec.worth = vec![due(2.0, 10.0), due(4.0, 8.0)];
-        let outcome = scene.run();
+        case.jobs[0].spec.deadline_values = vec![due(2.0, 10.0), due(4.0, 8.0)];
+        let outcome = case.run();
         expect![[r#"
             gpu0  bbaa
         "#]]
         .assert_eq(&outcome.chart());
         assert!(!outcome.journal.contains("planned_by_rule"));
         // A program that cannot be solved is counted, and the rule's plan is carried out.
-        scene.actors[0].spec.worth[0].1 = f64::INFINITY;
-        let limited = scene.run();
+        case.jobs[0].spec.deadline_values[0].1 = f64::INFINITY;
+        let limited = case.run();
         assert!(limited.journal.contains(r#"{"planned_by_rule":1}"#));
         assert_eq!(limited.finished, outcome.finished);
     }
@@ -792,9 +792,9 @@ mod tests {
 
     #[test]
     fn who_outlives_its_estimate_loses_its_promise_and_goes_on_first() {
-        let mut scene = scene(&unit(""), "1x1", "a 0 1 2, b 0 1 1, c 0 1 3", &[(0, 9)]);
-        scene.actors[0].work = 4.0;
-        let outcome = scene.run();
+        let mut case = case(&unit(""), "1x1", "a 0 1 2, b 0 1 1, c 0 1 3", &[(0, 9)]);
+        case.jobs[0].work = 4.0;
+        let outcome = case.run();
         expect![[r#"
             gpu0  aaaabccc
         "#]]
@@ -813,14 +813,14 @@ mod tests {
         let mut spec = Spec::training(1, 2.0, profile);
         spec.deadline = Some(Time::from_secs(3.0));
         let job = engine.add_job(spec);
-        let promised = engine.step(Time::ZERO, &[Event::Submitted(job)]).notes[0].why;
-        assert_eq!(promised, Why::Promised { by: Time::from_secs(3.0) });
+        let promised = engine.step(Time::ZERO, &[Event::Submitted(job)]).notes[0].reason;
+        assert_eq!(promised, Reason::Promised { by: Time::from_secs(3.0) });
         let lost = |engine: &mut Engine, at: f64| {
             engine.step(Time::from_secs(at), &[Event::Started(job)]);
-            let failed = Event::Failed { job, why: Why::NodeLost(NodeIdx(0)), done: 0.0 };
+            let failed = Event::Failed { job, reason: Reason::NodeLost(NodeIdx(0)), done: 0.0 };
             let step = engine.step(Time::from_secs(at + 1.0), &[failed]);
             assert!(matches!(step.actions, [Action::Start(..)]), "it starts again");
-            step.notes.iter().any(|n| n.why == Why::DeadlineLost)
+            step.notes.iter().any(|n| n.reason == Reason::DeadlineLost)
         };
         assert!(!lost(&mut engine, 0.0), "two leases are left for two");
         assert!(lost(&mut engine, 1.0), "one lease is left for two");

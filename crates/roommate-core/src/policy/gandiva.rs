@@ -6,11 +6,11 @@
 //! gives them turns of about a minute, and everybody has early results. Jobs of one width share nodes
 //! (affinity), so that gangs find room. While a node has too many jobs, those that use little of a GPU
 //! are tried together on one; the pair stays if the paces add up to more than taking turns. Idle GPUs
-//! pull suspended jobs from crowded nodes, and thinly used nodes are emptied for wide jobs. A job that can
+//! pull suspended jobs from oversubscribed nodes, and thinly used nodes are emptied for wide jobs. A job that can
 //! use more GPUs gets those of its node that nobody has wanted for long, as long as it is that much faster.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, measured paces (alone, and together), measured utilisation of a kind of work, memory, and
+//! Reads GPUs, measured paces (alone, and together), measured utilisation of a profile, memory, and
 //! how long a job has run; never durations, remaining work or stage times. Starts, suspends and moves
 //! jobs, and puts several on the same GPUs without confining them. Wakes when a job arrives or leaves
 //! and a node comes or goes; at the end of a slice while somebody is suspended, of a trial, and once a
@@ -41,15 +41,15 @@ use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
-use elastic::{Growth, Rules, Window};
+use elastic::{ElasticScaling, Rules, Window};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use time_sharing::{Lives, Rota, class_of};
+use time_sharing::{NodeTimeShare, Residence, class_of};
 
 /// Parameters of `gandiva`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ pub(super) struct Params {
     pack: bool,
     /// Most that the utilisations of jobs that are tried together may add up to.
     pack_util_cap: f64,
-    /// Utilisation of a kind of work that was never measured.
+    /// Utilisation of a profile that was never measured.
     default_util: f64,
     /// Share of a GPU's memory that a pack leaves free.
     pack_mem_margin: f64,
@@ -77,7 +77,7 @@ pub(super) struct Params {
     trial_s: f64,
     /// A pack is kept if the paces, relative to those alone, add up to more.
     keep_gain: f64,
-    /// Seconds for which a refused pair of kinds of work is not tried again.
+    /// Seconds for which a refused pair of profiles is not tried again.
     refuse_s: f64,
     /// Seconds after which a pace alone is out of date.
     stale_s: f64,
@@ -143,7 +143,7 @@ struct Trial {
 struct Record {
     /// Place in the waiting line; 0 = never seen.
     stamp: u64,
-    /// Seconds of a step alone where it lives, and when that was measured.
+    /// Seconds of a step alone where it residence, and when that was measured.
     solo: Option<(f64, Time)>,
     migrated: Option<Time>,
 }
@@ -154,13 +154,13 @@ struct Gandiva {
     scan: Span,
     /// For how long what is tried is measured.
     window: Window,
-    rota: Rota,
-    growth: Growth,
+    time_share: NodeTimeShare,
+    elastic: ElasticScaling,
     records: Vec<Record>,
     queue: Queue<u64>,
     stamp: u64,
     trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
-    /// Utilisation by kind of work.
+    /// Utilisation by profile.
     utils: BTreeMap<ProfileIdx, f64>,
     refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
     /// When the last trial on a GPU began.
@@ -215,12 +215,12 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         window,
     };
     Ok(Gandiva {
-        growth: Growth::new(params.grow.then_some(rules)),
+        elastic: ElasticScaling::new(params.grow.then_some(rules)),
         window,
         slice: Span::from_secs(params.slice_s),
         scan: Span::from_secs(params.scan_s),
         params,
-        rota: Rota::default(),
+        time_share: NodeTimeShare::default(),
         records: Vec::new(),
         queue: Queue::default(),
         stamp: 0,
@@ -240,10 +240,10 @@ impl Policy for Gandiva {
         self.take_in(plan);
         self.end_trials(plan);
         self.rotate(plan);
-        self.rota.fill(plan);
+        self.time_share.fill(plan);
         self.admit(plan);
         self.balance(plan);
-        self.growth.give_back(plan, &mut self.rota);
+        self.elastic.give_back(plan, &mut self.time_share);
         self.introspect(plan);
         self.grow(plan);
         self.set_alarms(plan);
@@ -276,8 +276,8 @@ impl Gandiva {
     fn take_in(&mut self, plan: &Plan<'_>) {
         self.records.resize(plan.jobs.len(), Record::default());
         self.tried.resize(plan.gpus.len(), None);
-        self.rota.prepare(plan);
-        self.growth.prepare(plan);
+        self.time_share.prepare(plan);
+        self.elastic.prepare(plan);
         for job in plan.news.left {
             self.depart(plan, *job);
         }
@@ -292,20 +292,20 @@ impl Gandiva {
             }
         }
         for job in plan.news.ready {
-            match self.rota.lives(*job) {
-                Lives::On(node) => self.rota.stir(node),
+            match self.time_share.residence(*job) {
+                Residence::On(node) => self.time_share.mark_dirty(node),
                 _ => self.enqueue(plan, *job),
             }
         }
     }
 
     fn depart(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let lived = self.rota.lives(job);
-        let mates = self.rota.part(plan, job);
+        let lived = self.time_share.residence(job);
+        let mates = self.time_share.part(plan, job);
         for mate in &mates {
-            self.rota.begins_anew(*mate, plan.now);
+            self.time_share.begins_anew(*mate, plan.now);
         }
-        if let Lives::On(node) = lived {
+        if let Residence::On(node) = lived {
             for trial in self.trials.get_mut(&node).into_iter().flatten() {
                 trial.void |=
                     [trial.host, trial.guest].contains(&job) || mates.contains(&trial.host);
@@ -316,10 +316,10 @@ impl Gandiva {
         self.departures = true;
     }
 
-    /// Who was suspended on a node that went away has to find another home.
+    /// Who was suspended on a node that went away has to find another node_queue.
     fn lose(&mut self, plan: &Plan<'_>, node: NodeIdx) {
         self.trials.remove(&node);
-        for job in self.rota.lose(plan, node) {
+        for job in self.time_share.lose(plan, node) {
             self.records[job.usize()].solo = None;
             self.enqueue(plan, job);
         }
@@ -332,7 +332,7 @@ impl Gandiva {
         if record.stamp == 0 {
             self.stamp += 1;
             record.stamp = self.stamp;
-            self.growth.add(plan, job);
+            self.elastic.add(plan, job);
         }
         if plan.pending.contains(job) {
             // Classes have nodes of their own: that one has no room says nothing about another.
@@ -344,10 +344,10 @@ impl Gandiva {
 
     /// Begins the slices that are due. A trial is not interrupted.
     fn rotate(&mut self, plan: &mut Plan<'_>) {
-        for node in self.rota.begin_slice(plan.now.0 / self.slice.0) {
+        for node in self.time_share.begin_slice(plan.now.0 / self.slice.0) {
             if !self.trials.contains_key(&node) {
                 self.measure(plan, node);
-                self.rota.rotate(plan, node);
+                self.time_share.rotate(plan, node);
             }
         }
     }
@@ -370,35 +370,35 @@ impl Gandiva {
     }
 
     fn admit_one(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        if let Some(node) = self.calm_home(plan, job) {
-            self.rota.join(plan, job, node);
+        if let Some(node) = self.calm_node(plan, job) {
+            self.time_share.join(plan, job, node);
         } else if let Some(gpus) = self.room_across(plan, job)
-            && self.rota.put(plan, job, &gpus)
+            && self.time_share.put(plan, job, &gpus)
         {
-            self.rota.settle(plan, job);
-        } else if let Some(node) = self.rota.busy_home(plan, job, self.params.max_height) {
-            self.rota.join(plan, job, node);
+            self.time_share.settle(plan, job);
+        } else if let Some(node) = self.time_share.busy_node(plan, job, self.params.max_height) {
+            self.time_share.join(plan, job, node);
         } else {
             return false;
         }
-        self.rota.fill(plan);
-        self.growth.give_back(plan, &mut self.rota);
+        self.time_share.fill(plan);
+        self.elastic.give_back(plan, &mut self.time_share);
         if !plan.job(job).is_placed() {
-            plan.note(job, Why::WaitsForTurn);
+            plan.note(job, Reason::WaitsForTurn);
         }
         true
     }
 
     /// A node where the job can run at once without turns, if need be because others shrink.
-    fn calm_home(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<NodeIdx> {
-        let idle = self.rota.calm_home(plan, job);
-        idle.or_else(|| self.growth.make_room(plan, &mut self.rota, job))
+    fn calm_node(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<NodeIdx> {
+        let idle = self.time_share.calm_node(plan, job);
+        idle.or_else(|| self.elastic.make_room(plan, &mut self.time_share, job))
     }
 
     /// The same for a gang that spans nodes.
     fn room_across(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<GpuSet> {
-        let idle = self.rota.room_across(plan, job);
-        idle.or_else(|| self.growth.make_room_across(plan, &mut self.rota, job))
+        let idle = self.time_share.room_across(plan, job);
+        idle.or_else(|| self.elastic.make_room_across(plan, &mut self.time_share, job))
     }
 }
 
@@ -407,12 +407,12 @@ impl Gandiva {
     /// Remembers the paces of those who run alone.
     fn measure(&mut self, plan: &Plan<'_>, node: NodeIdx) {
         let window = Span::from_secs(self.params.trial_s);
-        for unit in &self.rota.home(node).list {
+        for unit in &self.time_share.node_queue(node).list {
             let job = unit.jobs[0];
             let hot = plan.job(job);
             let undisturbed = hot.phase == Phase::Running
                 && is_alone(plan, job)
-                && plan.now >= self.rota.begins(job) + window;
+                && plan.now >= self.time_share.begins(job) + window;
             if undisturbed && hot.meter.step_s.is_finite() {
                 self.records[job.usize()].solo = Some((hot.meter.step_s, plan.now));
             }
@@ -436,7 +436,7 @@ impl Gandiva {
     }
 
     fn members(&self, node: NodeIdx, of: JobIdx) -> SmallVec<[JobIdx; 2]> {
-        let mut list = self.rota.home(node).list.iter();
+        let mut list = self.time_share.node_queue(node).list.iter();
         list.find(|u| u.jobs.contains(&of)).map(|u| u.jobs.clone()).unwrap_or_default()
     }
 
@@ -456,8 +456,8 @@ impl Gandiva {
             if !trials.is_empty() {
                 self.trials.insert(node, trials);
             }
-            self.rota.review(plan, node);
-            self.rota.stir(node);
+            self.time_share.review(plan, node);
+            self.time_share.mark_dirty(node);
         }
     }
 
@@ -471,12 +471,12 @@ impl Gandiva {
         let Trial { host, guest, .. } = trial;
         if trial.void {
             // Who is left without a host goes on alone.
-            let lives = self.rota.lives(guest) == Lives::On(node);
-            if lives && plan.job(guest).is_placed() && !is_alone(plan, guest) {
+            let residence = self.time_share.residence(guest) == Residence::On(node);
+            if residence && plan.job(guest).is_placed() && !is_alone(plan, guest) {
                 self.set_aside(plan, node, guest);
             }
             for job in [host, guest] {
-                self.rota.begins_anew(job, plan.now);
+                self.time_share.begins_anew(job, plan.now);
             }
             return true;
         }
@@ -488,11 +488,11 @@ impl Gandiva {
         }
         let gain = self.gain(plan, members.iter().copied().chain([guest]));
         if gain.is_some_and(|g| g > self.params.keep_gain) {
-            self.rota.merge(node, host, guest);
+            self.time_share.merge(node, host, guest);
         } else {
             self.refuse(plan, &members, guest);
             self.set_aside(plan, node, guest);
-            plan.note(guest, Why::NotWorthSharing(host));
+            plan.note(guest, Reason::NotWorthSharing(host));
         }
         true
     }
@@ -500,9 +500,9 @@ impl Gandiva {
     /// Takes a job away from those beside it: onto idle GPUs of the node, or off them until its turn.
     fn set_aside(&mut self, plan: &mut Plan<'_>, node: NodeIdx, job: JobIdx) {
         let mark = plan.mark();
-        if let Some(gpus) = self.rota.spare(plan, job, node) {
+        if let Some(gpus) = self.time_share.spare(plan, job, node) {
             plan.release(job);
-            if self.rota.put(plan, job, &gpus) {
+            if self.time_share.put(plan, job, &gpus) {
                 return;
             }
             plan.undo_to(mark);
@@ -513,7 +513,7 @@ impl Gandiva {
     fn refuse(&mut self, plan: &Plan<'_>, members: &[JobIdx], guest: JobIdx) {
         for member in members {
             self.refused.insert(pair(plan, *member, guest), plan.now);
-            self.rota.begins_anew(*member, plan.now);
+            self.time_share.begins_anew(*member, plan.now);
         }
     }
 
@@ -524,7 +524,7 @@ impl Gandiva {
 
     /// Tries suspended jobs of a node beside running ones, those that use least first.
     fn try_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        let list = &self.rota.home(node).list;
+        let list = &self.time_share.node_queue(node).list;
         let trials = self.trials.get(&node);
         let on_trial =
             |j: JobIdx| trials.into_iter().flatten().any(|t| t.host == j || t.guest == j);
@@ -557,8 +557,8 @@ impl Gandiva {
         let all = || host.iter().copied().chain([guest]);
         let cool = Span::from_secs(self.params.cool_s);
         let gpus = &plan.job(host[0]).gpus;
-        let kind = plan.gpu(gpus[0]).kind;
-        let mem_mib = f64::from(plan.kinds[usize::from(kind)].mem_mib);
+        let gpu_model = plan.gpu(gpus[0]).gpu_model;
+        let mem_mib = f64::from(plan.gpu_models[usize::from(gpu_model)].mem_mib);
         let room_mib = mem_mib * (1.0 - self.params.pack_mem_margin);
         let peaks = all().map(|j| plan.spec(j).knobs.mem_mib);
         let peak_mib: f64 = peaks.clone().map(f64::from).sum();
@@ -584,46 +584,46 @@ impl Gandiva {
         guest: JobIdx,
     ) -> bool {
         let gpus = plan.job(host[0]).gpus.clone();
-        if !self.rota.put(plan, guest, &gpus) {
+        if !self.time_share.put(plan, guest, &gpus) {
             return false;
         }
         for gpu in &gpus {
             self.tried[gpu.usize()] = Some(plan.now);
         }
-        let from = host.iter().chain([&guest]).map(|j| self.rota.begins(*j)).max();
+        let from = host.iter().chain([&guest]).map(|j| self.time_share.begins(*j)).max();
         let from = from.unwrap_or(plan.now).max(plan.now);
-        plan.note(guest, Why::TriedWith(host[0]));
+        plan.note(guest, Reason::TriedWith(host[0]));
         let trial = Trial { host: host[0], guest, from, void: false };
         self.trials.entry(node).or_default().push(trial);
-        self.rota.review(plan, node);
+        self.time_share.review(plan, node);
         true
     }
 
     /// Nodes with packs on which nothing is tried now.
     fn calm_packed(&self) -> Vec<NodeIdx> {
-        self.rota.packed.iter().filter(|n| !self.trials.contains_key(n)).collect()
+        self.time_share.packed.iter().filter(|n| !self.trials.contains_key(n)).collect()
     }
 
     /// Looks after the packs of a node: those that are slower than taking turns part, and so do those
     /// whose paces alone are out of date.
     fn watch_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        let packs = self.rota.home(node).list.iter().filter(|u| u.jobs.len() > 1);
+        let packs = self.time_share.node_queue(node).list.iter().filter(|u| u.jobs.len() > 1);
         let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
         for pack in packs {
             if !pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
                 continue;
             }
             let gain = self.gain(plan, pack.iter().copied());
-            let strikes = self.rota.strike(node, pack[0], gain.is_none_or(|g| g >= 1.0));
+            let strikes = self.time_share.strike(node, pack[0], gain.is_none_or(|g| g >= 1.0));
             if strikes >= 2 {
                 self.refuse(plan, &pack[..pack.len() - 1], pack[pack.len() - 1]);
             }
             if strikes >= 2 || gain.is_none() {
                 for job in &pack[1..] {
-                    self.rota.split(node, *job);
+                    self.time_share.split(node, *job);
                     self.set_aside(plan, node, *job);
                 }
-                self.rota.begins_anew(pack[0], plan.now);
+                self.time_share.begins_anew(pack[0], plan.now);
             }
         }
     }
@@ -640,17 +640,17 @@ impl Gandiva {
             for node in self.calm_packed() {
                 self.watch_packs(plan, node);
             }
-            self.rota.fill(plan);
+            self.time_share.fill(plan);
         }
         if self.params.migrate && (is_scan || departures) && plan.idle_gpus() > 0 {
             self.relieve(plan);
             self.unpack(plan);
             self.gather(plan);
             self.defragment(plan);
-            self.rota.fill(plan);
+            self.time_share.fill(plan);
         }
         if is_scan && self.params.pack {
-            for node in self.rota.crowded.iter().collect::<Vec<_>>() {
+            for node in self.time_share.oversubscribed.iter().collect::<Vec<_>>() {
                 self.try_packs(plan, node);
             }
         }
@@ -663,29 +663,29 @@ impl Gandiva {
 
     /// The job, which is not placed, goes to live on the node and starts there.
     fn migrate(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &GpuSet) -> bool {
-        if !self.rota.put(plan, job, gpus) {
+        if !self.time_share.put(plan, job, gpus) {
             return false;
         }
-        self.rota.part(plan, job);
-        self.rota.settle(plan, job);
+        self.time_share.part(plan, job);
+        self.time_share.settle(plan, job);
         let record = &mut self.records[job.usize()];
         record.solo = None;
         record.migrated = Some(plan.now);
         true
     }
 
-    /// Idle GPUs take suspended jobs from the most crowded nodes, who waits longest first.
+    /// Idle GPUs take suspended jobs from the most oversubscribed nodes, who waits longest first.
     fn relieve(&mut self, plan: &mut Plan<'_>) {
-        let mut crowded: Vec<NodeIdx> = self.rota.crowded.iter().collect();
-        crowded.sort_by_key(|n| {
-            let load = self.rota.home(*n).load;
+        let mut oversubscribed: Vec<NodeIdx> = self.time_share.oversubscribed.iter().collect();
+        oversubscribed.sort_by_key(|n| {
+            let load = self.time_share.node_queue(*n).load;
             (Reverse(load.div_ceil(u32::from(plan.node(*n).size))), Reverse(load), *n)
         });
-        for node in crowded {
-            let share =
-                f64::from(plan.node(node).size) / f64::from(self.rota.home(node).load.max(1));
+        for node in oversubscribed {
+            let share = f64::from(plan.node(node).size)
+                / f64::from(self.time_share.node_queue(node).load.max(1));
             let gain = (1.0 - share).max(0.0);
-            let waiting = self.rota.home(node).list.iter();
+            let waiting = self.time_share.node_queue(node).list.iter();
             let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
             let waiting: SmallVec<[JobIdx; 16]> = waiting.map(|u| u.jobs[0]).collect();
             for job in waiting {
@@ -697,10 +697,10 @@ impl Gandiva {
                 if !self.is_cool(plan, job) || !pays(plan, job, cost, gain) {
                     continue;
                 }
-                let target = self.calm_home(plan, job).filter(|n| *n != node);
-                let gpus = target.and_then(|n| self.rota.spare(plan, job, n));
+                let target = self.calm_node(plan, job).filter(|n| *n != node);
+                let gpus = target.and_then(|n| self.time_share.spare(plan, job, n));
                 if gpus.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
-                    self.rota.fill(plan);
+                    self.time_share.fill(plan);
                 }
             }
         }
@@ -709,7 +709,7 @@ impl Gandiva {
     /// Jobs of a pack part for idle GPUs, the one that it slows down most first.
     fn unpack(&mut self, plan: &mut Plan<'_>) {
         for node in self.calm_packed() {
-            let packs = self.rota.home(node).list.iter().filter(|u| u.jobs.len() > 1);
+            let packs = self.time_share.node_queue(node).list.iter().filter(|u| u.jobs.len() > 1);
             let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
             for pack in packs {
                 if pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
@@ -726,19 +726,19 @@ impl Gandiva {
         if !self.is_cool(plan, job) || !pays(plan, job, plan.move_cost(job), 1.0 - pace) {
             return;
         }
-        let here = self.rota.spare(plan, job, node);
+        let here = self.time_share.spare(plan, job, node);
         let elsewhere = || {
-            let target = self.rota.calm_home(plan, job).filter(|n| *n != node)?;
-            self.rota.spare(plan, job, target)
+            let target = self.time_share.calm_node(plan, job).filter(|n| *n != node)?;
+            self.time_share.spare(plan, job, target)
         };
         let Some(gpus) = here.or_else(elsewhere) else { return };
         let mark = plan.mark();
         plan.release(job);
         if self.migrate(plan, job, &gpus) {
             for mate in pack {
-                self.rota.begins_anew(*mate, plan.now);
+                self.time_share.begins_anew(*mate, plan.now);
             }
-            self.rota.fill(plan);
+            self.time_share.fill(plan);
         } else {
             plan.undo_to(mark);
         }
@@ -746,7 +746,7 @@ impl Gandiva {
 
     /// A gang that spans nodes is pulled into one that can hold it, if it is faster there.
     fn gather(&mut self, plan: &mut Plan<'_>) {
-        for job in self.rota.spanning().collect::<Vec<_>>() {
+        for job in self.time_share.spanning().collect::<Vec<_>>() {
             if plan.job(job).phase != Phase::Running || !self.is_cool(plan, job) {
                 continue;
             }
@@ -754,16 +754,16 @@ impl Gandiva {
             let cost = plan.move_cost(job);
             let mark = plan.mark();
             plan.release(job);
-            self.rota.part(plan, job);
-            let target = self.rota.calm_home(plan, job);
-            let gpus = target.and_then(|n| self.rota.spare(plan, job, n));
+            self.time_share.part(plan, job);
+            let target = self.time_share.calm_node(plan, job);
+            let gpus = target.and_then(|n| self.time_share.spare(plan, job, n));
             let better = gpus.filter(|new| {
                 let pace = plan.solo_speed(job, &was) / plan.solo_speed(job, new);
                 1.0 - pace > self.params.migrate_gain && pays(plan, job, cost, 1.0 - pace)
             });
             if !better.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
                 plan.undo_to(mark);
-                self.rota.settle(plan, job);
+                self.time_share.settle(plan, job);
             }
         }
     }
@@ -772,7 +772,7 @@ impl Gandiva {
     fn defragment(&mut self, plan: &mut Plan<'_>) {
         let mut kept: SmallVec<[NodeIdx; 8]> = SmallVec::new();
         while let Some(source) = self.thinnest(plan, &kept) {
-            let list = &self.rota.home(source).list;
+            let list = &self.time_share.node_queue(source).list;
             let mut jobs: SmallVec<[JobIdx; 8]> = list.iter().map(|u| u.jobs[0]).collect();
             jobs.sort_by_key(|j| (plan.spec(*j).gpus, *j));
             let moved = jobs.iter().filter(|j| self.defragment_one(plan, source, **j)).count();
@@ -785,20 +785,21 @@ impl Gandiva {
     /// The node with most idle GPUs among those where somebody runs, all alone.
     fn thinnest(&self, plan: &Plan<'_>, kept: &[NodeIdx]) -> Option<NodeIdx> {
         let thin = |n: &NodeIdx| {
-            let (home, node) = (self.rota.home(*n), plan.node(*n));
+            let (node_queue, node) = (self.time_share.node_queue(*n), plan.node(*n));
             let idle = f64::from(node.idle) / f64::from(node.size);
-            !home.list.is_empty()
-                && home.spanned == 0
+            !node_queue.list.is_empty()
+                && node_queue.spanned == 0
                 && idle >= self.params.defrag_stop
-                && !self.rota.crowded.contains(*n)
-                && !self.rota.packed.contains(*n)
+                && !self.time_share.oversubscribed.contains(*n)
+                && !self.time_share.packed.contains(*n)
                 && !self.trials.contains_key(n)
                 && !kept.contains(n)
         };
-        let largest = (0..plan.kinds.len() as u8).map(|k| plan.idle.largest(k)).max()?;
+        let largest = (0..plan.gpu_models.len() as u8).map(|k| plan.idle.largest(k)).max()?;
         (1..=largest).rev().find_map(|idle| {
-            let kinds = (0..plan.kinds.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
-            kinds.flat_map(|k| plan.idle.nodes(k, idle).iter()).filter(thin).max()
+            let gpu_models =
+                (0..plan.gpu_models.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
+            gpu_models.flat_map(|k| plan.idle.nodes(k, idle).iter()).filter(thin).max()
         })
     }
 
@@ -810,8 +811,10 @@ impl Gandiva {
         let cost = plan.move_cost(job);
         let mark = plan.mark();
         let idle = plan.node(source).idle;
-        let last = self.rota.home(source).list.len() == 1;
-        let Some(gpus) = self.rota.best_fit(plan, source, job, idle, last) else { return false };
+        let last = self.time_share.node_queue(source).list.len() == 1;
+        let Some(gpus) = self.time_share.best_fit(plan, source, job, idle, last) else {
+            return false;
+        };
         let slower = 1.0 - plan.solo_speed(job, &gpus) / plan.solo_speed(job, &was);
         let loss_s = cost.secs() + slower.max(0.0) * age_s(plan, job);
         if loss_s > self.params.migrate_gain * age_s(plan, job) {
@@ -822,7 +825,7 @@ impl Gandiva {
             plan.undo_to(mark);
             return false;
         }
-        self.rota.fill(plan);
+        self.time_share.fill(plan);
         true
     }
 
@@ -830,32 +833,33 @@ impl Gandiva {
     fn balance(&mut self, plan: &mut Plan<'_>) {
         let Some(every) = self.params.balance_s.map(Span::from_secs) else { return };
         let balances = plan.now.0 / every.0;
-        if balances <= self.balances || self.rota.crowded.is_empty() {
+        if balances <= self.balances || self.time_share.oversubscribed.is_empty() {
             return;
         }
         self.balances = balances;
         let may_go = |n: NodeIdx| !self.trials.contains_key(&n);
-        if let Some((source, needy)) = self.rota.unfair(plan, &may_go) {
-            for job in self.rota.vacate(plan, source) {
+        if let Some((source, needy)) = self.time_share.unfair(plan, &may_go) {
+            for job in self.time_share.vacate(plan, source) {
                 self.records[job.usize()].solo = None;
             }
-            if self.rota.home(source).list.is_empty() {
+            if self.time_share.node_queue(source).list.is_empty() {
                 self.resettle(plan, source, needy);
             }
-            self.rota.fill(plan);
+            self.time_share.fill(plan);
         }
     }
 
     /// Fills an empty node with suspended jobs of a class, from the most loaded nodes.
     fn resettle(&mut self, plan: &mut Plan<'_>, node: NodeIdx, class: u16) {
-        let mut crowded: Vec<NodeIdx> = self.rota.crowded.iter().filter(|n| *n != node).collect();
-        crowded.sort_by_key(|n| (Reverse(self.rota.home(*n).load), *n));
-        let waiting = crowded.iter().flat_map(|n| &self.rota.home(*n).list);
+        let mut oversubscribed: Vec<NodeIdx> =
+            self.time_share.oversubscribed.iter().filter(|n| *n != node).collect();
+        oversubscribed.sort_by_key(|n| (Reverse(self.time_share.node_queue(*n).load), *n));
+        let waiting = oversubscribed.iter().flat_map(|n| &self.time_share.node_queue(*n).list);
         let wanted = |j: &JobIdx| class_of(plan.spec(*j).gpus) == class;
         let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
         let waiting: Vec<JobIdx> = waiting.map(|u| u.jobs[0]).filter(wanted).collect();
         for job in waiting {
-            if let Some(gpus) = self.rota.room_on(plan, job, node) {
+            if let Some(gpus) = self.time_share.room_on(plan, job, node) {
                 self.migrate(plan, job, &gpus);
             }
         }
@@ -864,22 +868,25 @@ impl Gandiva {
     /// Nothing else is tried where jobs grow.
     fn grow(&mut self, plan: &mut Plan<'_>) {
         let trials = &self.trials;
-        let is_calm =
-            |rota: &Rota, node| !rota.packed.contains(node) && !trials.contains_key(&node);
-        self.growth.look(plan, &mut self.rota, &is_calm);
+        let is_calm = |time_share: &NodeTimeShare, node| {
+            !time_share.packed.contains(node) && !trials.contains_key(&node)
+        };
+        self.elastic.look(plan, &mut self.time_share, &is_calm);
     }
 
     fn set_alarms(&self, plan: &mut Plan<'_>) {
         let next = |span: Span| Time((plan.now.0 / span.0 + 1) * span.0);
         let (slice, scan) = (next(self.slice), next(self.scan));
         let mut wake: SmallVec<[Time; 4]> = SmallVec::new();
-        if !self.rota.crowded.is_empty() {
+        if !self.time_share.oversubscribed.is_empty() {
             wake.push(slice);
         }
-        if !self.rota.crowded.is_empty() || !self.rota.packed.is_empty() {
+        if !self.time_share.oversubscribed.is_empty() || !self.time_share.packed.is_empty() {
             wake.push(scan);
         }
-        if let Some(every) = self.params.balance_s.filter(|_| !self.rota.crowded.is_empty()) {
+        if let Some(every) =
+            self.params.balance_s.filter(|_| !self.time_share.oversubscribed.is_empty())
+        {
             wake.push(next(Span::from_secs(every)));
         }
         for (node, trials) in &self.trials {

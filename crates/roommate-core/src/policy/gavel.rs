@@ -1,41 +1,41 @@
 //! Gavel: goals as programs over time, realised by rounds.
 //!
 //! # Idea
-//! GPU kinds differ in speed, and by how much depends on the model. So a goal (fairness, makespan,
+//! GPU models differ in speed, and by how much depends on the model. So a goal (fairness, makespan,
 //! throughput, cost, …) is written as a program over the part of its time that each job spends on each
-//! kind, with the effective speed in place of a raw one. Two jobs that share GPUs are one more row of
+//! GPU model, with the effective speed in place of a raw one. Two jobs that share GPUs are one more row of
 //! the program. A mechanism that knows nothing of goals then gives each row its part: in every round
-//! those run that are furthest behind what they are due, and who runs on the same kind again keeps its
+//! those run that are furthest behind what they are due, and who runs on the same GPU model again keeps its
 //! GPUs.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, weight, measured speed by GPU kind, declared length (`makespan`, `finish_time`, `allox`),
+//! Reads GPUs, weight, measured speed by GPU model, declared length (`makespan`, `finish_time`, `allox`),
 //! deadline (`throughput`, `cost` with `deadlines`), team (`hierarchical`), and with `packed` and for
 //! `couples` the belief about pairs.
-//! Starts, moves and stops jobs on whole GPUs of one kind, or two jobs on the same. Wakes every
+//! Starts, moves and stops jobs on whole GPUs of one model, or two jobs on the same. Wakes every
 //! `round_s`; between, newcomers get GPUs that are idle, never those of others. The program is solved
 //! again when jobs or nodes came or went, at most every `reset_s`.
 //!
-//! A kind on which nobody measured the job counts with its usual speed; a program without an answer
+//! A GPU model on which nobody measured the job counts with its usual speed; a program without an answer
 //! gives everybody an equal part; deadlines that cannot be kept are given up one by one. `explain` says
-//! so. A gang that no kind can hold alone takes what the others leave, over several kinds.
+//! so. A gang that no GPU model can hold alone takes what the others leave, over several GPU models.
 //!
 //! # Differs from the paper
 //! Newcomers have an equal part until the next solve (in the released code their GPUs idle for up to
 //! `reset_s`), and GPUs that become idle in a round are filled. Jobs that ask for the same are one class
-//! of the program; plain fairness of jobs that do not know kinds is split over kinds evenly and in
+//! of the program; plain fairness of jobs that do not know GPU models is split over GPU models evenly and in
 //! levels, because an arbitrary optimum is up to a third worse. The makespan is exact instead of
-//! bisected to 5 %. `throughput` counts speeds relative to the fastest kind, so that no model wins
+//! bisected to 5 %. `throughput` counts speeds relative to the fastest GPU model, so that no model wins
 //! because its steps are short. A round lasts at least twice the dearest restart. Packed programs take
-//! gangs of different widths. FIFO really takes the kind that was drawn. `allox` takes gangs: they count
+//! gangs of different widths. FIFO really takes the GPU model that was drawn. `allox` takes gangs: they count
 //! with the time of all their GPUs and are not overtaken when it is their turn. `couples` (the study's
-//! Gandiva) are tried only if they are believed to gain, and part when they lose on any kind of GPU,
+//! Gandiva) are tried only if they are believed to gain, and part when they lose on any GPU model,
 //! instead of on all together.
 //!
 //! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
-//! the very point of the optimum that its solver finds (parts on useless kinds and of all pairs included,
+//! the very point of the optimum that its solver finds (parts on useless GPU models and of all pairs included,
 //! because their order decides who takes GPUs that are left), and with `choice = released` its FIFO,
-//! which takes the last kind whether the job fits or not. With `draws_of` it repeats
+//! which takes the last GPU model whether the job fits or not. With `draws_of` it repeats
 //! the random draws of a seed.
 
 mod allocation;
@@ -49,7 +49,7 @@ use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use allocation::couples::Couples;
@@ -57,9 +57,9 @@ use allocation::draws::Draws;
 use allocation::level::{self, Team};
 use allocation::line::{Choice, Line};
 use allocation::makespan;
-use allocation::program::{self, Kinds, PairSpeed};
+use allocation::program::{self, ModelSet, PairSpeed};
 use allocation::queues::Queues;
-use allocation::{Allocation, ByKind, Claim, Market, Unsolved};
+use allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved};
 use rounds::{Ledger, Pick, Rules};
 use row_placement::{knobs, place_row, seat};
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ impl Objective {
 pub(super) struct Params {
     /// What the program is about.
     objective: Objective,
-    /// Whether it knows that kinds differ in speed.
+    /// Whether it knows that GPU models differ in speed.
     aware: bool,
     /// Whether two jobs may share GPUs (not `allox`, `couples`, `isolated`).
     packed: bool,
@@ -121,7 +121,7 @@ pub(super) struct Params {
     deadlines: bool,
     /// Weights and inner rules of teams, in the order in which teams appear (`hierarchical`).
     teams: Vec<Team>,
-    /// Which kind the first in line gets (`fifo`).
+    /// Which GPU model the first in line gets (`fifo`).
     choice: Choice,
     /// Part of those who wait, oldest first, that is looked at (`allox`).
     alpha: f64,
@@ -157,7 +157,7 @@ impl Default for Params {
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     known: bool,
-    /// Whether no kind can hold it alone.
+    /// Whether no GPU model can hold it alone.
     wide: bool,
     /// Steps done and speed with an equal part at the last solve.
     done: f64,
@@ -201,7 +201,7 @@ struct Gavel {
     queues: Queues,
     couples: Couples,
     /// Prices of GPUs that the last search for the least time found.
-    prices: ByKind,
+    prices: ByGpuModel,
     records: Vec<Record>,
     /// Jobs in the books, ascending.
     live: Vec<JobIdx>,
@@ -257,7 +257,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         line,
         queues: Queues::default(),
         couples,
-        prices: ByKind::new(),
+        prices: ByGpuModel::new(),
         records: Vec::new(),
         live: Vec::new(),
         newcomers: Vec::new(),
@@ -409,13 +409,14 @@ impl Gavel {
         let gpus: f64 = plan.gpus.len() as f64;
         let wanted: f64 = self.live.iter().chain(&newcomers).map(|j| width(plan, *j)).sum();
         for job in newcomers.drain(..) {
-            let runs: SmallVec<[bool; 4]> = kinds(plan).map(|k| can_run(plan, job, k)).collect();
+            let runs: SmallVec<[bool; 4]> =
+                gpu_models(plan).map(|k| can_run(plan, job, k)).collect();
             self.records[job.usize()].wide = !runs.iter().any(|r| *r);
-            let mut share = ByKind::from_elem(0.0, runs.len());
+            let mut share = ByGpuModel::from_elem(0.0, runs.len());
             if !self.params.released {
                 let part = (gpus / wanted).min(1.0) / gpus;
-                for node in plan.nodes.iter().filter(|n| runs[usize::from(n.kind)]) {
-                    share[usize::from(node.kind)] += part * f64::from(node.size);
+                for node in plan.nodes.iter().filter(|n| runs[usize::from(n.gpu_model)]) {
+                    share[usize::from(node.gpu_model)] += part * f64::from(node.size);
                 }
             }
             self.ledger.enter(job, plan.spec(job).gpus, &share, &runs);
@@ -435,7 +436,7 @@ impl Gavel {
         let gpus = plan.spec(job).gpus;
         for other in self.live.iter().filter(|j| plan.spec(**j).gpus == gpus) {
             let pair = [*other.min(&job), *other.max(&job)];
-            let runs = kinds(plan).map(|k| {
+            let runs = gpu_models(plan).map(|k| {
                 let able = pair.iter().all(|j| can_run(plan, *j, k));
                 able && pair_speed(plan, pair, k).iter().all(|t| *t > 0.0)
             });
@@ -459,7 +460,7 @@ impl Gavel {
         let market = self.market(plan);
         let allocation = self.allocate(plan, &market).unwrap_or_else(|Unsolved| {
             for job in &self.live {
-                plan.note(*job, Why::Unsolved);
+                plan.note(*job, Reason::Unsolved);
             }
             market.isolated()
         });
@@ -472,7 +473,7 @@ impl Gavel {
             self.ledger.allot_pair(pair.who.map(|m| self.live[m]), &pair.share);
         }
         for late in &allocation.late {
-            plan.note(self.live[*late], Why::DeadlineGivenUp);
+            plan.note(self.live[*late], Reason::DeadlineGivenUp);
         }
         self.changed = false;
         (self.solved, self.solved_s) = (Some(plan.now), now_s);
@@ -480,9 +481,9 @@ impl Gavel {
 
     /// What the jobs in the books bring to the program.
     fn market(&mut self, plan: &Plan<'_>) -> Market {
-        let mut gpus = ByKind::from_elem(0.0, plan.kinds.len());
+        let mut gpus = ByGpuModel::from_elem(0.0, plan.gpu_models.len());
         for node in plan.nodes.iter().filter(|n| n.up) {
-            gpus[usize::from(node.kind)] += f64::from(node.size);
+            gpus[usize::from(node.gpu_model)] += f64::from(node.size);
         }
         let (whole, now_s) = (self.params.whole_steps, self.now_s(plan.now));
         let records = &mut self.records;
@@ -506,12 +507,12 @@ impl Gavel {
     fn allocate(&mut self, plan: &mut Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
         let jobs = || self.live.iter().map(|j| j.0).collect::<Vec<u32>>();
         let slowest_first = || {
-            let mut order: Vec<usize> = (0..plan.kinds.len()).collect();
-            order.sort_by(|a, b| plan.kinds[*a].speed.total_cmp(&plan.kinds[*b].speed));
+            let mut order: Vec<usize> = (0..plan.gpu_models.len()).collect();
+            order.sort_by(|a, b| plan.gpu_models[*a].speed.total_cmp(&plan.gpu_models[*b].speed));
             order
         };
-        let speed = |a: usize, b: usize, kind: usize| {
-            pair_speed(plan, [self.live[a], self.live[b]], kind as u8)
+        let speed = |a: usize, b: usize, gpu_model: usize| {
+            pair_speed(plan, [self.live[a], self.live[b]], gpu_model as u8)
         };
         let mut rng = plan.rng.clone();
         let found = match self.params.objective {
@@ -532,7 +533,7 @@ impl Gavel {
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
-            // An arbitrary optimum is far from the best: prefer no kind.
+            // An arbitrary optimum is far from the best: prefer no GPU model.
             Objective::Las | Objective::WaterFilling if market.runs_everywhere() => {
                 Ok(market.symmetric())
             }
@@ -553,8 +554,8 @@ impl Gavel {
             let largest = market.claims[m].speed.iter().copied().fold(0.0, f64::max);
             if normalized && largest > 0.0 { largest } else { 1.0 }
         };
-        let pair_speed = |a: usize, b: usize, kind: usize| {
-            let [x, y] = pair_speed(plan, [self.live[a], self.live[b]], kind as u8);
+        let pair_speed = |a: usize, b: usize, gpu_model: usize| {
+            let [x, y] = pair_speed(plan, [self.live[a], self.live[b]], gpu_model as u8);
             [x / fastest(a), y / fastest(b)]
         };
         let pairs: Option<PairSpeed<'_>> =
@@ -573,18 +574,18 @@ impl Gavel {
             Objective::Las => program::fair(market, pairs),
             Objective::WaterFilling => level::fill(market, pairs),
             Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
-            Objective::FinishTime if released => program::finish_time(market, Kinds::All, pairs),
-            Objective::FinishTime => program::finish_time(market, Kinds::Useful, pairs),
+            Objective::FinishTime if released => program::finish_time(market, ModelSet::All, pairs),
+            Objective::FinishTime => program::finish_time(market, ModelSet::Useful, pairs),
             Objective::Makespan if released && pairs.is_none() => {
                 makespan::bisected(market, &mut self.prices)
             }
             Objective::Makespan => makespan::makespan(market, pairs),
             Objective::Throughput => {
-                let free = ByKind::from_elem(1.0, market.gpus.len());
+                let free = ByGpuModel::from_elem(1.0, market.gpus.len());
                 program::throughput(market, &free, deadlines, pairs)
             }
             Objective::Cost => {
-                let prices = plan.kinds.iter().map(|k| k.price_usd_h).collect();
+                let prices = plan.gpu_models.iter().map(|k| k.price_usd_h).collect();
                 program::throughput(market, &prices, deadlines, pairs)
             }
             Objective::Fifo | Objective::Allox | Objective::Couples | Objective::Isolated => {
@@ -593,17 +594,17 @@ impl Gavel {
         }
     }
 
-    /// Kinds in the order in which they are given out: the fastest first, or any, for those who do not
+    /// GPU models in the order in which they are given out: the fastest first, or any, for those who do not
     /// know.
     fn draw_order(&mut self, plan: &mut Plan<'_>) {
         self.order.clear();
-        self.order.extend(kinds(plan));
+        self.order.extend(gpu_models(plan));
         let blind = match self.params.objective {
             Objective::Fifo => self.params.choice != Choice::Fastest,
             Objective::Isolated => true,
             _ => !self.params.aware,
         };
-        let speed = |k: u8| plan.kinds[usize::from(k)].speed;
+        let speed = |k: u8| plan.gpu_models[usize::from(k)].speed;
         self.order.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
         if blind {
             self.draws.shuffle(&mut self.order, plan.rng);
@@ -612,9 +613,9 @@ impl Gavel {
 
     fn count_gpus(&mut self, plan: &Plan<'_>) {
         self.free.clear();
-        self.free.resize(plan.kinds.len(), 0);
+        self.free.resize(plan.gpu_models.len(), 0);
         for node in plan.nodes.iter().filter(|n| n.up) {
-            self.free[usize::from(node.kind)] += u32::from(node.size);
+            self.free[usize::from(node.gpu_model)] += u32::from(node.size);
         }
     }
 
@@ -652,11 +653,11 @@ impl Gavel {
     ) -> (Time, f64) {
         let (mut last, mut last_s) = (plan.now, now_s);
         for job in &pick.members {
-            let usual = plan.speed_on(*job, pick.kind) / plan.profile(*job).step_s.max(1e-12);
+            let usual = plan.speed_on(*job, pick.gpu_model) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
             // The same but for the last bit, unless something slows it down.
             let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };
-            let rate = alone * pace(plan, &pick.members, *job, pick.kind);
+            let rate = alone * pace(plan, &pick.members, *job, pick.gpu_model);
             let all = rate * self.round.secs();
             let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
             // Who says that nothing is left, or nothing, may need the whole round.
@@ -680,7 +681,7 @@ impl Gavel {
             return;
         }
         self.free.clear();
-        self.free.extend(kinds(plan).map(|k| plan.idle.gpus(k)));
+        self.free.extend(gpu_models(plan).map(|k| plan.idle.gpus(k)));
         let mut picks = Vec::new();
         let ready = |j: JobIdx| plan.pending.contains(j);
         let rules = Rules { order: &self.order, ready: &ready, idle_to_all: true };
@@ -698,7 +699,7 @@ impl Gavel {
         note_waiting(plan);
     }
 
-    /// Those whom no kind can hold as they are take whatever is idle.
+    /// Those whom no GPU model can hold as they are take whatever is idle.
     fn house(&self, plan: &mut Plan<'_>, mut homeless: Vec<JobIdx>) {
         homeless.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
         for job in homeless {
@@ -722,30 +723,30 @@ fn note_waiting(plan: &mut Plan<'_>) {
     let mut from = 0;
     while let Some(job) = plan.pending.first_from(from) {
         from = job.usize() + 1;
-        plan.note(job, Why::NotItsRound);
+        plan.note(job, Reason::NotItsRound);
     }
 }
 
-fn kinds(state: &State) -> impl Iterator<Item = u8> + use<> {
-    0..state.kinds.len() as u8
+fn gpu_models(state: &State) -> impl Iterator<Item = u8> + use<> {
+    0..state.gpu_models.len() as u8
 }
 
 fn width(state: &State, job: JobIdx) -> f64 {
     f64::from(state.spec(job).gpus)
 }
 
-/// Whether GPUs of this kind could hold the job, and it makes progress there.
-fn can_run(state: &State, job: JobIdx, kind: u8) -> bool {
-    let speed = state.speed_on(job, kind);
-    let fits = state.usable_of_kind(job, kind) >= u32::from(state.spec(job).gpus);
+/// Whether GPUs of this model could hold the job, and it makes progress there.
+fn can_run(state: &State, job: JobIdx, gpu_model: u8) -> bool {
+    let speed = state.speed_on(job, gpu_model);
+    let fits = state.usable_of_model(job, gpu_model) >= u32::from(state.spec(job).gpus);
     fits && speed.is_finite() && speed > 0.0
 }
 
 fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
-    if plan.kinds.len() > 1 {
+    if plan.gpu_models.len() > 1 {
         let guessed = |k: &u8| runs[usize::from(*k)] && plan.measured_on(job, *k).is_none();
-        if let Some(kind) = kinds(plan).find(guessed) {
-            plan.note(job, Why::SpeedGuessed(kind));
+        if let Some(gpu_model) = gpu_models(plan).find(guessed) {
+            plan.note(job, Reason::SpeedGuessed(gpu_model));
         }
     }
 }
@@ -765,7 +766,7 @@ fn claim(
     Claim {
         gpus: f64::from(spec.gpus),
         weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
-        speed: kinds(state).map(speed).collect(),
+        speed: gpu_models(state).map(speed).collect(),
         left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
         age_s: now_s - state.job(job).submitted.secs(),
         isolated_s,
@@ -786,26 +787,26 @@ fn tenants(state: &State, members: &[JobIdx]) -> SmallVec<[(JobIdx, Knobs); 4]> 
 }
 
 /// Speed of a member beside the others, relative to alone.
-fn pace(plan: &Plan<'_>, members: &[JobIdx], job: JobIdx, kind: u8) -> f64 {
+fn pace(plan: &Plan<'_>, members: &[JobIdx], job: JobIdx, gpu_model: u8) -> f64 {
     if members.len() == 1 {
         return 1.0;
     }
     let who = members.iter().position(|j| *j == job).unwrap_or(0);
-    plan.belief.speed(plan, kind, &tenants(plan, members), who).mean
+    plan.belief.speed(plan, gpu_model, &tenants(plan, members), who).mean
 }
 
 /// Steps per second of two jobs on the same GPUs, as believed; nothing if nobody knows, or if their
 /// memory does not fit.
-fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], kind: u8) -> [f64; 2] {
+fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], gpu_model: u8) -> [f64; 2] {
     let tenants = tenants(plan, &pair);
     let mem_mib: u32 = pair.iter().map(|j| plan.spec(*j).knobs.mem_mib).sum();
-    let has_mib = plan.kinds[usize::from(kind)].mem_mib;
-    if !plan.belief.knows(plan, kind, &tenants) || (has_mib > 0 && mem_mib > has_mib) {
+    let has_mib = plan.gpu_models[usize::from(gpu_model)].mem_mib;
+    if !plan.belief.knows(plan, gpu_model, &tenants) || (has_mib > 0 && mem_mib > has_mib) {
         return [0.0; 2];
     }
     let speed = |who: usize| {
-        let alone = plan.speed_on(pair[who], kind) / plan.profile(pair[who]).step_s.max(1e-12);
-        alone * plan.belief.speed(plan, kind, &tenants, who).mean
+        let alone = plan.speed_on(pair[who], gpu_model) / plan.profile(pair[who]).step_s.max(1e-12);
+        alone * plan.belief.speed(plan, gpu_model, &tenants, who).mean
     };
     [speed(0), speed(1)]
 }

@@ -21,11 +21,13 @@
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
-use crate::performance::latency::{Axis, Knowledge};
+use crate::performance::latency::{Axis, LatencyModel};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
-use crate::reason::Why;
+use crate::policy::serving::{
+    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+};
+use crate::reason::Reason;
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 
@@ -75,20 +77,20 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.01..=1.0).contains(&params.part) {
         return Err("part: expected 0.01 to 1".into());
     }
-    let house = House {
+    let limits = Limits {
         max_tasks: params.max_training,
         least_permille: (params.least_training * 1000.0).round() as u16,
         min_memory: params.min_memory,
     };
-    house.check()?;
-    let known = Knowledge::new(Axis::Inverse, params.profile_points);
-    Ok(Lodging::new(house, Gpulets { params, house, known }))
+    limits.check()?;
+    let known = LatencyModel::new(Axis::Inverse, params.profile_points);
+    Ok(ServiceColocation::new(limits, Gpulets { params, limits, known }))
 }
 
 struct Gpulets {
     params: Params,
-    house: House,
-    known: Knowledge,
+    limits: Limits,
+    known: LatencyModel,
 }
 
 impl Gpulets {
@@ -115,20 +117,20 @@ impl Gpulets {
     }
 }
 
-impl Tactics for Gpulets {
-    fn learn(&mut self, state: &State, _: &Rooms, job: JobIdx, sample: &Sample) {
+impl ColocationPolicy for Gpulets {
+    fn learn(&mut self, state: &State, _: &GpuIndex, job: JobIdx, sample: &Sample) {
         self.known.learn(state, job, sample);
     }
 
-    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         let rest = |gpu: GpuIdx| {
             let room = rooms.room(gpu);
             let service = room.service.map_or(0, |s| plan.job(s).knobs.sm_permille);
-            rooms.left_for_each(service, room.lodgers.len() + 1)
+            rooms.left_for_each(service, room.training.len() + 1)
         };
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
         let fit = all.filter(|g| rooms.has_place(plan, *g, job)).map(|g| (rest(g), g));
-        fit.filter(|(rest, _)| *rest >= self.house.least_permille).min().map(|(_, gpu)| gpu)
+        fit.filter(|(rest, _)| *rest >= self.limits.least_permille).min().map(|(_, gpu)| gpu)
     }
 
     fn settle(
@@ -136,34 +138,34 @@ impl Tactics for Gpulets {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
-    ) -> Setting {
+        room: &GpuTenants,
+    ) -> ServiceConfig {
         self.known.notice(plan);
-        let most = self.house.most_beside(room.lodgers.len());
+        let most = self.limits.most_beside(room.training.len());
         let Some(seen) = room.seen else {
-            let why = match self.known.points(plan.spec(service).profile) {
-                0 => Why::LatencyUnknown,
-                points => Why::LatencyProfiled(points),
+            let reason = match self.known.points(plan.spec(service).profile) {
+                0 => Reason::LatencyUnknown,
+                points => Reason::LatencyProfiled(points),
             };
-            plan.note(service, why);
+            plan.note(service, reason);
             // Until its load is known, half of the GPU.
             let batch = plan.spec(service).knobs.batch;
-            return Setting { batch, permille: Knobs::SM_ALL / 2, stay: true, look: None };
+            return ServiceConfig { batch, permille: Knobs::SM_ALL / 2, stay: true, look: None };
         };
         let (permille, batch) = match self.partition(plan, gpu, service, seen.load_rps) {
             Some(found) if found.0 <= most => found,
             _ => {
-                plan.note(service, Why::SloOutOfReach);
+                plan.note(service, Reason::SloOutOfReach);
                 (most, self.params.batches.last().copied().unwrap_or(0))
             }
         };
-        Setting { batch, permille, stay: true, look: None }
+        ServiceConfig { batch, permille, stay: true, look: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::serving::testing::Stage;
+    use crate::policy::serving::testing::ServingWorld;
     use crate::testing::picture;
     use expect_test::expect;
 
@@ -179,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_service_and_its_lodger() {
-        let stage = Stage::of_two_services("gpulets-like");
+        let world = ServingWorld::of_two_services("gpulets-like");
         expect![[r#"
             nobody has asked yet, 0.0s
               light 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -196,6 +198,6 @@ mod tests {
             later, 11m 04s
               GPU 0: light 200 ‰ batch 16 a 400 ‰ b 400 ‰
               GPU 1: heavy 200 ‰ batch 16
-        "#]].assert_eq(&stage.story);
+        "#]].assert_eq(&world.outcome);
     }
 }

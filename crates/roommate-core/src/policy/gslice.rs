@@ -21,8 +21,10 @@ use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
-use crate::reason::Why;
+use crate::policy::serving::{
+    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+};
+use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,13 +79,13 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !parts.iter().all(|v| (0.001..=1.0).contains(v)) || params.max_batch == 0 {
         return Err("step, slack, fill: expected 0.001 to 1; max_batch: above 0".into());
     }
-    let house = House {
+    let limits = Limits {
         max_tasks: params.max_training,
         least_permille: (params.least_training * 1000.0).round() as u16,
         min_memory: params.min_memory,
     };
-    house.check()?;
-    Ok(Lodging::new(house, Gslice { params, house, loops: Vec::new() }))
+    limits.check()?;
+    Ok(ServiceColocation::new(limits, Gslice { params, limits, loops: Vec::new() }))
 }
 
 /// The loop of one service.
@@ -100,19 +102,19 @@ struct Loop {
 
 struct Gslice {
     params: Params,
-    house: House,
+    limits: Limits,
     loops: Vec<Loop>,
 }
 
 /// A load that differs by less is the same.
 const SAME_LOAD: f64 = 0.2;
 
-impl Tactics for Gslice {
-    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+impl ColocationPolicy for Gslice {
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
         match self.params.gpu {
-            Choice::First => all.filter(fits).min_by_key(|g| (rooms.room(*g).lodgers.len(), *g)),
+            Choice::First => all.filter(fits).min_by_key(|g| (rooms.room(*g).training.len(), *g)),
             Choice::Random => {
                 let fit: Vec<GpuIdx> = all.filter(fits).collect();
                 let lot = fit.len().checked_sub(1)?;
@@ -126,11 +128,11 @@ impl Tactics for Gslice {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
-    ) -> Setting {
+        room: &GpuTenants,
+    ) -> ServiceConfig {
         self.loops.resize(plan.gpus.len(), Loop::default());
         let even = Knobs::SM_ALL / (u16::from(self.params.max_training) + 1);
-        let most = self.house.most_beside(room.lodgers.len());
+        let most = self.limits.most_beside(room.training.len());
         let state = &mut self.loops[gpu.usize()];
         if state.service != Some(service) {
             let batch = plan.spec(service).knobs.batch;
@@ -148,7 +150,7 @@ impl Tactics for Gslice {
                 state.failed = (failed.max(state.permille), seen.load_rps);
                 state.permille = (state.permille + step).min(Knobs::SM_ALL);
                 if state.permille >= most {
-                    plan.note(service, Why::SloOutOfReach);
+                    plan.note(service, Reason::SloOutOfReach);
                 }
             } else if seen.p99_s < self.params.slack * slo_s {
                 let less = state.permille.saturating_sub(step).max(step);
@@ -160,17 +162,17 @@ impl Tactics for Gslice {
             let down = 1 << fills.ilog2();
             state.batch = down.min(self.params.max_batch);
         } else if room.seen.is_none() {
-            plan.note(service, Why::NotHeardOf);
+            plan.note(service, Reason::NotHeardOf);
         }
         // With nobody beside it, it has all; the loop goes on where it was.
-        let permille = if room.lodgers.is_empty() { Knobs::SM_ALL } else { state.permille };
-        Setting { batch: state.batch, permille: permille.min(most), stay: true, look: None }
+        let permille = if room.training.is_empty() { Knobs::SM_ALL } else { state.permille };
+        ServiceConfig { batch: state.batch, permille: permille.min(most), stay: true, look: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::serving::testing::Stage;
+    use crate::policy::serving::testing::ServingWorld;
     use crate::testing::picture;
     use expect_test::expect;
 
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_service_and_its_lodger() {
-        let stage = Stage::of_two_services("gslice-like");
+        let world = ServingWorld::of_two_services("gslice-like");
         expect![[r#"
             nobody has asked yet, 0.0s
               light has not answered yet; until it does it has the share at the knee of its curve
@@ -204,6 +206,6 @@ mod tests {
               GPU 0: light 200 ‰ batch 1 a 800 ‰
               GPU 1: heavy 250 ‰ batch 8 b 750 ‰
         "#]]
-        .assert_eq(&stage.story);
+        .assert_eq(&world.outcome);
     }
 }

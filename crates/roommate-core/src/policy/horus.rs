@@ -10,7 +10,7 @@
 //!
 //! # Reads / does / wakes
 //! Reads predicted utilisation and memory from profiles, declared memory, CPU, the number of GPUs, and
-//! measurements of jobs that are alone on their GPUs, which replace the prediction for their kind of work.
+//! measurements of jobs that are alone on their GPUs, which replace the prediction for their profile.
 //! No duration is read. Starts jobs on shared GPUs, unconfined (a share of 0: promised nothing); never
 //! preempts, except for `migrate`, which moves the busiest of three or more roommates to idle GPUs. A job
 //! of unknown utilisation has GPUs of its own. Wakes when a job arrives or leaves, a node does, or
@@ -20,7 +20,7 @@
 //! The released simulator starts one job per second; here a step repeats until nothing fits. Its memory
 //! term divides only the newcomer's memory by the capacity (`mem_term = released`); it looks at sampled
 //! utilisations, here means are used. A GPU without tenants needs no memory margin. Tasks of one job go to
-//! different GPUs, of one kind if one kind could hold them; among equally cheap nodes those that hold more
+//! different GPUs, of one GPU model if one GPU model could hold them; among equally cheap nodes those that hold more
 //! of the gang come first, and when a node is full the next cheapest follows, because racks are not known.
 //! In `horus-plus` jobs are clustered anew after every fifth of the line has been replaced, a line that
 //! has nothing that fits passes its turn on, and a job that was put back earns no credit beyond its
@@ -120,7 +120,7 @@ struct Need {
     alone: bool,
 }
 
-/// What was measured of a kind of work that had its GPUs for itself.
+/// What was measured of a profile that had its GPUs for itself.
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
     samples: u32,
@@ -129,7 +129,7 @@ struct Measured {
     mem_mib: u32,
 }
 
-/// So many measurements are enough to know a kind of work.
+/// So many measurements are enough to know a profile.
 const ENOUGH_SAMPLES: u32 = 16;
 
 impl Measured {
@@ -146,7 +146,7 @@ impl Measured {
 /// GPUs that cost any job the same: interchangeable, up to the lowest index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Class {
-    kind: u8,
+    gpu_model: u8,
     tasks: u8,
     util: Util,
     mem_mib: u32,
@@ -331,8 +331,8 @@ impl Horus {
         let util = measured
             .map(Measured::utils)
             .or_else(|| predicted.map(|p| (exact(p.sm_util), exact(p.sm_util_max.max(p.sm_util)))));
-        let kinds = state.kinds.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
-        let least = kinds.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
+        let gpu_models = state.gpu_models.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
+        let least = gpu_models.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
         let mem_mib = match spec.knobs.mem_mib {
             0 => {
                 let seen = measured.map(|m| m.mem_mib).filter(|m| *m > 0);
@@ -352,7 +352,7 @@ impl Horus {
         let most = usize::from(self.params.max_tasks.min(state.max_tenants));
         for idx in gpus {
             let gpu = state.gpu(idx);
-            let mut class = Class { kind: gpu.kind, tasks: 0, util: 0, mem_mib: 0 };
+            let mut class = Class { gpu_model: gpu.gpu_model, tasks: 0, util: 0, mem_mib: 0 };
             let mut open = state.node(gpu.node).up && gpu.tenants.len() < most;
             for tenant in &gpu.tenants {
                 let need = self.need(state, *tenant);
@@ -361,7 +361,7 @@ impl Horus {
                 class.util += need.mean;
                 class.mem_mib += need.mem_mib.max(state.job(*tenant).knobs.mem_mib);
             }
-            if state.kinds[usize::from(gpu.kind)].mem_mib == 0 {
+            if state.gpu_models[usize::from(gpu.gpu_model)].mem_mib == 0 {
                 class.mem_mib = 0;
             }
             self.devices.set(idx, open.then_some(class));
@@ -410,14 +410,14 @@ impl Horus {
         if spec.gpus == 1 {
             return self.cheapest(plan, job, need).map(|g| GpuSet::from_slice(&[g]));
         }
-        let kinds = || (0..plan.kinds.len() as u8).filter(|k| spec.allows(*k));
-        let holds = |k: u8| plan.usable_of_kind(job, k) >= u32::from(spec.gpus);
-        if !kinds().any(holds) {
+        let gpu_models = || (0..plan.gpu_models.len() as u8).filter(|k| spec.allows(*k));
+        let holds = |k: u8| plan.usable_of_model(job, k) >= u32::from(spec.gpus);
+        if !gpu_models().any(holds) {
             return self.gang(plan, job, need, None).map(|c| c.2);
         }
         let mut best: Option<Choice> = None;
-        for kind in kinds() {
-            let found = self.gang(plan, job, need, Some(kind));
+        for gpu_model in gpu_models() {
+            let found = self.gang(plan, job, need, Some(gpu_model));
             let better = |c: &Choice| best.as_ref().is_none_or(|b| (c.0, c.1) < (b.0, b.1));
             if let Some(found) = found.filter(better) {
                 best = Some(found);
@@ -428,9 +428,9 @@ impl Horus {
 
     /// Price of a GPU of this class, if the job may go there.
     fn offer(&self, plan: &State, job: JobIdx, need: &Need, class: &Class) -> Option<f64> {
-        let capacity = plan.kinds[usize::from(class.kind)].mem_mib;
+        let capacity = plan.gpu_models[usize::from(class.gpu_model)].mem_mib;
         let admitted =
-            plan.spec(job).allows(class.kind) && self.params.admits(class, need, capacity);
+            plan.spec(job).allows(class.gpu_model) && self.params.admits(class, need, capacity);
         admitted.then(|| self.params.price(class, need, capacity))
     }
 
@@ -452,9 +452,15 @@ impl Horus {
 
     /// GPUs for a gang: from each of the cheapest nodes in turn as anchor, then the others in order; the
     /// try with the fewest nodes wins, then the cheapest.
-    fn gang(&mut self, plan: &State, job: JobIdx, need: &Need, kind: Option<u8>) -> Option<Choice> {
+    fn gang(
+        &mut self,
+        plan: &State,
+        job: JobIdx,
+        need: &Need,
+        gpu_model: Option<u8>,
+    ) -> Option<Choice> {
         let mut scratch = std::mem::take(&mut self.scratch);
-        let enough = self.price_classes(plan, job, need, kind, &mut scratch);
+        let enough = self.price_classes(plan, job, need, gpu_model, &mut scratch);
         let best = enough
             .then(|| {
                 self.offers(plan, job, need, &mut scratch);
@@ -471,13 +477,13 @@ impl Horus {
         plan: &State,
         job: JobIdx,
         need: &Need,
-        kind: Option<u8>,
+        gpu_model: Option<u8>,
         to: &mut Scratch,
     ) -> bool {
         to.priced.clear();
         let mut gpus = 0;
         for (class, set) in self.devices.iter() {
-            if kind.is_some_and(|k| k != class.kind) {
+            if gpu_model.is_some_and(|k| k != class.gpu_model) {
                 continue;
             }
             if let Some(price) = self.offer(plan, job, need, class) {
@@ -614,22 +620,22 @@ mod tests {
     use crate::interference::Undisturbed;
     use crate::journal::{self, JobLine, Observer, StepView};
     use crate::profile::{Predicted, Profile};
-    use crate::testing::{Outcome, Scene};
+    use crate::testing::{Outcome, TestCase};
     use expect_test::expect;
     use std::sync::Arc;
 
-    /// A scene in which every job has a profile of its own; its fifth word is its utilisation in percent,
+    /// A case in which every job has a profile of its own; its fifth word is its utilisation in percent,
     /// `?` if that is not known.
-    fn scene(policy: &str, params: &str, cluster: &str, jobs: &str) -> Scene {
+    fn case(policy: &str, params: &str, cluster: &str, jobs: &str) -> TestCase {
         let (mut plain, mut utils) = (Vec::new(), BTreeMap::new());
         for job in jobs.split(',') {
             let (rest, util) = job.trim().rsplit_once(' ').unwrap();
             utils.insert(rest.split(' ').next().unwrap(), util.parse::<f64>().ok());
             plain.push(rest);
         }
-        let mut scene = Scene::new(policy, cluster, &plain.join(","));
-        scene.params = serde_json::from_str(params).unwrap();
-        for actor in &mut scene.actors {
+        let mut case = TestCase::new(policy, cluster, &plain.join(","));
+        case.params = serde_json::from_str(params).unwrap();
+        for job in &mut case.jobs {
             let mut profile = Profile::of_step(1.0);
             let predicted = |u: f64| Predicted {
                 sm_util: u / 100.0,
@@ -638,11 +644,11 @@ mod tests {
                 dram_util: 0.1,
                 mem_mib: 1_000,
             };
-            profile.predicted = utils[actor.name.as_str()].map(predicted);
-            actor.spec.profile = ProfileIdx::from_usize(scene.profiles.len());
-            scene.profiles.push(profile);
+            profile.predicted = utils[job.name.as_str()].map(predicted);
+            job.spec.profile = ProfileIdx::from_usize(case.profiles.len());
+            case.profiles.push(profile);
         }
-        scene
+        case
     }
 
     /// Who was started when and where.
@@ -672,7 +678,7 @@ mod tests {
     }
 
     fn placed(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
-        starts(&scene(policy, params, cluster, jobs).run())
+        starts(&case(policy, params, cluster, jobs).run())
     }
 
     fn need(percent: Util, mem_mib: u32) -> Need {
@@ -680,7 +686,7 @@ mod tests {
     }
 
     fn class(tasks: u8, percent: Util, mem_mib: u32) -> Class {
-        Class { kind: 0, tasks, util: percent * 100, mem_mib }
+        Class { gpu_model: 0, tasks, util: percent * 100, mem_mib }
     }
 
     #[test]
@@ -730,9 +736,9 @@ mod tests {
     fn light_first_then_up_to_100_percent() {
         // The first picture of the specification: c and d alone, b beside c (90 %), a beside d (110 %).
         let jobs = "a 0 1 4 80, b 0 1 6 60, c 0 1 4 30, d 0 1 3 30";
-        let mut scene = scene("horus", "{}", "1x2", jobs);
-        scene.truth = Arc::new(Undisturbed);
-        let outcome = scene.run();
+        let mut case = case("horus", "{}", "1x2", jobs);
+        case.truth = Arc::new(Undisturbed);
+        let outcome = case.run();
         expect!["0 a on 1, 0 b on 0, 0 c on 0, 0 d on 1"].assert_eq(&starts(&outcome));
         expect![[r#"
             gpu0  ####bb
@@ -758,11 +764,11 @@ mod tests {
         expect![[r#"
             gpu0  bcdefgaa
         "#]]
-        .assert_eq(&scene("horus", alone, "1x1", jobs).run().chart());
+        .assert_eq(&case("horus", alone, "1x1", jobs).run().chart());
         expect![[r#"
             gpu0  bcaadefg
         "#]]
-        .assert_eq(&scene("horus-plus", alone, "1x1", jobs).run().chart());
+        .assert_eq(&case("horus-plus", alone, "1x1", jobs).run().chart());
     }
 
     #[test]
@@ -774,28 +780,28 @@ mod tests {
             gpu0  aaabbc
             gpu1  .ddbb
         "#]]
-        .assert_eq(&scene("horus", &one(5), "1x2", jobs).run().chart());
+        .assert_eq(&case("horus", &one(5), "1x2", jobs).run().chart());
         expect![[r#"
             gpu0  aaabbdd
             gpu1  ...bbc
         "#]]
-        .assert_eq(&scene("horus", &one(1), "1x2", jobs).run().chart());
+        .assert_eq(&case("horus", &one(1), "1x2", jobs).run().chart());
     }
 
     #[test]
     fn memory_and_the_number_of_tasks_are_limits() {
-        let mut scene =
-            scene("horus", "{}", "1x1:v100", "a 0 1 2 5, b 0 1 2 5, c 0 1 2 5, d 0 1 2 5");
-        expect!["0 a on 0, 0 b on 0, 0 c on 0, 6 d on 0"].assert_eq(&starts(&scene.run()));
-        for actor in &mut scene.actors {
-            actor.spec.knobs.mem_mib = 7_942;
+        let mut case =
+            case("horus", "{}", "1x1:v100", "a 0 1 2 5, b 0 1 2 5, c 0 1 2 5, d 0 1 2 5");
+        expect!["0 a on 0, 0 b on 0, 0 c on 0, 6 d on 0"].assert_eq(&starts(&case.run()));
+        for job in &mut case.jobs {
+            job.spec.knobs.mem_mib = 7_942;
         }
         // Two would leave 500 MiB free, which is not more than the margin.
-        expect!["0 a on 0, 2 b on 0, 4 c on 0, 6 d on 0"].assert_eq(&starts(&scene.run()));
-        for actor in &mut scene.actors {
-            actor.spec.knobs.mem_mib = 7_941;
+        expect!["0 a on 0, 2 b on 0, 4 c on 0, 6 d on 0"].assert_eq(&starts(&case.run()));
+        for job in &mut case.jobs {
+            job.spec.knobs.mem_mib = 7_941;
         }
-        expect!["0 a on 0, 0 b on 0, 4 c on 0, 4 d on 0"].assert_eq(&starts(&scene.run()));
+        expect!["0 a on 0, 0 b on 0, 4 c on 0, 4 d on 0"].assert_eq(&starts(&case.run()));
     }
 
     #[test]
@@ -842,12 +848,11 @@ mod tests {
 
     #[test]
     fn measurements_replace_predictions() {
-        let scene = scene("horus", r#"{"overcommit_cap": 100}"#, "1x1", "a 0 1 9 ?, b 0 1 9 30");
-        let policy = crate::policy::find("horus").unwrap().build(&scene.params).unwrap();
-        let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), 0);
-        scene.profiles.iter().for_each(|p| _ = engine.add_profile(p.clone()));
-        let jobs: Vec<JobIdx> =
-            scene.actors.iter().map(|a| engine.add_job(a.spec.clone())).collect();
+        let case = case("horus", r#"{"overcommit_cap": 100}"#, "1x1", "a 0 1 9 ?, b 0 1 9 30");
+        let policy = crate::policy::find("horus").unwrap().build(&case.params).unwrap();
+        let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), 0);
+        case.profiles.iter().for_each(|p| _ = engine.add_profile(p.clone()));
+        let jobs: Vec<JobIdx> = case.jobs.iter().map(|a| engine.add_job(a.spec.clone())).collect();
         engine.step(Time::ZERO, &[Event::Submitted(jobs[0])]);
         engine.step(Time::ZERO, &[Event::Started(jobs[0])]);
         let at = Time::from_secs;

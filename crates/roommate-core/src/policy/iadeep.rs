@@ -32,15 +32,15 @@ mod tuning_sessions;
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use crate::interference::degradation::{Appetite, Predictor, Source, View};
+use crate::interference::degradation::{DegradationModel, ResourceDemand, Source, View};
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::time::{Span, Time};
-use admission::Room;
-use colocation_index::{Board, Kinds, can_share, left_s};
+use admission::DeviceTenants;
+use colocation_index::{ColocationIndex, Profiles, can_share, left_s};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -111,7 +111,7 @@ type Roommates = SmallVec<[JobIdx; 4]>;
 struct IaDeep {
     params: Params,
     queue: BTreeSet<(Time, JobIdx)>,
-    predictor: Predictor,
+    predictor: DegradationModel,
     tuning: Tuning,
     /// Who was on each GPU when the last call ended: with whom everything since was measured.
     rooms: Vec<Roommates>,
@@ -120,7 +120,7 @@ struct IaDeep {
     /// Degradation of each job as last measured; 0 = never.
     pd: Vec<f64>,
     /// Made when it is first asked for in a call.
-    board: Option<Board>,
+    board: Option<ColocationIndex>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -150,7 +150,7 @@ impl IaDeep {
         let window = Span::from_secs(params.measure_s).max(Span(1));
         Self {
             queue: BTreeSet::new(),
-            predictor: Predictor::new(view, 0),
+            predictor: DegradationModel::new(view, 0),
             tuning: Tuning::new(options, window, params.drift, params.tune_alone),
             rooms: Vec::new(),
             touched: BTreeSet::new(),
@@ -198,7 +198,7 @@ impl IaDeep {
                     self.count(plan, *job, sample.sm_util, sample.dram_util);
                     sampled.insert(*job);
                 }
-                Event::Failed { job, why: Why::OutOfMemory, .. } => {
+                Event::Failed { job, reason: Reason::OutOfMemory, .. } => {
                     self.tuning.ran_out_of_memory(plan, *job);
                 }
                 _ => {}
@@ -224,19 +224,19 @@ impl IaDeep {
         }
     }
 
-    /// Notes what counters show of a kind of work.
+    /// Notes what counters show of a profile.
     fn count(&mut self, plan: &Plan<'_>, job: JobIdx, sm: f32, dram: f32) {
         let spec = plan.spec(job);
         if sm > 0.0 {
             let training = plan.profile(job).training.as_ref();
-            let appetite = Appetite {
+            let demand = ResourceDemand {
                 sm: f64::from(sm),
                 dram: f64::from(dram),
                 mem_gib: f64::from(spec.knobs.mem_mib) / 1024.0,
                 cpu: f64::from(spec.knobs.cpu_milli) / 1000.0,
                 batch: f64::from(training.map_or(spec.knobs.batch, |t| t.batch)),
             };
-            self.predictor.count(spec.profile, appetite);
+            self.predictor.count(spec.profile, demand);
         }
     }
 
@@ -316,10 +316,9 @@ impl IaDeep {
 
     /// Joins the tenants of the device where that is predicted to harm least, or waits.
     fn place_beside(&mut self, plan: &mut Plan<'_>, job: JobIdx, ahead: usize) -> bool {
-        let mut board = self
-            .board
-            .take()
-            .unwrap_or_else(|| Board::new(plan, &self.tuning, self.params.max_tenants, &self.pd));
+        let mut board = self.board.take().unwrap_or_else(|| {
+            ColocationIndex::new(plan, &self.tuning, self.params.max_tenants, &self.pd)
+        });
         let joins = self.joins(plan, &mut board, job, ahead);
         let devices = if joins {
             board.first(plan, job, TRIES, |new, there| self.harm(new, there))
@@ -331,7 +330,13 @@ impl IaDeep {
     }
 
     /// Whether there is a device to join, and that is better than to wait.
-    fn joins(&self, plan: &mut Plan<'_>, board: &mut Board, job: JobIdx, ahead: usize) -> bool {
+    fn joins(
+        &self,
+        plan: &mut Plan<'_>,
+        board: &mut ColocationIndex,
+        job: JobIdx,
+        ahead: usize,
+    ) -> bool {
         let Some(first) = board.best(plan, job, |new, there| self.harm(new, there)) else {
             placement::note_no_room(plan, job);
             return false;
@@ -342,7 +347,7 @@ impl IaDeep {
             if gain <= 0.0 {
                 let with = plan.gpu(first).tenants[0];
                 let saves = Span::from_secs((-gain).min(1e9));
-                plan.note(job, Why::BetterToWait { than_beside: with, saves });
+                plan.note(job, Reason::BetterToWait { than_beside: with, saves });
                 return false;
             }
         }
@@ -361,7 +366,7 @@ impl IaDeep {
                 let pd_permille = (said.pd * 1000.0).round().min(1e9) as u32;
                 let source =
                     if self.params.predictor == Sight::Off { Source::Thumb } else { said.source };
-                plan.note(job, Why::Beside { job: with[0], pd_permille, source });
+                plan.note(job, Reason::Beside { job: with[0], pd_permille, source });
                 return true;
             }
             plan.undo_to(mark);
@@ -377,7 +382,7 @@ impl IaDeep {
         }
         let mut harm = self.predictor.predict(new, there).pd;
         for (i, kind) in there.iter().enumerate() {
-            let mut rest: Kinds =
+            let mut rest: Profiles =
                 there.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, p)| *p).collect();
             let before = self.predictor.predict(*kind, &rest).pd;
             rest.push(new);
@@ -411,8 +416,8 @@ impl IaDeep {
             |mask: u32, who: usize| later.as_ref().map_or(1.0, |l| pd(l, mask, who)),
         );
         let left = |members: &Roommates| members.iter().map(|j| left_s(plan, *j)).collect();
-        let here = Room { left_s: left(&now), pd: &of_now };
-        let next = later.as_ref().map(|l| Room { left_s: left(l), pd: &of_later });
+        let here = DeviceTenants { left_s: left(&now), pd: &of_now };
+        let next = later.as_ref().map(|l| DeviceTenants { left_s: left(l), pd: &of_later });
         let behind = self.queue.len().saturating_sub(ahead + 1);
         admission::gain_s(&here, next.as_ref(), behind, plan.gpus.len() as f64)
     }

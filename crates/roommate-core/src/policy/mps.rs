@@ -9,7 +9,7 @@
 //! multiprocessors and the memory alone (`kernel-est`).
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, memory, CPU and kinds of GPU; `kernel-est` also the utilisation of kinds of work, measured or else
+//! Reads GPUs, memory, CPU and GPU model; `kernel-est` also the utilisation of profiles, measured or else
 //! predicted, and measured steps of tasks that share. Never reads durations, batch sizes or objectives of services, which
 //! are tasks like any other here. Starts tasks, never tunes, moves or stops one. Wakes when a task arrives or leaves or a
 //! node does; never by time.
@@ -67,7 +67,7 @@ pub(super) struct Params {
     choice: Choice,
     /// Most tasks on a GPU.
     max_tasks: u8,
-    /// Utilisation of a kind of work of which nothing is known.
+    /// Utilisation of a profile of which nothing is known.
     util_default: f64,
 }
 
@@ -77,7 +77,7 @@ impl Default for Params {
     }
 }
 
-/// How busy a kind of work keeps the multiprocessors and the memory bandwidth.
+/// How busy a profile keeps the multiprocessors and the memory bandwidth.
 type Use = [f64; 2];
 
 /// A line through the origin over two products of uses, fitted by least squares.
@@ -241,16 +241,16 @@ impl Colocate {
     fn has_room(&self, state: &State, job: JobIdx, gpu: GpuIdx, knobs: Knobs) -> bool {
         let on = state.gpu(gpu);
         let most = usize::from(self.params.max_tasks.min(state.max_tenants));
-        let mem_mib = state.kinds[usize::from(on.kind)].mem_mib;
+        let mem_mib = state.gpu_models[usize::from(on.gpu_model)].mem_mib;
         let fits = mem_mib == 0 || on.mem_used_mib.saturating_add(knobs.mem_mib) <= mem_mib;
-        let usable = state.node(on.node).up && state.spec(job).allows(on.kind);
+        let usable = state.node(on.node).up && state.spec(job).allows(on.gpu_model);
         usable && fits && on.tenants.len() < most
     }
 
     /// What speaks against a GPU.
     fn price(&self, state: &State, job: JobIdx, gpu: GpuIdx, seed: u64) -> f64 {
         let on = state.gpu(gpu);
-        let fullness = match state.kinds[usize::from(on.kind)].mem_mib {
+        let fullness = match state.gpu_models[usize::from(on.gpu_model)].mem_mib {
             0 => 0.0,
             all => f64::from(on.mem_used_mib) / f64::from(all),
         };

@@ -9,7 +9,7 @@
 //!
 //! # Reads / does / wakes
 //! Reads objective, memory and profiled latency of services (at most `profile_points` for each curve; how many were used is
-//! said in `explain`), the load and latency that are measured, batch times beside others, counters of kinds of work, and
+//! said in `explain`), the load and latency that are measured, batch times beside others, counters of profiles of work, and
 //! measured steps of training. Never reads lengths. Starts one service on a GPU and up to `max_training` training tasks beside
 //! it, first come, first served; turns batch, share and memory; suspends training that the objective has no room for. Wakes at
 //! every measurement and, while it searches, after `round_s`.
@@ -20,7 +20,7 @@
 //! the objective is kept; each time it is not, the next try of that service waits twice as long. A
 //! service that nobody asks anything has the least share that answers one request in time. One that has not answered
 //! yet has the share at its knee. Without profiled points a service is taken to need twice as long with half of the GPU;
-//! without observations company is taken to cost nothing, give or take 30 %.
+//! without observations colocation is taken to cost nothing, give or take 30 %.
 //!
 //! # Differs from the paper
 //! `slo_model=published` is the constraint as printed, (load / batch) · latency ≤ objective, which counts neither the time in which
@@ -42,11 +42,14 @@ use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::math::lcb::Search;
 use crate::math::queueing::{Latencies, Queue};
-use crate::performance::latency::{Axis, Companies, Company, Knowledge};
+use crate::performance::latency::{Axis, Colocation, ColocationHistory, LatencyModel};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::policy::serving::{House, Kind, Lodging, Room, Rooms, Setting, Tactics};
-use crate::reason::Why;
+use crate::policy::serving::{
+    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+    TenantProfiles,
+};
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -152,24 +155,24 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !sane(p.calm_s, 0.0) || !sane(p.round_s, 0.0) || !sane(p.retry_s, 1.0) {
         return Err("calm_s, round_s: expected seconds; retry_s: at least 1".into());
     }
-    let house = House {
+    let limits = Limits {
         max_tasks: p.max_training,
         least_permille: (p.least_training * 1000.0).round() as u16,
         min_memory: p.min_memory,
     };
-    house.check()?;
-    let known = Knowledge::new(p.curve, p.profile_points);
+    limits.check()?;
+    let known = LatencyModel::new(p.curve, p.profile_points);
     let mudi = Mudi {
         params,
-        house,
+        limits,
         known,
-        companies: Companies::default(),
-        limits: BTreeMap::new(),
+        colocations: ColocationHistory::default(),
+        longest_batches: BTreeMap::new(),
         failures: BTreeMap::new(),
         tuners: Vec::new(),
         scores: Vec::new(),
     };
-    Ok(Lodging::new(house, mudi))
+    Ok(ServiceColocation::new(limits, mudi))
 }
 
 /// What is being tuned on one GPU.
@@ -180,7 +183,7 @@ struct Tuner {
     /// Somebody lodges here against the prediction, since this measurement.
     trial: Option<u32>,
     /// For whom and beside whom.
-    company: Option<(JobIdx, SmallVec<[ProfileIdx; 3]>)>,
+    colocation: Option<(JobIdx, SmallVec<[ProfileIdx; 3]>)>,
     /// The load for which batch sizes were searched.
     load_rps: f64,
     search: Option<Search>,
@@ -194,21 +197,21 @@ struct Tuner {
     low_since: Option<Time>,
 }
 
-/// A service, a kind of GPU, an objective; steps of load; steps of strictness.
+/// A service, a GPU model, an objective; steps of load; steps of strictness.
 type LimitKey = ((ProfileIdx, u8, u32), i32, i32);
 
 struct Mudi {
     params: Params,
-    house: House,
-    known: Knowledge,
-    companies: Companies,
-    /// Longest batches that keep an objective: by service, kind of GPU and objective, load, strictness.
-    limits: BTreeMap<LimitKey, Vec<f64>>,
+    limits: Limits,
+    known: LatencyModel,
+    colocations: ColocationHistory,
+    /// Longest batches that keep an objective: by service, GPU model and objective, load, strictness.
+    longest_batches: BTreeMap<LimitKey, Vec<f64>>,
     /// When a trial beside a kind of service last failed, and how many did in a row.
     failures: BTreeMap<ProfileIdx, (Time, u32)>,
     tuners: Vec<Tuner>,
     /// Kinds of rooms by score, a buffer.
-    scores: Vec<(f64, Kind)>,
+    scores: Vec<(f64, TenantProfiles)>,
 }
 
 /// Share of the objective at and below which nobody is made stricter any more.
@@ -231,26 +234,26 @@ impl Mudi {
         self.tuners.resize_with(state.gpus.len(), Tuner::default);
     }
 
-    fn features(&self, state: &State, company: &Company) -> Vec<f64> {
-        let own = self.known.uses(state, company.service);
-        let others = company.others.iter().map(|o| self.known.uses(state, *o));
+    fn features(&self, state: &State, colocation: &Colocation) -> Vec<f64> {
+        let own = self.known.uses(state, colocation.service);
+        let others = colocation.others.iter().map(|o| self.known.uses(state, *o));
         let sum = others.fold([0.0; 2], |s, o| [s[0] + o[0], s[1] + o[1]]);
-        let count = company.others.len() as f64;
-        let batch = f64::from(company.batch).ln();
+        let count = colocation.others.len() as f64;
+        let batch = f64::from(colocation.batch).ln();
         vec![batch, own[0], own[1], sum[0], sum[1], own[1] * sum[1], own[0] * sum[0], count]
     }
 
-    /// How much longer a service takes in company: a factor, at the quantile that is asked for.
-    fn factor(&self, state: &State, company: &Company) -> f64 {
+    /// How much longer a service takes in colocation: a factor, at the quantile that is asked for.
+    fn factor(&self, state: &State, colocation: &Colocation) -> f64 {
         let Estimate { mean, std } =
-            self.companies.predict(company, &self.features(state, company));
+            self.colocations.predict(colocation, &self.features(state, colocation));
         match self.params.slo_model {
             SloModel::Published => mean.exp(),
             SloModel::Queueing => (mean + self.params.caution * std).exp(),
         }
     }
 
-    /// The smallest share for each batch size with which the objective is kept in this company, with
+    /// The smallest share for each batch size with which the objective is kept in this colocation, with
     /// margin; only those up to `most`.
     fn options(
         &self,
@@ -260,16 +263,16 @@ impl Mudi {
         others: &[ProfileIdx],
         most: u16,
     ) -> SmallVec<[(u32, u16); 8]> {
-        let mut company = Company {
+        let mut colocation = Colocation {
             service: state.spec(service).profile,
             batch: 0,
             others: SmallVec::from_slice(others),
         };
         let limits = &self.tuners[gpu.usize()].limits_s;
         let options = self.params.batches.iter().zip(limits).filter_map(|(batch, limit_s)| {
-            company.batch = *batch;
+            colocation.batch = *batch;
             let curve = self.known.curve(state, service, gpu, *batch);
-            let curve = curve.times(self.factor(state, &company));
+            let curve = curve.times(self.factor(state, &colocation));
             let share = curve.smallest_share(*limit_s, self.params.least_share)?;
             // The margin may end at what there is; the share itself must fit.
             let permille = (share * 1000.0).ceil() as u16;
@@ -280,7 +283,7 @@ impl Mudi {
     }
 
     /// Brings up to date what the last measurement says about the service of a room.
-    fn take_measure(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &Room) {
+    fn take_measure(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &GpuTenants) {
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let tuner = &mut self.tuners[gpu.usize()];
         if tuner.service != Some(service) {
@@ -321,16 +324,16 @@ impl Mudi {
         };
         let step = (load_rps.max(NOBODY).ln() / LOAD_STEP).ceil();
         let part = (strict * 20.0).floor();
-        let of = (state.spec(service).profile, state.gpu(gpu).kind, slo.p99_us);
+        let of = (state.spec(service).profile, state.gpu(gpu).gpu_model, slo.p99_us);
         let key = (of, step as i32, part as i32);
-        if let Some(known) = self.limits.get(&key) {
+        if let Some(known) = self.longest_batches.get(&key) {
             return known.clone();
         }
         let aim_s = f64::from(slo.p99_us) / 1e6 * part / 20.0;
         let rate = (step * LOAD_STEP).exp();
         let longest = |batch: &u32| self.longest_batch(state, gpu, service, *batch, rate, aim_s);
         let limits: Vec<f64> = self.params.batches.iter().map(longest).collect();
-        self.limits.insert(key, limits.clone());
+        self.longest_batches.insert(key, limits.clone());
         limits
     }
 
@@ -377,7 +380,13 @@ fn sizes(batch: u32) -> impl Iterator<Item = u32> {
 // Placement.
 impl Mudi {
     /// What speaks against a kind of room for a newcomer; `None` if there is nowhere to go.
-    fn score(&self, plan: &Plan<'_>, rooms: &Rooms, kind: &Kind, job: JobIdx) -> Option<f64> {
+    fn score(
+        &self,
+        plan: &Plan<'_>,
+        rooms: &GpuIndex,
+        kind: &TenantProfiles,
+        job: JobIdx,
+    ) -> Option<f64> {
         let (_, gpu) = rooms.open.get(kind)?.first()?;
         let Some(service) = rooms.room(*gpu).service else {
             // Nobody to be careful of.
@@ -387,14 +396,14 @@ impl Mudi {
         others.push(plan.spec(job).profile);
         others.sort_unstable();
         if self.params.score == Score::Share {
-            let most = self.house.most_beside(others.len());
+            let most = self.limits.most_beside(others.len());
             let options = self.options(plan, *gpu, service, &others, most);
             let least = options.iter().map(|o| o.1).min();
             return Some(f64::from(least.unwrap_or(Knobs::SM_ALL)) * others.len() as f64);
         }
         let batch = plan.profile(service).serving.map_or(1, |s| s.batch);
-        let company = Company { service: plan.spec(service).profile, batch, others };
-        let estimate = self.companies.predict(&company, &self.features(plan, &company));
+        let colocation = Colocation { service: plan.spec(service).profile, batch, others };
+        let estimate = self.colocations.predict(&colocation, &self.features(plan, &colocation));
         let slopes = self.params.batches.iter().map(|batch| {
             self.known.curve(plan, service, *gpu, *batch).slope(self.params.least_share)
         });
@@ -403,8 +412,8 @@ impl Mudi {
     }
 }
 
-impl Tactics for Mudi {
-    fn learn(&mut self, state: &State, rooms: &Rooms, job: JobIdx, sample: &Sample) {
+impl ColocationPolicy for Mudi {
+    fn learn(&mut self, state: &State, rooms: &GpuIndex, job: JobIdx, sample: &Sample) {
         self.known.learn(state, job, sample);
         let profile = state.spec(job).profile;
         if state.spec(job).class != Class::Service || sample.step_s <= 0.0 {
@@ -414,30 +423,30 @@ impl Tactics for Mudi {
         let own = state.profile(job).serving.map_or(1, |s| s.batch);
         let batch = if knobs.batch == 0 { own } else { knobs.batch };
         let others = rooms.kind(state, gpu).others;
-        let company = Company { service: profile, batch, others };
+        let colocation = Colocation { service: profile, batch, others };
         let alone_s = self.known.curve(state, job, gpu, batch).at(knobs.reach());
-        let features = self.features(state, &company);
-        self.companies.observe(company, features, alone_s, sample.step_s);
+        let features = self.features(state, &colocation);
+        self.colocations.observe(colocation, features, alone_s, sample.step_s);
     }
 
-    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         self.notice(plan);
         let mut scores = std::mem::take(&mut self.scores);
         scores.clear();
         for kind in rooms.open.keys() {
             scores.extend(self.score(plan, rooms, kind, job).map(|s| (s, kind.clone())));
         }
-        // A GPU for itself is better for training than any company.
+        // A GPU for itself is better for training than any colocation.
         scores.sort_by(|(a, x), (b, y)| {
             x.others.len().cmp(&y.others.len()).then_with(|| a.total_cmp(b))
         });
         let mut found = None;
-        'kinds: for (_, kind) in &scores {
+        'profiles: for (_, kind) in &scores {
             for (_, gpu) in rooms.open.get(kind).into_iter().flatten() {
                 if rooms.has_place(plan, *gpu, job) {
                     if self.suits(plan, rooms, *gpu, job) {
                         found = Some(*gpu);
-                        break 'kinds;
+                        break 'profiles;
                     }
                     // The others of this kind have more to do.
                     break;
@@ -448,7 +457,7 @@ impl Tactics for Mudi {
         found
     }
 
-    fn find(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuSet> {
+    fn find(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuSet> {
         let found = if plan.spec(job).gpus == 1 {
             self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
         } else {
@@ -458,7 +467,7 @@ impl Tactics for Mudi {
     }
 
     /// Whether the objective could be kept with one more.
-    fn suits(&mut self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
+    fn suits(&mut self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         self.notice(plan);
         let room = rooms.room(gpu);
         let (Some(service), Some(_)) = (room.service, room.seen) else { return true };
@@ -466,12 +475,12 @@ impl Tactics for Mudi {
         let mut others = rooms.kind(plan, gpu).others;
         others.push(plan.spec(job).profile);
         others.sort_unstable();
-        let most = self.house.most_beside(others.len());
+        let most = self.limits.most_beside(others.len());
         if !self.options(plan, gpu, service, &others, most).is_empty() {
             return true;
         }
         // Where it cannot be kept anyhow, training need not wait for it.
-        room.lodgers.is_empty() && self.options(plan, gpu, service, &[], Knobs::SM_ALL).is_empty()
+        room.training.is_empty() && self.options(plan, gpu, service, &[], Knobs::SM_ALL).is_empty()
     }
 
     fn settle(
@@ -479,21 +488,21 @@ impl Tactics for Mudi {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
-    ) -> Setting {
+        room: &GpuTenants,
+    ) -> ServiceConfig {
         self.notice(plan);
         self.take_measure(plan, gpu, service, room);
         let Some(seen) = room.seen else { return self.before_it_answers(plan, gpu, service, room) };
-        if room.lodgers.is_empty() {
+        if room.training.is_empty() {
             self.tuners[gpu.usize()].trial = None;
         }
         if seen.load_rps < NOBODY {
-            plan.note(service, Why::NobodyAsks);
+            plan.note(service, Reason::NobodyAsks);
         }
         let mut others: SmallVec<[ProfileIdx; 3]> =
-            room.lodgers.iter().map(|l| plan.spec(*l).profile).collect();
+            room.training.iter().map(|l| plan.spec(*l).profile).collect();
         others.sort_unstable();
-        let most = self.house.most_beside(others.len());
+        let most = self.limits.most_beside(others.len());
         let options = self.options(plan, gpu, service, &others, most);
         if options.is_empty() {
             return self.out_of_reach(plan, gpu, service, room, most);
@@ -504,11 +513,11 @@ impl Tactics for Mudi {
             self.failures.remove(&plan.spec(service).profile);
         }
         let tuner = &mut self.tuners[gpu.usize()];
-        let same = tuner.company.as_ref().is_some_and(|c| c.0 == service && c.1 == others);
+        let same = tuner.colocation.as_ref().is_some_and(|c| c.0 == service && c.1 == others);
         let (from, to) = (tuner.load_rps, seen.load_rps);
         let far = 1.0 + self.params.load_trigger;
         if !same || to > from * far || to * far < from {
-            tuner.company = Some((service, others));
+            tuner.colocation = Some((service, others));
             tuner.load_rps = to;
             tuner.low_since = None;
             let smallest = options.iter().min_by_key(|o| o.1).map_or(0, |o| o.0);
@@ -521,17 +530,17 @@ impl Tactics for Mudi {
 // Training that only a prediction keeps out. Where nobody lodges nothing is measured that could show the
 // prediction to be wrong, and training would wait for ever.
 impl Mudi {
-    /// Rooms, some of them without training beside whose service it is time to try; else asks to be woken
+    /// GpuIndex, some of them without training beside whose service it is time to try; else asks to be woken
     /// when it is.
     fn try_against_prediction(
         &mut self,
         plan: &mut Plan<'_>,
-        rooms: &Rooms,
+        rooms: &GpuIndex,
         job: JobIdx,
     ) -> Option<GpuSet> {
-        let kinds = rooms.open.keys().filter(|kind| kind.others.is_empty());
+        let profiles = rooms.open.keys().filter(|kind| kind.others.is_empty());
         let mut ripe: SmallVec<[(u32, ProfileIdx); 8]> = SmallVec::new();
-        for profile in kinds.filter_map(|kind| kind.service) {
+        for profile in profiles.filter_map(|kind| kind.service) {
             let (failed, times) = self.failures.get(&profile).copied().unwrap_or_default();
             let at = plan.job(job).since.max(failed) + self.wait_after(times);
             if at > plan.now {
@@ -544,23 +553,24 @@ impl Mudi {
         let gpus = if plan.spec(job).gpus == 1 {
             // The least loaded of a kind is the one to learn from.
             let first = |(_, service): &(u32, ProfileIdx)| {
-                let kind = Kind { service: Some(*service), others: SmallVec::new() };
+                let kind = TenantProfiles { service: Some(*service), others: SmallVec::new() };
                 let mut gpus = rooms.open.get(&kind)?.iter().map(|(_, gpu)| *gpu);
                 gpus.find(|gpu| rooms.has_place(plan, *gpu, job))
             };
             GpuSet::from_slice(&[ripe.iter().find_map(first)?])
         } else {
             rooms.gang(plan, job, |plan, gpu| {
-                let Kind { service, others } = rooms.kind(plan, gpu);
+                let TenantProfiles { service, others } = rooms.kind(plan, gpu);
                 let tried = others.is_empty() && ripe.iter().any(|r| Some(r.1) == service);
                 tried || self.suits(plan, rooms, gpu, job)
             })?
         };
         for gpu in &gpus {
-            let Room { service: Some(service), seen: Some(seen), .. } = rooms.room(*gpu) else {
+            let GpuTenants { service: Some(service), seen: Some(seen), .. } = rooms.room(*gpu)
+            else {
                 continue;
             };
-            plan.note(job, Why::TriedWith(*service));
+            plan.note(job, Reason::TriedWith(*service));
             self.tuners[gpu.usize()].trial = Some(seen.count);
         }
         Some(gpus)
@@ -576,9 +586,15 @@ impl Mudi {
         Some(failed + self.wait_after(times)).filter(|at| *at > state.now)
     }
 
-    /// Whether a lodger may stay although the objective is predicted to be missed: as long as it is tried
+    /// Whether a training task may stay although the objective is predicted to be missed: as long as it is tried
     /// and the objective is kept.
-    fn goes_on_trial(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &Room) -> bool {
+    fn goes_on_trial(
+        &mut self,
+        state: &State,
+        gpu: GpuIdx,
+        service: JobIdx,
+        room: &GpuTenants,
+    ) -> bool {
         let tuner = &mut self.tuners[gpu.usize()];
         let (Some(before), Some(seen)) = (tuner.trial, room.seen) else { return false };
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
@@ -600,23 +616,23 @@ impl Mudi {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
-    ) -> Setting {
-        let why = match self.known.points(plan.spec(service).profile) {
+        room: &GpuTenants,
+    ) -> ServiceConfig {
+        let reason = match self.known.points(plan.spec(service).profile) {
             _ if plan.job(service).starts > 0 && plan.job(service).phase == Phase::Running => {
-                Why::NotHeardOf
+                Reason::NotHeardOf
             }
-            0 => Why::LatencyUnknown,
-            points => Why::LatencyProfiled(points),
+            0 => Reason::LatencyUnknown,
+            points => Reason::LatencyProfiled(points),
         };
-        plan.note(service, why);
+        plan.note(service, reason);
         let batch = plan.spec(service).knobs.batch;
-        let permille = if room.lodgers.is_empty() {
+        let permille = if room.training.is_empty() {
             Knobs::SM_ALL
         } else {
             (self.largest_knee(plan, gpu, service) * 1000.0).ceil() as u16
         };
-        Setting { batch, permille, stay: true, look: None }
+        ServiceConfig { batch, permille, stay: true, look: None }
     }
 
     fn largest_knee(&self, state: &State, gpu: GpuIdx, service: JobIdx) -> f64 {
@@ -625,22 +641,22 @@ impl Mudi {
         knees.fold(self.params.least_share, f64::max)
     }
 
-    /// Beside these lodgers the objective cannot be kept. Would it be without them?
+    /// Beside these training the objective cannot be kept. Would it be without them?
     fn out_of_reach(
         &mut self,
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
+        room: &GpuTenants,
         most: u16,
-    ) -> Setting {
+    ) -> ServiceConfig {
         let alone = self.options(plan, gpu, service, &[], Knobs::SM_ALL);
-        if !alone.is_empty() && !room.lodgers.is_empty() {
+        if !alone.is_empty() && !room.training.is_empty() {
             if !self.goes_on_trial(plan, gpu, service, room) {
-                return Setting { batch: 0, permille: most, stay: false, look: None };
+                return ServiceConfig { batch: 0, permille: most, stay: false, look: None };
             }
         } else {
-            plan.note(service, Why::SloOutOfReach);
+            plan.note(service, Reason::SloOutOfReach);
         }
         // The batch that comes nearest.
         let limits = &self.tuners[gpu.usize()].limits_s;
@@ -651,7 +667,7 @@ impl Mudi {
         });
         let nearest = misses.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |(_, batch)| batch);
         self.tuners[gpu.usize()].search = None;
-        Setting { batch: nearest, permille: most, stay: true, look: None }
+        ServiceConfig { batch: nearest, permille: most, stay: true, look: None }
     }
 
     /// One more look at a room whose objective can be kept: the next round of a search, or what it came
@@ -661,16 +677,16 @@ impl Mudi {
         plan: &Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
+        room: &GpuTenants,
         options: &[(u32, u16)],
         new: bool,
-    ) -> Setting {
+    ) -> ServiceConfig {
         let knee = (self.largest_knee(plan, gpu, service) * 1000.0).ceil() as u16;
-        let measured = slowdown(plan, &room.lodgers);
+        let measured = slowdown(plan, &room.training);
         let next_trial = self.next_trial(plan, service);
         let tuner = &mut self.tuners[gpu.usize()];
         let round = Span::from_secs(self.params.round_s);
-        let searches = !room.lodgers.is_empty() && round > Span::ZERO && options.len() > 1;
+        let searches = !room.training.is_empty() && round > Span::ZERO && options.len() > 1;
         let mut look = None;
         let search = tuner.search.get_or_insert_with(|| Search::begin(options[0].0));
         if !searches {
@@ -695,7 +711,7 @@ impl Mudi {
         let need = if exploring && !self.params.joint { need.max(knee) } else { need };
         let knobs = plan.job(service).knobs;
         let has = knobs.sm_permille;
-        let permille = if room.lodgers.is_empty() {
+        let permille = if room.training.is_empty() {
             look = next_trial;
             Knobs::SM_ALL
         } else if need >= has || exploring || new || knobs.batch != batch {
@@ -712,7 +728,7 @@ impl Mudi {
                 has
             }
         };
-        Setting { batch, permille, stay: true, look }
+        ServiceConfig { batch, permille, stay: true, look }
     }
 }
 

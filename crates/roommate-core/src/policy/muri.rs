@@ -22,18 +22,21 @@
 //! `--compat muri` is the artifact: weights by interleaving efficiency, its matcher digit by digit, group
 //! times inflated by its fitted constants, everything placed anew at every event.
 
+mod first_fit_sketch;
+
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::stages::{self, SLOTS, Stages};
 use crate::job::{Phase, Spec};
 use crate::knobs::Knobs;
 use crate::math::matching::{ClassMatcher, MAX_CLASSES, Matcher, NONE};
-use crate::placement::{self, Rule, Sketch};
+use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
+use first_fit_sketch::FirstFitSketch;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -303,7 +306,7 @@ impl Muri {
             place_in.push((b, buckets[b].jobs.len()));
             buckets[b].jobs.push(*job);
         }
-        let mut paper = Sketch::empty(plan);
+        let mut paper = FirstFitSketch::empty(plan);
         for (b, at) in place_in {
             let bucket = &mut buckets[b];
             if at >= bucket.admitted && paper.take(bucket.gpus) {
@@ -460,7 +463,7 @@ impl Muri {
             keys.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
         };
         groups.sort_by(|a, b| urgency(a).total_cmp(&urgency(b)));
-        let mut paper = Sketch::empty(plan);
+        let mut paper = FirstFitSketch::empty(plan);
         groups.retain(|g| paper.take(plan.spec(g[0]).gpus));
         groups
     }
@@ -514,7 +517,7 @@ impl Muri {
             let Spec { gpus, profile, .. } = *plan.spec(job);
             let mate = mates.entry((gpus, profile)).or_insert_with(|| self.refused_mate(plan, job));
             match *mate {
-                Some(mate) => plan.note(job, Why::NotWorthSharing(mate)),
+                Some(mate) => plan.note(job, Reason::NotWorthSharing(mate)),
                 None => placement::note_no_room(plan, job),
             }
         }

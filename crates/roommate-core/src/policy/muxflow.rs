@@ -6,7 +6,7 @@
 //! down least, so tasks and GPUs are matched by predicted speed, for several tasks of the queue at a time.
 //!
 //! # Reads / does / wakes
-//! Reads measured load and latency, objectives, counters of kinds of work (measured, else predicted), profiled batch times of services (at
+//! Reads measured load and latency, objectives, counters of profiles of work (measured, else predicted), profiled batch times of services (at
 //! most `profile_points` for each curve), memory. Never reads lengths. Starts one service on a GPU and training beside it, out of a
 //! window of the oldest; turns the share of services, never their batch; suspends training that made a service late, and keeps the GPU free
 //! of it for `cool_s`. Wakes at measurements and when a GPU has cooled down.
@@ -21,12 +21,14 @@ use crate::event::Sample;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::math::matching::{Exact, NONE};
-use crate::performance::latency::{Axis, Knowledge};
+use crate::performance::latency::{Axis, LatencyModel};
 use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::policy::serving::{House, Lodging, Room, Rooms, Setting, Tactics};
-use crate::reason::Why;
+use crate::policy::serving::{
+    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+};
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -76,21 +78,24 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.001..=1.0).contains(&params.least_share) || !(1..=32).contains(&params.window) {
         return Err("least_share: expected 0.001 to 1; window: 1 to 32".into());
     }
-    let house = House {
+    let limits = Limits {
         max_tasks: params.max_training,
         least_permille: (params.least_training * 1000.0).round() as u16,
         min_memory: params.min_memory,
     };
-    house.check()?;
-    let known = Knowledge::new(Axis::Inverse, params.profile_points);
+    limits.check()?;
+    let known = LatencyModel::new(Axis::Inverse, params.profile_points);
     let cooling = Vec::new();
-    Ok(Lodging::new(house, MuxFlow { params, house, known, cooling, matcher: Exact::new() }))
+    Ok(ServiceColocation::new(
+        limits,
+        MuxFlow { params, limits, known, cooling, matcher: Exact::new() },
+    ))
 }
 
 struct MuxFlow {
     params: Params,
-    house: House,
-    known: Knowledge,
+    limits: Limits,
+    known: LatencyModel,
     /// By GPU: the last measurement that was used, and until when no training goes there.
     cooling: Vec<(u32, Time)>,
     matcher: Exact,
@@ -110,43 +115,43 @@ impl MuxFlow {
     }
 
     /// Predicted speed of a training task there.
-    fn speed(&self, state: &State, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> f64 {
+    fn speed(&self, state: &State, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> f64 {
         let room = rooms.room(gpu);
         let [sm, dram] = self.known.uses(state, state.spec(job).profile);
         let service = room.service.map_or(0, |s| match room.seen {
             Some(seen) => self.busy(state, gpu, s, seen.load_rps),
             None => Knobs::SM_ALL / 2,
         });
-        let left = f64::from(rooms.left_for_each(service, room.lodgers.len() + 1)) / 1000.0;
-        let tenants = room.service.iter().chain(&room.lodgers);
+        let left = f64::from(rooms.left_for_each(service, room.training.len() + 1)) / 1000.0;
+        let tenants = room.service.iter().chain(&room.training);
         let others: f64 = tenants.map(|t| self.known.uses(state, state.spec(*t).profile)[1]).sum();
         (left / sm.max(0.05)).min(1.0) / (1.0 + dram * others)
     }
 
-    fn is_open(&self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
+    fn is_open(&self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         let cool = self.cooling.get(gpu.usize()).is_none_or(|(_, until)| *until <= plan.now);
         cool && rooms.has_place(plan, gpu, job)
     }
 }
 
-impl Tactics for MuxFlow {
-    fn learn(&mut self, state: &State, _: &Rooms, job: JobIdx, sample: &Sample) {
+impl ColocationPolicy for MuxFlow {
+    fn learn(&mut self, state: &State, _: &GpuIndex, job: JobIdx, sample: &Sample) {
         self.known.learn(state, job, sample);
     }
 
-    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx> {
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
         let open = all.filter(|g| self.is_open(plan, rooms, *g, job));
         let speeds = open.map(|g| (self.speed(plan, rooms, g, job), g));
         speeds.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, gpu)| gpu)
     }
 
-    fn suits(&mut self, plan: &Plan<'_>, rooms: &Rooms, gpu: GpuIdx, job: JobIdx) -> bool {
+    fn suits(&mut self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         self.is_open(plan, rooms, gpu, job)
     }
 
     /// Gangs in their turn; single tasks out of a window, by a matching with the GPUs that each likes best.
-    fn next(&mut self, plan: &mut Plan<'_>, rooms: &Rooms) -> Option<(JobIdx, GpuSet)> {
+    fn next(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex) -> Option<(JobIdx, GpuSet)> {
         self.known.notice(plan);
         let oldest = rooms.waiting.first()?.1;
         if plan.spec(oldest).gpus > 1 {
@@ -200,8 +205,8 @@ impl Tactics for MuxFlow {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         service: JobIdx,
-        room: &Room,
-    ) -> Setting {
+        room: &GpuTenants,
+    ) -> ServiceConfig {
         self.known.notice(plan);
         self.cooling.resize(plan.gpus.len(), (0, Time::ZERO));
         let batch = plan.spec(service).knobs.batch;
@@ -209,33 +214,33 @@ impl Tactics for MuxFlow {
         let look = (*until > plan.now).then_some(*until);
         let Some(seen) = room.seen else {
             *count = 0;
-            plan.note(service, Why::NotHeardOf);
-            return Setting { batch, permille: Knobs::SM_ALL / 2, stay: true, look };
+            plan.note(service, Reason::NotHeardOf);
+            return ServiceConfig { batch, permille: Knobs::SM_ALL / 2, stay: true, look };
         };
         let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         if seen.count != *count {
             *count = seen.count;
-            if seen.p99_s > slo_s && !room.lodgers.is_empty() {
+            if seen.p99_s > slo_s && !room.training.is_empty() {
                 *until = plan.now + Span::from_secs(self.params.cool_s.max(1.0));
             }
         }
         let cooling = *until > plan.now;
         let look = cooling.then_some(*until);
-        if cooling && !room.lodgers.is_empty() {
-            return Setting { batch, permille: Knobs::SM_ALL, stay: false, look };
+        if cooling && !room.training.is_empty() {
+            return ServiceConfig { batch, permille: Knobs::SM_ALL, stay: false, look };
         }
-        let most = self.house.most_beside(room.lodgers.len());
+        let most = self.limits.most_beside(room.training.len());
         let permille = match self.busy(plan, gpu, service, seen.load_rps) {
-            _ if room.lodgers.is_empty() => Knobs::SM_ALL,
+            _ if room.training.is_empty() => Knobs::SM_ALL,
             busy => busy.min(most),
         };
-        Setting { batch, permille, stay: true, look }
+        ServiceConfig { batch, permille, stay: true, look }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::policy::serving::testing::Stage;
+    use crate::policy::serving::testing::ServingWorld;
     use crate::testing::picture;
     use expect_test::expect;
 
@@ -251,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_service_and_its_lodger() {
-        let stage = Stage::of_two_services("muxflow-like");
+        let world = ServingWorld::of_two_services("muxflow-like");
         expect![[r#"
             nobody has asked yet, 0.0s
               light has not answered yet; until it does it has the share at the knee of its curve
@@ -269,6 +274,6 @@ mod tests {
               GPU 0: light 100 ‰ a 900 ‰
               GPU 1: heavy 359 ‰ b 641 ‰
         "#]]
-        .assert_eq(&stage.story);
+        .assert_eq(&world.outcome);
     }
 }

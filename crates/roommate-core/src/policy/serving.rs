@@ -1,7 +1,7 @@
 //! Services and those who lodge with them: at most one service on a GPU, a few training tasks in what it
 //! leaves them.
 //!
-//! The frame of policies that share GPUs between services and training ([`Tactics`]): books of who lives
+//! The frame of policies that share GPUs between services and training ([`ColocationPolicy`]): books of who lives
 //! where, the queue of training, and how a setting is applied. Services come first: training gives way to
 //! a service that starts, has an equal part of what the service on its GPU leaves, gives memory away when
 //! the service needs it (the rest of its state is on the host then, moved at every step) and is suspended
@@ -14,7 +14,7 @@ use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::Time;
 use smallvec::SmallVec;
@@ -33,31 +33,31 @@ pub struct Seen {
 
 /// Who lives on a GPU.
 #[derive(Clone, Debug, Default)]
-pub struct Room {
+pub struct GpuTenants {
     /// The service.
     pub service: Option<JobIdx>,
     /// Training tasks, in the order in which they came.
-    pub lodgers: SmallVec<[JobIdx; 3]>,
+    pub training: SmallVec<[JobIdx; 3]>,
     /// What was measured of the service.
     pub seen: Option<Seen>,
     /// When it is to be looked at again, whatever happens.
     look: Option<Time>,
-    /// Where it is among the [`Rooms::open`].
-    entry: Option<(Kind, u64)>,
+    /// Where it is among the [`GpuIndex::open`].
+    entry: Option<(TenantProfiles, u64)>,
 }
 
 /// What rooms of one kind have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Kind {
+pub struct TenantProfiles {
     /// What the service is; none where there is no service.
     pub service: Option<ProfileIdx>,
-    /// What the lodgers are, ascending.
+    /// What the training are, ascending.
     pub others: SmallVec<[ProfileIdx; 3]>,
 }
 
 /// How a service is to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Setting {
+pub struct ServiceConfig {
     /// Its largest batch; 0 = its own choice.
     pub batch: u32,
     /// Its share of the multiprocessors.
@@ -69,21 +69,21 @@ pub struct Setting {
     pub look: Option<Time>,
 }
 
-/// What sets a policy apart from others with services and lodgers.
-pub trait Tactics: Send {
-    /// Something was measured of a service or of a lodger.
-    fn learn(&mut self, _state: &State, _rooms: &Rooms, _job: JobIdx, _sample: &Sample) {}
+/// What sets a policy apart from others with services and training.
+pub trait ColocationPolicy: Send {
+    /// Something was measured of a service or of a training task.
+    fn learn(&mut self, _state: &State, _rooms: &GpuIndex, _job: JobIdx, _sample: &Sample) {}
 
     /// A GPU with room for a training task of one GPU; none = it has to wait.
-    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuIdx>;
+    fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx>;
 
     /// Whether a gang may lodge on this GPU.
-    fn suits(&mut self, _plan: &Plan<'_>, _rooms: &Rooms, _gpu: GpuIdx, _job: JobIdx) -> bool {
+    fn suits(&mut self, _plan: &Plan<'_>, _rooms: &GpuIndex, _gpu: GpuIdx, _job: JobIdx) -> bool {
         true
     }
 
     /// The next training task to be placed, and where; the oldest unless said otherwise.
-    fn next(&mut self, plan: &mut Plan<'_>, rooms: &Rooms) -> Option<(JobIdx, GpuSet)> {
+    fn next(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex) -> Option<(JobIdx, GpuSet)> {
         let (_, job) = *rooms.waiting.first()?;
         let gpus = self.find(plan, rooms, job);
         if gpus.is_none() {
@@ -93,7 +93,7 @@ pub trait Tactics: Send {
     }
 
     /// Where a training task could lodge.
-    fn find(&mut self, plan: &mut Plan<'_>, rooms: &Rooms, job: JobIdx) -> Option<GpuSet> {
+    fn find(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuSet> {
         if plan.spec(job).gpus == 1 {
             self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
         } else {
@@ -102,32 +102,37 @@ pub trait Tactics: Send {
     }
 
     /// How the service of this room is to run beside those who lodge there.
-    fn settle(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, service: JobIdx, room: &Room)
-    -> Setting;
+    fn settle(
+        &mut self,
+        plan: &mut Plan<'_>,
+        gpu: GpuIdx,
+        service: JobIdx,
+        room: &GpuTenants,
+    ) -> ServiceConfig;
 }
 
-/// Tactics in their frame: a policy.
-pub struct Lodging<T> {
-    rooms: Rooms,
-    tactics: T,
+/// ColocationPolicy in their frame: a policy.
+pub struct ServiceColocation<T> {
+    rooms: GpuIndex,
+    policy: T,
 }
 
-impl<T: Tactics> Lodging<T> {
-    /// An empty house.
-    pub fn new(house: House, tactics: T) -> Self {
-        Self { rooms: Rooms::new(house), tactics }
+impl<T: ColocationPolicy> ServiceColocation<T> {
+    /// An empty limits.
+    pub fn new(limits: Limits, policy: T) -> Self {
+        Self { rooms: GpuIndex::new(limits), policy }
     }
 }
 
-impl<T: Tactics> Policy for Lodging<T> {
+impl<T: ColocationPolicy> Policy for ServiceColocation<T> {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.rooms.schedule(plan, &mut self.tactics);
+        self.rooms.schedule(plan, &mut self.policy);
     }
 }
 
 /// What the frame needs to know of a policy.
 #[derive(Clone, Copy, Debug)]
-pub struct House {
+pub struct Limits {
     /// Most training tasks beside a service.
     pub max_tasks: u8,
     /// Least share of the multiprocessors that training is left with, permille for each task.
@@ -138,25 +143,25 @@ pub struct House {
 
 /// Who lives where, and who waits.
 #[derive(Debug)]
-pub struct Rooms {
-    house: House,
+pub struct GpuIndex {
+    limits: Limits,
     /// Training without GPUs, oldest first.
     pub waiting: BTreeSet<(Time, JobIdx)>,
     /// Training tasks that lost their room in this look.
     displaced: Vec<JobIdx>,
     services: BTreeSet<(Time, JobIdx)>,
     /// By GPU.
-    all: Vec<Room>,
+    all: Vec<GpuTenants>,
     /// The GPUs of each job that has some.
     stays: Vec<GpuSet>,
-    /// Rooms that take one more, by kind, least loaded first.
-    pub open: BTreeMap<Kind, BTreeSet<(u64, GpuIdx)>>,
-    /// Rooms in which something changed.
+    /// GpuIndex that take one more, by kind, least loaded first.
+    pub open: BTreeMap<TenantProfiles, BTreeSet<(u64, GpuIdx)>>,
+    /// GpuIndex in which something changed.
     stale: BTreeSet<GpuIdx>,
     looks: BTreeSet<(Time, GpuIdx)>,
 }
 
-impl House {
+impl Limits {
     /// What is wrong with it, if anything.
     pub fn check(&self) -> Result<(), String> {
         if !(1..=3).contains(&self.max_tasks) {
@@ -171,17 +176,17 @@ impl House {
         Ok(())
     }
 
-    /// The largest share that a service can have beside so many lodgers.
-    pub fn most_beside(&self, lodgers: usize) -> u16 {
-        Knobs::SM_ALL - self.least_permille * lodgers as u16
+    /// The largest share that a service can have beside so many training.
+    pub fn most_beside(&self, training: usize) -> u16 {
+        Knobs::SM_ALL - self.least_permille * training as u16
     }
 }
 
-impl Rooms {
+impl GpuIndex {
     /// Nobody anywhere.
-    fn new(house: House) -> Self {
+    fn new(limits: Limits) -> Self {
         Self {
-            house,
+            limits,
             waiting: BTreeSet::new(),
             displaced: Vec::new(),
             services: BTreeSet::new(),
@@ -194,35 +199,35 @@ impl Rooms {
     }
 
     /// The room.
-    pub fn room(&self, gpu: GpuIdx) -> &Room {
+    pub fn room(&self, gpu: GpuIdx) -> &GpuTenants {
         &self.all[gpu.usize()]
     }
 
-    /// What its service leaves to each of so many lodgers, if the service has this share.
-    pub fn left_for_each(&self, service_permille: u16, lodgers: usize) -> u16 {
-        (Knobs::SM_ALL - service_permille) / lodgers.max(1) as u16
+    /// What its service leaves to each of so many training, if the service has this share.
+    pub fn left_for_each(&self, service_permille: u16, training: usize) -> u16 {
+        (Knobs::SM_ALL - service_permille) / training.max(1) as u16
     }
 
     /// Everything that happened is taken in, services are placed, rooms settled,
     /// training placed.
-    fn schedule(&mut self, plan: &mut Plan<'_>, tactics: &mut dyn Tactics) {
-        self.take_in(plan, tactics);
+    fn schedule(&mut self, plan: &mut Plan<'_>, policy: &mut dyn ColocationPolicy) {
+        self.take_in(plan, policy);
         self.place_services(plan);
-        self.settle_stale(plan, tactics);
+        self.settle_stale(plan, policy);
         // Who had to leave may find another room at once.
         for job in std::mem::take(&mut self.displaced) {
-            let found = tactics.find(plan, self, job);
-            if found.is_some_and(|gpus| self.take_in_lodger(plan, job, &gpus)) {
-                self.settle_stale(plan, tactics);
+            let found = policy.find(plan, self, job);
+            if found.is_some_and(|gpus| self.place_training(plan, job, &gpus)) {
+                self.settle_stale(plan, policy);
             }
         }
         self.displaced.clear();
-        while let Some((job, gpus)) = tactics.next(plan, self) {
-            if !self.take_in_lodger(plan, job, &gpus) {
+        while let Some((job, gpus)) = policy.next(plan, self) {
+            if !self.place_training(plan, job, &gpus) {
                 placement::note_no_room(plan, job);
                 break;
             }
-            self.settle_stale(plan, tactics);
+            self.settle_stale(plan, policy);
         }
         if let Some((at, _)) = self.looks.first() {
             plan.wake_at(*at);
@@ -231,10 +236,10 @@ impl Rooms {
 }
 
 // Books.
-impl Rooms {
-    fn take_in(&mut self, plan: &Plan<'_>, tactics: &mut dyn Tactics) {
+impl GpuIndex {
+    fn take_in(&mut self, plan: &Plan<'_>, policy: &mut dyn ColocationPolicy) {
         if self.all.is_empty() {
-            self.all = vec![Room::default(); plan.gpus.len()];
+            self.all = vec![GpuTenants::default(); plan.gpus.len()];
             (0..plan.gpus.len()).for_each(|g| self.enter(plan, GpuIdx::from_usize(g)));
         }
         self.stays.resize(plan.jobs.len(), GpuSet::new());
@@ -253,7 +258,7 @@ impl Rooms {
                 && plan.job(*job).is_placed()
             {
                 self.measure(plan, *job, sample);
-                tactics.learn(plan, self, *job, sample);
+                policy.learn(plan, self, *job, sample);
             }
         }
         while let Some((at, gpu)) = self.looks.first().copied().filter(|(at, _)| *at <= plan.now) {
@@ -286,7 +291,7 @@ impl Rooms {
                 room.service = None;
                 room.seen = None;
             }
-            room.lodgers.retain(|l| *l != job);
+            room.training.retain(|l| *l != job);
             self.stale.insert(gpu);
             self.enter(state, gpu);
         }
@@ -300,7 +305,7 @@ impl Rooms {
             if is_service {
                 room.service = Some(job);
             } else {
-                room.lodgers.push(job);
+                room.training.push(job);
             }
             self.stale.insert(*gpu);
             self.enter(state, *gpu);
@@ -319,7 +324,7 @@ impl Rooms {
                 self.open.remove(&kind);
             }
         }
-        if room.lodgers.len() < usize::from(self.house.max_tasks) {
+        if room.training.len() < usize::from(self.limits.max_tasks) {
             // Loads are not negative, so their bits are in order.
             let load = room.seen.map_or(0.0, |s| s.load_rps).to_bits();
             room.entry = Some((kind.clone(), load));
@@ -328,12 +333,12 @@ impl Rooms {
     }
 
     /// The kind of a room.
-    pub fn kind(&self, state: &State, gpu: GpuIdx) -> Kind {
+    pub fn kind(&self, state: &State, gpu: GpuIdx) -> TenantProfiles {
         let room = self.room(gpu);
         let of = |job: &JobIdx| state.spec(*job).profile;
-        let mut others: SmallVec<[ProfileIdx; 3]> = room.lodgers.iter().map(of).collect();
+        let mut others: SmallVec<[ProfileIdx; 3]> = room.training.iter().map(of).collect();
         others.sort_unstable();
-        Kind { service: room.service.as_ref().map(of), others }
+        TenantProfiles { service: room.service.as_ref().map(of), others }
     }
 
     fn look_at(&mut self, gpu: GpuIdx, at: Option<Time>) {
@@ -347,7 +352,7 @@ impl Rooms {
 }
 
 // Services.
-impl Rooms {
+impl GpuIndex {
     /// Services start where there is none yet, on idle GPUs first.
     fn place_services(&mut self, plan: &mut Plan<'_>) {
         let waiting: Vec<(Time, JobIdx)> = self.services.iter().copied().collect();
@@ -365,8 +370,8 @@ impl Rooms {
         let mem_mib = plan.spec(job).knobs.mem_mib;
         let fits = |g: &GpuIdx| {
             let gpu = plan.gpu(*g);
-            let all = plan.kinds[usize::from(gpu.kind)].mem_mib;
-            let usable = plan.node(gpu.node).up && plan.spec(job).allows(gpu.kind);
+            let all = plan.gpu_models[usize::from(gpu.gpu_model)].mem_mib;
+            let usable = plan.node(gpu.node).up && plan.spec(job).allows(gpu.gpu_model);
             usable && self.room(*g).service.is_none() && (all == 0 || mem_mib <= all)
         };
         let mut free: Vec<GpuIdx> =
@@ -395,60 +400,60 @@ impl Rooms {
         self.start_service(plan, job, &gpus)
     }
 
-    /// Starts a service on these GPUs; lodgers move aside, and leave if that is not enough.
+    /// Starts a service on these GPUs; training move aside, and leave if that is not enough.
     fn start_service(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let mark = plan.mark();
-        let mut lodgers: Vec<JobIdx> = Vec::new();
-        for lodger in gpus.iter().flat_map(|g| &self.room(*g).lodgers) {
-            if !lodgers.contains(lodger) {
-                lodgers.push(*lodger);
+        let mut training: Vec<JobIdx> = Vec::new();
+        for task in gpus.iter().flat_map(|g| &self.room(*g).training) {
+            if !training.contains(task) {
+                training.push(*task);
             }
         }
         let mut gone = Vec::new();
         loop {
             let most = gpus.iter().map(|g| self.staying(*g, &gone)).max().unwrap_or(0);
             let permille = if most == 0 { Knobs::SM_ALL } else { Knobs::SM_ALL / 2 };
-            for lodger in lodgers.iter().filter(|l| !gone.contains(*l)) {
-                let knobs = plan.job(*lodger).knobs;
+            for task in training.iter().filter(|l| !gone.contains(*l)) {
+                let knobs = plan.job(*task).knobs;
                 let part = self.left_for_each(permille, most).min(knobs.sm_permille);
-                let _ = plan.tune(*lodger, Knobs { sm_permille: part, ..knobs });
+                let _ = plan.tune(*task, Knobs { sm_permille: part, ..knobs });
             }
             let knobs = Knobs { sm_permille: permille, ..plan.spec(job).knobs };
             if plan.place(job, gpus, knobs).is_ok() {
                 break;
             }
-            let Some(last) = lodgers.iter().rev().find(|l| !gone.contains(*l)).copied() else {
+            let Some(last) = training.iter().rev().find(|l| !gone.contains(*l)).copied() else {
                 plan.undo_to(mark);
                 return false;
             };
-            plan.note(last, Why::PreemptedBy(job));
+            plan.note(last, Reason::PreemptedBy(job));
             plan.suspend(last);
             gone.push(last);
         }
-        gone.iter().for_each(|lodger| self.forget(plan, *lodger));
+        gone.iter().for_each(|task| self.forget(plan, *task));
         self.displaced.extend(gone);
         self.settle_in(plan, job, gpus);
         true
     }
 
     fn crowd(&self, gpu: GpuIdx) -> (usize, GpuIdx) {
-        (self.room(gpu).lodgers.len(), gpu)
+        (self.room(gpu).training.len(), gpu)
     }
 
     fn staying(&self, gpu: GpuIdx, gone: &[JobIdx]) -> usize {
-        self.room(gpu).lodgers.iter().filter(|l| !gone.contains(*l)).count()
+        self.room(gpu).training.iter().filter(|l| !gone.contains(*l)).count()
     }
 }
 
 // Lodgers.
-impl Rooms {
+impl GpuIndex {
     /// Whether a training task could lodge there as far as memory, CPU and slots go.
     pub fn has_place(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
         let (on, spec) = (plan.gpu(gpu), plan.spec(job));
         let node = plan.node(on.node);
         node.up
-            && spec.allows(on.kind)
-            && self.room(gpu).lodgers.len() < usize::from(self.house.max_tasks)
+            && spec.allows(on.gpu_model)
+            && self.room(gpu).training.len() < usize::from(self.limits.max_tasks)
             && on.tenants.len() < usize::from(plan.max_tenants)
             && node.room_for(spec.knobs) >= 1
             && self.memory_for(plan, gpu, job).is_some()
@@ -458,7 +463,8 @@ impl Rooms {
     /// less than it needs.
     fn memory_for(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> Option<u32> {
         let on = plan.gpu(gpu);
-        let (all, asked) = (plan.kinds[usize::from(on.kind)].mem_mib, plan.spec(job).knobs.mem_mib);
+        let (all, asked) =
+            (plan.gpu_models[usize::from(on.gpu_model)].mem_mib, plan.spec(job).knobs.mem_mib);
         if all == 0 || asked == 0 {
             return Some(asked);
         }
@@ -467,7 +473,7 @@ impl Rooms {
     }
 
     fn least_memory(&self, asked: u32) -> u32 {
-        ((f64::from(asked) * self.house.min_memory).ceil() as u32).max(1)
+        ((f64::from(asked) * self.limits.min_memory).ceil() as u32).max(1)
     }
 
     /// GPUs for a gang: idle ones together if there are any, else wherever it suits, emptiest first.
@@ -484,7 +490,7 @@ impl Rooms {
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
         let mut fit: Vec<GpuIdx> =
             all.filter(|g| self.has_place(plan, *g, job) && suits(plan, *g)).collect();
-        fit.sort_by_key(|g| (self.room(*g).lodgers.len(), self.room(*g).service.is_some(), *g));
+        fit.sort_by_key(|g| (self.room(*g).training.len(), self.room(*g).service.is_some(), *g));
         let mut gpus = GpuSet::new();
         for gpu in fit {
             let node = plan.gpu(gpu).node;
@@ -497,23 +503,23 @@ impl Rooms {
         (gpus.len() == need).then_some(gpus)
     }
 
-    fn take_in_lodger(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+    fn place_training(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let mark = plan.mark();
         let mut part = Knobs::SM_ALL;
         for gpu in gpus {
             let room = self.room(*gpu).clone();
-            let lodgers = room.lodgers.len() + 1;
-            let most = self.house.most_beside(lodgers);
+            let training = room.training.len() + 1;
+            let most = self.limits.most_beside(training);
             let service = room.service.map_or(0, |s| plan.job(s).knobs.sm_permille.min(most));
-            let each = self.left_for_each(service, lodgers);
+            let each = self.left_for_each(service, training);
             if let Some(service_job) = room.service {
                 let knobs = plan.job(service_job).knobs;
                 let _ = plan.tune(service_job, Knobs { sm_permille: service, ..knobs });
             }
-            for lodger in &room.lodgers {
-                let knobs = plan.job(*lodger).knobs;
+            for task in &room.training {
+                let knobs = plan.job(*task).knobs;
                 let less = knobs.sm_permille.min(each);
-                let _ = plan.tune(*lodger, Knobs { sm_permille: less, ..knobs });
+                let _ = plan.tune(*task, Knobs { sm_permille: less, ..knobs });
             }
             part = part.min(each);
         }
@@ -531,7 +537,7 @@ impl Rooms {
     }
 
     fn pause(&mut self, plan: &mut Plan<'_>, job: JobIdx, service: JobIdx) {
-        plan.note(job, Why::PausedFor(service));
+        plan.note(job, Reason::PausedFor(service));
         plan.suspend(job);
         self.forget(plan, job);
         self.displaced.push(job);
@@ -539,19 +545,19 @@ impl Rooms {
 }
 
 // Settings.
-impl Rooms {
-    fn settle_stale(&mut self, plan: &mut Plan<'_>, tactics: &mut dyn Tactics) {
+impl GpuIndex {
+    fn settle_stale(&mut self, plan: &mut Plan<'_>, policy: &mut dyn ColocationPolicy) {
         while let Some(gpu) = self.stale.pop_first() {
             if let Some(service) = self.room(gpu).service {
                 // A service on several GPUs is set by what its first one sees.
                 let first = plan.job(service).gpus[0];
-                self.settle(plan, tactics, first, service);
+                self.settle(plan, policy, first, service);
                 continue;
             }
             self.look_at(gpu, None);
             for grow in [false, true] {
-                for lodger in self.room(gpu).lodgers.clone() {
-                    self.give_part(plan, lodger, None, grow);
+                for task in self.room(gpu).training.clone() {
+                    self.give_part(plan, task, None, grow);
                 }
             }
         }
@@ -560,18 +566,18 @@ impl Rooms {
     fn settle(
         &mut self,
         plan: &mut Plan<'_>,
-        tactics: &mut dyn Tactics,
+        policy: &mut dyn ColocationPolicy,
         gpu: GpuIdx,
         service: JobIdx,
     ) {
         loop {
-            let setting = tactics.settle(plan, gpu, service, &self.all[gpu.usize()]);
-            let last = self.room(gpu).lodgers.last().copied();
+            let setting = policy.settle(plan, gpu, service, &self.all[gpu.usize()]);
+            let last = self.room(gpu).training.last().copied();
             if let Some(last) = last.filter(|_| !setting.stay) {
                 self.pause(plan, last, service);
                 continue;
             }
-            let most = self.house.most_beside(self.room(gpu).lodgers.len());
+            let most = self.limits.most_beside(self.room(gpu).training.len());
             let permille = setting.permille.clamp(1, most);
             self.apply(plan, service, setting.batch, permille);
             self.look_at(gpu, setting.look);
@@ -592,8 +598,8 @@ impl Rooms {
             let _ = plan.tune(service, Knobs { sm_permille: permille, ..now });
         }
         for gpu in &gpus {
-            for lodger in self.room(*gpu).lodgers.clone() {
-                self.give_part(plan, lodger, Some((service, permille)), false);
+            for task in self.room(*gpu).training.clone() {
+                self.give_part(plan, task, Some((service, permille)), false);
             }
             self.free_memory(plan, *gpu, mem_mib.saturating_sub(now.mem_mib));
         }
@@ -607,63 +613,63 @@ impl Rooms {
     }
 
     fn share_out(&self, plan: &mut Plan<'_>, gpu: GpuIdx, service: JobIdx, permille: u16) {
-        for lodger in &self.room(gpu).lodgers {
-            self.give_part(plan, *lodger, Some((service, permille)), true);
+        for task in &self.room(gpu).training {
+            self.give_part(plan, *task, Some((service, permille)), true);
         }
     }
 
-    /// Gives a lodger its part of what services leave, and the memory that is free; `grow` or only take.
+    /// Gives a training task its part of what services leave, and the memory that is free; `grow` or only take.
     fn give_part(
         &self,
         plan: &mut Plan<'_>,
-        lodger: JobIdx,
+        task: JobIdx,
         settled: Option<(JobIdx, u16)>,
         grow: bool,
     ) {
-        let knobs = plan.job(lodger).knobs;
+        let knobs = plan.job(task).knobs;
         let part = |gpu: &GpuIdx| {
             let room = self.room(*gpu);
             let has = |s: JobIdx| match settled {
                 Some((service, permille)) if service == s => permille,
                 _ => plan.job(s).knobs.sm_permille,
             };
-            self.left_for_each(room.service.map_or(0, has), room.lodgers.len())
+            self.left_for_each(room.service.map_or(0, has), room.training.len())
         };
-        let part = plan.job(lodger).gpus.iter().map(part).min().unwrap_or(knobs.sm_permille);
+        let part = plan.job(task).gpus.iter().map(part).min().unwrap_or(knobs.sm_permille);
         let memory = |gpu: &GpuIdx| {
             let on = plan.gpu(*gpu);
-            let all = plan.kinds[usize::from(on.kind)].mem_mib;
+            let all = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
             let free = all.saturating_sub(on.mem_used_mib);
             if all == 0 { u32::MAX } else { knobs.mem_mib.saturating_add(free) }
         };
-        let asked = plan.spec(lodger).knobs.mem_mib;
-        let memory = plan.job(lodger).gpus.iter().map(memory).min().unwrap_or(asked).min(asked);
+        let asked = plan.spec(task).knobs.mem_mib;
+        let memory = plan.job(task).gpus.iter().map(memory).min().unwrap_or(asked).min(asked);
         let wanted = if grow {
             Knobs { sm_permille: part.max(1), mem_mib: memory, ..knobs }
         } else {
             Knobs { sm_permille: part.max(1).min(knobs.sm_permille), ..knobs }
         };
-        if wanted != knobs && plan.tune(lodger, wanted).is_err() {
+        if wanted != knobs && plan.tune(task, wanted).is_err() {
             // Another GPU of a gang has less to spare.
-            let _ = plan.tune(lodger, Knobs { mem_mib: wanted.mem_mib, ..knobs });
+            let _ = plan.tune(task, Knobs { mem_mib: wanted.mem_mib, ..knobs });
         }
     }
 
     /// Lodgers give away so much memory, as far as they can spare it.
     fn free_memory(&self, plan: &mut Plan<'_>, gpu: GpuIdx, more: u32) {
         let on = plan.gpu(gpu);
-        let all = plan.kinds[usize::from(on.kind)].mem_mib;
+        let all = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
         let mut lacks = on.mem_used_mib.saturating_add(more).saturating_sub(all);
         if all == 0 {
             return;
         }
-        for lodger in self.room(gpu).lodgers.iter().rev() {
-            let knobs = plan.job(*lodger).knobs;
-            let least = self.least_memory(plan.spec(*lodger).knobs.mem_mib).min(knobs.mem_mib);
+        for task in self.room(gpu).training.iter().rev() {
+            let knobs = plan.job(*task).knobs;
+            let least = self.least_memory(plan.spec(*task).knobs.mem_mib).min(knobs.mem_mib);
             let gives = lacks.min(knobs.mem_mib - least);
             if gives > 0 {
                 let less = Knobs { mem_mib: knobs.mem_mib - gives, ..knobs };
-                lacks -= if plan.tune(*lodger, less).is_ok() { gives } else { 0 };
+                lacks -= if plan.tune(*task, less).is_ok() { gives } else { 0 };
             }
         }
     }

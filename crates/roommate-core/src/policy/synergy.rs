@@ -31,7 +31,7 @@ use crate::performance::sensitivity::{Host, demand, may_use, share};
 use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -320,7 +320,7 @@ impl Synergy {
                 self.turns += 1;
                 self.records[job.usize()].turn = self.turns;
             } else {
-                plan.note(*job, Why::NoHost);
+                plan.note(*job, Reason::NoHost);
             }
         }
     }
@@ -417,7 +417,7 @@ impl Synergy {
         }
         let Some(found) = &self.solved.2 else {
             // Without grants everybody is tuned.
-            chosen.iter().for_each(|(_, job)| plan.note(*job, Why::SharesUnsolved));
+            chosen.iter().for_each(|(_, job)| plan.note(*job, Reason::SharesUnsolved));
             return;
         };
         for ((jobs, hosts), counts) in members.values().zip(&options).zip(&found.counts) {
@@ -685,7 +685,7 @@ impl Synergy {
             }
             if plan.tune(job, modest.on(hot.knobs)).is_ok() {
                 self.records[job.usize()].last_speed = self.records[job.usize()].share_speed;
-                plan.note(job, Why::AtShare(by));
+                plan.note(job, Reason::AtShare(by));
             }
             if need.within(excess) {
                 return;
@@ -773,25 +773,25 @@ fn micros(value: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use crate::performance::sensitivity::{Host, Sensitivity};
-    use crate::testing::Scene;
+    use crate::testing::TestCase;
     use expect_test::expect;
 
     /// Jobs called `x` run twice as fast with four cores as with their share of two; all others are as
     /// fast with one core as with any.
     fn picture(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
-        let mut scene = Scene::new(policy, cluster, jobs);
-        scene.params = serde_json::from_str(params).unwrap();
+        let mut case = TestCase::new(policy, cluster, jobs);
+        case.params = serde_json::from_str(params).unwrap();
         let usual = Host { cpu_milli: 2_000, mib: 1_000 };
         let known = |cores: u32, speedup: f64| {
             Sensitivity::of_best(usual, Host { cpu_milli: cores * 1_000, mib: 1_000 }, speedup)
         };
-        scene.profiles = vec![scene.profiles[0].clone(); 2];
-        scene.profiles[0].sensitivity = known(1, 1.0).map(Box::new);
-        scene.profiles[1].sensitivity = known(4, 2.0).map(Box::new);
-        for actor in scene.actors.iter_mut().filter(|a| a.name.starts_with('x')) {
-            actor.spec.profile.0 = 1;
+        case.profiles = vec![case.profiles[0].clone(); 2];
+        case.profiles[0].sensitivity = known(1, 1.0).map(Box::new);
+        case.profiles[1].sensitivity = known(4, 2.0).map(Box::new);
+        for job in case.jobs.iter_mut().filter(|a| a.name.starts_with('x')) {
+            job.spec.profile.0 = 1;
         }
-        scene.run().chart()
+        case.run().chart()
     }
 
     const FIFO: &str = r#"{"order": "fifo", "round_s": 4, "top_up": false}"#;

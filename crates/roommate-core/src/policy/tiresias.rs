@@ -27,14 +27,14 @@ mod preemptible_capacity;
 
 use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::job::Phase;
-use crate::placement::{self, Layout, Patience, Room, Rule};
+use crate::placement::{self, Layout, Patience, Preemption, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::Queue;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
-use preemptible_capacity::Tiers;
+use preemptible_capacity::PreemptibleCapacity;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -166,9 +166,9 @@ struct Tiresias {
     records: Vec<Record>,
     /// GPUs of each running job.
     held: Vec<GpuSet>,
-    tiers: Tiers,
+    tiers: PreemptibleCapacity,
     queue: Queue<Key>,
-    room: Room,
+    preemption: Preemption,
     running: BTreeSet<(Key, JobIdx)>,
     demotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
     promotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
@@ -205,9 +205,9 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         bounds_us,
         records: Vec::new(),
         held: Vec::new(),
-        tiers: Tiers::default(),
+        tiers: PreemptibleCapacity::default(),
         queue: Queue::default(),
-        room: Room::default(),
+        preemption: Preemption::default(),
         running: BTreeSet::new(),
         demotions: BinaryHeap::new(),
         promotions: BinaryHeap::new(),
@@ -393,7 +393,7 @@ impl Tiresias {
             self.stop(plan, job);
             self.wait_at_the_end(job);
             plan.release(job);
-            plan.note(job, Why::Demoted(self.records[job.usize()].queue + 1));
+            plan.note(job, Reason::Demoted(self.records[job.usize()].queue + 1));
             self.enqueue(plan, job);
         }
         self.due = due;
@@ -418,7 +418,7 @@ impl Tiresias {
             r.waited = Span::ZERO;
             r.changed = plan.now;
             r.stamp += 1;
-            plan.note(job, Why::Promoted);
+            plan.note(job, Reason::Promoted);
             self.enqueue(plan, job);
         }
     }
@@ -435,11 +435,11 @@ impl Tiresias {
                 self.start(plan, job);
             } else if self.push_out(plan, key, job, layout) {
                 self.queue.take();
-                for i in 0..self.room.evicted.len() {
-                    let victim = self.room.evicted[i];
+                for i in 0..self.preemption.evicted.len() {
+                    let victim = self.preemption.evicted[i];
                     self.stop(plan, victim);
                     self.stopped.push(victim);
-                    plan.note(victim, Why::PreemptedBy(job));
+                    plan.note(victim, Reason::PreemptedBy(job));
                     self.enqueue(plan, victim);
                 }
                 self.start(plan, job);
@@ -493,13 +493,13 @@ impl Tiresias {
                 return false;
             }
             let later = self.running.range(((key.0 + 1, i64::MIN), JobIdx(0))..).rev().map(|r| r.1);
-            return self.room.make(plan, job, layout, later);
+            return self.preemption.make_room(plan, job, layout, later);
         }
         let mut worse: Vec<(Key, JobIdx)> =
             self.running.iter().map(|(_, j)| (self.key(plan, *j), *j)).collect();
         worse.retain(|w| *w > (key, job));
         worse.sort_unstable_by(|a, b| b.cmp(a));
-        self.room.make(plan, job, layout, worse.into_iter().map(|w| w.1))
+        self.preemption.make_room(plan, job, layout, worse.into_iter().map(|w| w.1))
     }
 
     fn set_alarms(&mut self, plan: &mut Plan<'_>) {

@@ -5,10 +5,10 @@
 
 use crate::event::Event;
 use crate::idx::JobIdx;
-use crate::placement::{self, Layout, Patience, Room};
+use crate::placement::{self, Layout, Patience, Preemption};
 use crate::plan::Plan;
 use crate::queue::Queue;
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::state::State;
 
 /// A key that orders non-negative seconds: the bits of a non-negative float order like the float.
@@ -37,7 +37,7 @@ pub struct Walk {
     style: Style,
     key: fn(&State, JobIdx) -> u64,
     queue: Queue<u64>,
-    room: Room,
+    preemption: Preemption,
     patience: Patience,
     /// Running jobs by key, ascending; filled at most once a step, when somebody is blocked.
     running: Vec<(u64, JobIdx)>,
@@ -56,7 +56,7 @@ impl Walk {
             style,
             key,
             queue: Queue::default(),
-            room: Room::default(),
+            preemption: Preemption::default(),
             patience: Patience::default(),
             running: Vec::new(),
             order: Vec::new(),
@@ -190,13 +190,13 @@ impl Walk {
             return false;
         }
         let worse = self.running.iter().rev().take_while(|r| **r > (key, job)).map(|r| r.1);
-        self.room.make(plan, job, self.style.layout, worse)
+        self.preemption.make_room(plan, job, self.style.layout, worse)
     }
 
     fn requeue_evicted(&mut self, plan: &mut Plan<'_>, by: JobIdx) {
-        for i in 0..self.room.evicted.len() {
-            let victim = self.room.evicted[i];
-            plan.note(victim, Why::PreemptedBy(by));
+        for i in 0..self.preemption.evicted.len() {
+            let victim = self.preemption.evicted[i];
+            plan.note(victim, Reason::PreemptedBy(by));
             self.enqueue(plan, victim);
         }
     }
@@ -207,7 +207,7 @@ fn note_blocked(plan: &mut Plan<'_>, head: JobIdx) {
     for i in 0..plan.news.ready.len() {
         let job = plan.news.ready[i];
         if job != head && plan.pending.contains(job) {
-            plan.note(job, Why::Behind(head));
+            plan.note(job, Reason::Behind(head));
         }
     }
 }

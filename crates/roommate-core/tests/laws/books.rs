@@ -1,6 +1,6 @@
 //! The books, from scratch: everything that the state keeps incrementally is recomputed from the jobs.
 
-use crate::drama::{Broken, Law};
+use crate::faulty_run::{Broken, Law};
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::job::Phase;
 use roommate_core::knobs::Knobs;
@@ -17,7 +17,7 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
         let sum =
             |f: fn(&Knobs) -> u32| tenants.iter().map(|t| f(&state.job(*t).knobs)).sum::<u32>();
         let (mem, sm) = (sum(|k| k.mem_mib), sum(|k| u32::from(k.sm_permille)));
-        let room = state.kinds[usize::from(gpu.kind)].mem_mib;
+        let room = state.gpu_models[usize::from(gpu.gpu_model)].mem_mib;
         hold(gpu.tenants[..] == tenants[..], &format!("tenants of GPU {i}: {gpu:?}"))?;
         hold(gpu.mem_used_mib == mem, &format!("memory of GPU {i}: {gpu:?}"))?;
         hold(u32::from(gpu.sm_used_permille) == sm, &format!("share of GPU {i}: {gpu:?}"))?;
@@ -36,7 +36,7 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
 
 fn nodes(state: &State) -> Result<(), Broken> {
     let hold = |holds: bool, what: String| Broken::unless(holds, Law::Books, || what);
-    let mut by_kind = vec![0; state.kinds.len()];
+    let mut by_gpu_model = vec![0; state.gpu_models.len()];
     for (n, node) in state.nodes.iter().enumerate() {
         let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
         let tenants = || node.gpus().flat_map(|g| state.gpu(g).tenants.iter());
@@ -49,17 +49,17 @@ fn nodes(state: &State) -> Result<(), Broken> {
         hold(node.host_used_mib == host, format!("host memory of node {n}: {node:?}"))?;
         let within = node.host_mib == 0 || host <= node.host_mib;
         hold(within, format!("node {n} is over its host memory: {node:?}"))?;
-        for kind in 0..state.kinds.len() as u8 {
-            for count in 0..=state.idle.largest(kind) {
-                let listed = state.idle.nodes(kind, count).iter().any(|i| i.usize() == n);
-                let belongs = node.up && kind == node.kind && count == idle;
+        for gpu_model in 0..state.gpu_models.len() as u8 {
+            for count in 0..=state.idle.largest(gpu_model) {
+                let listed = state.idle.nodes(gpu_model, count).iter().any(|i| i.usize() == n);
+                let belongs = node.up && gpu_model == node.gpu_model && count == idle;
                 hold(listed == belongs, format!("node {n} in the idle index at {count}"))?;
             }
         }
-        by_kind[usize::from(node.kind)] += if node.up { u32::from(idle) } else { 0 };
+        by_gpu_model[usize::from(node.gpu_model)] += if node.up { u32::from(idle) } else { 0 };
     }
-    for (kind, idle) in by_kind.into_iter().enumerate() {
-        hold(state.idle.gpus(kind as u8) == idle, format!("idle GPUs of kind {kind}"))?;
+    for (gpu_model, idle) in by_gpu_model.into_iter().enumerate() {
+        hold(state.idle.gpus(gpu_model as u8) == idle, format!("idle GPUs of model {gpu_model}"))?;
     }
     Ok(())
 }
@@ -69,9 +69,11 @@ fn jobs(state: &State) -> Result<(), Broken> {
         let idx = JobIdx::from_usize(j);
         let spec = state.spec(idx);
         let count = usize::from(spec.gpus)..=usize::from(spec.gpus_max);
-        let kinds = job.gpus.iter().all(|g| spec.allows(state.gpu(*g).kind));
+        let gpu_models = job.gpus.iter().all(|g| spec.allows(state.gpu(*g).gpu_model));
         let sound = job.gpus.is_empty()
-            || (count.contains(&job.gpus.len()) && kinds && job.gpus.is_sorted_by(|a, b| a < b));
+            || (count.contains(&job.gpus.len())
+                && gpu_models
+                && job.gpus.is_sorted_by(|a, b| a < b));
         let holds = matches!(job.phase, Phase::Starting | Phase::Running);
         let listed = state.placed.contains(idx) == holds
             && state.pending.contains(idx) == (job.phase == Phase::Pending);

@@ -1,6 +1,6 @@
 //! Policies that break one law each. If a check lets one of them pass, the check is worth nothing.
 
-use crate::drama::{Broken, Drama, Law};
+use crate::faulty_run::{Broken, FaultyRun, Law};
 use crate::{Build, books, check, from_registry, random};
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::knobs::Knobs;
@@ -8,7 +8,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::placement::{self, Rule};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, POLICIES, Policy};
-use roommate_core::reason::Why;
+use roommate_core::reason::Reason;
 use roommate_core::state::{Costs, Infeasible, State};
 use roommate_core::time::Span;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,9 +47,9 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
         5 => plan.release(job),
         6 => plan.suspend(job),
         _ if rng.chance(0.2) => {
-            let _ = plan.reject(job, Why::Cancelled);
+            let _ = plan.reject(job, Reason::Cancelled);
         }
-        _ => plan.note(job, Why::Promoted),
+        _ => plan.note(job, Reason::Promoted),
     }
     if rng.chance(0.1) {
         plan.wake_at(plan.now + Span(1 + rng.below(9_000_000)));
@@ -113,7 +113,7 @@ impl Policy for Snob {
         start_all(plan, false);
         let waiting: Vec<JobIdx> = plan.pending.iter().collect();
         for job in waiting {
-            let _ = plan.reject(job, Why::Cancelled);
+            let _ = plan.reject(job, Reason::Cancelled);
         }
     }
 }
@@ -140,7 +140,8 @@ fn start_all(plan: &mut Plan<'_>, backwards: bool) {
 /// The laws that this policy breaks in the first few dramas of `fifo-backfill`.
 fn broken_by(build: Build<'_>) -> Vec<Law> {
     let entry = policy::find("fifo-backfill").unwrap();
-    let broken = |seed| check(&Drama::random(seed, entry), build).err().map(|Broken(law, _)| law);
+    let broken =
+        |seed| check(&FaultyRun::random(seed, entry), build).err().map(|Broken(law, _)| law);
     (0..40).filter_map(broken).collect()
 }
 
@@ -175,7 +176,7 @@ impl Policy for Overcommitter {
             let taken: Vec<GpuIdx> =
                 plan.placed.iter().flat_map(|j| plan.job(j).gpus.to_vec()).collect();
             for gpu in taken {
-                if plan.spec(job).gpus == 1 && plan.spec(job).allows(plan.gpu(gpu).kind) {
+                if plan.spec(job).gpus == 1 && plan.spec(job).allows(plan.gpu(gpu).gpu_model) {
                     let knobs = plan.spec(job).knobs;
                     assert_eq!(plan.place(job, &[gpu], knobs), Err(Infeasible::Share));
                     REFUSED.fetch_add(1, Ordering::Relaxed);
@@ -189,8 +190,11 @@ impl Policy for Overcommitter {
 fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
     let entry = policy::find("fifo-backfill").unwrap();
     for seed in 0..40 {
-        let played =
-            crate::drama::play(&Drama::random(seed, entry), Box::new(Overcommitter), false);
+        let played = crate::faulty_run::play(
+            &FaultyRun::random(seed, entry),
+            Box::new(Overcommitter),
+            false,
+        );
         assert_eq!(played.err(), None);
     }
     assert!(REFUSED.load(Ordering::Relaxed) > 100, "it hardly tried");
@@ -199,11 +203,11 @@ fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
 #[test]
 fn cooked_books_are_noticed() {
     let cook = |cook: fn(&mut State)| {
-        let scene = random::scene(3, &POLICIES[0], random::Taste::PLAIN);
-        let mut state = State::new(&scene.cluster, Costs::default());
-        state.profiles.clone_from(&scene.profiles);
-        for actor in &scene.actors {
-            state.specs.push(actor.spec.clone());
+        let case = random::case(3, &POLICIES[0], random::CaseOptions::PLAIN);
+        let mut state = State::new(&case.cluster, Costs::default());
+        state.profiles.clone_from(&case.profiles);
+        for job in &case.jobs {
+            state.specs.push(job.spec.clone());
             state.jobs.push(roommate_core::job::Job::expected());
         }
         assert_eq!(books::check(&state), Ok(()));

@@ -1,7 +1,7 @@
 //! Facts without sense: an engine must survive any sequence of them, whatever the policy.
 
 use crate::canary::Chaos;
-use crate::drama::{Broken, Law};
+use crate::faulty_run::{Broken, Law};
 use crate::{books, random};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample, Served};
@@ -9,8 +9,8 @@ use roommate_core::idx::{JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::{Entry, POLICIES, Policy};
-use roommate_core::reason::Why;
-use roommate_core::testing::Scene;
+use roommate_core::reason::Reason;
+use roommate_core::testing::TestCase;
 use roommate_core::time::{Span, Time};
 
 /// Numbers that break arithmetic.
@@ -46,8 +46,8 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
         6 => Event::Stopped { job, done },
         7 => Event::Tuned(job),
         8 => Event::Finished(job),
-        9 => Event::Failed { job, why: Why::Crashed, done },
-        10 => Event::Failed { job, why: Why::NodeLost(node), done },
+        9 => Event::Failed { job, reason: Reason::Crashed, done },
+        10 => Event::Failed { job, reason: Reason::NodeLost(node), done },
         11 => Event::Cancelled(job),
         12 | 13 => {
             let done = rng.chance(0.5).then(|| odd(rng));
@@ -72,18 +72,18 @@ fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
 }
 
 /// Feeds nonsense to an engine; the books and the second look must hold all the same.
-fn check(seed: u64, scene: &Scene, policy: Box<dyn Policy>, calm: bool) -> Result<(), Broken> {
+fn check(seed: u64, case: &TestCase, policy: Box<dyn Policy>, calm: bool) -> Result<(), Broken> {
     let mut rng = Rng::stream(seed, 79);
     let mut services = Rng::stream(seed, 115);
-    let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), seed);
-    for profile in &scene.profiles {
+    let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), seed);
+    for profile in &case.profiles {
         engine.add_profile(profile.clone());
     }
     let mut now = Time::ZERO;
     let mut answers: Vec<Event> = Vec::new();
     for step in 0..50 {
-        if let Some(actor) = scene.actors.get(step) {
-            engine.add_job(actor.spec.clone());
+        if let Some(job) = case.jobs.get(step) {
+            engine.add_job(job.spec.clone());
         }
         let mut facts: Vec<Event> = answers.extract_if(.., |_| rng.chance(0.6)).collect();
         for _ in 0..rng.below(4) {
@@ -120,15 +120,15 @@ fn run(
     entry: &Entry,
     seeds: std::ops::Range<u64>,
     calm: bool,
-    build: &dyn Fn(&Scene) -> Box<dyn Policy>,
+    build: &dyn Fn(&TestCase) -> Box<dyn Policy>,
 ) {
     for seed in seeds {
-        let scene = random::scene(seed, entry, random::Taste::WILD);
-        let tried = std::panic::AssertUnwindSafe(|| check(seed, &scene, build(&scene), calm));
+        let case = random::case(seed, entry, random::CaseOptions::WILD);
+        let tried = std::panic::AssertUnwindSafe(|| check(seed, &case, build(&case), calm));
         let found = std::panic::catch_unwind(tried);
         let broken = found.unwrap_or_else(|_| Err(Broken(Law::NeverPanics, "see above".into())));
         if let Err(Broken(law, how)) = broken {
-            panic!("{}{law:?}: {how}", random::compact(&scene));
+            panic!("{}{law:?}: {how}", random::compact(&case));
         }
     }
 }
@@ -136,30 +136,30 @@ fn run(
 #[test]
 fn no_sequence_of_facts_makes_an_engine_panic() {
     for entry in POLICIES {
-        run(entry, 0..700, true, &|scene| entry.build(&scene.params).unwrap());
+        run(entry, 0..700, true, &|case| entry.build(&case.params).unwrap());
     }
 }
 
 #[test]
 fn who_waits_takes_the_place_of_one_that_was_moved_in_the_same_call() {
     let entry = POLICIES.iter().find(|e| e.name == "horus-plus").unwrap();
-    run(entry, 17_941..17_942, true, &|scene| entry.build(&scene.params).unwrap());
+    run(entry, 17_941..17_942, true, &|case| entry.build(&case.params).unwrap());
 }
 
 #[test]
 fn not_even_with_a_policy_that_does_anything_at_all() {
     // It shares GPUs, tunes, moves and rejects at random; only the books are asked of it.
-    run(&POLICIES[0], 0..2_000, false, &|scene| Box::new(Chaos::new(scene.seed)));
+    run(&POLICIES[0], 0..2_000, false, &|case| Box::new(Chaos::new(case.seed)));
 }
 
 #[test]
 fn a_node_goes_down_under_a_job_whose_progress_is_beyond_all_numbers() {
     // The belief overflows to infinity; the job must lose its place all the same.
-    let scene = Scene::new("fifo", "1x1", "a 0 1 5");
-    let policy = roommate_core::policy::find("fifo").unwrap().build(&scene.params).unwrap();
-    let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), 0);
-    engine.add_profile(scene.profiles[0].clone());
-    let job = engine.add_job(scene.actors[0].spec.clone());
+    let case = TestCase::new("fifo", "1x1", "a 0 1 5");
+    let policy = roommate_core::policy::find("fifo").unwrap().build(&case.params).unwrap();
+    let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), 0);
+    engine.add_profile(case.profiles[0].clone());
+    let job = engine.add_job(case.jobs[0].spec.clone());
     let sample = Sample { step_s: 1e-310, ..Sample::default() };
     engine.step(Time::ZERO, &[Event::Submitted(job)]);
     engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);

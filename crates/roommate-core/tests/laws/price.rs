@@ -1,6 +1,6 @@
 //! What a plan says that a start or a move will cost is what it costs once the plan is made.
 
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use roommate_core::idx::{Idx, JobIdx};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{POLICIES, Policy};
@@ -29,16 +29,16 @@ fn a_plan_knows_the_price_of_every_start() {
     let mut again = 0;
     for entry in POLICIES {
         for seed in 0..100 {
-            let mut scene = random::scene(seed, entry, Taste::WILD);
-            scene.costs.resume = Span::from_secs(1.0);
-            scene.costs.migrate = Some(Span::from_secs(2.0));
+            let mut case = random::case(seed, entry, CaseOptions::WILD);
+            case.costs.resume = Span::from_secs(1.0);
+            case.costs.migrate = Some(Span::from_secs(2.0));
             let (sender, priced) = mpsc::channel();
-            let policy = Pricing(entry.build(&scene.params).unwrap(), sender);
-            scene.run_policy(Box::new(policy), &mut |engine| {
+            let policy = Pricing(entry.build(&case.params).unwrap(), sender);
+            case.run_policy(Box::new(policy), &mut |engine| {
                 let state = engine.state();
                 for (job, moves, price) in priced.try_iter() {
                     let cost = if moves { state.move_cost(job) } else { state.start_cost(job) };
-                    assert_eq!(price, cost, "{job} at {}: {}", state.now, random::compact(&scene));
+                    assert_eq!(price, cost, "{job} at {}: {}", state.now, random::compact(&case));
                     again += u32::from(state.jobs[job.usize()].starts == 2);
                 }
             });

@@ -1,7 +1,7 @@
 //! The second look where sharing GPUs costs something, more or less by the pair, and from some time on
 //! more than it gains: measurements come in that dramas do not have.
 
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use roommate_core::idx::JobIdx;
 use roommate_core::interference::{Estimate, Interference};
 use roommate_core::knobs::Knobs;
@@ -10,7 +10,7 @@ use roommate_core::policy::POLICIES;
 use roommate_core::state::State;
 use std::sync::Arc;
 
-/// Speeds of three kinds of work beside each other.
+/// Speeds of three profiles beside each other.
 struct Fickle([[f64; 3]; 3]);
 
 impl Interference for Fickle {
@@ -28,18 +28,18 @@ fn a_second_look_changes_nothing_whatever_sharing_does() {
     let (mut shared, mut grown) = (0, 0);
     for entry in POLICIES {
         for seed in 0..250 {
-            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let mut case = random::case(seed, entry, CaseOptions::WILD);
             let mut rng = Rng::stream(seed, 82);
             let mut speed = || 0.3 + 0.7 * rng.unit();
             let speeds = std::array::from_fn(|_| std::array::from_fn(|_| speed()));
-            scene.truth = Arc::new(Fickle(speeds));
-            let plain = scene.run();
-            let looked = scene.run_looking(&mut |engine| {
+            case.truth = Arc::new(Fickle(speeds));
+            let plain = case.run();
+            let looked = case.run_looking(&mut |engine| {
                 let again = engine.look_again();
-                assert!(again.actions.is_empty(), "{}", random::compact(&scene));
+                assert!(again.actions.is_empty(), "{}", random::compact(&case));
             });
-            assert!(plain.ended && looked.ended, "{}", random::compact(&scene));
-            assert_eq!(plain.finished, looked.finished, "{}", random::compact(&scene));
+            assert!(plain.ended && looked.ended, "{}", random::compact(&case));
+            assert_eq!(plain.finished, looked.finished, "{}", random::compact(&case));
             shared += usize::from(plain.chart().contains('#'));
             grown += usize::from(plain.journal.contains(r#""grows":"#));
         }

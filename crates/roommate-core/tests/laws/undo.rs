@@ -1,7 +1,7 @@
 //! Undo restores the state exactly, at any depth and also inside a real policy.
 
 use crate::canary::random_edit;
-use crate::drama::{Broken, Drama, Law, play};
+use crate::faulty_run::{Broken, FaultyRun, Law, play};
 use crate::{Build, first_difference, from_registry, random};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event};
@@ -41,15 +41,15 @@ fn scribble(plan: &mut Plan<'_>, rng: &mut Rng, depth: u32) -> Result<(), Broken
 /// A state in the middle of things: jobs in all phases on some of the GPUs.
 fn some_state(seed: u64) -> State {
     let entry = &POLICIES[seed as usize % POLICIES.len()];
-    let scene = random::scene(seed, entry, random::Taste::WILD);
-    let policy = entry.build(&scene.params).unwrap();
-    let mut engine = Engine::new(&scene.cluster, scene.costs, policy, Box::new(Undisturbed), seed);
-    for profile in &scene.profiles {
+    let case = random::case(seed, entry, random::CaseOptions::WILD);
+    let policy = entry.build(&case.params).unwrap();
+    let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), seed);
+    for profile in &case.profiles {
         engine.add_profile(profile.clone());
     }
     let mut facts: Vec<Event> = Vec::new();
-    for (i, actor) in scene.actors.iter().enumerate() {
-        let job = engine.add_job(actor.spec.clone());
+    for (i, job) in case.jobs.iter().enumerate() {
+        let job = engine.add_job(job.spec.clone());
         facts.push(Event::Submitted(job));
         let step = engine.step(Time::from_secs(i as f64), &facts);
         facts = step
@@ -102,15 +102,15 @@ impl Policy for Hesitant {
 #[test]
 fn what_was_undone_leaves_no_trace_in_the_journal() {
     let hesitant: Build<'_> =
-        &|drama| Box::new(Hesitant(from_registry(drama), Rng::new(drama.scene.seed)));
+        &|faulty_run| Box::new(Hesitant(from_registry(faulty_run), Rng::new(faulty_run.case.seed)));
     for entry in POLICIES {
         for seed in 0..150 {
-            let drama = Drama::random(seed, entry);
-            let plain = play(&drama, from_registry(&drama), false);
-            let undone = play(&drama, hesitant(&drama), false);
+            let faulty_run = FaultyRun::random(seed, entry);
+            let plain = play(&faulty_run, from_registry(&faulty_run), false);
+            let undone = play(&faulty_run, hesitant(&faulty_run), false);
             let (plain, undone) = (plain.unwrap(), undone.unwrap());
             let difference = first_difference(&plain.journal, &undone.journal);
-            assert!(plain.journal == undone.journal, "{drama}{difference}");
+            assert!(plain.journal == undone.journal, "{faulty_run}{difference}");
         }
     }
 }

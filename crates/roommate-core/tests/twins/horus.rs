@@ -1,7 +1,7 @@
 //! Horus against its definition: every GPU is priced for every job at every step.
 
 use crate::assert_same_decisions;
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, NodeIdx};
 use roommate_core::knobs::Knobs;
 use roommate_core::plan::Plan;
@@ -22,9 +22,9 @@ type Choice = (usize, f64, Vec<GpuIdx>);
 fn need(state: &State, job: JobIdx) -> Need {
     let spec = state.spec(job);
     let predicted = state.profile(job).predicted;
-    let memories: Vec<u32> = (0..state.kinds.len())
-        .filter(|k| spec.allows(*k as u8) && state.kinds[*k].mem_mib > 0)
-        .map(|k| state.kinds[k].mem_mib)
+    let memories: Vec<u32> = (0..state.gpu_models.len())
+        .filter(|k| spec.allows(*k as u8) && state.gpu_models[*k].mem_mib > 0)
+        .map(|k| state.gpu_models[k].mem_mib)
         .collect();
     let guess = predicted.map_or(0, |p| p.mem_mib);
     let mem = match spec.knobs.mem_mib {
@@ -49,14 +49,14 @@ impl Naive {
         let most = self.number("max_tasks").min(f64::from(state.max_tenants));
         let (tasks, shared) = (tenants.len() as f64, !tenants.is_empty());
         let util = f64::from(tenants.iter().map(|n| n.0).sum::<u32>());
-        let cap = f64::from(state.kinds[usize::from(gpu.kind)].mem_mib);
+        let cap = f64::from(state.gpu_models[usize::from(gpu.gpu_model)].mem_mib);
         let used = f64::from(tenants.iter().map(|n| n.2).sum::<u32>());
         let (with, margin) = (used + f64::from(mem), self.number("mem_margin_mib"));
         let full = cap > 0.0 && if shared { cap - with <= margin } else { with > cap };
         let over = self.0["overcommit_cap"].as_f64();
         let over = over.is_some_and(|most| (util + f64::from(max)) / 100.0 > most);
         let strangers = shared && (alone || over || tenants.iter().any(|n| n.3));
-        let down = !state.node(gpu.node).up || !state.spec(job).allows(gpu.kind);
+        let down = !state.node(gpu.node).up || !state.spec(job).allows(gpu.gpu_model);
         if down || full || strangers || tasks >= most {
             return None;
         }
@@ -84,10 +84,10 @@ impl Naive {
         beds
     }
 
-    fn find(&self, state: &State, job: JobIdx, kinds: &[u8]) -> Option<Choice> {
+    fn find(&self, state: &State, job: JobIdx, gpu_models: &[u8]) -> Option<Choice> {
         let wanted = usize::from(state.spec(job).gpus);
         let mut nodes: Vec<Vec<(f64, GpuIdx)>> = (0..state.nodes.len())
-            .filter(|n| kinds.contains(&state.nodes[*n].kind))
+            .filter(|n| gpu_models.contains(&state.nodes[*n].gpu_model))
             .map(|n| self.beds(state, job, NodeIdx::from_usize(n)))
             .filter(|beds| !beds.is_empty())
             .collect();
@@ -122,12 +122,12 @@ impl Naive {
     }
 
     fn start(&self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let all: Vec<u8> = (0..plan.kinds.len() as u8).collect();
+        let all: Vec<u8> = (0..plan.gpu_models.len() as u8).collect();
         let gpus = plan.spec(job).gpus;
-        let one = gpus > 1 && all.iter().any(|k| plan.usable_of_kind(job, *k) >= u32::from(gpus));
+        let one = gpus > 1 && all.iter().any(|k| plan.usable_of_model(job, *k) >= u32::from(gpus));
         let groups: Vec<Vec<u8>> =
             if one { all.iter().map(|k| vec![*k]).collect() } else { vec![all] };
-        let found = groups.iter().filter_map(|kinds| self.find(plan, job, kinds));
+        let found = groups.iter().filter_map(|gpu_models| self.find(plan, job, gpu_models));
         let best = found.reduce(|a, b| if (b.0, b.1) < (a.0, a.1) { b } else { a });
         let knobs = Knobs { sm_permille: 0, mem_mib: need(plan, job).2, ..plan.spec(job).knobs };
         best.is_some_and(|(_, _, gpus)| plan.place(job, &gpus, knobs).is_ok())
@@ -152,11 +152,11 @@ fn horus_decides_as_if_it_had_priced_every_gpu() {
     let entry = policy::find("horus").unwrap();
     let mut shared = 0;
     for seed in 0..1_500 {
-        let mut scene = random::scene(seed, entry, Taste::WILD);
-        scene.params.insert("migrate".into(), false.into());
-        let twin = Naive(entry.params(&scene.params).unwrap());
-        let (fast, slow) = (scene.run(), scene.run_policy(Box::new(twin), &mut |_| {}));
-        assert_same_decisions(&fast, &slow, &random::compact(&scene));
+        let mut case = random::case(seed, entry, CaseOptions::WILD);
+        case.params.insert("migrate".into(), false.into());
+        let twin = Naive(entry.params(&case.params).unwrap());
+        let (fast, slow) = (case.run(), case.run_policy(Box::new(twin), &mut |_| {}));
+        assert_same_decisions(&fast, &slow, &random::compact(&case));
         shared += u32::from(fast.chart().contains('#'));
     }
     assert!(shared > 500, "only {shared} scenes shared a GPU");

@@ -1,7 +1,7 @@
 //! Tiresias against the definition of 2D-LAS, written down as lists that are walked from front to back
 //! at every tick; and the laws that follow from the definition.
 
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use crate::{assert_same_decisions, fold};
 use roommate_core::engine::Engine;
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
@@ -11,7 +11,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};
 use roommate_core::state::State;
-use roommate_core::testing::{Outcome, Scene};
+use roommate_core::testing::{Outcome, TestCase};
 use roommate_core::time::{Span, Time};
 use serde_json::json;
 
@@ -136,14 +136,14 @@ impl Policy for Literal {
     }
 }
 
-/// A scene for `tiresias` that ignores nodes, with these bounds and this knob.
-fn scene(seed: u64, bounds: &[u64], knob: Option<u64>) -> Scene {
-    let mut scene = random::scene(seed, policy::find("tiresias").unwrap(), Taste::PLAIN);
-    scene.params = policy::Params::new();
-    scene.params.insert("placement".into(), json!("count"));
-    scene.params.insert("bounds_gpu_s".into(), json!(bounds));
-    scene.params.insert("promote_knob".into(), json!(knob));
-    scene
+/// A case for `tiresias` that ignores nodes, with these bounds and this knob.
+fn case(seed: u64, bounds: &[u64], knob: Option<u64>) -> TestCase {
+    let mut case = random::case(seed, policy::find("tiresias").unwrap(), CaseOptions::PLAIN);
+    case.params = policy::Params::new();
+    case.params.insert("placement".into(), json!("count"));
+    case.params.insert("bounds_gpu_s".into(), json!(bounds));
+    case.params.insert("promote_knob".into(), json!(knob));
+    case
 }
 
 fn some_bounds(seed: u64, multiple_of: u64) -> Vec<u64> {
@@ -174,10 +174,10 @@ fn tiresias_is_what_its_definition_says() {
     for seed in 0..4_000 {
         let bounds = some_bounds(seed, 1);
         let knob = [None, Some(1), Some(2), Some(5)][seed as usize % 4];
-        let scene = scene(seed, &bounds, knob);
-        let fast = scene.run();
-        let slow = scene.run_policy(Box::new(Literal::new(&bounds, knob)), &mut |_| {});
-        let context = random::compact(&scene);
+        let case = case(seed, &bounds, knob);
+        let fast = case.run();
+        let slow = case.run_policy(Box::new(Literal::new(&bounds, knob)), &mut |_| {});
+        let context = random::compact(&case);
         assert!(fast.ended && slow.ended, "{context}does not end");
         assert_eq!(held(&fast), held(&slow), "{context}{}\n{}", fast.chart(), slow.chart());
         assert_eq!(fast.finished, slow.finished, "{context}");
@@ -197,9 +197,9 @@ fn queue_of(state: &State, job: JobIdx, bounds: &[u64]) -> usize {
 fn watch(seeds: u64, look: &mut dyn FnMut(&State, &[u64], &str)) {
     for seed in 0..seeds {
         let bounds = some_bounds(seed, 1);
-        let scene = scene(seed, &bounds, None);
-        let context = random::compact(&scene);
-        let outcome = scene.run_looking(&mut |e: &mut Engine| look(e.state(), &bounds, &context));
+        let case = case(seed, &bounds, None);
+        let context = random::compact(&case);
+        let outcome = case.run_looking(&mut |e: &mut Engine| look(e.state(), &bounds, &context));
         assert!(outcome.ended, "{context}");
     }
 }
@@ -245,13 +245,13 @@ fn only_the_demoted_and_those_of_later_queues_are_stopped() {
 #[test]
 fn without_bounds_it_is_fifo_with_backfill() {
     for seed in 0..1_000 {
-        let mut scene = scene(seed, &[1_000_000_000], None);
-        let las = scene.run();
+        let mut case = case(seed, &[1_000_000_000], None);
+        let las = case.run();
         assert_eq!(las.metrics().preemptions, 0);
-        scene.policy = "fifo-backfill".into();
-        scene.params = policy::Params::new();
-        scene.params.insert("rule".into(), json!("count"));
-        assert_same_decisions(&las, &scene.run(), &random::compact(&scene));
+        case.policy = "fifo-backfill".into();
+        case.params = policy::Params::new();
+        case.params.insert("rule".into(), json!("count"));
+        assert_same_decisions(&las, &case.run(), &random::compact(&case));
     }
 }
 
@@ -261,14 +261,14 @@ fn times_have_no_scale() {
         // Bounds that every gang reaches at a whole second, so that ticks do not round.
         let bounds = some_bounds(seed, 12);
         let knob = [None, Some(2)][seed as usize % 2];
-        let mut small = scene(seed, &bounds, knob);
-        small.actors.retain(|a| 12 % a.spec.gpus == 0);
-        let mut large = scene(seed, &bounds.iter().map(|b| b * 7).collect::<Vec<_>>(), knob);
-        large.actors.clone_from(&small.actors);
-        for actor in &mut large.actors {
-            actor.submit *= 7;
-            actor.work *= 7.0;
-            actor.spec.work = Some(actor.work);
+        let mut small = case(seed, &bounds, knob);
+        small.jobs.retain(|a| 12 % a.spec.gpus == 0);
+        let mut large = case(seed, &bounds.iter().map(|b| b * 7).collect::<Vec<_>>(), knob);
+        large.jobs.clone_from(&small.jobs);
+        for job in &mut large.jobs {
+            job.submit *= 7;
+            job.work *= 7.0;
+            job.spec.work = Some(job.work);
         }
         let scaled: Vec<_> = small.run().finished.iter().map(|f| f.map(|t| t * 7)).collect();
         assert_eq!(large.run().finished, scaled, "{}", random::compact(&small));
@@ -278,23 +278,23 @@ fn times_have_no_scale() {
 #[test]
 fn what_jobs_had_is_what_gpus_gave() {
     for seed in 0..800 {
-        let scene = scene(seed, &some_bounds(seed, 1), [None, Some(2)][seed as usize % 2]);
+        let case = case(seed, &some_bounds(seed, 1), [None, Some(2)][seed as usize % 2]);
         let mut had = 0;
-        let outcome = scene.run_looking(&mut |engine: &mut Engine| {
+        let outcome = case.run_looking(&mut |engine: &mut Engine| {
             let state = engine.state();
             had = (0..state.jobs.len()).map(|j| state.attained(JobIdx::from_usize(j))).sum();
         });
         let stays = fold(&outcome, Stays::default()).ended;
         let gave: u64 = stays.iter().map(|s| (s.to.0 - s.from.0) * s.gpus.len() as u64).sum();
-        let work: f64 = scene
-            .actors
+        let work: f64 = case
+            .jobs
             .iter()
             .zip(&outcome.finished)
             .filter(|(_, f)| f.is_some())
             .map(|(a, _)| a.work * f64::from(a.spec.gpus))
             .sum();
-        assert_eq!(had, gave, "{}", random::compact(&scene));
+        assert_eq!(had, gave, "{}", random::compact(&case));
         // Restarts are free here, so nothing was held for nothing either.
-        assert_eq!(gave as f64 / SECOND as f64, work, "{}", random::compact(&scene));
+        assert_eq!(gave as f64 / SECOND as f64, work, "{}", random::compact(&case));
     }
 }

@@ -1,11 +1,11 @@
 //! Placement against brute force on small clusters.
 
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Job;
 use roommate_core::math::rng::Rng;
-use roommate_core::placement::{Layout, Room, Rule, find};
+use roommate_core::placement::{Layout, Preemption, Rule, find};
 use roommate_core::plan::{Draft, News, Plan};
 use roommate_core::policy::POLICIES;
 use roommate_core::state::{Node, State};
@@ -29,8 +29,8 @@ fn agree(state: &State, job: JobIdx, node: &Node, layout: Layout) -> bool {
 /// How many GPUs of the job could be on the node now.
 fn capacity(state: &State, job: JobIdx, node: &Node, layout: Layout) -> u16 {
     let spec = state.spec(job);
-    let mem = state.kinds[usize::from(node.kind)].mem_mib;
-    let suits = node.up && spec.allows(node.kind) && (mem == 0 || spec.knobs.mem_mib <= mem);
+    let mem = state.gpu_models[usize::from(node.gpu_model)].mem_mib;
+    let suits = node.up && spec.allows(node.gpu_model) && (mem == 0 || spec.knobs.mem_mib <= mem);
     let cpu = match (node.cpu_milli, spec.knobs.cpu_milli) {
         (0, _) | (_, 0) => u16::MAX,
         (has, each) => ((has - node.cpu_used_milli) / each) as u16,
@@ -44,39 +44,40 @@ fn idle_on(state: &State, node: &Node, count: u16) -> Vec<GpuIdx> {
     idle.take(usize::from(count)).collect()
 }
 
-/// Kinds, fastest for the job first.
-fn kinds(state: &State, job: JobIdx) -> Vec<u8> {
+/// GPU models, fastest for the job first.
+fn gpu_models(state: &State, job: JobIdx) -> Vec<u8> {
     let speed = |k: u8| {
-        let own = state.profile(job).kind_speed.iter().find(|(kind, _)| *kind == k);
-        own.map_or(state.kinds[usize::from(k)].speed, |(_, s)| *s)
+        let own = state.profile(job).model_speed.iter().find(|(gpu_model, _)| *gpu_model == k);
+        own.map_or(state.gpu_models[usize::from(k)].speed, |(_, s)| *s)
     };
-    let mut kinds: Vec<u8> = (0..state.kinds.len() as u8).collect();
-    kinds.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
-    kinds
+    let mut gpu_models: Vec<u8> = (0..state.gpu_models.len() as u8).collect();
+    gpu_models.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));
+    gpu_models
 }
 
-/// Whether one kind alone could hold the job if the cluster were empty and up.
-fn one_kind_could(state: &State, job: JobIdx) -> bool {
+/// Whether one GPU model alone could hold the job if the cluster were empty and up.
+fn one_model_could(state: &State, job: JobIdx) -> bool {
     let empty = |n: &Node| Node { idle: n.size, up: true, cpu_used_milli: 0, ..n.clone() };
     let mut cleared = state.clone();
     cleared.gpus.iter_mut().for_each(|g| g.tenants.clear());
-    let of_kind = |k: u8| {
-        let nodes = state.nodes.iter().filter(|n| n.kind == k);
+    let of_model = |k: u8| {
+        let nodes = state.nodes.iter().filter(|n| n.gpu_model == k);
         nodes
             .map(|n| u32::from(capacity(&cleared, job, &empty(n), Rule::Count.into())))
             .sum::<u32>()
     };
-    (0..state.kinds.len() as u8).any(|k| of_kind(k) >= u32::from(state.spec(job).gpus))
+    (0..state.gpu_models.len() as u8).any(|k| of_model(k) >= u32::from(state.spec(job).gpus))
 }
 
 /// The definition of the rules, by looking at all nodes.
 pub(crate) fn find_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<GpuIdx>> {
-    let insists = layout.rule == Rule::Count || one_kind_could(state, job);
+    let insists = layout.rule == Rule::Count || one_model_could(state, job);
     let rule = if insists { layout.rule } else { Rule::Spread };
     let layout = Layout { rule, ..layout };
     let mut found = None;
     if rule != Rule::Count {
-        found = kinds(state, job).into_iter().find_map(|k| together_slowly(state, job, k, layout));
+        found =
+            gpu_models(state, job).into_iter().find_map(|k| together_slowly(state, job, k, layout));
     }
     if found.is_none() && matches!(rule, Rule::Count | Rule::Spread) {
         found = anywhere_slowly(state, job, layout);
@@ -87,9 +88,14 @@ pub(crate) fn find_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<
     })
 }
 
-fn together_slowly(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<Vec<GpuIdx>> {
+fn together_slowly(
+    state: &State,
+    job: JobIdx,
+    gpu_model: u8,
+    layout: Layout,
+) -> Option<Vec<GpuIdx>> {
     let need = state.spec(job).gpus;
-    let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+    let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.gpu_model == gpu_model).collect();
     let largest = nodes.iter().map(|n| n.size).max()?;
     let one = |nodes: &[&Node], count: u16| {
         let fitting = nodes.iter().filter(|n| capacity(state, job, n, layout) >= count);
@@ -121,8 +127,9 @@ fn together_slowly(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Opti
 fn anywhere_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<GpuIdx>> {
     let need = usize::from(state.spec(job).gpus);
     let mut gpus = Vec::new();
-    for kind in kinds(state, job) {
-        let mut nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+    for gpu_model in gpu_models(state, job) {
+        let mut nodes: Vec<&Node> =
+            state.nodes.iter().filter(|n| n.gpu_model == gpu_model).collect();
         nodes.sort_by_key(|n| (n.idle, n.first));
         for node in nodes {
             let count = capacity(state, job, node, layout).min((need - gpus.len()) as u16);
@@ -132,11 +139,11 @@ fn anywhere_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<Gpu
     (gpus.len() == need).then_some(gpus)
 }
 
-/// The fewest nodes of one kind on which the gang fits as whole nodes plus one for the rest (or as one
+/// The fewest nodes of one GPU model on which the gang fits as whole nodes plus one for the rest (or as one
 /// node, if any is large enough), by trying all sets of nodes.
-fn fewest_nodes(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<u32> {
+fn fewest_nodes(state: &State, job: JobIdx, gpu_model: u8, layout: Layout) -> Option<u32> {
     let need = state.spec(job).gpus;
-    let nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.kind == kind).collect();
+    let nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.gpu_model == gpu_model).collect();
     let most = if nodes.iter().any(|n| n.size >= need) { 1 } else { u32::MAX };
     let holds = |set: u32, rest: usize| {
         let mut sum = 0;
@@ -152,12 +159,12 @@ fn fewest_nodes(state: &State, job: JobIdx, kind: u8, layout: Layout) -> Option<
 
 /// A cluster in some state: some jobs on some GPUs, the last job still waiting.
 fn some_state(seed: u64) -> State {
-    let scene = random::scene(seed, &POLICIES[0], Taste::WILD);
-    let mut state = State::new(&scene.cluster, scene.costs);
-    state.profiles.clone_from(&scene.profiles);
-    for actor in &scene.actors {
+    let case = random::case(seed, &POLICIES[0], CaseOptions::WILD);
+    let mut state = State::new(&case.cluster, case.costs);
+    state.profiles.clone_from(&case.profiles);
+    for job in &case.jobs {
         state.pending.insert(JobIdx::from_usize(state.jobs.len()));
-        state.specs.push(actor.spec.clone());
+        state.specs.push(job.spec.clone());
         state.jobs.push(Job::expected());
     }
     let last = JobIdx::from_usize(state.jobs.len() - 1);
@@ -198,8 +205,9 @@ fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
             if let Some(gpus) = &fast {
                 assert_eq!(state.check(job, gpus, state.spec(job).knobs), Ok(()), "seed {seed}");
             }
-            let best =
-                kinds(&state, job).into_iter().find_map(|k| fewest_nodes(&state, job, k, layout));
+            let best = gpu_models(&state, job)
+                .into_iter()
+                .find_map(|k| fewest_nodes(&state, job, k, layout));
             let nodes = fast.map(|gpus| {
                 let mut nodes: Vec<NodeIdx> = gpus.iter().map(|g| state.gpu(*g).node).collect();
                 nodes.dedup();
@@ -246,9 +254,10 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
             }
             find_slowly(plan, job, layout).is_some()
         });
-        let mut room = Room::default();
-        let success =
-            edit(&mut state, |plan| room.make(plan, job, layout, victims.iter().copied()));
+        let mut preemption = Preemption::default();
+        let success = edit(&mut state, |plan| {
+            preemption.make_room(plan, job, layout, victims.iter().copied())
+        });
         let context = format!("seed {seed} {layout:?} job {job} victims {victims:?}");
         assert_eq!(success, possible, "{context}");
         if !success {
@@ -258,13 +267,13 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
         }
         made += 1;
         let mut offered = victims.iter();
-        let in_order = room.evicted.iter().all(|e| offered.any(|v| v == e));
-        assert!(in_order, "{context}: evicted {:?} are not worst first", room.evicted);
-        for other in before.placed.iter().filter(|j| !room.evicted.contains(j)) {
+        let in_order = preemption.evicted.iter().all(|e| offered.any(|v| v == e));
+        assert!(in_order, "{context}: evicted {:?} are not worst first", preemption.evicted);
+        for other in before.placed.iter().filter(|j| !preemption.evicted.contains(j)) {
             assert_eq!(state.job(other).gpus, before.job(other).gpus, "{context}: {other} moved");
         }
         // Whose GPUs are still there could stay; whose are not was really in the way.
-        let (stay, leave): (Vec<JobIdx>, Vec<JobIdx>) = room
+        let (stay, leave): (Vec<JobIdx>, Vec<JobIdx>) = preemption
             .evicted
             .iter()
             .partition(|v| before.job(**v).gpus.iter().all(|g| state.gpu(*g).tenants.is_empty()));

@@ -1,11 +1,11 @@
 //! Ranked walks against the simple thing: look at every job, serve the smallest key, skip nobody.
 
-use crate::random::{self, Taste};
+use crate::random::{self, CaseOptions};
 use crate::room::find_slowly;
 use crate::{assert_same_decisions, fold};
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::journal::gantt::Stays;
-use roommate_core::placement::{self, Layout, Room};
+use roommate_core::placement::{self, Layout, Preemption};
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};
 use roommate_core::state::State;
@@ -49,8 +49,8 @@ fn same_nodes(plan: &Plan<'_>, job: JobIdx, gpus: Vec<GpuIdx>) -> Vec<GpuIdx> {
 impl Policy for Naive {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.walk(plan);
-        let relents = |job| self.layout.relents(plan, job);
-        if let Some(at) = plan.pending.iter().filter_map(relents).min() {
+        let relaxes_at = |job| self.layout.relaxes_at(plan, job);
+        if let Some(at) = plan.pending.iter().filter_map(relaxes_at).min() {
             plan.wake_at(at);
         }
     }
@@ -81,9 +81,9 @@ impl Naive {
                 continue;
             }
             let worse = self.after(plan, job);
-            let mut room = Room::default();
-            if self.preempt && room.make(plan, job, self.layout, worse.into_iter()) {
-                tried.retain(|j| !room.evicted.contains(j));
+            let mut preemption = Preemption::default();
+            if self.preempt && preemption.make_room(plan, job, self.layout, worse.into_iter()) {
+                tried.retain(|j| !preemption.evicted.contains(j));
             } else if !self.overtake {
                 return;
             }
@@ -127,10 +127,10 @@ fn walks_decide_as_if_they_had_looked_at_everybody() {
     for name in ["fifo", "fifo-backfill", "sjf", "srtf", "srsf"] {
         let entry = policy::find(name).unwrap();
         for seed in 0..800 {
-            let scene = random::scene(seed, entry, Taste::WILD);
-            let twin = naive(name, &entry.params(&scene.params).unwrap());
-            let (fast, slow) = (scene.run(), scene.run_policy(Box::new(twin), &mut |_| {}));
-            assert_same_decisions(&fast, &slow, &random::compact(&scene));
+            let case = random::case(seed, entry, CaseOptions::WILD);
+            let twin = naive(name, &entry.params(&case.params).unwrap());
+            let (fast, slow) = (case.run(), case.run_policy(Box::new(twin), &mut |_| {}));
+            assert_same_decisions(&fast, &slow, &random::compact(&case));
             repacked += u32::from(twin.repack);
         }
     }
@@ -142,14 +142,14 @@ fn packing_anew_at_every_step_is_first_fit_in_order_of_the_key() {
     for name in ["srtf", "srsf"] {
         let entry = policy::find(name).unwrap();
         for seed in 0..1_000 {
-            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let mut case = random::case(seed, entry, CaseOptions::WILD);
             let rule = if seed % 2 == 0 { "first_fit" } else { "count" };
-            scene.params.insert("rule".into(), rule.into());
-            scene.params.insert("repack".into(), true.into());
-            scene.params.remove("patience_s");
-            let twin = naive(name, &entry.params(&scene.params).unwrap());
-            let slow = scene.run_policy(Box::new(twin), &mut |_| {});
-            assert_same_decisions(&scene.run(), &slow, &random::compact(&scene));
+            case.params.insert("rule".into(), rule.into());
+            case.params.insert("repack".into(), true.into());
+            case.params.remove("patience_s");
+            let twin = naive(name, &entry.params(&case.params).unwrap());
+            let slow = case.run_policy(Box::new(twin), &mut |_| {});
+            assert_same_decisions(&case.run(), &slow, &random::compact(&case));
         }
     }
 }
@@ -161,19 +161,19 @@ fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
     for name in ["srtf", "srsf"] {
         let entry = policy::find(name).unwrap();
         for seed in 0..500 {
-            let mut scene = random::scene(seed, entry, Taste::PLAIN);
-            scene.params.clear();
-            scene.params.insert("rule".into(), "count".into());
-            scene.params.insert("repack".into(), false.into());
-            let stay = scene.run();
-            scene.params.insert("repack".into(), true.into());
-            let anew = scene.run();
-            assert_eq!(stay.finished, anew.finished, "{}", random::compact(&scene));
+            let mut case = random::case(seed, entry, CaseOptions::PLAIN);
+            case.params.clear();
+            case.params.insert("rule".into(), "count".into());
+            case.params.insert("repack".into(), false.into());
+            let stay = case.run();
+            case.params.insert("repack".into(), true.into());
+            let anew = case.run();
+            assert_eq!(stay.finished, anew.finished, "{}", random::compact(&case));
             moves += stay.metrics().moves;
             preemptions += stay.metrics().preemptions;
             let held =
                 |o| fold(o, Stays::default()).ended.iter().map(|s| s.to.0 - s.from.0).sum::<u64>();
-            assert_eq!(held(&stay), held(&anew), "{}", random::compact(&scene));
+            assert_eq!(held(&stay), held(&anew), "{}", random::compact(&case));
         }
     }
     // Only who was pushed out and then finds room that a wider one left in the same step moves.
@@ -189,10 +189,10 @@ fn nobody_sits_beside_a_large_job() {
             continue;
         }
         for seed in 0..300 {
-            let mut scene = random::scene(seed, entry, Taste::WILD);
+            let mut case = random::case(seed, entry, CaseOptions::WILD);
             let from = 1 + (seed % 4) as u16;
-            scene.params.insert("dedicate_from".into(), from.into());
-            let _ = scene.run_looking(&mut |engine| {
+            case.params.insert("dedicate_from".into(), from.into());
+            let _ = case.run_looking(&mut |engine| {
                 let state = engine.state();
                 for node in &state.nodes {
                     let mut on: Vec<JobIdx> =
@@ -201,7 +201,7 @@ fn nobody_sits_beside_a_large_job() {
                     on.dedup();
                     let large = on.iter().any(|j| state.spec(*j).gpus >= from);
                     seen += u32::from(large);
-                    assert!(!large || on.len() == 1, "{on:?}\n{}", random::compact(&scene));
+                    assert!(!large || on.len() == 1, "{on:?}\n{}", random::compact(&case));
                 }
             });
         }

@@ -1,7 +1,7 @@
 //! From a small scenario to a puzzle: what every setting of the knobs does to everybody, by the truth.
 
 use super::{Group, Options, Puzzle, members};
-use crate::scenario::Dealt;
+use crate::scenario::SampledWorkload;
 use crate::serving::requests::Requests;
 use crate::serving::{Conditions, Judge, Verdict};
 use roommate_core::cluster::Cluster;
@@ -43,14 +43,14 @@ const MISSES: f64 = 0.01;
 
 /// The case of a workload under a truth. Each service has a GPU; there are as many as GPUs, or none.
 pub fn puzzle(
-    dealt: &Dealt,
+    sampled: &SampledWorkload,
     cluster: &Cluster,
     truth: &mut dyn Interference,
     space: &Space,
 ) -> Puzzle {
-    let arrivals = &dealt.workload.arrivals;
+    let arrivals = &sampled.workload.arrivals;
     let mut state = State::new(cluster, Costs::default());
-    state.profiles = dealt.workload.profiles.iter().map(|(_, p)| p.clone()).collect();
+    state.profiles = sampled.workload.profiles.iter().map(|(_, p)| p.clone()).collect();
     for arrival in arrivals {
         state.specs.push(arrival.spec.clone());
         state.jobs.push(Job::expected());
@@ -71,7 +71,7 @@ pub fn puzzle(
                 continue;
             }
             let of: Vec<JobIdx> = members(group).map(|i| tasks[i]).collect();
-            let settings = House { state: &state, space, truth, judge: &mut judge, of: &of }
+            let settings = Candidate { state: &state, space, truth, judge: &mut judge, of: &of }
                 .settings(landlord);
             if !settings.is_empty() {
                 options.insert(group, settings);
@@ -98,10 +98,10 @@ pub fn puzzle(
 }
 
 /// A service with what is known of it, and its requests.
-type Landlord<'a> = (JobIdx, Serving, &'a Requests);
+type Service<'a> = (JobIdx, Serving, &'a Requests);
 
 /// Some tasks on one GPU.
-struct House<'a> {
+struct Candidate<'a> {
     state: &'a State,
     space: &'a Space,
     truth: &'a mut dyn Interference,
@@ -109,9 +109,9 @@ struct House<'a> {
     of: &'a [JobIdx],
 }
 
-impl House<'_> {
+impl Candidate<'_> {
     /// The speeds of the tasks in every setting that fits and, beside a service, keeps its objective.
-    fn settings(&mut self, landlord: Option<Landlord<'_>>) -> Vec<Vec<f64>> {
+    fn settings(&mut self, landlord: Option<Service<'_>>) -> Vec<Vec<f64>> {
         let mut found = Vec::new();
         for knobs in self.batches() {
             match landlord {
@@ -128,7 +128,7 @@ impl House<'_> {
         found
     }
 
-    fn beside(&mut self, of: Landlord<'_>, knobs: &[(JobIdx, Knobs)], found: &mut Vec<Vec<f64>>) {
+    fn beside(&mut self, of: Service<'_>, knobs: &[(JobIdx, Knobs)], found: &mut Vec<Vec<f64>>) {
         let (service, serving, _) = of;
         let shares = self.space.service_shares.iter().map(|s| Some((s * 1000.0).round() as u16));
         let shares: Vec<Option<u16>> = shares.chain([None]).collect();
@@ -154,7 +154,7 @@ impl House<'_> {
     /// Whether the service, first of the tenants, answers in time; leaves the truth with how busy it is.
     fn keeps_objective(
         &mut self,
-        (service, serving, requests): Landlord<'_>,
+        (service, serving, requests): Service<'_>,
         batch: u32,
         tenants: &mut [(JobIdx, Knobs)],
     ) -> bool {
@@ -208,7 +208,7 @@ impl House<'_> {
     }
 
     fn fits(&self, tenants: &[(JobIdx, Knobs)], more_mib: u32) -> bool {
-        let room = self.state.kinds[0].mem_mib;
+        let room = self.state.gpu_models[0].mem_mib;
         let needs = tenants.iter().map(|(_, k)| u64::from(k.mem_mib)).sum::<u64>();
         room == 0 || needs + u64::from(more_mib) <= u64::from(room)
     }
@@ -219,7 +219,7 @@ impl House<'_> {
             let (job, knobs) = tenants[who];
             let training = self.state.profile(job).training.as_ref();
             // The oracle's cases have noise that does not change.
-            let worth = training.map_or(1.0, |t| t.worth(knobs, t.noise.start));
+            let worth = training.map_or(1.0, |t| t.goodput_factor(knobs, t.noise.start));
             self.truth.speed(self.state, 0, tenants, who).mean * worth
         };
         (0..tenants.len()).map(speed).collect()

@@ -152,7 +152,8 @@ impl Observer for View {
                 _ => {}
             }
         }
-        for note in step.notes.iter().filter(|n| n.why == roommate_core::reason::Why::OutOfRetries)
+        for note in
+            step.notes.iter().filter(|n| n.reason == roommate_core::reason::Reason::OutOfRetries)
         {
             self.wait(note.job.usize(), false);
         }

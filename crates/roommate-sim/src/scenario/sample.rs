@@ -14,9 +14,9 @@ const ORDER: u64 = 130;
 const GAPS: u64 = 131;
 const SIZES: u64 = 132;
 
-/// A workload, and what its kinds of work are in the measurements.
+/// A workload, and what its profiles are in the measurements.
 #[derive(Clone, Debug)]
-pub struct Dealt {
+pub struct SampledWorkload {
     /// The jobs: services first, which are there from the beginning.
     pub workload: Workload,
     /// The measured task of each profile.
@@ -28,7 +28,7 @@ pub struct Dealt {
 impl Scenario {
     /// The workload of a seed. The same tasks in the same numbers for every seed; their order, their
     /// sizes and their times differ.
-    pub fn deal(&self, seed: u64, atlas: &Atlas) -> Result<Dealt, ScenarioError> {
+    pub fn deal(&self, seed: u64, atlas: &Atlas) -> Result<SampledWorkload, ScenarioError> {
         let mut jobs: Vec<TraceJob> = self.services().flat_map(replicas).collect();
         let mut sm_s = 0.0;
         let mut sizes = Rng::stream(seed, SIZES);
@@ -56,7 +56,7 @@ impl Scenario {
         let unfit = |e: Unfit| ScenarioError::whole(&self.path, &e);
         let (workload, _) = workload::prepare(jobs, &self.cluster, None, false).map_err(unfit)?;
         let works = workload.profiles.iter().map(|p| self.work(p, atlas)).collect();
-        Ok(Dealt { workload, works, sm_s })
+        Ok(SampledWorkload { workload, works, sm_s })
     }
 
     /// What a profile of the workload is in the measurements.

@@ -113,17 +113,17 @@ fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
 }
 
 /// A trace of a scenario by its seed, as text.
-fn dealt(scenario: &Scenario, seed: u64) -> String {
-    let dealt = scenario.deal(seed, &truth::h200().unwrap()).unwrap();
-    let lines = dealt.workload.arrivals.iter().map(|a| format!("{} {} {}", a.at, a.name, a.work));
+fn sampled(scenario: &Scenario, seed: u64) -> String {
+    let sampled = scenario.deal(seed, &truth::h200().unwrap()).unwrap();
+    let lines = sampled.workload.arrivals.iter().map(|a| format!("{} {} {}", a.at, a.name, a.work));
     lines.collect::<Vec<_>>().join("\n")
 }
 
 #[test]
 fn a_seed_is_a_workload_and_another_seed_another_one() {
     let scenario = parse(SMALL).unwrap();
-    assert_eq!(dealt(&scenario, 0), dealt(&scenario, 0));
-    assert_ne!(dealt(&scenario, 0), dealt(&scenario, 1));
+    assert_eq!(sampled(&scenario, 0), sampled(&scenario, 0));
+    assert_ne!(sampled(&scenario, 0), sampled(&scenario, 1));
 }
 
 #[test]
@@ -202,12 +202,12 @@ because = "it is the same"
 #[test]
 fn services_are_there_from_the_beginning() {
     let scenario = parse(&format!("{SMALL}{SERVICE}")).unwrap();
-    let dealt = scenario.deal(0, &truth::h200().unwrap()).unwrap();
-    let first: Vec<&str> = dealt.workload.arrivals[..3].iter().map(|a| a.name.as_str()).collect();
+    let sampled = scenario.deal(0, &truth::h200().unwrap()).unwrap();
+    let first: Vec<&str> = sampled.workload.arrivals[..3].iter().map(|a| a.name.as_str()).collect();
     assert_eq!(first[..2], ["roberta-service-0", "roberta-service-1"]);
-    assert_eq!(dealt.workload.arrivals[0].spec.slo.map(|s| s.p99_us), Some(110_000));
-    assert_eq!(dealt.works.len(), dealt.workload.profiles.len());
-    assert!(dealt.works.iter().all(Option::is_some));
+    assert_eq!(sampled.workload.arrivals[0].spec.slo.map(|s| s.p99_us), Some(110_000));
+    assert_eq!(sampled.works.len(), sampled.workload.profiles.len());
+    assert!(sampled.works.iter().all(Option::is_some));
     for (from, to, expected) in [
         ("slo_ms = 110.0", "slo_ms = 0.0", "slo_ms: expected milliseconds above 0"),
         ("load_rps = 200.0\n", "", "expected either load_rps or load_steps"),
@@ -223,8 +223,8 @@ fn services_are_there_from_the_beginning() {
 #[test]
 fn a_task_takes_the_hours_of_its_class() {
     let scenario = parse(&SMALL.replacen("tasks = 10", "tasks = 1000", 1)).unwrap();
-    let dealt = scenario.deal(0, &truth::h200().unwrap()).unwrap();
-    for arrival in &dealt.workload.arrivals {
+    let sampled = scenario.deal(0, &truth::h200().unwrap()).unwrap();
+    for arrival in &sampled.workload.arrivals {
         let hours = arrival.spec.declared_s.unwrap() / 3_600.0;
         assert!((0.0999..1.0001).contains(&hours), "{hours}");
         assert!(arrival.spec.knobs.mem_mib > 1_000);

@@ -59,9 +59,9 @@ pub enum Problem {
     /// Jobs are given in iterations of models and nothing says how long one takes.
     #[error("the jobs have iterations of models, and no table of models was given")]
     NoModels,
-    /// The throughput table does not know the GPU kind.
-    #[error("no throughputs for GPU kind {kind:?}; the table has {known}")]
-    NoKind {
+    /// The throughput table does not know the GPU model.
+    #[error("no throughputs for GPU model {kind:?}; the table has {known}")]
+    NoGpuModel {
         /// The kind asked for.
         kind: String,
         /// The kinds of the table.
@@ -166,7 +166,7 @@ impl TraceError {
                 "pass --throughputs with a CSV of columns model, iter_time_s, best_cpus_per_gpu, \
                  best_mem_gb_per_gpu, speedup"
             }
-            Problem::NoKind { .. } => "pass --gpu-kind with one of those",
+            Problem::NoGpuModel { .. } => "pass --gpu-kind with one of those",
             _ => return None,
         };
         Some(hint.to_owned())

@@ -50,7 +50,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
     let (id, weight) = (header.find("job_id"), header.find("priority_weight"));
     let (duration, slo) = (header.find("duration_s"), header.find("slo"));
     let table = options.throughputs.as_deref().ok_or(Wrong::File(Problem::NoThroughputs))?;
-    let table = Throughputs::read(table, &options.gpu_kind).map_err(Wrong::Elsewhere)?;
+    let table = Throughputs::read(table, &options.gpu_model).map_err(Wrong::Elsewhere)?;
     // A trace has many jobs of few types, one after the other in any order.
     let mut known: Vec<(String, u32, Measured)> = Vec::new();
     Ok(Box::new(move |row| {
@@ -63,7 +63,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         if found.is_none() {
             known.push((name.to_owned(), count, table.measured(name, count)?));
         }
-        let Measured { step_s, ref kind_speed } = known[at].2;
+        let Measured { step_s, ref model_speed } = known[at].2;
         let id = row.owned(id).unwrap_or_else(|| row.index.to_string());
         let duration_s = match duration {
             Some(column) => row.seconds(column, Unit::Seconds)?,
@@ -72,7 +72,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         let mut job = TraceJob::new(id, submit_us, count, duration_s);
         job.steps = work;
         job.step_s = step_s;
-        job.kind_speed.clone_from(kind_speed);
+        job.model_speed.clone_from(model_speed);
         job.batch = batch_size(name);
         job.model = Some(name.to_owned());
         job.weight = row.number_of(weight)?.unwrap_or(1.0);
@@ -93,7 +93,7 @@ fn batch_size(job_type: &str) -> u32 {
     tail.and_then(|tail| tail.strip_suffix(')')?.parse().ok()).unwrap_or(0)
 }
 
-/// Steps per second of each kind of job alone, by GPU kind.
+/// Steps per second of each kind of job alone, by GPU model.
 pub(super) struct Throughputs {
     /// The reference.
     kind: String,
@@ -136,7 +136,7 @@ impl Throughputs {
         })?;
         if !by_type.values().flatten().any(|r| r.kind == kind) {
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(source.whole_file(Problem::NoKind { kind: kind.to_owned(), known }));
+            return Err(source.whole_file(Problem::NoGpuModel { kind: kind.to_owned(), known }));
         }
         Ok(Self { kind: kind.to_owned(), by_type })
     }
@@ -178,7 +178,7 @@ impl Throughputs {
         };
         let step_s = near.into_iter().find(exact).unwrap_or(nearest);
         let speed = |r: &&Rate| (r.kind.clone(), relative(r.steps_per_s.max(0.0), step_s));
-        Ok(Measured { step_s, kind_speed: rates.iter().map(speed).collect() })
+        Ok(Measured { step_s, model_speed: rates.iter().map(speed).collect() })
     }
 }
 
@@ -188,7 +188,7 @@ struct Measured {
     /// the released policies break ties by the last bit of a rate.
     step_s: f64,
     /// Speed on every kind of the table relative to the reference.
-    kind_speed: Vec<(String, f64)>,
+    model_speed: Vec<(String, f64)>,
 }
 
 /// A rate relative to a reference, such that dividing by its step gives back the very rate if possible.

@@ -47,7 +47,7 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
     Ok(collector.finish(format))
 }
 
-/// Why a table cannot be read at all.
+/// Reason a table cannot be read at all.
 pub(super) enum Wrong {
     /// Its header is wrong.
     Here(Problem),

@@ -236,7 +236,7 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
         let problem = Problem::expected("service, where a latency or a load is given", "training");
         return Err(Bad::at("class", problem));
     }
-    job.kinds = more.kinds.map_or_else(Vec::new, |kinds| {
+    job.gpu_models = more.kinds.map_or_else(Vec::new, |kinds| {
         kinds.split('|').filter(|kind| !kind.is_empty()).map(str::to_owned).collect()
     });
     job.soft_deadlines =
@@ -407,7 +407,7 @@ fn to_raw(job: &TraceJob) -> Raw {
             user: job.user.clone(),
             class,
             status: job.status.map(|status| status.to_string()),
-            kinds: joined(&job.kinds),
+            kinds: joined(&job.gpu_models),
             soft_deadlines: joined(&soft),
             machines: known(job.observed().machines, 0),
             gpu_util: job.observed().gpu_util,
@@ -545,8 +545,8 @@ mod tests {
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, kinds, gpus_max, scaling, sensitivity: None,
-                kind_speed: Vec::new(), service, training,
+                mem_mib, cpu_milli, gpu_milli, gpu_models: kinds, gpus_max, scaling, sensitivity: None,
+                model_speed: Vec::new(), service, training,
                 observed: Observed {
                     machines, gpu_util, failure,
                     fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),

@@ -86,7 +86,7 @@ fn task_table(header: &Header) -> Result<RowReader, Problem> {
         // `plan_cpu` is in percent of a core, per instance.
         let cpu = row.number_of(cpu)?.unwrap_or(0.0);
         job.cpu_milli = (cpu * 10.0 * f64::from(instances) / gpus) as u32;
-        job.kinds = kinds(row, kind);
+        job.gpu_models = kinds(row, kind);
         Ok::<_, Bad>(Some(job))
     }))
 }

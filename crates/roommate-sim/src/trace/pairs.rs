@@ -30,10 +30,10 @@ struct Mean([f64; 2], f64);
 type PairReader = Box<dyn Fn(&Row<'_>) -> Result<Option<[(String, f64); 2]>, Bad>>;
 
 /// Reads a table of pairs. Gavel's has throughputs, so it needs those of the jobs alone as well.
-pub fn read(path: &Path, alone: Option<&Path>, gpu_kind: &str) -> Result<Pairs, TraceError> {
+pub fn read(path: &Path, alone: Option<&Path>, gpu_model: &str) -> Result<Pairs, TraceError> {
     let mut source = Source::open(path, "table of pairs")?;
     let header = csv::header(&mut source)?;
-    let reader = layout(&source, &header, alone, gpu_kind)?;
+    let reader = layout(&source, &header, alone, gpu_model)?;
     let mut pairs = Pairs::default();
     csv::rows(&mut source, &header, ',', |source, row| {
         let read = row.map_err(Bad::from).and_then(&reader);
@@ -54,7 +54,7 @@ fn layout(
     source: &Source,
     header: &Header,
     alone: Option<&Path>,
-    gpu_kind: &str,
+    gpu_model: &str,
 ) -> Result<PairReader, TraceError> {
     let wrong = |problem| source.error_here(problem);
     let lucid = ["model1", "model2", "speed1", "speed2"];
@@ -63,8 +63,8 @@ fn layout(
     }
     if header.has(&["job_type", "other_job_type", "steps_per_s"]) {
         let alone = alone.ok_or_else(|| wrong(Problem::NoThroughputs))?;
-        let alone = Throughputs::read(alone, gpu_kind)?;
-        return gavel(header, alone, gpu_kind.to_owned()).map_err(wrong);
+        let alone = Throughputs::read(alone, gpu_model)?;
+        return gavel(header, alone, gpu_model.to_owned()).map_err(wrong);
     }
     speeds(header, ["a", "b", "speed_a", "speed_b"]).map_err(wrong)
 }
@@ -105,10 +105,14 @@ fn gavel(header: &Header, alone: Throughputs, kind: String) -> Result<PairReader
     }))
 }
 
-/// Speeds of pairs of profiles on each kind of GPU, from Gavel's throughputs alone: `profiles` are names
+/// Speeds of pairs of profiles on each GPU model, from Gavel's throughputs alone: `profiles` are names
 /// with how many GPUs they run on, and only those on equally many may share. Pairs of the table that
 /// could not run side by side stand still.
-pub fn by_kind(path: &Path, kinds: &[&str], profiles: &[(&str, u32)]) -> Result<Table, TraceError> {
+pub fn by_gpu_model(
+    path: &Path,
+    kinds: &[&str],
+    profiles: &[(&str, u32)],
+) -> Result<Table, TraceError> {
     let mut source = Source::open(path, "throughput table")?;
     let header = csv::header(&mut source)?;
     let wrong = |problem, source: &Source| source.error_here(problem);
@@ -152,7 +156,7 @@ pub fn by_kind(path: &Path, kinds: &[&str], profiles: &[(&str, u32)]) -> Result<
             }
         }
     }
-    Ok(Table::by_kind(pairs))
+    Ok(Table::by_gpu_model(pairs))
 }
 
 impl Pairs {

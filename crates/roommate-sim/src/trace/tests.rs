@@ -262,7 +262,7 @@ fn gavel(text: &str, table: &str, kind: &str) -> String {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(table.as_bytes()).unwrap();
     let throughputs = Some(file.path().to_owned());
-    let options = ReadOptions { throughputs, gpu_kind: kind.to_owned(), ..ReadOptions::default() };
+    let options = ReadOptions { throughputs, gpu_model: kind.to_owned(), ..ReadOptions::default() };
     match read_bytes(text.as_bytes(), &options) {
         Ok(trace) => shown(&trace),
         Err(error) => format!("{error}\nhint: {}", error.hint().unwrap_or_default())
@@ -305,7 +305,7 @@ fn gavel_needs_throughputs() {
     "#]]
     .assert_eq(&gavel(wide, table, "k80"));
     expect![[r#"
-        could not read throughput table FILE: no throughputs for GPU kind "a100"; the table has k80, v100
+        could not read throughput table FILE: no throughputs for GPU model "a100"; the table has k80, v100
         hint: pass --gpu-kind with one of those"#]]
     .assert_eq(&gavel(csv, table, "a100"));
     expect![[r#"

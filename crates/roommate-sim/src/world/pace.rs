@@ -30,9 +30,9 @@ impl World {
                 let held_until = &mut self.live[tenant.usize()].held_until;
                 if now + span > *held_until {
                     *held_until = now + span;
-                    self.alarms.push(Reverse((now + span, Alarm::LetGo(*tenant))));
+                    self.alarms.push(Reverse((now + span, Alarm::Unthrottle(*tenant))));
                 }
-                self.crowded.push(*tenant);
+                self.dirty.push(*tenant);
             }
         }
     }
@@ -43,7 +43,7 @@ impl World {
         let gpus = &self.live[job.usize()].gpus;
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         let (alone, step_s) = self.steps(now, job);
-        let worth = self.worth(job);
+        let worth = self.goodput_factor(job);
         self.live[job.usize()].shares = shares;
         (work_s(alone, worth), work_s(step_s, worth))
     }
@@ -59,7 +59,7 @@ impl World {
         let speed = match self.live[job.usize()].slot {
             // Its speed depends on its batch, also alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
-            None => throttle::speed_there(&*self.truth, state, job, gpus, &held, &away),
+            None => throttle::effective_speed(&*self.truth, state, job, gpus, &held, &away),
         };
         (alone, alone / speed)
     }
@@ -69,9 +69,10 @@ impl World {
     }
 
     /// Steps of its own batch size that a step of the job really counts for.
-    pub(super) fn worth(&self, job: JobIdx) -> f64 {
+    pub(super) fn goodput_factor(&self, job: JobIdx) -> f64 {
         let Some(training) = self.training(job) else { return 1.0 };
-        training.worth(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
+        training
+            .goodput_factor(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
     }
 
     /// The noise of its gradients where it goes on from.
@@ -118,7 +119,7 @@ impl World {
         self.facts.push(Event::Sampled { job, sample });
     }
 
-    /// What counters show of a kind of work, once.
+    /// What counters show of a profile, once.
     pub(super) fn report_counters(&mut self, job: JobIdx) {
         let state = self.engine.state();
         let profile = state.spec(job).profile;
@@ -135,11 +136,11 @@ impl World {
     pub(super) fn settle_crowded(&mut self, now: Time) {
         let ends_together = self.engine.state().costs.ends_together;
         for _ in 0..LOOKS {
-            let mut crowded = std::mem::take(&mut self.crowded);
-            self.add_neighbours_of_held_gangs(&mut crowded);
-            crowded.sort_unstable();
-            crowded.dedup();
-            for job in crowded.drain(..) {
+            let mut dirty = std::mem::take(&mut self.dirty);
+            self.add_neighbours_of_held_gangs(&mut dirty);
+            dirty.sort_unstable();
+            dirty.dedup();
+            for job in dirty.drain(..) {
                 if !self.running.contains(job) {
                     continue;
                 }
@@ -158,24 +159,24 @@ impl World {
                 self.serve(now, job);
             }
             // Only a service that is busier or less busy than before crowds others again.
-            if self.crowded.is_empty() {
-                self.crowded = crowded;
+            if self.dirty.is_empty() {
+                self.dirty = dirty;
                 return;
             }
         }
-        self.crowded.clear();
+        self.dirty.clear();
     }
 
     /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
-    pub(super) fn add_neighbours_of_held_gangs(&self, crowded: &mut Vec<JobIdx>) {
+    pub(super) fn add_neighbours_of_held_gangs(&self, dirty: &mut Vec<JobIdx>) {
         let state = self.engine.state();
         if state.protected == 0 {
             return;
         }
-        for i in 0..crowded.len() {
-            let gpus = &self.live[crowded[i].usize()].gpus;
+        for i in 0..dirty.len() {
+            let gpus = &self.live[dirty[i].usize()].gpus;
             if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
-                crowded.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
+                dirty.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
             }
         }
     }

@@ -13,7 +13,7 @@ impl World {
     /// Rates that change and windows that end.
     pub(super) fn ring_services(&mut self, now: Time) {
         while let Some((slot, job)) = self.services.change_due(now) {
-            self.feel(job, self.services.busy(slot));
+            self.set_load(job, self.services.busy(slot));
         }
         self.services.close_window(now, &mut self.facts);
     }
@@ -30,7 +30,7 @@ impl World {
         let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
         let times: SmallVec<[f64; 16]> = times.collect();
         let busy = self.services.up(now, slot, batch, times.into_iter());
-        self.feel(job, busy);
+        self.set_load(job, busy);
     }
 
     /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
@@ -42,13 +42,13 @@ impl World {
             let who = tenants.iter().position(|(t, _)| *t == job);
             let who = who.expect("a job is a tenant of its GPUs");
             tenants[who].1.batch = batch;
-            throttle::speed(&*self.truth, state, state.gpu(*gpu).kind, &tenants, who)
+            throttle::speed(&*self.truth, state, state.gpu(*gpu).gpu_model, &tenants, who)
         };
         self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
     }
 
     /// Roommates of a service feel how busy it is.
-    pub(super) fn feel(&mut self, job: JobIdx, busy: f64) {
+    pub(super) fn set_load(&mut self, job: JobIdx, busy: f64) {
         let live = &mut self.live[job.usize()];
         if live.busy != busy {
             live.busy = busy;

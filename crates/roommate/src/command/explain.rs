@@ -1,4 +1,4 @@
-//! `roommate explain`: the story of one job.
+//! `roommate explain`: the moments of one job.
 
 use crate::cli::{Explain, Output};
 use crate::{console, table};
@@ -9,9 +9,9 @@ use std::process::ExitCode;
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let new = || explain::Explain::new(&args.job);
     let (stories, journal) = if let Some(path) = &args.journal {
-        let mut story = new();
-        super::read_journal(path, &mut story)?;
-        (vec![story], path.display().to_string())
+        let mut moments = new();
+        super::read_journal(path, &mut moments)?;
+        (vec![moments], path.display().to_string())
     } else {
         (super::read_own_journal(&args.at, new)?, "the daemon's journal".to_string())
     };
@@ -26,24 +26,24 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         };
         return Err(console::advise(what, hint));
     }
-    // A journal in parts tells a story in parts.
-    let story: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.story).collect();
+    // A journal in parts tells a moments in parts.
+    let moments: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.moments).collect();
     match args.output {
         Output::Json => {
             let moments: Vec<_> =
-                story.iter().map(|m| json!({ "at_s": m.at.secs(), "what": m.what })).collect();
-            let text = json!({ "job": args.job, "story": moments });
+                moments.iter().map(|m| json!({ "at_s": m.at.secs(), "what": m.what })).collect();
+            let text = json!({ "job": args.job, "moments": moments });
             console::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
         }
         Output::Csv => {
             let mut text = String::from("at_s,what\n");
-            for m in &story {
+            for m in &moments {
                 text += &format!("{},\"{}\"\n", m.at.secs(), m.what.replace('"', "\"\""));
             }
             console::print(&text)?;
         }
         Output::Table => {
-            let rows: Vec<Vec<String>> = story
+            let rows: Vec<Vec<String>> = moments
                 .iter()
                 .map(|m| vec![format!("{:>8}", m.at.to_string()), m.what.clone()])
                 .collect();

@@ -79,9 +79,9 @@ fn puzzle(
     atlas: &Arc<roommate_core::measurement::atlas::Atlas>,
     space: &oracle::Space,
 ) -> anyhow::Result<Puzzle> {
-    let dealt = scenario.deal(seed, atlas)?;
-    let mut model = scenario::truth(&dealt, atlas);
-    Ok(oracle::puzzle(&dealt, &scenario.cluster, &mut *model, space))
+    let sampled = scenario.deal(seed, atlas)?;
+    let mut model = scenario::truth(&sampled, atlas);
+    Ok(oracle::puzzle(&sampled, &scenario.cluster, &mut *model, space))
 }
 
 fn space_text(scenario: &Scenario, cases: &[Case]) -> String {

@@ -7,7 +7,7 @@ use super::trace::flat_csv;
 use crate::cli::{Output, Profile};
 use crate::{console, measurements, table};
 use roommate_core::measurement::atlas::{self, AloneErrors, Atlas, Check};
-use roommate_core::measurement::contention::{ByKind, Errors, Validation};
+use roommate_core::measurement::contention::{ByGpuModel, Errors, Validation};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -104,11 +104,11 @@ fn fit_table(prefix: &Path, atlas: &Atlas, validation: &Validation, alone: &Alon
         row.extend([character.takes, character.gives].map(|log| figure(log.exp())));
         rows.push(row);
     }
-    rows.extend(kind_rows(&validation.unseen_tasks));
+    rows.extend(model_rows(&validation.unseen_tasks));
     text += &format!("\n{}", table::align(&rows));
 
     let mut rows = vec![words(["pair never seen, of tasks seen", "sides", "error", "p90"])];
-    rows.extend(kind_rows(&validation.unseen_pairs));
+    rows.extend(model_rows(&validation.unseen_pairs));
     text += &format!("\n{}", table::align(&rows));
 
     let rows = [
@@ -145,7 +145,7 @@ fn error_row(name: &str, errors: &Errors) -> Vec<String> {
     vec![name.into(), sides.to_string(), figure(*mae), figure(*p90_abs_error)]
 }
 
-fn kind_rows(errors: &ByKind) -> [Vec<String>; 3] {
+fn model_rows(errors: &ByGpuModel) -> [Vec<String>; 3] {
     [
         error_row("two training tasks", &errors.tt),
         error_row("training beside a service", &errors.ts),
@@ -207,7 +207,7 @@ fn check_table(prefix: &Path, pairs: &Path, check: &Check) -> String {
     let row = |(answers, model): (Vec<String>, Vec<String>)| {
         answers.into_iter().chain(model.into_iter().skip(2)).collect()
     };
-    let rows = kind_rows(&check.answers).into_iter().zip(kind_rows(&check.model)).map(row);
+    let rows = model_rows(&check.answers).into_iter().zip(model_rows(&check.model)).map(row);
     let mut rows: Vec<Vec<String>> = std::iter::once(header).chain(rows).collect();
     let mut compared = count;
     if check.groups > 0 {

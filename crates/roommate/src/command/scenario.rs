@@ -11,7 +11,7 @@ use roommate_core::policy;
 use roommate_sim::report::view::View;
 use roommate_sim::report::{self, Card, RunView};
 use roommate_sim::scenario::score::{FIGURES, Figure, Mean, Score};
-use roommate_sim::scenario::{Contender, Dealt, Published, Scenario};
+use roommate_sim::scenario::{Contender, Published, SampledWorkload, Scenario};
 use roommate_sim::truth::{self, Truth};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -25,8 +25,8 @@ pub(super) fn is_one(path: &Path) -> bool {
 }
 
 /// How roommates really disturb each other in the world of a scenario, without scatter.
-pub(super) fn truth(dealt: &Dealt, atlas: &Arc<Atlas>) -> Box<dyn Interference> {
-    Truth::Mapped(Arc::clone(atlas), dealt.works.clone()).model(&dealt.workload.profiles).0
+pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn Interference> {
+    Truth::Mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
 }
 
 /// The policy and the laboratory of `roommate sim`.

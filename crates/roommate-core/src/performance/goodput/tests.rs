@@ -42,7 +42,7 @@ fn degradation_keeps_its_limits() {
         let double = pd(m, phi) / pd(2.0 * m, phi);
         assert!((1.0 - 1e-12..=2.0 + 1e-12).contains(&double), "{double}");
         // More noise makes larger batches worth more.
-        assert!(worth(m0, 2.0 * m0, phi) <= worth(m0, 2.0 * m0, 2.0 * phi));
+        assert!(goodput_factor(m0, 2.0 * m0, phi) <= goodput_factor(m0, 2.0 * m0, 2.0 * phi));
     }
 }
 
@@ -78,7 +78,7 @@ fn the_noise_scale_is_found_from_two_halves_and_their_sum() {
     }
     let found = estimator.noise_scale().unwrap();
     assert!((found / 888.0 - 1.0).abs() < 0.1, "{found}");
-    // Why they are not divided first: single steps scatter, some cannot be told at all.
+    // Reason they are not divided first: single steps scatter, some cannot be told at all.
     let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
     assert!(ratios.len() < 2_000 && (mean / 888.0 - 1.0).abs() > 0.1, "{mean} {}", ratios.len());
 }

@@ -22,7 +22,7 @@ fn profiled() -> Vec<Profiled> {
 
 #[test]
 fn a_curve_over_the_inverse_is_exact_where_work_is_divided() {
-    let (alone, used) = Alone::fit(Axis::Inverse, &profiled(), 6);
+    let (alone, used) = SoloCurves::fit(Axis::Inverse, &profiled(), 6);
     assert_eq!(used, 18);
     for batch in [4, 16, 64] {
         let curve = alone.curve(batch).unwrap();
@@ -34,13 +34,13 @@ fn a_curve_over_the_inverse_is_exact_where_work_is_divided() {
         assert_eq!(curve.smallest_share(truth(batch, 1.0) * 0.5, 0.01), None);
         assert_eq!(curve.smallest_share(100.0, 0.01), Some(0.01));
     }
-    let (few, used) = Alone::fit(Axis::Share, &profiled(), 2);
+    let (few, used) = SoloCurves::fit(Axis::Share, &profiled(), 2);
     assert!(few.is_empty() && few.curve(4).is_none() && used == 0);
 }
 
 #[test]
 fn between_profiled_batches_curves_lie_between() {
-    let (alone, _) = Alone::fit(Axis::Inverse, &profiled(), 7);
+    let (alone, _) = SoloCurves::fit(Axis::Inverse, &profiled(), 7);
     let at = |batch, share| alone.curve(batch).unwrap().at(share);
     for share in [0.1, 0.5, 1.0] {
         assert!(at(16, share) < at(32, share) && at(32, share) < at(64, share));
@@ -68,57 +68,57 @@ fn a_service_of_which_nothing_is_known_is_taken_for_all_work() {
     assert_eq!(curve.smallest_share(0.009, 0.1), None);
 }
 
-fn company(service: u32, others: &[u32]) -> Company {
+fn colocation(service: u32, others: &[u32]) -> Colocation {
     let others = others.iter().map(|o| ProfileIdx(*o)).collect();
-    Company { service: ProfileIdx(service), batch: 16, others }
+    Colocation { service: ProfileIdx(service), batch: 16, others }
 }
 
 #[test]
 fn without_data_company_costs_nothing_for_sure() {
-    let companies = Companies::default();
-    assert!(companies.is_empty());
-    let guess = companies.predict(&company(0, &[1]), &[0.5]);
+    let colocations = ColocationHistory::default();
+    assert!(colocations.is_empty());
+    let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
     assert_eq!((guess.mean, guess.std), (0.0, UNKNOWN));
-    assert!(companies.predict(&company(0, &[]), &[0.0]).std < UNKNOWN);
+    assert!(colocations.predict(&colocation(0, &[]), &[0.0]).std < UNKNOWN);
 }
 
 #[test]
 fn company_is_learned_and_carries_over_to_similar_company() {
-    let mut companies = Companies::default();
+    let mut colocations = ColocationHistory::default();
     let mut rng = Rng::new(121);
     let cost = |x: f64| 0.8 * x;
     for other in 0..20u32 {
         let x = f64::from(other) / 20.0;
         for service in 100..103 {
             let noise = 0.02 * (rng.unit() - 0.5);
-            companies.observe(
-                company(service, &[other]),
+            colocations.observe(
+                colocation(service, &[other]),
                 vec![x],
                 0.01,
                 0.01 * (cost(x) + noise).exp(),
             );
         }
     }
-    assert_eq!(companies.observations(), 60);
-    let stranger = companies.predict(&company(100, &[50]), &[0.33]);
+    assert_eq!(colocations.observations(), 60);
+    let stranger = colocations.predict(&colocation(100, &[50]), &[0.33]);
     near(stranger.mean, cost(0.33), 0.05);
     assert!(stranger.std < 0.1, "{stranger:?}");
-    // What it sees of this very company corrects it, whatever similar company did.
+    // What it sees of this very colocation corrects it, whatever similar colocation did.
     for _ in 0..10 {
-        companies.observe(company(100, &[50]), vec![0.33], 0.01, 0.02);
+        colocations.observe(colocation(100, &[50]), vec![0.33], 0.01, 0.02);
     }
-    let known = companies.predict(&company(100, &[50]), &[0.33]);
+    let known = colocations.predict(&colocation(100, &[50]), &[0.33]);
     near(known.mean, 2f64.ln(), 0.08);
     assert!(known.std < stranger.std);
 }
 
 #[test]
 fn impossible_observations_are_ignored() {
-    let mut companies = Companies::default();
+    let mut colocations = ColocationHistory::default();
     for (alone_s, seconds) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
-        companies.observe(company(0, &[1]), vec![], alone_s, seconds);
+        colocations.observe(colocation(0, &[1]), vec![], alone_s, seconds);
     }
-    assert!(companies.is_empty() && companies.observations() == 0);
+    assert!(colocations.is_empty() && colocations.observations() == 0);
 }
 
 prop_compose! {

@@ -8,7 +8,7 @@ use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::state::State;
-use crate::testing::{Outcome, Scene};
+use crate::testing::{Outcome, TestCase};
 use crate::time::Time;
 use expect_test::{Expect, expect};
 use serde_json::json;
@@ -24,32 +24,32 @@ impl Interference for Alike {
     }
 }
 
-/// A scene in which jobs with lower-case names are opportunists.
-fn scene(cluster: &str, jobs: &str, params: serde_json::Value) -> Scene {
-    let mut scene = Scene::new("antman", cluster, jobs);
+/// A case in which jobs with lower-case names are opportunists.
+fn case(cluster: &str, jobs: &str, params: serde_json::Value) -> TestCase {
+    let mut case = TestCase::new("antman", cluster, jobs);
     let serde_json::Value::Object(params) = params else { panic!("parameters are an object") };
-    scene.params = params;
-    scene.truth = Arc::new(Alike(1.0));
-    for actor in &mut scene.actors {
-        if actor.name.starts_with(char::is_lowercase) {
-            actor.spec.class = Class::BestEffort;
+    case.params = params;
+    case.truth = Arc::new(Alike(1.0));
+    for job in &mut case.jobs {
+        if job.name.starts_with(char::is_lowercase) {
+            job.spec.class = Class::BestEffort;
         }
     }
-    scene
+    case
 }
 
-fn draw(scene: &Scene, expected: &Expect) {
-    let outcome = scene.run();
+fn draw(case: &TestCase, expected: &Expect) {
+    let outcome = case.run();
     assert!(outcome.ended);
     let mut text = outcome.chart();
-    for (actor, end) in scene.actors.iter().zip(&outcome.finished) {
-        text += &format!("{} ends at {}\n", actor.name, end.expect("all ended"));
+    for (job, end) in case.jobs.iter().zip(&outcome.finished) {
+        text += &format!("{} ends at {}\n", job.name, end.expect("all ended"));
     }
     expected.assert_eq(&text);
 }
 
 /// When each job first started, by name.
-fn starts(scene: &Scene, outcome: &Outcome) -> BTreeMap<String, Time> {
+fn starts(case: &TestCase, outcome: &Outcome) -> BTreeMap<String, Time> {
     struct Starts(Vec<Option<Time>>);
     impl Observer for Starts {
         fn job(&mut self, _: &journal::JobLine) {
@@ -65,14 +65,14 @@ fn starts(scene: &Scene, outcome: &Outcome) -> BTreeMap<String, Time> {
     }
     let mut starts = Starts(Vec::new());
     journal::read(outcome.journal.as_bytes(), &mut starts).expect("a journal of ours");
-    let named = scene.actors.iter().zip(starts.0);
+    let named = case.jobs.iter().zip(starts.0);
     named.filter_map(|(a, at)| Some((a.name.clone(), at?))).collect()
 }
 
 #[test]
 fn an_opportunist_yields_and_comes_back() {
     // Full speed together costs each 2 %; R may lose 1 %, so the throttle settles near one half.
-    let mut yields = scene("1x1", "o 0 1 60, R 20 1 40", json!({}));
+    let mut yields = case("1x1", "o 0 1 60, R 20 1 40", json!({}));
     yields.truth = Arc::new(Alike(0.98));
     draw(
         &yields,
@@ -86,9 +86,9 @@ fn an_opportunist_yields_and_comes_back() {
 
 #[test]
 fn what_is_reserved_is_lent() {
-    let scene = scene("1x4", "A 0 2 6, B 1 4 4, o 2 1 5", json!({}));
+    let case = case("1x4", "A 0 2 6, B 1 4 4, o 2 1 5", json!({}));
     draw(
-        &scene,
+        &case,
         &expect![[r#"
         gpu0  aaaaaabbbb
         gpu1  aaaaaabbbb
@@ -106,7 +106,7 @@ fn a_burst_does_not_land_on_one_gpu() {
     // 30 % each and a limit of 80: three to a GPU, spread evenly; the seventh waits.
     let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, d 0 1 9, e 0 1 9, f 0 1 9, g 0 1 9";
     draw(
-        &scene("1x2", jobs, json!({})),
+        &case("1x2", jobs, json!({})),
         &expect![[r#"
         gpu0  #########ggggggggg
         gpu1  #########
@@ -123,10 +123,10 @@ fn a_burst_does_not_land_on_one_gpu() {
 
 #[test]
 fn memory_shrinks_for_the_guaranteed_and_grows_back() {
-    let mut scene = scene("1x1:v100", "o 0 1 30, R 5 1 10", json!({"min_memory": 0.1}));
-    scene.actors[0].spec.knobs.mem_mib = 12_000;
-    scene.actors[1].spec.knobs.mem_mib = 9_000;
-    let outcome = scene.run();
+    let mut case = case("1x1:v100", "o 0 1 30, R 5 1 10", json!({"min_memory": 0.1}));
+    case.jobs[0].spec.knobs.mem_mib = 12_000;
+    case.jobs[1].spec.knobs.mem_mib = 9_000;
+    let outcome = case.run();
     let tunes: Vec<&str> = outcome.journal.lines().filter(|l| l.contains("{\"tune\"")).collect();
     assert_eq!(tunes.len(), 2, "{tunes:#?}");
     // 16384 less what R asked for and a tenth more, then everything.
@@ -137,8 +137,8 @@ fn memory_shrinks_for_the_guaranteed_and_grows_back() {
 #[test]
 fn who_waits_for_long_begins_without_a_promise_and_has_it_later_without_a_restart() {
     let jobs = "A 0 1 20, B 0 1 20";
-    let scene = scene("1x1", jobs, json!({"wait_to_opportunist_s": 5.0}));
-    let outcome = scene.run();
+    let case = case("1x1", jobs, json!({"wait_to_opportunist_s": 5.0}));
+    let outcome = case.run();
     let upgraded = outcome.journal.matches("upgraded").count();
     let starts = outcome.journal.matches("{\"start\":").count();
     assert_eq!((upgraded, starts), (1, 2), "{}", outcome.journal);
@@ -146,7 +146,7 @@ fn who_waits_for_long_begins_without_a_promise_and_has_it_later_without_a_restar
 }
 
 /// Random mixes of both classes on a few GPUs under a truth of random harm.
-fn mix(seed: u64, params: serde_json::Value) -> Scene {
+fn mix(seed: u64, params: serde_json::Value) -> TestCase {
     let mut rng = Rng::stream(seed, 1);
     let mut jobs = String::new();
     for i in 0..2 + rng.below(8) {
@@ -156,9 +156,9 @@ fn mix(seed: u64, params: serde_json::Value) -> Scene {
         jobs += &format!("{comma}{class}{i} {submit} {gpus} {work}");
     }
     let clusters = ["1x4", "2x4", "3x4"];
-    let mut scene = scene(clusters[rng.below(3) as usize], &jobs, params);
-    scene.truth = Arc::new(Alike(0.3 + 0.7 * rng.below(8) as f64 / 7.0));
-    scene
+    let mut case = case(clusters[rng.below(3) as usize], &jobs, params);
+    case.truth = Arc::new(Alike(0.3 + 0.7 * rng.below(8) as f64 / 7.0));
+    case
 }
 
 fn is_guaranteed(name: &str) -> bool {
@@ -169,14 +169,14 @@ fn is_guaranteed(name: &str) -> bool {
 fn no_guaranteed_job_is_slower_than_its_bound() {
     for seed in 0..600 {
         let eps = [0.0, 0.01, 0.1][seed as usize % 3];
-        let scene = mix(seed, json!({"eps": eps, "wait_to_opportunist_s": null}));
-        let outcome = scene.run();
-        let starts = starts(&scene, &outcome);
-        for (actor, end) in scene.actors.iter().zip(&outcome.finished) {
-            if is_guaranteed(&actor.name) {
-                let ran = end.expect("all ended") as f64 - starts[&actor.name].secs();
-                let most = (actor.work * (1.0 + eps)).ceil();
-                assert!(ran <= most + 1e-6, "seed {seed}: {} ran {ran} s > {most}", actor.name);
+        let case = mix(seed, json!({"eps": eps, "wait_to_opportunist_s": null}));
+        let outcome = case.run();
+        let starts = starts(&case, &outcome);
+        for (job, end) in case.jobs.iter().zip(&outcome.finished) {
+            if is_guaranteed(&job.name) {
+                let ran = end.expect("all ended") as f64 - starts[&job.name].secs();
+                let most = (job.work * (1.0 + eps)).ceil();
+                assert!(ran <= most + 1e-6, "seed {seed}: {} ran {ran} s > {most}", job.name);
             }
         }
     }
@@ -188,8 +188,8 @@ fn opportunists_change_no_start_of_a_guaranteed_job() {
         let params = json!({"eps": 0.0, "wait_to_opportunist_s": null});
         let with = mix(seed, params.clone());
         let mut without = mix(seed, params);
-        without.actors.retain(|a| is_guaranteed(&a.name));
-        if without.actors.is_empty() {
+        without.jobs.retain(|a| is_guaranteed(&a.name));
+        if without.jobs.is_empty() {
             continue;
         }
         let mut shadows = starts(&with, &with.run());
@@ -202,7 +202,7 @@ fn opportunists_change_no_start_of_a_guaranteed_job() {
 fn without_opportunists_it_is_first_come_first_served() {
     for seed in 0..300 {
         let mut antman = mix(seed, json!({"wait_to_opportunist_s": null}));
-        antman.actors.iter_mut().for_each(|a| a.spec.class = Class::Guaranteed);
+        antman.jobs.iter_mut().for_each(|a| a.spec.class = Class::Guaranteed);
         let ends = antman.run().finished;
         antman.policy = "fifo".into();
         antman.params.clear();
@@ -213,8 +213,8 @@ fn without_opportunists_it_is_first_come_first_served() {
 #[test]
 fn no_gpu_has_two_guaranteed_jobs_and_opportunists_have_no_promise() {
     for seed in 0..300 {
-        let scene = mix(seed, json!({"wait_to_opportunist_s": 7.0}));
-        scene.run_looking(&mut |engine| {
+        let case = mix(seed, json!({"wait_to_opportunist_s": 7.0}));
+        case.run_looking(&mut |engine| {
             let state = engine.state();
             for gpu in &state.gpus {
                 let promised = |j: &&JobIdx| state.job(**j).knobs.sm_permille > 0;
@@ -230,9 +230,9 @@ fn no_gpu_has_two_guaranteed_jobs_and_opportunists_have_no_promise() {
 fn the_study_holds_gpus_while_it_waits() {
     // B holds the two GPUs that A leaves; C, also promised, finds none; o runs on the lightest.
     let jobs = "A 0 2 6, B 1 4 4, C 2 1 2, o 2 1 3";
-    let scene = scene("1x4", jobs, json!({"mode": "static"}));
+    let case = case("1x4", jobs, json!({"mode": "static"}));
     draw(
-        &scene,
+        &case,
         &expect![[r#"
         gpu0  aaaaaabbbbcc
         gpu1  aaaaaabbbb
@@ -245,7 +245,7 @@ fn the_study_holds_gpus_while_it_waits() {
     "#]],
     );
     let moved = |a: &Action| matches!(a, Action::Move(..) | Action::Stop(_));
-    scene.run_looking(&mut |engine| {
+    case.run_looking(&mut |engine| {
         assert!(engine.look_again().actions.iter().all(|a| !moved(a)));
     });
 }

@@ -36,12 +36,12 @@ pub(crate) fn place(plan: &mut Plan<'_>, jobs: &[JobIdx], rule: Rule, trials: us
 /// Reward of the job in its best place, and what it loses when spread.
 fn hopes(state: &State, job: JobIdx) -> (f64, f64) {
     let (spec, profile) = (state.spec(job), state.profile(job));
-    let of_kind = |k: u8| {
-        let measured = profile.kind_speed.iter().find(|(kind, _)| *kind == k);
-        measured.map_or(state.kinds[usize::from(k)].speed, |(_, speed)| *speed)
+    let of_model = |k: u8| {
+        let measured = profile.model_speed.iter().find(|(gpu_model, _)| *gpu_model == k);
+        measured.map_or(state.gpu_models[usize::from(k)].speed, |(_, speed)| *speed)
     };
-    let kinds = (0..state.kinds.len() as u8).filter(|k| spec.allows(*k));
-    let best = kinds.map(of_kind).fold(0.0, f64::max) * f64::from(spec.gpus);
+    let gpu_models = (0..state.gpu_models.len() as u8).filter(|k| spec.allows(*k));
+    let best = gpu_models.map(of_model).fold(0.0, f64::max) * f64::from(spec.gpus);
     let lost = if spec.gpus > 1 { best * (1.0 - profile.spread_speed) } else { 0.0 };
     (best, lost)
 }
@@ -49,7 +49,8 @@ fn hopes(state: &State, job: JobIdx) -> (f64, f64) {
 /// Most to lose first, widest first, narrowest first, fastest first; gangs wider than a node before
 /// all others, because they need whole nodes.
 fn orders(state: &State, jobs: &[JobIdx]) -> [Vec<JobIdx>; 4] {
-    let largest = (0..state.kinds.len() as u8).map(|k| state.idle.largest(k)).max().unwrap_or(0);
+    let largest =
+        (0..state.gpu_models.len() as u8).map(|k| state.idle.largest(k)).max().unwrap_or(0);
     let sorted = |key: &dyn Fn(JobIdx) -> f64| {
         let mut order = jobs.to_vec();
         order.sort_by(|a, b| {

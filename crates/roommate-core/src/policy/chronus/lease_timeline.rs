@@ -209,7 +209,7 @@ impl Line {
     }
 
     /// What the plan is worth.
-    pub(crate) fn worth(&self, lean: Lean) -> f64 {
+    pub(crate) fn value(&self, lean: Lean) -> f64 {
         let values: f64 = self.tasks.values().map(Held::value).sum();
         let now = f64::from(self.used_at(self.first)) / f64::from(self.capacity.max(1));
         values + if lean == Lean::Now { now } else { -now }
@@ -422,7 +422,7 @@ impl Line {
         if jobs.is_empty() {
             return true;
         }
-        let worth = self.worth(lean);
+        let worth = self.value(lean);
         let (before, used) = (self.tasks.clone(), self.used.clone());
         let parts: Vec<(JobIdx, Held)> =
             jobs.iter().filter_map(|j| Some((*j, self.take_out(*j)?))).collect();
@@ -437,7 +437,7 @@ impl Line {
             }),
             None => false,
         };
-        if !planned || self.worth(lean) <= worth + 1e-9 {
+        if !planned || self.value(lean) <= worth + 1e-9 {
             (self.tasks, self.used) = (before, used);
         }
         planned
@@ -572,9 +572,9 @@ mod tests {
         let mut line = line(1);
         assert!(line.admit(&task(0, 1, 2, &[(2, 10.0), (4, 8.0)])));
         assert!(line.admit(&task(1, 1, 2, &[(2, 10.0), (4, 2.0)])));
-        assert!((line.worth(Lean::Now) - 13.0).abs() < 1e-9);
+        assert!((line.value(Lean::Now) - 13.0).abs() < 1e-9);
         assert!(line.improve(Lean::Now, EFFORT));
-        assert!((line.worth(Lean::Now) - 19.0).abs() < 1e-9);
+        assert!((line.value(Lean::Now) - 19.0).abs() < 1e-9);
         check(&line, &[(JobIdx(0), 2), (JobIdx(1), 2)].into());
     }
 
@@ -609,10 +609,10 @@ mod tests {
             let mut by_rule = line.clone();
             by_rule.improve(lean, Effort { cells: 0, nodes: 0 });
             check(&by_rule, &needs);
-            prop_assert!(by_rule.worth(lean) + 1e-9 >= line.worth(lean));
+            prop_assert!(by_rule.value(lean) + 1e-9 >= line.value(lean));
             line.improve(lean, EFFORT);
             check(&line, &needs);
-            prop_assert!(line.worth(lean) + 1e-9 >= by_rule.worth(lean));
+            prop_assert!(line.value(lean) + 1e-9 >= by_rule.value(lean));
             let holders: Vec<JobIdx> = line.holders().collect();
             holders.iter().for_each(|j| *needs.get_mut(j).unwrap() -= 1);
             line.advance(line.first() + 1);
@@ -652,14 +652,14 @@ mod tests {
             }
             let best = best(&line, lean);
             prop_assert!(line.improve(lean, EFFORT));
-            prop_assert!((line.worth(lean) - best).abs() < 1e-6, "{} {best} {line:?}", line.worth(lean));
+            prop_assert!((line.value(lean) - best).abs() < 1e-6, "{} {best} {line:?}", line.value(lean));
         }
     }
 
     /// The best worth over all plans, the obvious way.
     fn best(line: &Line, lean: Lean) -> f64 {
         fn go(line: &mut Line, jobs: &[JobIdx], all: &Line, lean: Lean) -> f64 {
-            let Some((job, rest)) = jobs.split_first() else { return line.worth(lean) };
+            let Some((job, rest)) = jobs.split_first() else { return line.value(lean) };
             let held = &all.tasks[job];
             let mut best = f64::NEG_INFINITY;
             for due in 0..held.dues.len() {

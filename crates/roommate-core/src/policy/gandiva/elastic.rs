@@ -1,15 +1,15 @@
-//! Growth: elastic jobs take GPUs of their node that nobody has wanted for long, and give them back.
+//! ElasticScaling: elastic jobs take GPUs of their node that nobody has wanted for long, and give them back.
 //!
-//! For policies whose jobs live in a [`Rota`]. A job grows to the next power of two, its pace is measured,
+//! For policies whose jobs live in a [`NodeTimeShare`]. A job grows to the next power of two, its pace is measured,
 //! and it shrinks again if each of its GPUs now does much less than before. Who needs the GPUs has them at
-//! once: the newest growth goes first. The rota does not count grown GPUs as asked for, so that they are
+//! once: the newest elastic goes first. The time_share does not count grown GPUs as asked for, so that they are
 //! in nobody's way; where somebody takes turns, nobody is grown.
 
 use crate::idx::{GpuSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::Phase;
 use crate::plan::Plan;
-use crate::policy::gandiva::time_sharing::{Lives, Rota, class_of, unconfined};
-use crate::reason::Why;
+use crate::policy::gandiva::time_sharing::{NodeTimeShare, Residence, class_of, unconfined};
+use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use smallvec::SmallVec;
@@ -40,16 +40,16 @@ impl Window {
 pub(crate) struct Rules {
     /// GPUs have to be idle, and nobody may wait, for this long.
     pub(crate) idle: Span,
-    /// A growth is kept if each GPU then does at least this share of what it did before.
+    /// A elastic is kept if each GPU then does at least this share of what it did before.
     pub(crate) keep: f64,
-    /// For how long a growth that was undone is not tried again with the same kind of work.
+    /// For how long a elastic that was undone is not tried again with the same profile.
     pub(crate) refuse: Span,
     /// For how long paces are measured.
     pub(crate) window: Window,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Grown {
+struct GrownJob {
     job: JobIdx,
     from: u16,
     to: u16,
@@ -59,7 +59,7 @@ struct Grown {
     open: bool,
 }
 
-impl Grown {
+impl GrownJob {
     /// Whether the job still has the GPUs. One that leaves its node starts elsewhere as it asked to.
     fn holds(&self, state: &State) -> bool {
         state.job(self.job).gpus.len() >= usize::from(self.to)
@@ -69,36 +69,36 @@ impl Grown {
         state.gpu(state.job(self.job).gpus[0]).node
     }
 
-    fn kind_of_work(&self, state: &State) -> (ProfileIdx, u16, u16) {
+    fn work(&self, state: &State) -> (ProfileIdx, u16, u16) {
         (state.spec(self.job).profile, self.from, self.to)
     }
 
     /// Takes it back, in the plan only.
-    fn undo(&self, plan: &mut Plan<'_>, why: Why) {
+    fn undo(&self, plan: &mut Plan<'_>, reason: Reason) {
         let gpus = plan.job(self.job).gpus.clone();
         plan.release(self.job);
         let kept = &gpus[..usize::from(self.from)];
         let placed = plan.place(self.job, kept, unconfined(plan, self.job));
         assert!(placed.is_ok(), "a job can always do with some of its GPUs");
-        plan.note(self.job, why);
+        plan.note(self.job, reason);
     }
 }
 
 /// Who has grown, and who may.
 #[derive(Debug, Default)]
-pub(crate) struct Growth {
+pub(crate) struct ElasticScaling {
     /// None = nobody grows.
     rules: Option<Rules>,
     /// Elastic jobs that have not ended.
     elastic: BTreeSet<JobIdx>,
     /// In the order in which they grew.
-    grown: Vec<Grown>,
+    grown: Vec<GrownJob>,
     /// Where elastic jobs live: since when one GPU has been idle, two have been, and so on.
     idle: BTreeMap<NodeIdx, SmallVec<[Time; 8]>>,
     refused: BTreeMap<(ProfileIdx, u16, u16), Time>,
 }
 
-impl Growth {
+impl ElasticScaling {
     /// Nobody has grown yet.
     pub(crate) fn new(rules: Option<Rules>) -> Self {
         Self { rules, ..Self::default() }
@@ -122,18 +122,21 @@ impl Growth {
     pub(crate) fn make_room(
         &self,
         plan: &mut Plan<'_>,
-        rota: &mut Rota,
+        time_share: &mut NodeTimeShare,
         job: JobIdx,
     ) -> Option<NodeIdx> {
         let grown = self.grown.iter().filter(|g| g.holds(plan)).map(|g| g.node(plan));
         let mut nodes: SmallVec<[NodeIdx; 8]> =
-            grown.filter(|n| rota.is_calm_for(plan, job, *n)).collect();
+            grown.filter(|n| time_share.is_calm_for(plan, job, *n)).collect();
         let class = class_of(plan.spec(job).gpus);
-        nodes.sort_unstable_by_key(|n| (rota.home(*n).class != class, rota.home(*n).load, *n));
+        nodes.sort_unstable_by_key(|n| {
+            (time_share.node_queue(*n).class != class, time_share.node_queue(*n).load, *n)
+        });
         nodes.dedup();
         nodes.into_iter().find(|node| {
-            let room = |plan: &Plan<'_>, rota: &Rota| rota.room_on(plan, job, *node);
-            self.shrink_until(plan, rota, job, &|n| n == *node, &room).is_some()
+            let room =
+                |plan: &Plan<'_>, time_share: &NodeTimeShare| time_share.room_on(plan, job, *node);
+            self.shrink_until(plan, time_share, job, &|n| n == *node, &room).is_some()
         })
     }
 
@@ -141,21 +144,21 @@ impl Growth {
     pub(crate) fn make_room_across(
         &self,
         plan: &mut Plan<'_>,
-        rota: &mut Rota,
+        time_share: &mut NodeTimeShare,
         job: JobIdx,
     ) -> Option<GpuSet> {
-        let room = |plan: &Plan<'_>, rota: &Rota| rota.room_across(plan, job);
-        self.shrink_until(plan, rota, job, &|_| true, &room)
+        let room = |plan: &Plan<'_>, time_share: &NodeTimeShare| time_share.room_across(plan, job);
+        self.shrink_until(plan, time_share, job, &|_| true, &room)
     }
 
-    /// Shrinks jobs on these nodes, newest growth first, until there is room; none if there never is.
+    /// Shrinks jobs on these nodes, newest elastic first, until there is room; none if there never is.
     fn shrink_until(
         &self,
         plan: &mut Plan<'_>,
-        rota: &mut Rota,
+        time_share: &mut NodeTimeShare,
         job: JobIdx,
         on: &dyn Fn(NodeIdx) -> bool,
-        room: &dyn Fn(&Plan<'_>, &Rota) -> Option<GpuSet>,
+        room: &dyn Fn(&Plan<'_>, &NodeTimeShare) -> Option<GpuSet>,
     ) -> Option<GpuSet> {
         let mark = plan.mark();
         let mut shrunk: SmallVec<[JobIdx; 8]> = SmallVec::new();
@@ -163,10 +166,10 @@ impl Growth {
             if !grown.holds(plan) || !on(grown.node(plan)) {
                 continue;
             }
-            grown.undo(plan, Why::ShrinksFor(job));
+            grown.undo(plan, Reason::ShrinksFor(job));
             shrunk.push(grown.job);
-            if let Some(gpus) = room(plan, rota) {
-                shrunk.iter().for_each(|j| rota.starts(plan, *j));
+            if let Some(gpus) = room(plan, time_share) {
+                shrunk.iter().for_each(|j| time_share.starts(plan, *j));
                 return Some(gpus);
             }
         }
@@ -175,18 +178,18 @@ impl Growth {
     }
 
     /// Where somebody waits for a turn, jobs shrink as far as it helps.
-    pub(crate) fn give_back(&self, plan: &mut Plan<'_>, rota: &mut Rota) {
+    pub(crate) fn give_back(&self, plan: &mut Plan<'_>, time_share: &mut NodeTimeShare) {
         for grown in self.grown.iter().rev() {
             if !grown.holds(plan) {
                 continue;
             }
             let node = grown.node(plan);
-            let waiting = rota.home(node).list.iter().find(|u| !u.is_placed(plan));
+            let waiting = time_share.node_queue(node).list.iter().find(|u| !u.is_placed(plan));
             if let Some(first) = waiting.map(|u| u.jobs[0]) {
-                grown.undo(plan, Why::ShrinksFor(first));
-                rota.starts(plan, grown.job);
-                rota.stir(node);
-                rota.fill(plan);
+                grown.undo(plan, Reason::ShrinksFor(first));
+                time_share.starts(plan, grown.job);
+                time_share.mark_dirty(node);
+                time_share.fill(plan);
             }
         }
     }
@@ -195,17 +198,17 @@ impl Growth {
     pub(crate) fn look(
         &mut self,
         plan: &mut Plan<'_>,
-        rota: &mut Rota,
-        is_calm: &dyn Fn(&Rota, NodeIdx) -> bool,
+        time_share: &mut NodeTimeShare,
+        is_calm: &dyn Fn(&NodeTimeShare, NodeIdx) -> bool,
     ) {
         let Some(rules) = self.rules.filter(|_| !self.elastic.is_empty()) else { return };
-        self.judge(plan, rota, &rules);
-        if !plan.pending.is_empty() || !rota.crowded.is_empty() {
+        self.judge(plan, time_share, &rules);
+        if !plan.pending.is_empty() || !time_share.oversubscribed.is_empty() {
             self.idle.clear();
             return;
         }
-        let on = |j: &JobIdx| match rota.lives(*j) {
-            Lives::On(node) if is_calm(rota, node) => Some(node),
+        let on = |j: &JobIdx| match time_share.residence(*j) {
+            Residence::On(node) if is_calm(time_share, node) => Some(node),
             _ => None,
         };
         let nodes: BTreeSet<NodeIdx> = self.elastic.iter().filter_map(on).collect();
@@ -214,8 +217,8 @@ impl Growth {
             self.count_idle(plan, node);
         }
         for job in self.elastic.clone() {
-            match self.next(plan, rota, &rules, job) {
-                Some((to, due)) if due <= plan.now => self.grow(plan, rota, &rules, job, to),
+            match self.next(plan, time_share, &rules, job) {
+                Some((to, due)) if due <= plan.now => self.grow(plan, time_share, &rules, job, to),
                 Some((_, due)) => plan.wake_at(due),
                 None => {}
             }
@@ -230,9 +233,9 @@ impl Growth {
         since.resize(idle, state.now);
     }
 
-    fn judge(&mut self, plan: &mut Plan<'_>, rota: &mut Rota, rules: &Rules) {
+    fn judge(&mut self, plan: &mut Plan<'_>, time_share: &mut NodeTimeShare, rules: &Rules) {
         for grown in self.grown.iter_mut().filter(|g| g.open) {
-            let (from, now) = (rota.begins(grown.job), plan.now);
+            let (from, now) = (time_share.begins(grown.job), plan.now);
             let meter = plan.job(grown.job).meter;
             let end = rules.window.end(from, now, meter.step_s);
             if end > now {
@@ -244,9 +247,9 @@ impl Growth {
                 let wider = f64::from(grown.to) / f64::from(grown.from);
                 grown.open = false;
                 if grown.step_s / meter.step_s < rules.keep * wider {
-                    self.refused.insert(grown.kind_of_work(plan), now);
-                    grown.undo(plan, Why::NotWorthGrowing(grown.from));
-                    rota.starts(plan, grown.job);
+                    self.refused.insert(grown.work(plan), now);
+                    grown.undo(plan, Reason::NotWorthGrowing(grown.from));
+                    time_share.starts(plan, grown.job);
                 }
             }
         }
@@ -257,11 +260,11 @@ impl Growth {
     fn next(
         &self,
         plan: &Plan<'_>,
-        rota: &Rota,
+        time_share: &NodeTimeShare,
         rules: &Rules,
         job: JobIdx,
     ) -> Option<(u16, Time)> {
-        let Lives::On(node) = rota.lives(job) else { return None };
+        let Residence::On(node) = time_share.residence(job) else { return None };
         let (hot, now) = (plan.job(job), plan.now);
         let from = hot.gpus.len() as u16;
         let to = (from + 1).checked_next_power_of_two()?;
@@ -269,9 +272,9 @@ impl Growth {
         if to > plan.spec(job).gpus_max || self.grown.iter().any(|g| g.job == job && g.open) {
             return None;
         }
-        let grown = Grown { job, from, to, step_s: hot.meter.step_s, open: true };
+        let grown = GrownJob { job, from, to, step_s: hot.meter.step_s, open: true };
         let least = Span::from_secs(rules.window.least_s);
-        let refused = self.refused.get(&grown.kind_of_work(plan)).map(|at| *at + rules.refuse);
+        let refused = self.refused.get(&grown.work(plan)).map(|at| *at + rules.refuse);
         // It is expected to run as long again as it has, and to be as fast as it has to be.
         let age = Span(plan.attained(job) / u64::from(from));
         let gain = 1.0 - f64::from(from) / (rules.keep * f64::from(to));
@@ -281,13 +284,20 @@ impl Growth {
             cost => Span::from_secs(cost.secs() / gain),
         };
         let pays = now + Span(pays_after.0.saturating_sub(age.0));
-        let due = (*idle_since + rules.idle).max(rota.begins(job) + least).max(pays);
+        let due = (*idle_since + rules.idle).max(time_share.begins(job) + least).max(pays);
         let due = due.max(refused.unwrap_or(Time::ZERO));
         let measured = hot.phase == Phase::Running && hot.meter.step_s.is_finite();
         Some((to, if measured { due } else { due.max(now + least) }))
     }
 
-    fn grow(&mut self, plan: &mut Plan<'_>, rota: &mut Rota, rules: &Rules, job: JobIdx, to: u16) {
+    fn grow(
+        &mut self,
+        plan: &mut Plan<'_>,
+        time_share: &mut NodeTimeShare,
+        rules: &Rules,
+        job: JobIdx,
+        to: u16,
+    ) {
         let hot = plan.job(job);
         let (mut gpus, step_s) = (hot.gpus.clone(), hot.meter.step_s);
         let from = gpus.len() as u16;
@@ -297,11 +307,11 @@ impl Growth {
         gpus.sort_unstable();
         let mark = plan.mark();
         plan.release(job);
-        if rota.put(plan, job, &gpus) {
-            plan.note(job, Why::Grows(to));
-            self.grown.push(Grown { job, from, to, step_s, open: true });
+        if time_share.put(plan, job, &gpus) {
+            plan.note(job, Reason::Grows(to));
+            self.grown.push(GrownJob { job, from, to, step_s, open: true });
             self.count_idle(plan, node);
-            plan.wake_at(rota.begins(job) + Span::from_secs(rules.window.least_s));
+            plan.wake_at(time_share.begins(job) + Span::from_secs(rules.window.least_s));
         } else {
             plan.undo_to(mark);
         }

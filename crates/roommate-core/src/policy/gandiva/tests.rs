@@ -1,4 +1,4 @@
-//! Gandiva in pictures: turns, packs by trial, migrations, growth; and what must hold of it in any scene.
+//! Gandiva in pictures: turns, packs by trial, migrations, elastic; and what must hold of it in any case.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -10,13 +10,13 @@ use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::profile::Profile;
 use crate::state::State;
-use crate::testing::Scene;
+use crate::testing::TestCase;
 use crate::time::{Span, Time};
 use expect_test::expect;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is true of roommates: the speed of each kind of work beside each other kind.
+/// What is true of roommates: the speed of each profile beside each other kind.
 #[derive(Debug, Default)]
 struct Pairs {
     speed: Vec<(u32, u32, f64)>,
@@ -42,25 +42,25 @@ impl Interference for Pairs {
     }
 }
 
-/// Free changes; every job has its own kind of work, with steps of a tenth of a second.
-fn scene(params: &str, cluster: &str, jobs: &str) -> Scene {
-    let mut scene = Scene::new("gandiva", cluster, jobs);
-    scene.params = serde_json::from_str(params).unwrap();
-    scene.costs.resume = Span::ZERO;
-    scene.profiles = vec![Profile::of_step(0.1); scene.actors.len()];
-    for (i, actor) in scene.actors.iter_mut().enumerate() {
-        actor.spec.profile = ProfileIdx::from_usize(i);
-        actor.work *= 10.0;
-        actor.spec.work = Some(actor.work);
+/// Free changes; every job has its own profile, with steps of a tenth of a second.
+fn case(params: &str, cluster: &str, jobs: &str) -> TestCase {
+    let mut case = TestCase::new("gandiva", cluster, jobs);
+    case.params = serde_json::from_str(params).unwrap();
+    case.costs.resume = Span::ZERO;
+    case.profiles = vec![Profile::of_step(0.1); case.jobs.len()];
+    for (i, job) in case.jobs.iter_mut().enumerate() {
+        job.spec.profile = ProfileIdx::from_usize(i);
+        job.work *= 10.0;
+        job.spec.work = Some(job.work);
     }
-    scene
+    case
 }
 
 const TURNS: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false}"#;
 
 #[test]
 fn jobs_take_turns_and_only_one_is_switched_at_a_time() {
-    let out = scene(TURNS, "1x2", "a 0 1 4, b 0 1 4, c 0 1 4").run();
+    let out = case(TURNS, "1x2", "a 0 1 4, b 0 1 4, c 0 1 4").run();
     expect![[r"
         gpu0  aabbcc
         gpu1  bccaab
@@ -75,7 +75,7 @@ fn a_newcomer_is_next() {
     expect![[r#"
         gpu0  aaabbbaaacccbbaa
     "#]]
-    .assert_eq(&scene(params, "1x1", "a 0 1 8, b 0 1 5, c 4 1 3").run().chart());
+    .assert_eq(&case(params, "1x1", "a 0 1 8, b 0 1 5, c 4 1 3").run().chart());
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_gang_is_not_skipped_for_ever() {
         gpu0  abababaaa
         gpu1  cbcbcbccc
     "#]]
-    .assert_eq(&scene(TURNS, "1x2", "a 0 1 6, b 0 2 3, c 0 1 6").run().chart());
+    .assert_eq(&case(TURNS, "1x2", "a 0 1 6, b 0 2 3, c 0 1 6").run().chart());
 }
 
 #[test]
@@ -94,27 +94,27 @@ fn who_leaves_makes_room_at_once() {
         gpu0  aaccdddc
         gpu1  bbbbbbb
     "#]]
-    .assert_eq(&scene(params, "1x2", "a 0 1 2, b 0 1 7, c 0 1 3, d 0 1 3").run().chart());
+    .assert_eq(&case(params, "1x2", "a 0 1 2, b 0 1 7, c 0 1 3, d 0 1 3").run().chart());
 }
 
 #[test]
 fn a_start_that_takes_longer_than_a_slice_still_gets_something_done() {
-    let mut scene = scene(TURNS, "1x1", "a 0 1 4, b 0 1 4");
-    scene.costs.resume = Span::from_secs(2.0);
+    let mut case = case(TURNS, "1x1", "a 0 1 4, b 0 1 4");
+    case.costs.resume = Span::from_secs(2.0);
     expect![[r#"
         gpu0  abaaaabbbbaaabbb
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn suspended_jobs_hold_no_memory() {
-    let mut scene = scene(TURNS, "1x1:v100", "a 0 1 2, b 0 1 2, c 0 1 2");
-    for actor in &mut scene.actors {
-        actor.spec.knobs.mem_mib = 14_000;
+    let mut case = case(TURNS, "1x1:v100", "a 0 1 2, b 0 1 2, c 0 1 2");
+    for job in &mut case.jobs {
+        job.spec.knobs.mem_mib = 14_000;
     }
     let mut suspended = 0;
-    let out = scene.run_looking(&mut |engine| {
+    let out = case.run_looking(&mut |engine| {
         let state = engine.state();
         for job in state.jobs.iter().filter(|j| !j.parked_on.is_empty()) {
             suspended += u32::from(job.phase == Phase::Pending && job.gpus.is_empty());
@@ -133,10 +133,10 @@ const PACKS: &str = r#"{"slice_s": 4, "scan_s": 4, "trial_s": 2, "cool_s": 0}"#;
 /// a and b go well together; a and c do not.
 const A_B: &[(u32, u32, f64)] = &[(0, 1, 0.9), (1, 0, 0.9), (0, 2, 0.5), (2, 0, 0.4)];
 
-/// Plays a scene in which counters show these utilisations of the jobs once they run.
-fn run_counted(scene: &Scene, utils: &[f32]) -> String {
+/// Plays a case in which counters show these utilisations of the jobs once they run.
+fn run_counted(case: &TestCase, utils: &[f32]) -> String {
     let mut told = vec![false; utils.len()];
-    let out = scene.run_looking(&mut |engine: &mut Engine| {
+    let out = case.run_looking(&mut |engine: &mut Engine| {
         for (i, told) in told.iter_mut().enumerate() {
             let job = JobIdx::from_usize(i);
             let runs = engine.state().jobs.get(i).is_some_and(|j| j.phase == Phase::Running);
@@ -153,44 +153,44 @@ fn run_counted(scene: &Scene, utils: &[f32]) -> String {
 
 #[test]
 fn a_pack_that_helps_is_kept_and_rotates_as_one() {
-    let mut scene = scene(PACKS, "1x1", "a 0 1 20, b 0 1 20, c 0 1 20");
-    scene.truth = pairs(A_B);
+    let mut case = case(PACKS, "1x1", "a 0 1 20, b 0 1 20, c 0 1 20");
+    case.truth = pairs(A_B);
     // c with anything exceeds the cap and is never tried.
     expect![[r#"
         gpu0  aaaabbbbcccc####cccc####cccc####cccc####cccc##
     "#]]
-    .assert_eq(&run_counted(&scene, &[0.4, 0.4, 0.9]));
+    .assert_eq(&run_counted(&case, &[0.4, 0.4, 0.9]));
 }
 
 #[test]
 fn a_pack_that_does_not_help_is_undone_and_remembered() {
-    let mut scene = scene(PACKS, "1x1", "a 0 1 14, c 0 1 14");
-    scene.truth = pairs(&[(0, 1, 0.5), (1, 0, 0.4)]);
-    scene.params.insert("pack_util_cap".into(), 1.5.into());
+    let mut case = case(PACKS, "1x1", "a 0 1 14, c 0 1 14");
+    case.truth = pairs(&[(0, 1, 0.5), (1, 0, 0.4)]);
+    case.params.insert("pack_util_cap".into(), 1.5.into());
     expect![[r#"
         gpu0  aaaabbbb###abbbbaaaabbbbaaaab
     "#]]
-    .assert_eq(&run_counted(&scene, &[0.4, 0.9]));
-    scene.params.insert("refuse_s".into(), 8.into());
+    .assert_eq(&run_counted(&case, &[0.4, 0.9]));
+    case.params.insert("refuse_s".into(), 8.into());
     // The refusal is forgotten after two slices.
     expect![[r#"
         gpu0  aaaabbbb###abbbbaaaa###baabbb
     "#]]
-    .assert_eq(&run_counted(&scene, &[0.4, 0.9]));
+    .assert_eq(&run_counted(&case, &[0.4, 0.9]));
 }
 
 /// Who is on each GPU in the last second of every slice, until the first job ends.
-fn before_each_slice_ends(scene: &Scene) -> Vec<Vec<Vec<JobIdx>>> {
+fn before_each_slice_ends(case: &TestCase) -> Vec<Vec<Vec<JobIdx>>> {
     let mut seen: BTreeMap<Time, Vec<Vec<JobIdx>>> = BTreeMap::new();
     let mut end = None;
-    scene.run_looking(&mut |engine| {
+    case.run_looking(&mut |engine| {
         let state = engine.state();
         if state.jobs.iter().any(|j| j.phase == Phase::Done) {
             end.get_or_insert(state.now);
         }
         seen.insert(state.now, state.gpus.iter().map(|g| g.tenants.to_vec()).collect());
     });
-    let slice = Span::from_secs(scene.params["slice_s"].as_f64().unwrap());
+    let slice = Span::from_secs(case.params["slice_s"].as_f64().unwrap());
     let slices = end.unwrap().0 / slice.0;
     // Nothing changes between two looks.
     let at = |n: u64| seen.range(..Time(n * slice.0)).next_back().unwrap().1.clone();
@@ -201,15 +201,15 @@ fn before_each_slice_ends(scene: &Scene) -> Vec<Vec<Vec<JobIdx>>> {
 fn a_refused_trial_leaves_everything_as_it_was() {
     for cluster in ["1x1", "1x2", "1x3"] {
         let jobs = "a 0 1 70, b 0 1 70, c 0 1 70, d 0 1 70, e 0 1 70";
-        let mut scene = scene(PACKS, cluster, jobs);
+        let mut case = case(PACKS, cluster, jobs);
         let kinds = (0..5).flat_map(|a| (0..5).map(move |b| (a, b, 0.45)));
-        scene.truth = Arc::new(Pairs { speed: kinds.collect(), worse_from_s: None });
-        let tried = scene.run();
+        case.truth = Arc::new(Pairs { speed: kinds.collect(), worse_from_s: None });
+        let tried = case.run();
         let trials = tried.journal.matches("not_worth_sharing").count();
         assert!(trials >= 4, "{trials} {}", tried.chart());
-        let with = before_each_slice_ends(&scene);
-        scene.params.insert("pack".into(), false.into());
-        let without = before_each_slice_ends(&scene);
+        let with = before_each_slice_ends(&case);
+        case.params.insert("pack".into(), false.into());
+        let without = before_each_slice_ends(&case);
         let common = with.len().min(without.len());
         assert!(common > 15 && with[..common] == without[..common], "{}", tried.chart());
     }
@@ -217,45 +217,45 @@ fn a_refused_trial_leaves_everything_as_it_was() {
 
 #[test]
 fn nobody_shares_while_there_is_room() {
-    let mut scene = scene(PACKS, "1x2", "a 0 1 9, b 0 1 9");
-    scene.truth = pairs(&[(0, 1, 1.0), (1, 0, 1.0)]);
+    let mut case = case(PACKS, "1x2", "a 0 1 9, b 0 1 9");
+    case.truth = pairs(&[(0, 1, 1.0), (1, 0, 1.0)]);
     expect![[r#"
         gpu0  aaaaaaaaa
         gpu1  bbbbbbbbb
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn a_pack_parts_when_there_is_room_again() {
-    let mut scene = scene(PACKS, "1x2", "a 0 1 20, b 0 1 20, c 0 1 9");
-    scene.truth =
+    let mut case = case(PACKS, "1x2", "a 0 1 20, b 0 1 20, c 0 1 9");
+    case.truth =
         pairs(&[(0, 1, 0.8), (1, 0, 0.8), (0, 2, 0.8), (2, 0, 0.8), (1, 2, 0.8), (2, 1, 0.8)]);
     expect![[r#"
         gpu0  aaaaaaaa#####aaaaaaaa
         gpu1  bbbbcccccccccbbbbbbbbbbbb
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn a_pack_that_turns_bad_is_undone() {
-    let mut scene = scene(PACKS, "1x1", "a 0 1 20, b 0 1 20");
+    let mut case = case(PACKS, "1x1", "a 0 1 20, b 0 1 20");
     let speed = vec![(0, 1, 0.9), (1, 0, 0.9)];
-    scene.truth = Arc::new(Pairs { speed, worse_from_s: Some(17.0) });
+    case.truth = Arc::new(Pairs { speed, worse_from_s: Some(17.0) });
     expect![[r#"
         gpu0  aaaabbbb################aaaabbbbaaabbb
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn memory_peaks_of_a_pack_have_to_fit() {
-    let mut scene = scene(PACKS, "1x1:v100", "a 0 1 12, b 0 1 12");
-    scene.truth = pairs(&[(0, 1, 0.9), (1, 0, 0.9)]);
+    let mut case = case(PACKS, "1x1:v100", "a 0 1 12, b 0 1 12");
+    case.truth = pairs(&[(0, 1, 0.9), (1, 0, 0.9)]);
     let mut with = |mem_mib: u32| {
-        scene.actors.iter_mut().for_each(|a| a.spec.knobs.mem_mib = mem_mib);
-        scene.run().chart()
+        case.jobs.iter_mut().for_each(|a| a.spec.knobs.mem_mib = mem_mib);
+        case.run().chart()
     };
     // 16 GiB less a tenth.
     expect![[r#"
@@ -275,7 +275,7 @@ fn a_free_gpu_of_another_class_is_taken_before_anybody_takes_turns() {
         gpu1  aaaaa
         gpu2  .bbb
     "#]]
-    .assert_eq(&scene(TURNS, "1x3", "a 0 2 5, b 1 1 3").run().chart());
+    .assert_eq(&case(TURNS, "1x3", "a 0 2 5, b 1 1 3").run().chart());
 }
 
 #[test]
@@ -284,9 +284,9 @@ fn an_idle_gpu_takes_a_suspended_job_from_a_crowded_node() {
         gpu0  acaccccc
         gpu1  bbbaaaa
     "#]]
-    .assert_eq(&scene(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6").run().chart());
+    .assert_eq(&case(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6").run().chart());
     // It has to pay: nobody has run long enough for a move that takes ten seconds.
-    let mut dear = scene(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6");
+    let mut dear = case(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6");
     dear.costs.migrate = Some(Span::from_secs(10.0));
     expect![[r#"
         gpu0  acacacacacac
@@ -298,9 +298,9 @@ fn an_idle_gpu_takes_a_suspended_job_from_a_crowded_node() {
 #[test]
 fn a_thinly_used_node_is_emptied_for_a_wide_job() {
     let params = r#"{"slice_s": 1, "scan_s": 1, "defrag_stop": 0.5, "migrate_gain": 0.5}"#;
-    let mut scene = scene(params, "2x2", "a 0 1 10, b 0 1 3, d 0 1 8, c 4 2 4");
-    scene.costs.migrate = Some(Span::from_secs(1.0));
-    let out = scene.run();
+    let mut case = case(params, "2x2", "a 0 1 10, b 0 1 3, d 0 1 8, c 4 2 4");
+    case.costs.migrate = Some(Span::from_secs(1.0));
+    let out = case.run();
     expect![[r#"
         gpu0  aaaaaaaaaa
         gpu1  bbbcccccc
@@ -314,9 +314,9 @@ fn a_thinly_used_node_is_emptied_for_a_wide_job() {
 #[test]
 fn a_spread_gang_is_pulled_together_if_that_is_faster() {
     let gang = |spread_speed: f64| {
-        let mut scene = scene(TURNS, "2x2", "a 0 1 12, b 0 1 2, d 0 1 5, c 2 2 8");
-        scene.profiles[3].spread_speed = spread_speed;
-        scene.run().chart()
+        let mut case = case(TURNS, "2x2", "a 0 1 12, b 0 1 2, d 0 1 5, c 2 2 8");
+        case.profiles[3].spread_speed = spread_speed;
+        case.run().chart()
     };
     expect![[r#"
         gpu0  aaaaaaaaaaaa
@@ -338,32 +338,32 @@ fn a_spread_gang_is_pulled_together_if_that_is_faster() {
 fn nodes_go_to_the_class_that_lacks_most_of_its_share() {
     // Wide jobs ask for six of nine GPUs, so they get one of two nodes.
     let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, d 1 2 4, e 1 2 4, f 1 2 4";
-    let mut scene = scene("{}", "2x2", jobs);
-    scene.policy = "gandiva-tiresias-style".into();
-    scene.params = serde_json::from_str(r#"{"slice_s": 1, "scan_s": 60, "balance_s": 3}"#).unwrap();
+    let mut case = case("{}", "2x2", jobs);
+    case.policy = "gandiva-tiresias-style".into();
+    case.params = serde_json::from_str(r#"{"slice_s": 1, "scan_s": 60, "balance_s": 3}"#).unwrap();
     expect![[r#"
         gpu0  aaedddfffbbbbb
         gpu1  bbedddfffcccc
         gpu2  ccdfcceaaeaeaaa
         gpu3  ..dfabebce.e
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 const GROWS: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false, "trial_s": 1, "grow_idle_s": 3}"#;
 
-/// The scene with the first job able to use so many GPUs, each with this exponent.
-fn elastic(params: &str, cluster: &str, jobs: &str, gpus_max: u16, scaling: f64) -> Scene {
-    let mut scene = scene(params, cluster, jobs);
-    scene.actors[0].spec.gpus_max = gpus_max;
-    scene.profiles[0].scaling = Some(scaling);
-    scene
+/// The case with the first job able to use so many GPUs, each with this exponent.
+fn elastic(params: &str, cluster: &str, jobs: &str, gpus_max: u16, scaling: f64) -> TestCase {
+    let mut case = case(params, cluster, jobs);
+    case.jobs[0].spec.gpus_max = gpus_max;
+    case.profiles[0].scaling = Some(scaling);
+    case
 }
 
 #[test]
 fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
-    let mut scene = elastic(GROWS, "1x2", "e 0 1 15, f 8 1 3", 2, 0.9);
-    let out = scene.run();
+    let mut case = elastic(GROWS, "1x2", "e 0 1 15, f 8 1 3", 2, 0.9);
+    let out = case.run();
     expect![[r#"
         gpu0  aaaaaaaaaaa
         gpu1  ...aaaaabbb
@@ -375,8 +375,8 @@ fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
     assert!(out.journal.contains(r#""grows":2"#) && out.journal.contains(r#""shrinks_for":1"#));
     assert_eq!(out.metrics().moves, 2);
     // A change that takes a second does not keep the arrival waiting.
-    scene.costs.migrate = Some(Span::from_secs(1.0));
-    let dear = scene.run();
+    case.costs.migrate = Some(Span::from_secs(1.0));
+    let dear = case.run();
     expect![[r#"
         gpu0  aaaaaaaaaaaaaaaa
         gpu1  ....aaaabbb...aa
@@ -388,19 +388,19 @@ fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
 #[test]
 fn a_growth_waits_until_the_job_is_old_enough_to_be_worth_it() {
     // With two GPUs it would be 1.4 times as fast at least, so 2 s pay after 2 / (1 − 1/1.4) = 7 s.
-    let mut scene = elastic(GROWS, "1x2", "e 0 1 20", 2, 1.0);
-    scene.costs.migrate = Some(Span::from_secs(2.0));
+    let mut case = elastic(GROWS, "1x2", "e 0 1 20", 2, 1.0);
+    case.costs.migrate = Some(Span::from_secs(2.0));
     expect![[r#"
         gpu0  aaaaaaaaaaaaaaaa
         gpu1  .......aaaaaaaaa
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn a_growth_that_does_not_pay_is_undone_and_remembered() {
-    let mut scene = elastic(GROWS, "1x2", "e 0 1 12", 2, 0.3);
-    let out = scene.run();
+    let mut case = elastic(GROWS, "1x2", "e 0 1 12", 2, 0.3);
+    let out = case.run();
     expect![[r#"
         gpu0  aaaaaaaaaaaa
         gpu1  ...a
@@ -408,18 +408,18 @@ fn a_growth_that_does_not_pay_is_undone_and_remembered() {
     .assert_eq(&out.chart());
     assert!(out.journal.contains(r#""not_worth_growing":1"#));
     // The refusal is forgotten after some time.
-    scene.params.insert("refuse_s".into(), 4.into());
+    case.params.insert("refuse_s".into(), 4.into());
     expect![[r#"
         gpu0  aaaaaaaaaaaa
         gpu1  ...a....a
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn a_job_grows_by_powers_of_two_and_the_newest_growth_goes_first() {
-    let mut scene = elastic(GROWS, "1x8", "e 0 1 60, g 0 2 60, f 12 1 4, h 14 2 3", 4, 1.0);
-    scene.actors[1].spec.gpus_max = 4;
+    let mut case = elastic(GROWS, "1x8", "e 0 1 60, g 0 2 60, f 12 1 4, h 14 2 3", 4, 1.0);
+    case.jobs[1].spec.gpus_max = 4;
     expect![[r#"
         gpu0  aaaaaaaaaaaaaaaaaaaaaa
         gpu1  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb
@@ -430,27 +430,27 @@ fn a_job_grows_by_powers_of_two_and_the_newest_growth_goes_first() {
         gpu6  ....aaaaaaaacccc...bbbbbbbbbbbbbbbbb
         gpu7  ....aaaaaaaa.......bbbbbbbbbbbbbbbbb
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
 fn only_who_can_use_more_gpus_grows_and_only_if_told_to() {
-    let mut scene = elastic(GROWS, "1x4", "e 0 1 9, f 0 1 9", 4, 1.0);
+    let mut case = elastic(GROWS, "1x4", "e 0 1 9, f 0 1 9", 4, 1.0);
     expect![[r#"
         gpu0  aaaaaa
         gpu1  bbbbbbbbb
         gpu2  ...aaa
         gpu3
     "#]]
-    .assert_eq(&scene.run().chart());
-    scene.params.insert("grow".into(), false.into());
+    .assert_eq(&case.run().chart());
+    case.params.insert("grow".into(), false.into());
     expect![[r#"
         gpu0  aaaaaaaaa
         gpu1  bbbbbbbbb
         gpu2
         gpu3
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 #[test]
@@ -467,19 +467,19 @@ fn nobody_is_grown_where_jobs_take_turns() {
 
 #[test]
 fn a_gang_that_spans_nodes_gets_grown_gpus_back_from_all_of_them() {
-    let mut scene = elastic(GROWS, "2x2", "e 0 1 30, d 0 2 4, g 4 1 30, f 14 2 5", 2, 1.0);
-    scene.actors[2].spec.gpus_max = 2;
+    let mut case = elastic(GROWS, "2x2", "e 0 1 30, d 0 2 4, g 4 1 30, f 14 2 5", 2, 1.0);
+    case.jobs[2].spec.gpus_max = 2;
     expect![[r#"
         gpu0  aaaaaaaaaaaaaaaaaaa
         gpu1  ...aaaaaaaaaaaddddd
         gpu2  bbbbcccccccccccccccccccccc
         gpu3  bbbb...cccccccddddd...cccc
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }
 
 /// Jobs of these widths on one node, without costs.
-fn random_turns(seed: u64, widest: u64) -> Scene {
+fn random_turns(seed: u64, widest: u64) -> TestCase {
     let mut rng = Rng::stream(seed, 1);
     let gpus = 1 + rng.below(4);
     let jobs: Vec<String> = (0..2 + rng.below(7))
@@ -488,19 +488,19 @@ fn random_turns(seed: u64, widest: u64) -> Scene {
             format!("j{i} {} {width} {}", rng.below(6), 2 + rng.below(12))
         })
         .collect();
-    let mut scene = scene(TURNS, &format!("1x{gpus}"), &jobs.join(","));
-    scene.params.insert("max_height".into(), 99.into());
-    scene
+    let mut case = case(TURNS, &format!("1x{gpus}"), &jobs.join(","));
+    case.params.insert("max_height".into(), 99.into());
+    case
 }
 
 #[test]
 fn everybody_runs_at_least_once_in_as_many_slices_as_there_are_jobs() {
     for seed in 0..300 {
-        let scene = random_turns(seed, 4);
+        let case = random_turns(seed, 4);
         // Slices waited, and the most jobs there were meanwhile.
-        let mut waits = vec![(0, 0); scene.actors.len()];
+        let mut waits = vec![(0, 0); case.jobs.len()];
         let mut last = None;
-        scene.run_looking(&mut |engine| {
+        case.run_looking(&mut |engine| {
             let state = engine.state();
             if last == Some(state.now) {
                 return;
@@ -515,7 +515,7 @@ fn everybody_runs_at_least_once_in_as_many_slices_as_there_are_jobs() {
                     waits[i].0 <= waits[i].1,
                     "seed {seed} at {}: {}",
                     state.now,
-                    scene.run().chart()
+                    case.run().chart()
                 );
             }
         });
@@ -525,13 +525,13 @@ fn everybody_runs_at_least_once_in_as_many_slices_as_there_are_jobs() {
 #[test]
 fn no_gpu_is_idle_while_a_job_waits() {
     for seed in 0..300 {
-        let scene = random_turns(seed, 1);
+        let case = random_turns(seed, 1);
         let mut now = Time::ZERO;
-        scene.run_looking(&mut |engine| {
+        case.run_looking(&mut |engine| {
             let state = engine.state();
             now = state.now;
             let busy = state.idle_gpus() == 0 || state.pending.is_empty();
-            assert!(busy, "seed {seed} at {now}: {}", scene.run().chart());
+            assert!(busy, "seed {seed} at {now}: {}", case.run().chart());
         });
         assert!(now > Time::ZERO);
     }
@@ -540,14 +540,14 @@ fn no_gpu_is_idle_while_a_job_waits() {
 #[test]
 fn with_room_for_all_nobody_is_suspended_and_nobody_shares() {
     for seed in 0..200 {
-        let mut scene = random_turns(seed, 1);
-        let jobs = scene.actors.len();
-        scene.cluster = format!("{}x2", jobs.div_ceil(2)).parse().unwrap();
-        scene.params.insert("pack".into(), true.into());
-        let out = scene.run();
+        let mut case = random_turns(seed, 1);
+        let jobs = case.jobs.len();
+        case.cluster = format!("{}x2", jobs.div_ceil(2)).parse().unwrap();
+        case.params.insert("pack".into(), true.into());
+        let out = case.run();
         assert!(!out.journal.contains("suspend"), "seed {seed}: {}", out.chart());
         assert!(!out.chart().contains('#'), "seed {seed}: {}", out.chart());
-        let ends = scene.actors.iter().map(|a| a.submit + (a.work / 10.0) as u64);
+        let ends = case.jobs.iter().map(|a| a.submit + (a.work / 10.0) as u64);
         assert!(out.finished.iter().flatten().copied().eq(ends), "seed {seed}");
     }
 }
@@ -556,16 +556,16 @@ fn with_room_for_all_nobody_is_suspended_and_nobody_shares() {
 fn nobody_has_more_than_it_asked_for_while_somebody_waits() {
     let mut grown = 0;
     for seed in 0..300 {
-        let mut scene = random_turns(seed, 2);
-        let elastic = scene.actors.iter_mut().filter(|a| a.submit % 2 == 0);
+        let mut case = random_turns(seed, 2);
+        let elastic = case.jobs.iter_mut().filter(|a| a.submit % 2 == 0);
         elastic.for_each(|a| a.spec.gpus_max = 4);
-        scene.params.insert("trial_s".into(), 1.into());
-        scene.params.insert("grow_idle_s".into(), 1.into());
-        let out = scene.run_looking(&mut |engine| {
+        case.params.insert("trial_s".into(), 1.into());
+        case.params.insert("grow_idle_s".into(), 1.into());
+        let out = case.run_looking(&mut |engine| {
             let state = engine.state();
             let grown = |j: &JobIdx| state.job(*j).gpus.len() > usize::from(state.spec(*j).gpus);
             let all_fine = state.pending.is_empty() || !state.placed.iter().any(|j| grown(&j));
-            assert!(all_fine, "seed {seed} at {}: {}", state.now, scene.run().chart());
+            assert!(all_fine, "seed {seed} at {}: {}", state.now, case.run().chart());
         });
         assert!(out.ended);
         grown += usize::from(out.journal.contains("\"grows\""));
@@ -627,14 +627,14 @@ impl Observer for Moves {
 fn moves_never_spread_jobs_over_more_nodes_and_never_go_to_and_fro() {
     let mut count = 0;
     for seed in 0..300 {
-        let mut scene = random_turns(seed, 1);
-        scene.cluster = format!("{}x4", 2 + seed % 3).parse().unwrap();
-        scene.params = serde_json::from_str(
+        let mut case = random_turns(seed, 1);
+        case.cluster = format!("{}x4", 2 + seed % 3).parse().unwrap();
+        case.params = serde_json::from_str(
             r#"{"slice_s": 2, "scan_s": 2, "pack": false, "defrag_stop": 0.25, "cool_s": 5}"#,
         )
         .unwrap();
         let mut moves = Moves { size: 4, cool: Span::from_secs(5.0), ..Moves::default() };
-        journal::read(scene.run().journal.as_bytes(), &mut moves).unwrap();
+        journal::read(case.run().journal.as_bytes(), &mut moves).unwrap();
         count += moves.count;
     }
     assert!(count > 50, "only {count} moves");

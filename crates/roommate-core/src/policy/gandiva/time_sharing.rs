@@ -1,4 +1,4 @@
-//! The rota: jobs that live on nodes, running or suspended, and take turns at the GPUs there.
+//! The time_share: jobs that live on nodes, running or suspended, and take turns at the GPUs there.
 //!
 //! For policies that over-subscribe nodes. Nodes are found by the width of the jobs that they are meant
 //! for (their class) and by load; each has a list of units, and a unit is what runs together on the same
@@ -53,9 +53,9 @@ impl Unit {
 
 /// A node and the jobs that live there.
 #[derive(Debug, Default)]
-pub(crate) struct Home {
+pub(crate) struct NodeQueue {
     up: bool,
-    /// Width of the jobs that it is meant for; 0 = nobody lives here.
+    /// Width of the jobs that it is meant for; 0 = nobody residence here.
     pub(crate) class: u16,
     /// GPUs that all who are here asked for, gangs that span nodes included.
     pub(crate) load: u32,
@@ -67,10 +67,10 @@ pub(crate) struct Home {
     turn: u64,
 }
 
-/// Where a job lives.
+/// Where a job residence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Lives {
-    /// Nowhere: it is not known, or waits for a home.
+pub(crate) enum Residence {
+    /// Nowhere: it is not known, or waits for a node_queue.
     #[default]
     Nowhere,
     /// On this node.
@@ -80,8 +80,8 @@ pub(crate) enum Lives {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Stay {
-    lives: Lives,
+struct Occupancy {
+    residence: Residence,
     /// From when on it was expected to make progress.
     begins: Time,
     /// It is not suspended before.
@@ -90,15 +90,15 @@ struct Stay {
 
 /// Which jobs live where.
 #[derive(Debug, Default)]
-pub(crate) struct Rota {
-    homes: Vec<Home>,
+pub(crate) struct NodeTimeShare {
+    homes: Vec<NodeQueue>,
     /// Nodes that are up, by class, then by load.
     by_class: BTreeMap<u16, BTreeSet<(u32, NodeIdx)>>,
-    stays: Vec<Stay>,
+    stays: Vec<Occupancy>,
     /// Gangs that span nodes, with the GPUs they hold on each.
     spans: BTreeMap<JobIdx, SmallVec<[(NodeIdx, u16); 4]>>,
     /// Nodes on which somebody is suspended.
-    pub(crate) crowded: IdxSet<NodeIdx>,
+    pub(crate) oversubscribed: IdxSet<NodeIdx>,
     /// Nodes on which somebody shares.
     pub(crate) packed: IdxSet<NodeIdx>,
     /// Nodes where somebody may start.
@@ -130,9 +130,9 @@ fn idle_on(state: &State, node: NodeIdx, count: u16) -> Option<GpuSet> {
 /// Whether the job could run on the node if nobody else were there.
 fn suits(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     let (spec, node) = (state.spec(job), state.node(node));
-    let mem_mib = state.kinds[usize::from(node.kind)].mem_mib;
+    let mem_mib = state.gpu_models[usize::from(node.gpu_model)].mem_mib;
     let cpu = u64::from(spec.gpus) * u64::from(spec.knobs.cpu_milli);
-    spec.allows(node.kind)
+    spec.allows(node.gpu_model)
         && spec.gpus <= node.size
         && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
         && (node.cpu_milli == 0 || cpu <= u64::from(node.cpu_milli))
@@ -146,27 +146,27 @@ fn has_room(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     node.idle >= spec.gpus && (node.cpu_milli == 0 || used + cpu <= u64::from(node.cpu_milli))
 }
 
-impl Rota {
+impl NodeTimeShare {
     /// Makes room for jobs that are new, and for all nodes at the first call.
     pub(crate) fn prepare(&mut self, state: &State) {
-        self.stays.resize(state.jobs.len(), Stay::default());
+        self.stays.resize(state.jobs.len(), Occupancy::default());
         if self.homes.is_empty() {
-            self.homes.resize_with(state.nodes.len(), Home::default);
+            self.homes.resize_with(state.nodes.len(), NodeQueue::default);
             self.largest = state.nodes.iter().map(|n| u32::from(n.size)).max().unwrap_or(0);
             for (n, node) in state.nodes.iter().enumerate() {
-                self.change(NodeIdx::from_usize(n), |home| home.up = node.up);
+                self.change(NodeIdx::from_usize(n), |node_queue| node_queue.up = node.up);
             }
         }
     }
 
-    /// The node as a home.
-    pub(crate) fn home(&self, node: NodeIdx) -> &Home {
+    /// The node as a node_queue.
+    pub(crate) fn node_queue(&self, node: NodeIdx) -> &NodeQueue {
         &self.homes[node.usize()]
     }
 
-    /// Where the job lives.
-    pub(crate) fn lives(&self, job: JobIdx) -> Lives {
-        self.stays[job.usize()].lives
+    /// Where the job residence.
+    pub(crate) fn residence(&self, job: JobIdx) -> Residence {
+        self.stays[job.usize()].residence
     }
 
     /// From when on the job was expected to make progress where it is.
@@ -180,14 +180,14 @@ impl Rota {
     }
 
     /// Changes a node, and its entry in the index with it.
-    fn change(&mut self, node: NodeIdx, edit: impl FnOnce(&mut Home)) {
-        let home = &mut self.homes[node.usize()];
-        let was = (home.up, home.class, home.load);
-        edit(home);
-        if home.list.is_empty() {
-            home.class = 0;
+    fn change(&mut self, node: NodeIdx, edit: impl FnOnce(&mut NodeQueue)) {
+        let node_queue = &mut self.homes[node.usize()];
+        let was = (node_queue.up, node_queue.class, node_queue.load);
+        edit(node_queue);
+        if node_queue.list.is_empty() {
+            node_queue.class = 0;
         }
-        let is = (home.up, home.class, home.load);
+        let is = (node_queue.up, node_queue.class, node_queue.load);
         if was == is {
             return;
         }
@@ -202,40 +202,40 @@ impl Rota {
     /// The job goes to live on the node, at the end of its list.
     pub(crate) fn join(&mut self, state: &State, job: JobIdx, node: NodeIdx) {
         let gpus = state.spec(job).gpus;
-        self.stays[job.usize()].lives = Lives::On(node);
-        self.change(node, |home| {
-            home.list.push(Unit::of(job));
-            home.load += u32::from(gpus);
-            if home.class == 0 {
-                home.class = class_of(gpus);
+        self.stays[job.usize()].residence = Residence::On(node);
+        self.change(node, |node_queue| {
+            node_queue.list.push(Unit::of(job));
+            node_queue.load += u32::from(gpus);
+            if node_queue.class == 0 {
+                node_queue.class = class_of(gpus);
             }
         });
         self.stirred.insert(node);
     }
 
-    /// The job no longer lives where it did; gives the others of its unit.
+    /// The job no longer residence where it did; gives the others of its unit.
     pub(crate) fn part(&mut self, state: &State, job: JobIdx) -> SmallVec<[JobIdx; 2]> {
         let mut mates = SmallVec::new();
-        match std::mem::take(&mut self.stays[job.usize()].lives) {
-            Lives::Nowhere => {}
-            Lives::On(node) => {
-                self.change(node, |home| {
-                    home.load -= u32::from(state.spec(job).gpus);
-                    if let Some(at) = home.list.iter().position(|u| u.jobs.contains(&job)) {
-                        home.list[at].jobs.retain(|j| *j != job);
-                        mates.clone_from(&home.list[at].jobs);
+        match std::mem::take(&mut self.stays[job.usize()].residence) {
+            Residence::Nowhere => {}
+            Residence::On(node) => {
+                self.change(node, |node_queue| {
+                    node_queue.load -= u32::from(state.spec(job).gpus);
+                    if let Some(at) = node_queue.list.iter().position(|u| u.jobs.contains(&job)) {
+                        node_queue.list[at].jobs.retain(|j| *j != job);
+                        mates.clone_from(&node_queue.list[at].jobs);
                         if mates.is_empty() {
-                            home.list.remove(at);
+                            node_queue.list.remove(at);
                         }
                     }
                 });
                 self.stirred.insert(node);
             }
-            Lives::Across => {
+            Residence::Across => {
                 for (node, count) in self.spans.remove(&job).unwrap_or_default() {
-                    self.change(node, |home| {
-                        home.load -= u32::from(count);
-                        home.spanned -= count;
+                    self.change(node, |node_queue| {
+                        node_queue.load -= u32::from(count);
+                        node_queue.spanned -= count;
                     });
                     self.stirred.insert(node);
                 }
@@ -244,7 +244,7 @@ impl Rota {
         mates
     }
 
-    /// A job that was placed by itself lives where its GPUs are.
+    /// A job that was placed by itself residence where its GPUs are.
     pub(crate) fn settle(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let mut on: SmallVec<[(NodeIdx, u16); 4]> = SmallVec::new();
         for gpu in &plan.job(job).gpus {
@@ -258,13 +258,13 @@ impl Rota {
             return self.join(plan, job, node);
         }
         for (node, count) in &on {
-            self.change(*node, |home| {
-                home.load += u32::from(*count);
-                home.spanned += count;
+            self.change(*node, |node_queue| {
+                node_queue.load += u32::from(*count);
+                node_queue.spanned += count;
             });
         }
         self.spans.insert(job, on);
-        self.stays[job.usize()].lives = Lives::Across;
+        self.stays[job.usize()].residence = Residence::Across;
     }
 
     /// A node went away or came back; gives those who were suspended there.
@@ -275,7 +275,7 @@ impl Rota {
             self.part(state, *job);
         }
         let up = state.node(node).up;
-        self.change(node, |home| home.up = up);
+        self.change(node, |node_queue| node_queue.up = up);
         self.stirred.insert(node);
         homeless
     }
@@ -315,12 +315,12 @@ impl Rota {
 }
 
 // Turns.
-impl Rota {
+impl NodeTimeShare {
     /// The nodes whose slice is over when this one begins.
     pub(crate) fn begin_slice(&mut self, slice: u64) -> Vec<NodeIdx> {
         self.slice = self.slice.max(slice);
         let is_due = |n: &NodeIdx| self.homes[n.usize()].turn < self.slice;
-        self.crowded.iter().filter(is_due).collect()
+        self.oversubscribed.iter().filter(is_due).collect()
     }
 
     /// The next slice of a node, once: those who had their turn go to the end of the list, those in
@@ -425,7 +425,7 @@ impl Rota {
     }
 
     /// Something has changed on the node.
-    pub(crate) fn stir(&mut self, node: NodeIdx) {
+    pub(crate) fn mark_dirty(&mut self, node: NodeIdx) {
         self.stirred.insert(node);
     }
 
@@ -448,8 +448,8 @@ impl Rota {
     pub(crate) fn review(&mut self, state: &State, node: NodeIdx) {
         let list = &self.homes[node.usize()].list;
         if list.iter().all(|u| u.is_placed(state)) {
-            self.crowded.remove(node);
-        } else if self.crowded.insert(node) {
+            self.oversubscribed.remove(node);
+        } else if self.oversubscribed.insert(node) {
             let turn = &mut self.homes[node.usize()].turn;
             *turn = self.slice.max(*turn);
         }
@@ -461,11 +461,11 @@ impl Rota {
     }
 }
 
-// Finding a home.
-impl Rota {
+// Finding a node_queue.
+impl NodeTimeShare {
     /// The node where the job can run at once without turns: of its class, then an empty one, then any;
     /// the least loaded.
-    pub(crate) fn calm_home(&self, state: &State, job: JobIdx) -> Option<NodeIdx> {
+    pub(crate) fn calm_node(&self, state: &State, job: JobIdx) -> Option<NodeIdx> {
         let gpus = u32::from(state.spec(job).gpus);
         let fits = |(load, node): &&(u32, NodeIdx)| {
             load + gpus <= u32::from(state.node(*node).size)
@@ -484,7 +484,7 @@ impl Rota {
 
     /// The least loaded node where the job takes turns with others, up to so many times its GPUs: of its
     /// class, or any if there is none of its class.
-    pub(crate) fn busy_home(&self, state: &State, job: JobIdx, max_height: u16) -> Option<NodeIdx> {
+    pub(crate) fn busy_node(&self, state: &State, job: JobIdx, max_height: u16) -> Option<NodeIdx> {
         let gpus = state.spec(job).gpus;
         let could = |(_, node): &&(u32, NodeIdx)| {
             let spanned = self.homes[node.usize()].spanned;
@@ -547,17 +547,17 @@ impl Rota {
     /// Sends all who live on a node to the least loaded others of its class. They wait there for their
     /// turn. Gives who left: nobody, if one could not live on any of them.
     pub(crate) fn vacate(&mut self, plan: &mut Plan<'_>, node: NodeIdx) -> Vec<JobIdx> {
-        let home = &self.homes[node.usize()];
-        let class = home.class;
-        let jobs: Vec<JobIdx> = home.list.iter().flat_map(|u| &u.jobs).copied().collect();
-        let could = |rota: &Self, plan: &Plan<'_>, job: JobIdx| {
+        let node_queue = &self.homes[node.usize()];
+        let class = node_queue.class;
+        let jobs: Vec<JobIdx> = node_queue.list.iter().flat_map(|u| &u.jobs).copied().collect();
+        let could = |time_share: &Self, plan: &Plan<'_>, job: JobIdx| {
             let fits = |n: &NodeIdx| {
-                let size = plan.node(*n).size - rota.homes[n.usize()].spanned;
+                let size = plan.node(*n).size - time_share.homes[n.usize()].spanned;
                 *n != node && suits(plan, job, *n) && plan.spec(job).gpus <= size
             };
-            rota.of_class(class).find(fits)
+            time_share.of_class(class).find(fits)
         };
-        if home.spanned > 0 || jobs.iter().any(|j| could(self, plan, *j).is_none()) {
+        if node_queue.spanned > 0 || jobs.iter().any(|j| could(self, plan, *j).is_none()) {
             return Vec::new();
         }
         for job in &jobs {
@@ -586,7 +586,7 @@ impl Rota {
             .or_else(|| found(Rule::Spread))
     }
 
-    /// Idle GPUs of the node that nobody who lives there needs.
+    /// Idle GPUs of the node that nobody who residence there needs.
     fn calm_gpus(&self, state: &State, node: NodeIdx) -> u16 {
         let on = state.node(node);
         let unasked = u32::from(on.size).saturating_sub(self.homes[node.usize()].load);
@@ -597,9 +597,9 @@ impl Rota {
     fn scattered(&self, state: &State, job: JobIdx) -> Option<GpuSet> {
         let mut set = GpuSet::new();
         let mut left = state.spec(job).gpus;
-        for kind in (0..state.kinds.len() as u8).filter(|k| state.spec(job).allows(*k)) {
-            for idle in (1..=state.idle.largest(kind)).rev() {
-                for node in state.idle.nodes(kind, idle).iter() {
+        for gpu_model in (0..state.gpu_models.len() as u8).filter(|k| state.spec(job).allows(*k)) {
+            for idle in (1..=state.idle.largest(gpu_model)).rev() {
+                for node in state.idle.nodes(gpu_model, idle).iter() {
                     let count = self.calm_gpus(state, node).min(left);
                     set.extend(idle_on(state, node, count).into_iter().flatten());
                     left -= count;
@@ -614,12 +614,12 @@ impl Rota {
         None
     }
 
-    /// Whether somebody lives on the node and the job could too without anybody taking turns.
+    /// Whether somebody residence on the node and the job could too without anybody taking turns.
     pub(crate) fn is_calm_for(&self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
-        let home = &self.homes[node.usize()];
+        let node_queue = &self.homes[node.usize()];
         let gpus = u32::from(state.spec(job).gpus);
-        home.load > 0
-            && home.load + gpus <= u32::from(state.node(node).size)
+        node_queue.load > 0
+            && node_queue.load + gpus <= u32::from(state.node(node).size)
             && suits(state, job, node)
     }
 
@@ -635,8 +635,9 @@ impl Rota {
     ) -> Option<GpuSet> {
         let most = if last { idle } else { idle - 1 };
         (state.spec(job).gpus..=most).find_map(|idle| {
-            let kinds = (0..state.kinds.len() as u8).filter(|k| idle <= state.idle.largest(*k));
-            let nodes = kinds.flat_map(|k| state.idle.nodes(k, idle).iter());
+            let gpu_models =
+                (0..state.gpu_models.len() as u8).filter(|k| idle <= state.idle.largest(*k));
+            let nodes = gpu_models.flat_map(|k| state.idle.nodes(k, idle).iter());
             let mut used = nodes.filter(|n| *n != source && self.is_calm_for(state, job, *n));
             used.find_map(|n| self.spare(state, job, n))
         })
@@ -644,7 +645,7 @@ impl Rota {
 
     /// The first idle GPUs for this job on the node, where nobody waits for them.
     pub(crate) fn spare(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
-        if self.crowded.contains(node) { None } else { self.room_on(state, job, node) }
+        if self.oversubscribed.contains(node) { None } else { self.room_on(state, job, node) }
     }
 
     /// The first idle GPUs for this job on the node.

@@ -1,7 +1,7 @@
-//! Allocations: which part of its time each job should spend on each kind of GPU.
+//! Allocations: which part of its time each job should spend on each GPU model.
 //!
 //! A goal (fairness, makespan, cost, …) is a program over these parts, with the *effective speed*
-//! Σ speed on kind × part of the time there in place of a speed. Nothing here places anybody: [`round`]
+//! Σ speed on GPU model × part of the time there in place of a speed. Nothing here places anybody: [`round`]
 //! turns parts into turns.
 //!
 //! | goal | where |
@@ -26,18 +26,18 @@ pub(crate) mod queues;
 
 use smallvec::SmallVec;
 
-/// A number for each kind of GPU.
-pub(crate) type ByKind = SmallVec<[f64; 4]>;
+/// A number for each GPU model.
+pub(crate) type ByGpuModel = SmallVec<[f64; 4]>;
 
 /// What one job brings to the market.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Claim {
-    /// GPUs that it runs on, all of one kind.
+    /// GPUs that it runs on, all of one GPU model.
     pub(crate) gpus: f64,
     /// Its part against others.
     pub(crate) weight: f64,
-    /// Steps per second on each kind; 0 where it cannot run.
-    pub(crate) speed: ByKind,
+    /// Steps per second on each GPU model; 0 where it cannot run.
+    pub(crate) speed: ByGpuModel,
     /// Steps that are left.
     pub(crate) left: f64,
     /// Seconds since it was submitted.
@@ -53,11 +53,11 @@ pub(crate) struct Claim {
 /// GPUs and those who want them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Market {
-    /// GPUs of each kind.
-    pub(crate) gpus: ByKind,
+    /// GPUs of each model.
+    pub(crate) gpus: ByGpuModel,
     /// The jobs.
     pub(crate) claims: Vec<Claim>,
-    /// Whether an equal piece of the cluster counts kinds on which a job cannot run, as in the study.
+    /// Whether an equal piece of the cluster counts GPU models on which a job cannot run, as in the study.
     pub(crate) pieces_of_all: bool,
 }
 
@@ -66,15 +66,15 @@ pub(crate) struct Market {
 pub(crate) struct Pair {
     /// Their places in the market, ascending.
     pub(crate) who: [usize; 2],
-    /// Part of the time that both spend so, on each kind.
-    pub(crate) share: ByKind,
+    /// Part of the time that both spend so, on each GPU model.
+    pub(crate) share: ByGpuModel,
 }
 
 /// Parts of the time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Allocation {
-    /// What each job spends alone on its GPUs, by kind, in the order of the market.
-    pub(crate) alone: Vec<ByKind>,
+    /// What each job spends alone on its GPUs, by GPU model, in the order of the market.
+    pub(crate) alone: Vec<ByGpuModel>,
     /// What pairs spend together.
     pub(crate) pairs: Vec<Pair>,
     /// What the goal comes to.
@@ -83,8 +83,8 @@ pub(crate) struct Allocation {
     pub(crate) late: Vec<usize>,
     /// Whether a job holds the value down, where the solver can tell.
     pub(crate) binds: Vec<bool>,
-    /// What a GPU of each kind more would add to the value, but for a factor, where the solver can tell.
-    pub(crate) prices: ByKind,
+    /// What a GPU of each model more would add to the value, but for a factor, where the solver can tell.
+    pub(crate) prices: ByGpuModel,
 }
 
 /// The solver found no answer; the caller falls back on [`Market::isolated`].
@@ -92,27 +92,27 @@ pub(crate) struct Allocation {
 pub(crate) struct Unsolved;
 
 impl Market {
-    /// GPUs of all kinds.
+    /// GPUs of all GPU models.
     pub(crate) fn total(&self) -> f64 {
         self.gpus.iter().sum()
     }
 
-    /// Effective speed of a job with the same part of all its time on each kind as there are GPUs of it.
+    /// Effective speed of a job with the same part of all its time on each GPU model as there are GPUs of it.
     pub(crate) fn proportional_speed(&self, claim: &Claim) -> f64 {
         let sum: f64 = claim.speed.iter().zip(&self.gpus).map(|(t, n)| t * n).sum();
         sum / self.total().max(1.0)
     }
 
     /// Parts of one job when the cluster is cut into as many equal pieces as there are jobs.
-    pub(crate) fn isolated_part(&self, claim: &Claim) -> ByKind {
+    pub(crate) fn isolated_part(&self, claim: &Claim) -> ByGpuModel {
         self.piece(claim, self.claims.len())
     }
 
     /// Parts of one job when the cluster is cut into so many equal pieces.
-    pub(crate) fn piece(&self, claim: &Claim, pieces: usize) -> ByKind {
+    pub(crate) fn piece(&self, claim: &Claim, pieces: usize) -> ByGpuModel {
         let piece = |n: &f64| n / pieces.max(1) as f64 / claim.gpus;
         let usable = |t: &f64| f64::from(u8::from(*t > 0.0 || self.pieces_of_all));
-        let row: ByKind =
+        let row: ByGpuModel =
             self.gpus.iter().zip(&claim.speed).map(|(n, t)| piece(n) * usable(t)).collect();
         let sum = row.iter().sum::<f64>().max(1.0);
         row.into_iter().map(|x| x / sum).collect()
@@ -129,14 +129,14 @@ impl Market {
         Allocation { alone, value: 1.0, ..Allocation::default() }
     }
 
-    /// Whether every job can run on every kind.
+    /// Whether every job can run on every GPU model.
     pub(crate) fn runs_everywhere(&self) -> bool {
         let all = |c: &Claim| c.speed.iter().zip(&self.gpus).all(|(t, n)| *t > 0.0 && c.gpus <= *n);
         self.claims.iter().all(all)
     }
 
-    /// Max-min fairness in levels for jobs that do not know that kinds differ: everybody gets parts in
-    /// proportion to the GPUs of each kind, so that no kind is preferred.
+    /// Max-min fairness in levels for jobs that do not know that GPU models differ: everybody gets parts in
+    /// proportion to the GPUs of each model, so that no GPU model is preferred.
     pub(crate) fn symmetric(&self) -> Allocation {
         // Who has its full time leaves what is over to the others; who wants least GPUs per weight is
         // full first.
@@ -158,8 +158,8 @@ impl Market {
         Allocation { alone, value, ..Allocation::default() }
     }
 
-    /// The same market to those who do not know that kinds differ: who can run on a kind is there as
-    /// fast as on the kind where it is fastest.
+    /// The same market to those who do not know that GPU models differ: who can run on a GPU model is there as
+    /// fast as on the GPU model where it is fastest.
     pub(crate) fn agnostic(&self) -> Self {
         let mut market = self.clone();
         for claim in &mut market.claims {
@@ -169,7 +169,7 @@ impl Market {
         market
     }
 
-    /// Speeds and what is left in units of each job's fastest kind: nobody counts more because its steps
+    /// Speeds and what is left in units of each job's fastest GPU model: nobody counts more because its steps
     /// are short.
     pub(crate) fn normalized(&self) -> Self {
         let mut market = self.clone();
@@ -185,7 +185,7 @@ impl Market {
 }
 
 /// Effective speed of a job that is alone on its GPUs for these parts of its time.
-pub(crate) fn effective(claim: &Claim, part: &ByKind) -> f64 {
+pub(crate) fn effective(claim: &Claim, part: &ByGpuModel) -> f64 {
     claim.speed.iter().zip(part).map(|(t, x)| t * x).sum()
 }
 
@@ -193,14 +193,14 @@ pub(crate) fn effective(claim: &Claim, part: &ByKind) -> f64 {
 pub(crate) mod testing {
     //! The worked examples of the study.
 
-    use super::{ByKind, Claim, Market};
+    use super::{ByGpuModel, Claim, Market};
 
     /// A claim of one GPU and weight 1.
     pub(crate) fn claim(speed: &[f64]) -> Claim {
         Claim {
             gpus: 1.0,
             weight: 1.0,
-            speed: ByKind::from_slice(speed),
+            speed: ByGpuModel::from_slice(speed),
             left: 1.0,
             age_s: 0.0,
             isolated_s: 0.0,
@@ -211,10 +211,10 @@ pub(crate) mod testing {
 
     pub(crate) fn market<S: AsRef<[f64]>>(gpus: &[f64], speeds: &[S]) -> Market {
         let claims = speeds.iter().map(|s| claim(s.as_ref())).collect();
-        Market { gpus: ByKind::from_slice(gpus), claims, pieces_of_all: false }
+        Market { gpus: ByGpuModel::from_slice(gpus), claims, pieces_of_all: false }
     }
 
-    pub(crate) fn close<S: AsRef<[f64]> + std::fmt::Debug>(found: &[ByKind], expected: &[S]) {
+    pub(crate) fn close<S: AsRef<[f64]> + std::fmt::Debug>(found: &[ByGpuModel], expected: &[S]) {
         assert_eq!(found.len(), expected.len());
         for (f, e) in found.iter().zip(expected) {
             let near = f.iter().zip(e.as_ref()).all(|(x, y)| (x - y).abs() < 1e-4);
@@ -244,7 +244,7 @@ mod tests {
         three.claims[0].gpus = 3.0;
         let third: &[f64] = &[1.0 / 9.0; 3];
         close(&three.symmetric().alone, &[third, &[1.0 / 3.0; 3], &[1.0 / 3.0; 3]]);
-        assert!(!three.runs_everywhere(), "no kind has room for three");
+        assert!(!three.runs_everywhere(), "no GPU model has room for three");
         (three.claims[0].gpus, three.claims[0].speed[1]) = (1.0, 0.0);
         assert!(!three.runs_everywhere());
     }

@@ -1,11 +1,11 @@
 //! Rounds: turning parts of the time into turns. In every round the rows that are furthest behind what
 //! they are due get the GPUs, so that over many rounds each has its part.
 //!
-//! A row is a job, or two jobs that share GPUs. What a row had of a kind is kept in seconds since the
+//! A row is a job, or two jobs that share GPUs. What a row had of a GPU model is kept in seconds since the
 //! last new allocation, beginning with a credit, so that nobody starts at zero.
 
 use crate::idx::{Idx, JobIdx};
-use crate::policy::gavel::allocation::ByKind;
+use crate::policy::gavel::allocation::ByGpuModel;
 use crate::time::Span;
 use smallvec::SmallVec;
 use std::cmp::{Ordering, Reverse};
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// The jobs of a row.
 pub(crate) type Members = SmallVec<[JobIdx; 2]>;
 
-/// What a row has on one kind of GPU.
+/// What a row has on one GPU model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
     /// Part of the time that it is due.
@@ -43,13 +43,13 @@ struct Row {
     allocated: bool,
 }
 
-/// A row that runs in this round, and the kind of GPU that it runs on.
+/// A row that runs in this round, and the GPU model that it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pick {
     /// Its jobs.
     pub(crate) members: Members,
-    /// The kind.
-    pub(crate) kind: u8,
+    /// The GPU model.
+    pub(crate) gpu_model: u8,
     /// Whether it has an allocation; a newcomer may have none yet.
     pub(crate) allocated: bool,
     row: u32,
@@ -58,7 +58,7 @@ pub(crate) struct Pick {
 /// Who may be picked.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules<'a> {
-    /// The kinds, in the order in which they are given out.
+    /// The GPU models, in the order in which they are given out.
     pub(crate) order: &'a [u8],
     /// Whether a job can be placed now.
     pub(crate) ready: &'a dyn Fn(JobIdx) -> bool,
@@ -66,7 +66,7 @@ pub(crate) struct Rules<'a> {
     pub(crate) idle_to_all: bool,
 }
 
-/// A row's place in the line for a kind: who is furthest behind comes first, then who was so longest, then
+/// A row's place in the line for a GPU model: who is furthest behind comes first, then who was so longest, then
 /// who is due most, then who came first.
 #[derive(Clone, Copy, Debug)]
 struct Place {
@@ -106,9 +106,9 @@ pub(crate) struct Ledger {
     /// Whether rows of two stay in the books when they are due nothing.
     standing: bool,
     credit_s: f64,
-    /// Seconds that all rows had of a kind; those that came since the last allocation add no credit, and
+    /// Seconds that all rows had of a GPU model; those that came since the last allocation add no credit, and
     /// those that left are not taken out.
-    all_s: ByKind,
+    all_s: ByGpuModel,
     /// Round in which a job was last picked.
     picked: Vec<u32>,
     round: u32,
@@ -128,8 +128,8 @@ impl Ledger {
         self.standing
     }
 
-    /// Enters a job that is due these parts until the next allocation. `runs` says on which kinds.
-    pub(crate) fn enter(&mut self, job: JobIdx, gpus: u16, share: &ByKind, runs: &[bool]) {
+    /// Enters a job that is due these parts until the next allocation. `runs` says on which GPU models.
+    pub(crate) fn enter(&mut self, job: JobIdx, gpus: u16, share: &ByGpuModel, runs: &[bool]) {
         self.place.resize(self.place.len().max(job.usize() + 1), 0);
         self.picked.resize(self.place.len(), 0);
         let members = Members::from_slice(&[job]);
@@ -140,14 +140,21 @@ impl Ledger {
     /// Enters a standing row of two, without credit.
     pub(crate) fn enter_pair(&mut self, pair: [JobIdx; 2], gpus: u16, runs: &[bool]) {
         self.pairs.insert(pair, self.rows.len() as u32);
-        let none = ByKind::from_elem(0.0, runs.len());
+        let none = ByGpuModel::from_elem(0.0, runs.len());
         self.add(Members::from_slice(&pair), gpus, &none, runs, false);
         if let Some(row) = self.rows.last_mut() {
             row.cells.iter_mut().for_each(|c| c.got_s = 0.0);
         }
     }
 
-    fn add(&mut self, members: Members, gpus: u16, share: &ByKind, runs: &[bool], allocated: bool) {
+    fn add(
+        &mut self,
+        members: Members,
+        gpus: u16,
+        share: &ByGpuModel,
+        runs: &[bool],
+        allocated: bool,
+    ) {
         let cell = |(share, runs): (&f64, &bool)| Cell {
             share: *share,
             got_s: self.credit_s,
@@ -156,7 +163,7 @@ impl Ledger {
         };
         let cells = share.iter().zip(runs).map(cell).collect();
         if self.all_s.is_empty() {
-            self.all_s = ByKind::from_elem(1.0, runs.len());
+            self.all_s = ByGpuModel::from_elem(1.0, runs.len());
         }
         self.rows.push(Row { members, gpus: gpus.into(), cells, allocated });
     }
@@ -202,14 +209,14 @@ impl Ledger {
     }
 
     /// Sets what a job is due alone on its GPUs.
-    pub(crate) fn allot(&mut self, job: JobIdx, share: &ByKind) {
+    pub(crate) fn allot(&mut self, job: JobIdx, share: &ByGpuModel) {
         let row = &mut self.rows[self.place[job.usize()] as usize - 1];
         row.allocated = true;
         row.cells.iter_mut().zip(share).for_each(|(c, s)| c.share = *s);
     }
 
     /// Adds two jobs that are due these parts together.
-    pub(crate) fn allot_pair(&mut self, pair: [JobIdx; 2], share: &ByKind) {
+    pub(crate) fn allot_pair(&mut self, pair: [JobIdx; 2], share: &ByGpuModel) {
         if let Some(row) = self.pairs.get(&pair) {
             let cells = &mut self.rows[*row as usize].cells;
             cells.iter_mut().zip(share).for_each(|(c, s)| c.share = *s);
@@ -220,7 +227,7 @@ impl Ledger {
         self.add(Members::from_slice(&pair), gpus, share, &runs, true);
     }
 
-    /// Books time that a row had on a kind.
+    /// Books time that a row had on a GPU model.
     pub(crate) fn charge(&mut self, pick: &Pick, time_s: f64) {
         // Rows may have moved up since it was picked.
         let row = match pick.members[..] {
@@ -231,33 +238,33 @@ impl Ledger {
             _ => self.rows.iter().position(|r| r.members == pick.members),
         };
         if let Some(row) = row {
-            self.rows[row].cells[usize::from(pick.kind)].got_s += time_s;
-            self.all_s[usize::from(pick.kind)] += time_s;
+            self.rows[row].cells[usize::from(pick.gpu_model)].got_s += time_s;
+            self.all_s[usize::from(pick.gpu_model)] += time_s;
         }
     }
 
-    /// Chooses who runs: for each kind those with the highest priority, as far as the GPUs go. `free` is
-    /// what there is of each kind, and what is left.
+    /// Chooses who runs: for each GPU model those with the highest priority, as far as the GPUs go. `free` is
+    /// what there is of each GPU model, and what is left.
     pub(crate) fn pick(&mut self, rules: &Rules<'_>, free: &mut [u32], picks: &mut Vec<Pick>) {
         self.round += 1;
-        for kind in rules.order {
-            self.pick_on(*kind, rules, free, picks, true);
+        for gpu_model in rules.order {
+            self.pick_on(*gpu_model, rules, free, picks, true);
             if rules.idle_to_all {
-                self.pick_on(*kind, rules, free, picks, false);
+                self.pick_on(*gpu_model, rules, free, picks, false);
             }
         }
     }
 
-    /// The same for one kind, among those who are `due` something there, or those who are not.
+    /// The same for one GPU model, among those who are `due` something there, or those who are not.
     fn pick_on(
         &mut self,
-        kind: u8,
+        gpu_model: u8,
         rules: &Rules<'_>,
         free: &mut [u32],
         picks: &mut Vec<Pick>,
         due: bool,
     ) {
-        let k = usize::from(kind);
+        let k = usize::from(gpu_model);
         if free[k] == 0 {
             return;
         }
@@ -287,7 +294,7 @@ impl Ledger {
                 self.picked[job.usize()] = self.round;
             }
             let members = row.members.clone();
-            picks.push(Pick { members, kind, allocated: row.allocated, row: row_at });
+            picks.push(Pick { members, gpu_model, allocated: row.allocated, row: row_at });
         }
         self.line = line.into_vec();
     }
@@ -307,7 +314,7 @@ mod tests {
         // Example J: two jobs, one GPU, three quarters and a quarter of the time.
         let mut ledger = Ledger::new(Span::from_secs(360.0), false);
         for (job, share) in [(0, 0.75), (1, 0.25)] {
-            let share = ByKind::from_slice(&[share]);
+            let share = ByGpuModel::from_slice(&[share]);
             ledger.enter(JobIdx(job), 1, &share, &[true]);
         }
         let mut turns = Vec::new();
@@ -327,7 +334,7 @@ mod tests {
         let mut ledger = Ledger::new(Span::from_secs(1.0), false);
         let parts = [[0.5, 0.2], [0.3, 0.5], [0.2, 0.3]];
         for (job, share) in parts.iter().enumerate() {
-            ledger.enter(JobIdx(job as u32), 1, &ByKind::from_slice(share), &[true; 2]);
+            ledger.enter(JobIdx(job as u32), 1, &ByGpuModel::from_slice(share), &[true; 2]);
         }
         let mut had = [[0.0; 2]; 3];
         for _ in 0..1_000 {
@@ -336,7 +343,7 @@ mod tests {
             ledger.pick(&rules, &mut [1, 1], &mut picks);
             for pick in &picks {
                 ledger.charge(pick, 1.0);
-                had[pick.members[0].usize()][usize::from(pick.kind)] += 1e-3;
+                had[pick.members[0].usize()][usize::from(pick.gpu_model)] += 1e-3;
             }
         }
         for (had, part) in had.iter().zip(parts) {
@@ -350,13 +357,13 @@ mod tests {
     fn nobody_runs_twice_and_what_is_left_goes_to_those_who_are_due_nothing() {
         let mut ledger = Ledger::new(Span::from_secs(1.0), false);
         for (job, share) in [(0, [1.0, 0.0]), (1, [0.0, 0.0])] {
-            ledger.enter(JobIdx(job), 1, &ByKind::from_slice(&share), &[true; 2]);
+            ledger.enter(JobIdx(job), 1, &ByGpuModel::from_slice(&share), &[true; 2]);
         }
         let mut pick = |idle_to_all| {
             let mut picks = Vec::new();
             let rules = Rules { order: &[0, 1], ready: &|_| true, idle_to_all };
             ledger.pick(&rules, &mut [1, 1], &mut picks);
-            picks.iter().map(|p| (p.members[0].0, p.kind)).collect::<Vec<_>>()
+            picks.iter().map(|p| (p.members[0].0, p.gpu_model)).collect::<Vec<_>>()
         };
         assert_eq!(pick(true), [(0, 0), (1, 1)]);
         assert_eq!(pick(false), [(0, 0)]);
@@ -367,13 +374,13 @@ mod tests {
         for (standing, expected) in [(true, vec![1, 2]), (false, vec![1, 1])] {
             let mut ledger = Ledger::new(Span::from_secs(360.0), standing);
             for job in 0..3 {
-                ledger.enter(JobIdx(job), 1, &ByKind::from_slice(&[0.0]), &[true]);
+                ledger.enter(JobIdx(job), 1, &ByGpuModel::from_slice(&[0.0]), &[true]);
             }
             if standing {
                 ledger.enter_pair([JobIdx(1), JobIdx(2)], 1, &[true]);
             }
             ledger.settle(0.0);
-            ledger.allot(JobIdx(0), &ByKind::from_slice(&[1.0]));
+            ledger.allot(JobIdx(0), &ByGpuModel::from_slice(&[1.0]));
             let mut picks = Vec::new();
             let rules = Rules { order: &[0], ready: &|_| true, idle_to_all: true };
             ledger.pick(&rules, &mut [2], &mut picks);

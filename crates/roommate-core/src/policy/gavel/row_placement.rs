@@ -8,7 +8,7 @@ use crate::policy::gavel::rounds::Pick;
 use crate::state::State;
 use std::cmp::Reverse;
 
-/// Puts the rows on GPUs: widest first, and who was on the kind before keeps its GPUs, unless somebody
+/// Puts the rows on GPUs: widest first, and who was on the GPU model before keeps its GPUs, unless somebody
 /// wider needs them to be on few nodes.
 pub(crate) fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
     picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
@@ -57,7 +57,8 @@ fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
     let mut keeps = |pick: &Pick| {
         let gpus = &plan.job(pick.members[0]).gpus;
         let together = pick.members.iter().all(|j| plan.job(*j).gpus == *gpus);
-        let right = gpus.iter().all(|g| plan.gpu(*g).kind == pick.kind && !claimed.contains(*g));
+        let right =
+            gpus.iter().all(|g| plan.gpu(*g).gpu_model == pick.gpu_model && !claimed.contains(*g));
         let keeps = !gpus.is_empty() && together && right;
         if keeps {
             for gpu in gpus {
@@ -72,13 +73,14 @@ fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
 /// Puts a row back where it was, if that is idle.
 fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
     let gpus = GpuSet::from_slice(plan.was_on(pick.members[0]));
-    let free = |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).kind == pick.kind;
+    let free =
+        |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).gpu_model == pick.gpu_model;
     !gpus.is_empty() && gpus.iter().all(free) && occupy(plan, pick, &gpus)
 }
 
 /// Puts a row on idle GPUs, if need be on many nodes.
 pub(crate) fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
-    let found = placement::find_on(plan, pick.members[0], pick.kind, scatter);
+    let found = placement::find_on(plan, pick.members[0], pick.gpu_model, scatter);
     found.is_some_and(|gpus| occupy(plan, pick, &gpus))
 }
 

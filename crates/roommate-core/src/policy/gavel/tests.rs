@@ -1,6 +1,6 @@
 use crate::idx::ProfileIdx;
 use crate::interference::table::Table;
-use crate::testing::{Scene, picture_with};
+use crate::testing::{TestCase, picture_with};
 use expect_test::expect;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,15 +33,15 @@ fn a_gang_gets_less_of_the_time_than_single_jobs() {
     .assert_eq(&picture_with("gavel", ROUNDS, "1x2", "a 0 2 8, b 0 1 8, c 0 1 8"));
 }
 
-/// Two kinds of GPU; the first job gains much from the faster one, the second nothing.
-fn two_kinds(policy: &str, params: &str) -> Scene {
-    let mut scene = Scene::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
-    scene.params = serde_json::from_str(params).unwrap();
-    scene.profiles.push(scene.profiles[0].clone());
-    scene.profiles[0].kind_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
-    scene.profiles[1].kind_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
-    scene.actors[1].spec.profile = ProfileIdx(1);
-    scene
+/// Two GPU models; the first job gains much from the faster one, the second nothing.
+fn two_models(policy: &str, params: &str) -> TestCase {
+    let mut case = TestCase::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
+    case.params = serde_json::from_str(params).unwrap();
+    case.profiles.push(case.profiles[0].clone());
+    case.profiles[0].model_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
+    case.profiles[1].model_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
+    case.jobs[1].spec.profile = ProfileIdx(1);
+    case
 }
 
 #[test]
@@ -51,12 +51,12 @@ fn the_fast_kind_goes_to_those_who_gain_by_it() {
         gpu0  aaaaaaaaaaaa
         gpu1  bbbbbbbbbbbb
     "#]]
-    .assert_eq(&two_kinds("gavel", throughput).run().chart());
+    .assert_eq(&two_models("gavel", throughput).run().chart());
     expect![[r#"
         gpu0  aaaaaaaaaaaa
         gpu1  bbbbbbbbbbbb
     "#]]
-    .assert_eq(&two_kinds("gavel-makespan", ROUNDS).run().chart());
+    .assert_eq(&two_models("gavel-makespan", ROUNDS).run().chart());
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
         gpu0  aaaaaaaaaaaa
         gpu1  bbbbbbbbbbbb
     "#]]
-    .assert_eq(&two_kinds("gavel-fifo", ROUNDS).run().chart());
+    .assert_eq(&two_models("gavel-fifo", ROUNDS).run().chart());
 }
 
 #[test]
@@ -74,28 +74,28 @@ fn who_is_known_to_gain_by_it_shares() {
         let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
         Table::new(pairs, 0.5)
     };
-    let mut scene = Scene::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
-    scene.params = serde_json::from_str(ROUNDS).unwrap();
-    scene.truth = Arc::new(speeds(0.8));
+    let mut case = TestCase::new("gavel-packed", "1x1", "a 0 1 6, b 0 1 6");
+    case.params = serde_json::from_str(ROUNDS).unwrap();
+    case.truth = Arc::new(speeds(0.8));
     expect![[r#"
         gpu0  aabbaabbaabb
     "#]]
-    .assert_eq(&scene.run().chart());
-    scene.known_pairs = Some(speeds(0.8));
+    .assert_eq(&case.run().chart());
+    case.known_pairs = Some(speeds(0.8));
     expect![[r#"
         gpu0  ########
     "#]]
-    .assert_eq(&scene.run().chart());
-    scene.known_pairs = Some(speeds(0.4));
-    let apart = scene.run().chart();
+    .assert_eq(&case.run().chart());
+    case.known_pairs = Some(speeds(0.4));
+    let apart = case.run().chart();
     assert!(!apart.contains('#'), "{apart}");
 }
 
 #[test]
 fn what_was_guessed_is_told() {
-    let mut scene = two_kinds("gavel", ROUNDS);
-    scene.profiles[0].kind_speed.clear();
-    let journal = scene.run().journal;
+    let mut case = two_models("gavel", ROUNDS);
+    case.profiles[0].model_speed.clear();
+    let journal = case.run().journal;
     assert!(journal.contains("speed_guessed"), "{journal}");
 }
 
@@ -113,26 +113,26 @@ fn couples_share_while_they_gain_by_it() {
         let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
         Table::new(pairs, 0.5)
     };
-    let mut scene = Scene::new("gavel-couples", "1x1", "a 0 1 6, b 0 1 6");
-    scene.params = serde_json::from_str(ROUNDS).unwrap();
-    scene.truth = Arc::new(speeds(0.8));
-    scene.known_pairs = Some(speeds(0.8));
-    let together = scene.run().chart();
+    let mut case = TestCase::new("gavel-couples", "1x1", "a 0 1 6, b 0 1 6");
+    case.params = serde_json::from_str(ROUNDS).unwrap();
+    case.truth = Arc::new(speeds(0.8));
+    case.known_pairs = Some(speeds(0.8));
+    let together = case.run().chart();
     assert!(together.contains('#') && !together.contains('a'), "{together}");
-    scene.known_pairs = Some(speeds(0.4));
-    let apart = scene.run().chart();
+    case.known_pairs = Some(speeds(0.4));
+    let apart = case.run().chart();
     assert!(!apart.contains('#'), "{apart}");
 }
 
 #[test]
 fn who_finds_no_gpu_in_line_joins_somebody() {
     let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [0.8; 2])]);
-    let mut scene = Scene::new("gavel-fifo", "1x1", "a 0 1 6, b 0 1 6, c 0 1 4");
-    scene.params = serde_json::from_str(r#"{"round_s": 2, "reset_s": 0, "packed": true}"#).unwrap();
-    scene.truth = Arc::new(Table::new(pairs.clone(), 0.5));
-    scene.known_pairs = Some(Table::new(pairs, 0.5));
+    let mut case = TestCase::new("gavel-fifo", "1x1", "a 0 1 6, b 0 1 6, c 0 1 4");
+    case.params = serde_json::from_str(r#"{"round_s": 2, "reset_s": 0, "packed": true}"#).unwrap();
+    case.truth = Arc::new(Table::new(pairs.clone(), 0.5));
+    case.known_pairs = Some(Table::new(pairs, 0.5));
     expect![[r#"
         gpu0  ########cccc
     "#]]
-    .assert_eq(&scene.run().chart());
+    .assert_eq(&case.run().chart());
 }

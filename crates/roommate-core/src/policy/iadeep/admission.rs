@@ -20,7 +20,7 @@
 use smallvec::SmallVec;
 
 /// Jobs on a GPU, and what is predicted of them together.
-pub(crate) struct Room<'a> {
+pub(crate) struct DeviceTenants<'a> {
     /// Seconds of work alone that each tenant has left; the newcomer is the last of them.
     pub(crate) left_s: SmallVec<[f64; 5]>,
     /// Degradation of one of them beside those of a mask (which contains it).
@@ -47,7 +47,7 @@ struct Played {
     newcomer_s: f64,
 }
 
-impl Room<'_> {
+impl DeviceTenants<'_> {
     fn newcomer(&self) -> usize {
         self.left_s.len() - 1
     }
@@ -103,8 +103,8 @@ impl Room<'_> {
 ///
 /// `behind` jobs wait behind it, and the whole cluster does the work of `capacity` GPUs.
 pub(crate) fn gain_s(
-    here: &Room<'_>,
-    next: Option<&Room<'_>>,
+    here: &DeviceTenants<'_>,
+    next: Option<&DeviceTenants<'_>>,
     behind: usize,
     capacity: f64,
 ) -> f64 {
@@ -155,7 +155,7 @@ mod tests {
                 self.pd(&members.collect::<Vec<_>>(), all[who])
             };
             let left_s = all.iter().map(|j| left[*j]).collect();
-            let room = Room { left_s, pd: &pd };
+            let room = DeviceTenants { left_s, pd: &pd };
             gain_s(&room, None, behind, room.speed(room.tenants()))
         }
 
@@ -238,7 +238,7 @@ mod tests {
         let room = |pd: f64| {
             let of = move |mask: u32, _: usize| if mask.count_ones() > 1 { pd } else { 1.0 };
             let left_s = SmallVec::from_slice(&[10.0, 10.0]);
-            gain_s(&Room { left_s, pd: &of }, None, 0, 1.0)
+            gain_s(&DeviceTenants { left_s, pd: &of }, None, 0, 1.0)
         };
         // Both at once, 10 s each, instead of one after the other: 10 + 10 against 10 + 20.
         assert!((room(1.0) - 10.0).abs() < 1e-9);
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn a_room_that_comes_free_soon_is_waited_for() {
         let of = |mask: u32, _: usize| if mask.count_ones() > 1 { 1.4 } else { 1.0 };
-        let room = |left: &[f64]| Room { left_s: SmallVec::from_slice(left), pd: &of };
+        let room = |left: &[f64]| DeviceTenants { left_s: SmallVec::from_slice(left), pd: &of };
         let here = room(&[100.0, 100.0]);
         let gain = |free_s: f64| gain_s(&here, Some(&room(&[free_s, 100.0])), 0, 2.0);
         assert!(gain(1.0) < 0.0 && gain(99.0) > 0.0, "{} {}", gain(1.0), gain(99.0));

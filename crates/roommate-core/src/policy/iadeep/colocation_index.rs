@@ -8,23 +8,23 @@ use crate::policy::iadeep::tuning_sessions::{self, Tuning};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Kinds of the tenants of a device, ascending.
-pub(crate) type Kinds = SmallVec<[ProfileIdx; 4]>;
+/// Profiles of the tenants of a device, ascending.
+pub(crate) type Profiles = SmallVec<[ProfileIdx; 4]>;
 
 /// Devices whose first tenants' end or kinds matter to those who wait. True for one call of the policy.
 #[derive(Debug, Default)]
-pub(crate) struct Board {
+pub(crate) struct ColocationIndex {
     /// Devices with tenants that take one more.
-    open: BTreeMap<Kinds, BTreeSet<GpuIdx>>,
+    open: BTreeMap<Profiles, BTreeSet<GpuIdx>>,
     /// When the first tenant of a device is expected to leave, ascending.
     ends: Vec<(f64, GpuIdx)>,
     /// What it would cost all tenants of these kinds together if this one joined.
-    harms: BTreeMap<(ProfileIdx, Kinds), f64>,
-    /// The best device for jobs that are alike: kind, memory, kinds of GPU.
+    harms: BTreeMap<(ProfileIdx, Profiles), f64>,
+    /// The best device for jobs that are alike: kind, memory, GPU model.
     best: BTreeMap<(ProfileIdx, u32, u32), Option<GpuIdx>>,
 }
 
-impl Board {
+impl ColocationIndex {
     /// All devices as they are now; up to so many tenants on each.
     pub(crate) fn new(plan: &Plan<'_>, tuning: &Tuning, most: u8, pd: &[f64]) -> Self {
         let mut board = Self::default();
@@ -90,10 +90,10 @@ impl Board {
         &mut self,
         plan: &Plan<'_>,
         job: JobIdx,
-        harm: impl Fn(ProfileIdx, &Kinds) -> f64,
+        harm: impl Fn(ProfileIdx, &Profiles) -> f64,
     ) -> Option<GpuIdx> {
         let spec = plan.spec(job);
-        let alike = (spec.profile, spec.knobs.mem_mib, spec.kinds);
+        let alike = (spec.profile, spec.knobs.mem_mib, spec.gpu_models);
         if let Some(best) = self.best.get(&alike) {
             return *best;
         }
@@ -108,11 +108,11 @@ impl Board {
         plan: &Plan<'_>,
         job: JobIdx,
         most: usize,
-        harm: impl Fn(ProfileIdx, &Kinds) -> f64,
+        harm: impl Fn(ProfileIdx, &Profiles) -> f64,
     ) -> Vec<(f64, GpuIdx)> {
         let spec = plan.spec(job);
         let takes = |g: &&GpuIdx| {
-            spec.allows(plan.gpu(**g).kind) && tuning_sessions::could_hold(plan, job, **g)
+            spec.allows(plan.gpu(**g).gpu_model) && tuning_sessions::could_hold(plan, job, **g)
         };
         let mut first = Vec::new();
         for (kinds, gpus) in &self.open {
@@ -130,9 +130,9 @@ impl Board {
     }
 }
 
-/// Kinds of those who are there.
-pub(crate) fn kinds(plan: &Plan<'_>, gpu: GpuIdx) -> Kinds {
-    let mut kinds: Kinds = plan.gpu(gpu).tenants.iter().map(|t| plan.spec(*t).profile).collect();
+/// Profiles of those who are there.
+pub(crate) fn kinds(plan: &Plan<'_>, gpu: GpuIdx) -> Profiles {
+    let mut kinds: Profiles = plan.gpu(gpu).tenants.iter().map(|t| plan.spec(*t).profile).collect();
     kinds.sort_unstable();
     kinds
 }

@@ -10,9 +10,9 @@ use crate::knobs::Knobs;
 use crate::performance::goodput::{self, Training};
 use crate::policy;
 use crate::profile::Profile;
-use crate::reason::{Note, Why};
+use crate::reason::{Note, Reason};
 use crate::state::{Costs, State};
-use crate::testing::{Outcome, Scene};
+use crate::testing::{Outcome, TestCase};
 use crate::time::{Span, Time};
 use expect_test::{Expect, expect};
 use serde_json::json;
@@ -53,22 +53,22 @@ impl Interference for Curves {
     }
 }
 
-fn scene(cluster: &str, jobs: &str, truth: Curves, params: serde_json::Value) -> Scene {
-    let mut scene = Scene::new("iadeep", cluster, jobs);
+fn case(cluster: &str, jobs: &str, truth: Curves, params: serde_json::Value) -> TestCase {
+    let mut case = TestCase::new("iadeep", cluster, jobs);
     let serde_json::Value::Object(params) = params else { panic!("parameters are an object") };
-    scene.params = params;
-    scene.truth = Arc::new(truth);
-    scene
+    case.params = params;
+    case.truth = Arc::new(truth);
+    case
 }
 
-/// Gives all jobs of a scene a kind of training each, with this noise scale.
-fn tunable(mut scene: Scene, batch: u32, noise: f32) -> Scene {
-    for (i, actor) in scene.actors.iter_mut().enumerate() {
+/// Gives all jobs of a case a kind of training each, with this noise scale.
+fn tunable(mut case: TestCase, batch: u32, noise: f32) -> TestCase {
+    for (i, job) in case.jobs.iter_mut().enumerate() {
         let training = Some(Training::around(batch, noise));
-        scene.profiles.push(Profile { training, ..Profile::of_step(1.0) });
-        actor.spec.profile = ProfileIdx::from_usize(i + 1);
+        case.profiles.push(Profile { training, ..Profile::of_step(1.0) });
+        job.spec.profile = ProfileIdx::from_usize(i + 1);
     }
-    scene
+    case
 }
 
 /// What was said and tuned.
@@ -96,13 +96,13 @@ fn told(outcome: &Outcome) -> Told {
     told
 }
 
-fn draw(scene: &Scene, expected: &Expect) {
-    let outcome = scene.run();
+fn draw(case: &TestCase, expected: &Expect) {
+    let outcome = case.run();
     assert!(outcome.ended);
-    let name = |j: JobIdx| scene.actors[j.usize()].name.clone();
+    let name = |j: JobIdx| case.jobs[j.usize()].name.clone();
     let mut text = outcome.chart();
     for (at, note) in told(&outcome).notes {
-        text += &format!("{at:>4} s  {}: {}\n", name(note.job), note.why.tell(&name));
+        text += &format!("{at:>4} s  {}: {}\n", name(note.job), note.reason.describe(&name));
     }
     expected.assert_eq(&text);
 }
@@ -112,7 +112,7 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
     let jobs = "a 0 1 20, b 0 1 20, c 2 1 20";
     let mild = Curves { fixed: 0.5, harm: 0.2 };
     draw(
-        &scene("1x2", jobs, mild, json!({})),
+        &case("1x2", jobs, mild, json!({})),
         &expect![[r#"
         gpu0  aa####################cc
         gpu1  bbbbbbbbbbbbbbbbbbbb
@@ -123,7 +123,7 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
     let rough = Curves { fixed: 0.0, harm: 1.8 };
     let jobs = "a 0 1 60, b 0 1 60, c 1 1 60, d 50 1 60";
     draw(
-        &scene("1x2", jobs, rough, json!({})),
+        &case("1x2", jobs, rough, json!({})),
         &expect![[r#"
             gpu0  a##################################################################################c
             gpu1  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbdddddddddddddddddddddddddddddd
@@ -136,7 +136,7 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
 #[test]
 fn gangs_and_services_have_their_gpus_to_themselves() {
     let mut gangs =
-        scene("1x2", "A 0 2 10, b 1 1 5, c 2 1 5", Curves { fixed: 0.5, harm: 0.0 }, json!({}));
+        case("1x2", "A 0 2 10, b 1 1 5, c 2 1 5", Curves { fixed: 0.5, harm: 0.0 }, json!({}));
     draw(
         &gangs,
         &expect![[r#"
@@ -146,8 +146,8 @@ fn gangs_and_services_have_their_gpus_to_themselves() {
            2 s  c: no room: needs 1 GPUs, 0 idle in the cluster
     "#]],
     );
-    gangs.actors[1].spec.class = Class::Service;
-    gangs.actors[1].spec.gpus = 1;
+    gangs.jobs[1].spec.class = Class::Service;
+    gangs.jobs[1].spec.gpus = 1;
     let chart = gangs.run().chart();
     assert!(!chart.contains('#'), "{chart}");
 }
@@ -155,15 +155,15 @@ fn gangs_and_services_have_their_gpus_to_themselves() {
 #[test]
 fn both_batches_are_found_together() {
     let truth = Curves { fixed: 0.6, harm: 0.9 };
-    let scene =
-        tunable(scene("1x1", "a 0 1 900, b 0 1 900", truth, json!({"measure_s": 2})), 64, 600.0);
-    let outcome = scene.run();
+    let case =
+        tunable(case("1x1", "a 0 1 900, b 0 1 900", truth, json!({"measure_s": 2})), 64, 600.0);
+    let outcome = case.run();
     assert!(outcome.ended);
     let Told { notes, tunes } = told(&outcome);
     let settled = |job: u32| {
         let mut of = notes.iter().filter(|(_, n)| n.job == JobIdx(job));
-        let settled = of.find_map(|(_, n)| match n.why {
-            Why::BatchSettled { batch, measured, .. } => Some((batch, measured)),
+        let settled = of.find_map(|(_, n)| match n.reason {
+            Reason::BatchSettled { batch, measured, .. } => Some((batch, measured)),
             _ => None,
         });
         settled.unwrap()
@@ -194,8 +194,8 @@ fn both_batches_are_found_together() {
 fn tuning_pays_in_goodput() {
     let truth = Curves { fixed: 0.6, harm: 0.6 };
     let run = |params: serde_json::Value| {
-        let scene = scene("1x2", "a 0 1 800, b 0 1 800, c 0 1 800, d 0 1 800", truth, params);
-        let outcome = tunable(scene, 64, 300.0).run();
+        let case = case("1x2", "a 0 1 800, b 0 1 800, c 0 1 800, d 0 1 800", truth, params);
+        let outcome = tunable(case, 64, 300.0).run();
         outcome.finished.iter().map(|f| f.unwrap()).sum::<u64>()
     };
     let (on, off) = (run(json!({"measure_s": 2})), run(json!({"tune": false})));
@@ -211,7 +211,7 @@ struct Bench {
     batches: Vec<u32>,
     noise: f32,
     /// Does not apply what it is told.
-    deaf: Option<JobIdx>,
+    unresponsive: Option<JobIdx>,
     /// Whose noise is not known yet.
     mute: Option<JobIdx>,
     /// Batches from which a job runs out of memory.
@@ -248,7 +248,7 @@ impl Bench {
             truth: Curves { fixed: 0.6, harm: 0.2 },
             batches: vec![0; jobs as usize],
             noise,
-            deaf: None,
+            unresponsive: None,
             mute: None,
             too_much: u32::MAX,
             notes: Vec::new(),
@@ -290,9 +290,9 @@ impl Bench {
                 if knobs.batch >= self.too_much {
                     self.failures += 1;
                     let done = 0.0;
-                    return vec![Event::Failed { job: *job, why: Why::OutOfMemory, done }];
+                    return vec![Event::Failed { job: *job, reason: Reason::OutOfMemory, done }];
                 }
-                if self.deaf != Some(*job) {
+                if self.unresponsive != Some(*job) {
                     self.batches[job.usize()] = knobs.batch;
                 }
                 vec![Event::Tuned(*job)]
@@ -328,28 +328,33 @@ impl Bench {
         self.now = end;
     }
 
-    fn said(&self, job: u32, is: impl Fn(&Why) -> bool) -> usize {
-        self.notes.iter().filter(|n| n.job == JobIdx(job) && is(&n.why)).count()
+    fn said(&self, job: u32, is: impl Fn(&Reason) -> bool) -> usize {
+        self.notes.iter().filter(|n| n.job == JobIdx(job) && is(&n.reason)).count()
     }
 }
 
-fn is_settled(why: &Why) -> bool {
-    matches!(why, Why::BatchSettled { .. })
+fn is_settled(reason: &Reason) -> bool {
+    matches!(reason, Reason::BatchSettled { .. })
 }
 
 #[test]
 fn a_batch_that_was_not_applied_is_noticed_and_said() {
     // The artifact wrote the final batch while its flag said that nobody should read it.
     let mut bench = Bench::new(2);
-    bench.deaf = Some(JobIdx(1));
+    bench.unresponsive = Some(JobIdx(1));
     bench.pass(600.0);
-    assert_eq!(bench.said(1, |w| matches!(w, Why::BatchNotApplied { .. })), 1, "{:?}", bench.notes);
+    assert_eq!(
+        bench.said(1, |w| matches!(w, Reason::BatchNotApplied { .. })),
+        1,
+        "{:?}",
+        bench.notes
+    );
     assert_eq!(bench.said(1, is_settled), 0);
     // The other is tuned beside it all the same.
     assert_eq!(bench.said(0, is_settled), 1);
     assert_ne!(bench.batches[0], OWN);
-    let (deaf, _) = bench.tunes.iter().rev().find(|t| t.0 == JobIdx(1)).unwrap();
-    assert_eq!(*deaf, JobIdx(1));
+    let (unresponsive, _) = bench.tunes.iter().rev().find(|t| t.0 == JobIdx(1)).unwrap();
+    assert_eq!(*unresponsive, JobIdx(1));
     let told = bench.tunes.iter().filter(|t| t.0 == JobIdx(1)).count();
     assert_eq!(told, 1, "it is not told again");
 }
@@ -379,7 +384,7 @@ fn noise_that_drifted_far_is_a_reason_to_tune_again() {
         assert_eq!(bench.tunes.len() > before.0, again, "{noise}: {:?}", bench.tunes);
     }
     assert!(bench.batches[0] > before.1, "more noise, larger batch");
-    assert_eq!(bench.said(0, |w| matches!(w, Why::NoiseDrifted { from: 300, to: 3000 })), 1);
+    assert_eq!(bench.said(0, |w| matches!(w, Reason::NoiseDrifted { from: 300, to: 3000 })), 1);
 }
 
 #[test]
@@ -392,7 +397,7 @@ fn noise_that_comes_and_goes_does_not_keep_a_device_searching() {
         bench.pass(60.0);
     }
     // A search takes about half a minute.
-    let again = bench.said(0, |w| matches!(w, Why::NoiseDrifted { .. }));
+    let again = bench.said(0, |w| matches!(w, Reason::NoiseDrifted { .. }));
     assert!((2..=24).contains(&again), "{again} times: {:?}", bench.notes);
 }
 
@@ -412,7 +417,7 @@ fn arrivals_keep_what_was_tuned() {
     assert_eq!((bench.tunes.len(), bench.batches[0]), (from, tuned), "it starts from there");
     bench.pass(600.0);
     assert_eq!(bench.said(1, is_settled), 1);
-    assert_eq!(bench.said(1, |w| matches!(w, Why::Beside { .. })), 1);
+    assert_eq!(bench.said(1, |w| matches!(w, Reason::Beside { .. })), 1);
 }
 
 #[test]
@@ -465,7 +470,10 @@ fn the_device_is_chosen_among_all_nodes() {
         now += Span::from_secs(60.0);
     }
     let step = engine.step(now, &[Event::Submitted(jobs[2])]);
-    assert!(matches!(step.notes[0].why, Why::Beside { job, .. } if job == jobs[1]), "{step:?}");
+    assert!(
+        matches!(step.notes[0].reason, Reason::Beside { job, .. } if job == jobs[1]),
+        "{step:?}"
+    );
     let Action::Start(_, place) = step.actions[0].clone() else { panic!("{step:?}") };
     assert_eq!(place.gpus, engine.state().job(jobs[1]).gpus);
 }
@@ -482,7 +490,7 @@ mod board {
     use crate::performance::goodput::{LrRule, Noise, Training};
     use crate::plan::Plan;
     use crate::policy::Policy;
-    use crate::policy::iadeep::colocation_index::{self, Board, Kinds, can_share};
+    use crate::policy::iadeep::colocation_index::{self, ColocationIndex, Profiles, can_share};
     use crate::policy::iadeep::tuning_sessions;
     use crate::policy::iadeep::{IaDeep, Params, TRIES};
     use crate::profile::Profile;
@@ -497,12 +505,12 @@ mod board {
         fn schedule(&mut self, plan: &mut Plan<'_>) {
             self.0.schedule(plan);
             let IaDeep { tuning, pd, params, .. } = &self.0;
-            let mut fresh = Board::new(plan, tuning, params.max_tenants, pd);
+            let mut fresh = ColocationIndex::new(plan, tuning, params.max_tenants, pd);
             if let Some(kept) = &self.0.board {
                 assert!(kept.knows_the_same_as(&fresh), "{kept:?}, not {fresh:?}");
             }
             for job in plan.pending.iter().filter(|j| plan.spec(*j).gpus == 1) {
-                let harm = |new, there: &Kinds| self.0.harm(new, there);
+                let harm = |new, there: &Profiles| self.0.harm(new, there);
                 let all = obvious(&self.0, plan, job);
                 assert_eq!(fresh.first(plan, job, TRIES, harm), all[..all.len().min(TRIES)]);
                 assert_eq!(fresh.best(plan, job, harm), all.first().map(|d| d.1));
@@ -516,7 +524,7 @@ mod board {
             let (idx, count) = (GpuIdx::from_usize(i), gpu.tenants.len());
             let open = count > 0
                 && count < usize::from(policy.params.max_tenants)
-                && plan.spec(job).allows(gpu.kind)
+                && plan.spec(job).allows(gpu.gpu_model)
                 && !policy.tuning.is_busy(idx)
                 && gpu.tenants.iter().all(|t| can_share(plan, *t));
             if open && tuning_sessions::could_hold(plan, job, idx) {

@@ -5,13 +5,13 @@
 
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, ProfileIdx};
-use crate::interference::degradation::Predictor;
+use crate::interference::degradation::DegradationModel;
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::performance::goodput::{self, MemoryFit, Training};
 use crate::plan::Plan;
 use crate::policy::iadeep::batch_search::{Axis, Batches, Options, Tuner, Turn};
-use crate::reason::Why;
+use crate::reason::Reason;
 use crate::time::{Span, Time};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -84,13 +84,13 @@ pub(crate) struct Tuning {
     alone: bool,
     sessions: BTreeMap<GpuIdx, Session>,
     /// Devices whose tenants changed and that are not tuned yet, with the instant of the next look.
-    restless: BTreeMap<GpuIdx, Time>,
+    pending: BTreeMap<GpuIdx, Time>,
     /// Until when a noise scale that moved is no reason to search a device again.
     resting: BTreeMap<GpuIdx, Time>,
     last: Vec<Last>,
     kinds: Vec<Kind>,
     /// Jobs that do not do what they are told.
-    deaf: IdxSet<JobIdx>,
+    unresponsive: IdxSet<JobIdx>,
     archive: BTreeMap<SmallVec<[ProfileIdx; 4]>, Archived>,
 }
 
@@ -104,11 +104,11 @@ impl Tuning {
             drift,
             alone,
             sessions: BTreeMap::new(),
-            restless: BTreeMap::new(),
+            pending: BTreeMap::new(),
             resting: BTreeMap::new(),
             last: Vec::new(),
             kinds: Vec::new(),
-            deaf: IdxSet::default(),
+            unresponsive: IdxSet::default(),
             archive: BTreeMap::new(),
         }
     }
@@ -122,13 +122,13 @@ impl Tuning {
 
     /// Whether the device takes nobody now.
     pub(crate) fn is_busy(&self, gpu: GpuIdx) -> bool {
-        self.sessions.contains_key(&gpu) || self.restless.contains_key(&gpu)
+        self.sessions.contains_key(&gpu) || self.pending.contains_key(&gpu)
     }
 
     /// The device has other tenants than before; whatever was searched there is void.
     pub(crate) fn unsettle(&mut self, gpu: GpuIdx) {
         self.sessions.remove(&gpu);
-        self.restless.insert(gpu, Time::ZERO);
+        self.pending.insert(gpu, Time::ZERO);
     }
 
     /// Takes in what was measured of a running job.
@@ -152,13 +152,13 @@ impl Tuning {
         let rests = self.resting.get(&gpu).is_some_and(|until| plan.now < *until);
         if was > 0.0 && !rests && (ratio >= self.drift || ratio <= 1.0 / self.drift) {
             let whole = |v: f32| v.round() as u32;
-            plan.note(job, Why::NoiseDrifted { from: whole(was), to: whole(is) });
-            self.restless.insert(gpu, Time::ZERO);
+            plan.note(job, Reason::NoiseDrifted { from: whole(was), to: whole(is) });
+            self.pending.insert(gpu, Time::ZERO);
         }
         // A job that took its time to start or to be measured: its roommates were tuned without it, or nobody was.
         let searched = plan.gpu(gpu).tenants.len() > 1 || self.alone;
         if was == 0.0 && searched && self.axis(plan, job).is_some() {
-            self.restless.insert(gpu, Time::ZERO);
+            self.pending.insert(gpu, Time::ZERO);
         }
     }
 
@@ -176,7 +176,7 @@ impl Tuning {
     /// A job lost its GPUs; whoever was with it is tuned anew.
     pub(crate) fn left(&mut self, job: JobIdx) {
         self.last[job.usize()] = Last::default();
-        self.deaf.remove(job);
+        self.unresponsive.remove(job);
         let with: Vec<GpuIdx> =
             self.sessions.iter().filter(|(_, s)| s.jobs.contains(&job)).map(|(g, _)| *g).collect();
         with.into_iter().for_each(|gpu| self.unsettle(gpu));
@@ -212,7 +212,7 @@ impl Tuning {
             && axis.low < axis.high
             && axis.low <= now
             && hot.gpus.len() == 1
-            && !self.deaf.contains(job);
+            && !self.unresponsive.contains(job);
         tunable.then_some((axis, now))
     }
 }
@@ -238,7 +238,7 @@ fn limit_mib(plan: &Plan<'_>, kinds: &[Kind], job: JobIdx, training: &Training, 
 }
 
 fn capacity_mib(plan: &Plan<'_>, gpu: GpuIdx) -> u32 {
-    plan.kinds[usize::from(plan.gpu(gpu).kind)].mem_mib
+    plan.gpu_models[usize::from(plan.gpu(gpu).gpu_model)].mem_mib
 }
 
 /// Memory that a tenant can be brought back to: what it asked for, at its own batch size.
@@ -275,7 +275,7 @@ pub(crate) fn make_room(plan: &mut Plan<'_>, job: JobIdx, gpu: GpuIdx) {
 // Searches.
 impl Tuning {
     /// Goes on with the searches whose measurements are due.
-    pub(crate) fn advance(&mut self, plan: &mut Plan<'_>, predictor: &mut Predictor) {
+    pub(crate) fn advance(&mut self, plan: &mut Plan<'_>, predictor: &mut DegradationModel) {
         let due = self.sessions.iter().filter(|(_, s)| s.due <= plan.now);
         let due: Vec<GpuIdx> = due.map(|(g, _)| *g).collect();
         for gpu in due {
@@ -294,7 +294,7 @@ impl Tuning {
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
         mut session: Session,
-        predictor: &mut Predictor,
+        predictor: &mut DegradationModel,
     ) {
         let Some(measured) = self.measured(plan, gpu, &session) else {
             session.delays += 1;
@@ -302,7 +302,7 @@ impl Tuning {
                 session.due = plan.now + self.window;
                 self.sessions.insert(gpu, session);
             } else {
-                self.give_up_deaf(plan, gpu, &session);
+                self.give_up_unresponsive(plan, gpu, &session);
             }
             return;
         };
@@ -353,15 +353,15 @@ impl Tuning {
     }
 
     /// Who still runs with another batch size than it was told is left alone; the others are tuned anew.
-    fn give_up_deaf(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, session: &Session) {
+    fn give_up_unresponsive(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, session: &Session) {
         for (job, asked) in session.jobs.iter().zip(&session.asked) {
             let Last { batch, fresh, .. } = self.last[job.usize()];
             if !fresh || batch != *asked {
-                self.deaf.insert(*job);
-                plan.note(*job, Why::BatchNotApplied { batch: *asked });
+                self.unresponsive.insert(*job);
+                plan.note(*job, Reason::BatchNotApplied { batch: *asked });
             }
         }
-        self.restless.insert(gpu, Time::ZERO);
+        self.pending.insert(gpu, Time::ZERO);
     }
 
     /// Whether batch sizes fit for certain, with what everybody else has.
@@ -415,7 +415,7 @@ impl Tuning {
         gpu: GpuIdx,
         session: &Session,
         measured: &[(JobIdx, f64)],
-        predictor: &mut Predictor,
+        predictor: &mut DegradationModel,
     ) {
         let tenants = &plan.gpu(gpu).tenants;
         for (job, pd) in measured {
@@ -428,7 +428,7 @@ impl Tuning {
             let batch = training.batch_of(plan.job(*job).knobs);
             let pd_permille = (1000.0 * pd_of(job)).round().min(1e9) as u32;
             let measured = session.tuner.measured();
-            plan.note(*job, Why::BatchSettled { batch, measured, pd_permille });
+            plan.note(*job, Reason::BatchSettled { batch, measured, pd_permille });
             self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
         }
         let took = plan.now - session.began;
@@ -437,10 +437,10 @@ impl Tuning {
 
     /// Begins to search the devices whose tenants changed, once all of them run and were measured. Says whether there was
     /// one where nothing can be tuned, which takes others again.
-    pub(crate) fn begin(&mut self, plan: &mut Plan<'_>, predictor: &Predictor) -> bool {
+    pub(crate) fn begin(&mut self, plan: &mut Plan<'_>, predictor: &DegradationModel) -> bool {
         let mut opened = false;
         let looked: Vec<GpuIdx> =
-            self.restless.iter().filter(|(_, at)| **at <= plan.now).map(|(g, _)| *g).collect();
+            self.pending.iter().filter(|(_, at)| **at <= plan.now).map(|(g, _)| *g).collect();
         for gpu in looked {
             let tenants = plan.gpu(gpu).tenants.clone();
             let runs = |j: &JobIdx| plan.job(*j).phase == Phase::Running;
@@ -450,21 +450,21 @@ impl Tuning {
                 .collect();
             let may = tenants.iter().any(|j| plan.profile(*j).training.is_some());
             if !may || (tenants.len() == 1 && !self.alone) {
-                self.restless.remove(&gpu);
+                self.pending.remove(&gpu);
                 opened = true;
             } else if tenants.iter().all(runs) && !axes.is_empty() {
-                self.restless.remove(&gpu);
+                self.pending.remove(&gpu);
                 let session = self.session(plan, &axes, predictor);
                 self.sessions.insert(gpu, session);
-            } else if tenants.iter().all(runs) && self.restless[&gpu] > Time::ZERO {
+            } else if tenants.iter().all(runs) && self.pending[&gpu] > Time::ZERO {
                 // All run and were given the time to be measured: nobody can be tuned.
-                self.restless.remove(&gpu);
+                self.pending.remove(&gpu);
                 opened = true;
             } else {
-                self.restless.insert(gpu, plan.now + self.window);
+                self.pending.insert(gpu, plan.now + self.window);
             }
         }
-        let due = self.sessions.values().map(|s| s.due).chain(self.restless.values().copied());
+        let due = self.sessions.values().map(|s| s.due).chain(self.pending.values().copied());
         if let Some(at) = due.filter(|at| *at > plan.now).min() {
             plan.wake_at(at);
         }
@@ -475,7 +475,7 @@ impl Tuning {
         &mut self,
         plan: &Plan<'_>,
         axes: &[(JobIdx, Axis, u32)],
-        predictor: &Predictor,
+        predictor: &DegradationModel,
     ) -> Session {
         let mut axes: SmallVec<[(JobIdx, Axis, u32); 4]> = axes.iter().copied().collect();
         axes.sort_by_key(|(job, ..)| (plan.spec(*job).profile, *job));
@@ -492,7 +492,13 @@ impl Tuning {
     }
 
     /// Starts from what the same kinds measured before, or from what was best for similar ones.
-    fn warm_up(&self, plan: &Plan<'_>, jobs: &[JobIdx], tuner: &mut Tuner, predictor: &Predictor) {
+    fn warm_up(
+        &self,
+        plan: &Plan<'_>,
+        jobs: &[JobIdx],
+        tuner: &mut Tuner,
+        predictor: &DegradationModel,
+    ) {
         let kinds: SmallVec<[ProfileIdx; 4]> = jobs.iter().map(|j| plan.spec(*j).profile).collect();
         let own = |j: &JobIdx| plan.profile(*j).training.as_ref().map_or(1, |t| t.batch);
         let best = if let Some(same) = self.archive.get(&kinds) {
@@ -503,7 +509,7 @@ impl Tuning {
         } else {
             let distance = |other: &SmallVec<[ProfileIdx; 4]>| -> f64 {
                 let apart = |(a, b): (&ProfileIdx, &ProfileIdx)| {
-                    let (a, b) = (predictor.appetite(*a), predictor.appetite(*b));
+                    let (a, b) = (predictor.demand(*a), predictor.demand(*b));
                     (a.sm - b.sm).abs() + (a.dram - b.dram).abs()
                 };
                 kinds.iter().zip(other).map(apart).sum()
@@ -536,7 +542,7 @@ impl Tuning {
     }
 }
 
-/// Kinds of the others in a room, ascending.
+/// Profiles of the others in a room, ascending.
 pub(crate) fn others(plan: &Plan<'_>, room: &[JobIdx], job: JobIdx) -> SmallVec<[ProfileIdx; 4]> {
     let others = room.iter().filter(|j| **j != job);
     let mut kinds: SmallVec<[ProfileIdx; 4]> = others.map(|j| plan.spec(*j).profile).collect();

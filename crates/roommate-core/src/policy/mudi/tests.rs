@@ -1,4 +1,4 @@
-use crate::policy::serving::testing::Stage;
+use crate::policy::serving::testing::ServingWorld;
 use crate::testing::picture;
 use expect_test::expect;
 
@@ -14,24 +14,24 @@ fn without_services_training_shares_idle_gpus() {
 
 #[test]
 fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
-    let mut stage = Stage::new("mudi", "{}", "1x1");
-    let service = stage.service("service", 150);
-    stage.says("it starts");
-    stage.sampled(service, 200.0, 30.0);
-    stage.says("it answers");
-    stage.train("training", 0.8, 0.3);
-    stage.says("training comes");
-    stage.wait(300.0);
-    stage.says("the search is over");
-    stage.sampled(service, 250.0, 60.0);
-    stage.says("a little more load");
-    stage.sampled(service, 900.0, 200.0);
-    stage.says("much more");
-    stage.wait(300.0);
-    stage.sampled(service, 100.0, 20.0);
-    stage.says("little load");
-    stage.wait(300.0);
-    stage.says("and after a while");
+    let mut world = ServingWorld::new("mudi", "{}", "1x1");
+    let service = world.service("service", 150);
+    world.says("it starts");
+    world.sampled(service, 200.0, 30.0);
+    world.says("it answers");
+    world.train("training", 0.8, 0.3);
+    world.says("training comes");
+    world.wait(300.0);
+    world.says("the search is over");
+    world.sampled(service, 250.0, 60.0);
+    world.says("a little more load");
+    world.sampled(service, 900.0, 200.0);
+    world.says("much more");
+    world.wait(300.0);
+    world.sampled(service, 100.0, 20.0);
+    world.says("little load");
+    world.wait(300.0);
+    world.says("and after a while");
     expect![[r#"
         it starts, 0.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -52,24 +52,24 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
           GPU 0: service 132 ‰ batch 16 training 868 ‰
         and after a while, 15m 04s
           GPU 0: service 132 ‰ batch 16 training 868 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn training_is_suspended_where_the_objective_has_no_room_for_it() {
-    let mut stage = Stage::new("mudi", r#"{"max_training": 1}"#, "1x2");
-    let (a, b) = (stage.service("a", 150), stage.service("b", 150));
-    stage.sampled(a, 200.0, 30.0);
-    stage.sampled(b, 200.0, 30.0);
-    stage.train("x", 0.8, 0.3);
-    stage.train("y", 0.8, 0.3);
-    stage.wait(100.0);
-    stage.says("beside both");
-    stage.sampled(a, 900.0, 140.0);
-    stage.says("much to do for a");
-    stage.wait(100.0);
-    stage.sampled(a, 200.0, 30.0);
-    stage.says("it is over");
+    let mut world = ServingWorld::new("mudi", r#"{"max_training": 1}"#, "1x2");
+    let (a, b) = (world.service("a", 150), world.service("b", 150));
+    world.sampled(a, 200.0, 30.0);
+    world.sampled(b, 200.0, 30.0);
+    world.train("x", 0.8, 0.3);
+    world.train("y", 0.8, 0.3);
+    world.wait(100.0);
+    world.says("beside both");
+    world.sampled(a, 900.0, 140.0);
+    world.says("much to do for a");
+    world.wait(100.0);
+    world.sampled(a, 200.0, 30.0);
+    world.says("it is over");
     expect![[r#"
         beside both, 1m 42s
           a 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -84,18 +84,18 @@ fn training_is_suspended_where_the_objective_has_no_room_for_it() {
         it is over, 3m 24s
           GPU 0: a 165 ‰ batch 16 x 835 ‰
           GPU 1: b 240 ‰ batch 16 y 760 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn an_objective_out_of_reach_does_not_stop_training() {
-    let mut stage = Stage::new("mudi", "{}", "1x1");
-    let service = stage.service("service", 5);
-    stage.sampled(service, 200.0, 30.0);
-    stage.says("alone");
-    stage.train("training", 0.8, 0.3);
-    stage.says("and beside training");
-    stage.wait(3600.0);
+    let mut world = ServingWorld::new("mudi", "{}", "1x1");
+    let service = world.service("service", 5);
+    world.sampled(service, 200.0, 30.0);
+    world.says("alone");
+    world.train("training", 0.8, 0.3);
+    world.says("and beside training");
+    world.wait(3600.0);
     expect![[r#"
         alone, 1.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -103,19 +103,19 @@ fn an_objective_out_of_reach_does_not_stop_training() {
           GPU 0: service 1000 ‰ batch 4
         and beside training, 1.0s
           GPU 0: service 900 ‰ batch 4 training 100 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn nobody_asks_and_a_service_that_never_answers() {
-    let mut stage = Stage::new("mudi", "{}", "1x2");
-    let idle = stage.service("idle", 150);
-    stage.service("silent", 150);
-    stage.sampled(idle, 1e-6, 0.0);
-    stage.train("x", 0.8, 0.3);
-    stage.train("y", 0.8, 0.3);
-    stage.wait(3600.0);
-    stage.says("an hour later");
+    let mut world = ServingWorld::new("mudi", "{}", "1x2");
+    let idle = world.service("idle", 150);
+    world.service("silent", 150);
+    world.sampled(idle, 1e-6, 0.0);
+    world.train("x", 0.8, 0.3);
+    world.train("y", 0.8, 0.3);
+    world.wait(3600.0);
+    world.says("an hour later");
     expect![[r#"
         an hour later, 1h 00m
           idle 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -124,22 +124,22 @@ fn nobody_asks_and_a_service_that_never_answers() {
           silent has not answered yet; until it does it has the share at the knee of its curve
           GPU 0: idle 56 ‰ batch 1 x 944 ‰
           GPU 1: silent 480 ‰ y 520 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn without_profiled_points_it_is_careful_and_learns() {
-    let mut stage = Stage::new("mudi", "{}", "1x1");
-    let service = stage.service_with("service", 150, vec![]);
-    stage.train("training", 0.8, 0.3);
-    stage.says("nothing is known");
-    stage.sampled(service, 100.0, 30.0);
-    stage.says("it answers");
+    let mut world = ServingWorld::new("mudi", "{}", "1x1");
+    let service = world.service_with("service", 150, vec![]);
+    world.train("training", 0.8, 0.3);
+    world.says("nothing is known");
+    world.sampled(service, 100.0, 30.0);
+    world.says("it answers");
     for _ in 0..6 {
-        stage.wait(100.0);
-        stage.sampled(service, 100.0, 40.0);
+        world.wait(100.0);
+        world.sampled(service, 100.0, 40.0);
     }
-    stage.says("much was measured");
+    world.says("much was measured");
     expect![[r#"
         nothing is known, 0.0s
           service nothing was profiled of its latency: reckoned as if it took twice as long with half of the GPU
@@ -149,18 +149,18 @@ fn without_profiled_points_it_is_careful_and_learns() {
           GPU 0: service 388 ‰ batch 16 training 612 ‰
         much was measured, 10m 07s
           GPU 0: service 163 ‰ batch 16 training 837 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn training_gives_memory_to_larger_batches_and_gets_it_back() {
     let params = r#"{"batches": [64], "round_s": 0.0, "calm_s": 0.0}"#;
-    let mut stage = Stage::new("mudi", params, "1x1:v100");
-    let service = stage.service("service", 300);
-    stage.train_with("training", 0.8, 0.3, 15_200);
-    stage.says("as it asks to run");
-    stage.sampled(service, 100.0, 30.0);
-    stage.says("with batches of 64");
+    let mut world = ServingWorld::new("mudi", params, "1x1:v100");
+    let service = world.service("service", 300);
+    world.train_with("training", 0.8, 0.3, 15_200);
+    world.says("as it asks to run");
+    world.sampled(service, 100.0, 30.0);
+    world.says("with batches of 64");
     expect![[r#"
         as it asks to run, 0.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -168,24 +168,24 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
           GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
         with batches of 64, 1.0s
           GPU 0: service 215 ‰ batch 64 training 785 ‰ 14744 MiB
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn up_to_three_lodgers_share_the_rest_evenly() {
-    let mut stage = Stage::new("mudi", r#"{"max_training": 3}"#, "1x2");
-    let (a, b) = (stage.service("a", 150), stage.service("b", 150));
-    stage.sampled(a, 200.0, 30.0);
-    stage.sampled(b, 50.0, 30.0);
-    let first = stage.train("t1", 0.8, 0.3);
+    let mut world = ServingWorld::new("mudi", r#"{"max_training": 3}"#, "1x2");
+    let (a, b) = (world.service("a", 150), world.service("b", 150));
+    world.sampled(a, 200.0, 30.0);
+    world.sampled(b, 50.0, 30.0);
+    let first = world.train("t1", 0.8, 0.3);
     for name in ["t2", "t3", "t4", "t5"] {
-        stage.train(name, 0.4, 0.1);
+        world.train(name, 0.4, 0.1);
     }
-    stage.wait(600.0);
-    stage.says("five of them");
-    stage.ends(first);
-    stage.wait(600.0);
-    stage.says("one has left");
+    world.wait(600.0);
+    world.says("five of them");
+    world.ends(first);
+    world.wait(600.0);
+    world.says("one has left");
     expect![[r#"
         five of them, 10m 02s
           a 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -195,45 +195,45 @@ fn up_to_three_lodgers_share_the_rest_evenly() {
         one has left, 20m 02s
           GPU 0: a 240 ‰ batch 16 t3 380 ‰ t5 380 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn as_published_the_search_is_at_the_knee() {
-    let mut stage = Stage::new("mudi-published", "{}", "1x1");
-    let service = stage.service("service", 150);
-    stage.sampled(service, 60.0, 30.0);
-    stage.train("training", 0.8, 0.3);
-    stage.says("training comes");
-    stage.wait(300.0);
-    stage.says("the search is over");
+    let mut world = ServingWorld::new("mudi-published", "{}", "1x1");
+    let service = world.service("service", 150);
+    world.sampled(service, 60.0, 30.0);
+    world.train("training", 0.8, 0.3);
+    world.says("training comes");
+    world.wait(300.0);
+    world.says("the search is over");
     expect![[r#"
         training comes, 1.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
           GPU 0: service 300 ‰ batch 16 training 700 ‰
         the search is over, 5m 01s
           GPU 0: service 189 ‰ batch 16 training 811 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }
 
 #[test]
 fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_does_no_harm() {
-    let mut stage = Stage::new("mudi", r#"{"max_training": 1}"#, "1x1");
-    let service = stage.service("service", 150);
-    stage.sampled(service, 900.0, 100.0);
-    stage.train("training", 0.8, 0.3);
-    stage.says("no room beside it, it is thought");
-    stage.wait(301.0);
-    stage.says("tried");
-    stage.sampled_slow(service, 900.0, 200.0, 2.0);
-    stage.says("it did harm");
-    stage.wait(590.0);
-    stage.says("not yet again");
-    stage.wait(20.0);
-    stage.says("again");
-    stage.sampled_slow(service, 900.0, 140.0, 2.0);
-    stage.wait(3600.0);
-    stage.says("no harm");
+    let mut world = ServingWorld::new("mudi", r#"{"max_training": 1}"#, "1x1");
+    let service = world.service("service", 150);
+    world.sampled(service, 900.0, 100.0);
+    world.train("training", 0.8, 0.3);
+    world.says("no room beside it, it is thought");
+    world.wait(301.0);
+    world.says("tried");
+    world.sampled_slow(service, 900.0, 200.0, 2.0);
+    world.says("it did harm");
+    world.wait(590.0);
+    world.says("not yet again");
+    world.wait(20.0);
+    world.says("again");
+    world.sampled_slow(service, 900.0, 140.0, 2.0);
+    world.wait(3600.0);
+    world.says("no harm");
     expect![[r#"
         no room beside it, it is thought, 1.0s
           service 24 points of its latency alone were profiled before; beside others it is learned in the run
@@ -255,5 +255,5 @@ fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_do
           GPU 0: service 900 ‰ batch 64 training 100 ‰
         no harm, 1h 15m
           GPU 0: service 900 ‰ batch 64 training 100 ‰
-    "#]].assert_eq(&stage.story);
+    "#]].assert_eq(&world.outcome);
 }

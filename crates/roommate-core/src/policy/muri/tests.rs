@@ -1,6 +1,6 @@
 //! Pictures of Muri.
 
-use crate::testing::{Scene, picture, picture_with};
+use crate::testing::{TestCase, picture, picture_with};
 use expect_test::expect;
 
 const DATA: &str = ".9/.1/0";
@@ -38,20 +38,20 @@ fn nobody_shares_while_there_is_room() {
 #[test]
 fn a_short_job_is_guarded_from_a_slow_partner() {
     // Beside `a` a step of `b` would take several times as long as taking turns.
-    let mut scene = Scene::new("muri-s", "1x1", "a 0 1 4 .9/.1/0, b 0 1 20 .1/.9/0");
-    scene.profiles[2].step_s = 0.1;
-    scene.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0]);
-    let outcome = scene.run();
+    let mut case = TestCase::new("muri-s", "1x1", "a 0 1 4 .9/.1/0, b 0 1 20 .1/.9/0");
+    case.profiles[2].step_s = 0.1;
+    case.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0]);
+    let outcome = case.run();
     assert!(
         outcome.journal.contains(r#"{"job":0,"why":{"not_worth_sharing":1}}"#),
         "{}",
         outcome.journal
     );
     let guarded = outcome.chart();
-    scene.params.insert("guard".into(), false.into());
-    scene.params.insert("autopack".into(), false.into());
-    scene.params.insert("weight".into(), "efficiency".into());
-    let unguarded = scene.run().chart();
+    case.params.insert("guard".into(), false.into());
+    case.params.insert("autopack".into(), false.into());
+    case.params.insert("weight".into(), "efficiency".into());
+    let unguarded = case.run().chart();
     expect![[r"
         gpu0  bbaaaa
     "]]

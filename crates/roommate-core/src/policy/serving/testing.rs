@@ -1,4 +1,4 @@
-//! A stage on which policies with services tell their story: facts are spelled out by the test, every
+//! A world on which policies with services tell their outcome: facts are spelled out by the test, every
 //! action is confirmed at once, and whoever is looked at twice must not change anything.
 
 use crate::engine::Engine;
@@ -14,13 +14,13 @@ use crate::state::Costs;
 use crate::time::{Span, Time};
 use std::fmt::Write as _;
 
-pub(crate) struct Stage {
+pub(crate) struct ServingWorld {
     pub(crate) engine: Engine,
     now: Time,
     wake: Option<Time>,
     names: Vec<String>,
-    pub(crate) story: String,
-    /// Reasons that were given since the story last went on.
+    pub(crate) outcome: String,
+    /// Reasons that were given since the outcome last went on.
     said: Vec<String>,
 }
 
@@ -29,24 +29,24 @@ fn batch_s(batch: u32, share: f64) -> f64 {
     0.004 + 0.000_5 * f64::from(batch) / share.min(0.2 + 0.01 * f64::from(batch))
 }
 
-impl Stage {
+impl ServingWorld {
     /// What happens to two services and two training tasks, the same under every policy.
     pub(crate) fn of_two_services(policy: &str) -> Self {
-        let mut stage = Self::new(policy, "{}", "1x2");
-        let (light, heavy) = (stage.service("light", 200), stage.service("heavy", 100));
-        stage.train("a", 0.8, 0.3);
-        stage.says("nobody has asked yet");
-        stage.sampled(light, 10.0, 40.0);
-        stage.sampled(heavy, 300.0, 60.0);
-        stage.says("requests come");
-        stage.sampled(heavy, 300.0, 150.0);
-        stage.says("one is late");
-        stage.wait(60.0);
-        stage.sampled(heavy, 300.0, 60.0);
-        stage.train("b", 0.2, 0.1);
-        stage.wait(600.0);
-        stage.says("later");
-        stage
+        let mut world = Self::new(policy, "{}", "1x2");
+        let (light, heavy) = (world.service("light", 200), world.service("heavy", 100));
+        world.train("a", 0.8, 0.3);
+        world.says("nobody has asked yet");
+        world.sampled(light, 10.0, 40.0);
+        world.sampled(heavy, 300.0, 60.0);
+        world.says("requests come");
+        world.sampled(heavy, 300.0, 150.0);
+        world.says("one is late");
+        world.wait(60.0);
+        world.sampled(heavy, 300.0, 60.0);
+        world.train("b", 0.2, 0.1);
+        world.wait(600.0);
+        world.says("later");
+        world
     }
 
     pub(crate) fn new(policy: &str, params: &str, cluster: &str) -> Self {
@@ -55,7 +55,7 @@ impl Stage {
         let cluster = cluster.parse().unwrap();
         let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
         let (now, wake) = (Time::ZERO, None);
-        Self { engine, now, wake, names: vec![], story: String::new(), said: vec![] }
+        Self { engine, now, wake, names: vec![], outcome: String::new(), said: vec![] }
     }
 
     fn add(&mut self, name: &str, profile: Profile, spec: impl Fn(Spec) -> Spec) -> JobIdx {
@@ -163,7 +163,7 @@ impl Stage {
             self.wake = step.wake;
             let names = |j: JobIdx| self.names[j.usize()].clone();
             self.said.extend(
-                notes.iter().map(|n| format!("  {} {}\n", names(n.job), n.why.tell(&names))),
+                notes.iter().map(|n| format!("  {} {}\n", names(n.job), n.reason.describe(&names))),
             );
             if asked {
                 let again = self.engine.look_again();
@@ -203,29 +203,29 @@ impl Stage {
         training.map(pace).collect()
     }
 
-    /// Goes on with the story: what was said since, and who runs where and how.
+    /// Goes on with the outcome: what was said since, and who runs where and how.
     pub(crate) fn says(&mut self, title: &str) {
-        let _ = writeln!(self.story, "{title}, {}", self.now);
-        self.story.extend(self.said.drain(..));
+        let _ = writeln!(self.outcome, "{title}, {}", self.now);
+        self.outcome.extend(self.said.drain(..));
         let state = self.engine.state();
         for (i, gpu) in state.gpus.iter().enumerate() {
-            let _ = write!(self.story, "  GPU {}:", GpuIdx::from_usize(i).usize());
+            let _ = write!(self.outcome, "  GPU {}:", GpuIdx::from_usize(i).usize());
             for job in &gpu.tenants {
                 let Knobs { batch, sm_permille, mem_mib, .. } = state.job(*job).knobs;
-                let _ = write!(self.story, " {} {sm_permille} ‰", self.names[job.usize()]);
+                let _ = write!(self.outcome, " {} {sm_permille} ‰", self.names[job.usize()]);
                 if batch > 0 {
-                    let _ = write!(self.story, " batch {batch}");
+                    let _ = write!(self.outcome, " batch {batch}");
                 }
                 if mem_mib > 0 && state.spec(*job).class != Class::Service {
-                    let _ = write!(self.story, " {mem_mib} MiB");
+                    let _ = write!(self.outcome, " {mem_mib} MiB");
                 }
             }
-            self.story.push('\n');
+            self.outcome.push('\n');
         }
         let waiting: Vec<&str> =
             state.pending.iter().map(|j| self.names[j.usize()].as_str()).collect();
         if !waiting.is_empty() {
-            let _ = writeln!(self.story, "  waiting: {}", waiting.join(" "));
+            let _ = writeln!(self.outcome, "  waiting: {}", waiting.join(" "));
         }
     }
 }

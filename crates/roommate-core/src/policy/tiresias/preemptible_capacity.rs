@@ -1,4 +1,4 @@
-//! Tiers: on each node, how many GPUs are held by jobs that a newcomer of some standing may not push
+//! PreemptibleCapacity: on each node, how many GPUs are held by jobs that a newcomer of some standing may not push
 //! out. Says at once that nobody can make room, where a look at every victim would take long.
 
 use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, NodeIdx};
@@ -8,7 +8,7 @@ use crate::state::State;
 /// GPUs by the standing of who holds them. Tier 0 is the highest; a job may push out those of later
 /// tiers only.
 #[derive(Debug, Default)]
-pub(crate) struct Tiers {
+pub(crate) struct PreemptibleCapacity {
     tiers: Vec<Tier>,
 }
 
@@ -16,13 +16,13 @@ pub(crate) struct Tiers {
 struct Tier {
     /// GPUs of each node held by jobs of this tier or an earlier one.
     firm: Vec<u16>,
-    /// `[kind][room]` → nodes with so many GPUs idle or held by later tiers.
+    /// `[gpu_model][room]` → nodes with so many GPUs idle or held by later tiers.
     rooms: Vec<Vec<IdxSet<NodeIdx>>>,
-    /// The same GPUs by kind.
+    /// The same GPUs by GPU model.
     gpus: Vec<u32>,
 }
 
-impl Tiers {
+impl PreemptibleCapacity {
     /// Counts for so many tiers; those of the last have nobody to push out and need no count.
     pub(crate) fn prepare(&mut self, state: &State, tiers: usize) {
         if self.tiers.len() == tiers {
@@ -32,15 +32,15 @@ impl Tiers {
         self.tiers.resize_with(tiers, || {
             let mut tier = Tier {
                 firm: vec![0; state.nodes.len()],
-                rooms: (0..state.kinds.len())
+                rooms: (0..state.gpu_models.len())
                     .map(|k| vec![IdxSet::default(); largest(k) + 1])
                     .collect(),
-                gpus: vec![0; state.kinds.len()],
+                gpus: vec![0; state.gpu_models.len()],
             };
             for (i, node) in state.nodes.iter().enumerate() {
-                let kind = usize::from(node.kind);
-                tier.rooms[kind][usize::from(node.size)].insert(NodeIdx::from_usize(i));
-                tier.gpus[kind] += u32::from(node.size);
+                let gpu_model = usize::from(node.gpu_model);
+                tier.rooms[gpu_model][usize::from(node.size)].insert(NodeIdx::from_usize(i));
+                tier.gpus[gpu_model] += u32::from(node.size);
             }
             tier
         });
@@ -61,12 +61,12 @@ impl Tiers {
             for g in gpus {
                 let idx = state.gpu(*g).node;
                 let node = state.node(idx);
-                let kind = usize::from(node.kind);
+                let gpu_model = usize::from(node.gpu_model);
                 let firm = &mut t.firm[idx.usize()];
-                t.rooms[kind][usize::from(node.size - *firm)].remove(idx);
+                t.rooms[gpu_model][usize::from(node.size - *firm)].remove(idx);
                 *firm = firm.checked_add_signed(by).expect("a GPU is taken before it is left");
-                t.rooms[kind][usize::from(node.size - *firm)].insert(idx);
-                t.gpus[kind] = t.gpus[kind].wrapping_add_signed(-i32::from(by));
+                t.rooms[gpu_model][usize::from(node.size - *firm)].insert(idx);
+                t.gpus[gpu_model] = t.gpus[gpu_model].wrapping_add_signed(-i32::from(by));
             }
         }
     }
@@ -82,12 +82,12 @@ impl Tiers {
     ) -> bool {
         let Some(t) = self.tiers.get(usize::from(tier)) else { return false };
         let spec = state.spec(job);
-        let kinds = (0..state.kinds.len()).filter(|k| spec.allows(*k as u8));
+        let gpu_models = (0..state.gpu_models.len()).filter(|k| spec.allows(*k as u8));
         if matches!(layout.into().for_job(state, job).rule, Rule::Count | Rule::Spread) {
-            return kinds.map(|k| t.gpus[k]).sum::<u32>() >= u32::from(spec.gpus);
+            return gpu_models.map(|k| t.gpus[k]).sum::<u32>() >= u32::from(spec.gpus);
         }
-        let mut kinds = kinds;
-        kinds.any(|k| {
+        let mut gpu_models = gpu_models;
+        gpu_models.any(|k| {
             let largest = t.rooms[k].len() - 1;
             let need = usize::from(spec.gpus);
             if need <= largest {
@@ -122,9 +122,9 @@ mod tests {
             state.specs.push(Spec::training(size, 1.0, ProfileIdx(0)));
             state.jobs.push(Job::expected());
         }
-        let mut tiers = Tiers::default();
+        let mut tiers = PreemptibleCapacity::default();
         tiers.prepare(&state, 2);
-        let fits = |t: &Tiers, tier| {
+        let fits = |t: &PreemptibleCapacity, tier| {
             [0, 1, 2, 3].map(|j| t.could_fit(&state, JobIdx(j), tier, Rule::Consolidated))
         };
         tiers.take(&state, &gpus(0, 4), 1);

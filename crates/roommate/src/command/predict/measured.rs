@@ -185,7 +185,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
     let slowest = kinds.iter().map(|k| k.start_s).fold(0.0, f64::max);
     let mut cluster = Cluster::clone(&cluster);
     // Steps were measured on these very GPUs, not on the one that kinds are compared with.
-    cluster.kinds.iter_mut().for_each(|kind| kind.speed = 1.0);
+    cluster.gpu_models.iter_mut().for_each(|kind| kind.speed = 1.0);
     let setup = Setup {
         cluster,
         costs: Costs {

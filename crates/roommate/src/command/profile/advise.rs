@@ -3,13 +3,13 @@
 use super::{figure, show, words};
 use crate::cli::Advise;
 use crate::{console, measurements, table};
-use roommate_core::measurement::advice::{self, Advice, Terms, Way};
+use roommate_core::measurement::advice::{self, Advice, Configuration, Constraints};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
     let sessions = measurements::sessions(&args.prefix)?;
-    let terms = Terms { bound: args.bound, least: args.least, loss: args.loss };
-    let all = advice::advise(&sessions, terms);
+    let constraints = Constraints { bound: args.bound, least: args.least, loss: args.loss };
+    let all = advice::advise(&sessions, constraints);
     if all.is_empty() {
         let what = format!("measurements {} have no sets", measurements::quoted(&args.prefix));
         let hint = "`roommate profile measure` measures the `sets` of a plan";
@@ -35,16 +35,16 @@ fn name(advice: &Advice) -> String {
     names.join(" + ")
 }
 
-fn parts(way: &Way, gpu: Option<u32>) -> String {
+fn parts(configuration: &Configuration, gpu: Option<u32>) -> String {
     let part = |sms: &u32| if Some(*sms) == gpu { "all".into() } else { sms.to_string() };
-    way.sms.as_ref().map_or("unconfined".into(), |sms| {
+    configuration.sms.as_ref().map_or("unconfined".into(), |sms| {
         sms.iter().map(part).collect::<Vec<String>>().join("+") + " SMs"
     })
 }
 
-/// The way that the row is about: the chosen one, or the best of those that were not good enough.
-fn best(advice: &Advice) -> Option<&Way> {
-    advice.choice.as_ref().map_or_else(|_| advice.most(), |i| advice.ways.get(*i))
+/// The configuration that the row is about: the chosen one, or the best of those that were not good enough.
+fn best(advice: &Advice) -> Option<&Configuration> {
+    advice.choice.as_ref().map_or_else(|_| advice.most(), |i| advice.configurations.get(*i))
 }
 
 fn decision(advice: &Advice) -> String {
@@ -55,17 +55,21 @@ fn decision(advice: &Advice) -> String {
 }
 
 /// What they get done together, and how far that can be trusted where there were several rounds.
-fn sum(way: &Way) -> String {
-    let sum = format!("{:.2}", way.sum());
-    if way.sum_error > 0.0 { format!("{sum} ±{:.2}", way.sum_error) } else { sum }
+fn sum(configuration: &Configuration) -> String {
+    let sum = format!("{:.2}", configuration.sum());
+    if configuration.sum_error > 0.0 {
+        format!("{sum} ±{:.2}", configuration.sum_error)
+    } else {
+        sum
+    }
 }
 
-fn slowdowns(way: &Way) -> String {
-    way.slowdowns().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(" ")
+fn slowdowns(configuration: &Configuration) -> String {
+    configuration.slowdowns().map(|s| format!("{s:.2}")).collect::<Vec<_>>().join(" ")
 }
 
 fn as_json(advice: &Advice) -> Value {
-    let way = |w: &Way| {
+    let configuration = |w: &Configuration| {
         json!({
             "sms": w.sms,
             "sum": w.sum(),
@@ -78,16 +82,24 @@ fn as_json(advice: &Advice) -> Value {
         "tasks": advice.set.iter().map(|w| &w.name).collect::<Vec<_>>(),
         "batches": advice.set.iter().map(|w| w.batch).collect::<Vec<_>>(),
         "one_at_a_time": 1.0,
-        "unconfined": advice.unconfined().map(way),
-        "best": advice.choice.as_ref().ok().map(|i| way(&advice.ways[*i])),
+        "unconfined": advice.unconfined().map(configuration),
+        "best": advice.choice.as_ref().ok().map(|i| configuration(&advice.configurations[*i])),
         "decision": if advice.choice.is_ok() { "share" } else { "decline" },
         "reason": advice.choice.as_ref().err().map(ToString::to_string),
-        "ways": advice.ways.iter().map(way).collect::<Vec<_>>(),
+        "configurations": advice.configurations.iter().map(configuration).collect::<Vec<_>>(),
     })
 }
 
 fn as_table(all: &[Advice]) -> String {
-    let head = ["set", "one at a time", "unconfined", "best way", "sum", "slowdowns", "decision"];
+    let head = [
+        "set",
+        "one at a time",
+        "unconfined",
+        "best configuration",
+        "sum",
+        "slowdowns",
+        "decision",
+    ];
     let mut rows = vec![words(head)];
     for advice in all {
         let or_dash = |v: Option<String>| v.unwrap_or_else(|| "-".into());

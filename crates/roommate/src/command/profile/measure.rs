@@ -10,7 +10,7 @@ use roommate_agent::process::signal;
 use roommate_agent::profiling::bench_setup::Outfit;
 use roommate_agent::profiling::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::profiling::{Bench, Trouble, key, row};
-use roommate_core::measurement::advice::{self, Terms, Way, Who};
+use roommate_core::measurement::advice::{self, Configuration, Constraints, Workload};
 use roommate_core::measurement::rows::TaskKind;
 use roommate_core::measurement::search::Search;
 use serde_json::Value;
@@ -150,7 +150,7 @@ impl Work<'_> {
         // Ways have their members by name.
         let mut order: Vec<(usize, (&str, u32))> = self.plan.members(set).enumerate().collect();
         order.sort_by_key(|(_, who)| *who);
-        let ways = self.files.ways(order.iter().map(|(_, who)| *who))?;
+        let configurations = self.files.configurations(order.iter().map(|(_, who)| *who))?;
         let as_item = |parts: &[u32]| {
             let mut each = vec![0; parts.len()];
             for ((at, _), sms) in order.iter().zip(parts) {
@@ -159,9 +159,9 @@ impl Work<'_> {
             self.plan.tried(set, &each, self.sms, item.round).map_err(AgentError::from)
         };
         let proposed: Vec<Vec<u32>> = if item.round == 0 {
-            search.next(&ways).into_iter().collect()
+            search.next(&configurations).into_iter().collect()
         } else {
-            search.again(&ways).take(LOOKED_AT_AGAIN).map(<[u32]>::to_vec).collect()
+            search.again(&configurations).take(LOOKED_AT_AGAIN).map(<[u32]>::to_vec).collect()
         };
         for parts in proposed {
             let next = as_item(&parts)?;
@@ -255,15 +255,21 @@ impl Files {
     }
 
     /// How training tasks, sorted by name and batch size, did side by side in the first round.
-    fn ways<'a>(&self, set: impl Iterator<Item = (&'a str, u32)>) -> anyhow::Result<Vec<Way>> {
-        let who =
-            |(name, batch): (&str, u32)| Who { name: name.into(), batch, kind: TaskKind::Train };
-        let set: Vec<Who> = set.map(who).collect();
+    fn configurations<'a>(
+        &self,
+        set: impl Iterator<Item = (&'a str, u32)>,
+    ) -> anyhow::Result<Vec<Configuration>> {
+        let who = |(name, batch): (&str, u32)| Workload {
+            name: name.into(),
+            batch,
+            kind: TaskKind::Train,
+        };
+        let set: Vec<Workload> = set.map(who).collect();
         let sessions = measurements::sessions(&self.plain.0)?;
         // Only what was measured counts here, not what is made of it.
-        let terms = Terms { bound: 1.0, least: 0.0, loss: 0.0 };
-        let all = advice::advise(sessions.get(..1).unwrap_or_default(), terms);
-        Ok(all.into_iter().find(|a| a.set == set).map(|a| a.ways).unwrap_or_default())
+        let constraints = Constraints { bound: 1.0, least: 0.0, loss: 0.0 };
+        let all = advice::advise(sessions.get(..1).unwrap_or_default(), constraints);
+        Ok(all.into_iter().find(|a| a.set == set).map(|a| a.configurations).unwrap_or_default())
     }
 
     fn add(&mut self, item: &Item, row: &str, good: bool) -> anyhow::Result<()> {

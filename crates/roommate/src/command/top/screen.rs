@@ -79,7 +79,7 @@ pub(super) enum Do {
 pub(super) struct Screen {
     /// The last answer; stays when the daemon goes away.
     pub(super) snapshot: Option<Snapshot>,
-    /// Why there is none newer.
+    /// Reason there is none newer.
     pub(super) lost: Option<String>,
     /// What came of the last thing that was asked for.
     pub(super) said: Option<String>,

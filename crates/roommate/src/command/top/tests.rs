@@ -17,8 +17,8 @@ fn job(idx: u32, name: &str, state: &str, devices: &[u32]) -> JobView {
 }
 
 fn snapshot() -> Snapshot {
-    let waits = |idx, name: &str, state: &str, why: &str| JobView {
-        why: Some(why.into()),
+    let waits = |idx, name: &str, state: &str, reason: &str| JobView {
+        why: Some(reason.into()),
         left_s: None,
         class: "best-effort".into(),
         ..job(idx, name, state, &[])
@@ -155,7 +155,7 @@ fn one_job_in_detail() {
         resnet ─────────────────────────────────────────────────────────────────────────
         name        resnet
         state       running
-        why         -
+        reason         -
         command     python3 train.py
         tenant      speaks with the machine through the SDK
         devices     0

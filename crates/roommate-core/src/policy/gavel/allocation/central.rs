@@ -5,12 +5,12 @@
 
 use crate::math::conic::{Answer, EXACT, Link, Program, Shape};
 use crate::policy::gavel::allocation::program::{Class, Goal, PairSpeed, classes};
-use crate::policy::gavel::allocation::{Allocation, ByKind, Market, Pair};
+use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use smallvec::SmallVec;
 
-/// Kinds on which a job can have a part.
+/// GPU models on which a job can have a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kinds {
+pub(crate) enum ModelSet {
     /// Those on which it makes progress.
     Useful,
     /// All, even where the job has nothing from it. So has the released code, and it moves the middle.
@@ -20,7 +20,7 @@ pub(crate) enum Kinds {
 /// A program over the parts of classes: a block for each.
 struct Parts<'a> {
     market: &'a Market,
-    kinds: Kinds,
+    gpu_models: ModelSet,
     classes: Vec<Class>,
     program: Program,
 }
@@ -29,7 +29,7 @@ impl<'a> Parts<'a> {
     fn new(
         market: &'a Market,
         goals: &[Goal],
-        kinds: Kinds,
+        gpu_models: ModelSet,
         shape: Shape,
         common_cost: f64,
     ) -> Self {
@@ -38,22 +38,22 @@ impl<'a> Parts<'a> {
         let mut program = Program::new(shape, links, common_cost);
         let classes = classes(market, goals);
         program.reserve(classes.len(), market.gpus.len() + usize::from(shape.cone));
-        Self { market, kinds, classes, program }
+        Self { market, gpu_models, classes, program }
     }
 
     /// Adds a block for each class: `rest` adds its rows, given the speeds of its variables. Then nobody
-    /// gets more than all its time, no kind gives more than its GPUs.
+    /// gets more than all its time, no GPU model gives more than its GPUs.
     fn fill(
         mut self,
-        costs: &dyn Fn(&Class, &[usize]) -> ByKind,
+        costs: &dyn Fn(&Class, &[usize]) -> ByGpuModel,
         rest: &dyn Fn(&Class, &[f64], &mut Program),
     ) -> Self {
         for class in &self.classes {
-            let used = used(self.kinds, class);
+            let used = used(self.gpu_models, class);
             let costs = costs(class, &used);
-            let speeds: ByKind = used.iter().map(|k| class.pace[*k] * class.fastest).collect();
+            let speeds: ByGpuModel = used.iter().map(|k| class.pace[*k] * class.fastest).collect();
             self.program.block(class.count(), &costs);
-            let mut time = ByKind::from_elem(1.0, used.len());
+            let mut time = ByGpuModel::from_elem(1.0, used.len());
             time.resize(costs.len(), 0.0);
             self.program.row(&time, 0.0, 1.0);
             rest(class, &speeds, &mut self.program);
@@ -65,14 +65,14 @@ impl<'a> Parts<'a> {
     }
 
     fn solve(self, precision: f64) -> Option<(Allocation, Vec<Class>, Answer)> {
-        let (kinds, cone) = (self.kinds, self.program.has_cones());
+        let (gpu_models, cone) = (self.gpu_models, self.program.has_cones());
         let answer = self.program.solve(precision)?;
         let jobs = self.market.claims.len();
-        let mut alone = vec![ByKind::from_elem(0.0, self.market.gpus.len()); jobs];
+        let mut alone = vec![ByGpuModel::from_elem(0.0, self.market.gpus.len()); jobs];
         let mut values = answer.values.iter();
         for class in &self.classes {
-            let mut part = ByKind::from_elem(0.0, self.market.gpus.len());
-            for k in used(kinds, class) {
+            let mut part = ByGpuModel::from_elem(0.0, self.market.gpus.len());
+            for k in used(gpu_models, class) {
                 part[k] = values.next().map_or(0.0, |x| x.clamp(0.0, 1.0));
             }
             if cone {
@@ -85,19 +85,19 @@ impl<'a> Parts<'a> {
     }
 }
 
-fn used(kinds: Kinds, class: &Class) -> SmallVec<[usize; 4]> {
-    let all = kinds == Kinds::All;
+fn used(gpu_models: ModelSet, class: &Class) -> SmallVec<[usize; 4]> {
+    let all = gpu_models == ModelSet::All;
     (0..class.pace.len()).filter(|k| all || class.pace[*k] > 0.0).collect()
 }
 
 /// The solver is right to some digits only; nobody has more than all its time.
-fn within_all(part: &mut ByKind) {
+fn within_all(part: &mut ByGpuModel) {
     let all = part.iter().sum::<f64>().max(1.0);
     part.iter_mut().for_each(|x| *x /= all);
 }
 
-fn free(_: &Class, used: &[usize]) -> ByKind {
-    ByKind::from_elem(0.0, used.len())
+fn free(_: &Class, used: &[usize]) -> ByGpuModel {
+    ByGpuModel::from_elem(0.0, used.len())
 }
 
 /// At least `floor + need · q`, in units of the need.
@@ -105,13 +105,13 @@ fn reach_goal(class: &Class, speeds: &[f64], program: &mut Program) {
     let Goal { need, floor } = class.goal;
     // The common variable is −q, which is to be small.
     let (unit, common) = if need > 0.0 { (need, -1.0) } else { (1.0, 0.0) };
-    let factors: ByKind = speeds.iter().map(|t| -t / unit).collect();
+    let factors: ByGpuModel = speeds.iter().map(|t| -t / unit).collect();
     program.row(&factors, common, -floor / unit);
 }
 
 /// The largest q that all goals allow.
-pub(super) fn max_min(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<Allocation> {
-    max_min_to(EXACT, market, goals, kinds)
+pub(super) fn max_min(market: &Market, goals: &[Goal], gpu_models: ModelSet) -> Option<Allocation> {
+    max_min_to(EXACT, market, goals, gpu_models)
 }
 
 /// The same to a precision.
@@ -119,10 +119,10 @@ pub(super) fn max_min_to(
     precision: f64,
     market: &Market,
     goals: &[Goal],
-    kinds: Kinds,
+    gpu_models: ModelSet,
 ) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
-    let parts = Parts::new(market, goals, kinds, shape, 1.0).fill(&free, &reach_goal);
+    let parts = Parts::new(market, goals, gpu_models, shape, 1.0).fill(&free, &reach_goal);
     if parts.classes.iter().all(|c| c.goal.need <= 0.0) {
         return None;
     }
@@ -145,18 +145,22 @@ pub(super) fn max_min_to(
 /// Any parts that reach all floors, if that is beyond doubt.
 pub(super) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
-    let parts = Parts::new(market, goals, Kinds::All, shape, 0.0).fill(&free, &reach_goal);
+    let parts = Parts::new(market, goals, ModelSet::All, shape, 0.0).fill(&free, &reach_goal);
     let (allocation, _, answer) = parts.solve(EXACT)?;
     answer.exact.then_some(allocation)
 }
 
-/// The largest sum of speeds, each divided by the price of the kind.
-pub(super) fn sum(market: &Market, prices: &ByKind, kinds: Kinds) -> Option<Allocation> {
+/// The largest sum of speeds, each divided by the price of the GPU model.
+pub(super) fn sum(
+    market: &Market,
+    prices: &ByGpuModel,
+    gpu_models: ModelSet,
+) -> Option<Allocation> {
     let goals = vec![Goal::of(0.0); market.claims.len()];
     let gain = |c: &Class, k: usize| c.pace[k] * c.fastest / prices[k];
     let costs = |c: &Class, used: &[usize]| used.iter().map(|k| -gain(c, *k)).collect();
     let shape = Shape { rows: 1, cone: false };
-    let parts = Parts::new(market, &goals, kinds, shape, 0.0).fill(&costs, &|_, _, _| {});
+    let parts = Parts::new(market, &goals, gpu_models, shape, 0.0).fill(&costs, &|_, _, _| {});
     let (mut allocation, classes, _) = parts.solve(EXACT)?;
     let of = |c: &Class| {
         let part = &allocation.alone[c.members[0]];
@@ -168,38 +172,42 @@ pub(super) fn sum(market: &Market, prices: &ByKind, kinds: Kinds) -> Option<Allo
 }
 
 /// The least of the largest `floor + need ÷ speed`.
-pub(super) fn finish_time(market: &Market, goals: &[Goal], kinds: Kinds) -> Option<Allocation> {
+pub(super) fn finish_time(
+    market: &Market,
+    goals: &[Goal],
+    gpu_models: ModelSet,
+) -> Option<Allocation> {
     // A single job has nobody to be compared with.
     let alone = market.claims.len() == 1;
     let shape = Shape { rows: if alone { 1 } else { 2 }, cone: true };
     let costs = |c: &Class, used: &[usize]| {
-        let mut costs = ByKind::from_elem(0.0, used.len());
+        let mut costs = ByGpuModel::from_elem(0.0, used.len());
         costs.push(if alone { c.goal.need } else { 0.0 });
         costs
     };
     let rest = |c: &Class, speeds: &[f64], program: &mut Program| {
         if !alone {
-            let mut ratio = ByKind::from_elem(0.0, speeds.len());
+            let mut ratio = ByGpuModel::from_elem(0.0, speeds.len());
             ratio.push(c.goal.need);
             program.row(&ratio, -1.0, -c.goal.floor);
         }
         program.inverse(speeds);
     };
     let common_cost = if alone { 0.0 } else { 1.0 };
-    let parts = Parts::new(market, goals, kinds, shape, common_cost).fill(&costs, &rest);
+    let parts = Parts::new(market, goals, gpu_models, shape, common_cost).fill(&costs, &rest);
     Some(parts.solve(EXACT)?.0)
 }
 
-/// The largest q that all needs allow if jobs of equal width may share GPUs, with all kinds and pairs.
+/// The largest q that all needs allow if jobs of equal width may share GPUs, with all GPU models and pairs.
 pub(super) fn max_min_of_pairs(
     market: &Market,
     goals: &[Goal],
     speed: PairSpeed<'_>,
 ) -> Option<Allocation> {
     let classes = classes(market, goals);
-    let kinds = market.gpus.len();
-    let (time, goal) = (kinds, kinds + classes.len());
-    let mut links: Vec<Link> = Vec::with_capacity(kinds + 2 * classes.len());
+    let gpu_models = market.gpus.len();
+    let (time, goal) = (gpu_models, gpu_models + classes.len());
+    let mut links: Vec<Link> = Vec::with_capacity(gpu_models + 2 * classes.len());
     links.extend(market.gpus.iter().map(|n| Link { count: 1.0, common: 0.0, bound: *n }));
     let of_class = |common: f64, bound: f64| {
         classes.iter().map(move |c| Link { count: c.count(), common, bound })
@@ -208,7 +216,7 @@ pub(super) fn max_min_of_pairs(
     links.extend(of_class(-1.0, 0.0));
     let mut program = Program::new(Shape { rows: 0, cone: false }, links, 1.0);
     for (c, class) in classes.iter().enumerate() {
-        for k in 0..kinds {
+        for k in 0..gpu_models {
             let count = class.count();
             program.block(count, &[0.0]);
             program.link(0, k, class.gpus, count);
@@ -216,7 +224,7 @@ pub(super) fn max_min_of_pairs(
             program.link(0, goal + c, -class.pace[k] * class.fastest / class.goal.need, count);
         }
     }
-    let alone = classes.len() * kinds;
+    let alone = classes.len() * gpu_models;
     let mut together = Vec::new();
     for (c, a) in classes.iter().enumerate() {
         for (d, b) in classes.iter().enumerate().skip(c) {
@@ -227,7 +235,7 @@ pub(super) fn max_min_of_pairs(
             let who = [a.members[0], b.members[usize::from(same)]];
             let count =
                 if same { a.count() * (a.count() - 1.0) / 2.0 } else { a.count() * b.count() };
-            for k in 0..kinds {
+            for k in 0..gpu_models {
                 let [x, y] = speed(who[0], who[1], k);
                 program.block(count, &[0.0]);
                 program.link(0, k, a.gpus, count);
@@ -246,20 +254,20 @@ pub(super) fn max_min_of_pairs(
         }
     }
     let answer = program.solve(EXACT)?;
-    let none = ByKind::from_elem(0.0, kinds);
+    let none = ByGpuModel::from_elem(0.0, gpu_models);
     let mut allocation =
         Allocation { alone: vec![none.clone(); market.claims.len()], ..Allocation::default() };
     let part = |x: &f64| x.clamp(0.0, 1.0);
-    for (class, row) in classes.iter().zip(answer.values[..alone].chunks_exact(kinds)) {
+    for (class, row) in classes.iter().zip(answer.values[..alone].chunks_exact(gpu_models)) {
         for m in &class.members {
             allocation.alone[*m] = row.iter().map(part).collect();
         }
     }
-    let shares = answer.values[alone..].chunks_exact(kinds);
-    for (of, share) in together.chunks_exact(kinds).zip(shares) {
+    let shares = answer.values[alone..].chunks_exact(gpu_models);
+    for (of, share) in together.chunks_exact(gpu_models).zip(shares) {
         // What nobody gains by is not given.
         let share = of.iter().zip(share).map(|((.., gains), x)| if *gains { part(x) } else { 0.0 });
-        let share: ByKind = share.collect();
+        let share: ByGpuModel = share.collect();
         let (c, d, ..) = of[0];
         for (i, first) in classes[c].members.iter().enumerate() {
             let others = &classes[d].members[if c == d { i + 1 } else { 0 }..];
@@ -309,8 +317,8 @@ mod tests {
                 m.claims.push(claim);
             }
             // Jobs of one class are equal beside others, too.
-            let kind = |j: usize| m.claims[j].speed[0] as usize;
-            let pace = |a: usize, b: usize| f64::from(slower[(kind(a) + kind(b)) % 8]) / 10.0;
+            let gpu_model = |j: usize| m.claims[j].speed[0] as usize;
+            let pace = |a: usize, b: usize| f64::from(slower[(gpu_model(a) + gpu_model(b)) % 8]) / 10.0;
             let speed = |a: usize, b: usize, k: usize| {
                 [a, b].map(|j| m.claims[j].speed[k] * pace(a, b))
             };

@@ -2,7 +2,7 @@
 //! out badly part, and all rows get equal parts of the time.
 
 use crate::policy::gavel::allocation::program::PairSpeed;
-use crate::policy::gavel::allocation::{Allocation, ByKind, Market, Pair};
+use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use std::collections::BTreeMap;
 
 /// Draws two of so many.
@@ -13,7 +13,7 @@ pub(crate) type DrawTwo<'a> = &'a mut dyn FnMut(usize) -> [usize; 2];
 pub(crate) struct Couples {
     partner: BTreeMap<u32, u32>,
     /// As in the released code: any two are tried, and they stay together if that is worth it on all
-    /// kinds of GPU taken together, instead of on each.
+    /// GPU models taken together, instead of on each.
     released: bool,
 }
 
@@ -51,7 +51,7 @@ impl Couples {
                 None => rows.push([i, i]),
             }
         }
-        let none = ByKind::from_elem(0.0, market.gpus.len());
+        let none = ByGpuModel::from_elem(0.0, market.gpus.len());
         let mut found =
             Allocation { alone: vec![none; jobs.len()], value: 1.0, ..Allocation::default() };
         for row in &rows {
@@ -89,16 +89,16 @@ impl Couples {
 fn worth_it(market: &Market, pair: [usize; 2], speed: PairSpeed<'_>, summed: bool) -> bool {
     let [a, b] = pair.map(|m| &market.claims[m]);
     let mut sum = 0.0;
-    for kind in 0..market.gpus.len() {
-        let usable = a.speed[kind] > 0.0 && b.speed[kind] > 0.0;
+    for gpu_model in 0..market.gpus.len() {
+        let usable = a.speed[gpu_model] > 0.0 && b.speed[gpu_model] > 0.0;
         if !usable && !summed {
             continue;
         }
-        let [x, y] = speed(pair[0], pair[1], kind);
+        let [x, y] = speed(pair[0], pair[1], gpu_model);
         if x <= 0.0 || y <= 0.0 {
             return false;
         }
-        let here = x / a.speed[kind] + y / b.speed[kind];
+        let here = x / a.speed[gpu_model] + y / b.speed[gpu_model];
         if here < 1.0 && !summed {
             return false;
         }
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_released_couples_are_blind_and_sum_over_kinds() {
-        // Bad on each kind, but not in sum.
+        // Bad on each GPU model, but not in sum.
         let m = market(&[1.0, 1.0], &[&[1.0, 1.0]; 3]);
         let pairs = |released: bool, speed: f64| {
             let speed = |_: usize, _: usize, _: usize| [speed; 2];

@@ -1,11 +1,11 @@
-//! First come, first served, as an allocation: who is in front has all its time on one kind of GPU.
+//! First come, first served, as an allocation: who is in front has all its time on one GPU model.
 
 use crate::policy::gavel::allocation::program::PairSpeed;
-use crate::policy::gavel::allocation::{Allocation, ByKind, Market, Pair};
+use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which kind a job gets when it is its turn.
+/// Which GPU model a job gets when it is its turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Choice {
@@ -14,10 +14,10 @@ pub(crate) enum Choice {
     Fastest,
     /// One at random, for life.
     Random,
-    /// As the released Gavel has it: drawn at random, but the last kind with a free GPU is taken,
-    /// whether the job fits there or not. Who cannot run on the kind it got loses its turn.
+    /// As the released Gavel has it: drawn at random, but the last GPU model with a free GPU is taken,
+    /// whether the job fits there or not. Who cannot run on the GPU model it got loses its turn.
     Released,
-    /// The same, but the kind that was drawn is taken.
+    /// The same, but the GPU model that was drawn is taken.
     Repaired,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Line {
     choice: Choice,
     /// Whether the first who finds no GPU does not join anybody either, as in the released code.
     forgets: bool,
-    /// The kind that each job has, and its GPUs.
+    /// The GPU model that each job has, and its GPUs.
     given: BTreeMap<u32, (usize, f64)>,
 }
 
@@ -44,7 +44,7 @@ impl Line {
     }
 
     /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
-    /// `slowest_first` are the kinds by their usual speed. With `pairs`, those for whom no GPU is left
+    /// `slowest_first` are the GPU models by their usual speed. With `pairs`, those for whom no GPU is left
     /// join somebody.
     pub(crate) fn allocate(
         &mut self,
@@ -65,9 +65,9 @@ impl Line {
         let open = slowest_first.iter().copied().filter(|k| free[*k] > 0.0).collect();
         let queue = self.serve(market, jobs, queue, (open, &mut free), draw);
         let alone = jobs.iter().map(|j| {
-            let mut row = ByKind::from_elem(0.0, market.gpus.len());
-            if let Some((kind, _)) = self.given.get(j) {
-                row[*kind] = 1.0;
+            let mut row = ByGpuModel::from_elem(0.0, market.gpus.len());
+            if let Some((gpu_model, _)) = self.given.get(j) {
+                row[*gpu_model] = 1.0;
             }
             row
         });
@@ -90,54 +90,54 @@ impl Line {
     ) {
         let mut hosts: Vec<(usize, usize)> = Vec::new();
         for (i, job) in jobs.iter().enumerate() {
-            hosts.extend(self.given.get(job).map(|(kind, _)| (i, *kind)));
+            hosts.extend(self.given.get(job).map(|(gpu_model, _)| (i, *gpu_model)));
         }
         while let Some(guest) = queue.pop() {
             let mut best = (JOIN_ABOVE, None);
-            for (at, (host, kind)) in hosts.iter().enumerate() {
+            for (at, (host, gpu_model)) in hosts.iter().enumerate() {
                 let who = [guest.min(*host), guest.max(*host)];
                 let [a, b] = who.map(|m| &market.claims[m]);
-                if a.gpus != b.gpus || a.speed[*kind] <= 0.0 || b.speed[*kind] <= 0.0 {
+                if a.gpus != b.gpus || a.speed[*gpu_model] <= 0.0 || b.speed[*gpu_model] <= 0.0 {
                     continue;
                 }
-                let [x, y] = speed(who[0], who[1], *kind);
-                let gain = x / a.speed[*kind] + y / b.speed[*kind];
+                let [x, y] = speed(who[0], who[1], *gpu_model);
+                let gain = x / a.speed[*gpu_model] + y / b.speed[*gpu_model];
                 if gain > best.0 && x > 0.0 && y > 0.0 {
                     best = (gain, Some((at, who)));
                 }
             }
             let Some((at, who)) = best.1 else { break };
-            let (host, kind) = hosts.remove(at);
+            let (host, gpu_model) = hosts.remove(at);
             let share = std::mem::replace(
                 &mut found.alone[host],
-                ByKind::from_elem(0.0, market.gpus.len()),
+                ByGpuModel::from_elem(0.0, market.gpus.len()),
             );
-            debug_assert!(share[kind] == 1.0, "a host has all its time on one kind");
+            debug_assert!(share[gpu_model] == 1.0, "a host has all its time on one GPU model");
             found.pairs.push(Pair { who, share });
         }
     }
 
-    /// The first in line takes the kind of each job that ended, if it fits there.
+    /// The first in line takes the GPU model of each job that ended, if it fits there.
     fn replace_ended(
         &mut self,
         market: &Market,
         jobs: &[u32],
         queue: &mut Vec<usize>,
-        free: &mut ByKind,
+        free: &mut ByGpuModel,
     ) {
         let before: Vec<(u32, (usize, f64))> = self.given.iter().map(|(j, g)| (*j, *g)).collect();
-        for (job, (kind, gpus)) in before {
+        for (job, (gpu_model, gpus)) in before {
             if jobs.binary_search(&job).is_ok() {
-                free[kind] -= gpus;
+                free[gpu_model] -= gpus;
                 continue;
             }
             self.given.remove(&job);
             if let Some(next) = queue.last().copied() {
                 let claim = &market.claims[next];
-                if claim.gpus <= free[kind] && claim.speed[kind] > 0.0 {
+                if claim.gpus <= free[gpu_model] && claim.speed[gpu_model] > 0.0 {
                     queue.pop();
-                    self.given.insert(jobs[next], (kind, claim.gpus));
-                    free[kind] -= claim.gpus;
+                    self.given.insert(jobs[next], (gpu_model, claim.gpus));
+                    free[gpu_model] -= claim.gpus;
                 }
             }
         }
@@ -150,7 +150,7 @@ impl Line {
         market: &Market,
         jobs: &[u32],
         mut queue: Vec<usize>,
-        (mut open, free): (Vec<usize>, &mut ByKind),
+        (mut open, free): (Vec<usize>, &mut ByGpuModel),
         draw: Draw<'_>,
     ) -> Vec<usize> {
         while let Some(next) = queue.pop() {
@@ -170,7 +170,7 @@ impl Line {
             if fitting.is_empty() {
                 continue;
             }
-            let (mut kind, mut struck) = match self.choice {
+            let (mut gpu_model, mut struck) = match self.choice {
                 Choice::Random | Choice::Repaired => {
                     let drawn = fitting[draw(fitting.len())];
                     (drawn, drawn)
@@ -180,19 +180,19 @@ impl Line {
                     let faster = |a: usize, b: &usize| {
                         if claim.speed[*b] > claim.speed[a] { *b } else { a }
                     };
-                    let kind = fitting.iter().fold(fitting[0], faster);
-                    (kind, kind)
+                    let gpu_model = fitting.iter().fold(fitting[0], faster);
+                    (gpu_model, gpu_model)
                 }
             };
-            if claim.speed[kind] <= 0.0 {
+            if claim.speed[gpu_model] <= 0.0 {
                 // It loses its turn; if nobody else has one, it would do so for ever.
                 let able = fitting.iter().copied().find(|k| claim.speed[*k] > 0.0);
                 let Some(able) = able.filter(|_| self.given.is_empty()) else { continue };
-                (kind, struck) = (able, able);
+                (gpu_model, struck) = (able, able);
             }
-            self.given.insert(jobs[next], (kind, claim.gpus));
-            free[kind] -= claim.gpus;
-            if free[kind] == 0.0 {
+            self.given.insert(jobs[next], (gpu_model, claim.gpus));
+            free[gpu_model] -= claim.gpus;
+            if free[gpu_model] == 0.0 {
                 open.retain(|k| *k != struck);
             }
         }
@@ -258,7 +258,7 @@ mod tests {
             Line::new(choice, false).allocate(m, &[0, 1, 2], &[0, 1], None, &mut |_| 0).alone
         };
         close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
-        // One that cannot run on the kind that was drawn loses its turn, but not if it is the first.
+        // One that cannot run on the GPU model that was drawn loses its turn, but not if it is the first.
         m.claims[2].speed[0] = 0.0;
         close(&found(Choice::Repaired, &m), &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 0.0]]);
         (m.claims[0].speed[0], m.claims[2].speed[0]) = (0.0, 1.0);

@@ -1,7 +1,7 @@
 //! The least time in which all work can be finished.
 
-use crate::policy::gavel::allocation::program::{Goal, Kinds, PairSpeed, corner, max_min};
-use crate::policy::gavel::allocation::{Allocation, ByKind, Claim, Market, Unsolved, central};
+use crate::policy::gavel::allocation::program::{Goal, ModelSet, PairSpeed, corner, max_min};
+use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved, central};
 use smallvec::SmallVec;
 
 /// How close to the least time the released search is left to its solver: what that finds there depends
@@ -42,7 +42,7 @@ pub(crate) fn makespan(
 ///
 /// `prices` of GPUs are what an earlier search found, or empty. Markets change little from one search to
 /// the next, so they mostly prove which step of the search is the last; otherwise they are found anew.
-pub(crate) fn bisected(market: &Market, prices: &mut ByKind) -> Result<Allocation, Unsolved> {
+pub(crate) fn bisected(market: &Market, prices: &mut ByGpuModel) -> Result<Allocation, Unsolved> {
     if prices.len() == market.gpus.len() {
         let least = no_sooner_than(market, prices);
         let (low, high) = halves(least, |middle| middle > least);
@@ -54,7 +54,7 @@ pub(crate) fn bisected(market: &Market, prices: &mut ByKind) -> Result<Allocatio
         }
     }
     let (goals, unit) = goals(market);
-    let nearly = central::max_min_to(SOME_DIGITS, market, &goals, Kinds::Useful);
+    let nearly = central::max_min_to(SOME_DIGITS, market, &goals, ModelSet::Useful);
     let mut exact = nearly.map_or_else(|| corner(market, &goals, None), Ok)?;
     exact.value = unit / exact.value;
     prices.clone_from(&exact.prices);
@@ -135,26 +135,26 @@ fn no_sooner_than(market: &Market, prices: &[f64]) -> f64 {
 struct Job {
     left: f64,
     fastest: f64,
-    /// Worths of its steps and time that no kind of GPU sells for less, as far as one of them can be best:
-    /// where two kinds ask for the same, or time is free.
+    /// Worths of its steps and time that no GPU model sells for less, as far as one of them can be best:
+    /// where two GPU models ask for the same, or time is free.
     worths: SmallVec<[Worth; 4]>,
 }
 
 impl Job {
     /// One that can run at all.
     fn new(market: &Market, claim: &Claim, prices: &[f64]) -> Option<Self> {
-        let kinds = claim.speed.iter().zip(&market.gpus).zip(prices);
-        let useful = kinds.filter(|((t, n), _)| **t > 0.0 && claim.gpus <= **n);
-        let kinds: SmallVec<[(f64, f64); 4]> =
+        let gpu_models = claim.speed.iter().zip(&market.gpus).zip(prices);
+        let useful = gpu_models.filter(|((t, n), _)| **t > 0.0 && claim.gpus <= **n);
+        let gpu_models: SmallVec<[(f64, f64); 4]> =
             useful.map(|((t, _), price)| (*t, claim.gpus * price)).collect();
-        let fastest = kinds.iter().map(|k| k.0).max_by(f64::total_cmp)?;
+        let fastest = gpu_models.iter().map(|k| k.0).max_by(f64::total_cmp)?;
         let at = |time: f64| {
-            let steps = kinds.iter().map(|(speed, gpus)| (gpus + time) / speed);
+            let steps = gpu_models.iter().map(|(speed, gpus)| (gpus + time) / speed);
             Worth { step: steps.fold(f64::MAX, f64::min), time }
         };
         let mut worths = SmallVec::from_iter([at(0.0)]);
-        for (i, (speed, gpus)) in kinds.iter().enumerate() {
-            for (other, theirs) in &kinds[..i] {
+        for (i, (speed, gpus)) in gpu_models.iter().enumerate() {
+            for (other, theirs) in &gpu_models[..i] {
                 let time = (theirs * speed - gpus * other) / (other - speed);
                 if time > 0.0 && time.is_finite() {
                     worths.push(at(time));
@@ -199,14 +199,14 @@ mod tests {
 
     #[test]
     fn the_released_search_ends_within_five_percent() {
-        let released = |m: Market| bisected(&m, &mut ByKind::new()).unwrap().value;
+        let released = |m: Market| bisected(&m, &mut ByGpuModel::new()).unwrap().value;
         near(released(two()), 1442.639);
         near(released(three()), 1503.668);
     }
 
     #[test]
     fn right_prices_prove_the_least_time() {
-        let mut prices = ByKind::new();
+        let mut prices = ByGpuModel::new();
         bisected(&two(), &mut prices).unwrap();
         near(no_sooner_than(&two(), &prices), 10_000.0 / 7.0);
     }
@@ -232,10 +232,10 @@ mod tests {
             let any: Vec<f64> = any[..gpus.len()].iter().map(|p| f64::from(*p)).collect();
             prop_assert!(no_sooner_than(&m, &any) < least.value * (1.0 + 1e-6));
             // The market moves on: what is remembered only saves time.
-            let mut prices = ByKind::new();
+            let mut prices = ByGpuModel::new();
             bisected(&m, &mut prices).unwrap();
             m.claims[0].left *= 1.0 - done;
-            let fresh = bisected(&m, &mut ByKind::new()).unwrap();
+            let fresh = bisected(&m, &mut ByGpuModel::new()).unwrap();
             let warm = bisected(&m, &mut prices).unwrap();
             prop_assert_eq!(warm.value, fresh.value);
             prop_assert_eq!(warm.alone, fresh.alone);

@@ -3,12 +3,12 @@
 //! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::conic`] solves in time
 //! linear in the jobs, with an answer in the middle of all best ones ([`central`]). With pairs or
 //! deadlines it is a linear program of any shape, and the answer is a corner, where few rows are not 0.
-//! Jobs that ask for the same are one class, so that its size depends on how many kinds of job there are.
+//! Jobs that ask for the same are one class, so that its size depends on how many GPU models of job there are.
 
 use crate::math::lp::{Cmp, Lp, Solution, Var};
-pub(crate) use crate::policy::gavel::allocation::central::Kinds;
+pub(crate) use crate::policy::gavel::allocation::central::ModelSet;
 use crate::policy::gavel::allocation::{
-    Allocation, ByKind, Claim, Market, Pair, Unsolved, central, effective,
+    Allocation, ByGpuModel, Claim, Market, Pair, Unsolved, central, effective,
 };
 use std::collections::BTreeMap;
 
@@ -32,9 +32,9 @@ impl Goal {
 #[derive(Clone, Debug)]
 pub(super) struct Class {
     pub(super) members: Vec<usize>,
-    /// Speed on each kind relative to the fastest; 0 where it cannot run.
-    pub(super) pace: ByKind,
-    /// Steps per second on the fastest kind.
+    /// Speed on each GPU model relative to the fastest; 0 where it cannot run.
+    pub(super) pace: ByGpuModel,
+    /// Steps per second on the fastest GPU model.
     pub(super) fastest: f64,
     pub(super) gpus: f64,
     pub(super) goal: Goal,
@@ -52,7 +52,7 @@ pub(super) fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
     let mut classes: Vec<Class> = Vec::new();
     for (m, (claim, goal)) in market.claims.iter().zip(goals).enumerate() {
         let fits = |(t, n): (&f64, &f64)| if claim.gpus <= *n { *t } else { 0.0 };
-        let speed: ByKind = claim.speed.iter().zip(&market.gpus).map(fits).collect();
+        let speed: ByGpuModel = claim.speed.iter().zip(&market.gpus).map(fits).collect();
         let fastest = speed.iter().copied().fold(0.0, f64::max);
         if fastest <= 0.0 || !fastest.is_finite() {
             continue;
@@ -70,24 +70,24 @@ pub(super) fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
     classes
 }
 
-/// How fast two jobs are beside each other on a kind: steps per second of the first and the second.
+/// How fast two jobs are beside each other on a GPU model: steps per second of the first and the second.
 pub(crate) type PairSpeed<'a> = &'a dyn Fn(usize, usize, usize) -> [f64; 2];
 
 /// A program over the parts of classes.
 struct Program {
     lp: Lp,
     classes: Vec<Class>,
-    /// Part of the time alone, by class and kind; nothing where it cannot run.
+    /// Part of the time alone, by class and GPU model; nothing where it cannot run.
     alone: Vec<Vec<Option<Var>>>,
-    /// Classes that share, on one kind, and the time that they do so, all pairs together.
+    /// Classes that share, on one GPU model, and the time that they do so, all pairs together.
     together: Vec<(usize, usize, usize, Var)>,
     /// What is gained by sharing, by class: variable and pace of one member, for all of them together.
     gains: Vec<Vec<(Var, f64)>>,
 }
 
 impl Program {
-    /// All that holds whatever the goal: nobody more than all its time, no kind more than its GPUs.
-    /// `worth` is what a part of its time on a kind adds to the objective.
+    /// All that holds whatever the goal: nobody more than all its time, no GPU model more than its GPUs.
+    /// `worth` is what a part of its time on a GPU model adds to the objective.
     fn new(
         market: &Market,
         goals: &[Goal],
@@ -96,16 +96,16 @@ impl Program {
     ) -> Self {
         let classes = classes(market, goals);
         let mut lp = Lp::maximize();
-        let kinds = market.gpus.len();
+        let gpu_models = market.gpus.len();
         let mut alone = Vec::with_capacity(classes.len());
         for class in &classes {
             let var = |k: usize| (class.pace[k] > 0.0).then(|| lp.var(worth(class, k), 0.0, 1.0));
-            alone.push((0..kinds).map(var).collect::<Vec<_>>());
+            alone.push((0..gpu_models).map(var).collect::<Vec<_>>());
         }
         let gains = vec![Vec::new(); classes.len()];
         let mut program = Self { lp, classes, alone, together: Vec::new(), gains };
         if let Some(speed) = pairs {
-            program.add_pairs(kinds, speed, worth);
+            program.add_pairs(gpu_models, speed, worth);
         }
         program.limit_time();
         program.limit_gpus(market);
@@ -115,7 +115,7 @@ impl Program {
     /// Variables for classes of equal width that may share.
     fn add_pairs(
         &mut self,
-        kinds: usize,
+        gpu_models: usize,
         speed: PairSpeed<'_>,
         worth: &dyn Fn(&Class, usize) -> f64,
     ) {
@@ -127,7 +127,7 @@ impl Program {
                 }
                 let second = if c == d { a.members[1] } else { b.members[0] };
                 let first = a.members[0];
-                for k in (0..kinds).filter(|k| a.pace[*k] > 0.0 && b.pace[*k] > 0.0) {
+                for k in (0..gpu_models).filter(|k| a.pace[*k] > 0.0 && b.pace[*k] > 0.0) {
                     let [x, y] = speed(first, second, k);
                     if x <= 0.0 || y <= 0.0 {
                         continue;
@@ -171,21 +171,21 @@ impl Program {
 
     fn solve(&self, market: &Market) -> Result<(Allocation, Solution), Unsolved> {
         let solution = self.lp.solve().solution().ok_or(Unsolved)?;
-        let none = ByKind::from_elem(0.0, market.gpus.len());
+        let none = ByGpuModel::from_elem(0.0, market.gpus.len());
         let mut alone = vec![none; market.claims.len()];
         let part = |v: &Option<Var>| v.map_or(0.0, |v| solution.value(v).clamp(0.0, 1.0));
         for (vars, class) in self.alone.iter().zip(&self.classes) {
-            let row: ByKind = vars.iter().map(part).collect();
+            let row: ByGpuModel = vars.iter().map(part).collect();
             for m in &class.members {
                 alone[*m].clone_from(&row);
             }
         }
-        let mut pairs: BTreeMap<[usize; 2], ByKind> = BTreeMap::new();
+        let mut pairs: BTreeMap<[usize; 2], ByGpuModel> = BTreeMap::new();
         for (c, d, k, var) in &self.together {
             let time = solution.value(*var);
             if time > 1e-7 {
                 for (who, share) in deal(&self.classes[*c], &self.classes[*d], c == d, time) {
-                    let none = || ByKind::from_elem(0.0, market.gpus.len());
+                    let none = || ByGpuModel::from_elem(0.0, market.gpus.len());
                     pairs.entry(who).or_insert_with(none)[*k] += share;
                 }
             }
@@ -234,7 +234,7 @@ pub(crate) fn max_min(
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
-    let alone = pairs.is_none().then(|| central::max_min(market, goals, Kinds::Useful));
+    let alone = pairs.is_none().then(|| central::max_min(market, goals, ModelSet::Useful));
     alone.flatten().map_or_else(|| corner(market, goals, pairs), Ok)
 }
 
@@ -310,7 +310,7 @@ pub(crate) fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allo
     max_min(market, &fair_goals(market), pairs)
 }
 
-/// The same as the released code has it: from the middle, pairs and useless kinds included.
+/// The same as the released code has it: from the middle, pairs and useless GPU models included.
 pub(crate) fn fair_released(
     market: &Market,
     pairs: Option<PairSpeed<'_>>,
@@ -318,7 +318,7 @@ pub(crate) fn fair_released(
     let goals = fair_goals(market);
     let found = match pairs {
         Some(speed) => central::max_min_of_pairs(market, &goals, speed),
-        None => central::max_min(market, &goals, Kinds::All),
+        None => central::max_min(market, &goals, ModelSet::All),
     };
     found.map_or_else(|| corner(market, &goals, pairs), Ok)
 }
@@ -331,7 +331,7 @@ const RATIO_STEPS: usize = 60;
 /// small as can be; the value is that ratio.
 pub(crate) fn finish_time(
     market: &Market,
-    kinds: Kinds,
+    gpu_models: ModelSet,
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
     let alone_s = |c: &Claim| c.isolated_s + c.left.max(1e-9) / market.isolated_speed(c).max(1e-12);
@@ -353,13 +353,13 @@ pub(crate) fn finish_time(
         let all = market.claims.iter().zip(&goals).zip(&speeds);
         all.map(ratio).fold(0.0, f64::max)
     };
-    let plain = || central::finish_time(market, &goals, kinds);
+    let plain = || central::finish_time(market, &goals, gpu_models);
     if let Some(mut found) = pairs.is_none().then(plain).flatten() {
         found.value = reached(&found);
         return Ok(found);
     }
     // Pairs, or too many digits for one program: a search, in which each ratio is a linear one. Nobody
-    // can be faster than on its fastest kind all of the time.
+    // can be faster than on its fastest GPU model all of the time.
     let bound = |(c, goal): (&Claim, &Goal)| {
         let fastest = c.speed.iter().copied().fold(0.0, f64::max);
         if can_run(c) { goal.floor + goal.need / fastest } else { 0.0 }
@@ -398,8 +398,8 @@ pub(crate) fn speeds(
     let alone = market.claims.iter().zip(&allocation.alone);
     let mut speeds: Vec<f64> = alone.map(|(c, part)| effective(c, part)).collect();
     for (pair, speed) in allocation.pairs.iter().zip(pairs.into_iter().cycle()) {
-        for (kind, share) in pair.share.iter().enumerate().filter(|(_, s)| **s > 0.0) {
-            let beside = speed(pair.who[0], pair.who[1], kind);
+        for (gpu_model, share) in pair.share.iter().enumerate().filter(|(_, s)| **s > 0.0) {
+            let beside = speed(pair.who[0], pair.who[1], gpu_model);
             for (m, beside) in pair.who.into_iter().zip(beside) {
                 speeds[m] += share * beside;
             }
@@ -408,12 +408,12 @@ pub(crate) fn speeds(
     speeds
 }
 
-/// The largest sum of effective speeds, each divided by `price` of the kind. With `deadlines`, jobs
+/// The largest sum of effective speeds, each divided by `price` of the GPU model. With `deadlines`, jobs
 /// that have one get the speed they need for it; if not all can be kept, `all_or_none` gives all of
 /// them up, otherwise only those that stand in the way.
 pub(crate) fn throughput(
     market: &Market,
-    prices: &ByKind,
+    prices: &ByGpuModel,
     (deadlines, all_or_none): (bool, bool),
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
@@ -435,8 +435,8 @@ pub(crate) fn throughput(
     }
     let goals: Vec<Goal> = floors.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
     let plain = pairs.is_none() && floors.iter().all(|f| *f == 0.0);
-    let kinds = if all_or_none { Kinds::All } else { Kinds::Useful };
-    if let Some(mut found) = plain.then(|| central::sum(market, prices, kinds)).flatten() {
+    let gpu_models = if all_or_none { ModelSet::All } else { ModelSet::Useful };
+    if let Some(mut found) = plain.then(|| central::sum(market, prices, gpu_models)).flatten() {
         found.late = late;
         return Ok(found);
     }
@@ -507,7 +507,7 @@ mod tests {
         assert!((found - expected).abs() < 1e-4 * expected.abs(), "{found}, expected {expected}");
     }
 
-    /// Example A: the second job gains less from the faster kind.
+    /// Example A: the second job gains less from the faster GPU model.
     fn two() -> Market {
         market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0]])
     }
@@ -544,16 +544,16 @@ mod tests {
     fn finish_times_are_as_fair_as_they_can_be() {
         let mut m = two();
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&m, Kinds::Useful, None).unwrap().value, 1.0);
+        near(finish_time(&m, ModelSet::Useful, None).unwrap().value, 1.0);
         m.claims[0].age_s = 1000.0;
-        let found = finish_time(&m, Kinds::Useful, None).unwrap();
+        let found = finish_time(&m, ModelSet::Useful, None).unwrap();
         near(found.value, 1.320_802);
         close(&found.alone, &[&[0.135_674, 0.864_326], &[0.864_326, 0.135_674]]);
     }
 
     #[test]
     fn the_largest_sum_and_its_deadlines() {
-        let free = ByKind::from_slice(&[1.0, 1.0, 1.0]);
+        let free = ByGpuModel::from_slice(&[1.0, 1.0, 1.0]);
         let found = throughput(&two(), &free, (false, false), None).unwrap();
         near(found.value, 5.0);
         close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
@@ -575,7 +575,7 @@ mod tests {
 
     #[test]
     fn a_price_can_turn_the_choice_round() {
-        let prices = ByKind::from_slice(&[0.1, 1.0]);
+        let prices = ByGpuModel::from_slice(&[0.1, 1.0]);
         let found = throughput(&two(), &prices, (false, false), None).unwrap();
         // Per dollar: 10 and 4 for the first, 10 and 2 for the second.
         close(&found.alone, &[&[0.0, 1.0], &[1.0, 0.0]]);
@@ -599,20 +599,20 @@ mod tests {
 
     #[test]
     fn every_goal_may_share() {
-        // Example G with one kind: both run all of the time, at three quarters of their speed.
+        // Example G with one GPU model: both run all of the time, at three quarters of their speed.
         let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
         let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
         (one.claims[0].left, one.claims[1].left) = (4000.0, 2000.0);
-        near(finish_time(&one, Kinds::Useful, None).unwrap().value, 1.0);
-        let found = finish_time(&one, Kinds::Useful, Some(&speed)).unwrap();
+        near(finish_time(&one, ModelSet::Useful, None).unwrap().value, 1.0);
+        let found = finish_time(&one, ModelSet::Useful, Some(&speed)).unwrap();
         near(found.value, 2.0 / 3.0);
         near(found.pairs[0].share[0], 1.0);
-        let free = ByKind::from_slice(&[1.0]);
+        let free = ByGpuModel::from_slice(&[1.0]);
         near(throughput(&one, &free, (false, false), None).unwrap().value, 4.0);
         let found = throughput(&one, &free, (false, false), Some(&speed)).unwrap();
         near(found.value, 4.5);
         near(found.pairs[0].share[0], 1.0);
-        let half = ByKind::from_slice(&[0.5]);
+        let half = ByGpuModel::from_slice(&[0.5]);
         near(throughput(&one, &half, (false, false), Some(&speed)).unwrap().value, 9.0);
         // A deadline that only sharing can keep: both need more than half of their time.
         (one.claims[0].deadline_s, one.claims[1].deadline_s) = (Some(1600.0), Some(1600.0));
@@ -655,7 +655,7 @@ mod tests {
             jobs in prop::collection::vec((prop::collection::vec(0u8..9, 3), 1u8..4, 1u8..5, 1u16..900), 1..9),
             scale in 1u8..9,
         ) {
-            let gpus: ByKind = gpus.into_iter().map(f64::from).collect();
+            let gpus: ByGpuModel = gpus.into_iter().map(f64::from).collect();
             let mut m = Market { gpus, ..Market::default() };
             for (speed, width, weight, left) in jobs {
                 let speed = speed.into_iter().map(|s| f64::from(s) / 2.0).collect::<Vec<_>>();
@@ -665,14 +665,14 @@ mod tests {
                 claim.deadline_s = (left % 3 == 0).then_some(200.0);
                 m.claims.push(claim);
             }
-            let free = ByKind::from_elem(1.0, 3);
+            let free = ByGpuModel::from_elem(1.0, 3);
             let mut scaled = m.clone();
             for claim in &mut scaled.claims {
                 claim.speed.iter_mut().for_each(|t| *t *= f64::from(scale));
                 claim.left *= f64::from(scale);
             }
             let solve = |m: &Market| {
-                [fair(m, None), makespan(m, None), finish_time(m, Kinds::Useful, None), throughput(m, &free, (true, false), None)]
+                [fair(m, None), makespan(m, None), finish_time(m, ModelSet::Useful, None), throughput(m, &free, (true, false), None)]
                     .map(Result::unwrap)
             };
             let found = solve(&m);

@@ -6,7 +6,7 @@
 //! queue runs, and keeps its GPU until it is done.
 
 use crate::math::assignment::Assignment;
-use crate::policy::gavel::allocation::{Allocation, ByKind, Claim, Market};
+use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Claim, Market};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -16,16 +16,16 @@ pub(crate) struct Queues {
     given: BTreeMap<u32, usize>,
 }
 
-/// A speed below which a kind is as good as none.
+/// A speed below which a GPU model is as good as none.
 const STANDSTILL: f64 = 1e-10;
 
 impl Queues {
     /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending;
-    /// `slowest_first` are the kinds by their usual speed. Only the oldest `alpha` of those who wait, or
+    /// `slowest_first` are the GPU models by their usual speed. Only the oldest `alpha` of those who wait, or
     /// as many as there are free GPUs, are looked at.
     ///
     /// A gang counts with the time of all its GPUs, runs when its turn comes, and is not overtaken by
-    /// those behind it on the same kind of GPU.
+    /// those behind it on the same GPU model.
     pub(crate) fn allocate(
         &mut self,
         market: &Market,
@@ -45,22 +45,22 @@ impl Queues {
         waiting.sort_by(|a, b| market.claims[*b].age_s.total_cmp(&market.claims[*a].age_s));
         let looked_at = ((alpha * waiting.len() as f64) as usize).max(gpus.len());
         waiting.truncate(looked_at);
-        for (kind, queue) in queues(market, &waiting, &gpus) {
+        for (gpu_model, queue) in queues(market, &waiting, &gpus) {
             for job in queue {
                 let claim = &market.claims[job];
-                if claim.gpus > free[kind] {
+                if claim.gpus > free[gpu_model] {
                     break;
                 }
-                if claim.speed[kind] > 0.0 {
-                    free[kind] -= claim.gpus;
-                    self.given.insert(jobs[job], kind);
+                if claim.speed[gpu_model] > 0.0 {
+                    free[gpu_model] -= claim.gpus;
+                    self.given.insert(jobs[job], gpu_model);
                 }
             }
         }
         let alone = jobs.iter().map(|job| {
-            let mut row = ByKind::from_elem(0.0, market.gpus.len());
-            if let Some(kind) = self.given.get(job) {
-                row[*kind] = 1.0;
+            let mut row = ByGpuModel::from_elem(0.0, market.gpus.len());
+            if let Some(gpu_model) = self.given.get(job) {
+                row[*gpu_model] = 1.0;
             }
             row
         });
@@ -68,14 +68,14 @@ impl Queues {
     }
 
     /// Forgets who is gone, and who does not fit any more, and returns what is free.
-    fn keep(&mut self, market: &Market, jobs: &[u32]) -> ByKind {
+    fn keep(&mut self, market: &Market, jobs: &[u32]) -> ByGpuModel {
         let mut free = market.gpus.clone();
-        self.given.retain(|job, kind| {
+        self.given.retain(|job, gpu_model| {
             let Ok(at) = jobs.binary_search(job) else { return false };
             let claim = &market.claims[at];
-            let stays = claim.gpus <= free[*kind] && claim.speed[*kind] > 0.0;
+            let stays = claim.gpus <= free[*gpu_model] && claim.speed[*gpu_model] > 0.0;
             if stays {
-                free[*kind] -= claim.gpus;
+                free[*gpu_model] -= claim.gpus;
             }
             stays
         });
@@ -83,20 +83,20 @@ impl Queues {
     }
 }
 
-/// The first of every GPU's queue, by kind, those of the longest queues first.
+/// The first of every GPU's queue, by GPU model, those of the longest queues first.
 fn queues(market: &Market, waiting: &[usize], gpus: &[usize]) -> BTreeMap<usize, Vec<usize>> {
     let mut found: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     if gpus.is_empty() {
         return found;
     }
-    let time_s = |job: usize, kind: usize| {
+    let time_s = |job: usize, gpu_model: usize| {
         let claim = &market.claims[job];
-        let speed = if claim.speed[kind] > 0.0 { claim.speed[kind] } else { STANDSTILL };
+        let speed = if claim.speed[gpu_model] > 0.0 { claim.speed[gpu_model] } else { STANDSTILL };
         claim.left / speed * claim.gpus
     };
-    let time_s: Vec<ByKind> = waiting
+    let time_s: Vec<ByGpuModel> = waiting
         .iter()
-        .map(|job| (0..market.gpus.len()).map(|kind| time_s(*job, kind)).collect())
+        .map(|job| (0..market.gpus.len()).map(|gpu_model| time_s(*job, gpu_model)).collect())
         .collect();
     let cost = |row: usize, column: usize| {
         let from_the_end = (column / gpus.len() + 1) as f64;
@@ -116,11 +116,14 @@ fn queues(market: &Market, waiting: &[usize], gpus: &[usize]) -> BTreeMap<usize,
             heads[gpu] = Some((place, waiting[row]));
         }
     }
-    let mut heads: Vec<(usize, usize, usize)> =
-        heads.iter().zip(gpus).filter_map(|(h, kind)| h.map(|(p, job)| (p, job, *kind))).collect();
+    let mut heads: Vec<(usize, usize, usize)> = heads
+        .iter()
+        .zip(gpus)
+        .filter_map(|(h, gpu_model)| h.map(|(p, job)| (p, job, *gpu_model)))
+        .collect();
     heads.sort_by_key(|(place, ..)| Reverse(*place));
-    for (_, job, kind) in heads {
-        found.entry(kind).or_default().push(job);
+    for (_, job, gpu_model) in heads {
+        found.entry(gpu_model).or_default().push(job);
     }
     found
 }

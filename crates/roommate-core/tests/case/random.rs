@@ -1,5 +1,5 @@
 //! Random scenes from a seed: small clusters, a few jobs, a policy with random parameters. Shared by
-//! the laws, the twins and the simulator's twin, so that a seed means the same scene everywhere.
+//! the laws, the twins and the simulator's twin, so that a seed means the same case everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::table::Table;
@@ -11,7 +11,7 @@ use roommate_core::placement::{self, Rule};
 use roommate_core::policy::{Entry, Params};
 use roommate_core::profile::{Predicted, Profile};
 use roommate_core::state::State;
-use roommate_core::testing::{Actor, Scene};
+use roommate_core::testing::{TestCase, TestJob};
 use roommate_core::time::{Span, Time};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::fmt::Write as _;
 
 /// Nodes and GPUs all alike.
 const ALIKE: &[&str] = &["1x1", "1x2", "2x2", "1x4", "3x2", "2x4", "1x8", "3x4", "4x1"];
-/// Kinds, node sizes and CPU differ. The kinds without a listed memory take any job.
+/// GPU models, node sizes and CPU differ. The GPU models without a listed memory take any job.
 const MIXED: &[&str] = &[
     "1x4,2x2",
     "1x3,1x2,2x1",
@@ -40,19 +40,19 @@ const HOSTED: &[&str] = &[
     "1x3:2c:8g",
 ];
 
-/// What a scene may contain.
+/// What a case may contain.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "independent choices")]
-pub(crate) struct Taste {
+pub(crate) struct CaseOptions {
     /// Clusters whose nodes differ.
     pub(crate) mixed: bool,
-    /// Jobs that need memory, CPU or a kind of GPU.
+    /// Jobs that need memory, CPU or a GPU model.
     pub(crate) limits: bool,
     /// Starts and restarts that cost time.
     pub(crate) costs: bool,
     /// Jobs that say nothing, or something wrong, about their length.
     pub(crate) liars: bool,
-    /// Spreading that slows down, kinds measured to be faster than usual.
+    /// Spreading that slows down, GPU models measured to be faster than usual.
     pub(crate) speeds: bool,
     /// Work of which the stages are known, so that jobs may share GPUs.
     pub(crate) stages: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Taste {
     pub(crate) elastic: bool,
 }
 
-impl Taste {
+impl CaseOptions {
     /// Everything.
     pub(crate) const WILD: Self = Self {
         mixed: true,
@@ -91,83 +91,83 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.below(from.len() as u64) as usize]
 }
 
-/// The scene of this seed for this policy.
-pub(crate) fn scene(seed: u64, entry: &Entry, taste: Taste) -> Scene {
+/// The case of this seed for this policy.
+pub(crate) fn case(seed: u64, entry: &Entry, options: CaseOptions) -> TestCase {
     let mut rng = Rng::stream(seed, 77);
-    let mixed = taste.mixed && rng.chance(0.6);
+    let mixed = options.mixed && rng.chance(0.6);
     let mut cluster = pick(&mut rng, if mixed { MIXED } else { ALIKE });
     let mut hosts = Rng::stream(seed, 83);
     let is_synergy = entry.name.starts_with("synergy");
     if mixed && is_synergy && hosts.chance(0.7) {
         cluster = pick(&mut hosts, HOSTED);
     }
-    let mut scene = Scene::new(entry.name, cluster, "a 0 1 1");
-    scene.seed = seed;
-    scene.actors.clear();
-    if taste.costs && rng.chance(0.6) {
-        scene.costs.restart = whole_seconds(rng.below(6));
-        scene.costs.start = whole_seconds(rng.below(3));
+    let mut case = TestCase::new(entry.name, cluster, "a 0 1 1");
+    case.seed = seed;
+    case.jobs.clear();
+    if options.costs && rng.chance(0.6) {
+        case.costs.restart = whole_seconds(rng.below(6));
+        case.costs.start = whole_seconds(rng.below(3));
     }
-    scene.costs.backoff = whole_seconds(rng.below(4));
-    scene.profiles = (0..3).map(|_| profile(&mut rng, &scene, taste)).collect();
-    if taste.stages {
-        give_stages(&mut Rng::stream(seed, 78), &mut scene.profiles);
-        give_predictions(&mut Rng::stream(seed, 80), &mut scene.profiles);
-        give_sensitivities(&mut hosts, &mut scene.profiles);
+    case.costs.backoff = whole_seconds(rng.below(4));
+    case.profiles = (0..3).map(|_| profile(&mut rng, &case, options)).collect();
+    if options.stages {
+        give_stages(&mut Rng::stream(seed, 78), &mut case.profiles);
+        give_predictions(&mut Rng::stream(seed, 80), &mut case.profiles);
+        give_sensitivities(&mut hosts, &mut case.profiles);
     }
     let jobs = 1 + rng.below(12);
     let mut submit = 0;
     for i in 0..jobs {
         submit += pick(&mut rng, &[0, 0, 1, 2, 5, 9]);
-        let mut actor = actor(&mut rng, &scene, taste, i, submit);
-        if is_synergy && taste.limits && hosts.chance(0.3) {
-            actor.spec.knobs.host_mib = pick(&mut hosts, &[1_000, 6_000, 9_000]);
+        let mut job = job(&mut rng, &case, options, i, submit);
+        if is_synergy && options.limits && hosts.chance(0.3) {
+            job.spec.knobs.host_mib = pick(&mut hosts, &[1_000, 6_000, 9_000]);
         }
-        scene.actors.push(actor);
+        case.jobs.push(job);
     }
-    if taste.stages && entry.name.starts_with("iadeep") {
-        give_trainings(&mut Rng::stream(seed, 100), &mut scene.profiles);
+    if options.stages && entry.name.starts_with("iadeep") {
+        give_trainings(&mut Rng::stream(seed, 100), &mut case.profiles);
     }
-    if taste.classes {
-        give_classes(&mut Rng::stream(seed, 81), &mut scene.actors);
+    if options.classes {
+        give_classes(&mut Rng::stream(seed, 81), &mut case.jobs);
     }
-    if taste.elastic {
-        make_elastic(&mut Rng::stream(seed, 84), &mut scene);
+    if options.elastic {
+        make_elastic(&mut Rng::stream(seed, 84), &mut case);
     }
-    give_retries(&mut Rng::stream(seed, 86), &mut scene.actors);
-    give_worth(&mut Rng::stream(seed, 87), &mut scene.actors);
-    scene.params = params(&mut rng, entry, &scene);
-    if taste.stages {
-        scene.known_pairs = Some(pairs(&mut Rng::stream(seed, 88)));
+    give_retries(&mut Rng::stream(seed, 86), &mut case.jobs);
+    give_worth(&mut Rng::stream(seed, 87), &mut case.jobs);
+    case.params = params(&mut rng, entry, &case);
+    if options.stages {
+        case.known_pairs = Some(pairs(&mut Rng::stream(seed, 88)));
     }
-    if !taste.liars {
+    if !options.liars {
         // Its rounds end with their last step, which is not at a tick.
-        scene.params.remove("released");
+        case.params.remove("released");
     }
-    scene
+    case
 }
 
 fn whole_seconds(s: u64) -> Span {
     Span::from_secs(s as f64)
 }
 
-fn profile(rng: &mut Rng, scene: &Scene, taste: Taste) -> Profile {
+fn profile(rng: &mut Rng, case: &TestCase, options: CaseOptions) -> Profile {
     let mut profile = Profile::of_step(1.0);
     profile.skew = pick(rng, &[None, Some(0.1), Some(0.7)]);
-    if taste.speeds {
+    if options.speeds {
         profile.spread_speed = pick(rng, &[1.0, 0.5]);
         if rng.chance(0.3) {
-            let kind = rng.below(scene.cluster.kinds.len() as u64) as u8;
-            profile.kind_speed.push((kind, pick(rng, &[0.5, 4.0])));
+            let gpu_model = rng.below(case.cluster.gpu_models.len() as u64) as u8;
+            profile.model_speed.push((gpu_model, pick(rng, &[0.5, 4.0])));
         }
     }
-    if taste.costs && rng.chance(0.3) {
+    if options.costs && rng.chance(0.3) {
         profile.restart = Some(whole_seconds(rng.below(6)));
     }
     profile
 }
 
-/// Most kinds of work were profiled: a share of the step in each stage.
+/// Most profiles were profiled: a share of the step in each stage.
 fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.8) {
@@ -177,7 +177,7 @@ fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Of most kinds of work something was predicted, also what no GPU here could hold.
+/// Of most profiles something was predicted, also what no GPU here could hold.
 fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.8) {
@@ -190,7 +190,7 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Somebody measured most pairs of kinds of work, and some do not fit together.
+/// Somebody measured most pairs of profiles, and some do not fit together.
 fn pairs(rng: &mut Rng) -> Table {
     let mut pairs = BTreeMap::new();
     for a in 0..3 {
@@ -204,7 +204,7 @@ fn pairs(rng: &mut Rng) -> Table {
     Table::new(pairs, 0.0)
 }
 
-/// Most kinds of work are faster with more CPU or more host memory.
+/// Most profiles are faster with more CPU or more host memory.
 fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         let gain = |rng: &mut Rng| pick(rng, &[0.0, 0.25, 1.0]);
@@ -218,7 +218,7 @@ fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Of some kinds of work the batch size may be changed; what they take with their own fits everywhere.
+/// Of some profiles the batch size may be changed; what they take with their own fits everywhere.
 fn give_trainings(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.7) {
@@ -235,93 +235,93 @@ fn give_trainings(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-fn give_classes(rng: &mut Rng, actors: &mut [Actor]) {
-    for actor in actors {
+fn give_classes(rng: &mut Rng, jobs: &mut [TestJob]) {
+    for job in jobs {
         if rng.chance(0.4) {
-            actor.spec.class = Class::BestEffort;
+            job.spec.class = Class::BestEffort;
         }
     }
 }
 
 /// Some jobs can use more GPUs, with more or less success, and also more than there are.
-fn make_elastic(rng: &mut Rng, scene: &mut Scene) {
-    for profile in &mut scene.profiles {
+fn make_elastic(rng: &mut Rng, case: &mut TestCase) {
+    for profile in &mut case.profiles {
         profile.scaling = pick(rng, &[None, Some(0.0), Some(0.3), Some(0.7), Some(1.0)]);
     }
-    for actor in &mut scene.actors {
+    for job in &mut case.jobs {
         if rng.chance(0.4) {
-            actor.spec.gpus_max += 1 + rng.below(7) as u16;
+            job.spec.gpus_max += 1 + rng.below(7) as u16;
         }
     }
 }
 
 /// Some classes of failure are worth more tries than others.
-fn give_retries(rng: &mut Rng, actors: &mut [Actor]) {
-    for actor in actors {
+fn give_retries(rng: &mut Rng, jobs: &mut [TestJob]) {
+    for job in jobs {
         if rng.chance(0.3) {
-            actor.spec.retries.user = 0;
-            actor.spec.retries.infra = rng.below(6) as u16;
+            job.spec.retries.user = 0;
+            job.spec.retries.infra = rng.below(6) as u16;
         }
     }
 }
 
 /// Some of those who have a deadline have earlier ones that are worth more.
-fn give_worth(rng: &mut Rng, actors: &mut [Actor]) {
-    for actor in actors {
-        if let Some(last) = actor.spec.deadline
+fn give_worth(rng: &mut Rng, jobs: &mut [TestJob]) {
+    for job in jobs {
+        if let Some(last) = job.spec.deadline
             && rng.chance(0.4)
         {
             let sooner = Time(last.0.saturating_sub(1_000_000 * rng.below(20)));
-            actor.spec.worth = vec![(sooner, 10.0), (last, 8.0)];
+            job.spec.deadline_values = vec![(sooner, 10.0), (last, 8.0)];
         }
     }
 }
 
-fn actor(rng: &mut Rng, scene: &Scene, taste: Taste, i: u64, submit: u64) -> Actor {
-    let all = u64::from(scene.cluster.gpus());
+fn job(rng: &mut Rng, case: &TestCase, options: CaseOptions, i: u64, submit: u64) -> TestJob {
+    let all = u64::from(case.cluster.gpus());
     let gpus = match rng.below(20) {
         0 => all + 1 + rng.below(3),
         1..=9 => 1 + rng.below(all.min(2)),
         _ => 1 + rng.below(all),
     };
     let work = (1 + rng.below(20)) as f64;
-    let profile = ProfileIdx(rng.below(scene.profiles.len() as u64) as u32);
+    let profile = ProfileIdx(rng.below(case.profiles.len() as u64) as u32);
     let mut spec = Spec::training(gpus as u16, work, profile);
     spec.retries = (rng.below(4) as u16).into();
     if rng.chance(0.2) {
         spec.deadline = Some(Time::from_secs((submit + rng.below(40)) as f64));
     }
-    if taste.liars && rng.chance(0.3) {
+    if options.liars && rng.chance(0.3) {
         spec.work = rng.chance(0.5).then(|| work + rng.below(5) as f64 - 2.0);
         spec.work = spec.work.map(|w| w.max(0.0));
     }
-    if taste.limits && rng.chance(0.4) {
+    if options.limits && rng.chance(0.4) {
         spec.knobs.mem_mib = pick(rng, &[0, 9_000, 14_000, 30_000]);
         spec.knobs.cpu_milli = pick(rng, &[0, 1_000, 2_000, 3_000]);
         if rng.chance(0.3) {
-            spec.kinds = 1 << rng.below(scene.cluster.kinds.len() as u64);
+            spec.gpu_models = 1 << rng.below(case.cluster.gpu_models.len() as u64);
         }
     }
     // A job that no rule could ever place would wait for ever, and rightly so; one that is too large
     // is refused by the engine. Everything in between is made placeable by asking for less.
     let relax: [fn(&mut Spec); 3] = [
         |s| (s.knobs.mem_mib, s.knobs.cpu_milli) = (0, 0),
-        |s| s.kinds = u32::MAX,
+        |s| s.gpu_models = u32::MAX,
         |s| (s.gpus, s.gpus_max) = (1, 1),
     ];
     for relax in relax {
-        let could = |rule| fits_an_empty_cluster(scene, &spec, rule);
+        let could = |rule| fits_an_empty_cluster(case, &spec, rule);
         if could(Rule::Count) && !could(Rule::Consolidated) {
             relax(&mut spec);
         }
     }
-    Actor { name: format!("j{i}"), submit, spec, work }
+    TestJob { name: format!("j{i}"), submit, spec, work }
 }
 
 /// Whether the job could be placed if it were alone.
-pub(crate) fn fits_an_empty_cluster(scene: &Scene, spec: &Spec, rule: Rule) -> bool {
-    let mut state = State::new(&scene.cluster, scene.costs);
-    state.profiles.clone_from(&scene.profiles);
+pub(crate) fn fits_an_empty_cluster(case: &TestCase, spec: &Spec, rule: Rule) -> bool {
+    let mut state = State::new(&case.cluster, case.costs);
+    state.profiles.clone_from(&case.profiles);
     state.specs.push(spec.clone());
     state.jobs.push(Job::expected());
     placement::find(&state, JobIdx::from_usize(0), rule).is_some()
@@ -341,7 +341,7 @@ fn set_lodging(own: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("cool_s", json!(pick(own, &[0.0, 3.0, 20.0])));
 }
 
-fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
+fn params(rng: &mut Rng, entry: &Entry, case: &TestCase) -> Params {
     let mut params = Params::new();
     let known = entry.params(&params).expect("defaults are valid");
     let mut set = |name: &str, value: Value| {
@@ -352,17 +352,17 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
     let repack = rng.chance(0.3);
     set("repack", json!(repack));
-    let mut own = Rng::stream(scene.seed, 79);
+    let mut own = Rng::stream(case.seed, 79);
     set("packing", json!(1 + own.below(4)));
     set("autopack", json!(own.chance(0.5)));
     set("guard", json!(own.chance(0.5)));
     set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
-    set_gandiva(&mut Rng::stream(scene.seed, 80), &mut set);
+    set_gandiva(&mut Rng::stream(case.seed, 80), &mut set);
     if entry.name.starts_with("synergy") {
-        set_synergy(&mut Rng::stream(scene.seed, 84), scene, &mut set);
+        set_synergy(&mut Rng::stream(case.seed, 84), case, &mut set);
     }
     if entry.name.starts_with("iadeep") {
-        set_iadeep(&mut Rng::stream(scene.seed, 101), &mut set);
+        set_iadeep(&mut Rng::stream(case.seed, 101), &mut set);
     }
     set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
     set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
@@ -372,9 +372,9 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
     // Others have parameters of the same names.
     if entry.name.starts_with("gavel") {
-        set_gavel(&mut Rng::stream(scene.seed, 83), entry, &mut set);
+        set_gavel(&mut Rng::stream(case.seed, 83), entry, &mut set);
     }
-    let mut own = Rng::stream(scene.seed, 82);
+    let mut own = Rng::stream(case.seed, 82);
     set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
     set("mem_term", json!(pick(&mut own, &["intended", "released"])));
     // A third of a GPU is no whole number of permille, and its steps do not end at a tick.
@@ -385,17 +385,17 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
     set("migrate", json!(own.chance(0.4)));
     set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
-    let mut own = Rng::stream(scene.seed, 85);
+    let mut own = Rng::stream(case.seed, 85);
     set("grow", json!(own.chance(0.9)));
     set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
     set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
     if known.get("max_training").is_some() {
-        set_lodging(&mut Rng::stream(scene.seed, 123), &mut set);
+        set_lodging(&mut Rng::stream(case.seed, 123), &mut set);
     }
-    let mut own = Rng::stream(scene.seed, 83);
+    let mut own = Rng::stream(case.seed, 83);
     set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
     let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
-    set_chronus(&mut Rng::stream(scene.seed, 88), &mut set);
+    set_chronus(&mut Rng::stream(case.seed, 88), &mut set);
     set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
     set("service", json!(pick(rng, &["gpu_time", "time"])));
     set(
@@ -413,9 +413,9 @@ fn params(rng: &mut Rng, entry: &Entry, scene: &Scene) -> Params {
     // A job that is promoted must get something done before it is demoted again; if restarts take
     // longer than the first queue lasts, 2D-LAS swaps two jobs for ever, as published. Under Gittins
     // jobs of one queue swap too, so there only free restarts are safe.
-    let of_profiles = scene.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
-    let cost = scene.costs.restart.max(scene.costs.start).max(of_profiles).secs() as u64;
-    let widest = scene.actors.iter().map(|a| u64::from(a.spec.gpus)).max().unwrap_or(1);
+    let of_profiles = case.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
+    let cost = case.costs.restart.max(case.costs.start).max(of_profiles).secs() as u64;
+    let widest = case.jobs.iter().map(|a| u64::from(a.spec.gpus)).max().unwrap_or(1);
     let least = if knob { (cost + 1) * widest } else { 1 };
     let mut bound = 0;
     let bounds: Vec<u64> = (0..=rng.below(3))
@@ -487,9 +487,9 @@ fn set_gavel(rng: &mut Rng, entry: &Entry, set: &mut dyn FnMut(&str, Value)) {
 }
 
 /// A round in which nobody gets past its restart would be a round for nothing.
-fn set_synergy(rng: &mut Rng, scene: &Scene, set: &mut dyn FnMut(&str, Value)) {
-    let of_profiles = scene.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
-    let cost = scene.costs.restart.max(scene.costs.start).max(of_profiles).secs() as u64;
+fn set_synergy(rng: &mut Rng, case: &TestCase, set: &mut dyn FnMut(&str, Value)) {
+    let of_profiles = case.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
+    let cost = case.costs.restart.max(case.costs.start).max(of_profiles).secs() as u64;
     set("round_s", json!(cost + 4 + rng.below(8)));
     set("order", json!(pick(rng, &["fifo", "srtf", "las", "ftf", "drf", "tetris"])));
     set("layout", json!(pick(rng, &["first_fit", "consolidated"])));
@@ -501,7 +501,7 @@ fn set_synergy(rng: &mut Rng, scene: &Scene, set: &mut dyn FnMut(&str, Value)) {
     set("nodes", json!(pick(rng, &[0, 1, 1_000])));
 }
 
-/// Leases of a few ticks, so that several of them pass in a scene.
+/// Leases of a few ticks, so that several of them pass in a case.
 fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     let slot = 1 + rng.below(3);
     set("slot_s", json!(slot));
@@ -514,32 +514,33 @@ fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
     set("profile_gpus", json!(pick(rng, &[0, 0, 4])));
 }
 
-/// The scene in a few lines, to read and to replay by hand.
-pub(crate) fn compact(scene: &Scene) -> String {
+/// The case in a few lines, to read and to replay by hand.
+pub(crate) fn compact(case: &TestCase) -> String {
     let mut text = format!(
         "seed {} {} {} on {} restart {} start {} backoff {}\n",
-        scene.seed,
-        scene.policy,
-        Value::Object(scene.params.clone()),
-        scene.cluster,
-        scene.costs.restart,
-        scene.costs.start,
-        scene.costs.backoff,
+        case.seed,
+        case.policy,
+        Value::Object(case.params.clone()),
+        case.cluster,
+        case.costs.restart,
+        case.costs.start,
+        case.costs.backoff,
     );
-    for a in &scene.actors {
+    for a in &case.jobs {
         let s = &a.spec;
         write!(text, "  {} at {} gpus {}", a.name, a.submit, s.gpus).expect("text");
         write!(text, "..={} work {}", s.gpus_max, a.work).expect("text");
-        write!(text, " declares {:?} {:?} kinds {:x}", s.work, s.profile, s.kinds).expect("text");
+        write!(text, " declares {:?} {:?} gpu_models {:x}", s.work, s.profile, s.gpu_models)
+            .expect("text");
         write!(
             text,
             " mem {} cpu {} host {}",
             s.knobs.mem_mib, s.knobs.cpu_milli, s.knobs.host_mib
         )
         .expect("text");
-        writeln!(text, " due {:?} {:?}", s.deadline, s.worth).expect("text");
+        writeln!(text, " due {:?} {:?}", s.deadline, s.deadline_values).expect("text");
     }
-    for (i, p) in scene.profiles.iter().enumerate() {
+    for (i, p) in case.profiles.iter().enumerate() {
         writeln!(text, "  profile {i}: {p:?}").expect("text");
     }
     text

@@ -2,7 +2,7 @@
 //! measurements and slow confirmations, looked at after every step.
 
 use crate::books;
-use crate::random::{self, Taste, compact};
+use crate::random::{self, CaseOptions, compact};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
@@ -12,8 +12,8 @@ use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::{Entry, Policy};
-use roommate_core::reason::Why;
-use roommate_core::testing::Scene;
+use roommate_core::reason::Reason;
+use roommate_core::testing::TestCase;
 use roommate_core::time::Time;
 use std::fmt;
 
@@ -55,25 +55,25 @@ pub(crate) enum Mishap {
     Window(JobIdx, f32, u32),
 }
 
-/// A scene and what goes wrong in it.
-pub(crate) struct Drama {
-    pub(crate) scene: Scene,
+/// A case and what goes wrong in it.
+pub(crate) struct FaultyRun {
+    pub(crate) case: TestCase,
     /// By tick, ascending.
     pub(crate) mishaps: Vec<(u64, Mishap)>,
     /// Ticks until a stop is confirmed.
     pub(crate) stop_lag: u64,
 }
 
-impl Drama {
+impl FaultyRun {
     pub(crate) fn random(seed: u64, entry: &Entry) -> Self {
-        let scene = random::scene(seed, entry, Taste::WILD);
+        let case = random::case(seed, entry, CaseOptions::WILD);
         let mut rng = Rng::stream(seed, 78);
         let mut mishaps = Vec::new();
         let some = if rng.chance(0.5) { rng.below(8) } else { 0 };
         for _ in 0..some {
             let at = 1 + rng.below(60);
-            let job = JobIdx(rng.below(scene.actors.len() as u64) as u32);
-            let node = NodeIdx(rng.below(u64::from(scene.cluster.nodes())) as u32);
+            let job = JobIdx(rng.below(case.jobs.len() as u64) as u32);
+            let node = NodeIdx(rng.below(u64::from(case.cluster.nodes())) as u32);
             match rng.below(5) {
                 0 | 1 => mishaps.push((at, Mishap::Crash(job))),
                 2 => mishaps.push((at, Mishap::Cancel(job))),
@@ -84,51 +84,51 @@ impl Drama {
                 }
             }
         }
-        let mut scene = scene;
-        make_services(&mut Rng::stream(seed, 114), &mut scene, &mut mishaps);
+        let mut case = case;
+        make_services(&mut Rng::stream(seed, 114), &mut case, &mut mishaps);
         mishaps.sort_by_key(|m| m.0);
-        Self { scene, mishaps, stop_lag: if rng.chance(0.7) { 0 } else { 1 + rng.below(3) } }
+        Self { case, mishaps, stop_lag: if rng.chance(0.7) { 0 } else { 1 + rng.below(3) } }
     }
 }
 
 /// In some dramas some jobs are services: they go on until their user ends them, and what is measured of
 /// them is more than the length of a step. A policy need not know what they are.
-fn make_services(rng: &mut Rng, scene: &mut Scene, mishaps: &mut Vec<(u64, Mishap)>) {
+fn make_services(rng: &mut Rng, case: &mut TestCase, mishaps: &mut Vec<(u64, Mishap)>) {
     if !rng.chance(0.25) {
         return;
     }
-    for (i, actor) in scene.actors.iter_mut().enumerate() {
+    for (i, service) in case.jobs.iter_mut().enumerate() {
         if !rng.chance(0.3) {
             continue;
         }
         let job = JobIdx::from_usize(i);
-        (actor.work, actor.spec.work, actor.spec.declared_s) = (f64::INFINITY, None, None);
-        actor.spec.class = Class::Service;
-        actor.spec.slo = rng.chance(0.8).then_some(Slo { p99_us: 100_000 });
+        (service.work, service.spec.work, service.spec.declared_s) = (f64::INFINITY, None, None);
+        service.spec.class = Class::Service;
+        service.spec.slo = rng.chance(0.8).then_some(Slo { p99_us: 100_000 });
         for _ in 0..rng.below(5) {
             let (load, p99_us) = (rng.below(300) as f32, 20_000 * rng.below(10) as u32);
-            mishaps.push((actor.submit + rng.below(60), Mishap::Window(job, load, p99_us)));
+            mishaps.push((service.submit + rng.below(60), Mishap::Window(job, load, p99_us)));
         }
         // More than once: a job that fails at the same tick is not there to be cancelled.
-        let end = actor.submit + 1 + rng.below(60);
+        let end = service.submit + 1 + rng.below(60);
         mishaps.extend((0..3).map(|again| (end + again, Mishap::Cancel(job))));
     }
 }
 
-impl fmt::Display for Drama {
+impl fmt::Display for FaultyRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "{}  stops after {} mishaps {:?}",
-            compact(&self.scene),
+            compact(&self.case),
             self.stop_lag,
             self.mishaps
         )
     }
 }
 
-/// What came of a drama.
-pub(crate) struct Story {
+/// What came of a faulty_run.
+pub(crate) struct RunOutcome {
     pub(crate) journal: String,
     /// All steps with actions: the decisions without the reasons.
     pub(crate) actions: Vec<(Time, Vec<Action>)>,
@@ -136,7 +136,7 @@ pub(crate) struct Story {
     pub(crate) metrics: Metrics,
 }
 
-/// Ticks after which somebody is called starved. The longest good drama takes a few hundred.
+/// Ticks after which somebody is called starved. The longest good faulty_run takes a few hundred.
 const LIMIT: u64 = 5_000;
 
 /// The world's own view of a job.
@@ -150,8 +150,8 @@ struct Told {
     pace: f64,
 }
 
-struct Stage<'a> {
-    drama: &'a Drama,
+struct FaultyWorld<'a> {
+    faulty_run: &'a FaultyRun,
     engine: Engine,
     told: Vec<Told>,
     wake: Option<Time>,
@@ -161,56 +161,61 @@ struct Stage<'a> {
     actions: Vec<(Time, Vec<Action>)>,
 }
 
-/// Plays a drama and checks, after every step, the books and the world's honesty; with `look` also
+/// Plays a faulty_run and checks, after every step, the books and the world's honesty; with `look` also
 /// that a second look changes nothing.
-pub(crate) fn play(drama: &Drama, policy: Box<dyn Policy>, look: bool) -> Result<Story, Broken> {
-    let Scene { cluster, costs, seed, .. } = &drama.scene;
-    let belief = interference::belief(drama.scene.known_pairs.clone());
+pub(crate) fn play(
+    faulty_run: &FaultyRun,
+    policy: Box<dyn Policy>,
+    look: bool,
+) -> Result<RunOutcome, Broken> {
+    let TestCase { cluster, costs, seed, .. } = &faulty_run.case;
+    let belief = interference::belief(faulty_run.case.known_pairs.clone());
     let engine = Engine::new(cluster, *costs, policy, belief, *seed);
     let observer = (Writer::new(Vec::new()), Fold::default());
     let (told, actions) = (Vec::new(), Vec::new());
     let (wake, asked_at) = (None, None);
-    let mut stage = Stage { drama, engine, told, wake, asked_at, look, observer, actions };
+    let mut stage =
+        FaultyWorld { faulty_run, engine, told, wake, asked_at, look, observer, actions };
     stage.play()?;
     let (writer, fold) = stage.observer;
     let journal = writer.finish().expect("writing to memory cannot fail");
     let journal = String::from_utf8(journal).expect("journals are UTF-8");
-    Ok(Story { journal, actions: stage.actions, metrics: fold.metrics() })
+    Ok(RunOutcome { journal, actions: stage.actions, metrics: fold.metrics() })
 }
 
-impl Stage<'_> {
+impl FaultyWorld<'_> {
     fn play(&mut self) -> Result<(), Broken> {
-        let scene = &self.drama.scene;
+        let case = &self.faulty_run.case;
         self.observer.head(&Head {
             version: journal::VERSION,
             world: "laws".into(),
-            policy: scene.policy.clone(),
-            params: scene.params.clone(),
-            cluster: scene.cluster.clone(),
-            costs: scene.costs,
-            seed: scene.seed,
-            known_pairs: scene.known_pairs.clone(),
+            policy: case.policy.clone(),
+            params: case.params.clone(),
+            cluster: case.cluster.clone(),
+            costs: case.costs,
+            seed: case.seed,
+            known_pairs: case.known_pairs.clone(),
             continues: None,
         });
-        for profile in &scene.profiles {
+        for profile in &case.profiles {
             let idx = self.engine.add_profile(profile.clone());
             let line = ProfileLine { idx, name: "work".into(), profile: profile.clone() };
             self.observer.profile(&line);
         }
         for tick in 0..LIMIT {
-            let now = Time(tick * scene.tick.0);
+            let now = Time(tick * case.tick.0);
             let mut facts = self.facts(tick);
             // Like a real world, call only when there is news or when the engine asked for it.
             while !facts.is_empty() || self.wake.is_some_and(|w| w <= now) {
                 facts = self.step(now, tick, &facts)?;
             }
             let over = |j: &roommate_core::job::Job| j.phase == Phase::Done;
-            if self.told.len() == scene.actors.len() && self.engine.state().jobs.iter().all(over) {
+            if self.told.len() == case.jobs.len() && self.engine.state().jobs.iter().all(over) {
                 self.observer.end(now);
                 return Ok(());
             }
             for job in self.told.iter_mut().filter(|j| j.running) {
-                job.done += scene.tick.secs() / job.pace;
+                job.done += case.tick.secs() / job.pace;
             }
         }
         let waiting = self.engine.state().jobs.iter().enumerate();
@@ -223,7 +228,7 @@ impl Stage<'_> {
         let mut facts = Vec::new();
         for (i, job) in self.told.iter_mut().enumerate() {
             let idx = JobIdx::from_usize(i);
-            if job.running && job.done >= self.drama.scene.actors[i].work - 1e-6 {
+            if job.running && job.done >= self.faulty_run.case.jobs[i].work - 1e-6 {
                 *job = Told { done: job.done, ..Told::default() };
                 facts.push(Event::Finished(idx));
             } else if job.stopped_at == Some(tick) {
@@ -234,14 +239,14 @@ impl Stage<'_> {
                 facts.push(Event::Started(idx));
             }
         }
-        let due = self.drama.mishaps.iter().filter(|m| m.0 == tick);
+        let due = self.faulty_run.mishaps.iter().filter(|m| m.0 == tick);
         for (_, mishap) in due {
             self.happen(*mishap, &mut facts);
         }
         let arrived = self.told.len();
-        for actor in self.drama.scene.actors[arrived..].iter().filter(|a| a.submit == tick) {
-            let idx = self.engine.add_job(actor.spec.clone());
-            let line = JobLine { idx, name: actor.name.clone(), spec: actor.spec.clone() };
+        for job in self.faulty_run.case.jobs[arrived..].iter().filter(|a| a.submit == tick) {
+            let idx = self.engine.add_job(job.spec.clone());
+            let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
             self.observer.job(&line);
             self.told.push(Told::default());
             facts.push(Event::Submitted(idx));
@@ -264,13 +269,13 @@ impl Stage<'_> {
                 let Some(told) = self.told.get_mut(j.usize()) else { return };
                 if !told.gpus.is_empty() {
                     // The class of a failure must not matter to any law; let there be all.
-                    let why = match (told.running, j.0 % 4) {
-                        (false, _) => Why::StartFailed,
-                        (true, 2) => Why::UserError,
-                        (true, 3) => Why::InfraError,
-                        (true, _) => Why::Crashed,
+                    let reason = match (told.running, j.0 % 4) {
+                        (false, _) => Reason::StartFailed,
+                        (true, 2) => Reason::UserError,
+                        (true, 3) => Reason::InfraError,
+                        (true, _) => Reason::Crashed,
                     };
-                    facts.push(told.fail(j, why));
+                    facts.push(told.fail(j, reason));
                 }
             }
             Mishap::Cancel(j) => {
@@ -286,7 +291,7 @@ impl Stage<'_> {
                 }
                 for (i, told) in self.told.iter_mut().enumerate() {
                     if told.gpus.iter().any(|g| state.gpu(*g).node == n) {
-                        let fact = told.fail(JobIdx::from_usize(i), Why::NodeLost(n));
+                        let fact = told.fail(JobIdx::from_usize(i), Reason::NodeLost(n));
                         facts.extend(reported.then_some(fact));
                     }
                 }
@@ -358,7 +363,7 @@ impl Stage<'_> {
         let told = &mut self.told[idx.usize()];
         match action {
             Action::Start(_, p) | Action::Move(_, p) => {
-                let cost = state.start_cost(idx).0.div_ceil(self.drama.scene.tick.0);
+                let cost = state.start_cost(idx).0.div_ceil(self.faulty_run.case.tick.0);
                 let pace = state.alone_step_s(idx, &p.gpus);
                 let ready_at = (cost > 0).then_some(tick + cost);
                 let (gpus, running) = (p.gpus.clone(), cost == 0);
@@ -366,7 +371,7 @@ impl Stage<'_> {
                 running.then_some(Event::Started(idx))
             }
             Action::Stop(_) | Action::Suspend(_) => {
-                let lag = self.drama.stop_lag;
+                let lag = self.faulty_run.stop_lag;
                 let stopped_at = (lag > 0).then_some(tick + lag);
                 *told = Told { done: told.done, stopped_at, ..Told::default() };
                 (lag == 0).then_some(Event::Stopped { job: idx, done: told.done })
@@ -379,17 +384,17 @@ impl Stage<'_> {
 
 impl Told {
     /// Half of what it did is lost.
-    fn fail(&mut self, job: JobIdx, why: Why) -> Event {
+    fn fail(&mut self, job: JobIdx, reason: Reason) -> Event {
         let done = (self.done / 2.0).floor();
         *self = Self { done, ..Self::default() };
-        Event::Failed { job, why, done }
+        Event::Failed { job, reason, done }
     }
 }
 
-impl Drama {
+impl FaultyRun {
     /// Takes a job out; mishaps of those behind it follow them.
     pub(crate) fn without_actor(&mut self, gone: usize) {
-        self.scene.actors.remove(gone);
+        self.case.jobs.remove(gone);
         let gone = JobIdx::from_usize(gone);
         self.mishaps.retain_mut(|(_, m)| match m {
             Mishap::Crash(j)
