@@ -11,7 +11,6 @@
 //! | [`stages`] | jobs that interleave their stages |
 //! | [`cores`] | tenants of CPU cores, which share them when both want to compute |
 //! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
-//! | [`pairwise`] | any of these for two, extended to more |
 //! | [`noisy`] | any of these, seen through noise |
 //!
 //! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
@@ -20,13 +19,11 @@ pub mod cores;
 pub mod degradation;
 pub mod measured;
 pub mod noisy;
-pub mod pairwise;
 pub mod shadow;
 pub mod stages;
 pub mod table;
 pub mod utilization;
 
-use crate::event::Sample;
 use crate::idx::JobIdx;
 use crate::knobs::Knobs;
 use crate::state::State;
@@ -71,14 +68,11 @@ pub trait Interference: Send + Sync {
         None
     }
 
-    /// Learns from a measurement.
-    fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
-
     /// Is told, where this model is a truth, which part of the time a service has something to do.
     fn loaded(&mut self, _job: JobIdx, _busy: f64) {}
 }
 
-/// A model that several hold; nobody can teach it.
+/// A model that several hold.
 impl<T: Interference + ?Sized> Interference for Arc<T> {
     fn speed(
         &self,
@@ -116,10 +110,6 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
 
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         (**self).counters(state, job)
-    }
-
-    fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
-        (**self).learn(state, job, sample);
     }
 
     fn loaded(&mut self, job: JobIdx, busy: f64) {

@@ -1,6 +1,5 @@
 //! Any model seen through noise: real measurements scatter, and policies have to live with it.
 
-use crate::event::Sample;
 use crate::idx::JobIdx;
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
@@ -40,10 +39,6 @@ impl<M: Interference> Interference for Noisy<M> {
 
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         self.model.counters(state, job)
-    }
-
-    fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
-        self.model.learn(state, job, sample);
     }
 
     fn loaded(&mut self, job: JobIdx, busy: f64) {

@@ -74,16 +74,7 @@ pub struct Lp {
 impl Lp {
     /// A program that looks for the largest objective.
     pub fn maximize() -> Self {
-        Self::new(OptimizationDirection::Maximize)
-    }
-
-    /// A program that looks for the smallest objective.
-    pub fn minimize() -> Self {
-        Self::new(OptimizationDirection::Minimize)
-    }
-
-    fn new(direction: OptimizationDirection) -> Self {
-        let problem = Problem::new(direction);
+        let problem = Problem::new(OptimizationDirection::Maximize);
         Self { problem, vars: Vec::new(), broken: false, node_limit: None }
     }
 
@@ -188,10 +179,10 @@ mod tests {
         assert_eq!(lp.solve(), Answer::Infeasible);
         lp.row([(x, f64::NAN)], Cmp::Le, 1.0);
         assert_eq!(lp.solve(), Answer::GaveUp);
-        let mut lp = Lp::minimize();
+        let mut lp = Lp::maximize();
         lp.var(f64::INFINITY, 0.0, 1.0);
         assert_eq!(lp.solve(), Answer::GaveUp);
-        assert_eq!(Lp::minimize().solve().solution().unwrap().objective, 0.0);
+        assert_eq!(Lp::maximize().solve().solution().unwrap().objective, 0.0);
     }
 
     /// Rows of a program as `factors · x <= right`.

@@ -351,11 +351,6 @@ impl Atlas {
         1.0 + others.map(extra).sum::<f64>()
     }
 
-    /// Pairs of a service and a training task of which the service's side was measured.
-    pub fn pairs_of_services(&self) -> usize {
-        self.beside.len()
-    }
-
     fn guest(&self, tenant: Tenant) -> Guest {
         let Tenant { task, batch, sms, load } = tenant;
         Guest {

@@ -227,49 +227,6 @@ fn is_overdrawn(state: &State, gpu: GpuIdx, is_there: &dyn Fn(JobIdx) -> bool) -
     mem_mib > 0 && there.map(takes).sum::<u64>() > mem_mib
 }
 
-/// Estimates the gradient noise scale from squared gradient norms at two batch sizes that really differ.
-///
-/// The two parts of the estimate are smoothed by themselves and divided afterwards: a mean of ratios would
-/// be dominated by the steps whose gradient happened to be small.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NoiseEstimator {
-    /// Part of each new value that is taken.
-    rate: f64,
-    variance: f64,
-    square: f64,
-    /// What the smoothed values would be if every value had been 1.
-    weight: f64,
-}
-
-impl NoiseEstimator {
-    /// Smooths over about `steps` steps.
-    pub fn over(steps: f64) -> Self {
-        Self { rate: 1.0 / steps.max(1.0), variance: 0.0, square: 0.0, weight: 0.0 }
-    }
-
-    /// Takes in |G|² of a batch of `small` items and of a batch of `large`; of one step, the former averaged over the
-    /// parts that the latter is made of. Says whether anything could be learnt from it.
-    pub fn observe(&mut self, small: f64, small_sq: f64, large: f64, large_sq: f64) -> bool {
-        let sane = [small, small_sq, large, large_sq].iter().all(|v| v.is_finite() && *v >= 0.0);
-        if !sane || small < 1.0 || large <= small {
-            return false;
-        }
-        let square = (large * large_sq - small * small_sq) / (large - small);
-        let variance = (small_sq - large_sq) / (1.0 / small - 1.0 / large);
-        self.square += self.rate * (square - self.square);
-        self.variance += self.rate * (variance - self.variance);
-        self.weight += self.rate * (1.0 - self.weight);
-        true
-    }
-
-    /// The noise scale; `None` while the gradient cannot be told from its noise.
-    pub fn noise_scale(&self) -> Option<f64> {
-        // The weights of both cancel; they only say whether there is anything.
-        let known = self.weight > 0.0 && self.square > 0.0;
-        known.then(|| (self.variance / self.square).max(0.0))
-    }
-}
-
 /// Memory as a function of the batch size, learnt from samples, with a band for what is not certain.
 ///
 /// Between measured batch sizes a straight line by least squares with a band of prediction. Beyond them a line knows

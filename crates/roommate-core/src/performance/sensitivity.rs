@@ -75,9 +75,6 @@ impl TryFrom<Grid> for Sensitivity {
     }
 }
 
-/// One more point of CPU that brings less than this is not worth it.
-const WORTH: f64 = 1.1;
-
 impl Sensitivity {
     /// A grid of measured speeds, by CPU, then by memory; `None` if it is none: axes that do not ascend,
     /// too few speeds, or speeds that are not above 0.
@@ -109,32 +106,6 @@ impl Sensitivity {
         let at = |cpu: &u32| if *cpu == best.cpu_milli { speedup } else { 1.0 };
         let speed = cpu.iter().flat_map(|c| std::iter::repeat_n(at(c), mib.len())).collect();
         Self::new(cpu, mib, speed, usual, Some(best))
-    }
-
-    /// Optimistic profiling: samples per second are measured along the CPU only, with all data in
-    /// memory. With a cache that never evicts within an epoch, memory for a part of the data leaves the
-    /// rest to storage, which is computed instead of measured.
-    pub fn optimistic(
-        rates: &[(u32, f64)],
-        mib: Vec<u32>,
-        dataset_mib: f64,
-        storage_samples_s: f64,
-        usual: Host,
-    ) -> Option<Self> {
-        let cached = |m: u32| (f64::from(m) / dataset_mib).min(1.0);
-        let rate = |full: f64, m: u32| full.min(storage_samples_s / (1.0 - cached(m)));
-        let cpu: Vec<u32> = rates.iter().map(|r| r.0).collect();
-        let speed = rates.iter().flat_map(|r| mib.iter().map(|m| rate(r.1, *m))).collect();
-        let mut grid = Self::new(cpu, mib, speed, usual, None)?;
-        let base = grid.at(usual);
-        grid.speed.iter_mut().for_each(|s| *s /= base);
-        let worth = rates.windows(2).take_while(|w| w[1].1 >= w[0].1 * WORTH).count();
-        let row = worth * grid.mib.len();
-        let of_row = &grid.speed[row..row + grid.mib.len()];
-        let most = of_row.iter().copied().fold(0.0, f64::max);
-        let enough = of_row.iter().position(|s| *s == most)?;
-        grid.best = Host { cpu_milli: grid.cpu_milli[worth], mib: grid.mib[enough] };
-        Some(grid)
     }
 
     /// The least CPU, then the least memory, at which no point is faster.
@@ -264,20 +235,6 @@ mod tests {
         let gnmt = Sensitivity::of_best(host(3.0, 62.5), host(1.0, 20.0), 1.0).unwrap();
         assert_eq!(gnmt.speed(host(1.0, 20.0)), 1.0);
         assert_eq!(gnmt.speed(host(3.0, 62.5)), 1.0);
-    }
-
-    #[test]
-    fn optimistic_profiles_compute_the_memory_axis() {
-        // 100 GiB of data; storage feeds 50 samples a second, half of them cached make it 100.
-        let rates = [(1000, 50.0), (2000, 100.0), (4000, 180.0), (8000, 185.0)];
-        let mib = vec![25 * 1024, 50 * 1024, 75 * 1024, 100 * 1024];
-        let found =
-            Sensitivity::optimistic(&rates, mib, 100.0 * 1024.0, 50.0, host(2.0, 50.0)).unwrap();
-        assert_eq!(found.speed(host(2.0, 50.0)), 1.0);
-        assert_eq!(found.speed(host(1.0, 25.0)), 0.5);
-        assert_eq!(found.speed(host(4.0, 50.0)), 1.0, "storage is the limit");
-        assert_eq!(found.speed(host(4.0, 75.0)), 1.8);
-        assert_eq!(found.best(), host(4.0, 75.0), "twice the cores for three percent are too many");
     }
 
     #[test]

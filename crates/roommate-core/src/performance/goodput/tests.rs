@@ -46,60 +46,6 @@ fn degradation_keeps_its_limits() {
     }
 }
 
-/// |G|² of two halves of a batch (mean) and of the whole, for noise of this variance per item.
-fn norms(rng: &mut Rng, batch: u32, truth: &[f64], variance: f64) -> (f64, f64) {
-    let mut half = || -> Vec<f64> {
-        let std = (variance / truth.len() as f64 / (f64::from(batch) / 2.0)).sqrt();
-        truth.iter().map(|g| g + std * rng.normal()).collect()
-    };
-    let (one, two) = (half(), half());
-    let square = |g: &[f64]| g.iter().map(|x| x * x).sum::<f64>();
-    let whole: Vec<f64> = one.iter().zip(&two).map(|(a, b)| f64::midpoint(*a, *b)).collect();
-    (f64::midpoint(square(&one), square(&two)), square(&whole))
-}
-
-#[test]
-fn the_noise_scale_is_found_from_two_halves_and_their_sum() {
-    let mut exact = NoiseEstimator::over(1.0);
-    assert!(exact.observe(256.0, 2.5625, 512.0, 1.78125));
-    assert_eq!(exact.noise_scale(), Some(400.0));
-
-    let mut rng = Rng::stream(2, 100);
-    let truth: Vec<f64> = (0..400).map(|_| 0.05 * rng.normal()).collect();
-    let square: f64 = truth.iter().map(|g| g * g).sum();
-    let mut estimator = NoiseEstimator::over(300.0);
-    let mut ratios = Vec::new();
-    for _ in 0..2_000 {
-        let (small, large) = norms(&mut rng, 64, &truth, 888.0 * square);
-        assert!(estimator.observe(32.0, small, 64.0, large));
-        let mut alone = NoiseEstimator::over(1.0);
-        alone.observe(32.0, small, 64.0, large);
-        ratios.extend(alone.noise_scale());
-    }
-    let found = estimator.noise_scale().unwrap();
-    assert!((found / 888.0 - 1.0).abs() < 0.1, "{found}");
-    // Reason they are not divided first: single steps scatter, some cannot be told at all.
-    let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-    assert!(ratios.len() < 2_000 && (mean / 888.0 - 1.0).abs() > 0.1, "{mean} {}", ratios.len());
-}
-
-#[test]
-fn norms_of_equal_batches_teach_nothing() {
-    // The artifact took two mini-batches of the same size for B and 2B.
-    let mut estimator = NoiseEstimator::over(10.0);
-    assert!(!estimator.observe(256.0, 2.0, 256.0, 1.9));
-    assert!(!estimator.observe(512.0, 2.0, 256.0, 1.9));
-    assert!(!estimator.observe(0.0, 2.0, 256.0, 1.9));
-    assert!(!estimator.observe(1.0, f64::NAN, 256.0, 1.9));
-    assert_eq!(estimator.noise_scale(), None);
-    // Guards: a variance below nothing is none, a gradient below nothing is not known.
-    assert!(estimator.observe(256.0, 1.0, 512.0, 1.1));
-    assert_eq!(estimator.noise_scale(), Some(0.0));
-    let mut lost = NoiseEstimator::over(10.0);
-    assert!(lost.observe(256.0, 4.0, 512.0, 1.0));
-    assert_eq!(lost.noise_scale(), None);
-}
-
 #[test]
 fn the_learning_rate_follows_its_rule_and_never_stops_training() {
     let training = Training::around(512, 400.0);
