@@ -35,16 +35,18 @@
 //! is read as times 1.10. Up to three training tasks stay beside a service by default, the emptiest GPU first; the paper recommends one
 //! (`mudi-published`), which on our measured world doubles completion times. Training keeps its batch size; several tasks on a GPU share the rest evenly, as published.
 
+mod batch_search;
+
 use crate::event::Sample;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
 use crate::interference::Estimate;
 use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
-use crate::math::lcb::Search;
 use crate::math::queueing::{Latencies, Queue};
 use crate::performance::latency::{Axis, Colocation, ColocationHistory, LatencyModel};
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::policy::mudi::batch_search::Search;
 use crate::policy::serving::{
     ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
     TenantProfiles,

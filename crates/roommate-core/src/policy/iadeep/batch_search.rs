@@ -5,6 +5,7 @@
 //! measured for real before the next is chosen. The search ends when no candidate promises an improvement
 //! worth a measurement, or when its measurements are used up. What is chosen was measured.
 
+use crate::math::bayes_search::{Survey, Trials};
 use crate::math::gp::Process;
 use smallvec::SmallVec;
 
@@ -37,16 +38,6 @@ pub(crate) struct Axis {
     pub(crate) high: u32,
 }
 
-/// A measurement, or what one of another group of tenants suggests.
-#[derive(Clone, Debug, PartialEq)]
-struct Trial {
-    batches: Batches,
-    /// Logarithm of the objective.
-    value: f64,
-    /// How little it can be trusted, relative to the spread of the objective; 0 = measured here.
-    doubt: f64,
-}
-
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Turn {
@@ -63,7 +54,8 @@ pub(crate) struct Tuner {
     axes: SmallVec<[Axis; 4]>,
     /// Candidates by axis, ascending.
     grid: SmallVec<[Vec<u32>; 4]>,
-    trials: Vec<Trial>,
+    /// Batch sizes and the logarithm of the objective.
+    trials: Trials<Batches>,
     /// What ran when the search began.
     start: Batches,
     /// To be measured first.
@@ -111,7 +103,7 @@ impl Tuner {
             options,
             axes: axes.iter().copied().collect(),
             grid,
-            trials: Vec::new(),
+            trials: Trials::default(),
             start: start.iter().copied().collect(),
             first: vec![start.iter().copied().collect()],
             measured: 0,
@@ -142,7 +134,7 @@ impl Tuner {
     fn enter(&mut self, batches: &[u32], objective: f64, doubt: f64) {
         if batches.len() == self.axes.len() && objective.is_finite() && objective > 0.0 {
             let (batches, value) = (batches.iter().copied().collect(), objective.ln());
-            self.trials.push(Trial { batches, value, doubt });
+            self.trials.recall(batches, value, doubt);
         }
     }
 
@@ -172,19 +164,18 @@ impl Tuner {
     /// start while nothing was.
     pub(crate) fn best(&self) -> Batches {
         let process = self.process();
-        let value = |t: &Trial| match &process {
-            Some(process) => process.guess(&self.place(&t.batches)).mean,
-            None => t.value,
+        let value = |batches: &Batches, measured: f64| match &process {
+            Some(process) => process.guess(&self.place(batches)).mean,
+            None => measured,
         };
-        let measured = self.trials.iter().filter(|t| t.doubt == 0.0);
-        let best = measured.map(|t| (value(t), t)).min_by(|a, b| a.0.total_cmp(&b.0));
-        best.map_or_else(|| self.start.clone(), |(_, t)| t.batches.clone())
+        let measured = self.trials.measured().map(|(batches, v)| (value(batches, v), batches));
+        let best = measured.min_by(|a, b| a.0.total_cmp(&b.0));
+        best.map_or_else(|| self.start.clone(), |(_, batches)| batches.clone())
     }
 
     /// The least objective that was measured.
     pub(crate) fn best_value(&self) -> Option<f64> {
-        let measured = self.trials.iter().filter(|t| t.doubt == 0.0);
-        measured.map(|t| t.value).min_by(f64::total_cmp).map(f64::exp)
+        self.trials.least().map(f64::exp)
     }
 
     fn place(&self, batches: &[u32]) -> Vec<f64> {
@@ -192,10 +183,7 @@ impl Tuner {
     }
 
     fn process(&self) -> Option<Process> {
-        let points: Vec<Vec<f64>> = self.trials.iter().map(|t| self.place(&t.batches)).collect();
-        let values: Vec<f64> = self.trials.iter().map(|t| t.value).collect();
-        let doubts: Vec<f64> = self.trials.iter().map(|t| t.doubt).collect();
-        Process::fit(&points, &values, &doubts)
+        self.trials.fit(|batches| self.place(batches))
     }
 
     /// The candidate with the least lower bound, unless none is worth a measurement.
@@ -205,27 +193,22 @@ impl Tuner {
         // Bold at first, and sure of itself when the measurements run out.
         let left = 1.0 - f64::from(self.measured) / f64::from(self.options.budget);
         let boldness = self.options.boldness * left.max(0.25);
-        let mut gain: f64 = 0.0;
-        let mut chosen: Option<(f64, Batches)> = None;
+        let mut survey = Survey::new(best, boldness);
         self.each_candidate(&mut |batches| {
-            let known = |t: &Trial| t.doubt == 0.0 && t.batches[..] == *batches;
-            if self.trials.iter().any(known) || !fits(batches) {
-                return;
-            }
-            let guess = process.guess(&self.place(batches));
-            gain = gain.max(guess.improvement(best));
-            let lower = guess.lower(boldness);
-            if chosen.as_ref().is_none_or(|(least, _)| lower < *least) {
-                chosen = Some((lower, batches.iter().copied().collect()));
+            if !self.trials.is_measured(batches) && fits(batches) {
+                let guess = process.guess(&self.place(batches));
+                survey.bound(batches, guess);
+                survey.hope(batches, guess);
             }
         });
         // A curve cannot be told from a few points, however well they agree.
         let few = self.measured < 2 + self.axes.len() as u32;
-        chosen.map(|c| c.1).filter(|_| few || gain >= self.options.least_gain)
+        let (_, gain) = survey.promising()?;
+        survey.lowest().filter(|_| few || gain >= self.options.least_gain).cloned()
     }
 
     /// All combinations of candidates, the last axis fastest.
-    fn each_candidate(&self, see: &mut dyn FnMut(&[u32])) {
+    fn each_candidate(&self, see: &mut dyn FnMut(&Batches)) {
         let mut at: SmallVec<[usize; 4]> = self.axes.iter().map(|_| 0).collect();
         let mut batches: Batches = self.grid.iter().map(|g| g[0]).collect();
         loop {

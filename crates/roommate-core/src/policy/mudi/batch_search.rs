@@ -1,58 +1,58 @@
-//! The search for the best of a few sizes: try one, measure for a while, guess all others from what was
-//! measured, try the one that might be the best (lowest confidence bound of a Gaussian process over the
-//! logarithm of the size).
+//! The search for a service's batch size on one GPU: run with one for a round, measure training, guess
+//! all other sizes from what was measured, and try the one that might be the best.
 
-use crate::math::gp::Process;
+use crate::math::bayes_search::{Survey, Trials};
 use crate::time::{Span, Time};
 
 /// A round that is expected to gain less than this is not worth it.
 const WORTH_A_ROUND: f64 = 0.003;
 
-/// A search.
+/// A search in rounds of time.
 #[derive(Clone, Debug)]
-pub struct Search {
+pub(super) struct Search {
     size: u32,
     /// Until when the present size is measured; none before it began and when all is over.
     until: Option<Time>,
     over: bool,
     /// Sizes and what was measured of them.
-    tried: Vec<(u32, f64)>,
+    tried: Trials<u32>,
 }
 
 impl Search {
     /// Begins with this size.
-    pub fn begin(size: u32) -> Self {
-        Self { size, until: None, over: false, tried: Vec::new() }
+    pub(super) fn begin(size: u32) -> Self {
+        Self { size, until: None, over: false, tried: Trials::default() }
     }
 
     /// The size that is tried now, or that was found.
-    pub fn size(&self) -> u32 {
+    pub(super) fn size(&self) -> u32 {
         self.size
     }
 
     /// There is nothing to search.
-    pub fn end_with(&mut self, size: u32) {
+    pub(super) fn end_with(&mut self, size: u32) {
         self.size = size;
         self.over = true;
         self.until = None;
     }
 
     /// When the present round ends; `None` once the search is over.
-    pub fn until(&mut self, now: Time, round: Span) -> Option<Time> {
+    pub(super) fn until(&mut self, now: Time, round: Span) -> Option<Time> {
         (!self.over).then(|| *self.until.get_or_insert(now + round))
     }
 
     /// The round is over: this was measured (the smaller the better), or nothing yet.
-    pub fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
+    pub(super) fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
         self.until = None;
         let Some(value) = value else { return };
-        self.tried.retain(|(size, _)| *size != self.size);
-        self.tried.push((self.size, value));
-        if let Some(next) = self.next(candidates).filter(|_| self.tried.len() < rounds) {
+        self.tried.forget(&self.size);
+        self.tried.measure(self.size, value);
+        if let Some(next) = self.next(candidates).filter(|_| self.tried.measured().count() < rounds)
+        {
             self.size = next;
             return;
         }
-        let possible = self.tried.iter().filter(|(size, _)| candidates.contains(size));
+        let possible = self.tried.measured().filter(|(size, _)| candidates.contains(size));
         let best = possible.min_by(|a, b| a.1.total_cmp(&b.1));
         self.end_with(best.map_or(self.size, |(size, _)| *size));
     }
@@ -60,22 +60,22 @@ impl Search {
     /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is
     /// hoped; `None` if that is too little.
     fn next(&self, candidates: &[u32]) -> Option<u32> {
-        let place = |size: u32| vec![f64::from(size).log2() / 10.0];
-        let points: Vec<Vec<f64>> = self.tried.iter().map(|(size, _)| place(*size)).collect();
-        let values: Vec<f64> = self.tried.iter().map(|(_, value)| *value).collect();
-        let process = Process::fit(&points, &values, &[])?;
-        let deviations = exploration(candidates.len(), self.tried.len());
-        let bound = |size: &u32| process.guess(&place(*size)).lower(deviations);
-        let best = candidates.iter().copied().min_by(|a, b| bound(a).total_cmp(&bound(b)))?;
-        let is_new = |size: &u32| self.tried.iter().all(|(tried, _)| tried != size);
-        if is_new(&best) {
-            return Some(best);
+        let place = |size: &u32| vec![f64::from(*size).log2() / 10.0];
+        let process = self.tried.fit(place)?;
+        let deviations = exploration(candidates.len(), self.tried.measured().count());
+        let mut survey = Survey::new(self.tried.least()?, deviations);
+        for size in candidates {
+            let guess = process.guess(&place(size));
+            survey.bound(size, guess);
+            if !self.tried.is_measured(size) {
+                survey.hope(size, guess);
+            }
         }
-        let so_far = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let hope = |size: u32| (process.guess(&place(size)).improvement(so_far), size);
-        let hopes = candidates.iter().copied().filter(is_new).map(hope);
-        let most = hopes.max_by(|a, b| a.0.total_cmp(&b.0))?;
-        (most.0 > WORTH_A_ROUND).then_some(most.1)
+        let lowest = survey.lowest()?;
+        if !self.tried.is_measured(lowest) {
+            return Some(*lowest);
+        }
+        survey.promising().filter(|(_, gain)| *gain > WORTH_A_ROUND).map(|(size, _)| *size)
     }
 }
 
