@@ -30,11 +30,12 @@ pub mod queueing;
 pub mod rng;
 pub mod stat;
 
-// What follows exists so that published studies can be repeated. Where many answers are best, their
-// solver decides which one is found, and their generator decides which jobs are drawn; another solver
-// or generator would be as right and give other figures than the ones that are compared.
+// What follows is written as it is so that published studies can be repeated. Where many answers are
+// best, their solver decides which one is found, and their generator decides what is drawn; another one
+// would be as right and give other figures than those that are compared.
 
-/// The interior-point method of ECOS, which the published Gavel study used.
+/// The interior-point method of ECOS, which the Gavel study used. Policies outside compat modes use it
+/// for its speed: a step is linear in the number of jobs.
 pub mod conic;
-/// Python's random generator, from which the published Gavel study draws.
+/// Python's random generator, from which the Gavel study draws; only compat modes use it.
 pub mod twister;

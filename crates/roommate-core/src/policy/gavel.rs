@@ -39,6 +39,7 @@
 //! the random draws of a seed.
 
 mod allocation;
+mod released;
 mod rounds;
 mod row_placement;
 
@@ -60,11 +61,11 @@ use allocation::makespan;
 use allocation::program::{self, ModelSet, PairSpeed};
 use allocation::queues::Queues;
 use allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved};
+use released::Released;
 use rounds::{Ledger, Pick, Rules};
 use row_placement::{knobs, place_row, seat};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::cmp::Reverse;
 
 /// What the program is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,8 +173,6 @@ struct Stay {
     pick: Pick,
     from: Time,
     until: Time,
-    /// The end to the last bit, as the released simulator has it.
-    until_s: f64,
 }
 
 /// A round.
@@ -181,13 +180,11 @@ struct Stay {
 struct Turn {
     ends: Time,
     stays: Vec<Stay>,
-    /// When jobs have to stand still, latest first.
-    stops: Vec<(Time, JobIdx)>,
 }
 
 impl Turn {
     fn until(ends: Time) -> Self {
-        Self { ends, stays: Vec::new(), stops: Vec::new() }
+        Self { ends, stays: Vec::new() }
     }
 }
 
@@ -200,8 +197,6 @@ struct Gavel {
     line: Line,
     queues: Queues,
     couples: Couples,
-    /// Prices of GPUs that the last search for the least time found.
-    prices: ByGpuModel,
     records: Vec<Record>,
     /// Jobs in the books, ascending.
     live: Vec<JobIdx>,
@@ -210,17 +205,15 @@ struct Gavel {
     departed: bool,
     /// Whether jobs or nodes came or went since the last solve.
     changed: bool,
-    solved: Option<Time>,
-    solved_s: f64,
+    /// When the program was last solved, and the same in seconds.
+    solved: Option<(Time, f64)>,
     turn: Option<Turn>,
     /// When a round was last to begin.
     began: Option<Time>,
-    /// When the last round ended.
-    ended: Time,
-    /// The same to the last bit, as the released simulator has it: its ties are broken by that.
-    ended_s: f64,
     order: Vec<u8>,
     free: Vec<u32>,
+    /// The rounds of the released simulator, if those are asked for.
+    released: Option<Released>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -248,6 +241,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let ledger = Ledger::new(round, any_two);
     let line = Line::new(params.choice, params.released);
     let couples = Couples::new(params.released);
+    let released = params.released.then(|| Released::new(params.whole_steps));
     Ok(Gavel {
         draws: Draws::of(params.draws_of),
         params,
@@ -257,20 +251,17 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         line,
         queues: Queues::default(),
         couples,
-        prices: ByGpuModel::new(),
         records: Vec::new(),
         live: Vec::new(),
         newcomers: Vec::new(),
         departed: false,
         changed: false,
         solved: None,
-        solved_s: 0.0,
         turn: None,
         began: None,
-        ended: Time::ZERO,
-        ended_s: 0.0,
         order: Vec::new(),
         free: Vec::new(),
+        released,
     })
 }
 
@@ -278,14 +269,16 @@ impl Policy for Gavel {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.records.resize(plan.jobs.len(), Record::default());
         self.take_in(plan);
-        self.stand_still(plan);
+        if let Some(released) = &mut self.released {
+            released.stand_still(plan);
+        }
         // Nothing came of a round that was to begin at this very instant, and nothing happened since.
         let quiet = plan.news.events.is_empty() && plan.news.ready.is_empty();
         let tried = self.turn.is_none() && self.began == Some(plan.now) && quiet;
         if !tried && self.turn.as_ref().is_none_or(|t| t.ends <= plan.now) {
             self.began = Some(plan.now);
             self.begin_round(plan);
-        } else if !self.params.released && self.turn.is_some() {
+        } else if self.released.is_none() && self.turn.is_some() {
             self.admit(plan);
             self.fill(plan);
         }
@@ -304,14 +297,6 @@ impl Gavel {
             if !std::mem::replace(&mut record.known, true) {
                 self.newcomers.push(*job);
             }
-        }
-    }
-
-    /// Takes those off their GPUs that have done their whole steps of this round.
-    fn stand_still(&mut self, plan: &mut Plan<'_>) {
-        let Some(turn) = &mut self.turn else { return };
-        while let Some((_, job)) = turn.stops.pop_if(|(at, _)| *at <= plan.now) {
-            plan.release(job);
         }
     }
 
@@ -339,7 +324,7 @@ impl Gavel {
         let homeless = picks.iter().filter(|p| !plan.job(p.members[0]).is_placed());
         let homeless: Vec<JobIdx> = homeless.flat_map(|p| p.members.clone()).collect();
         self.open_round(plan, picks);
-        if self.params.released {
+        if self.released.is_some() {
             self.house(plan, homeless);
         } else {
             self.fill(plan);
@@ -357,7 +342,7 @@ impl Gavel {
         let idle_to_all = self.params.objective != Objective::Fifo;
         let rules = Rules { order: &self.order, ready: &ready, idle_to_all };
         self.ledger.pick(&rules, &mut self.free, &mut picks);
-        if self.params.released {
+        if self.released.is_some() {
             picks.retain(|p| p.allocated);
         }
         picks
@@ -365,26 +350,13 @@ impl Gavel {
 
     /// Books what the rows had.
     fn close_round(&mut self, now: Time) {
-        let Some(mut turn) = self.turn.take() else { return };
-        self.ended = now;
-        if !self.params.released {
-            for stay in turn.stays {
-                let until = stay.until.min(now);
-                self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
-            }
-            return;
-        }
-        // After a pause the released code charges the first round for the pause, too; it begins with
-        // those who ended last.
-        turn.stays.sort_by(|a, b| {
-            b.until_s.total_cmp(&a.until_s).then(a.pick.members.cmp(&b.pick.members))
-        });
-        let began_s = std::mem::replace(&mut self.ended_s, now.secs());
-        if let Some(last) = turn.stays.first() {
-            self.ended_s = last.until_s;
+        let Some(turn) = self.turn.take() else { return };
+        if let Some(released) = &mut self.released {
+            return released.close_round(now, &mut self.ledger);
         }
         for stay in turn.stays {
-            self.ledger.charge(&stay.pick, stay.until_s - began_s);
+            let until = stay.until.min(now);
+            self.ledger.charge(&stay.pick, (until - stay.from.min(until)).secs());
         }
     }
 
@@ -413,7 +385,7 @@ impl Gavel {
                 gpu_models(plan).map(|k| can_run(plan, job, k)).collect();
             self.records[job.usize()].wide = !runs.iter().any(|r| *r);
             let mut share = ByGpuModel::from_elem(0.0, runs.len());
-            if !self.params.released {
+            if self.released.is_none() {
                 let part = (gpus / wanted).min(1.0) / gpus;
                 for node in plan.nodes.iter().filter(|n| runs[usize::from(n.gpu_model)]) {
                     share[usize::from(node.gpu_model)] += part * f64::from(node.size);
@@ -444,16 +416,14 @@ impl Gavel {
         }
     }
 
-    /// Now, to the last bit if a round of the released simulator ended just now.
     fn now_s(&self, now: Time) -> f64 {
-        let ended = self.params.released && self.ended == now;
-        if ended { self.ended_s } else { now.secs() }
+        self.released.as_ref().map_or(now.secs(), |r| r.now_s(now))
     }
 
     fn may_solve(&self, now: Time) -> bool {
-        // The released code takes an instant of 0 for "never".
-        let never = |at: &Time| self.params.released && *at == Time::ZERO;
-        self.solved.filter(|at| !never(at)).is_none_or(|at| now - at >= self.reset)
+        let solved = self.solved.map(|(at, _)| at);
+        let solved = solved.filter(|at| self.released.is_none() || !released::is_never(*at));
+        solved.is_none_or(|at| now - at >= self.reset)
     }
 
     fn solve(&mut self, plan: &mut Plan<'_>) {
@@ -465,7 +435,7 @@ impl Gavel {
             market.isolated()
         });
         let now_s = self.now_s(plan.now);
-        self.ledger.settle(self.solved.map_or(0.0, |_| now_s - self.solved_s));
+        self.ledger.settle(self.solved.map_or(0.0, |(_, solved_s)| now_s - solved_s));
         for (job, share) in self.live.iter().zip(&allocation.alone) {
             self.ledger.allot(*job, share);
         }
@@ -476,7 +446,7 @@ impl Gavel {
             plan.note(self.live[*late], Reason::DeadlineGivenUp);
         }
         self.changed = false;
-        (self.solved, self.solved_s) = (Some(plan.now), now_s);
+        self.solved = Some((plan.now, now_s));
     }
 
     /// What the jobs in the books bring to the program.
@@ -485,7 +455,7 @@ impl Gavel {
         for node in plan.nodes.iter().filter(|n| n.up) {
             gpus[usize::from(node.gpu_model)] += f64::from(node.size);
         }
-        let (whole, now_s) = (self.params.whole_steps, self.now_s(plan.now));
+        let (released, now_s) = (self.released.as_ref(), self.now_s(plan.now));
         let records = &mut self.records;
         let claims = self.live.iter().map(|job| {
             let record = &mut records[job.usize()];
@@ -494,9 +464,11 @@ impl Gavel {
                 record.isolated_s += (done - record.done).max(0.0) / record.isolated;
             }
             record.done = done;
-            claim(plan, *job, record.isolated_s, (self.round, whole, now_s))
+            let done = released.map_or(done, |r| r.done(plan, *job));
+            let age_s = now_s - plan.job(*job).submitted.secs();
+            Claim { age_s, ..claim(plan, *job, record.isolated_s, self.round, done) }
         });
-        let pieces_of_all = self.params.released;
+        let pieces_of_all = self.released.is_some();
         let market = Market { gpus, claims: claims.collect(), pieces_of_all };
         for (job, claim) in self.live.iter().zip(&market.claims) {
             self.records[job.usize()].isolated = market.isolated_speed(claim);
@@ -549,7 +521,7 @@ impl Gavel {
             self.params.objective,
             Objective::Throughput | Objective::Cost | Objective::FinishTime
         );
-        let normalized = sum_or_ratio && !self.params.released;
+        let normalized = sum_or_ratio && self.released.is_none();
         let fastest = |m: usize| {
             let largest = market.claims[m].speed.iter().copied().fold(0.0, f64::max);
             if normalized && largest > 0.0 { largest } else { 1.0 }
@@ -560,8 +532,7 @@ impl Gavel {
         };
         let pairs: Option<PairSpeed<'_>> =
             if self.params.packed { Some(&pair_speed) } else { None };
-        let released = self.params.released;
-        let deadlines = (self.params.deadlines, released);
+        let deadlines = (self.params.deadlines, self.released.is_some());
         let own;
         let market = if normalized {
             own = market.normalized();
@@ -569,16 +540,16 @@ impl Gavel {
         } else {
             market
         };
-        match self.params.objective {
-            Objective::Las if released => program::fair_released(market, pairs),
+        let objective = self.params.objective;
+        let as_released = self.released.as_mut().and_then(|r| r.run(objective, market, pairs));
+        if let Some(found) = as_released {
+            return found;
+        }
+        match objective {
             Objective::Las => program::fair(market, pairs),
             Objective::WaterFilling => level::fill(market, pairs),
             Objective::Hierarchical => level::by_team(market, &self.params.teams, pairs),
-            Objective::FinishTime if released => program::finish_time(market, ModelSet::All, pairs),
             Objective::FinishTime => program::finish_time(market, ModelSet::Useful, pairs),
-            Objective::Makespan if released && pairs.is_none() => {
-                makespan::bisected(market, &mut self.prices)
-            }
             Objective::Makespan => makespan::makespan(market, pairs),
             Objective::Throughput => {
                 let free = ByGpuModel::from_elem(1.0, market.gpus.len());
@@ -620,59 +591,20 @@ impl Gavel {
     }
 
     fn open_round(&mut self, plan: &mut Plan<'_>, picks: Vec<Pick>) {
-        let dearest = self.live.iter().map(|j| plan.move_cost(*j)).max().unwrap_or_default();
-        let length = self.round.max(dearest + dearest);
-        let ends = plan.now + length;
-        let mut turn = Turn::until(ends);
-        let now_s = self.now_s(plan.now);
-        for pick in picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed()) {
-            let (until, until_s) = if self.params.released {
-                self.last_step(plan, &pick, now_s, &mut turn.stops)
-            } else {
-                (ends, 0.0)
-            };
-            turn.stays.push(Stay { pick, from: plan.now, until, until_s });
-        }
-        if self.params.released {
-            let Some(last) = turn.stays.iter().map(|s| s.until).max() else { return };
-            // A job that ends at this very instant has to be gone before the next round.
-            turn.ends = last + Span(1);
-            turn.stops.sort_unstable_by_key(|s| Reverse(*s));
-        }
-        self.turn = Some(turn);
-        note_waiting(plan);
-    }
-
-    /// When a row is done with the round: all its steps, or as many as fit.
-    fn last_step(
-        &self,
-        plan: &Plan<'_>,
-        pick: &Pick,
-        now_s: f64,
-        stops: &mut Vec<(Time, JobIdx)>,
-    ) -> (Time, f64) {
-        let (mut last, mut last_s) = (plan.now, now_s);
-        for job in &pick.members {
-            let usual = plan.speed_on(*job, pick.gpu_model) / plan.profile(*job).step_s.max(1e-12);
-            let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
-            // The same but for the last bit, unless something slows it down.
-            let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };
-            let rate = alone * pace(plan, &pick.members, *job, pick.gpu_model);
-            let all = rate * self.round.secs();
-            let steps = if self.params.whole_steps { all.floor().max(1.0) } else { all };
-            // Who says that nothing is left, or nothing, may need the whole round.
-            let done = done(plan, *job, self.params.whole_steps);
-            let left = plan.spec(*job).work.map(|w| w - done).filter(|l| *l > 1e-6);
-            let left = left.unwrap_or(f64::INFINITY);
-            let start = plan.move_cost(*job).max(plan.start_cost(*job));
-            let at = plan.now + start + Span::from_secs(steps.min(left) / rate);
-            if self.params.whole_steps && steps < left - 1e-3 {
-                stops.push((at, *job));
+        let placed = picks.into_iter().filter(|p| plan.job(p.members[0]).is_placed());
+        if let Some(released) = &mut self.released {
+            let ends = released.open_round(plan, self.round, placed);
+            self.turn = ends.map(Turn::until);
+            if ends.is_none() {
+                return;
             }
-            last = last.max(at);
-            last_s = last_s.max(now_s + steps.min(left) / rate);
+        } else {
+            let dearest = self.live.iter().map(|j| plan.move_cost(*j)).max().unwrap_or_default();
+            let (from, until) = (plan.now, plan.now + self.round.max(dearest + dearest));
+            let stays = placed.map(|pick| Stay { pick, from, until }).collect();
+            self.turn = Some(Turn { ends: until, stays });
         }
-        (last, last_s)
+        note_waiting(plan);
     }
 
     /// Gives idle GPUs to those who wait, most urgent first; nobody has to leave for it.
@@ -692,7 +624,7 @@ impl Gavel {
                 homeless.extend(&pick.members);
             } else if let Some(turn) = &mut self.turn {
                 let (from, until) = (plan.now, turn.ends);
-                turn.stays.push(Stay { pick, from, until, until_s: 0.0 });
+                turn.stays.push(Stay { pick, from, until });
             }
         }
         self.house(plan, homeless);
@@ -711,9 +643,10 @@ impl Gavel {
 
     fn set_alarm(&self, plan: &mut Plan<'_>) {
         if let Some(turn) = &self.turn {
-            let next = turn.stops.last().map_or(turn.ends, |(at, _)| (*at).min(turn.ends));
+            let stop = self.released.as_ref().and_then(Released::next_stop);
+            let next = stop.map_or(turn.ends, |at| at.min(turn.ends));
             plan.wake_at(next.max(plan.now + Span(1)));
-        } else if let Some(at) = self.solved.filter(|_| !self.live.is_empty()) {
+        } else if let Some((at, _)) = self.solved.filter(|_| !self.live.is_empty()) {
             plan.wake_at((at + self.reset).max(plan.now + self.round));
         }
     }
@@ -751,16 +684,10 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
     }
 }
 
-fn claim(
-    state: &State,
-    job: JobIdx,
-    isolated_s: f64,
-    (round, whole, now_s): (Span, bool, f64),
-) -> Claim {
+fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) -> Claim {
     let spec = state.spec(job);
     let step_s = state.profile(job).step_s.max(1e-12);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
-    let done = done(state, job, whole);
     // Who does not say how long it takes is expected to take as long again, a round at least.
     let unknown = done.max(round.secs() / step_s);
     Claim {
@@ -768,17 +695,11 @@ fn claim(
         weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
         speed: gpu_models(state).map(speed).collect(),
         left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
-        age_s: now_s - state.job(job).submitted.secs(),
+        age_s: (state.now - state.job(job).submitted).secs(),
         isolated_s,
         deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
         team: spec.team.usize(),
     }
-}
-
-/// Steps done. Where only whole steps count, the clock must not make others of them.
-fn done(state: &State, job: JobIdx, whole: bool) -> f64 {
-    let done = state.done(job);
-    if whole && (done - done.round()).abs() < 1e-3 { done.round() } else { done }
 }
 
 /// Tenants of GPUs that these share, as the belief wants them.

@@ -15,7 +15,7 @@
 //!
 //! [`round`]: crate::policy::gavel::rounds
 
-mod central;
+pub(crate) mod central;
 pub(crate) mod couples;
 pub(crate) mod draws;
 pub(crate) mod level;

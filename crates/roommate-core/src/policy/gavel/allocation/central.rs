@@ -110,12 +110,12 @@ fn reach_goal(class: &Class, speeds: &[f64], program: &mut Program) {
 }
 
 /// The largest q that all goals allow.
-pub(super) fn max_min(market: &Market, goals: &[Goal], gpu_models: ModelSet) -> Option<Allocation> {
+pub(crate) fn max_min(market: &Market, goals: &[Goal], gpu_models: ModelSet) -> Option<Allocation> {
     max_min_to(EXACT, market, goals, gpu_models)
 }
 
 /// The same to a precision.
-pub(super) fn max_min_to(
+pub(crate) fn max_min_to(
     precision: f64,
     market: &Market,
     goals: &[Goal],
@@ -143,7 +143,7 @@ pub(super) fn max_min_to(
 }
 
 /// Any parts that reach all floors, if that is beyond doubt.
-pub(super) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
+pub(crate) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
     let parts = Parts::new(market, goals, ModelSet::All, shape, 0.0).fill(&free, &reach_goal);
     let (allocation, _, answer) = parts.solve(EXACT)?;
@@ -199,7 +199,7 @@ pub(super) fn finish_time(
 }
 
 /// The largest q that all needs allow if jobs of equal width may share GPUs, with all GPU models and pairs.
-pub(super) fn max_min_of_pairs(
+pub(crate) fn max_min_of_pairs(
     market: &Market,
     goals: &[Goal],
     speed: PairSpeed<'_>,
@@ -286,20 +286,9 @@ pub(super) fn max_min_of_pairs(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::gavel::allocation::program::{fair, fair_released};
+    use crate::policy::gavel::allocation::program::fair;
     use crate::policy::gavel::allocation::testing::{claim, market};
     use proptest::prelude::*;
-
-    #[test]
-    fn the_middle_is_that_of_the_study() {
-        // Example F: the first job may have anything from a half to all of its time.
-        let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
-        let found = fair_released(&m, None).unwrap();
-        assert!((found.value - 1.0).abs() < 1e-6);
-        assert!((found.alone[0][0] - 0.582_777).abs() < 1e-6, "{found:?}");
-        assert_eq!(found.binds, [false, true, true]);
-        assert!(fair(&m, None).unwrap().alone[0][1] == 0.0, "useless parts are not given");
-    }
 
     proptest! {
         #[test]

@@ -239,7 +239,7 @@ pub(crate) fn max_min(
 }
 
 /// A corner of all best answers.
-pub(super) fn corner(
+pub(crate) fn corner(
     market: &Market,
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
@@ -301,26 +301,13 @@ pub(crate) fn fair_need(market: &Market, claim: &Claim) -> f64 {
     claim.weight * market.proportional_speed(claim) / claim.gpus
 }
 
-fn fair_goals(market: &Market) -> Vec<Goal> {
+pub(crate) fn fair_goals(market: &Market) -> Vec<Goal> {
     market.claims.iter().map(|c| Goal::of(fair_need(market, c))).collect()
 }
 
 /// Max-min fairness: the least of the weighted, normalised effective speeds is as large as can be.
 pub(crate) fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
     max_min(market, &fair_goals(market), pairs)
-}
-
-/// The same as the released code has it: from the middle, pairs and useless GPU models included.
-pub(crate) fn fair_released(
-    market: &Market,
-    pairs: Option<PairSpeed<'_>>,
-) -> Result<Allocation, Unsolved> {
-    let goals = fair_goals(market);
-    let found = match pairs {
-        Some(speed) => central::max_min_of_pairs(market, &goals, speed),
-        None => central::max_min(market, &goals, ModelSet::All),
-    };
-    found.map_or_else(|| corner(market, &goals, pairs), Ok)
 }
 
 /// Precision of the search for the least finish-time ratio, where one is needed.
