@@ -169,7 +169,7 @@ impl Engine {
     }
 
     fn ask(&mut self) {
-        let charged = self.state.costs.charge.at_every_step();
+        let charged = self.state.costs.quirks.charge.at_every_step();
         if charged {
             self.charge_all();
         }

@@ -3,6 +3,8 @@
 //! All books (idle GPUs, memory, shares, CPU) are kept here, in two primitive moves, `occupy` and
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
+mod costs;
+
 use crate::cluster::{Cluster, GpuModel, NodeGroup};
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::{Job, Spec};
@@ -10,8 +12,9 @@ use crate::knobs::Knobs;
 use crate::performance::goodput;
 use crate::profile::Profile;
 use crate::time::{Span, Time};
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+
+pub use costs::{Charge, Costs, Quirks};
 
 /// A GPU now.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,98 +72,6 @@ impl Node {
             self.host_used_mib,
             knobs.host_mib,
         ))
-    }
-}
-
-/// When a job loses time to a (re)start.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Charge {
-    /// When it really restarts.
-    #[default]
-    OnRestart,
-    /// At every scheduling step it lives through, as some published simulators have it.
-    EveryStep,
-    /// The same, and roommates pay for each other: all lose the sum of their costs.
-    EveryStepTogether,
-}
-
-impl Charge {
-    /// Whether running jobs pay at every step.
-    pub fn at_every_step(self) -> bool {
-        self != Self::OnRestart
-    }
-}
-
-/// What it costs to change something, as the world has it. Data: policies read the price.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Costs {
-    /// When a restart is charged.
-    pub charge: Charge,
-    /// Time without progress at the very first start.
-    pub start: Span,
-    /// Time without progress at each later start, unless the profile knows better.
-    pub restart: Span,
-    /// Time without progress when a suspended job goes on, on the nodes where it was.
-    pub resume: Span,
-    /// Time without progress when a job is moved; as a restart, unless said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub migrate: Option<Span>,
-    /// Time without progress when a job's knobs are turned.
-    pub tune: Span,
-    /// MiB per second between host and GPU: a job with less GPU memory than it asked for keeps the
-    /// rest on the host and moves it in and out at every step.
-    pub host_mib_s: u32,
-    /// Pause after a job's first failure; doubles with each further one.
-    pub backoff: Span,
-    /// A world of rounds, as some published simulators have it: of a round only whole steps count, and
-    /// the end of a job is seen at the end of a round.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub round: Option<Span>,
-    /// Whether who shares GPUs is through only when all on them are, or have left.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub ends_together: bool,
-    /// Whether a job that is being started leaves its roommates alone until it is: what a process does
-    /// before its first step, it does on CPUs.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub quiet_start: bool,
-}
-
-impl Costs {
-    /// Seconds of a step such that as many steps as fit wholly into a round fill it.
-    fn in_whole_steps(&self, step_s: f64) -> f64 {
-        let Some(round) = self.round else { return step_s };
-        // The quotient of two decimals may be just below the whole number that it is.
-        let whole = (round.secs() / step_s * (1.0 + 1e-12)).floor();
-        if whole >= 1.0 { round.secs() / whole } else { step_s }
-    }
-
-    /// When the end of a job that began at `began` and is through at `end` is seen.
-    pub fn seen(&self, began: Time, end: Time) -> Time {
-        match self.round {
-            Some(round) => began + Span((end - began).0.div_ceil(round.0) * round.0),
-            None => end,
-        }
-    }
-}
-
-impl Default for Costs {
-    /// A restart costs the mean that the Tiresias testbed measured.
-    fn default() -> Self {
-        Self {
-            charge: Charge::OnRestart,
-            start: Span::ZERO,
-            restart: Span::from_secs(62.0),
-            resume: Span::from_secs(1.0),
-            migrate: None,
-            tune: Span::ZERO,
-            host_mib_s: 12_000,
-            backoff: Span::from_secs(30.0),
-            round: None,
-            ends_together: false,
-            quiet_start: false,
-        }
     }
 }
 
@@ -404,7 +315,7 @@ impl State {
 
     /// Time without progress when the job, which started so often before, starts on these GPUs.
     pub(crate) fn cost_of_start(&self, job: JobIdx, gpus: &[GpuIdx], before: u32) -> Span {
-        match self.costs.charge {
+        match self.costs.quirks.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart if before == 0 => {
                 let Profile { serving, start, .. } = self.profile(job);
@@ -425,7 +336,7 @@ impl State {
 
     /// Time without progress when the job is moved to other GPUs, under [`Charge::OnRestart`].
     pub fn move_cost(&self, job: JobIdx) -> Span {
-        match self.costs.charge {
+        match self.costs.quirks.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
             Charge::OnRestart => self.costs.migrate.unwrap_or_else(|| self.restart_cost(job)),
         }
@@ -433,7 +344,7 @@ impl State {
 
     /// What the job will lose at the next step if it lives through it, where that is charged.
     pub fn step_cost(&self, job: JobIdx) -> Span {
-        match self.costs.charge {
+        match self.costs.quirks.charge {
             Charge::OnRestart => Span::ZERO,
             Charge::EveryStep => self.restart_cost(job),
             Charge::EveryStepTogether => {
@@ -488,7 +399,7 @@ impl State {
     pub fn alone_step_s(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let profile = self.profile(job);
         let speed = self.solo_speed(job, gpus) * profile.fed_speed(self.job(job).knobs);
-        self.costs.in_whole_steps(profile.step_s / speed + self.spill_s(job))
+        self.costs.quirks.in_whole_steps(profile.step_s / speed + self.spill_s(job))
     }
 
     /// Steps of its own batch size that a step of the job, of batch `batch` (0 = as its knobs say), counts for.

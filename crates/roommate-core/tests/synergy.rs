@@ -10,7 +10,7 @@ use roommate_core::math::rng::Rng;
 use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use roommate_core::policy;
 use roommate_core::profile::Profile;
-use roommate_core::state::{Costs, State};
+use roommate_core::state::{Costs, Quirks, State};
 use roommate_core::time::{Span, Time};
 
 const GB: f64 = 1024.0;
@@ -139,7 +139,8 @@ fn the_optimum() {
 #[test]
 fn only_whole_steps_count_in_a_round() {
     let whole = [500, 468, 384, 422, 487, 2500, 447, 27272, 500, 396];
-    let costs = Costs { round: Some(Span::from_secs(300.0)), ..Costs::default() };
+    let quirks = Quirks { round: Some(Span::from_secs(300.0)), ..Quirks::default() };
+    let costs = Costs { quirks, ..Costs::default() };
     let mut state = State::new(&"1x1".parse().unwrap(), costs);
     for (i, (model, ..)) in MODELS.iter().enumerate() {
         state.profiles.push(profile(model));

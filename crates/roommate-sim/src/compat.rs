@@ -7,7 +7,7 @@ use roommate_core::interference::Interference;
 use roommate_core::interference::shadow::Shadowed;
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::profile::Profile;
-use roommate_core::state::{Charge, Costs};
+use roommate_core::state::{Charge, Costs, Quirks};
 use roommate_core::time::Span;
 
 /// A published simulator.
@@ -125,8 +125,8 @@ impl Compat {
         let charge = if together { Charge::EveryStepTogether } else { self.charge };
         let round = self.round_s.map(Span::from_secs);
         let ends_together = self.knows_pairs(policy);
-        let migrate = None;
-        Costs { charge, restart, start: Span::ZERO, migrate, round, ends_together, ..costs }
+        let quirks = Quirks { charge, round, ends_together };
+        Costs { restart, start: Span::ZERO, migrate: None, quirks, ..costs }
     }
 
     /// What a profile is in this world.

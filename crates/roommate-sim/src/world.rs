@@ -515,7 +515,7 @@ impl World {
             *other != job && self.running.contains(*other) && left_s > now.secs()
         };
         let mut gpus = self.live[job.usize()].gpus.iter();
-        state.costs.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
+        state.costs.quirks.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
     }
 
     /// The job leaves its GPUs; whoever shared them will run differently.
@@ -586,7 +586,7 @@ impl World {
             let asked = step.asked;
             self.acts.clear();
             self.acts.extend_from_slice(step.actions);
-            let all_change = asked && self.engine.state().costs.charge.at_every_step();
+            let all_change = asked && self.engine.state().costs.quirks.charge.at_every_step();
             if all_change {
                 self.charge_all(now);
             }
@@ -778,7 +778,7 @@ impl World {
             Alarm::Noise
         };
         if let Some(at) = live.meter.finishes(until) {
-            let at = self.engine.state().costs.seen(live.began, at);
+            let at = self.engine.state().costs.quirks.seen(live.began, at);
             self.alarms.push(Reverse((at, alarm(job, live.epoch))));
         }
     }

@@ -345,14 +345,14 @@ fn charged_at_every_step_each_running_job_pays_for_the_steps_of_others() {
     // has lost another second of the 5 since then: 3 left, until 12.
     let mut case = TestCase::new("fifo", "1x2", "a 0 1 10, b 4 1 5");
     case.costs.restart = Span::from_secs(1.0);
-    case.costs.charge = Charge::EveryStep;
+    case.costs.quirks.charge = Charge::EveryStep;
     assert_eq!(finished_s(&case), [12.0, 9.0]);
     // An interval shorter than the cost is lost as a whole, and no more than that: c arrives half a
     // second after b, so a and b lose only that half.
     let mut case = TestCase::new("fifo", "1x3", "a 0 1 20, b 8 1 20, c 9 1 2");
     case.tick = Span(500_000);
     case.costs.restart = Span::from_secs(1.0);
-    case.costs.charge = Charge::EveryStep;
+    case.costs.quirks.charge = Charge::EveryStep;
     // a: 3 of 4 s, then 0 of 0.5 s, then c (4.5–6.5) ends: 1 of 2 s; 16 left, until 22.5. At 24 b
     // would come to its end but for what it lost: 0.5 s at 4.5, 1 s at 6.5 and 1 s at 22.5.
     assert_eq!(finished_s(&case), [22.5, 26.5, 6.5]);

@@ -134,7 +134,7 @@ impl World {
     }
 
     pub(super) fn settle_crowded(&mut self, now: Time) {
-        let ends_together = self.engine.state().costs.ends_together;
+        let ends_together = self.engine.state().costs.quirks.ends_together;
         for _ in 0..LOOKS {
             let mut dirty = std::mem::take(&mut self.dirty);
             self.add_neighbours_of_held_gangs(&mut dirty);
