@@ -2,6 +2,7 @@
 //! command line, the documentation and the laws come from the registry.
 
 use crate::plan::Plan;
+use crate::queue::ranked_walk::Walk;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -30,6 +31,12 @@ mod tiresias;
 pub trait Policy: Send {
     /// Edits the plan. Called when something happened that could matter, and at [`Plan::wake_at`].
     fn schedule(&mut self, plan: &mut Plan<'_>);
+}
+
+impl Policy for Walk {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        Self::schedule(self, plan);
+    }
 }
 
 /// Parameters as given by the user: a JSON object.

@@ -15,7 +15,6 @@
 //! There is none; it is the baseline of all of them.
 
 use crate::placement::{Layout, Rule};
-use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::ranked_walk::{Style, Walk};
 use serde::{Deserialize, Serialize};
@@ -34,19 +33,11 @@ pub(super) struct Params {
     dedicate_from: Option<u16>,
 }
 
-struct Fifo(Walk);
-
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
     let style = Style { layout, preempt: false, repack: false, overtake: params.backfill };
     // A job keeps its place in the line when it comes back after a failure.
-    Ok(Fifo(Walk::new(style, |_, job| u64::from(job.0))))
-}
-
-impl Policy for Fifo {
-    fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.0.schedule(plan);
-    }
+    Ok(Walk::new(style, |_, job| u64::from(job.0)))
 }
 
 #[cfg(test)]

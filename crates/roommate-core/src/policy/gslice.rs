@@ -79,12 +79,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !parts.iter().all(|v| (0.001..=1.0).contains(v)) || params.max_batch == 0 {
         return Err("step, slack, fill: expected 0.001 to 1; max_batch: above 0".into());
     }
-    let limits = Limits {
-        max_tasks: params.max_training,
-        least_permille: (params.least_training * 1000.0).round() as u16,
-        min_memory: params.min_memory,
-    };
-    limits.check()?;
+    let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
     Ok(ServiceColocation::new(limits, Gslice { params, limits, loops: Vec::new() }))
 }
 

@@ -16,7 +16,6 @@
 
 use crate::idx::JobIdx;
 use crate::placement::{Layout, Rule};
-use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
@@ -34,23 +33,15 @@ pub(super) struct Params {
     dedicate_from: Option<u16>,
 }
 
-struct Sjf(Walk);
-
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
     let style = Style { layout, preempt: false, repack: false, overtake: true };
-    Ok(Sjf(Walk::new(style, declared)))
+    Ok(Walk::new(style, declared))
 }
 
 fn declared(state: &State, job: JobIdx) -> u64 {
     let seconds = state.spec(job).work.map(|steps| steps * state.profile(job).step_s);
     key_of_secs(seconds.unwrap_or(f64::INFINITY))
-}
-
-impl Policy for Sjf {
-    fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.0.schedule(plan);
-    }
 }
 
 #[cfg(test)]

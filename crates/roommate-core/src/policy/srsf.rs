@@ -15,48 +15,19 @@
 //! cluster at every event as described for `srtf`.
 
 use crate::idx::JobIdx;
-use crate::placement::{Layout, Rule};
-use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
+use crate::queue::ranked_walk::{Walk, key_of_secs};
 use crate::state::State;
-use serde::{Deserialize, Serialize};
 
-/// Parameters of `srsf`.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Params {
-    /// How gangs are laid over nodes.
-    rule: Rule,
-    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
-    patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
-    dedicate_from: Option<u16>,
-    /// Whether everything is placed anew at every step.
-    repack: bool,
-}
-
-struct Srsf(Walk);
+pub(super) use crate::queue::ranked_walk::RankedParams as Params;
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
-    if params.repack && params.patience_s.is_some() {
-        // Placed anew at every step, a job has always only just lost its GPUs.
-        return Err("patience_s: cannot be combined with repack".into());
-    }
-    let style = Style { layout, preempt: true, repack: params.repack, overtake: true };
-    Ok(Srsf(Walk::new(style, service_left)))
+    Ok(Walk::new(params.style()?, service_left))
 }
 
 fn service_left(state: &State, job: JobIdx) -> u64 {
     let gpus = f64::from(state.spec(job).gpus);
     key_of_secs(state.remaining_s(job).map_or(f64::INFINITY, |s| s * gpus))
-}
-
-impl Policy for Srsf {
-    fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.0.schedule(plan);
-    }
 }
 
 #[cfg(test)]

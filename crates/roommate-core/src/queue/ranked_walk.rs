@@ -5,11 +5,12 @@
 
 use crate::event::Event;
 use crate::idx::JobIdx;
-use crate::placement::{self, Layout, Patience, Preemption};
+use crate::placement::{self, Layout, Patience, Preemption, Rule};
 use crate::plan::Plan;
 use crate::queue::Queue;
 use crate::reason::Reason;
 use crate::state::State;
+use serde::{Deserialize, Serialize};
 
 /// A key that orders non-negative seconds: the bits of a non-negative float order like the float.
 pub fn key_of_secs(seconds: f64) -> u64 {
@@ -29,6 +30,32 @@ pub struct Style {
     pub repack: bool,
     /// Whether jobs behind one that does not fit may start before it.
     pub overtake: bool,
+}
+
+/// Parameters of policies that preempt by rank, as users write them.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RankedParams {
+    /// How gangs are laid over nodes.
+    rule: Rule,
+    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    patience_s: Option<f64>,
+    /// Jobs of at least so many GPUs share their nodes with nobody.
+    dedicate_from: Option<u16>,
+    /// Whether everything is placed anew at every step.
+    repack: bool,
+}
+
+impl RankedParams {
+    /// The style of a walk with these parameters.
+    pub fn style(self) -> Result<Style, &'static str> {
+        let layout = Layout::new(self.rule, self.patience_s, self.dedicate_from)?;
+        if self.repack && self.patience_s.is_some() {
+            // Placed anew at every step, a job has always only just lost its GPUs.
+            return Err("patience_s: cannot be combined with repack");
+        }
+        Ok(Style { layout, preempt: true, repack: self.repack, overtake: true })
+    }
 }
 
 /// The walk and its buffers.
