@@ -2,7 +2,6 @@
 
 use crate::knobs::Knobs;
 use crate::performance::goodput::Training;
-use crate::performance::latency::Profiled;
 use crate::performance::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
@@ -55,6 +54,18 @@ pub struct Profile {
     /// somebody had to make, so policies count how many they use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Box<[Profiled]>>,
+}
+
+/// A profiled point of a service that has the GPU for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profiled {
+    /// Requests in the batch.
+    pub batch: u32,
+    /// Share of the multiprocessors, permille.
+    pub sm_permille: u16,
+    /// Seconds of the batch.
+    pub seconds: f64,
 }
 
 /// What is known of a GPU model of service before it runs.

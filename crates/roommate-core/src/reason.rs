@@ -2,10 +2,21 @@
 //! strings until `roommate explain` asks for the sentence.
 
 use crate::idx::{JobIdx, NodeIdx};
-use crate::interference::degradation::Source;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+
+/// Where a prediction of how much sharing costs comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A rule of thumb: too little was measured.
+    Thumb,
+    /// A model learnt from other pairs.
+    Learnt,
+    /// The same pair was measured.
+    Measured,
+}
 
 /// A reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

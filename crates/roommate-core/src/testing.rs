@@ -13,6 +13,7 @@ use crate::job::{Class, Spec};
 use crate::journal::gantt::Gantt;
 use crate::journal::metrics::{Fold, Metrics};
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
+use crate::performance::effective_speed::effective_speed;
 use crate::performance::progress::work_s;
 use crate::performance::throttle;
 use crate::policy::{self, Params};
@@ -337,8 +338,7 @@ impl TickWorld<'_> {
         let state = self.engine.state();
         let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
         let gpus = &state.job(idx).gpus;
-        let speed =
-            throttle::effective_speed(&*self.case.truth, state, idx, gpus, &held, &|_| false);
+        let speed = effective_speed(&*self.case.truth, state, idx, gpus, &held, &|_| false);
         state.alone_step_s(idx, gpus) / speed
     }
 

@@ -7,7 +7,7 @@
 
 use crate::idx::{Idx, ProfileIdx};
 use crate::math::forest::{Online, Options};
-use serde::{Deserialize, Serialize};
+use crate::reason::Source;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,18 +41,6 @@ impl Default for ResourceDemand {
     fn default() -> Self {
         Self { sm: 0.7, dram: 0.3, mem_gib: 0.0, cpu: 1.0, batch: 1.0 }
     }
-}
-
-/// Where a prediction comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// A rule of thumb: too little was measured.
-    Thumb,
-    /// The forest.
-    Learnt,
-    /// The same was measured.
-    Measured,
 }
 
 /// A prediction.

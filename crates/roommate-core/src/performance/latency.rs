@@ -1,18 +1,11 @@
-//! How long a service takes for a batch, by its share of the GPU and by whom it shares with.
+//! How long a service alone takes for a batch, by its share of the GPU.
 //!
-//! SoloCurves, a service has a [`Curve`] over the share for each batch size, fitted to a few profiled points.
-//! Beside others it has the same curve, longer by a factor: what was seen of this very colocation if
-//! anything was, else what similar colocation did, else nothing with a wide margin ([`Colocation`]). Every
-//! answer carries how sure it is, so that a promise can be kept at an upper quantile.
+//! A [`Curve`] over the share for each batch size, fitted to a few profiled points. What roommates make of
+//! it is learned by the policies that share GPUs with services (`policy::serving`).
 
-use crate::event::Sample;
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use crate::interference::Estimate;
 use crate::math::piecewise::{Point, TwoLines};
-use crate::math::pool::{Pool, Row};
-use crate::state::State;
+use crate::profile::Profiled;
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Over what a curve consists of two straight lines.
@@ -123,18 +116,6 @@ impl Curve {
     }
 }
 
-/// A profiled point of a service that has the GPU for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Profiled {
-    /// Requests in the batch.
-    pub batch: u32,
-    /// Share of the multiprocessors, permille.
-    pub sm_permille: u16,
-    /// Seconds of the batch.
-    pub seconds: f64,
-}
-
 /// The curves of a service alone, by batch size.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SoloCurves {
@@ -206,184 +187,6 @@ fn spread(points: &[Point], budget: usize) -> Vec<Point> {
     }
     chosen.sort_unstable();
     chosen.into_iter().map(|i| points[i]).collect()
-}
-
-/// A service with a batch size, and those it shares a GPU with.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Colocation {
-    /// The service.
-    pub service: ProfileIdx,
-    /// Its batch size.
-    pub batch: u32,
-    /// The others, ascending.
-    pub others: SmallVec<[ProfileIdx; 3]>,
-}
-
-/// What was seen of one colocation.
-#[derive(Clone, Debug, PartialEq)]
-struct Seen {
-    /// Features when it was last seen.
-    features: Vec<f64>,
-    /// Mean logarithm of how many times as long as alone.
-    mean: f64,
-    times: u32,
-}
-
-/// Standard deviation of one observation, as a part of the value: what our own measurements repeat to.
-const NOISE: f64 = 0.08;
-/// Before anything was seen: beside others it takes as long as alone, give or take this much.
-const UNKNOWN: f64 = 0.3;
-/// Observations count no further than this, so that what changes is noticed.
-const MEMORY: u32 = 20;
-/// A first fit needs so many colocations; later ones so many times as many.
-const FIRST_FIT: usize = 6;
-const GROWTH: f64 = 1.25;
-
-/// What colocation costs, learned from observations.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ColocationHistory {
-    seen: BTreeMap<Colocation, Seen>,
-    model: Option<Pool>,
-    fit_at: usize,
-    observations: u64,
-}
-
-impl ColocationHistory {
-    /// A batch took `seconds` where it would have taken `alone_s` alone with the same share.
-    /// Impossible values are ignored.
-    pub fn observe(
-        &mut self,
-        colocation: Colocation,
-        features: Vec<f64>,
-        alone_s: f64,
-        seconds: f64,
-    ) {
-        let log = (seconds / alone_s).ln();
-        if !log.is_finite() {
-            return;
-        }
-        self.observations += 1;
-        let seen =
-            self.seen.entry(colocation).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
-        seen.times = (seen.times + 1).min(MEMORY);
-        seen.mean += (log - seen.mean) / f64::from(seen.times);
-        seen.features = features;
-        if self.seen.len() >= self.fit_at.max(FIRST_FIT) {
-            self.fit();
-        }
-    }
-
-    /// Those with the same others are left out together: the question is what new colocation costs.
-    fn fit(&mut self) {
-        let mut kinds: Vec<&[ProfileIdx]> = self.seen.keys().map(|c| &c.others[..]).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
-        let rows: Vec<Row> = self
-            .seen
-            .iter()
-            .map(|(colocation, seen)| Row {
-                x: seen.features.clone(),
-                y: seen.mean,
-                group: kinds.binary_search(&&colocation.others[..]).unwrap_or(0) as u32,
-            })
-            .collect();
-        self.model = Pool::fit(&rows);
-        self.fit_at = (self.seen.len() as f64 * GROWTH).ceil() as usize;
-    }
-
-    /// Logarithm of how many times as long as alone it takes in this colocation: what similar colocation
-    /// says, corrected by what was seen of this one.
-    pub fn predict(&self, colocation: &Colocation, features: &[f64]) -> Estimate {
-        let prior = match &self.model {
-            _ if colocation.others.is_empty() => Estimate { mean: 0.0, std: NOISE },
-            Some(model) => {
-                let std = model.spread().unwrap_or(UNKNOWN).max(NOISE);
-                Estimate { mean: model.predict(features), std }
-            }
-            None => Estimate { mean: 0.0, std: UNKNOWN },
-        };
-        let Some(seen) = self.seen.get(colocation) else { return prior };
-        let (before, now) = (prior.std.powi(-2), f64::from(seen.times) / (NOISE * NOISE));
-        let mean = (prior.mean * before + seen.mean * now) / (before + now);
-        Estimate { mean, std: (before + now).sqrt().recip() }
-    }
-
-    /// Whether anything was learned about colocation.
-    pub fn is_empty(&self) -> bool {
-        self.seen.is_empty()
-    }
-
-    /// Observations so far.
-    pub fn observations(&self) -> u64 {
-        self.observations
-    }
-}
-
-/// What is known of profiles: profiled latency of services, measured counters of all.
-#[derive(Clone, Debug)]
-pub struct LatencyModel {
-    axis: Axis,
-    /// Profiled points used for each curve.
-    budget: usize,
-    /// By profile: curves alone, and how many points they took.
-    alone: Vec<(SoloCurves, u32)>,
-    /// By profile: busy shares of multiprocessors and memory bandwidth, where measured.
-    uses: Vec<Option<[f64; 2]>>,
-}
-
-/// What a profile takes of a GPU when nothing is known of it.
-const USE: f64 = 0.5;
-
-impl LatencyModel {
-    /// Nothing yet; of each curve at most `budget` profiled points will be used.
-    pub fn new(axis: Axis, budget: u8) -> Self {
-        Self { axis, budget: budget.into(), alone: Vec::new(), uses: Vec::new() }
-    }
-
-    /// Takes notice of new profiles.
-    pub fn notice(&mut self, state: &State) {
-        self.uses.resize(state.profiles.len(), None);
-        for profile in &state.profiles[self.alone.len()..] {
-            let points = profile.latency.as_deref().unwrap_or(&[]);
-            let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
-            self.alone.push((alone, used as u32));
-        }
-    }
-
-    /// Counters were read.
-    pub fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
-        self.notice(state);
-        if sample.sm_util > 0.0 {
-            let measured = [sample.sm_util, sample.dram_util].map(f64::from);
-            self.uses[state.spec(job).profile.usize()] = Some(measured);
-        }
-    }
-
-    /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
-    pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
-        let predicted =
-            || state.profiles[profile.usize()].predicted.map(|p| [p.sm_util, p.dram_util]);
-        let measured = self.uses.get(profile.usize()).copied().flatten();
-        measured.or_else(predicted).unwrap_or([USE; 2])
-    }
-
-    /// Profiled points that the curves of a service took.
-    pub fn points(&self, profile: ProfileIdx) -> u32 {
-        self.alone.get(profile.usize()).map_or(0, |(_, points)| *points)
-    }
-
-    /// The curve of a service alone on this GPU.
-    pub fn curve(&self, state: &State, service: JobIdx, gpu: GpuIdx, batch: u32) -> Curve {
-        let profile = state.spec(service).profile;
-        let known = self.alone.get(profile.usize()).and_then(|(alone, _)| alone.curve(batch));
-        let curve = known.unwrap_or_else(|| {
-            let profile = &state.profiles[profile.usize()];
-            let own = profile.serving.map_or(batch, |s| s.batch);
-            // Never faster than the batch that is known.
-            Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
-        });
-        curve.times(1.0 / state.solo_speed(service, &[gpu]))
-    }
 }
 
 #[cfg(test)]

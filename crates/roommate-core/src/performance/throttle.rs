@@ -7,8 +7,8 @@
 use crate::idx::{GpuIdx, JobIdx};
 use crate::interference::Interference;
 use crate::knobs::Knobs;
-use crate::performance::goodput;
-use crate::state::{Gpu, State};
+use crate::performance::effective_speed::speed;
+use crate::state::State;
 use crate::time::Span;
 use smallvec::SmallVec;
 
@@ -189,77 +189,6 @@ pub fn hold(state: &State, protected: JobIdx, settled_permille: u16) -> Span {
 pub fn climb(settled_permille: u16) -> Span {
     let looks = u64::from(settled_permille / INCREASE_PERMILLE) * u64::from(GOOD_PERIODS);
     Span(PERIOD.0 * looks.div_ceil(2))
-}
-
-/// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its own batch:
-/// the slowest GPU sets the pace. 0 while it is held. Roommates that are `away` do nothing there yet.
-pub fn effective_speed(
-    truth: &dyn Interference,
-    state: &State,
-    job: JobIdx,
-    gpus: &[GpuIdx],
-    held: &dyn Fn(JobIdx) -> bool,
-    away: &dyn Fn(JobIdx) -> bool,
-) -> f64 {
-    let knobs = state.job(job).knobs;
-    let own_batch = goodput::is_own_batch(state, job, knobs);
-    let is_free = [0, Knobs::SM_ALL].contains(&knobs.sm_permille)
-        && knobs.pace_permille == Knobs::PACE_FULL
-        && own_batch;
-    // Steps of a smaller batch may be shorter than the job's own.
-    let mut slowest: f64 = if own_batch { 1.0 } else { f64::INFINITY };
-    let mut last: Option<&Gpu> = None;
-    for gpu in gpus {
-        let on = state.gpu(*gpu);
-        // A gang mostly has the same roommates everywhere; one look is enough.
-        let again = last.is_some_and(|l| l.gpu_model == on.gpu_model && l.tenants == on.tenants);
-        if again || (on.tenants.len() == 1 && is_free) {
-            continue;
-        }
-        last = Some(on);
-        let mut there = tenants(truth, state, *gpu, held);
-        let others = there.iter_mut().filter(|(t, _)| *t != job && away(*t));
-        others.for_each(|(_, knobs)| knobs.pace_permille = 0);
-        let who = on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
-        slowest = slowest.min(speed(truth, state, on.gpu_model, &there, who));
-    }
-    slowest
-}
-
-/// Speed of a tenant among tenants that are held back: a job at pace p is there for p of the time.
-pub fn speed(
-    truth: &dyn Interference,
-    state: &State,
-    gpu_model: u8,
-    tenants: &[(JobIdx, Knobs)],
-    who: usize,
-) -> f64 {
-    let own = f64::from(tenants[who].1.pace_permille) / 1000.0;
-    let held_back = |i: &usize| *i != who && tenants[*i].1.pace_permille < Knobs::PACE_FULL;
-    let sometimes: SmallVec<[usize; 4]> = (0..tenants.len()).filter(held_back).collect();
-    if sometimes.is_empty() {
-        return own * truth.speed(state, gpu_model, tenants, who).mean;
-    }
-    let mut mean = 0.0;
-    for present in 0..1u32 << sometimes.len() {
-        let mut chance = 1.0;
-        let is_away = |i: usize| {
-            let at = sometimes.iter().position(|s| *s == i);
-            at.is_some_and(|at| present >> at & 1 == 0)
-        };
-        for (at, i) in sometimes.iter().enumerate() {
-            let pace = f64::from(tenants[*i].1.pace_permille) / 1000.0;
-            chance *= if present >> at & 1 == 1 { pace } else { 1.0 - pace };
-        }
-        if chance == 0.0 {
-            continue;
-        }
-        let there: Tenants =
-            (0..tenants.len()).filter(|i| !is_away(*i)).map(|i| tenants[i]).collect();
-        let me = (0..who).filter(|i| !is_away(*i)).count();
-        mean += chance * truth.speed(state, gpu_model, &there, me).mean;
-    }
-    own * mean
 }
 
 #[cfg(test)]

@@ -21,11 +21,11 @@
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
-use crate::performance::latency::{Axis, LatencyModel};
+use crate::performance::latency::Axis;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::serving::{
-    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+    ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits, ServiceColocation, ServiceConfig,
 };
 use crate::reason::Reason;
 use crate::state::State;
@@ -77,12 +77,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.01..=1.0).contains(&params.part) {
         return Err("part: expected 0.01 to 1".into());
     }
-    let limits = Limits {
-        max_tasks: params.max_training,
-        least_permille: (params.least_training * 1000.0).round() as u16,
-        min_memory: params.min_memory,
-    };
-    limits.check()?;
+    let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
     let known = LatencyModel::new(Axis::Inverse, params.profile_points);
     Ok(ServiceColocation::new(limits, Gpulets { params, limits, known }))
 }

@@ -32,12 +32,12 @@ mod tuning_sessions;
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use crate::interference::degradation::{DegradationModel, ResourceDemand, Source, View};
+use crate::interference::degradation::{DegradationModel, ResourceDemand, View};
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
 use crate::policy::Policy;
-use crate::reason::Reason;
+use crate::reason::{Reason, Source};
 use crate::time::{Span, Time};
 use admission::DeviceTenants;
 use colocation_index::{ColocationIndex, Profiles, can_share, left_s};

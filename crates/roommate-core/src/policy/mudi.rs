@@ -43,13 +43,13 @@ use crate::interference::Estimate;
 use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
 use crate::math::queueing::{Latencies, Queue};
-use crate::performance::latency::{Axis, Colocation, ColocationHistory, LatencyModel};
+use crate::performance::latency::Axis;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::mudi::batch_search::Search;
 use crate::policy::serving::{
-    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
-    TenantProfiles,
+    Colocation, ColocationHistory, ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits,
+    ServiceColocation, ServiceConfig, TenantProfiles,
 };
 use crate::reason::Reason;
 use crate::state::State;
@@ -157,12 +157,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !sane(p.calm_s, 0.0) || !sane(p.round_s, 0.0) || !sane(p.retry_s, 1.0) {
         return Err("calm_s, round_s: expected seconds; retry_s: at least 1".into());
     }
-    let limits = Limits {
-        max_tasks: p.max_training,
-        least_permille: (p.least_training * 1000.0).round() as u16,
-        min_memory: p.min_memory,
-    };
-    limits.check()?;
+    let limits = Limits::new(p.max_training, p.least_training, p.min_memory)?;
     let known = LatencyModel::new(p.curve, p.profile_points);
     let mudi = Mudi {
         params,

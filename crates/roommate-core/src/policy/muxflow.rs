@@ -21,12 +21,12 @@ use crate::event::Sample;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::math::matching::{Exact, NONE};
-use crate::performance::latency::{Axis, LatencyModel};
+use crate::performance::latency::Axis;
 use crate::placement;
 use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::policy::serving::{
-    ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
+    ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits, ServiceColocation, ServiceConfig,
 };
 use crate::reason::Reason;
 use crate::state::State;
@@ -78,12 +78,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.001..=1.0).contains(&params.least_share) || !(1..=32).contains(&params.window) {
         return Err("least_share: expected 0.001 to 1; window: 1 to 32".into());
     }
-    let limits = Limits {
-        max_tasks: params.max_training,
-        least_permille: (params.least_training * 1000.0).round() as u16,
-        min_memory: params.min_memory,
-    };
-    limits.check()?;
+    let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
     let known = LatencyModel::new(Axis::Inverse, params.profile_points);
     let cooling = Vec::new();
     Ok(ServiceColocation::new(

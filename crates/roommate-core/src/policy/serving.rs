@@ -7,6 +7,9 @@
 //! the service needs it (the rest of its state is on the host then, moved at every step) and is suspended
 //! in host memory while its service cannot keep its objective beside it. Shares shrink before others grow.
 
+mod colocation_history;
+mod latency_model;
+
 use crate::event::{Event, Sample};
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
 use crate::job::Class;
@@ -19,6 +22,9 @@ use crate::state::State;
 use crate::time::Time;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
+
+pub use colocation_history::{Colocation, ColocationHistory};
+pub use latency_model::LatencyModel;
 
 /// What was last measured of a service.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -162,18 +168,21 @@ pub struct GpuIndex {
 }
 
 impl Limits {
-    /// What is wrong with it, if anything.
-    pub fn check(&self) -> Result<(), String> {
-        if !(1..=3).contains(&self.max_tasks) {
+    /// Limits from parameters as users write them. Each policy has these three among its own and writes
+    /// them out: a block shared by `serde(flatten)` could not refuse an unknown name with the list of
+    /// the known ones.
+    pub fn new(max_training: u8, least_training: f64, min_memory: f64) -> Result<Self, String> {
+        let least_permille = (least_training * 1000.0).round() as u16;
+        if !(1..=3).contains(&max_training) {
             return Err("max_training: expected 1 to 3".into());
         }
-        if !(1..=300).contains(&self.least_permille) {
+        if !(1..=300).contains(&least_permille) {
             return Err("least_training: expected 0.001 to 0.3".into());
         }
-        if !(0.0..=1.0).contains(&self.min_memory) {
+        if !(0.0..=1.0).contains(&min_memory) {
             return Err("min_memory: expected 0 to 1".into());
         }
-        Ok(())
+        Ok(Self { max_tasks: max_training, least_permille, min_memory })
     }
 
     /// The largest share that a service can have beside so many training.

@@ -3,6 +3,7 @@
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
 use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::performance::effective_speed::effective_speed;
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::progress::work_s;
 use roommate_core::performance::throttle;
@@ -59,7 +60,7 @@ impl World {
         let speed = match self.live[job.usize()].slot {
             // Its speed depends on its batch, also alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
-            None => throttle::effective_speed(&*self.truth, state, job, gpus, &held, &away),
+            None => effective_speed(&*self.truth, state, job, gpus, &held, &away),
         };
         (alone, alone / speed)
     }

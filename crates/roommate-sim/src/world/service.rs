@@ -5,7 +5,7 @@ use crate::serving::Services;
 use roommate_core::event::Event;
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
 use roommate_core::journal::{Observer, StepView};
-use roommate_core::performance::throttle;
+use roommate_core::performance::{effective_speed, throttle};
 use roommate_core::time::Time;
 use smallvec::SmallVec;
 
@@ -42,7 +42,7 @@ impl World {
             let who = tenants.iter().position(|(t, _)| *t == job);
             let who = who.expect("a job is a tenant of its GPUs");
             tenants[who].1.batch = batch;
-            throttle::speed(&*self.truth, state, state.gpu(*gpu).gpu_model, &tenants, who)
+            effective_speed::speed(&*self.truth, state, state.gpu(*gpu).gpu_model, &tenants, who)
         };
         self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
     }

@@ -1,5 +1,4 @@
 use super::*;
-use crate::math::rng::Rng;
 use proptest::prelude::*;
 
 fn near(a: f64, b: f64, by: f64) {
@@ -66,59 +65,6 @@ fn a_service_of_which_nothing_is_known_is_taken_for_all_work() {
     near(curve.at(1.0), 0.01, 1e-12);
     near(curve.smallest_share(0.02, 0.1).unwrap(), 0.5, 1e-12);
     assert_eq!(curve.smallest_share(0.009, 0.1), None);
-}
-
-fn colocation(service: u32, others: &[u32]) -> Colocation {
-    let others = others.iter().map(|o| ProfileIdx(*o)).collect();
-    Colocation { service: ProfileIdx(service), batch: 16, others }
-}
-
-#[test]
-fn without_data_company_costs_nothing_for_sure() {
-    let colocations = ColocationHistory::default();
-    assert!(colocations.is_empty());
-    let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
-    assert_eq!((guess.mean, guess.std), (0.0, UNKNOWN));
-    assert!(colocations.predict(&colocation(0, &[]), &[0.0]).std < UNKNOWN);
-}
-
-#[test]
-fn company_is_learned_and_carries_over_to_similar_company() {
-    let mut colocations = ColocationHistory::default();
-    let mut rng = Rng::new(121);
-    let cost = |x: f64| 0.8 * x;
-    for other in 0..20u32 {
-        let x = f64::from(other) / 20.0;
-        for service in 100..103 {
-            let noise = 0.02 * (rng.unit() - 0.5);
-            colocations.observe(
-                colocation(service, &[other]),
-                vec![x],
-                0.01,
-                0.01 * (cost(x) + noise).exp(),
-            );
-        }
-    }
-    assert_eq!(colocations.observations(), 60);
-    let stranger = colocations.predict(&colocation(100, &[50]), &[0.33]);
-    near(stranger.mean, cost(0.33), 0.05);
-    assert!(stranger.std < 0.1, "{stranger:?}");
-    // What it sees of this very colocation corrects it, whatever similar colocation did.
-    for _ in 0..10 {
-        colocations.observe(colocation(100, &[50]), vec![0.33], 0.01, 0.02);
-    }
-    let known = colocations.predict(&colocation(100, &[50]), &[0.33]);
-    near(known.mean, 2f64.ln(), 0.08);
-    assert!(known.std < stranger.std);
-}
-
-#[test]
-fn impossible_observations_are_ignored() {
-    let mut colocations = ColocationHistory::default();
-    for (alone_s, seconds) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
-        colocations.observe(colocation(0, &[1]), vec![], alone_s, seconds);
-    }
-    assert!(colocations.is_empty() && colocations.observations() == 0);
 }
 
 prop_compose! {

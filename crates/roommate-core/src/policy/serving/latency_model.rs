@@ -1,0 +1,73 @@
+//! What a policy knows of profiles before it colocates them: latency of services alone, counters of all.
+
+use crate::event::Sample;
+use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::performance::latency::{Axis, Curve, SoloCurves};
+use crate::state::State;
+
+/// What is known of profiles: profiled latency of services, measured counters of all.
+#[derive(Clone, Debug)]
+pub struct LatencyModel {
+    axis: Axis,
+    /// Profiled points used for each curve.
+    budget: usize,
+    /// By profile: curves alone, and how many points they took.
+    alone: Vec<(SoloCurves, u32)>,
+    /// By profile: busy shares of multiprocessors and memory bandwidth, where measured.
+    uses: Vec<Option<[f64; 2]>>,
+}
+
+/// What a profile takes of a GPU when nothing is known of it.
+const USE: f64 = 0.5;
+
+impl LatencyModel {
+    /// Nothing yet; of each curve at most `budget` profiled points will be used.
+    pub fn new(axis: Axis, budget: u8) -> Self {
+        Self { axis, budget: budget.into(), alone: Vec::new(), uses: Vec::new() }
+    }
+
+    /// Takes notice of new profiles.
+    pub fn notice(&mut self, state: &State) {
+        self.uses.resize(state.profiles.len(), None);
+        for profile in &state.profiles[self.alone.len()..] {
+            let points = profile.latency.as_deref().unwrap_or(&[]);
+            let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
+            self.alone.push((alone, used as u32));
+        }
+    }
+
+    /// Counters were read.
+    pub fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
+        self.notice(state);
+        if sample.sm_util > 0.0 {
+            let measured = [sample.sm_util, sample.dram_util].map(f64::from);
+            self.uses[state.spec(job).profile.usize()] = Some(measured);
+        }
+    }
+
+    /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
+    pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
+        let predicted =
+            || state.profiles[profile.usize()].predicted.map(|p| [p.sm_util, p.dram_util]);
+        let measured = self.uses.get(profile.usize()).copied().flatten();
+        measured.or_else(predicted).unwrap_or([USE; 2])
+    }
+
+    /// Profiled points that the curves of a service took.
+    pub fn points(&self, profile: ProfileIdx) -> u32 {
+        self.alone.get(profile.usize()).map_or(0, |(_, points)| *points)
+    }
+
+    /// The curve of a service alone on this GPU.
+    pub fn curve(&self, state: &State, service: JobIdx, gpu: GpuIdx, batch: u32) -> Curve {
+        let profile = state.spec(service).profile;
+        let known = self.alone.get(profile.usize()).and_then(|(alone, _)| alone.curve(batch));
+        let curve = known.unwrap_or_else(|| {
+            let profile = &state.profiles[profile.usize()];
+            let own = profile.serving.map_or(batch, |s| s.batch);
+            // Never faster than the batch that is known.
+            Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
+        });
+        curve.times(1.0 / state.solo_speed(service, &[gpu]))
+    }
+}
