@@ -1,17 +1,18 @@
 //! Shortest remaining service first.
 //!
 //! # Idea
-//! As shortest remaining time, but a job's urgency is its remaining *service*, time left × GPUs: a
-//! wide job has to be that much shorter to go first, because it holds up that many more others.
+//! Like shortest remaining time, but jobs are ordered by remaining *service*, remaining time ×
+//! GPUs: a wide job goes first only if it is shorter by as much as it is wider, because it blocks
+//! more other jobs.
 //!
 //! # Reads / does / wakes
-//! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
-//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
-//! their nodes to themselves.
+//! Reads the declared length, estimated progress and the number of GPUs. Starts and stops jobs on
+//! whole GPUs; jobs behind a blocked one start if they fit. Wakes when a job arrives or leaves;
+//! never by time, unless `patience_s` says how long a gang waits for a compact placement. Jobs of
+//! `dedicate_from` GPUs or more have their nodes exclusively.
 //!
 //! # Differs from the paper
-//! There is none of its own; it is a baseline of Tiresias and Muri. `--compat muri` repacks the
+//! There is no paper of its own; it is a baseline of Tiresias and Muri. `--compat muri` repacks the
 //! cluster at every event as described for `srtf`.
 
 use crate::idx::JobIdx;
@@ -26,13 +27,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// How gangs are laid over nodes.
+    /// How the GPUs of a gang are chosen among nodes.
     rule: Rule,
-    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    /// Seconds after which a waiting gang accepts a placement that is spread over more nodes.
     patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
+    /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
-    /// Whether everything is placed anew at every step.
+    /// Whether all jobs are placed anew, on an empty cluster, at every step.
     repack: bool,
 }
 
@@ -41,14 +42,14 @@ struct Srsf(Walk);
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
     if params.repack && params.patience_s.is_some() {
-        // Placed anew at every step, a job has always only just lost its GPUs.
+        // `repack` releases every job at every step, so waiting times would never reach the limit.
         return Err("patience_s: cannot be combined with repack".into());
     }
     let style = Style { layout, preempt: true, repack: params.repack, overtake: true };
-    Ok(Srsf(Walk::new(style, service_left)))
+    Ok(Srsf(Walk::new(style, remaining_service)))
 }
 
-fn service_left(state: &State, job: JobIdx) -> u64 {
+fn remaining_service(state: &State, job: JobIdx) -> u64 {
     let gpus = f64::from(state.spec(job).gpus);
     key_of_secs(state.remaining_s(job).map_or(f64::INFINITY, |s| s * gpus))
 }
@@ -65,8 +66,9 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn a_wide_job_must_be_that_much_shorter() {
-        // b has less time left than a but more service (2 × 3 > 5), so a keeps its GPU.
+    fn a_wide_job_goes_first_only_with_less_remaining_service() {
+        // b has less remaining time than a but more remaining service (2 × 3 > 5), so a keeps its
+        // GPU.
         expect![[r"
             gpu0  aaaaabbb
             gpu1  .....bbb
