@@ -491,7 +491,7 @@ impl Chronus {
         self.preemption.evicted.clear();
         let found = placement::find(plan, job, Rule::Consolidated).is_some()
             || self.preemption.make_room(plan, job, Rule::Consolidated, victims.into_iter());
-        // `make_room` has placed the job; it is placed anew among all idle GPUs.
+        // `make_room` prefers the old GPUs of the job; `place_anew` does not.
         plan.release(job);
         let moved = found && placement::place_anew(plan, job, Rule::Consolidated);
         let mut gain = if moved { self.gain(plan, job, before) } else { f64::NEG_INFINITY };
