@@ -1,28 +1,34 @@
-//! AntMan: one guaranteed job per GPU, opportunists in its shadow.
+//! AntMan: one resource-guarantee job per GPU, opportunistic jobs in the resources it leaves
+//! unused.
 //!
 //! # Idea
-//! Guaranteed jobs must run as if alone, yet they leave memory and multiprocessors idle most of the time.
-//! Best-effort jobs are admitted into the gaps, several to a GPU, with no promise at all: the machine holds
-//! them back (throttle) and takes their memory away (the rest moves to the host) whenever the guaranteed job
-//! would feel them. Guaranteed gangs queue first come, first served within their team; a gang that does not fit
-//! yet reserves GPUs, and what is reserved is lent to opportunists meanwhile.
+//! Resource-guarantee jobs (class `guaranteed`) must run as if alone, yet they leave memory and
+//! multiprocessors unused most of the time. Opportunistic jobs (class `best-effort`) are admitted
+//! to these leftovers, several to a GPU, without any guarantee: the machine throttles them and
+//! takes their memory away (the rest moves to the host) whenever they would slow down the
+//! resource-guarantee job. Resource-guarantee gangs queue first come, first served within their
+//! team; a gang that does not fit yet reserves GPUs, and reserved GPUs run opportunistic jobs
+//! meanwhile.
 //!
 //! # Reads / does / wakes
-//! Reads class, team, GPUs, memory, and the measured utilisation of profiles (a default where unknown).
-//! Never reads durations. Starts guaranteed jobs with a floor (`floor_permille`) and opportunists without any
-//! promise (`sm_permille` 0), turns the memory of opportunists up and down, upgrades a guaranteed job that began
-//! as an opportunist in place. The control loop itself belongs to the machine (`throttle`). Wakes when a job
-//! arrives or leaves, when a guaranteed job has waited long enough to start as an opportunist, and when an
-//! opportunist has stood still for long.
+//! Reads class, team, GPUs, memory, and the measured utilisation of profiles (a default where
+//! unknown). Never reads durations. Starts resource-guarantee jobs with a minimum speed
+//! (`floor_permille`) and opportunistic jobs without any guarantee (`sm_permille` 0), shrinks and
+//! grows the memory of opportunistic jobs, and upgrades a resource-guarantee job that started as an
+//! opportunistic one in place. The control loop itself runs in the machine (`throttle`). Wakes when
+//! a job arrives or leaves, when a resource-guarantee job has waited long enough to start as an
+//! opportunistic one, and when an opportunistic job has been stalled for `stall_s`.
 //!
 //! # Differs from the paper
-//! The local coordinator was never released; its law and thresholds are ours. Utilisation is that of counters
-//! per profile instead of a sliding window, and what a newcomer will add is counted at once, so a burst does
-//! not land on one GPU. One gang reserves at a time, so that two half-reserved gangs cannot block each other.
-//! Opportunists never keep a guaranteed job waiting: where shrinking is not enough (CPU, memory) the newest
-//! leave. Quota is one number for all teams. `mode = static`, set by `--compat muri`, is the cruder policy of
-//! Muri's study: fixed loads with their rounding residue, at most one job of each class on a GPU, guaranteed
-//! jobs that hoard GPUs while they wait, first fit.
+//! The local coordinator was never released; its control law and thresholds are ours. Utilisation
+//! is that of counters per profile instead of a sliding window, and the utilisation of a newly
+//! placed job counts at once, so that a burst of jobs does not go to one GPU. One gang reserves at
+//! a time, so that two gangs with half of their GPUs cannot block each other. Opportunistic jobs
+//! never delay a resource-guarantee job: where shrinking them is not enough (CPU, memory) the
+//! newest are preempted. The quota is one number for all teams. `mode = static`, set by `--compat
+//! muri`, is the simpler policy of the Muri simulator: fixed loads with their rounding errors, at
+//! most one job of each class on a GPU, resource-guarantee jobs that hold GPUs while they wait,
+//! first fit.
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
@@ -41,10 +47,10 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
-    /// As published, with a local coordinator on each machine.
+    /// The published policy, with a local coordinator on each machine.
     #[default]
     Coordinated,
-    /// As in Muri's study: fixed loads, two jobs to a GPU at most.
+    /// The policy of the Muri simulator: fixed loads, at most two jobs on a GPU.
     Static,
 }
 
@@ -54,25 +60,26 @@ enum Mode {
 pub(super) struct Params {
     /// Which of the two policies of this name.
     mode: Mode,
-    /// Opportunists go only where the utilisation is below this.
+    /// Utilisation below which a GPU accepts opportunistic jobs, 1 = all of it.
     util_max: f64,
-    /// Utilisation of a profile that was never measured.
+    /// Utilisation assumed for a profile that was never measured.
     util_default: f64,
-    /// Most opportunists on a GPU, 1 to 3.
+    /// Most opportunistic jobs on a GPU, 1 to 3.
     max_opportunists: u8,
-    /// Slowdown of a guaranteed job that is tolerated, as a share of its step.
+    /// Tolerated slowdown of a resource-guarantee job, as a share of its step time.
     eps: f64,
-    /// Share of its memory that an opportunist needs on the GPU; the rest can be on the host.
+    /// Share of its memory that an opportunistic job needs on the GPU; the rest can be on the host.
     min_memory: f64,
-    /// Memory kept free beside a guaranteed job, as a share of its own.
+    /// Memory kept free beside a resource-guarantee job, as a share of its own.
     memory_margin: f64,
-    /// A guaranteed job that has waited so long may start as an opportunist, seconds; none = never.
+    /// Seconds of waiting after which a resource-guarantee job may start as an opportunistic one;
+    /// none = never.
     wait_to_opportunist_s: Option<f64>,
-    /// An opportunist that is held back to less than this share of its speed counts as stalled.
+    /// Share of its speed alone below which an opportunistic job counts as stalled.
     stall_pace: f64,
-    /// One that has been stalled for so long is moved to an idle place, seconds.
+    /// Seconds after which a stalled job is moved to idle GPUs.
     stall_s: f64,
-    /// GPUs that the guaranteed jobs of a team may have; none = any number.
+    /// Most GPUs of the resource-guarantee jobs of a team; none = no limit.
     quota_gpus: Option<u32>,
 }
 
@@ -94,45 +101,49 @@ impl Default for Params {
     }
 }
 
-/// Loads of the study: what a guaranteed job adds when it takes a GPU, and once more when it starts; what
-/// its leaving takes away; and what an opportunist adds and takes away. Sums of these are not exact, and
-/// the residue decides which of several "empty" GPUs is the lightest.
-const TAKES: f64 = 0.1 - 0.01;
-const STARTS: f64 = 0.01;
-const LEAVES: f64 = 0.1;
-const OPPORTUNIST: f64 = 0.9;
+/// Loads of a GPU in the Muri simulator (1 = full): added when a resource-guarantee job takes the
+/// GPU and again when it starts, subtracted when it leaves; added and subtracted for an
+/// opportunistic job. Sums of these are not exact, and the rounding error decides which of several
+/// "empty" GPUs has least load.
+const GUARANTEED_HOLD_LOAD: f64 = 0.1 - 0.01;
+const GUARANTEED_START_LOAD: f64 = 0.01;
+const GUARANTEED_LEAVE_LOAD: f64 = 0.1;
+const OPPORTUNISTIC_LOAD: f64 = 0.9;
 
-/// What is known of a job that has GPUs, or holds some while it waits.
+/// GPUs that a job runs on, or holds while it waits.
 #[derive(Clone, Debug, Default)]
-struct Stay {
+struct Residence {
     gpus: GpuSet,
-    /// Whether it has them with a promise.
+    /// Whether the job is the resource-guarantee job of these GPUs.
     guaranteed: bool,
+    /// Load that the job adds to each of its GPUs.
     load: f64,
     stalled_since: Option<Time>,
 }
 
 struct AntMan {
     params: Params,
-    /// Guaranteed jobs without a promise yet, by team, oldest first.
+    /// Resource-guarantee jobs that have no guaranteed GPUs yet, by team, oldest first.
     waiting: BTreeMap<TeamIdx, BTreeSet<(Time, JobIdx)>>,
-    /// Best-effort jobs without GPUs, oldest first.
-    opportunists: BTreeSet<(Time, JobIdx)>,
-    stays: Vec<Stay>,
-    /// The guaranteed job that has or holds each GPU.
+    /// Opportunistic jobs without GPUs, oldest first.
+    opportunistic: BTreeSet<(Time, JobIdx)>,
+    residences: Vec<Residence>,
+    /// The resource-guarantee job that runs on or holds each GPU.
     owner: Vec<Option<JobIdx>>,
+    /// Load of each GPU.
     load: Vec<f64>,
-    /// GPUs by load.
-    lightest: BTreeSet<(u64, GpuIdx)>,
-    /// Nodes by how many of their GPUs have no owner.
+    /// GPUs by load, least first.
+    by_load: BTreeSet<(u64, GpuIdx)>,
+    /// Nodes by their number of GPUs without an owner.
     by_free: Vec<IdxSet<NodeIdx>>,
+    /// Number of GPUs without an owner on each node.
     free: Vec<u16>,
-    /// CPU of guaranteed jobs on each node.
+    /// CPU of resource-guarantee jobs on each node, thousandths of a core.
     owned_cpu: Vec<u32>,
-    /// GPUs of guaranteed jobs of each team.
+    /// GPUs of the resource-guarantee jobs of each team.
     used: BTreeMap<TeamIdx, u32>,
-    /// The gang that waits for GPUs to come free, and the nodes that nobody else may have.
-    reserver: Option<(JobIdx, SmallVec<[NodeIdx; 4]>)>,
+    /// The gang that waits for GPUs, and the nodes reserved for it.
+    reservation: Option<(JobIdx, SmallVec<[NodeIdx; 4]>)>,
     /// Measured utilisation of profiles; negative = not measured.
     measured: Vec<f32>,
 }
@@ -157,51 +168,52 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(AntMan {
         params,
         waiting: BTreeMap::new(),
-        opportunists: BTreeSet::new(),
-        stays: Vec::new(),
+        opportunistic: BTreeSet::new(),
+        residences: Vec::new(),
         owner: Vec::new(),
         load: Vec::new(),
-        lightest: BTreeSet::new(),
+        by_load: BTreeSet::new(),
         by_free: Vec::new(),
         free: Vec::new(),
         owned_cpu: Vec::new(),
         used: BTreeMap::new(),
-        reserver: None,
+        reservation: None,
         measured: Vec::new(),
     })
 }
 
 impl Policy for AntMan {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.take_in(plan);
+        self.update_queues(plan);
         match self.params.mode {
             Mode::Static => {
-                self.hoard(plan);
-                self.fill_lightest(plan);
+                self.hold_gpus(plan);
+                self.fill_least_loaded(plan);
             }
             Mode::Coordinated => {
-                // Who begins without a promise may be first in line for it.
+                // A job that starts as an opportunistic one may be the first to be upgraded.
                 loop {
                     self.place_guaranteed(plan);
-                    if !self.begin_as_opportunists(plan) {
+                    if !self.start_as_opportunistic(plan) {
                         break;
                     }
                 }
-                self.place_opportunists(plan);
+                self.place_opportunistic_jobs(plan);
                 self.move_stalled(plan);
-                self.give_memory_back(plan);
+                self.restore_memory(plan);
             }
         }
     }
 }
 
-// Books: who owns which GPU, and how loaded each is.
+// Accounts: the owner and the load of each GPU.
 impl AntMan {
-    fn take_in(&mut self, plan: &Plan<'_>) {
+    /// Updates queues, ownership and measured utilisation by what happened since the last call.
+    fn update_queues(&mut self, plan: &Plan<'_>) {
         if self.owner.is_empty() {
-            self.open_books(plan);
+            self.init_accounts(plan);
         }
-        self.stays.resize(plan.jobs.len(), Stay::default());
+        self.residences.resize(plan.jobs.len(), Residence::default());
         self.measured.resize(plan.profiles.len(), -1.0);
         for job in plan.news.left {
             self.forget(plan, *job);
@@ -210,7 +222,7 @@ impl AntMan {
             self.forget(plan, *job);
             let place = (plan.job(*job).submitted, *job);
             match plan.spec(*job).class {
-                Class::BestEffort => self.opportunists.insert(place),
+                Class::BestEffort => self.opportunistic.insert(place),
                 Class::Guaranteed | Class::Service => {
                     self.waiting.entry(plan.spec(*job).team).or_default().insert(place)
                 }
@@ -223,19 +235,19 @@ impl AntMan {
                 }
                 if sample.step_s > 0.0 {
                     let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
-                    let still = alone_s < self.params.stall_pace * sample.step_s;
-                    let since = self.stays[job.usize()].stalled_since;
-                    self.stays[job.usize()].stalled_since =
-                        still.then(|| since.unwrap_or(plan.now));
+                    let stalled = alone_s < self.params.stall_pace * sample.step_s;
+                    let since = self.residences[job.usize()].stalled_since;
+                    self.residences[job.usize()].stalled_since =
+                        stalled.then(|| since.unwrap_or(plan.now));
                 }
             }
         }
     }
 
-    fn open_books(&mut self, plan: &Plan<'_>) {
+    fn init_accounts(&mut self, plan: &Plan<'_>) {
         self.owner = vec![None; plan.gpus.len()];
         self.load = vec![0.0; plan.gpus.len()];
-        self.lightest = plan.gpus.iter().enumerate().map(|(i, _)| entry(0.0, i)).collect();
+        self.by_load = plan.gpus.iter().enumerate().map(|(i, _)| entry(0.0, i)).collect();
         self.free = plan.nodes.iter().map(|n| n.size).collect();
         self.owned_cpu = vec![0; plan.nodes.len()];
         let largest = self.free.iter().copied().max().unwrap_or(0);
@@ -246,9 +258,9 @@ impl AntMan {
     }
 
     fn set_load(&mut self, gpu: GpuIdx, load: f64) {
-        self.lightest.remove(&entry(self.load[gpu.usize()], gpu.usize()));
+        self.by_load.remove(&entry(self.load[gpu.usize()], gpu.usize()));
         self.load[gpu.usize()] = load;
-        self.lightest.insert(entry(load, gpu.usize()));
+        self.by_load.insert(entry(load, gpu.usize()));
     }
 
     fn add_load(&mut self, gpus: &[GpuIdx], load: f64) {
@@ -257,7 +269,7 @@ impl AntMan {
         }
     }
 
-    fn own(&mut self, plan: &Plan<'_>, job: JobIdx, gpus: &[GpuIdx], owns: bool) {
+    fn set_owner(&mut self, plan: &Plan<'_>, job: JobIdx, gpus: &[GpuIdx], owns: bool) {
         let (spec, cpu) = (plan.spec(job), plan.spec(job).knobs.cpu_milli);
         for gpu in gpus {
             self.owner[gpu.usize()] = owns.then_some(job);
@@ -273,32 +285,39 @@ impl AntMan {
         *used = if owns { *used + gpus.len() as u32 } else { *used - gpus.len() as u32 };
     }
 
-    /// A job that has left its GPUs, or the queue.
+    /// Removes a job that left its GPUs or the queue from all accounts.
     fn forget(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let stay = std::mem::take(&mut self.stays[job.usize()]);
-        if stay.guaranteed {
-            self.own(plan, job, &stay.gpus, false);
+        let residence = std::mem::take(&mut self.residences[job.usize()]);
+        if residence.guaranteed {
+            self.set_owner(plan, job, &residence.gpus, false);
         }
-        self.add_load(&stay.gpus, -stay.load);
+        self.add_load(&residence.gpus, -residence.load);
         let place = (plan.job(job).submitted, job);
-        self.opportunists.remove(&place);
+        self.opportunistic.remove(&place);
         if let Some(team) = self.waiting.get_mut(&plan.spec(job).team) {
             team.remove(&place);
         }
-        if self.reserver.as_ref().is_some_and(|r| r.0 == job) {
-            self.reserver = None;
+        if self.reservation.as_ref().is_some_and(|r| r.0 == job) {
+            self.reservation = None;
         }
     }
 
-    /// Writes down that the job now has these GPUs.
-    fn settle(&mut self, plan: &Plan<'_>, job: JobIdx, gpus: GpuSet, guaranteed: bool, load: f64) {
-        let old = std::mem::take(&mut self.stays[job.usize()]);
+    /// Records that the job now has these GPUs.
+    fn record_placement(
+        &mut self,
+        plan: &Plan<'_>,
+        job: JobIdx,
+        gpus: GpuSet,
+        guaranteed: bool,
+        load: f64,
+    ) {
+        let old = std::mem::take(&mut self.residences[job.usize()]);
         self.add_load(&old.gpus, -old.load);
         self.add_load(&gpus, load);
         if guaranteed {
-            self.own(plan, job, &gpus, true);
+            self.set_owner(plan, job, &gpus, true);
         }
-        self.stays[job.usize()] = Stay { gpus, guaranteed, load, stalled_since: None };
+        self.residences[job.usize()] = Residence { gpus, guaranteed, load, stalled_since: None };
     }
 
     fn utilisation(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
@@ -307,25 +326,25 @@ impl AntMan {
     }
 }
 
-/// GPUs of the node for which there is CPU and host memory left.
-fn by_cpu(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> usize {
+/// Number of tasks of the job that fit into the free CPU and host memory of a node.
+fn host_capacity(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> usize {
     plan.node(node).room_for(plan.spec(job).knobs) as usize
 }
 
-/// A GPU in the order of loads; equal loads by index.
+/// Key of a GPU in the order of loads; equal loads by index.
 fn entry(load: f64, gpu: usize) -> (u64, GpuIdx) {
     let bits = load.to_bits();
     let sortable = if bits >> 63 == 1 { !bits } else { bits | 1 << 63 };
     (sortable, GpuIdx::from_usize(gpu))
 }
 
-// Guaranteed jobs.
+// Resource-guarantee jobs.
 impl AntMan {
-    /// Gives a job that began as an opportunist its promise where it is, if nobody else has one there.
+    /// Makes a job that started as an opportunistic one the owner of its GPUs, if they have none.
     fn upgrade(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
         let gpus = plan.job(job).gpus.clone();
-        let closed = |g: &GpuIdx| self.is_closed(job, plan.gpu(*g).node);
-        let free = |g: &GpuIdx| self.owner[g.usize()].is_none() && !closed(g);
+        let reserved = |g: &GpuIdx| self.is_reserved(job, plan.gpu(*g).node);
+        let free = |g: &GpuIdx| self.owner[g.usize()].is_none() && !reserved(g);
         if !gpus.iter().all(free) {
             return false;
         }
@@ -335,8 +354,8 @@ impl AntMan {
             return false;
         }
         plan.note(job, Reason::Upgraded);
-        let load = self.stays[job.usize()].load;
-        self.settle(plan, job, gpus, true, load);
+        let load = self.residences[job.usize()].load;
+        self.record_placement(plan, job, gpus, true, load);
         self.leave_queue(plan, job);
         true
     }
@@ -346,19 +365,20 @@ impl AntMan {
         if let Some(team) = self.waiting.get_mut(&plan.spec(job).team) {
             team.remove(&place);
         }
-        if self.reserver.as_ref().is_some_and(|r| r.0 == job) {
-            self.reserver = None;
+        if self.reservation.as_ref().is_some_and(|r| r.0 == job) {
+            self.reservation = None;
         }
     }
 
     fn has_quota(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
         let spec = plan.spec(job);
         let used = self.used.get(&spec.team).copied().unwrap_or(0);
-        // A gang larger than the quota may run while its team has nothing else.
+        // A gang larger than the quota may run while its team uses no other GPU.
         self.params.quota_gpus.is_none_or(|q| used + u32::from(spec.gpus) <= q || used == 0)
     }
 
-    /// Teams take turns, the one that has least first; within a team nobody overtakes.
+    /// Places resource-guarantee jobs: the team with the fewest GPUs first, first come, first
+    /// served within a team.
     fn place_guaranteed(&mut self, plan: &mut Plan<'_>) {
         let mut teams: Vec<TeamIdx> = self.waiting.keys().copied().collect();
         loop {
@@ -379,10 +399,11 @@ impl AntMan {
         if plan.job(job).is_placed() && self.upgrade(plan, job) {
             return true;
         }
-        // One that began as an opportunist moves only if that costs less than it would have waited.
-        let began = plan.job(job).is_placed();
-        let patience = self.params.wait_to_opportunist_s.map(Span::from_secs);
-        if began && patience.is_some_and(|p| plan.move_cost(job) > p) {
+        // A job that started as an opportunistic one moves only if that costs less than the waiting
+        // time it avoided.
+        let started = plan.job(job).is_placed();
+        let max_wait = self.params.wait_to_opportunist_s.map(Span::from_secs);
+        if started && max_wait.is_some_and(|p| plan.move_cost(job) > p) {
             return false;
         }
         if let Some(gpus) = self.find_owned(plan, job) {
@@ -390,34 +411,34 @@ impl AntMan {
             plan.release(job);
             if self.make_room(plan, job, &gpus) {
                 let load = self.utilisation(plan, job);
-                self.settle(plan, job, gpus, true, load);
+                self.record_placement(plan, job, gpus, true, load);
                 self.leave_queue(plan, job);
                 return true;
             }
             plan.undo_to(mark);
         }
-        if self.reserver.is_none() && !began {
-            self.reserver = self.choose_nodes(plan, job).map(|nodes| (job, nodes));
+        if self.reservation.is_none() && !started {
+            self.reservation = self.choose_nodes(plan, job).map(|nodes| (job, nodes));
         }
-        if !began {
+        if !started {
             plan.note(job, Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
         }
         false
     }
 
-    /// Whether another gang waits for this node.
-    fn is_closed(&self, job: JobIdx, node: NodeIdx) -> bool {
-        self.reserver.as_ref().is_some_and(|(r, nodes)| *r != job && nodes.contains(&node))
+    /// Whether the node is reserved for another gang.
+    fn is_reserved(&self, job: JobIdx, node: NodeIdx) -> bool {
+        self.reservation.as_ref().is_some_and(|(r, nodes)| *r != job && nodes.contains(&node))
     }
 
-    /// GPUs of the node that the job could own, as far as their number goes.
+    /// Number of GPUs of the node that the job could own, now or if the node were `empty`.
     fn room_on(&self, plan: &Plan<'_>, job: JobIdx, node: NodeIdx, empty: bool) -> u16 {
         let (n, spec) = (plan.node(node), plan.spec(job));
         let mem_mib = plan.gpu_models[usize::from(n.gpu_model)].mem_mib;
         if !spec.allows(n.gpu_model) || (mem_mib > 0 && spec.knobs.mem_mib > mem_mib) {
             return 0;
         }
-        if !empty && (!n.up || self.is_closed(job, node)) {
+        if !empty && (!n.up || self.is_reserved(job, node)) {
             return 0;
         }
         let (free, cpu_used) = if empty {
@@ -431,11 +452,11 @@ impl AntMan {
         }
     }
 
-    /// GPUs without an owner for the whole gang, on as few nodes as it could ever have.
+    /// GPUs without an owner for the whole gang, on as few nodes as on an empty cluster.
     fn find_owned(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
         let need = plan.spec(job).gpus;
-        // The node that is left with fewest, first of equals. Whether opportunists are there must not
-        // matter, or guaranteed jobs would start at other times because of them.
+        // Best fit, the first of equals. Opportunistic jobs on the node do not count, or they would
+        // change the start times of resource-guarantee jobs.
         let fits = |n: &NodeIdx| self.room_on(plan, job, *n, false) >= need;
         let mut by_free = self.by_free[usize::from(need).min(self.by_free.len())..].iter();
         if let Some(node) = by_free.find_map(|nodes| nodes.iter().find(fits)) {
@@ -458,7 +479,7 @@ impl AntMan {
         (nodes.len() <= fewest).then(|| self.take_free(plan, job, &nodes))
     }
 
-    /// GPUs without an owner on these nodes, those with fewest opportunists first.
+    /// GPUs without an owner on these nodes, those with the fewest opportunistic jobs first.
     fn take_free(&self, plan: &Plan<'_>, job: JobIdx, nodes: &[NodeIdx]) -> GpuSet {
         let mut left = plan.spec(job).gpus;
         let mut gpus = GpuSet::new();
@@ -474,7 +495,7 @@ impl AntMan {
         gpus
     }
 
-    /// The nodes that a gang should wait for: those that have most to give already.
+    /// The nodes to reserve for a gang: those with the most free GPUs.
     fn choose_nodes(&self, plan: &Plan<'_>, job: JobIdx) -> Option<SmallVec<[NodeIdx; 4]>> {
         let mut nodes: Vec<(u16, NodeIdx)> = (0..plan.nodes.len())
             .map(NodeIdx::from_usize)
@@ -496,22 +517,22 @@ impl AntMan {
         Some(nodes[..=last].iter().map(|n| n.1).collect())
     }
 
-    /// Places the guaranteed job, or promises it its place; opportunists shrink for it, and leave if that
-    /// is not enough, newest first.
+    /// Places or upgrades the resource-guarantee job; opportunistic jobs give up memory for it, and
+    /// are preempted if that is not enough, newest first.
     fn make_room(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let floor = (1000.0 / (1.0 + self.params.eps)).ceil() as u16;
         let knobs = Knobs { floor_permille: floor.min(1000), ..plan.spec(job).knobs };
-        let mut leave: Vec<JobIdx> = Vec::new();
+        let mut victims: Vec<JobIdx> = Vec::new();
         for gpu in gpus {
             let node = plan.gpu(*gpu).node;
-            let near = plan.node(node).gpus();
-            let tenants = near.flat_map(|g| plan.gpu(g).tenants.iter().copied());
-            leave.extend(tenants.filter(|t| *t != job && !self.stays[t.usize()].guaranteed));
+            let on_node = plan.node(node).gpus();
+            let tenants = on_node.flat_map(|g| plan.gpu(g).tenants.iter().copied());
+            victims.extend(tenants.filter(|t| *t != job && !self.residences[t.usize()].guaranteed));
         }
-        leave.sort_unstable();
-        leave.dedup();
-        self.shrink(plan, job, self.params.memory_margin, &leave, gpus);
-        let mut gone: Vec<JobIdx> = Vec::new();
+        victims.sort_unstable();
+        victims.dedup();
+        self.shrink(plan, job, self.params.memory_margin, &victims, gpus);
+        let mut preempted: Vec<JobIdx> = Vec::new();
         loop {
             let tried = if plan.job(job).is_placed() {
                 plan.tune(job, knobs)
@@ -519,45 +540,46 @@ impl AntMan {
                 plan.place(job, gpus, knobs)
             };
             let here = |t: &JobIdx| plan.job(*t).gpus.iter().any(|g| gpus.contains(g));
-            let goes = match tried {
+            let victim = match tried {
                 Ok(()) => break,
-                Err(Infeasible::Cpu) => leave.pop(),
+                Err(Infeasible::Cpu) => victims.pop(),
                 Err(Infeasible::Memory | Infeasible::Slots | Infeasible::Share) => {
-                    leave.iter().rposition(here).map(|i| leave.remove(i))
+                    victims.iter().rposition(here).map(|i| victims.remove(i))
                 }
                 Err(_) => None,
             };
-            let Some(goes) = goes else { return false };
-            plan.note(goes, Reason::PreemptedBy(job));
-            plan.release(goes);
-            gone.push(goes);
+            let Some(victim) = victim else { return false };
+            plan.note(victim, Reason::PreemptedBy(job));
+            plan.release(victim);
+            preempted.push(victim);
         }
-        for job in gone {
-            self.back_to_queue(plan, job);
+        for job in preempted {
+            self.requeue(plan, job);
         }
         true
     }
 
-    /// An opportunist that lost its place looks for another at once. One that was promised GPUs never
-    /// left its queue.
-    fn back_to_queue(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let stay = std::mem::take(&mut self.stays[job.usize()]);
-        self.add_load(&stay.gpus, -stay.load);
+    /// Queues an opportunistic job that was preempted. A resource-guarantee job without guaranteed
+    /// GPUs has never left its queue.
+    fn requeue(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let residence = std::mem::take(&mut self.residences[job.usize()]);
+        self.add_load(&residence.gpus, -residence.load);
         if plan.spec(job).class == Class::BestEffort {
-            self.opportunists.insert((plan.job(job).submitted, job));
+            self.opportunistic.insert((plan.job(job).submitted, job));
         }
     }
 
-    /// A guaranteed job that waited for long begins without a promise, and keeps its place in the queue.
-    fn begin_as_opportunists(&mut self, plan: &mut Plan<'_>) -> bool {
-        let Some(patience) = self.params.wait_to_opportunist_s.map(Span::from_secs) else {
+    /// Starts resource-guarantee jobs that have waited too long as opportunistic ones; they keep
+    /// their position in the queue.
+    fn start_as_opportunistic(&mut self, plan: &mut Plan<'_>) -> bool {
+        let Some(max_wait) = self.params.wait_to_opportunist_s.map(Span::from_secs) else {
             return false;
         };
-        let mut began = false;
+        let mut started = false;
         let mut due: Vec<(Time, JobIdx)> = Vec::new();
         let mut next: Option<Time> = None;
         for (submitted, job) in self.waiting.values().flatten() {
-            let at = *submitted + patience;
+            let at = *submitted + max_wait;
             if !plan.pending.contains(*job) {
                 continue;
             }
@@ -569,34 +591,34 @@ impl AntMan {
         }
         due.sort_unstable();
         for (_, job) in due {
-            if self.place_opportunist(plan, job) {
+            if self.place_opportunistic(plan, job) {
                 plan.note(job, Reason::BeganWithoutPromise);
-                began = true;
+                started = true;
             }
         }
         if let Some(next) = next {
             plan.wake_at(next);
         }
-        began
+        started
     }
 }
 
-// Opportunists.
+// Opportunistic jobs.
 impl AntMan {
-    fn place_opportunists(&mut self, plan: &mut Plan<'_>) {
-        let waiting: Vec<(Time, JobIdx)> = self.opportunists.iter().copied().collect();
+    fn place_opportunistic_jobs(&mut self, plan: &mut Plan<'_>) {
+        let waiting: Vec<(Time, JobIdx)> = self.opportunistic.iter().copied().collect();
         for place in waiting {
-            if self.lightest.first().is_none_or(|l| l.0 >= entry(self.params.util_max, 0).0) {
+            if self.by_load.first().is_none_or(|l| l.0 >= entry(self.params.util_max, 0).0) {
                 return;
             }
-            if plan.pending.contains(place.1) && self.place_opportunist(plan, place.1) {
-                self.opportunists.remove(&place);
+            if plan.pending.contains(place.1) && self.place_opportunistic(plan, place.1) {
+                self.opportunistic.remove(&place);
             }
         }
     }
 
-    fn place_opportunist(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let Some(gpus) = self.find_light(plan, job) else {
+    fn place_opportunistic(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
+        let Some(gpus) = self.find_least_loaded(plan, job) else {
             plan.note(job, Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
             return false;
         };
@@ -610,22 +632,22 @@ impl AntMan {
             return false;
         }
         let load = self.utilisation(plan, job);
-        self.settle(plan, job, gpus, false, load);
+        self.record_placement(plan, job, gpus, false, load);
         true
     }
 
-    /// The lightest GPUs that would take the job, on one node if that is possible.
-    fn find_light(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
+    /// The GPUs of least load that accept the job, on one node if possible.
+    fn find_least_loaded(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
         let need = usize::from(plan.spec(job).gpus);
         let limit = entry(self.params.util_max, 0).0;
-        let light = self.lightest.iter().take_while(|l| l.0 < limit).map(|l| l.1);
-        let fitting = light.filter(|g| self.would_take(plan, *g, job));
+        let light = self.by_load.iter().take_while(|l| l.0 < limit).map(|l| l.1);
+        let fitting = light.filter(|g| self.accepts(plan, *g, job));
         let mut all = GpuSet::new();
         let mut by_node: BTreeMap<NodeIdx, GpuSet> = BTreeMap::new();
         for gpu in fitting {
             let node = plan.gpu(gpu).node;
             let here = by_node.entry(node).or_default();
-            if here.len() >= by_cpu(plan, job, node) {
+            if here.len() >= host_capacity(plan, job, node) {
                 continue;
             }
             here.push(gpu);
@@ -641,28 +663,29 @@ impl AntMan {
         (all.len() == need).then_some(all)
     }
 
-    fn would_take(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
+    /// Whether an opportunistic job may be placed on the GPU.
+    fn accepts(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
         let (on, spec) = (plan.gpu(gpu), plan.spec(job));
-        let others = on.tenants.iter().filter(|t| !self.stays[t.usize()].guaranteed).count();
+        let others = on.tenants.iter().filter(|t| !self.residences[t.usize()].guaranteed).count();
         let node = plan.node(on.node);
         node.up
             && spec.allows(on.gpu_model)
             && others < usize::from(self.params.max_opportunists)
-            && self.is_enough(plan, gpu, job)
+            && self.has_memory_for(plan, gpu, job)
     }
 
-    /// Whether every opportunist of the GPU would keep the least that it needs with this one more.
-    fn is_enough(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
+    /// Whether the least memory of all jobs on the GPU and of this one fits.
+    fn has_memory_for(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
         let on = plan.gpu(gpu);
         let mem_mib = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
         let needs = on.tenants.iter().map(|t| self.least_memory(plan, *t)).sum::<u64>();
         mem_mib == 0 || needs + self.least_memory(plan, job) <= u64::from(mem_mib)
     }
 
-    /// MiB that a tenant needs on the GPU: all with a margin if it was promised, else a part.
+    /// Least MiB of a job on the GPU: all with a margin for a resource-guarantee job, else a share.
     fn least_memory(&self, plan: &Plan<'_>, job: JobIdx) -> u64 {
         let asked = f64::from(plan.spec(job).knobs.mem_mib);
-        let share = if self.stays[job.usize()].guaranteed {
+        let share = if self.residences[job.usize()].guaranteed {
             1.0 + self.params.memory_margin
         } else {
             self.params.min_memory.min(1.0)
@@ -670,7 +693,7 @@ impl AntMan {
         (asked * share).ceil() as u64
     }
 
-    /// MiB of the GPU that the job can have when everybody else there has what it has now.
+    /// MiB of the GPU that the job can have beside what the other jobs on it have now.
     fn memory_left(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> u32 {
         let on = plan.gpu(gpu);
         let (mem_mib, asked) =
@@ -683,18 +706,19 @@ impl AntMan {
             .iter()
             .filter(|t| **t != job)
             .map(|t| {
-                if self.stays[t.usize()].guaranteed {
+                if self.residences[t.usize()].guaranteed {
                     self.least_memory(plan, *t)
                 } else {
                     u64::from(plan.job(*t).knobs.mem_mib)
                 }
             })
             .sum();
-        // Never nothing: 0 would mean that it is not known.
+        // At least 1, because 0 means unknown.
         u64::from(mem_mib).saturating_sub(taken).clamp(1, u64::from(asked)) as u32
     }
 
-    /// Opportunists on these GPUs give memory away, as much as `job` lacks and they can spare.
+    /// Takes memory from opportunistic jobs on these GPUs, as much as `job` lacks and they can
+    /// spare.
     fn shrink(
         &self,
         plan: &mut Plan<'_>,
@@ -705,14 +729,14 @@ impl AntMan {
     ) {
         let asked = (f64::from(plan.spec(job).knobs.mem_mib) * (1.0 + margin)).ceil() as u64;
         for other in others {
-            if self.stays[other.usize()].guaranteed || !plan.job(*other).is_placed() {
+            if self.residences[other.usize()].guaranteed || !plan.job(*other).is_placed() {
                 continue;
             }
             let lacks = gpus.iter().filter(|g| plan.job(*other).gpus.contains(g)).map(|g| {
                 let on = plan.gpu(*g);
                 let mem_mib = u64::from(plan.gpu_models[usize::from(on.gpu_model)].mem_mib);
-                let own = on.tenants.contains(&job);
-                let held = u64::from(plan.job(job).knobs.mem_mib) * u64::from(own);
+                let has_job = on.tenants.contains(&job);
+                let held = u64::from(plan.job(job).knobs.mem_mib) * u64::from(has_job);
                 let used = u64::from(on.mem_used_mib) - held + asked;
                 if mem_mib == 0 { 0 } else { used.saturating_sub(mem_mib) }
             });
@@ -726,8 +750,8 @@ impl AntMan {
         }
     }
 
-    /// Opportunists have the memory that they asked for again once it is free.
-    fn give_memory_back(&self, plan: &mut Plan<'_>) {
+    /// Returns free memory to opportunistic jobs that have less than they asked for.
+    fn restore_memory(&self, plan: &mut Plan<'_>) {
         let is_short = |j: &JobIdx| plan.job(*j).knobs.mem_mib < plan.spec(*j).knobs.mem_mib;
         let short: Vec<JobIdx> = plan.placed.iter().filter(is_short).collect();
         for job in short {
@@ -740,52 +764,52 @@ impl AntMan {
         }
     }
 
-    /// An opportunist that has stood still for long goes elsewhere, if there is an elsewhere.
+    /// Moves opportunistic jobs that have been stalled for `stall_s` to idle GPUs.
     fn move_stalled(&mut self, plan: &mut Plan<'_>) {
-        let patience = Span::from_secs(self.params.stall_s);
+        let stall_limit = Span::from_secs(self.params.stall_s);
         let placed: Vec<JobIdx> = plan.placed.iter().collect();
         for job in placed {
-            let Some(since) = self.stays[job.usize()].stalled_since else { continue };
+            let Some(since) = self.residences[job.usize()].stalled_since else { continue };
             if plan.job(job).phase != Phase::Running {
                 continue;
             }
-            if since + patience > plan.now {
-                plan.wake_at(since + patience);
+            if since + stall_limit > plan.now {
+                plan.wake_at(since + stall_limit);
                 continue;
             }
             let here = plan.job(job).gpus.clone();
             let mark = plan.mark();
             plan.release(job);
             let idle = |g: &GpuIdx| !here.contains(g) && plan.gpu(*g).tenants.is_empty();
-            let elsewhere = self.find_light(plan, job).filter(|gpus| gpus.iter().all(idle));
-            let moved = elsewhere.is_some() && self.place_opportunist(plan, job);
+            let elsewhere = self.find_least_loaded(plan, job).filter(|gpus| gpus.iter().all(idle));
+            let moved = elsewhere.is_some() && self.place_opportunistic(plan, job);
             if !moved {
                 plan.undo_to(mark);
-                // Asked again after as long.
-                self.stays[job.usize()].stalled_since = Some(plan.now);
-                plan.wake_at(plan.now + patience);
+                // Tried again after another `stall_s`.
+                self.residences[job.usize()].stalled_since = Some(plan.now);
+                plan.wake_at(plan.now + stall_limit);
             }
         }
     }
 }
 
-// The policy of Muri's study.
+// The policy of the Muri simulator.
 impl AntMan {
-    /// Guaranteed jobs take GPUs in order of arrival, and hold what they have until they have all.
-    fn hoard(&mut self, plan: &mut Plan<'_>) {
+    /// Resource-guarantee jobs take GPUs in order of arrival and hold them until they have enough.
+    fn hold_gpus(&mut self, plan: &mut Plan<'_>) {
         let mut queue: Vec<(Time, JobIdx)> = self.waiting.values().flatten().copied().collect();
         queue.sort_unstable();
         for (submitted, job) in queue {
             self.hold_more(plan, job);
-            let gpus = self.stays[job.usize()].gpus.clone();
+            let gpus = self.residences[job.usize()].gpus.clone();
             if gpus.len() < usize::from(plan.spec(job).gpus) {
                 plan.note(
                     job,
                     Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) },
                 );
             } else if plan.place(job, &gpus, plan.spec(job).knobs).is_ok() {
-                self.add_load(&gpus, STARTS);
-                self.stays[job.usize()].load = LEAVES;
+                self.add_load(&gpus, GUARANTEED_START_LOAD);
+                self.residences[job.usize()].load = GUARANTEED_LEAVE_LOAD;
                 if let Some(team) = self.waiting.get_mut(&plan.spec(job).team) {
                     team.remove(&(submitted, job));
                 }
@@ -793,10 +817,10 @@ impl AntMan {
         }
     }
 
-    /// Takes GPUs for a waiting job: on one node, to which it stays bound, or whole nodes.
+    /// Takes more GPUs for a waiting job: on the node where it holds some already, or whole nodes.
     fn hold_more(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let need = usize::from(plan.spec(job).gpus);
-        let held = &self.stays[job.usize()].gpus;
+        let held = &self.residences[job.usize()].gpus;
         let missing = need - held.len();
         let usable =
             |n: &NodeIdx| plan.node(*n).up && plan.spec(job).allows(plan.node(*n).gpu_model);
@@ -820,20 +844,21 @@ impl AntMan {
         }
         let new: GpuSet = gpus.iter().filter(|g| !held.contains(g)).copied().collect();
         gpus.sort_unstable();
-        self.own(plan, job, &new, true);
-        self.add_load(&new, TAKES);
-        // What was not started is taken back as it was taken.
-        self.stays[job.usize()] = Stay { gpus, guaranteed: true, load: TAKES, stalled_since: None };
+        self.set_owner(plan, job, &new, true);
+        self.add_load(&new, GUARANTEED_HOLD_LOAD);
+        // A job that never starts gives back the load that it added.
+        self.residences[job.usize()] =
+            Residence { gpus, guaranteed: true, load: GUARANTEED_HOLD_LOAD, stalled_since: None };
     }
 
-    /// Opportunists take the lightest GPUs, wherever they are.
-    fn fill_lightest(&mut self, plan: &mut Plan<'_>) {
+    /// Places opportunistic jobs on the GPUs of least load, on any nodes.
+    fn fill_least_loaded(&mut self, plan: &mut Plan<'_>) {
         let limit = entry(self.params.util_max, 0).0;
-        let waiting: Vec<(Time, JobIdx)> = self.opportunists.iter().copied().collect();
+        let waiting: Vec<(Time, JobIdx)> = self.opportunistic.iter().copied().collect();
         for place in waiting {
             let job = place.1;
             let need = usize::from(plan.spec(job).gpus);
-            let light = self.lightest.iter().take_while(|l| l.0 < limit).map(|l| l.1);
+            let light = self.by_load.iter().take_while(|l| l.0 < limit).map(|l| l.1);
             let usable = |g: &GpuIdx| {
                 let gpu = plan.gpu(*g);
                 plan.node(gpu.node).up && plan.spec(job).allows(gpu.gpu_model)
@@ -845,8 +870,8 @@ impl AntMan {
                 plan.note(job, Reason::NoRoom { need: need as u16, idle: plan.idle_for(job) });
                 continue;
             }
-            self.opportunists.remove(&place);
-            self.settle(plan, job, gpus, false, OPPORTUNIST);
+            self.opportunistic.remove(&place);
+            self.record_placement(plan, job, gpus, false, OPPORTUNISTIC_LOAD);
         }
     }
 }

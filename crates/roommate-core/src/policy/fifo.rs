@@ -1,18 +1,19 @@
 //! First come, first served.
 //!
 //! # Idea
-//! Jobs start in the order in which they were submitted. Strict: a job that does not fit holds up all
-//! behind it, so no job can be overtaken and none starves. With `backfill`, jobs behind a blocked one
-//! start if they fit now; wide jobs may then wait long, because nothing is reserved for them.
+//! Jobs start in the order in which they were submitted. By default the order is strict: a job that
+//! does not fit blocks all jobs behind it, so no job is overtaken and none starves. With
+//! `backfill`, jobs behind a blocked one start if they fit now; wide jobs may then wait long,
+//! because no GPUs are reserved for them.
 //!
 //! # Reads / does / wakes
-//! Reads the order of submission and the number of GPUs. Starts jobs on whole GPUs, never stops one.
-//! Wakes when a job arrives or leaves and when a node comes back; never by time, unless
-//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
-//! their nodes to themselves.
+//! Reads the order of submission and the number of GPUs. Starts jobs on whole GPUs and never stops
+//! a job. Wakes when a job arrives or leaves and when a node comes back; never by time, unless
+//! `patience_s` says how long a gang waits for a compact placement. Jobs of `dedicate_from` GPUs or
+//! more have their nodes exclusively.
 //!
 //! # Differs from the paper
-//! There is none; it is the baseline of all of them.
+//! There is no paper; `fifo` is the baseline of all of them.
 
 use crate::placement::{Layout, Rule};
 use crate::policy::Policy;
@@ -25,18 +26,18 @@ use serde::{Deserialize, Serialize};
 pub(super) struct Params {
     /// Whether jobs behind a blocked one may start.
     backfill: bool,
-    /// How gangs are laid over nodes.
+    /// How the GPUs of a gang are chosen among nodes.
     rule: Rule,
-    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    /// Seconds after which a waiting gang accepts a placement that is spread over more nodes.
     patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
+    /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
     let style = Style { layout, preempt: false, repack: false, overtake: params.backfill };
-    // A job keeps its place in the line when it comes back after a failure.
+    // A job that is requeued after a failure keeps its position in the queue.
     Ok(Walk::new(style, |_, job| u64::from(job.0)))
 }
 
@@ -46,7 +47,7 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn nobody_overtakes_a_wide_job() {
+    fn no_job_overtakes_a_blocked_wide_job() {
         expect![[r"
             gpu0  aaaabbbbcc
             gpu1  ....bbbbdd
@@ -55,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn backfill_fills_the_hole_at_the_wide_jobs_expense() {
+    fn backfill_uses_idle_gpus_and_delays_the_wide_job() {
         expect![[r#"
             gpu0  aaaa.bbbb
             gpu1  .ccddbbbb

@@ -1,37 +1,41 @@
-//! Gandiva: nobody queues; jobs take turns, and what is tried is kept only if it was measured to help.
+//! Gandiva: jobs share nodes by time slicing; packing and migration are kept only if they
+//! measurably help.
 //!
 //! # Idea
-//! A training job repeats the same step, so its pace is a precise speedometer, and it can be suspended
-//! between two steps almost for free. So jobs do not queue: a node takes more jobs than it has GPUs and
-//! gives them turns of about a minute, and everybody has early results. Jobs of one width share nodes
-//! (affinity), so that gangs find room. While a node has too many jobs, those that use little of a GPU
-//! are tried together on one; the pair stays if the paces add up to more than taking turns. Idle GPUs
-//! pull suspended jobs from oversubscribed nodes, and thinly used nodes are emptied for wide jobs. A job that can
-//! use more GPUs gets those of its node that nobody has wanted for long, as long as it is that much faster.
+//! A training job repeats the same step, so its speed can be measured precisely, and it can be
+//! suspended between two steps at almost no cost. So jobs do not queue: nodes are oversubscribed
+//! and run their jobs in time slices of about a minute, and every job has early results. Jobs of
+//! one width share nodes (affinity), so that gangs find room. While a node is oversubscribed, jobs
+//! of low utilisation are packed on one GPU on trial; the pack is kept if the speeds relative to
+//! running alone add up to more than time slicing gives. Suspended jobs migrate from oversubscribed
+//! nodes to idle GPUs, and nodes with few jobs are emptied for wide jobs (defragmentation). An
+//! elastic job grows onto GPUs of its node that have been idle for long (grow-shrink), as long as
+//! its speed grows enough with them.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, measured paces (alone, and together), measured utilisation of a profile, memory, and
-//! how long a job has run; never durations, remaining work or stage times. Starts, suspends and moves
-//! jobs, and puts several on the same GPUs without confining them. Wakes when a job arrives or leaves
-//! and a node comes or goes; at the end of a slice while somebody is suspended, of a trial, and once a
-//! minute while there are packs or suspended jobs; and when GPUs have been idle for so long that a job may
-//! grow.
+//! Reads GPUs, measured speeds (alone, and packed), measured utilisation of a profile, memory, and
+//! how long a job has run; never durations, remaining work or stage times. Starts, suspends and
+//! moves jobs, and packs several on the same GPUs without a guaranteed share. Wakes when a job
+//! arrives or leaves and when a node goes down or comes back; at the end of a time slice while a
+//! job is suspended, at the end of a trial, and once a minute while there are packs or suspended
+//! jobs; and when GPUs have been idle for so long that a job may grow.
 //!
 //! # Differs from the paper
-//! No code was released, so every threshold is a parameter. A selected job moves to the end of its list
-//! when its slice ends, so a newcomer is next. A slice lasts at least twice as long as the start took,
-//! and as long as a trial on its node. Only suspended jobs are tried as roommates, and packs do not
-//! merge. A class without any node joins the least loaded one of another class instead of waiting.
-//! Gangs that span nodes are never suspended: they wait until there is room. A job is expected to run
-//! as long as it has, so a migration is made when it pays over that time; jobs of a pack part for idle
-//! GPUs by the same rule. A neighbour on another GPU is not thought to disturb. A job grows when
-//! the least gain that is kept would pay over the time that it is expected to run; gangs that span nodes
-//! do not. `gandiva-tiresias-style` is how the Tiresias simulator has
-//! it: no packs, no limit to turns, and every ten seconds (`balance_s`) a node goes from the class with
-//! most GPUs above its share of the demand to the one furthest below; there sets of nodes for gangs
-//! wider than a node take turns too.
+//! No code was released, so every threshold is a parameter. A running job moves to the end of its
+//! node's queue when its slice ends, so that an arriving job is next. A slice lasts at least twice
+//! as long as the start took, and as long as a trial on its node. Only suspended jobs are tried as
+//! packs, and packs do not merge. A class without any node joins the least loaded node of another
+//! class instead of waiting. Gangs that span nodes are never suspended: they wait until GPUs are
+//! free. A job is expected to run as long again as it has, so a migration is made when it pays over
+//! that time; packs are split over idle GPUs by the same rule. Jobs on other GPUs of a node are
+//! assumed not to interfere. A job grows when the least gain that is kept would pay over the time
+//! that it is expected to run; gangs that span nodes do not grow. `gandiva-tiresias-style` is the
+//! policy of the Tiresias simulator: no packing, no limit to oversubscription, and every ten
+//! seconds (`balance_s`) a node goes from the class with most GPUs above its share of the demand to
+//! the one furthest below; there sets of nodes for gangs wider than a node are time sliced too.
 
 mod elastic;
+mod migration;
 mod time_sharing;
 
 use crate::event::Event;
@@ -47,7 +51,6 @@ use crate::time::{Span, Time};
 use elastic::{ElasticScaling, Rules, Window};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use time_sharing::{NodeTimeShare, Residence, class_of};
 
@@ -55,47 +58,47 @@ use time_sharing::{NodeTimeShare, Residence, class_of};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// Length of a turn, seconds.
+    /// Length of a time slice, seconds.
     slice_s: f64,
-    /// Time between two looks for packs and migrations, seconds.
+    /// Time between two scans for packing and migration, seconds.
     scan_s: f64,
-    /// How many times its GPUs a node may be asked for.
+    /// Most GPUs requested on a node, as a multiple of its GPUs (oversubscription).
     max_height: u16,
-    /// Whether jobs are tried together.
+    /// Whether jobs are packed.
     pack: bool,
-    /// Most that the utilisations of jobs that are tried together may add up to.
+    /// Largest summed utilisation of jobs that are packed.
     pack_util_cap: f64,
-    /// Utilisation of a profile that was never measured.
+    /// Utilisation assumed for a profile that was never measured.
     default_util: f64,
     /// Share of a GPU's memory that a pack leaves free.
     pack_mem_margin: f64,
-    /// Steps of the slower job that a trial takes.
+    /// Steps of the slower job that a trial measures.
     trial_steps: f64,
-    /// Steps before those that do not count.
+    /// Steps at the beginning of a trial that are not measured.
     trial_skip: f64,
-    /// Seconds that a trial takes at least, and for which a pace alone is measured.
+    /// Least seconds of a trial, and of measuring the speed of a job alone.
     trial_s: f64,
-    /// A pack is kept if the paces, relative to those alone, add up to more.
+    /// A pack is kept if the speeds relative to running alone add up to more than this.
     keep_gain: f64,
-    /// Seconds for which a refused pair of profiles is not tried again.
+    /// Seconds after which a refused pair of profiles is tried again.
     refuse_s: f64,
-    /// Seconds after which a pace alone is out of date.
+    /// Seconds after which the measured speed of a job alone is out of date.
     stale_s: f64,
     /// Whether jobs are migrated.
     migrate: bool,
-    /// Pace that a migration has to gain, or may lose where it makes room for others.
+    /// Relative speed that a consolidation must gain, and that a defragmentation may cost.
     migrate_gain: f64,
-    /// A node is emptied if at least this share of its GPUs is idle.
+    /// Share of idle GPUs from which a node is emptied by defragmentation.
     defrag_stop: f64,
     /// Seconds between two migrations of a job, and between two trials on a GPU.
     cool_s: f64,
-    /// Seconds between two looks at how many nodes each class of jobs has; none = never.
+    /// Seconds between two reassignments of nodes to classes of jobs; none = never.
     balance_s: Option<f64>,
-    /// Whether jobs that can use more GPUs than they asked for get them.
+    /// Whether elastic jobs grow onto idle GPUs.
     grow: bool,
-    /// Seconds for which GPUs have to be idle before.
+    /// Seconds for which GPUs must be idle before a job grows onto them.
     grow_idle_s: f64,
-    /// They are kept if each GPU then does at least this share of what it did before.
+    /// Least speed per GPU after growing, relative to before, for which the growth is kept.
     grow_keep: f64,
 }
 
@@ -127,54 +130,60 @@ impl Default for Params {
     }
 }
 
-/// A suspended job that runs beside a unit to see how that goes.
+/// Consecutive scans after which a pack slower than time slicing is split.
+const MAX_UNPROFITABLE_SCANS: u8 = 2;
+
+/// A suspended job (guest) that is packed with a running unit (host) on trial.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     host: JobIdx,
     guest: JobIdx,
-    /// From when on both are expected to run.
+    /// From when on host and guest are expected to make progress.
     from: Time,
-    /// Somebody left in the middle of it.
+    /// Whether a job left during the trial.
     void: bool,
 }
 
-/// What the policy keeps of a job.
+/// The policy's record of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// Place in the waiting line; 0 = never seen.
-    stamp: u64,
-    /// Seconds of a step alone where it residence, and when that was measured.
-    solo: Option<(f64, Time)>,
-    migrated: Option<Time>,
+    /// Position in the waiting queue; 0 = not submitted yet.
+    position: u64,
+    /// Step time in seconds alone on its node, and when it was measured.
+    alone: Option<(f64, Time)>,
+    last_migration: Option<Time>,
 }
 
 struct Gandiva {
     params: Params,
     slice: Span,
     scan: Span,
-    /// For how long what is tried is measured.
+    /// Length of measurements.
     window: Window,
     time_share: NodeTimeShare,
     elastic: ElasticScaling,
     records: Vec<Record>,
     queue: Queue<u64>,
-    stamp: u64,
+    last_position: u64,
     trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
-    /// Utilisation by profile.
+    /// Measured utilisation by profile.
     utils: BTreeMap<ProfileIdx, f64>,
+    /// Pairs of profiles whose pack was refused, and when.
     refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
-    /// When the last trial on a GPU began.
-    tried: Vec<Option<Time>>,
-    scans: u64,
-    balances: u64,
-    /// Whether a waiting job may fit now that did not before; whether GPUs came free.
-    arrivals: bool,
-    departures: bool,
+    /// When the last trial on each GPU began.
+    last_trial: Vec<Option<Time>>,
+    /// Numbers of the last scan and the last balancing.
+    last_scan: u64,
+    last_balance: u64,
+    /// Whether a waiting job may fit now that did not before.
+    check_waiting: bool,
+    /// Whether GPUs became free since the last call.
+    gpus_freed: bool,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let above = |v: f64, least: f64| v.is_finite() && v >= least;
-    // Shorter would be a typing error, and a simulation would never end.
+    // Shorter times are input errors, and a simulation would never end.
     if [params.slice_s, params.scan_s, params.trial_s].iter().any(|s| !above(*s, 0.01)) {
         return Err("slice_s, scan_s, trial_s: expected at least 0.01".into());
     }
@@ -223,30 +232,30 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         time_share: NodeTimeShare::default(),
         records: Vec::new(),
         queue: Queue::default(),
-        stamp: 0,
+        last_position: 0,
         trials: BTreeMap::new(),
         utils: BTreeMap::new(),
         refused: BTreeMap::new(),
-        tried: Vec::new(),
-        scans: 0,
-        balances: 0,
-        arrivals: false,
-        departures: false,
+        last_trial: Vec::new(),
+        last_scan: 0,
+        last_balance: 0,
+        check_waiting: false,
+        gpus_freed: false,
     })
 }
 
 impl Policy for Gandiva {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.take_in(plan);
+        self.update_jobs(plan);
         self.end_trials(plan);
-        self.rotate(plan);
+        self.rotate_slices(plan);
         self.time_share.fill(plan);
-        self.admit(plan);
-        self.balance(plan);
-        self.elastic.give_back(plan, &mut self.time_share);
+        self.admit_waiting(plan);
+        self.balance_classes(plan);
+        self.elastic.shrink_for_waiting(plan, &mut self.time_share);
         self.introspect(plan);
-        self.grow(plan);
-        self.set_alarms(plan);
+        self.grow_jobs(plan);
+        self.set_wakes(plan);
     }
 }
 
@@ -255,35 +264,36 @@ fn is_alone(state: &State, job: JobIdx) -> bool {
     job.is_placed() && job.gpus.iter().all(|g| state.gpu(*g).tenants.len() == 1)
 }
 
-/// How long it has run so far, as wide as it is now, and so how long it is expected to run.
+/// Seconds that the job has run at its present width, and so is expected to run again.
 fn age_s(state: &State, job: JobIdx) -> f64 {
     let gpus = state.job(job).gpus.len().max(usize::from(state.spec(job).gpus));
     Span(state.attained(job) / gpus as u64).secs()
 }
 
-/// Whether giving up this much time is worth a pace that is higher by this share of the pace alone.
+/// Whether a speed gain, relative to running alone, makes up for this cost over the expected run.
 fn pays(state: &State, job: JobIdx, cost: Span, gain: f64) -> bool {
     cost.secs() <= gain * age_s(state, job)
 }
 
-fn pair(state: &State, a: JobIdx, b: JobIdx) -> (ProfileIdx, ProfileIdx) {
+fn profile_pair(state: &State, a: JobIdx, b: JobIdx) -> (ProfileIdx, ProfileIdx) {
     let (a, b) = (state.spec(a).profile, state.spec(b).profile);
     (a.min(b), a.max(b))
 }
 
-// Reactive: arrivals, departures, turns.
+// Reactive mode: arrivals, departures, time slices.
 impl Gandiva {
-    fn take_in(&mut self, plan: &Plan<'_>) {
+    /// Updates queues and measured utilisation by what happened since the last call.
+    fn update_jobs(&mut self, plan: &Plan<'_>) {
         self.records.resize(plan.jobs.len(), Record::default());
-        self.tried.resize(plan.gpus.len(), None);
+        self.last_trial.resize(plan.gpus.len(), None);
         self.time_share.prepare(plan);
         self.elastic.prepare(plan);
         for job in plan.news.left {
-            self.depart(plan, *job);
+            self.remove_job(plan, *job);
         }
         for event in plan.news.events {
             match event {
-                Event::NodeDown(node) | Event::NodeUp(node) => self.lose(plan, *node),
+                Event::NodeDown(node) | Event::NodeUp(node) => self.reset_node(plan, *node),
                 Event::Sampled { job, sample } if sample.sm_util > 0.0 && is_alone(plan, *job) => {
                     let util = f64::from(sample.sm_util).min(1.0);
                     self.utils.insert(plan.spec(*job).profile, util);
@@ -299,51 +309,51 @@ impl Gandiva {
         }
     }
 
-    fn depart(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let lived = self.time_share.residence(job);
-        let mates = self.time_share.part(plan, job);
+    fn remove_job(&mut self, plan: &Plan<'_>, job: JobIdx) {
+        let residence = self.time_share.residence(job);
+        let mates = self.time_share.remove(plan, job);
         for mate in &mates {
-            self.time_share.begins_anew(*mate, plan.now);
+            self.time_share.restart_measurement(*mate, plan.now);
         }
-        if let Residence::On(node) = lived {
+        if let Residence::On(node) = residence {
             for trial in self.trials.get_mut(&node).into_iter().flatten() {
                 trial.void |=
                     [trial.host, trial.guest].contains(&job) || mates.contains(&trial.host);
             }
         }
-        self.records[job.usize()].solo = None;
-        self.arrivals = true;
-        self.departures = true;
+        self.records[job.usize()].alone = None;
+        self.check_waiting = true;
+        self.gpus_freed = true;
     }
 
-    /// Who was suspended on a node that went away has to find another node_queue.
-    fn lose(&mut self, plan: &Plan<'_>, node: NodeIdx) {
+    /// Requeues the jobs suspended on a node that went down or came back.
+    fn reset_node(&mut self, plan: &Plan<'_>, node: NodeIdx) {
         self.trials.remove(&node);
-        for job in self.time_share.lose(plan, node) {
-            self.records[job.usize()].solo = None;
+        for job in self.time_share.reset_node(plan, node) {
+            self.records[job.usize()].alone = None;
             self.enqueue(plan, job);
         }
-        self.arrivals = true;
-        self.departures = true;
+        self.check_waiting = true;
+        self.gpus_freed = true;
     }
 
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let record = &mut self.records[job.usize()];
-        if record.stamp == 0 {
-            self.stamp += 1;
-            record.stamp = self.stamp;
+        if record.position == 0 {
+            self.last_position += 1;
+            record.position = self.last_position;
             self.elastic.add(plan, job);
         }
         if plan.pending.contains(job) {
-            // Classes have nodes of their own: that one has no room says nothing about another.
+            // Each class has its own nodes, so that a class without room does not block another.
             let class = class_of(plan.spec(job).gpus).ilog2() as u8;
-            self.queue.push(plan, job, record.stamp, u8::MAX - class);
-            self.arrivals = true;
+            self.queue.push(plan, job, record.position, u8::MAX - class);
+            self.check_waiting = true;
         }
     }
 
-    /// Begins the slices that are due. A trial is not interrupted.
-    fn rotate(&mut self, plan: &mut Plan<'_>) {
+    /// Begins the time slices that are due, except on nodes with a trial.
+    fn rotate_slices(&mut self, plan: &mut Plan<'_>) {
         for node in self.time_share.begin_slice(plan.now.0 / self.slice.0) {
             if !self.trials.contains_key(&node) {
                 self.measure(plan, node);
@@ -352,8 +362,8 @@ impl Gandiva {
         }
     }
 
-    fn admit(&mut self, plan: &mut Plan<'_>) {
-        if !std::mem::take(&mut self.arrivals) {
+    fn admit_waiting(&mut self, plan: &mut Plan<'_>) {
+        if !std::mem::take(&mut self.check_waiting) {
             return;
         }
         self.queue.open();
@@ -370,64 +380,65 @@ impl Gandiva {
     }
 
     fn admit_one(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        if let Some(node) = self.calm_node(plan, job) {
+        if let Some(node) = self.unsliced_node(plan, job) {
             self.time_share.join(plan, job, node);
-        } else if let Some(gpus) = self.room_across(plan, job)
-            && self.time_share.put(plan, job, &gpus)
+        } else if let Some(gpus) = self.idle_gpus_across(plan, job)
+            && self.time_share.place(plan, job, &gpus)
         {
-            self.time_share.settle(plan, job);
-        } else if let Some(node) = self.time_share.busy_node(plan, job, self.params.max_height) {
+            self.time_share.join_placed(plan, job);
+        } else if let Some(node) = self.time_share.sliced_node(plan, job, self.params.max_height) {
             self.time_share.join(plan, job, node);
         } else {
             return false;
         }
         self.time_share.fill(plan);
-        self.elastic.give_back(plan, &mut self.time_share);
+        self.elastic.shrink_for_waiting(plan, &mut self.time_share);
         if !plan.job(job).is_placed() {
             plan.note(job, Reason::WaitsForTurn);
         }
         true
     }
 
-    /// A node where the job can run at once without turns, if need be because others shrink.
-    fn calm_node(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<NodeIdx> {
-        let idle = self.time_share.calm_node(plan, job);
+    /// A node where the job can run at once without time slicing, if needed after other jobs
+    /// shrink.
+    fn unsliced_node(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<NodeIdx> {
+        let idle = self.time_share.unsliced_node(plan, job);
         idle.or_else(|| self.elastic.make_room(plan, &mut self.time_share, job))
     }
 
-    /// The same for a gang that spans nodes.
-    fn room_across(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<GpuSet> {
-        let idle = self.time_share.room_across(plan, job);
+    /// Idle GPUs for a gang that spans nodes, if needed after other jobs shrink.
+    fn idle_gpus_across(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> Option<GpuSet> {
+        let idle = self.time_share.idle_gpus_across(plan, job);
         idle.or_else(|| self.elastic.make_room_across(plan, &mut self.time_share, job))
     }
 }
 
-// Introspective: trials of packs.
+// Introspective mode: packing.
 impl Gandiva {
-    /// Remembers the paces of those who run alone.
+    /// Records the step times of jobs that run alone on the node.
     fn measure(&mut self, plan: &Plan<'_>, node: NodeIdx) {
         let window = Span::from_secs(self.params.trial_s);
-        for unit in &self.time_share.node_queue(node).list {
+        for unit in &self.time_share.queue_of(node).units {
             let job = unit.jobs[0];
             let hot = plan.job(job);
             let undisturbed = hot.phase == Phase::Running
                 && is_alone(plan, job)
-                && plan.now >= self.time_share.begins(job) + window;
+                && plan.now >= self.time_share.progress_from(job) + window;
             if undisturbed && hot.meter.step_s.is_finite() {
-                self.records[job.usize()].solo = Some((hot.meter.step_s, plan.now));
+                self.records[job.usize()].alone = Some((hot.meter.step_s, plan.now));
             }
         }
     }
 
-    fn solo_s(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
-        let (step_s, at) = self.records[job.usize()].solo?;
+    fn alone_step_s(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
+        let (step_s, at) = self.records[job.usize()].alone?;
         let fresh = plan.now - at <= Span::from_secs(self.params.stale_s);
         fresh.then_some(step_s)
     }
 
-    /// The paces of these jobs now, relative to those alone; `None` if one is not known.
+    /// Sum of the speeds of these jobs now, relative to running alone; `None` if one is not known.
     fn gain(&self, plan: &Plan<'_>, jobs: impl Iterator<Item = JobIdx>) -> Option<f64> {
-        jobs.map(|j| Some(self.solo_s(plan, j)? / plan.job(j).meter.step_s)).sum()
+        jobs.map(|j| Some(self.alone_step_s(plan, j)? / plan.job(j).meter.step_s)).sum()
     }
 
     fn util(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
@@ -436,11 +447,11 @@ impl Gandiva {
     }
 
     fn members(&self, node: NodeIdx, of: JobIdx) -> SmallVec<[JobIdx; 2]> {
-        let mut list = self.time_share.node_queue(node).list.iter();
+        let mut list = self.time_share.queue_of(node).units.iter();
         list.find(|u| u.jobs.contains(&of)).map(|u| u.jobs.clone()).unwrap_or_default()
     }
 
-    /// When a trial has seen enough of the slower.
+    /// When a trial has measured enough steps of the slowest job.
     fn trial_end(&self, plan: &Plan<'_>, trial: &Trial, members: &[JobIdx]) -> Time {
         let all = members.iter().chain([&trial.guest]);
         let slowest_s = all.map(|j| plan.job(*j).meter.step_s).fold(0.0, f64::max);
@@ -449,34 +460,34 @@ impl Gandiva {
 
     fn end_trials(&mut self, plan: &mut Plan<'_>) {
         let mut after = None;
-        while let Some(node) = self.next_trying(after) {
+        while let Some(node) = self.next_node_on_trial(after) {
             after = Some(node);
             let mut trials = self.trials.remove(&node).unwrap_or_default();
             trials.retain(|t| !self.end_trial(plan, node, *t));
             if !trials.is_empty() {
                 self.trials.insert(node, trials);
             }
-            self.time_share.review(plan, node);
+            self.time_share.update_flags(plan, node);
             self.time_share.mark_dirty(node);
         }
     }
 
-    fn next_trying(&self, after: Option<NodeIdx>) -> Option<NodeIdx> {
+    fn next_node_on_trial(&self, after: Option<NodeIdx>) -> Option<NodeIdx> {
         let from = after.map_or(NodeIdx(0), |n| NodeIdx(n.0 + 1));
         self.trials.range(from..).next().map(|(n, _)| *n)
     }
 
-    /// Keeps or undoes what was tried, if it is time; says whether the trial is over.
+    /// Keeps or undoes a pack on trial, if its time is over; returns whether the trial has ended.
     fn end_trial(&mut self, plan: &mut Plan<'_>, node: NodeIdx, trial: Trial) -> bool {
         let Trial { host, guest, .. } = trial;
         if trial.void {
-            // Who is left without a host goes on alone.
-            let residence = self.time_share.residence(guest) == Residence::On(node);
-            if residence && plan.job(guest).is_placed() && !is_alone(plan, guest) {
-                self.set_aside(plan, node, guest);
+            // A guest without its host continues alone.
+            let on_node = self.time_share.residence(guest) == Residence::On(node);
+            if on_node && plan.job(guest).is_placed() && !is_alone(plan, guest) {
+                self.separate(plan, node, guest);
             }
             for job in [host, guest] {
-                self.time_share.begins_anew(job, plan.now);
+                self.time_share.restart_measurement(job, plan.now);
             }
             return true;
         }
@@ -490,19 +501,19 @@ impl Gandiva {
         if gain.is_some_and(|g| g > self.params.keep_gain) {
             self.time_share.merge(node, host, guest);
         } else {
-            self.refuse(plan, &members, guest);
-            self.set_aside(plan, node, guest);
+            self.record_refusal(plan, &members, guest);
+            self.separate(plan, node, guest);
             plan.note(guest, Reason::NotWorthSharing(host));
         }
         true
     }
 
-    /// Takes a job away from those beside it: onto idle GPUs of the node, or off them until its turn.
-    fn set_aside(&mut self, plan: &mut Plan<'_>, node: NodeIdx, job: JobIdx) {
+    /// Moves a job out of its pack: onto idle GPUs of the node, or suspended until its next slice.
+    fn separate(&mut self, plan: &mut Plan<'_>, node: NodeIdx, job: JobIdx) {
         let mark = plan.mark();
-        if let Some(gpus) = self.time_share.spare(plan, job, node) {
+        if let Some(gpus) = self.time_share.spare_gpus(plan, job, node) {
             plan.release(job);
-            if self.time_share.put(plan, job, &gpus) {
+            if self.time_share.place(plan, job, &gpus) {
                 return;
             }
             plan.undo_to(mark);
@@ -510,21 +521,21 @@ impl Gandiva {
         plan.suspend(job);
     }
 
-    fn refuse(&mut self, plan: &Plan<'_>, members: &[JobIdx], guest: JobIdx) {
+    fn record_refusal(&mut self, plan: &Plan<'_>, members: &[JobIdx], guest: JobIdx) {
         for member in members {
-            self.refused.insert(pair(plan, *member, guest), plan.now);
-            self.time_share.begins_anew(*member, plan.now);
+            self.refused.insert(profile_pair(plan, *member, guest), plan.now);
+            self.time_share.restart_measurement(*member, plan.now);
         }
     }
 
     fn was_refused(&self, plan: &Plan<'_>, a: JobIdx, b: JobIdx) -> bool {
         let decay = Span::from_secs(self.params.refuse_s);
-        self.refused.get(&pair(plan, a, b)).is_some_and(|at| plan.now - *at < decay)
+        self.refused.get(&profile_pair(plan, a, b)).is_some_and(|at| plan.now - *at < decay)
     }
 
-    /// Tries suspended jobs of a node beside running ones, those that use least first.
+    /// Packs suspended jobs of a node with running ones on trial, lowest utilisation first.
     fn try_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        let list = &self.time_share.node_queue(node).list;
+        let list = &self.time_share.queue_of(node).units;
         let trials = self.trials.get(&node);
         let on_trial =
             |j: JobIdx| trials.into_iter().flatten().any(|t| t.host == j || t.guest == j);
@@ -552,7 +563,7 @@ impl Gandiva {
         }
     }
 
-    /// Whether it is worth a trial to put a suspended job beside these.
+    /// Whether a suspended job may be packed with these jobs on trial.
     fn may_share(&self, plan: &Plan<'_>, host: &[JobIdx], guest: JobIdx) -> bool {
         let all = || host.iter().copied().chain([guest]);
         let cool = Span::from_secs(self.params.cool_s);
@@ -563,17 +574,19 @@ impl Gandiva {
         let peaks = all().map(|j| plan.spec(j).knobs.mem_mib);
         let peak_mib: f64 = peaks.clone().map(f64::from).sum();
         let all_known = mem_mib > 0.0 && peaks.clone().all(|m| m > 0);
-        // Sums of shares such as 0.4 and 0.6 are not exact.
+        // Sums of utilisations such as 0.4 and 0.6 are not exact.
         let util: f64 = all().map(|j| self.util(plan, j)).sum();
-        // Who was suspended just now goes on at no cost where it was, and nowhere else.
+        // A job suspended in this plan resumes at no cost on its old GPUs only.
         let was = plan.was_on(guest);
         plan.spec(guest).gpus == plan.spec(host[0]).gpus
             && (was.is_empty() || was == &gpus[..])
             && util <= self.params.pack_util_cap + 1e-9
             && (!all_known || peak_mib <= room_mib)
-            && all().all(|j| self.solo_s(plan, j).is_some())
+            && all().all(|j| self.alone_step_s(plan, j).is_some())
             && !host.iter().any(|h| self.was_refused(plan, *h, guest))
-            && gpus.iter().all(|g| self.tried[g.usize()].is_none_or(|at| plan.now - at >= cool))
+            && gpus
+                .iter()
+                .all(|g| self.last_trial[g.usize()].is_none_or(|at| plan.now - at >= cool))
     }
 
     fn begin_trial(
@@ -584,68 +597,70 @@ impl Gandiva {
         guest: JobIdx,
     ) -> bool {
         let gpus = plan.job(host[0]).gpus.clone();
-        if !self.time_share.put(plan, guest, &gpus) {
+        if !self.time_share.place(plan, guest, &gpus) {
             return false;
         }
         for gpu in &gpus {
-            self.tried[gpu.usize()] = Some(plan.now);
+            self.last_trial[gpu.usize()] = Some(plan.now);
         }
-        let from = host.iter().chain([&guest]).map(|j| self.time_share.begins(*j)).max();
+        let from = host.iter().chain([&guest]).map(|j| self.time_share.progress_from(*j)).max();
         let from = from.unwrap_or(plan.now).max(plan.now);
         plan.note(guest, Reason::TriedWith(host[0]));
         let trial = Trial { host: host[0], guest, from, void: false };
         self.trials.entry(node).or_default().push(trial);
-        self.time_share.review(plan, node);
+        self.time_share.update_flags(plan, node);
         true
     }
 
-    /// Nodes with packs on which nothing is tried now.
-    fn calm_packed(&self) -> Vec<NodeIdx> {
+    /// Nodes with packs and without a trial.
+    fn packed_without_trial(&self) -> Vec<NodeIdx> {
         self.time_share.packed.iter().filter(|n| !self.trials.contains_key(n)).collect()
     }
 
-    /// Looks after the packs of a node: those that are slower than taking turns part, and so do those
-    /// whose paces alone are out of date.
-    fn watch_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        let packs = self.time_share.node_queue(node).list.iter().filter(|u| u.jobs.len() > 1);
+    /// Splits packs of a node that are slower than time slicing, or whose speeds alone are out of
+    /// date.
+    fn check_packs(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
+        let packs = self.time_share.queue_of(node).units.iter().filter(|u| u.jobs.len() > 1);
         let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
         for pack in packs {
             if !pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
                 continue;
             }
             let gain = self.gain(plan, pack.iter().copied());
-            let strikes = self.time_share.strike(node, pack[0], gain.is_none_or(|g| g >= 1.0));
-            if strikes >= 2 {
-                self.refuse(plan, &pack[..pack.len() - 1], pack[pack.len() - 1]);
+            let unprofitable =
+                self.time_share.count_unprofitable(node, pack[0], gain.is_none_or(|g| g >= 1.0));
+            if unprofitable >= MAX_UNPROFITABLE_SCANS {
+                self.record_refusal(plan, &pack[..pack.len() - 1], pack[pack.len() - 1]);
             }
-            if strikes >= 2 || gain.is_none() {
+            if unprofitable >= MAX_UNPROFITABLE_SCANS || gain.is_none() {
                 for job in &pack[1..] {
                     self.time_share.split(node, *job);
-                    self.set_aside(plan, node, *job);
+                    self.separate(plan, node, *job);
                 }
-                self.time_share.begins_anew(pack[0], plan.now);
+                self.time_share.restart_measurement(pack[0], plan.now);
             }
         }
     }
 }
 
-// Introspective: migrations.
+// Introspective mode: scans.
 impl Gandiva {
+    /// Checks packs, migrates jobs and starts trials, at every scan or when GPUs became free.
     fn introspect(&mut self, plan: &mut Plan<'_>) {
         let scan = plan.now.0 / self.scan.0;
-        let is_scan = scan > self.scans;
-        self.scans = self.scans.max(scan);
-        let departures = std::mem::take(&mut self.departures);
+        let is_scan = scan > self.last_scan;
+        self.last_scan = self.last_scan.max(scan);
+        let gpus_freed = std::mem::take(&mut self.gpus_freed);
         if is_scan {
-            for node in self.calm_packed() {
-                self.watch_packs(plan, node);
+            for node in self.packed_without_trial() {
+                self.check_packs(plan, node);
             }
             self.time_share.fill(plan);
         }
-        if self.params.migrate && (is_scan || departures) && plan.idle_gpus() > 0 {
-            self.relieve(plan);
-            self.unpack(plan);
-            self.gather(plan);
+        if self.params.migrate && (is_scan || gpus_freed) && plan.idle_gpus() > 0 {
+            self.migrate_suspended(plan);
+            self.split_packs(plan);
+            self.consolidate_gangs(plan);
             self.defragment(plan);
             self.time_share.fill(plan);
         }
@@ -656,225 +671,16 @@ impl Gandiva {
         }
     }
 
-    fn is_cool(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
-        let cool = Span::from_secs(self.params.cool_s);
-        self.records[job.usize()].migrated.is_none_or(|at| plan.now - at >= cool)
-    }
-
-    /// The job, which is not placed, goes to live on the node and starts there.
-    fn migrate(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &GpuSet) -> bool {
-        if !self.time_share.put(plan, job, gpus) {
-            return false;
-        }
-        self.time_share.part(plan, job);
-        self.time_share.settle(plan, job);
-        let record = &mut self.records[job.usize()];
-        record.solo = None;
-        record.migrated = Some(plan.now);
-        true
-    }
-
-    /// Idle GPUs take suspended jobs from the most oversubscribed nodes, who waits longest first.
-    fn relieve(&mut self, plan: &mut Plan<'_>) {
-        let mut oversubscribed: Vec<NodeIdx> = self.time_share.oversubscribed.iter().collect();
-        oversubscribed.sort_by_key(|n| {
-            let load = self.time_share.node_queue(*n).load;
-            (Reverse(load.div_ceil(u32::from(plan.node(*n).size))), Reverse(load), *n)
-        });
-        for node in oversubscribed {
-            let share = f64::from(plan.node(node).size)
-                / f64::from(self.time_share.node_queue(node).load.max(1));
-            let gain = (1.0 - share).max(0.0);
-            let waiting = self.time_share.node_queue(node).list.iter();
-            let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
-            let waiting: SmallVec<[JobIdx; 16]> = waiting.map(|u| u.jobs[0]).collect();
-            for job in waiting {
-                if plan.idle_gpus() == 0 {
-                    return;
-                }
-                let started = plan.job(job).starts > 0;
-                let cost = if started { plan.move_cost(job) } else { Span::ZERO };
-                if !self.is_cool(plan, job) || !pays(plan, job, cost, gain) {
-                    continue;
-                }
-                let target = self.calm_node(plan, job).filter(|n| *n != node);
-                let gpus = target.and_then(|n| self.time_share.spare(plan, job, n));
-                if gpus.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
-                    self.time_share.fill(plan);
-                }
-            }
-        }
-    }
-
-    /// Jobs of a pack part for idle GPUs, the one that it slows down most first.
-    fn unpack(&mut self, plan: &mut Plan<'_>) {
-        for node in self.calm_packed() {
-            let packs = self.time_share.node_queue(node).list.iter().filter(|u| u.jobs.len() > 1);
-            let packs: Vec<SmallVec<[JobIdx; 2]>> = packs.map(|u| u.jobs.clone()).collect();
-            for pack in packs {
-                if pack.iter().all(|j| plan.job(*j).phase == Phase::Running) {
-                    self.unpack_one(plan, node, &pack);
-                }
-            }
-        }
-    }
-
-    fn unpack_one(&mut self, plan: &mut Plan<'_>, node: NodeIdx, pack: &[JobIdx]) {
-        let pace = |j: JobIdx| self.gain(plan, [j].into_iter());
-        let known = pack.iter().filter_map(|j| Some((pace(*j)?, *j)));
-        let Some((pace, job)) = known.min_by(|a, b| a.0.total_cmp(&b.0)) else { return };
-        if !self.is_cool(plan, job) || !pays(plan, job, plan.move_cost(job), 1.0 - pace) {
-            return;
-        }
-        let here = self.time_share.spare(plan, job, node);
-        let elsewhere = || {
-            let target = self.time_share.calm_node(plan, job).filter(|n| *n != node)?;
-            self.time_share.spare(plan, job, target)
-        };
-        let Some(gpus) = here.or_else(elsewhere) else { return };
-        let mark = plan.mark();
-        plan.release(job);
-        if self.migrate(plan, job, &gpus) {
-            for mate in pack {
-                self.time_share.begins_anew(*mate, plan.now);
-            }
-            self.time_share.fill(plan);
-        } else {
-            plan.undo_to(mark);
-        }
-    }
-
-    /// A gang that spans nodes is pulled into one that can hold it, if it is faster there.
-    fn gather(&mut self, plan: &mut Plan<'_>) {
-        for job in self.time_share.spanning().collect::<Vec<_>>() {
-            if plan.job(job).phase != Phase::Running || !self.is_cool(plan, job) {
-                continue;
-            }
-            let was = plan.job(job).gpus.clone();
-            let cost = plan.move_cost(job);
-            let mark = plan.mark();
-            plan.release(job);
-            self.time_share.part(plan, job);
-            let target = self.time_share.calm_node(plan, job);
-            let gpus = target.and_then(|n| self.time_share.spare(plan, job, n));
-            let better = gpus.filter(|new| {
-                let pace = plan.solo_speed(job, &was) / plan.solo_speed(job, new);
-                1.0 - pace > self.params.migrate_gain && pays(plan, job, cost, 1.0 - pace)
-            });
-            if !better.is_some_and(|gpus| self.migrate(plan, job, &gpus)) {
-                plan.undo_to(mark);
-                self.time_share.settle(plan, job);
-            }
-        }
-    }
-
-    /// Empties thinly used nodes into fuller ones, so that wide jobs find room.
-    fn defragment(&mut self, plan: &mut Plan<'_>) {
-        let mut kept: SmallVec<[NodeIdx; 8]> = SmallVec::new();
-        while let Some(source) = self.thinnest(plan, &kept) {
-            let list = &self.time_share.node_queue(source).list;
-            let mut jobs: SmallVec<[JobIdx; 8]> = list.iter().map(|u| u.jobs[0]).collect();
-            jobs.sort_by_key(|j| (plan.spec(*j).gpus, *j));
-            let moved = jobs.iter().filter(|j| self.defragment_one(plan, source, **j)).count();
-            if moved == 0 {
-                kept.push(source);
-            }
-        }
-    }
-
-    /// The node with most idle GPUs among those where somebody runs, all alone.
-    fn thinnest(&self, plan: &Plan<'_>, kept: &[NodeIdx]) -> Option<NodeIdx> {
-        let thin = |n: &NodeIdx| {
-            let (node_queue, node) = (self.time_share.node_queue(*n), plan.node(*n));
-            let idle = f64::from(node.idle) / f64::from(node.size);
-            !node_queue.list.is_empty()
-                && node_queue.spanned == 0
-                && idle >= self.params.defrag_stop
-                && !self.time_share.oversubscribed.contains(*n)
-                && !self.time_share.packed.contains(*n)
-                && !self.trials.contains_key(n)
-                && !kept.contains(n)
-        };
-        let largest = (0..plan.gpu_models.len() as u8).map(|k| plan.idle.largest(k)).max()?;
-        (1..=largest).rev().find_map(|idle| {
-            let gpu_models =
-                (0..plan.gpu_models.len() as u8).filter(|k| idle <= plan.idle.largest(*k));
-            gpu_models.flat_map(|k| plan.idle.nodes(k, idle).iter()).filter(thin).max()
-        })
-    }
-
-    fn defragment_one(&mut self, plan: &mut Plan<'_>, source: NodeIdx, job: JobIdx) -> bool {
-        if plan.job(job).phase != Phase::Running || !self.is_cool(plan, job) {
-            return false;
-        }
-        let was = plan.job(job).gpus.clone();
-        let cost = plan.move_cost(job);
-        let mark = plan.mark();
-        let idle = plan.node(source).idle;
-        let last = self.time_share.node_queue(source).list.len() == 1;
-        let Some(gpus) = self.time_share.best_fit(plan, source, job, idle, last) else {
-            return false;
-        };
-        let slower = 1.0 - plan.solo_speed(job, &gpus) / plan.solo_speed(job, &was);
-        let loss_s = cost.secs() + slower.max(0.0) * age_s(plan, job);
-        if loss_s > self.params.migrate_gain * age_s(plan, job) {
-            return false;
-        }
-        plan.release(job);
-        if !self.migrate(plan, job, &gpus) {
-            plan.undo_to(mark);
-            return false;
-        }
-        self.time_share.fill(plan);
-        true
-    }
-
-    /// Gives a node of a class that has more GPUs than its share of the demand to one that has fewer.
-    fn balance(&mut self, plan: &mut Plan<'_>) {
-        let Some(every) = self.params.balance_s.map(Span::from_secs) else { return };
-        let balances = plan.now.0 / every.0;
-        if balances <= self.balances || self.time_share.oversubscribed.is_empty() {
-            return;
-        }
-        self.balances = balances;
-        let may_go = |n: NodeIdx| !self.trials.contains_key(&n);
-        if let Some((source, needy)) = self.time_share.unfair(plan, &may_go) {
-            for job in self.time_share.vacate(plan, source) {
-                self.records[job.usize()].solo = None;
-            }
-            if self.time_share.node_queue(source).list.is_empty() {
-                self.resettle(plan, source, needy);
-            }
-            self.time_share.fill(plan);
-        }
-    }
-
-    /// Fills an empty node with suspended jobs of a class, from the most loaded nodes.
-    fn resettle(&mut self, plan: &mut Plan<'_>, node: NodeIdx, class: u16) {
-        let mut oversubscribed: Vec<NodeIdx> =
-            self.time_share.oversubscribed.iter().filter(|n| *n != node).collect();
-        oversubscribed.sort_by_key(|n| (Reverse(self.time_share.node_queue(*n).load), *n));
-        let waiting = oversubscribed.iter().flat_map(|n| &self.time_share.node_queue(*n).list);
-        let wanted = |j: &JobIdx| class_of(plan.spec(*j).gpus) == class;
-        let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
-        let waiting: Vec<JobIdx> = waiting.map(|u| u.jobs[0]).filter(wanted).collect();
-        for job in waiting {
-            if let Some(gpus) = self.time_share.room_on(plan, job, node) {
-                self.migrate(plan, job, &gpus);
-            }
-        }
-    }
-
-    /// Nothing else is tried where jobs grow.
-    fn grow(&mut self, plan: &mut Plan<'_>) {
+    /// Lets elastic jobs grow on nodes without packs and trials.
+    fn grow_jobs(&mut self, plan: &mut Plan<'_>) {
         let trials = &self.trials;
-        let is_calm = |time_share: &NodeTimeShare, node| {
+        let may_grow = |time_share: &NodeTimeShare, node| {
             !time_share.packed.contains(node) && !trials.contains_key(&node)
         };
-        self.elastic.look(plan, &mut self.time_share, &is_calm);
+        self.elastic.update(plan, &mut self.time_share, &may_grow);
     }
 
-    fn set_alarms(&self, plan: &mut Plan<'_>) {
+    fn set_wakes(&self, plan: &mut Plan<'_>) {
         let next = |span: Span| Time((plan.now.0 / span.0 + 1) * span.0);
         let (slice, scan) = (next(self.slice), next(self.scan));
         let mut wake: SmallVec<[Time; 4]> = SmallVec::new();
@@ -892,7 +698,7 @@ impl Gandiva {
         for (node, trials) in &self.trials {
             for trial in trials {
                 let end = self.trial_end(plan, trial, &self.members(*node, trial.host));
-                // One that starts late is looked at again later.
+                // A trial whose jobs start late is checked again later.
                 let least = plan.now + Span::from_secs(self.params.trial_s);
                 wake.push(if end > plan.now { end } else { least });
             }

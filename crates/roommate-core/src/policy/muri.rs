@@ -1,26 +1,29 @@
-//! Muri: jobs that need different resources take turns on the same GPUs.
+//! Muri: jobs that need different resources interleave their stages on the same GPUs.
 //!
 //! # Idea
-//! A training step reads data, preprocesses it, computes, and exchanges gradients; each stage leaves the
-//! other resources idle. Up to four jobs of equal width share the same GPUs, offset by one stage each,
-//! so that storage, CPU, GPU and network work for different jobs at the same time. Jobs are ranked as by
-//! SRSF (`muri-s`) or by least attained service (`muri-l`); as many as would fit if groups were full are
-//! admitted; a maximum-weight matching, repeated, pairs those that interleave best, until all fit.
+//! A training step reads data, preprocesses it, computes, and exchanges gradients; each stage
+//! leaves the other resources idle. Up to four jobs of equal width form an interleaving group on
+//! the same GPUs, offset by one stage each, so that storage, CPU, GPU and network work for
+//! different jobs at the same time. Jobs are ordered by SRSF (`muri-s`) or by least attained
+//! service (`muri-l`); as many jobs are admitted as would fit in full groups; repeated
+//! maximum-weight matching merges the groups that interleave best, until all fit.
 //!
 //! # Reads / does / wakes
-//! Reads stage times from profiles, remaining work (`muri-s`) or running time (`muri-l`), and the number
-//! of GPUs. Starts, stops, moves and seats jobs on shared GPUs. Jobs without stage times run alone.
-//! Wakes when a job arrives or leaves; never by time.
+//! Reads stage times from profiles, remaining work (`muri-s`) or running time (`muri-l`), and the
+//! number of GPUs. Starts, stops and moves jobs, and sets their stage offsets on shared GPUs. Jobs
+//! without stage times do not share. Wakes when a job arrives or leaves; never by time.
 //!
 //! # Differs from the paper
-//! The model has three measured times (storage and CPU together), as the artifact has, and it lets the
-//! data stages of two neighbours overlap for free, so it believes that jobs which are all bound by data
-//! gain from sharing; `budget` limits what a group may ask of its node's storage, CPU and network (none by
-//! default, because no public trace says what a node can do). By default an edge weighs what sharing gains over taking turns (`weight = gain`), a group that would slow a member down
-//! more than taking turns would is not formed (`guard`), jobs are matched by class, groups stay where they
-//! are until somebody has to join or leave, and a job leaves a group for idle GPUs when that pays.
-//! `--compat muri` is the artifact: weights by interleaving efficiency, its matcher digit by digit, group
-//! times inflated by its fitted constants, everything placed anew at every event.
+//! The model has three measured times (storage and CPU together), as the artifact has, and it lets
+//! the data stages of two consecutive members overlap at no cost, so it expects jobs that are all
+//! bound by data to gain from sharing; `budget` limits what a group may demand of its node's
+//! storage, CPU and network (no limit by default, because no public trace gives the capacity of a
+//! node). By default the weight of an edge is what sharing gains over running one after the other
+//! (`weight = gain`), a group that would slow down a member more than running one after the other
+//! is not formed (`guard`), jobs are matched by class, groups keep their GPUs until a member joins
+//! or leaves, and a job leaves a group for idle GPUs when that pays. `--compat muri` is the
+//! artifact: weights by interleaving efficiency, its matcher bit for bit, group step times inflated
+//! by its fitted constants, all jobs placed anew at every event.
 
 mod first_fit_sketch;
 
@@ -44,40 +47,40 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Urgency {
-    /// Remaining time × GPUs.
+    /// Least remaining service (remaining time × GPUs) first.
     #[default]
     Remaining,
-    /// Time spent running × GPUs.
+    /// Least attained service (running time × GPUs) first.
     Attained,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Weight {
-    /// What the group gains over taking turns.
+    /// Speedup of the group over running its members one after the other.
     #[default]
     Gain,
-    /// Mean busy share of the resources.
+    /// Interleaving efficiency: mean busy share of the resources.
     Efficiency,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Grouping {
-    /// By matching.
+    /// By maximum-weight matching.
     #[default]
     Blossom,
-    /// Neighbours in the order of urgency, an ablation.
+    /// Consecutive jobs in the order of urgency, an ablation.
     InOrder,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Matching {
-    /// Over kinds of groups: as good, and its cost does not grow with the number of jobs.
+    /// Over classes of groups: same weight, and its cost does not grow with the number of jobs.
     #[default]
     Classes,
-    /// The artifact's, digit by digit.
+    /// The artifact's matcher, bit for bit.
     Released,
 }
 
@@ -86,33 +89,34 @@ enum Matching {
 #[serde(default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches that users set by name")]
 pub(super) struct Params {
-    /// How jobs are ranked.
+    /// Order in which jobs are admitted.
     urgency: Urgency,
     /// Most jobs in a group, 1 to 4.
     packing: u8,
-    /// Split groups that would run slower than their members one after the other.
+    /// Whether groups that would run slower than their members one after the other are split.
     autopack: bool,
-    /// What an edge weighs.
+    /// Weight of an edge between two groups.
     weight: Weight,
-    /// Whether no group may slow a member down more than taking turns would.
+    /// Whether groups that slow down a member more than running one after the other are forbidden.
     guard: bool,
-    /// How groups are found.
+    /// How jobs are grouped.
     grouping: Grouping,
-    /// Which matcher pairs them.
+    /// Which matcher pairs the groups.
     matcher: Matching,
-    /// Seat groups in the worst order instead of the best, an ablation.
+    /// Whether the stage offsets of a group follow the worst order instead of the best, an
+    /// ablation.
     worst_order: bool,
-    /// What a node's storage, CPU and network can do for each of its GPUs, in jobs that would use
-    /// them all the time; a group that needs more is not formed. None = no limit.
+    /// Capacity of a node's storage, CPU and network per GPU, in jobs that use it all the time; a
+    /// group that needs more is not formed. None = no limit.
     budget: Option<[f64; 3]>,
-    /// Factor on the step of a group of 2, 3 and 4 jobs.
+    /// Factor on the step time of a group of 2, 3 and 4 jobs.
     inflation: [f64; 3],
-    /// Give GPUs that a round leaves idle to jobs that wait.
+    /// Whether GPUs that a round leaves idle go to waiting jobs.
     fill: bool,
-    /// Form all groups and place everything anew in every round; otherwise groups stay together where
-    /// they are until a member leaves or somebody has to join.
+    /// Whether all groups are formed and placed anew in every round; otherwise a group keeps its
+    /// GPUs until a member leaves or joins.
     repack: bool,
-    /// How gangs are laid over nodes.
+    /// How the GPUs of a gang are chosen among nodes.
     rule: Rule,
 }
 
@@ -136,39 +140,42 @@ impl Default for Params {
     }
 }
 
-/// Nodes that are tried when room is made for a gang.
-const GATHER_NODES: usize = 4;
+/// Number of nodes on which defragmentation for a gang is tried.
+const MAX_DEFRAGMENTED_NODES: usize = 4;
 
-/// Jobs of equal width on the same GPUs, in the order in which they were merged.
+/// An interleaving group: jobs of equal width on the same GPUs, in the order of merging.
 type Group = SmallVec<[JobIdx; SLOTS]>;
 
-/// Jobs of one width that take part in this round.
+/// Jobs of one width in this round.
 #[derive(Debug, Default)]
 struct Bucket {
     gpus: u16,
-    /// All jobs of this width, most urgent first, and how many of them are admitted.
+    /// All jobs of this width, most urgent first.
     jobs: Vec<JobIdx>,
+    /// How many of them, from the first on, are admitted.
     admitted: usize,
-    /// How often a gang of this width was placed when jobs were admitted.
-    gangs: usize,
+    /// Number of full groups of this width that the admission placed.
+    full_groups: usize,
     groups: Vec<Group>,
 }
 
-/// Groups by the classes of their members, and the mate of each.
+/// Groups by the classes of their members, and the group to which each was matched.
 type Matched = (Vec<[u8; SLOTS]>, Vec<Option<usize>>);
 
 struct Muri {
     params: Params,
-    /// Live jobs, in the order in which the last round left them.
+    /// Unfinished jobs, in the order of the last round.
     list: Vec<JobIdx>,
-    /// Time spent running, and whether it ever ran.
+    /// Running time of each job, and whether it ever ran.
     ran: Vec<(Span, bool)>,
     last_round: Time,
+    /// Remaining or attained service of each job, seconds × GPUs; the least is the most urgent.
     keys: Vec<f64>,
+    /// Step times of groups, by width.
     steps: BTreeMap<u16, StepTable>,
     released: Matcher,
     classes: ClassMatcher,
-    /// Groups of each width in each round as they were last matched.
+    /// Last matching of each width and matching round.
     matched: BTreeMap<(u16, u8), Matched>,
 }
 
@@ -197,11 +204,11 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Muri {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        if !self.is_time_for_a_round(plan) {
+        if !self.is_round_due(plan) {
             self.fill_idle(plan);
             return;
         }
-        self.take_in(plan);
+        self.update_jobs(plan);
         self.rank(plan);
         let mut buckets = self.admit(plan);
         let capacity: u32 = plan.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
@@ -209,22 +216,23 @@ impl Policy for Muri {
             Grouping::Blossom => self.group_by_matching(plan, &mut buckets, capacity),
             Grouping::InOrder => self.group_in_order(plan, &mut buckets, capacity),
         }
-        let groups = self.choose(plan, buckets);
+        let groups = self.select_groups(plan, buckets);
         if self.params.repack {
             self.place_all(plan, &groups);
         } else {
             self.place_changes(plan, &groups);
-            self.unpack(plan, &groups);
+            self.move_to_idle(plan, &groups);
         }
         self.fill_idle(plan);
-        self.say_why_news_wait(plan);
+        self.explain_waiting(plan);
     }
 }
 
 impl Muri {
-    /// A round is due when a job arrives or ends, or a node does. A job that stopped because the last
-    /// round said so is no reason for another: the two would push each other out for ever.
-    fn is_time_for_a_round(&self, plan: &Plan<'_>) -> bool {
+    /// A round is due when a job arrives or ends, or a node goes down or comes back. A job that
+    /// stopped because the last round preempted it does not cause another round: two jobs could
+    /// otherwise preempt each other for ever.
+    fn is_round_due(&self, plan: &Plan<'_>) -> bool {
         let fresh = |e: &Event| {
             !matches!(
                 e,
@@ -235,7 +243,7 @@ impl Muri {
         plan.news.events.iter().any(fresh) || plan.news.ready.iter().any(back)
     }
 
-    /// A job that waits may have GPUs that nobody uses.
+    /// Places waiting jobs on idle GPUs, most urgent first.
     fn fill_idle(&mut self, plan: &mut Plan<'_>) {
         for i in 0..self.list.len() {
             if !self.params.fill || plan.idle_gpus() == 0 {
@@ -248,7 +256,8 @@ impl Muri {
         }
     }
 
-    fn take_in(&mut self, plan: &Plan<'_>) {
+    /// Adds running time since the last round and updates the list of unfinished jobs.
+    fn update_jobs(&mut self, plan: &Plan<'_>) {
         self.ran.resize(plan.jobs.len(), (Span::ZERO, false));
         let since = plan.now - self.last_round;
         self.last_round = plan.now;
@@ -289,50 +298,51 @@ impl Muri {
         self.list.sort_by(|a, b| keys[a.usize()].total_cmp(&keys[b.usize()]));
     }
 
-    /// Those who take part: as many gangs as fit on an empty cluster, most urgent first, each with room
-    /// for a full group of its width.
+    /// Admits jobs: as many gangs as fit on an empty cluster, most urgent first, each counted as a
+    /// full group of its width.
     fn admit(&self, plan: &Plan<'_>) -> Vec<Bucket> {
         let mut buckets: Vec<Bucket> = Vec::new();
         let runnable: Vec<JobIdx> =
             self.list.iter().copied().filter(|j| Self::is_runnable(plan, *j)).collect();
         let mut bucket_of: BTreeMap<u16, usize> = BTreeMap::new();
-        let mut place_in: Vec<(usize, usize)> = Vec::with_capacity(runnable.len());
+        let mut positions: Vec<(usize, usize)> = Vec::with_capacity(runnable.len());
         for job in &runnable {
             let gpus = plan.spec(*job).gpus;
             let b = *bucket_of.entry(gpus).or_insert_with(|| {
                 buckets.push(Bucket { gpus, ..Bucket::default() });
                 buckets.len() - 1
             });
-            place_in.push((b, buckets[b].jobs.len()));
+            positions.push((b, buckets[b].jobs.len()));
             buckets[b].jobs.push(*job);
         }
-        let mut paper = FirstFitSketch::empty(plan);
-        for (b, at) in place_in {
+        let mut sketch = FirstFitSketch::empty(plan);
+        for (b, at) in positions {
             let bucket = &mut buckets[b];
-            if at >= bucket.admitted && paper.take(bucket.gpus) {
+            if at >= bucket.admitted && sketch.take(bucket.gpus) {
                 let more = usize::from(self.params.packing);
                 bucket.admitted = (bucket.admitted + more).min(bucket.jobs.len());
-                bucket.gangs += 1;
+                bucket.full_groups += 1;
             }
         }
         for bucket in &mut buckets {
-            bucket.groups = self.groups_so_far(plan, &bucket.jobs[..bucket.admitted]);
+            bucket.groups = self.current_groups(plan, &bucket.jobs[..bucket.admitted]);
         }
         buckets
     }
 
-    /// The admitted jobs of a bucket: those who share GPUs now as one group, everybody else alone.
-    fn groups_so_far(&self, plan: &Plan<'_>, admitted: &[JobIdx]) -> Vec<Group> {
+    /// The groups of admitted jobs before matching: jobs that share GPUs now, every other job
+    /// alone.
+    fn current_groups(&self, plan: &Plan<'_>, admitted: &[JobIdx]) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::with_capacity(admitted.len());
-        let mut home: BTreeMap<GpuIdx, usize> = BTreeMap::new();
+        let mut group_on: BTreeMap<GpuIdx, usize> = BTreeMap::new();
         for job in admitted {
             let on = plan.job(*job).gpus.first().filter(|_| !self.params.repack);
-            match on.and_then(|gpu| home.get(gpu)) {
+            match on.and_then(|gpu| group_on.get(gpu)) {
                 Some(group) if groups[*group].len() < usize::from(self.params.packing) => {
                     groups[*group].push(*job);
                 }
                 _ => {
-                    home.extend(on.map(|gpu| (*gpu, groups.len())));
+                    group_on.extend(on.map(|gpu| (*gpu, groups.len())));
                     groups.push(Group::from_slice(&[*job]));
                 }
             }
@@ -344,10 +354,10 @@ impl Muri {
         buckets.iter().map(|b| b.groups.len() as u32 * u32::from(b.gpus)).sum()
     }
 
-    /// Rounds of matching and merging until everybody fits.
+    /// Matches and merges groups in rounds until all fit.
     fn group_by_matching(&mut self, plan: &Plan<'_>, buckets: &mut [Bucket], capacity: u32) {
         let mut required = Self::required(buckets);
-        // The published rounds permute the list even where nobody has to share.
+        // The artifact permutes the list of jobs even where no jobs have to share.
         if required <= capacity && !self.params.repack {
             return;
         }
@@ -357,10 +367,10 @@ impl Muri {
                 let old = std::mem::take(&mut bucket.groups);
                 for (u, group) in old.iter().enumerate() {
                     match mates[u] {
-                        // A mate that does not return the favour is none.
+                        // A match that is not mutual is ignored.
                         Some(v) if mates[v] != Some(u) => bucket.groups.push(group.clone()),
                         None => bucket.groups.push(group.clone()),
-                        // A pair is listed where its later half stands.
+                        // A pair is listed at the position of its second group.
                         Some(v) if v > u => {}
                         Some(v) if required > capacity => {
                             let merged = old[v].iter().chain(group).copied().collect();
@@ -377,23 +387,23 @@ impl Muri {
         }
     }
 
-    /// The mate of each group of the bucket, if it has one. A bucket that has not changed since the last
-    /// time is not matched again.
+    /// The group to which each group of the bucket is matched, if any. A bucket that has not
+    /// changed since the last call is not matched again.
     fn mates(&mut self, plan: &Plan<'_>, bucket: &Bucket, round: u8) -> Vec<Option<usize>> {
         let table = self.steps.entry(bucket.gpus).or_default();
-        let entries: Vec<Member> = bucket.groups.iter().map(|g| table.enter(plan, g)).collect();
-        let kinds = || entries.iter().map(|e| if e.known { e.classes } else { [0; SLOTS] });
+        let entries: Vec<Vertex> = bucket.groups.iter().map(|g| table.vertex(plan, g)).collect();
+        let classes = || entries.iter().map(|e| if e.known { e.classes } else { [0; SLOTS] });
         if let Some((of, mates)) = self.matched.get(&(bucket.gpus, round))
-            && of.iter().copied().eq(kinds())
+            && of.iter().copied().eq(classes())
         {
             return mates.clone();
         }
         let mates = self.match_groups(bucket.gpus, &entries);
-        self.matched.insert((bucket.gpus, round), (kinds().collect(), mates.clone()));
+        self.matched.insert((bucket.gpus, round), (classes().collect(), mates.clone()));
         mates
     }
 
-    fn match_groups(&mut self, gpus: u16, entries: &[Member]) -> Vec<Option<usize>> {
+    fn match_groups(&mut self, gpus: u16, entries: &[Vertex]) -> Vec<Option<usize>> {
         let table = self.steps.entry(gpus).or_default();
         let partner = |m: &u32| (*m != NONE).then_some(*m as usize);
         if self.params.matcher == Matching::Released {
@@ -403,8 +413,8 @@ impl Muri {
             let mates = self.released.solve(entries.len(), |u, v| weights[u * entries.len() + v]);
             return mates.iter().map(partner).collect();
         }
-        // Groups of the same classes are alike: there are few kinds of groups, however many jobs.
-        let mut kinds: Vec<Member> = Vec::new();
+        // Groups of the same classes are interchangeable: few kinds of groups, however many jobs.
+        let mut kinds: Vec<Vertex> = Vec::new();
         let mut known: BTreeMap<[u8; SLOTS], u32> = BTreeMap::new();
         let kind_of: Vec<u32> = entries
             .iter()
@@ -428,13 +438,13 @@ impl Muri {
         pairing.mates.iter().map(partner).collect()
     }
 
-    /// The ablation without matching: each gang takes the next jobs in line.
+    /// The ablation without matching: each group takes the next jobs in the order of urgency.
     fn group_in_order(&self, plan: &Plan<'_>, buckets: &mut [Bucket], capacity: u32) {
         let mut required = Self::required(buckets);
         let most = usize::from(self.params.packing);
         for bucket in buckets {
             let singles = std::mem::take(&mut bucket.groups);
-            for chunk in singles.chunks(most).take(bucket.gangs) {
+            for chunk in singles.chunks(most).take(bucket.full_groups) {
                 let mut base = chunk[0].clone();
                 for next in &chunk[1..] {
                     let known = stages::of(plan, base[0]).and(stages::of(plan, next[0])).is_some();
@@ -451,8 +461,9 @@ impl Muri {
         }
     }
 
-    /// All groups; with autopack without those that do not pay, and only those that fit by urgency.
-    fn choose(&self, plan: &Plan<'_>, buckets: Vec<Bucket>) -> Vec<Group> {
+    /// All groups; with `autopack`, slow groups are split and only the most urgent groups that fit
+    /// are kept.
+    fn select_groups(&self, plan: &Plan<'_>, buckets: Vec<Bucket>) -> Vec<Group> {
         let mut groups: Vec<Group> = buckets.into_iter().flat_map(|b| b.groups).collect();
         if !self.params.autopack {
             return groups;
@@ -463,8 +474,8 @@ impl Muri {
             keys.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
         };
         groups.sort_by(|a, b| urgency(a).total_cmp(&urgency(b)));
-        let mut paper = FirstFitSketch::empty(plan);
-        groups.retain(|g| paper.take(plan.spec(g[0]).gpus));
+        let mut sketch = FirstFitSketch::empty(plan);
+        groups.retain(|g| sketch.take(plan.spec(g[0]).gpus));
         groups
     }
 
@@ -474,18 +485,18 @@ impl Muri {
         let Some(members) = members.filter(|m| m.len() > 1) else {
             return SmallVec::from_iter([group]);
         };
-        // Judged by the best order, also where the worst is used.
+        // Decided by the best order, also where `worst_order` is set.
         let step_s =
             stages::seat(&members, false).step_s * self.params.inflation[members.len() - 2];
-        let one_by_one: f64 = group.iter().map(|j| plan.profile(*j).step_s).sum();
-        if step_s / one_by_one > 1.0 {
+        let sequential_s: f64 = group.iter().map(|j| plan.profile(*j).step_s).sum();
+        if step_s / sequential_s > 1.0 {
             group.iter().map(|j| Group::from_slice(&[*j])).collect()
         } else {
             SmallVec::from_iter([group])
         }
     }
 
-    /// Places everything anew, widest first.
+    /// Places all groups anew, widest first.
     fn place_all(&mut self, plan: &mut Plan<'_>, groups: &[Group]) {
         self.list.sort_by_key(|j| std::cmp::Reverse(plan.spec(*j).gpus));
         let mut group_of: BTreeMap<JobIdx, usize> = BTreeMap::new();
@@ -506,8 +517,9 @@ impl Muri {
         }
     }
 
-    fn say_why_news_wait(&mut self, plan: &mut Plan<'_>) {
-        // Jobs of the same width and kind are refused alike.
+    /// Notes why jobs that became ready were not placed.
+    fn explain_waiting(&mut self, plan: &mut Plan<'_>) {
+        // Jobs of the same width and profile wait for the same reason.
         let mut mates: BTreeMap<(u16, ProfileIdx), Option<JobIdx>> = BTreeMap::new();
         for i in 0..plan.news.ready.len() {
             let job = plan.news.ready[i];
@@ -515,7 +527,8 @@ impl Muri {
                 continue;
             }
             let Spec { gpus, profile, .. } = *plan.spec(job);
-            let mate = mates.entry((gpus, profile)).or_insert_with(|| self.refused_mate(plan, job));
+            let mate =
+                mates.entry((gpus, profile)).or_insert_with(|| self.unprofitable_mate(plan, job));
             match *mate {
                 Some(mate) => plan.note(job, Reason::NotWorthSharing(mate)),
                 None => placement::note_no_room(plan, job),
@@ -523,26 +536,26 @@ impl Muri {
         }
     }
 
-    /// The first of its width that runs, if sharing with it and its roommates was not worth it.
-    fn refused_mate(&mut self, plan: &Plan<'_>, job: JobIdx) -> Option<JobIdx> {
+    /// The first running job of the same width, if merging with its group has no weight.
+    fn unprofitable_mate(&mut self, plan: &Plan<'_>, job: JobIdx) -> Option<JobIdx> {
         let gpus = plan.spec(job).gpus;
         let mate = plan.placed.iter().find(|j| plan.spec(*j).gpus == gpus)?;
         let group = &plan.gpu(*plan.job(mate).gpus.first()?).tenants;
         let table = self.steps.get_mut(&gpus)?;
-        // Whoever was looked at has a class. Nobody gets one here: their order decides between equals.
-        let both = group.iter().chain([&job]).all(|j| table.knows(plan, *j));
+        // No class is assigned here, because the order of classes decides between equal weights.
+        let both = group.iter().chain([&job]).all(|j| table.has_class(plan, *j));
         if !both || group.len() >= usize::from(self.params.packing) {
             return None;
         }
-        let [there, new] = [&group[..], &[job]].map(|g| table.enter(plan, g));
+        let [there, new] = [&group[..], &[job]].map(|g| table.vertex(plan, g));
         let known = there.known && new.known;
         (known && table.weight(&there, &new, &self.params) == 0.0).then_some(mate)
     }
 
-    /// Leaves groups where they are: who no longer belongs there goes, who joins comes, and only groups
-    /// without a home look for one.
+    /// Keeps groups on their GPUs: releases jobs that left their group, adds jobs that joined, and
+    /// places only groups without GPUs.
     fn place_changes(&mut self, plan: &mut Plan<'_>, groups: &[Group]) {
-        let mut home: Vec<Option<GpuSet>> = Vec::with_capacity(groups.len());
+        let mut gpus_of: Vec<Option<GpuSet>> = Vec::with_capacity(groups.len());
         let mut claimed: IdxSet<GpuIdx> = IdxSet::default();
         let mut stays: IdxSet<JobIdx> = IdxSet::default();
         for group in groups {
@@ -556,29 +569,29 @@ impl Muri {
                     stays.insert(*job);
                 }
             }
-            home.push(found);
+            gpus_of.push(found);
         }
         let running: Vec<JobIdx> = plan.placed.iter().collect();
         for job in running.into_iter().filter(|j| !stays.contains(*j)) {
             plan.release(job);
         }
-        for (group, home) in groups.iter().zip(&home).filter(|(_, h)| h.is_some()) {
-            self.seat_group(plan, group, home.as_ref().expect("just filtered"));
+        for (group, gpus) in groups.iter().zip(&gpus_of).filter(|(_, g)| g.is_some()) {
+            self.assign_group(plan, group, gpus.as_ref().expect("just filtered"));
         }
-        let mut homeless: Vec<&Group> =
-            groups.iter().zip(&home).filter(|(_, h)| h.is_none()).map(|(g, _)| g).collect();
-        homeless.sort_by_key(|g| std::cmp::Reverse(plan.spec(g[0]).gpus));
-        for group in homeless {
+        let mut unplaced: Vec<&Group> =
+            groups.iter().zip(&gpus_of).filter(|(_, g)| g.is_none()).map(|(g, _)| g).collect();
+        unplaced.sort_by_key(|g| std::cmp::Reverse(plan.spec(g[0]).gpus));
+        for group in unplaced {
             self.place_group(plan, group);
             if group.iter().all(|j| plan.pending.contains(*j)) {
-                self.gather(plan, group);
+                self.defragment(plan, group);
             }
         }
     }
 
-    /// Makes room for a gang on one node by moving narrower groups from there to GPUs that are idle
-    /// elsewhere.
-    fn gather(&self, plan: &mut Plan<'_>, group: &Group) {
+    /// Makes room for a gang on one node by moving narrower groups from it to idle GPUs of other
+    /// nodes.
+    fn defragment(&self, plan: &mut Plan<'_>, group: &Group) {
         let need = plan.spec(group[0]).gpus;
         if plan.idle_for(group[0]) < u32::from(need) {
             return;
@@ -586,28 +599,28 @@ impl Muri {
         let mut nodes: Vec<NodeIdx> = (0..plan.nodes.len()).map(NodeIdx::from_usize).collect();
         nodes.retain(|n| plan.node(*n).up && plan.node(*n).size >= need);
         nodes.sort_by_key(|n| std::cmp::Reverse(plan.node(*n).idle));
-        for node in nodes.into_iter().take(GATHER_NODES) {
+        for node in nodes.into_iter().take(MAX_DEFRAGMENTED_NODES) {
             let mark = plan.mark();
-            if self.gather_on(plan, group, node) {
+            if self.defragment_node(plan, group, node) {
                 return;
             }
             plan.undo_to(mark);
         }
     }
 
-    fn gather_on(&self, plan: &mut Plan<'_>, group: &Group, node: NodeIdx) -> bool {
+    fn defragment_node(&self, plan: &mut Plan<'_>, group: &Group, node: NodeIdx) -> bool {
         let need = plan.spec(group[0]).gpus;
         let mut moved: Vec<Group> = Vec::new();
         for gpu in plan.node(node).gpus() {
             if plan.node(node).idle >= need {
                 break;
             }
-            let there: Group = plan.gpu(gpu).tenants.iter().copied().collect();
-            if there.first().is_some_and(|j| plan.spec(*j).gpus < need) {
-                for job in &there {
+            let tenants: Group = plan.gpu(gpu).tenants.iter().copied().collect();
+            if tenants.first().is_some_and(|j| plan.spec(*j).gpus < need) {
+                for job in &tenants {
                     plan.release(*job);
                 }
-                moved.push(there);
+                moved.push(tenants);
             }
         }
         self.place_group(plan, group);
@@ -618,10 +631,10 @@ impl Muri {
             })
     }
 
-    /// Where GPUs would stay idle, the last to join a group gets its own, if it gains more than the move
-    /// costs.
-    fn unpack(&mut self, plan: &mut Plan<'_>, groups: &[Group]) {
-        // Somebody who waits will need the room: to leave now would be to come back soon.
+    /// Moves the last member of a group to GPUs that would stay idle, if it gains more than the
+    /// move costs.
+    fn move_to_idle(&mut self, plan: &mut Plan<'_>, groups: &[Group]) {
+        // Waiting jobs will need the idle GPUs, so that the member would have to return soon.
         if !plan.pending.is_empty() {
             return;
         }
@@ -640,75 +653,76 @@ impl Muri {
                     plan.undo_to(mark);
                     break;
                 };
-                self.seat_group(plan, &Group::from_slice(&[job]), &gpus);
-                let home = plan.job(left[0]).gpus.clone();
-                self.seat_group(plan, &left, &home);
+                self.assign_group(plan, &Group::from_slice(&[job]), &gpus);
+                let gpus = plan.job(left[0]).gpus.clone();
+                self.assign_group(plan, &left, &gpus);
             }
         }
     }
 
-    /// Whether the rest of the job takes longer in its group than alone by more than a move costs. Who
-    /// does not say how long it takes is expected to run as long again as it has.
+    /// Whether the rest of the job takes longer in its group than alone by more than a move costs.
+    /// A job of unknown length is expected to run as long again as it has.
     fn gains_by_leaving(&self, plan: &Plan<'_>, job: JobIdx, members: usize) -> bool {
         let ran = self.ran[job.usize()].0.secs();
-        let left_s = match self.params.urgency {
+        let remaining_s = match self.params.urgency {
             Urgency::Remaining => plan.remaining_s(job).unwrap_or(ran),
             Urgency::Attained => ran,
         };
         // A group of p jobs runs about p times slower at worst, and half of that on average.
-        left_s * (members as f64 - 1.0) / 2.0 > plan.move_cost(job).secs()
+        remaining_s * (members as f64 - 1.0) / 2.0 > plan.move_cost(job).secs()
     }
 
     fn place_group(&self, plan: &mut Plan<'_>, group: &Group) {
         if let Some(gpus) = placement::find_anew(plan, group[0], self.params.rule) {
-            self.seat_group(plan, group, &gpus);
+            self.assign_group(plan, group, &gpus);
         }
     }
 
-    /// Gives the members these GPUs, each with its share and its turn.
-    fn seat_group(&self, plan: &mut Plan<'_>, group: &Group, gpus: &[GpuIdx]) {
+    /// Assigns the members to these GPUs, each with its share and its stage offset.
+    fn assign_group(&self, plan: &mut Plan<'_>, group: &Group, gpus: &[GpuIdx]) {
         let members: Option<SmallVec<[Stages; SLOTS]>> =
             group.iter().map(|j| stages::of(plan, *j)).collect();
         let offsets = match members {
             Some(m) if m.len() > 1 => stages::seat(&m, self.params.worst_order).offsets,
             _ => SmallVec::from_elem(0, group.len()),
         };
-        // Who interleaves has the whole GPU when it is its turn.
+        // An interleaved job has the whole GPU during its compute stage.
         let shared = group.len() > 1;
-        // Those who are there make room before the others come; who does not fit beside them waits.
-        for there in [true, false] {
+        // Members already on the GPUs give up their shares before others join; a member that does
+        // not fit keeps waiting.
+        for placed in [true, false] {
             for (job, stage) in group.iter().zip(&offsets) {
                 let knobs = plan.spec(*job).knobs;
                 let sm_permille = if shared { 0 } else { knobs.sm_permille };
                 let knobs = Knobs { stage: *stage, sm_permille, ..knobs };
                 let job = *job;
-                if plan.job(job).is_placed() != there {
+                if plan.job(job).is_placed() != placed {
                     continue;
                 }
-                let _ = if there { plan.tune(job, knobs) } else { plan.place(job, gpus, knobs) };
+                let _ = if placed { plan.tune(job, knobs) } else { plan.place(job, gpus, knobs) };
             }
         }
     }
 }
 
-/// A group as an end of edges: its classes and sums, so that an edge costs a look-up.
+/// A group as a vertex of the matching: its classes and sums, so that an edge costs a look-up.
 #[derive(Clone, Copy, Debug)]
-struct Member {
-    /// Classes of its members plus one, in member order; 0 = none.
+struct Vertex {
+    /// Classes of its members plus one, in member order; 0 = no member.
     classes: [u8; SLOTS],
     len: usize,
     /// Whether all stage times are known.
     known: bool,
-    /// Stage times of the members, added up in member order.
+    /// Stage times of the members, summed in member order.
     busy_s: f64,
-    /// The same for storage, CPU and network, each by itself.
+    /// Summed times of storage, CPU and network, each by itself.
     use_s: [f64; 3],
-    /// Steps of the members alone: all together, and the shortest.
+    /// Step times of the members alone: their sum, and the shortest.
     alone_s: f64,
     shortest_s: f64,
 }
 
-/// Steps of groups of one width by the classes (profiles) of their members: few classes, many jobs.
+/// Step times of groups of one width by the classes (profiles) of their members.
 #[derive(Debug, Default)]
 struct StepTable {
     classes: Vec<ProfileIdx>,
@@ -717,17 +731,17 @@ struct StepTable {
     use_s: Vec<[f64; 3]>,
     alone_s: Vec<f64>,
     steps: BTreeMap<[u8; SLOTS], f64>,
-    /// The same for few classes, without a search; NaN = not known yet.
+    /// The same as an array, for few classes; NaN = not computed yet.
     dense: Vec<f64>,
 }
 
-/// With more classes than this the dense table would be too large.
-const DENSE_CLASSES: usize = 12;
+/// Most classes for which the dense table is used.
+const MAX_DENSE_CLASSES: usize = 12;
 
 impl StepTable {
-    /// The group as it is looked up; its members get classes if they have none.
-    fn enter(&mut self, plan: &Plan<'_>, group: &[JobIdx]) -> Member {
-        let mut member = Member {
+    /// The group as a vertex; assigns classes to members that have none.
+    fn vertex(&mut self, plan: &Plan<'_>, group: &[JobIdx]) -> Vertex {
+        let mut vertex = Vertex {
             classes: [0; SLOTS],
             len: group.len(),
             known: true,
@@ -738,21 +752,22 @@ impl StepTable {
         };
         for (i, job) in group.iter().enumerate() {
             let Some(class) = self.class(plan, *job) else {
-                member.known = false;
+                vertex.known = false;
                 break;
             };
-            member.classes[i] = class + 1;
-            member.busy_s += self.busy_s[usize::from(class)];
+            vertex.classes[i] = class + 1;
+            vertex.busy_s += self.busy_s[usize::from(class)];
             let use_s = self.use_s[usize::from(class)];
-            member.use_s.iter_mut().zip(use_s).for_each(|(sum, s)| *sum += s);
-            member.alone_s += self.alone_s[usize::from(class)];
-            member.shortest_s = member.shortest_s.min(self.alone_s[usize::from(class)]);
+            vertex.use_s.iter_mut().zip(use_s).for_each(|(sum, s)| *sum += s);
+            vertex.alone_s += self.alone_s[usize::from(class)];
+            vertex.shortest_s = vertex.shortest_s.min(self.alone_s[usize::from(class)]);
         }
-        member
+        vertex
     }
 
-    /// Weights of all ordered pairs, a pair of equals on the diagonal; `None` if no two may merge.
-    fn weights(&mut self, groups: &[Member], params: &Params) -> Option<Vec<f64>> {
+    /// Weights of all ordered pairs, two groups of equal classes on the diagonal; `None` if no pair
+    /// may merge.
+    fn weights(&mut self, groups: &[Vertex], params: &Params) -> Option<Vec<f64>> {
         let n = groups.len();
         let mut weights = vec![0.0; n * n];
         let mut any = false;
@@ -768,11 +783,11 @@ impl StepTable {
         any.then_some(weights)
     }
 
-    /// What merging two groups is worth; 0 = they may not, or it is not worth it.
-    fn weight(&mut self, a: &Member, b: &Member, params: &Params) -> f64 {
+    /// Weight of merging two groups; 0 = forbidden, or without gain.
+    fn weight(&mut self, a: &Vertex, b: &Vertex, params: &Params) -> f64 {
         let step_s = self.step(a, b, params);
-        let one_by_one = (a.len + b.len) as f64 * a.shortest_s.min(b.shortest_s);
-        if step_s <= 0.0 || (params.guard && step_s > one_by_one) {
+        let sequential_s = (a.len + b.len) as f64 * a.shortest_s.min(b.shortest_s);
+        if step_s <= 0.0 || (params.guard && step_s > sequential_s) {
             return 0.0;
         }
         let within = |limits: [f64; 3]| {
@@ -784,7 +799,8 @@ impl StepTable {
         }
         match params.weight {
             Weight::Efficiency => {
-                // Added in member order, as the artifact does: the last bit decides between equals.
+                // Summed in member order, as in the artifact: the last bit decides between equal
+                // weights.
                 let others = b.classes[..b.len].iter().map(|c| self.busy_s[usize::from(*c) - 1]);
                 others.fold(a.busy_s, |sum, s| sum + s) / (step_s * SLOTS as f64)
             }
@@ -793,11 +809,11 @@ impl StepTable {
     }
 
     /// Whether the job has a class already.
-    fn knows(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
+    fn has_class(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
         self.classes.contains(&plan.spec(job).profile)
     }
 
-    /// The class of a job; `None` without stage times, or with more classes than can be told apart.
+    /// The class of a job; `None` without stage times, or if all class numbers are taken.
     fn class(&mut self, plan: &Plan<'_>, job: JobIdx) -> Option<u8> {
         let profile = plan.spec(job).profile;
         if let Some(known) = self.classes.iter().position(|c| *c == profile) {
@@ -814,14 +830,14 @@ impl StepTable {
         self.use_s.push([storage, cpu, network]);
         self.alone_s.push(plan.profile(job).step_s);
         self.dense.clear();
-        if self.classes.len() <= DENSE_CLASSES {
+        if self.classes.len() <= MAX_DENSE_CLASSES {
             self.dense.resize((self.classes.len() + 1).pow(SLOTS as u32), f64::NAN);
         }
         Some(self.classes.len() as u8 - 1)
     }
 
-    /// Inflated step of two groups merged.
-    fn step(&mut self, a: &Member, b: &Member, params: &Params) -> f64 {
+    /// Inflated step time of two merged groups.
+    fn step(&mut self, a: &Vertex, b: &Vertex, params: &Params) -> f64 {
         let mut key = [0u8; SLOTS];
         key[..a.len].copy_from_slice(&a.classes[..a.len]);
         key[a.len..a.len + b.len].copy_from_slice(&b.classes[..b.len]);

@@ -1,18 +1,18 @@
 //! Shortest job first.
 //!
 //! # Idea
-//! Among the waiting jobs the one with the least declared work starts first. A running job is left
-//! alone, so a long job that got in is never disturbed and a short one may have to wait for it.
+//! Among the waiting jobs the one with the least declared work starts first. A running job is never
+//! preempted, so a short job may have to wait for a long one to finish.
 //!
 //! # Reads / does / wakes
 //! Reads the declared length (steps × step time on the reference GPU) and the number of GPUs; jobs
-//! that declare nothing come last, in order of submission. Starts jobs on whole GPUs, never stops
-//! one; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
-//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
-//! their nodes to themselves.
+//! without a declared length come last, in order of submission. Starts jobs on whole GPUs and never
+//! stops a job; jobs behind a blocked one start if they fit. Wakes when a job arrives or leaves;
+//! never by time, unless `patience_s` says how long a gang waits for a compact placement. Jobs of
+//! `dedicate_from` GPUs or more have their nodes exclusively.
 //!
 //! # Differs from the paper
-//! There is none. It is the non-preemptive bound for what knowing durations is worth.
+//! There is no paper. `sjf` is the non-preemptive bound for what knowing durations is worth.
 
 use crate::idx::JobIdx;
 use crate::placement::{Layout, Rule};
@@ -25,21 +25,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// How gangs are laid over nodes.
+    /// How the GPUs of a gang are chosen among nodes.
     rule: Rule,
-    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    /// Seconds after which a waiting gang accepts a placement that is spread over more nodes.
     patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
+    /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     let layout = Layout::new(params.rule, params.patience_s, params.dedicate_from)?;
     let style = Style { layout, preempt: false, repack: false, overtake: true };
-    Ok(Walk::new(style, declared))
+    Ok(Walk::new(style, declared_length))
 }
 
-fn declared(state: &State, job: JobIdx) -> u64 {
+fn declared_length(state: &State, job: JobIdx) -> u64 {
     let seconds = state.spec(job).work.map(|steps| steps * state.profile(job).step_s);
     key_of_secs(seconds.unwrap_or(f64::INFINITY))
 }
@@ -50,7 +50,7 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn the_shortest_waiting_job_is_next_and_nobody_is_stopped() {
+    fn the_shortest_waiting_job_is_next_and_none_is_preempted() {
         expect![[r"
             gpu0  aaaaacbbb
         "]]

@@ -1,17 +1,18 @@
 //! Shortest remaining service first.
 //!
 //! # Idea
-//! As shortest remaining time, but a job's urgency is its remaining *service*, time left × GPUs: a
-//! wide job has to be that much shorter to go first, because it holds up that many more others.
+//! Like shortest remaining time, but jobs are ordered by remaining *service*, remaining time ×
+//! GPUs: a wide job goes first only if it is shorter by as much as it is wider, because it blocks
+//! more other jobs.
 //!
 //! # Reads / does / wakes
-//! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
-//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
-//! their nodes to themselves.
+//! Reads the declared length, estimated progress and the number of GPUs. Starts and stops jobs on
+//! whole GPUs; jobs behind a blocked one start if they fit. Wakes when a job arrives or leaves;
+//! never by time, unless `patience_s` says how long a gang waits for a compact placement. Jobs of
+//! `dedicate_from` GPUs or more have their nodes exclusively.
 //!
 //! # Differs from the paper
-//! There is none of its own; it is a baseline of Tiresias and Muri. `--compat muri` repacks the
+//! There is no paper of its own; it is a baseline of Tiresias and Muri. `--compat muri` repacks the
 //! cluster at every event as described for `srtf`.
 
 use crate::idx::JobIdx;
@@ -22,10 +23,10 @@ use crate::state::State;
 pub(super) use crate::queue::ranked_walk::RankedParams as Params;
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    Ok(Walk::new(params.style()?, service_left))
+    Ok(Walk::new(params.style()?, remaining_service))
 }
 
-fn service_left(state: &State, job: JobIdx) -> u64 {
+fn remaining_service(state: &State, job: JobIdx) -> u64 {
     let gpus = f64::from(state.spec(job).gpus);
     key_of_secs(state.remaining_s(job).map_or(f64::INFINITY, |s| s * gpus))
 }
@@ -36,8 +37,9 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn a_wide_job_must_be_that_much_shorter() {
-        // b has less time left than a but more service (2 × 3 > 5), so a keeps its GPU.
+    fn a_wide_job_goes_first_only_with_less_remaining_service() {
+        // b has less remaining time than a but more remaining service (2 × 3 > 5), so a keeps its
+        // GPU.
         expect![[r"
             gpu0  aaaaabbb
             gpu1  .....bbb

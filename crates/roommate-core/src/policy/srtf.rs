@@ -1,23 +1,23 @@
 //! Shortest remaining time first.
 //!
 //! # Idea
-//! The jobs with the least work left run; a newcomer with less left pushes out a running job with
-//! more. On one GPU this is optimal for mean completion time, so it is the yardstick for policies
-//! that do not know durations.
+//! The jobs with the least remaining time run; an arriving job with less remaining time preempts a
+//! running job with more. On one GPU this minimises the mean completion time, so it is the
+//! yardstick for policies that do not know durations.
 //!
 //! # Reads / does / wakes
-//! Reads the declared length, believed progress and the number of GPUs. Starts and stops jobs on
-//! whole GPUs; smaller jobs fill holes. Wakes when a job arrives or leaves; never by time, unless
-//! `patience_s` says how long a job insists on a compact place. Jobs of `dedicate_from` GPUs or more have
-//! their nodes to themselves.
+//! Reads the declared length, estimated progress and the number of GPUs. Starts and stops jobs on
+//! whole GPUs; jobs behind a blocked one start if they fit. Wakes when a job arrives or leaves;
+//! never by time, unless `patience_s` says how long a gang waits for a compact placement. Jobs of
+//! `dedicate_from` GPUs or more have their nodes exclusively.
 //!
-//! The order uses the time left alone on the reference GPU, not the pace where the job happens to
-//! run: otherwise two jobs on a slow GPU could push each other out for ever.
+//! The order uses the remaining time alone on the reference GPU, not the speed on the GPU where the
+//! job runs: otherwise two jobs on a slow GPU could preempt each other for ever.
 //!
 //! # Differs from the paper
-//! There is none of its own. `--compat muri` places everything anew on an empty cluster at every
-//! event (`repack`) on the first node that fits, as the Muri simulator does; the default leaves
-//! running jobs where they are and pushes out only those that are in the way.
+//! There is no paper. `--compat muri` places all jobs anew on an empty cluster at every event
+//! (`repack`), each on the first node that fits, as the Muri simulator does; by default running
+//! jobs stay where they are and only those that hold the GPUs needed by a better job are preempted.
 
 use crate::idx::JobIdx;
 use crate::policy::Policy;
@@ -27,10 +27,10 @@ use crate::state::State;
 pub(super) use crate::queue::ranked_walk::RankedParams as Params;
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    Ok(Walk::new(params.style()?, time_left))
+    Ok(Walk::new(params.style()?, remaining_time))
 }
 
-fn time_left(state: &State, job: JobIdx) -> u64 {
+fn remaining_time(state: &State, job: JobIdx) -> u64 {
     key_of_secs(state.remaining_s(job).unwrap_or(f64::INFINITY))
 }
 
@@ -40,7 +40,7 @@ mod tests {
     use expect_test::expect;
 
     #[test]
-    fn the_newcomer_with_less_left_goes_first() {
+    fn an_arriving_job_with_less_remaining_time_preempts() {
         expect![[r#"
             gpu0  abcbbaaaa
         "#]]
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_in_the_way_are_stopped() {
+    fn only_the_job_with_most_remaining_time_is_preempted() {
         expect![[r#"
             gpu0  bbbbbbbb
             gpu1  aaccaaaaaaa

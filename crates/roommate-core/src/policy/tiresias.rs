@@ -1,27 +1,30 @@
-//! Tiresias: short jobs first without knowing which are short.
+//! Tiresias: least attained service first, without knowing durations.
 //!
 //! # Idea
-//! Nobody knows how long a training job will run, but everybody knows how much it has used. Most jobs
-//! are short, so the job that has used least (GPUs × time) is the most likely to finish soon: run it
-//! first. Continuous priorities would swap jobs endlessly, so service is cut into a few queues and
-//! jobs of one queue never push each other out. With a history of past jobs (`order = gittins`) a
-//! queue is ordered by the chance to finish per GPU-second spent instead. Gangs are kept together only
-//! for models with one dominant tensor, which suffer when spread.
+//! The duration of a training job is not known in advance, but its attained service (GPUs ×
+//! running time) is. Most jobs are short, so the job with the least attained service is the most
+//! likely to finish soon and runs first. Continuous priorities would preempt endlessly, so
+//! attained service is discretised into a few priority queues, and jobs of one queue do not
+//! preempt each other. With a history of past jobs (`order = gittins`) the jobs of a queue are
+//! ordered by their Gittins index instead: the probability of finishing per GPU-second spent.
+//! Gangs are consolidated only for models with a skewed tensor size distribution, which slow down
+//! when spread over nodes.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, service used, waiting time since the last start, and the skew of the model; never
-//! durations. Starts and stops jobs on whole GPUs. Wakes when a job arrives or leaves, when a running
-//! job has used up its queue's bound, when a waiting job has waited `promote_knob` times as long as it
-//! ran, and when one has waited `patience_s` for a compact place. Jobs of `dedicate_from` GPUs or more
-//! have their nodes to themselves.
+//! Reads GPUs, attained service, waiting time since the last start, and the model's skew; never
+//! durations. Starts and stops jobs on whole GPUs. Wakes when a job arrives or leaves, when a
+//! running job reaches its queue's upper bound, when a waiting job has waited `promote_knob` times
+//! as long as it ran, and when a gang has waited `patience_s` for a compact placement. Jobs of
+//! `dedicate_from` GPUs or more have their nodes exclusively.
 //!
 //! # Differs from the paper
-//! The released simulator demotes wide jobs late (it compares GPU-time with wall time) and truncates
-//! times to seconds; here both are exact. Gittins uses the mean *residual* service in its denominator
-//! (the released code uses the whole service) and falls back to least attained service until
-//! `min_history` jobs have finished. Placement by profile follows the paper's rule with a fixed limit
-//! in place of its learnt one. `--compat muri` is the variant of the Muri simulator: bounds 3250 and
-//! 7200 GPU-s, node boundaries ignored, demotion wakes rounded up to whole seconds of service.
+//! The released simulator demotes wide jobs late (it compares GPU-time with wall time) and
+//! truncates times to seconds; here both are exact. The Gittins index uses the mean *residual*
+//! service in its denominator (the released code uses the whole service), and the order is that of
+//! least attained service until `min_history` jobs have finished. Placement by profile follows the
+//! paper's rule with a fixed limit instead of a learned one. `--compat muri` is the variant of the
+//! Muri simulator: bounds of 3250 and 7200 GPU-s, node boundaries ignored, demotions at whole
+//! seconds of running time.
 
 mod preemptible_capacity;
 
@@ -42,25 +45,27 @@ use std::collections::{BTreeSet, BinaryHeap};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Order {
+    /// Least attained service: first in, first out inside a queue.
     #[default]
     Las,
+    /// Largest Gittins index first.
     Gittins,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Service {
-    /// GPUs × time (2D-LAS).
+    /// GPUs × running time (2D-LAS).
     #[default]
     GpuTime,
-    /// Time alone (1D-LAS, an ablation).
+    /// Running time alone (1D-LAS, an ablation).
     Time,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Where {
-    /// By the model's skew.
+    /// Consolidated if the model's skew is above `pack_limit`, else spread.
     #[default]
     Profile,
     /// Always on as few nodes as possible.
@@ -76,9 +81,9 @@ enum Quantum {
     /// The queue's upper bound.
     #[default]
     Bound,
-    /// What is left up to the queue's upper bound.
+    /// The service left until the queue's upper bound.
     ToBound,
-    /// So many GPU-seconds.
+    /// A fixed number of GPU-seconds.
     Fixed(f64),
 }
 
@@ -94,22 +99,22 @@ pub(super) struct Params {
     service: Service,
     /// Order inside a queue.
     order: Order,
-    /// How gangs are placed.
+    /// Which gangs are consolidated.
     placement: Where,
-    /// Models with a larger skew are kept together (any value from 0.15 to 0.61 separates the ten
-    /// models of the paper).
+    /// Gangs of models with a larger skew are consolidated (any value from 0.15 to 0.61 separates
+    /// the ten models of the paper).
     pack_limit: f32,
-    /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
+    /// Seconds after which a waiting gang accepts a placement that is spread over more nodes.
     patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
+    /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
     /// Gittins: how far ahead to look.
     quantum: Quantum,
-    /// Gittins: service of past jobs that is known in advance, GPU-seconds.
+    /// Gittins: attained service of past jobs that is known in advance, GPU-seconds.
     history_gpu_s: Vec<f64>,
-    /// Gittins: with fewer past jobs than this the order is that of least attained service.
+    /// Gittins: number of past jobs below which the order is that of least attained service.
     min_history: usize,
-    /// Round the instants of demotion up to whole seconds of running time.
+    /// Whether demotions are delayed to the next whole second of the job's running time.
     whole_second_wakes: bool,
 }
 
@@ -132,55 +137,57 @@ impl Default for Params {
     }
 }
 
-/// Queue, then place in it; smaller first.
+/// Priority queue, then position in it; smaller first.
 type Key = (u8, i64);
 
-/// Places of waiting jobs lie around this, those of running jobs below: in a queue those who run stand
-/// before those who wait.
-const WAITING: i64 = 1 << 62;
+/// Positions of waiting jobs start around this value and those of running jobs at 0, so that
+/// running jobs precede waiting ones in a queue.
+const FIRST_WAITING_POSITION: i64 = 1 << 62;
 
-/// What the policy keeps of a job.
+/// The policy's record of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     known: bool,
     running: bool,
     queue: u8,
-    /// Place in the queue: running jobs by start, waiting ones by arrival in the queue.
-    place: i64,
+    /// Position in the queue: by start for running jobs, by arrival in the queue for waiting ones.
+    position: i64,
     /// Running and waiting time since the last promotion, up to `changed`.
     ran: Span,
     waited: Span,
     changed: Time,
-    /// Running time over all its life, for the history.
+    /// Running time since submission, for the history.
     total: Span,
-    /// Counts starts and stops, so that old alarms are recognised.
+    /// Counts starts, stops and promotions; a timer with an older stamp is void.
     stamp: u32,
 }
 
 struct Tiresias {
     params: Params,
-    /// How gangs that must be kept together are placed; for others the rule is another.
+    /// Placement of consolidated gangs; [`Tiresias::layout`] replaces its rule for other gangs.
     layout: Layout,
     patience: Patience,
     bounds_us: Vec<u64>,
     records: Vec<Record>,
     /// GPUs of each running job.
     held: Vec<GpuSet>,
-    tiers: PreemptibleCapacity,
+    preemptible: PreemptibleCapacity,
     queue: Queue<Key>,
     preemption: Preemption,
     running: BTreeSet<(Key, JobIdx)>,
     demotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
     promotions: BinaryHeap<Reverse<(Time, JobIdx, u32)>>,
-    /// The last place given to a running job, the foremost and the last given to a waiting one.
-    started: i64,
+    /// Position of the job that started last.
+    last_started: i64,
+    /// Smallest and largest position of a waiting job.
     head: i64,
     tail: i64,
-    /// Jobs that lost their GPUs and still stand where they stood when they ran.
+    /// Jobs that lost their GPUs and still have the position of a running job.
     stopped: Vec<JobIdx>,
     history: History,
-    /// Whether the waiting jobs are in the order of the Gittins index.
+    /// Whether the waiting jobs are ordered by their Gittins index.
     by_index: bool,
+    /// Buffer of [`Tiresias::demote`].
     due: Vec<JobIdx>,
 }
 
@@ -205,15 +212,15 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         bounds_us,
         records: Vec::new(),
         held: Vec::new(),
-        tiers: PreemptibleCapacity::default(),
+        preemptible: PreemptibleCapacity::default(),
         queue: Queue::default(),
         preemption: Preemption::default(),
         running: BTreeSet::new(),
         demotions: BinaryHeap::new(),
         promotions: BinaryHeap::new(),
-        started: 0,
-        head: WAITING,
-        tail: WAITING,
+        last_started: 0,
+        head: FIRST_WAITING_POSITION,
+        tail: FIRST_WAITING_POSITION,
         stopped: Vec::new(),
         history,
         by_index: false,
@@ -225,42 +232,43 @@ impl Policy for Tiresias {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.records.resize(plan.jobs.len(), Record::default());
         self.held.resize(plan.jobs.len(), GpuSet::new());
-        self.tiers.prepare(plan, self.bounds_us.len());
-        self.take_in(plan);
+        self.preemptible.prepare(plan, self.bounds_us.len());
+        self.update_queues(plan);
         self.demote(plan);
         self.promote(plan);
-        self.walk(plan);
-        self.settle(plan);
-        self.set_alarms(plan);
+        self.place_waiting(plan);
+        self.requeue_stopped(plan);
+        self.set_wakes(plan);
     }
 }
 
 impl Tiresias {
-    fn take_in(&mut self, plan: &Plan<'_>) {
+    /// Records the jobs that left, became ready or lost their GPUs since the last call.
+    fn update_queues(&mut self, plan: &Plan<'_>) {
         for job in plan.news.left {
             let was_running = self.records[job.usize()].running;
             let demoted = was_running && self.stop(plan, *job);
             if plan.job(*job).phase == Phase::Done {
-                // It may have left twice since the last call: failed, then cancelled.
+                // A job can leave twice between two calls: it failed, then was cancelled.
                 if std::mem::take(&mut self.records[job.usize()].known) {
                     let ran = self.records[job.usize()].total;
                     self.history.add(self.service(plan, *job, ran));
                 }
             } else if demoted {
-                self.wait_at_the_end(*job);
+                self.move_to_tail(*job);
             } else if was_running {
                 self.stopped.push(*job);
             }
         }
-        self.settle(plan);
+        self.requeue_stopped(plan);
         for job in plan.news.ready {
             let record = &mut self.records[job.usize()];
             if !record.known {
                 self.tail += 1;
-                *record = Record { known: true, place: self.tail, changed: plan.now, ..*record };
+                *record = Record { known: true, position: self.tail, changed: plan.now, ..*record };
             }
-            // An alarm that rang while it could not be placed had no effect.
-            self.arm_promotion(*job);
+            // A timer that expired while the job could not be placed had no effect.
+            self.set_promotion_timer(*job);
             self.enqueue(plan, *job);
         }
         if self.gittins() && (self.history.refresh() || !self.by_index) {
@@ -272,12 +280,12 @@ impl Tiresias {
         }
     }
 
-    /// Whether the Gittins index is used yet.
+    /// Whether jobs are ordered by the Gittins index: enough past jobs are known.
     fn gittins(&self) -> bool {
         self.params.order == Order::Gittins && self.history.len() >= self.params.min_history
     }
 
-    /// Service that this much running time is worth, in GPU-µs (or µs in one dimension).
+    /// Attained service after this running time, in GPU-µs (µs where time alone counts).
     fn service(&self, state: &State, job: JobIdx, ran: Span) -> u64 {
         match self.params.service {
             Service::GpuTime => ran.0.saturating_mul(u64::from(state.spec(job).gpus)),
@@ -285,8 +293,8 @@ impl Tiresias {
         }
     }
 
-    /// Running time after which the job has had this much service.
-    fn time_for(&self, state: &State, job: JobIdx, service: u64) -> Span {
+    /// Running time after which the job has attained this service.
+    fn running_time_for(&self, state: &State, job: JobIdx, service: u64) -> Span {
         Span(match self.params.service {
             Service::GpuTime => service.div_ceil(u64::from(state.spec(job).gpus)),
             Service::Time => service,
@@ -301,7 +309,7 @@ impl Tiresias {
     fn key(&self, plan: &Plan<'_>, job: JobIdx) -> Key {
         let r = &self.records[job.usize()];
         if !self.gittins() {
-            return (r.queue, r.place);
+            return (r.queue, r.position);
         }
         let used = self.service(plan, job, self.ran(plan, job));
         let bound = self.bounds_us.get(usize::from(r.queue)).copied();
@@ -310,7 +318,7 @@ impl Tiresias {
             Quantum::ToBound => bound.map(|b| b.saturating_sub(used)),
             Quantum::Fixed(s) => Some(Span::from_secs(s).0),
         };
-        // Larger is more urgent; the bits of a non-negative float order like the float.
+        // A larger index goes first; the bits of a non-negative float order like the float.
         (r.queue, -(self.history.index(used, ahead).to_bits() as i64))
     }
 
@@ -319,8 +327,8 @@ impl Tiresias {
             Where::Count => Rule::Count,
             Where::Consolidated => Rule::Consolidated,
             Where::Profile => {
-                let hurts = state.profile(job).skew.is_none_or(|s| s > self.params.pack_limit);
-                if hurts { Rule::Consolidated } else { Rule::Spread }
+                let skewed = state.profile(job).skew.is_none_or(|s| s > self.params.pack_limit);
+                if skewed { Rule::Consolidated } else { Rule::Spread }
             }
         };
         Layout { rule, ..self.layout }
@@ -328,45 +336,47 @@ impl Tiresias {
 
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let layout = self.layout(plan, job);
-        let insists = match layout.patience {
+        let needs_compact = match layout.patience {
             Some(_) => self.patience.begin(layout, plan, job),
             None => layout.rule == Rule::Consolidated,
         };
         let key = self.key(plan, job);
-        self.queue.push(plan, job, key, u8::from(insists));
+        self.queue.push(plan, job, key, u8::from(needs_compact));
     }
 
-    /// Books a start: behind all that run in its queue, or where it stood if it ran until now.
+    /// Records a start: behind all running jobs of its queue, or at its old position if it ran
+    /// until now.
     fn start(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        self.started += 1;
+        self.last_started += 1;
         let r = &mut self.records[job.usize()];
         if r.total > Span::ZERO {
             r.waited = r.waited + (plan.now - r.changed);
         }
         r.running = true;
         r.changed = plan.now;
-        r.place = r.place.min(self.started);
+        r.position = r.position.min(self.last_started);
         r.stamp += 1;
-        let (queue, place, stamp) = (r.queue, r.place, r.stamp);
-        self.running.insert(((queue, place), job));
+        let (queue, position, stamp) = (r.queue, r.position, r.stamp);
+        self.running.insert(((queue, position), job));
         self.held[job.usize()].clone_from(&plan.job(job).gpus);
-        self.tiers.take(plan, &self.held[job.usize()], queue);
+        self.preemptible.take(plan, &self.held[job.usize()], queue);
         if let Some(bound) = self.bounds_us.get(usize::from(queue)) {
-            let left =
-                self.time_for(plan, job, *bound).saturating_sub(self.records[job.usize()].ran);
+            let left = self
+                .running_time_for(plan, job, *bound)
+                .saturating_sub(self.records[job.usize()].ran);
             self.demotions.push(Reverse((plan.now + left, job, stamp)));
         }
     }
 
-    /// Books a stop and says whether the job has used up its bound by now; the caller says where the
-    /// job now stands.
+    /// Records a stop and returns whether the job has reached the upper bound of its queue; the
+    /// caller sets its new position.
     fn stop(&mut self, plan: &Plan<'_>, job: JobIdx) -> bool {
         let used = self.service(plan, job, self.ran(plan, job));
         let queue = self.bounds_us.partition_point(|b| *b <= used) as u8;
         let r = &mut self.records[job.usize()];
         let ran = plan.now - r.changed;
-        self.running.remove(&((r.queue, r.place), job));
-        self.tiers.leave(plan, &std::mem::take(&mut self.held[job.usize()]), r.queue);
+        self.running.remove(&((r.queue, r.position), job));
+        self.preemptible.release(plan, &std::mem::take(&mut self.held[job.usize()]), r.queue);
         r.ran = r.ran + ran;
         r.total = r.total + ran;
         r.running = false;
@@ -375,8 +385,8 @@ impl Tiresias {
         std::mem::replace(&mut r.queue, queue) != queue
     }
 
-    /// Running jobs that used up their bound go to the tail of a later queue, where they have to
-    /// stand in line with those who wait there.
+    /// Moves running jobs that reached their queue's upper bound to the tail of a later queue and
+    /// releases their GPUs.
     fn demote(&mut self, plan: &mut Plan<'_>) {
         let mut due = std::mem::take(&mut self.due);
         due.clear();
@@ -391,7 +401,7 @@ impl Tiresias {
         due.sort_unstable();
         for &job in &due {
             self.stop(plan, job);
-            self.wait_at_the_end(job);
+            self.move_to_tail(job);
             plan.release(job);
             plan.note(job, Reason::Demoted(self.records[job.usize()].queue + 1));
             self.enqueue(plan, job);
@@ -399,7 +409,8 @@ impl Tiresias {
         self.due = due;
     }
 
-    /// Jobs that ran and then waited long enough return to the first queue with a clean slate.
+    /// Moves jobs that have waited `promote_knob` times as long as they ran back to the first
+    /// queue, with their attained service reset.
     fn promote(&mut self, plan: &mut Plan<'_>) {
         while let Some(Reverse((at, job, stamp))) = self.promotions.peek().copied() {
             let valid = self.records[job.usize()].stamp == stamp;
@@ -413,7 +424,7 @@ impl Tiresias {
             self.tail += 1;
             let r = &mut self.records[job.usize()];
             r.queue = 0;
-            r.place = self.tail;
+            r.position = self.tail;
             r.ran = Span::ZERO;
             r.waited = Span::ZERO;
             r.changed = plan.now;
@@ -423,7 +434,8 @@ impl Tiresias {
         }
     }
 
-    fn walk(&mut self, plan: &mut Plan<'_>) {
+    /// Places waiting jobs in queue order, by preemption where that is needed and allowed.
+    fn place_waiting(&mut self, plan: &mut Plan<'_>) {
         while let Some(job) = self.patience.ended(plan) {
             self.enqueue(plan, job);
         }
@@ -433,7 +445,7 @@ impl Tiresias {
             if placement::place(plan, job, layout) {
                 self.queue.take();
                 self.start(plan, job);
-            } else if self.push_out(plan, key, job, layout) {
+            } else if self.preempt_and_place(plan, key, job, layout) {
                 self.queue.take();
                 for i in 0..self.preemption.evicted.len() {
                     let victim = self.preemption.evicted[i];
@@ -450,33 +462,33 @@ impl Tiresias {
         }
     }
 
-    /// Jobs that lost their GPUs stand in front of those that waited before, in the order in which they
-    /// ran.
-    fn settle(&mut self, plan: &Plan<'_>) {
+    /// Puts jobs that lost their GPUs before all waiting jobs of their queue, in the order in which
+    /// they were running.
+    fn requeue_stopped(&mut self, plan: &Plan<'_>) {
         let mut stopped = std::mem::take(&mut self.stopped);
-        stopped.sort_unstable_by_key(|j| Reverse(self.records[j.usize()].place));
+        stopped.sort_unstable_by_key(|j| Reverse(self.records[j.usize()].position));
         for job in stopped.drain(..) {
-            // It may have found other GPUs in the same step.
+            // The job may have been placed on other GPUs in the same step.
             if self.records[job.usize()].running {
                 continue;
             }
             self.head -= 1;
-            self.records[job.usize()].place = self.head;
-            self.arm_promotion(job);
+            self.records[job.usize()].position = self.head;
+            self.set_promotion_timer(job);
             self.enqueue(plan, job);
         }
         self.stopped = stopped;
     }
 
-    /// A job that moved to a later queue stands behind those that wait there.
-    fn wait_at_the_end(&mut self, job: JobIdx) {
+    /// Puts a demoted job behind all jobs that wait in its new queue.
+    fn move_to_tail(&mut self, job: JobIdx) {
         self.tail += 1;
-        self.records[job.usize()].place = self.tail;
-        self.arm_promotion(job);
+        self.records[job.usize()].position = self.tail;
+        self.set_promotion_timer(job);
     }
 
-    /// Sets the alarm for the return of a stopped job to the first queue.
-    fn arm_promotion(&mut self, job: JobIdx) {
+    /// Sets the time at which a stopped job returns to the first queue.
+    fn set_promotion_timer(&mut self, job: JobIdx) {
         let r = &self.records[job.usize()];
         if let Some(knob) = self.params.promote_knob.filter(|_| r.queue > 0) {
             let needed = Span::from_secs(r.ran.secs() * knob);
@@ -485,11 +497,17 @@ impl Tiresias {
         }
     }
 
-    /// Places the job by stopping jobs of later queues, last in line first. Under the Gittins order
-    /// also less urgent jobs of the same queue.
-    fn push_out(&mut self, plan: &mut Plan<'_>, key: Key, job: JobIdx, layout: Layout) -> bool {
+    /// Places the job by preempting jobs of later queues, the last ones first; under the Gittins
+    /// order also jobs of the same queue with a smaller index.
+    fn preempt_and_place(
+        &mut self,
+        plan: &mut Plan<'_>,
+        key: Key,
+        job: JobIdx,
+        layout: Layout,
+    ) -> bool {
         if !self.gittins() {
-            if !self.tiers.could_fit(plan, job, key.0, layout) {
+            if !self.preemptible.could_fit(plan, job, key.0, layout) {
                 return false;
             }
             let later = self.running.range(((key.0 + 1, i64::MIN), JobIdx(0))..).rev().map(|r| r.1);
@@ -502,7 +520,7 @@ impl Tiresias {
         self.preemption.make_room(plan, job, layout, worse.into_iter().map(|w| w.1))
     }
 
-    fn set_alarms(&mut self, plan: &mut Plan<'_>) {
+    fn set_wakes(&mut self, plan: &mut Plan<'_>) {
         let live = |r: &Reverse<(Time, JobIdx, u32)>, records: &[Record]| {
             records[r.0.1.usize()].stamp == r.0.2
         };
@@ -533,10 +551,10 @@ impl Tiresias {
     }
 }
 
-/// Service of past jobs, for the Gittins index.
+/// Attained service of past jobs, for the Gittins index.
 #[derive(Debug, Default)]
 struct History {
-    /// All past jobs, ascending up to `sorted`.
+    /// Attained service of all past jobs in GPU-µs, ascending up to `sorted`.
     past: Vec<u64>,
     sorted: usize,
     /// Prefix sums of the sorted part.
@@ -559,7 +577,7 @@ impl History {
         self.past.len()
     }
 
-    /// Takes new jobs into account once they are a twentieth of all; true if that changed anything.
+    /// Sorts in new jobs once they are a twentieth of all; returns whether the index changed.
     fn refresh(&mut self) -> bool {
         let fresh = self.past.len() - self.sorted;
         if fresh == 0 || fresh * 20 < self.past.len() {
@@ -575,8 +593,9 @@ impl History {
         true
     }
 
-    /// Chance that a job which has used `used` ends within `ahead` more (`None` = ever), per GPU-µs
-    /// expected to be spent on finding out. Zero past the longest known job.
+    /// Gittins index: the probability that a job with attained service `used` finishes within
+    /// `ahead` more (`None` = ever), per GPU-µs it is expected to use until then. Zero beyond the
+    /// longest past job.
     fn index(&self, used: u64, ahead: Option<u64>) -> f64 {
         let known = &self.past[..self.sorted];
         let over = known.partition_point(|d| *d <= used);
@@ -608,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn service_used_decides_and_a_gang_leaves_a_hole() {
+    fn least_attained_service_runs_and_a_gang_leaves_a_gpu_idle() {
         check(
             r#"{"bounds_gpu_s": [4]}"#,
             "1x2",
@@ -621,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_one_queue_do_not_push_each_other_out() {
+    fn jobs_of_one_queue_do_not_preempt_each_other() {
         check(
             r#"{"bounds_gpu_s": [2]}"#,
             "1x1",
@@ -654,22 +673,22 @@ mod tests {
     }
 
     #[test]
-    fn spreading_is_only_for_models_that_do_not_mind() {
-        // Two nodes of two GPUs with one job each: a third, two wide, fits only if spread.
-        let mind = picture_with("tiresias", "{}", "2x2", "a 0 1 6, b 0 2 2, c 1 1 6, d 2 2 2");
+    fn a_gang_of_a_skewed_model_waits_for_one_node() {
+        // While a and c run, d fits on one node only after b has finished.
+        let chart = picture_with("tiresias", "{}", "2x2", "a 0 1 6, b 0 2 2, c 1 1 6, d 2 2 2");
         expect![[r"
             gpu0  aaaaaa
             gpu1  .cccccc
             gpu2  bbdd
             gpu3  bbdd
         "]]
-        .assert_eq(&mind);
+        .assert_eq(&chart);
     }
 
     #[test]
-    fn gittins_knows_when_a_job_is_about_to_finish() {
-        // Past jobs took 2 or 10. After 4 units `a` will need 6 more: the newcomer goes first. After 7
-        // it is nearly done, more urgent than a newcomer: least attained service says the opposite.
+    fn gittins_prefers_a_job_that_is_about_to_finish() {
+        // Past jobs took 2 or 10 s. After 4 s `a` needs 6 more, so `b` goes first. After 7 s it is
+        // nearly done and goes before `b`; least attained service would order them the other way.
         let params = r#"{"order": "gittins", "bounds_gpu_s": [1000], "quantum": {"fixed": 4},
             "history_gpu_s": [2, 2, 2, 10, 10], "min_history": 5}"#;
         check(
@@ -691,7 +710,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_of_the_worked_example() {
+    fn the_gittins_index_matches_the_worked_example() {
         let history = History::new(&[2.0, 2.0, 2.0, 10.0, 10.0]);
         let s = 1_000_000;
         let g = |a: u64| history.index(a * s, Some(4 * s)) * 1e6;
@@ -701,7 +720,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_equals_its_definition_summed_up() {
+    fn the_gittins_index_equals_its_definition() {
         let mut rng = Rng::new(5);
         for _ in 0..2_000 {
             let past: Vec<f64> = (0..=rng.below(12)).map(|_| rng.below(20) as f64).collect();

@@ -1,4 +1,4 @@
-//! Pictures and laws of AntMan.
+//! Charts and properties of AntMan.
 
 use crate::event::{Action, Event};
 use crate::idx::{Idx, JobIdx};
@@ -15,21 +15,22 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Everybody on a shared GPU has this speed.
-struct Alike(f64);
+/// Every job on a shared GPU has this speed.
+struct SharedSpeed(f64);
 
-impl Interference for Alike {
+impl Interference for SharedSpeed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {
         Estimate::certain(if tenants.len() > 1 { self.0 } else { 1.0 })
     }
 }
 
-/// A case in which jobs with lower-case names are opportunists.
+/// A case in which jobs with lower-case names are opportunistic, the others resource-guarantee
+/// jobs.
 fn case(cluster: &str, jobs: &str, params: serde_json::Value) -> TestCase {
     let mut case = TestCase::new("antman", cluster, jobs);
     let serde_json::Value::Object(params) = params else { panic!("parameters are an object") };
     case.params = params;
-    case.truth = Arc::new(Alike(1.0));
+    case.truth = Arc::new(SharedSpeed(1.0));
     for job in &mut case.jobs {
         if job.name.starts_with(char::is_lowercase) {
             job.spec.class = Class::BestEffort;
@@ -64,18 +65,18 @@ fn starts(case: &TestCase, outcome: &Outcome) -> BTreeMap<String, Time> {
         }
     }
     let mut starts = Starts(Vec::new());
-    journal::read(outcome.journal.as_bytes(), &mut starts).expect("a journal of ours");
+    journal::read(outcome.journal.as_bytes(), &mut starts).expect("the journal is valid");
     let named = case.jobs.iter().zip(starts.0);
     named.filter_map(|(a, at)| Some((a.name.clone(), at?))).collect()
 }
 
 #[test]
-fn an_opportunist_yields_and_comes_back() {
-    // Full speed together costs each 2 %; R may lose 1 %, so the throttle settles near one half.
-    let mut yields = case("1x1", "o 0 1 60, R 20 1 40", json!({}));
-    yields.truth = Arc::new(Alike(0.98));
+fn an_opportunistic_job_is_throttled_and_recovers() {
+    // At full speed each job loses 2 %; R may lose 1 %, so the throttle settles near one half.
+    let mut throttled = case("1x1", "o 0 1 60, R 20 1 40", json!({}));
+    throttled.truth = Arc::new(SharedSpeed(0.98));
     draw(
-        &yields,
+        &throttled,
         &expect![[r#"
         gpu0  aaaaaaaaaaaaaaaaaaaa#########################################aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
         o ends at 98
@@ -85,7 +86,7 @@ fn an_opportunist_yields_and_comes_back() {
 }
 
 #[test]
-fn what_is_reserved_is_lent() {
+fn reserved_gpus_run_opportunistic_jobs() {
     let case = case("1x4", "A 0 2 6, B 1 4 4, o 2 1 5", json!({}));
     draw(
         &case,
@@ -102,8 +103,8 @@ fn what_is_reserved_is_lent() {
 }
 
 #[test]
-fn a_burst_does_not_land_on_one_gpu() {
-    // 30 % each and a limit of 80: three to a GPU, spread evenly; the seventh waits.
+fn a_burst_of_jobs_is_spread_over_gpus() {
+    // Utilisation 30 % each and a limit of 80 %: three jobs to a GPU; the seventh waits.
     let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, d 0 1 9, e 0 1 9, f 0 1 9, g 0 1 9";
     draw(
         &case("1x2", jobs, json!({})),
@@ -122,20 +123,20 @@ fn a_burst_does_not_land_on_one_gpu() {
 }
 
 #[test]
-fn memory_shrinks_for_the_guaranteed_and_grows_back() {
+fn opportunistic_memory_shrinks_and_grows_back() {
     let mut case = case("1x1:v100", "o 0 1 30, R 5 1 10", json!({"min_memory": 0.1}));
     case.jobs[0].spec.knobs.mem_mib = 12_000;
     case.jobs[1].spec.knobs.mem_mib = 9_000;
     let outcome = case.run();
     let tunes: Vec<&str> = outcome.journal.lines().filter(|l| l.contains("{\"tune\"")).collect();
     assert_eq!(tunes.len(), 2, "{tunes:#?}");
-    // 16384 less what R asked for and a tenth more, then everything.
+    // 16384 MiB less the memory of R and a margin of a tenth, then all that o asked for.
     assert!(tunes[0].contains("\"mem_mib\":6484"), "{tunes:#?}");
     assert!(tunes[1].contains("\"mem_mib\":12000"), "{tunes:#?}");
 }
 
 #[test]
-fn who_waits_for_long_begins_without_a_promise_and_has_it_later_without_a_restart() {
+fn a_job_started_as_opportunistic_is_upgraded_in_place() {
     let jobs = "A 0 1 20, B 0 1 20";
     let case = case("1x1", jobs, json!({"wait_to_opportunist_s": 5.0}));
     let outcome = case.run();
@@ -145,7 +146,7 @@ fn who_waits_for_long_begins_without_a_promise_and_has_it_later_without_a_restar
     assert_eq!(outcome.metrics().preemptions, 0);
 }
 
-/// Random mixes of both classes on a few GPUs under a truth of random harm.
+/// Random mixes of both classes on a few GPUs with a random speed of shared GPUs.
 fn mix(seed: u64, params: serde_json::Value) -> TestCase {
     let mut rng = Rng::stream(seed, 1);
     let mut jobs = String::new();
@@ -157,7 +158,7 @@ fn mix(seed: u64, params: serde_json::Value) -> TestCase {
     }
     let clusters = ["1x4", "2x4", "3x4"];
     let mut case = case(clusters[rng.below(3) as usize], &jobs, params);
-    case.truth = Arc::new(Alike(0.3 + 0.7 * rng.below(8) as f64 / 7.0));
+    case.truth = Arc::new(SharedSpeed(0.3 + 0.7 * rng.below(8) as f64 / 7.0));
     case
 }
 
@@ -183,7 +184,7 @@ fn no_guaranteed_job_is_slower_than_its_bound() {
 }
 
 #[test]
-fn opportunists_change_no_start_of_a_guaranteed_job() {
+fn opportunistic_jobs_delay_no_guaranteed_start() {
     for seed in 0..400 {
         let params = json!({"eps": 0.0, "wait_to_opportunist_s": null});
         let with = mix(seed, params.clone());
@@ -192,14 +193,14 @@ fn opportunists_change_no_start_of_a_guaranteed_job() {
         if without.jobs.is_empty() {
             continue;
         }
-        let mut shadows = starts(&with, &with.run());
-        shadows.retain(|name, _| is_guaranteed(name));
-        assert_eq!(shadows, starts(&without, &without.run()), "seed {seed}");
+        let mut guaranteed = starts(&with, &with.run());
+        guaranteed.retain(|name, _| is_guaranteed(name));
+        assert_eq!(guaranteed, starts(&without, &without.run()), "seed {seed}");
     }
 }
 
 #[test]
-fn without_opportunists_it_is_first_come_first_served() {
+fn without_opportunistic_jobs_antman_is_fifo() {
     for seed in 0..300 {
         let mut antman = mix(seed, json!({"wait_to_opportunist_s": null}));
         antman.jobs.iter_mut().for_each(|a| a.spec.class = Class::Guaranteed);
@@ -211,7 +212,7 @@ fn without_opportunists_it_is_first_come_first_served() {
 }
 
 #[test]
-fn no_gpu_has_two_guaranteed_jobs_and_opportunists_have_no_promise() {
+fn a_gpu_guarantees_resources_to_at_most_one_job() {
     for seed in 0..300 {
         let case = mix(seed, json!({"wait_to_opportunist_s": 7.0}));
         case.run_looking(&mut |engine| {
@@ -227,8 +228,8 @@ fn no_gpu_has_two_guaranteed_jobs_and_opportunists_have_no_promise() {
 }
 
 #[test]
-fn the_study_holds_gpus_while_it_waits() {
-    // B holds the two GPUs that A leaves; C, also promised, finds none; o runs on the lightest.
+fn static_mode_holds_gpus_while_waiting() {
+    // B holds the two GPUs beside A, so that C finds none; o runs on the GPU of least load.
     let jobs = "A 0 2 6, B 1 4 4, C 2 1 2, o 2 1 3";
     let case = case("1x4", jobs, json!({"mode": "static"}));
     draw(

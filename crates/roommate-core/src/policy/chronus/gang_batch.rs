@@ -1,7 +1,8 @@
-//! Placing several gangs together: who goes first decides who is kept on one node.
+//! Placing several gangs together: the order in which they are placed decides which of them fit on
+//! one node.
 //!
-//! A few orders are tried one after the other and the best is kept; then gangs that lie on more nodes
-//! than needed change places with others as long as that helps.
+//! A few orders are tried and the best is kept; then gangs that are spread over more nodes than
+//! needed swap placements with others as long as that helps.
 
 use crate::idx::JobIdx;
 use crate::placement::{self, Rule};
@@ -9,14 +10,14 @@ use crate::plan::Plan;
 use crate::state::State;
 use std::cmp::Reverse;
 
-/// Places as many of these waiting jobs as find room, so that together they are as fast as possible.
-/// `trials` bounds the search for a better place for those that are spread.
+/// Places as many of these waiting jobs as fit, maximising the sum of speed × GPUs. `trials`
+/// bounds the number of swaps that are tried.
 pub(crate) fn place(plan: &mut Plan<'_>, jobs: &[JobIdx], rule: Rule, trials: usize) {
     let mut best: Option<(f64, Vec<JobIdx>)> = None;
-    let most: f64 = jobs.iter().map(|j| hopes(plan, *j).0).sum();
+    let most: f64 = jobs.iter().map(|j| best_reward_and_loss(plan, *j).0).sum();
     let mark = plan.mark();
     for order in orders(plan, jobs) {
-        let reward = place_in(plan, &order, rule);
+        let reward = place_in_order(plan, &order, rule);
         plan.undo_to(mark);
         if best.as_ref().is_none_or(|(b, _)| reward > b + 1e-9) {
             best = Some((reward, order));
@@ -26,15 +27,15 @@ pub(crate) fn place(plan: &mut Plan<'_>, jobs: &[JobIdx], rule: Rule, trials: us
         }
     }
     if let Some((reward, order)) = best {
-        place_in(plan, &order, rule);
+        place_in_order(plan, &order, rule);
         if reward + 1e-9 < most {
-            change_places(plan, &order, rule, trials);
+            swap_placements(plan, &order, rule, trials);
         }
     }
 }
 
-/// Reward of the job in its best place, and what it loses when spread.
-fn hopes(state: &State, job: JobIdx) -> (f64, f64) {
+/// Reward of the job in its best placement, and what it loses when spread.
+fn best_reward_and_loss(state: &State, job: JobIdx) -> (f64, f64) {
     let (spec, profile) = (state.spec(job), state.profile(job));
     let of_model = |k: u8| {
         let measured = profile.model_speed.iter().find(|(gpu_model, _)| *gpu_model == k);
@@ -46,8 +47,8 @@ fn hopes(state: &State, job: JobIdx) -> (f64, f64) {
     (best, lost)
 }
 
-/// Most to lose first, widest first, narrowest first, fastest first; gangs wider than a node before
-/// all others, because they need whole nodes.
+/// Four orders: largest loss first, widest first, narrowest first, largest reward first; gangs
+/// wider than a node come before all others, because they need whole nodes.
 fn orders(state: &State, jobs: &[JobIdx]) -> [Vec<JobIdx>; 4] {
     let largest =
         (0..state.gpu_models.len() as u8).map(|k| state.idle.largest(k)).max().unwrap_or(0);
@@ -61,20 +62,21 @@ fn orders(state: &State, jobs: &[JobIdx]) -> [Vec<JobIdx>; 4] {
     };
     let gpus = |j: JobIdx| f64::from(state.spec(j).gpus);
     [
-        sorted(&|j| hopes(state, j).1),
+        sorted(&|j| best_reward_and_loss(state, j).1),
         sorted(&gpus),
         sorted(&|j| -gpus(j)),
-        sorted(&|j| hopes(state, j).0),
+        sorted(&|j| best_reward_and_loss(state, j).0),
     ]
 }
 
-/// Speed × GPUs of the job where it is; nothing if it is nowhere.
+/// Speed × GPUs of the job in its placement; 0 if it has none.
 fn reward(state: &State, job: JobIdx) -> f64 {
     let gpus = &state.job(job).gpus;
     if gpus.is_empty() { 0.0 } else { state.solo_speed(job, gpus) * gpus.len() as f64 }
 }
 
-fn place_in(plan: &mut Plan<'_>, order: &[JobIdx], rule: Rule) -> f64 {
+/// Places the jobs in this order and returns the sum of their rewards.
+fn place_in_order(plan: &mut Plan<'_>, order: &[JobIdx], rule: Rule) -> f64 {
     let mut sum = 0.0;
     for job in order {
         if placement::place(plan, *job, rule) {
@@ -84,10 +86,11 @@ fn place_in(plan: &mut Plan<'_>, order: &[JobIdx], rule: Rule) -> f64 {
     sum
 }
 
-/// A job that is slower than it could be is placed before another one of the batch, if both together
-/// gain by that.
-fn change_places(plan: &mut Plan<'_>, jobs: &[JobIdx], rule: Rule, trials: usize) {
-    let slow = |plan: &Plan<'_>, j: JobIdx| reward(plan, j) + 1e-9 < hopes(plan, j).0;
+/// Swaps the order of a job that is slower than in its best placement and another one of the batch,
+/// if the sum of their rewards grows.
+fn swap_placements(plan: &mut Plan<'_>, jobs: &[JobIdx], rule: Rule, trials: usize) {
+    let slow =
+        |plan: &Plan<'_>, j: JobIdx| reward(plan, j) + 1e-9 < best_reward_and_loss(plan, j).0;
     let all_slow: Vec<JobIdx> = jobs.iter().copied().filter(|j| slow(plan, *j)).collect();
     let pairs = all_slow.iter().flat_map(|a| jobs.iter().map(move |b| (*a, *b)));
     for (job, other) in pairs.filter(|(a, b)| a != b).take(trials) {

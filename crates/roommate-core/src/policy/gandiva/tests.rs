@@ -1,4 +1,5 @@
-//! Gandiva in pictures: turns, packs by trial, migrations, elastic; and what must hold of it in any case.
+//! Charts of Gandiva (time slicing, packing, migration, elastic scaling) and properties of random
+//! cases.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -16,11 +17,11 @@ use expect_test::expect;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What is true of roommates: the speed of each profile beside each other kind.
+/// True interference: the speed of a profile packed with another one, for each pair.
 #[derive(Debug, Default)]
 struct Pairs {
     speed: Vec<(u32, u32, f64)>,
-    /// From when on everybody who shares runs at a fifth of that.
+    /// From when on packed jobs run at a fifth of that speed.
     worse_from_s: Option<f64>,
 }
 
@@ -30,9 +31,9 @@ fn pairs(speed: &[(u32, u32, f64)]) -> Arc<Pairs> {
 
 impl Interference for Pairs {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let kind = |i: usize| state.spec(tenants[i].0).profile.0;
+        let profile = |i: usize| state.spec(tenants[i].0).profile.0;
         let beside = |i: usize| {
-            let known = self.speed.iter().find(|(a, b, _)| (*a, *b) == (kind(who), kind(i)));
+            let known = self.speed.iter().find(|(a, b, _)| (*a, *b) == (profile(who), profile(i)));
             known.map_or(0.5, |(_, _, speed)| *speed)
         };
         let others = (0..tenants.len()).filter(|i| *i != who);
@@ -42,7 +43,7 @@ impl Interference for Pairs {
     }
 }
 
-/// Free changes; every job has its own profile, with steps of a tenth of a second.
+/// A case without switching costs, in which every job has its own profile with steps of 0.1 s.
 fn case(params: &str, cluster: &str, jobs: &str) -> TestCase {
     let mut case = TestCase::new("gandiva", cluster, jobs);
     case.params = serde_json::from_str(params).unwrap();
@@ -56,11 +57,11 @@ fn case(params: &str, cluster: &str, jobs: &str) -> TestCase {
     case
 }
 
-const TURNS: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false}"#;
+const SLICES: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false}"#;
 
 #[test]
-fn jobs_take_turns_and_only_one_is_switched_at_a_time() {
-    let out = case(TURNS, "1x2", "a 0 1 4, b 0 1 4, c 0 1 4").run();
+fn time_slices_rotate_one_job_at_a_time() {
+    let out = case(SLICES, "1x2", "a 0 1 4, b 0 1 4, c 0 1 4").run();
     expect![[r"
         gpu0  aabbcc
         gpu1  bccaab
@@ -70,7 +71,7 @@ fn jobs_take_turns_and_only_one_is_switched_at_a_time() {
 }
 
 #[test]
-fn a_newcomer_is_next() {
+fn an_arriving_job_gets_the_next_slice() {
     let params = r#"{"slice_s": 3, "scan_s": 3, "pack": false}"#;
     expect![[r#"
         gpu0  aaabbbaaacccbbaa
@@ -79,16 +80,16 @@ fn a_newcomer_is_next() {
 }
 
 #[test]
-fn a_gang_is_not_skipped_for_ever() {
+fn a_gang_gets_its_time_slice() {
     expect![[r#"
         gpu0  abababaaa
         gpu1  cbcbcbccc
     "#]]
-    .assert_eq(&case(TURNS, "1x2", "a 0 1 6, b 0 2 3, c 0 1 6").run().chart());
+    .assert_eq(&case(SLICES, "1x2", "a 0 1 6, b 0 2 3, c 0 1 6").run().chart());
 }
 
 #[test]
-fn who_leaves_makes_room_at_once() {
+fn the_gpus_of_a_finished_job_are_reused_at_once() {
     let params = r#"{"slice_s": 4, "scan_s": 4, "pack": false}"#;
     expect![[r#"
         gpu0  aaccdddc
@@ -98,8 +99,8 @@ fn who_leaves_makes_room_at_once() {
 }
 
 #[test]
-fn a_start_that_takes_longer_than_a_slice_still_gets_something_done() {
-    let mut case = case(TURNS, "1x1", "a 0 1 4, b 0 1 4");
+fn a_start_longer_than_a_slice_still_makes_progress() {
+    let mut case = case(SLICES, "1x1", "a 0 1 4, b 0 1 4");
     case.costs.resume = Span::from_secs(2.0);
     expect![[r#"
         gpu0  abaaaabbbbaaabbb
@@ -109,7 +110,7 @@ fn a_start_that_takes_longer_than_a_slice_still_gets_something_done() {
 
 #[test]
 fn suspended_jobs_hold_no_memory() {
-    let mut case = case(TURNS, "1x1:v100", "a 0 1 2, b 0 1 2, c 0 1 2");
+    let mut case = case(SLICES, "1x1:v100", "a 0 1 2, b 0 1 2, c 0 1 2");
     for job in &mut case.jobs {
         job.spec.knobs.mem_mib = 14_000;
     }
@@ -126,22 +127,22 @@ fn suspended_jobs_hold_no_memory() {
         gpu0  abcabc
     "#]]
     .assert_eq(&out.chart());
-    assert!(suspended > 0, "somebody waited in host memory");
+    assert!(suspended > 0, "no job was suspended to host memory");
 }
 
 const PACKS: &str = r#"{"slice_s": 4, "scan_s": 4, "trial_s": 2, "cool_s": 0}"#;
-/// a and b go well together; a and c do not.
+/// a and b gain from packing; a and c do not.
 const A_B: &[(u32, u32, f64)] = &[(0, 1, 0.9), (1, 0, 0.9), (0, 2, 0.5), (2, 0, 0.4)];
 
-/// Plays a case in which counters show these utilisations of the jobs once they run.
+/// Runs a case in which counters report these utilisations of the jobs once they run.
 fn run_counted(case: &TestCase, utils: &[f32]) -> String {
-    let mut told = vec![false; utils.len()];
+    let mut sampled = vec![false; utils.len()];
     let out = case.run_looking(&mut |engine: &mut Engine| {
-        for (i, told) in told.iter_mut().enumerate() {
+        for (i, sampled) in sampled.iter_mut().enumerate() {
             let job = JobIdx::from_usize(i);
             let runs = engine.state().jobs.get(i).is_some_and(|j| j.phase == Phase::Running);
-            if runs && !*told {
-                *told = true;
+            if runs && !*sampled {
+                *sampled = true;
                 let sample = Sample { sm_util: utils[i], ..Sample::default() };
                 let now = engine.state().now;
                 assert!(!engine.step(now, &[Event::Sampled { job, sample }]).asked);
@@ -155,7 +156,7 @@ fn run_counted(case: &TestCase, utils: &[f32]) -> String {
 fn a_pack_that_helps_is_kept_and_rotates_as_one() {
     let mut case = case(PACKS, "1x1", "a 0 1 20, b 0 1 20, c 0 1 20");
     case.truth = pairs(A_B);
-    // c with anything exceeds the cap and is never tried.
+    // c exceeds the cap with any other job and is never tried.
     expect![[r#"
         gpu0  aaaabbbbcccc####cccc####cccc####cccc####cccc##
     "#]]
@@ -172,14 +173,14 @@ fn a_pack_that_does_not_help_is_undone_and_remembered() {
     "#]]
     .assert_eq(&run_counted(&case, &[0.4, 0.9]));
     case.params.insert("refuse_s".into(), 8.into());
-    // The refusal is forgotten after two slices.
+    // The refusal expires after two slices.
     expect![[r#"
         gpu0  aaaabbbb###abbbbaaaa###baabbb
     "#]]
     .assert_eq(&run_counted(&case, &[0.4, 0.9]));
 }
 
-/// Who is on each GPU in the last second of every slice, until the first job ends.
+/// Jobs on each GPU in the last second of every slice, until the first job ends.
 fn before_each_slice_ends(case: &TestCase) -> Vec<Vec<Vec<JobIdx>>> {
     let mut seen: BTreeMap<Time, Vec<Vec<JobIdx>>> = BTreeMap::new();
     let mut end = None;
@@ -192,13 +193,13 @@ fn before_each_slice_ends(case: &TestCase) -> Vec<Vec<Vec<JobIdx>>> {
     });
     let slice = Span::from_secs(case.params["slice_s"].as_f64().unwrap());
     let slices = end.unwrap().0 / slice.0;
-    // Nothing changes between two looks.
+    // Nothing changes between two calls.
     let at = |n: u64| seen.range(..Time(n * slice.0)).next_back().unwrap().1.clone();
     (1..=slices).map(at).collect()
 }
 
 #[test]
-fn a_refused_trial_leaves_everything_as_it_was() {
+fn a_refused_trial_does_not_change_the_slices() {
     for cluster in ["1x1", "1x2", "1x3"] {
         let jobs = "a 0 1 70, b 0 1 70, c 0 1 70, d 0 1 70, e 0 1 70";
         let mut case = case(PACKS, cluster, jobs);
@@ -216,7 +217,7 @@ fn a_refused_trial_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn nobody_shares_while_there_is_room() {
+fn no_job_is_packed_while_gpus_are_idle() {
     let mut case = case(PACKS, "1x2", "a 0 1 9, b 0 1 9");
     case.truth = pairs(&[(0, 1, 1.0), (1, 0, 1.0)]);
     expect![[r#"
@@ -227,7 +228,7 @@ fn nobody_shares_while_there_is_room() {
 }
 
 #[test]
-fn a_pack_parts_when_there_is_room_again() {
+fn a_pack_is_split_when_gpus_are_idle() {
     let mut case = case(PACKS, "1x2", "a 0 1 20, b 0 1 20, c 0 1 9");
     case.truth =
         pairs(&[(0, 1, 0.8), (1, 0, 0.8), (0, 2, 0.8), (2, 0, 0.8), (1, 2, 0.8), (2, 1, 0.8)]);
@@ -239,7 +240,7 @@ fn a_pack_parts_when_there_is_room_again() {
 }
 
 #[test]
-fn a_pack_that_turns_bad_is_undone() {
+fn a_pack_that_becomes_slow_is_split() {
     let mut case = case(PACKS, "1x1", "a 0 1 20, b 0 1 20");
     let speed = vec![(0, 1, 0.9), (1, 0, 0.9)];
     case.truth = Arc::new(Pairs { speed, worse_from_s: Some(17.0) });
@@ -250,14 +251,14 @@ fn a_pack_that_turns_bad_is_undone() {
 }
 
 #[test]
-fn memory_peaks_of_a_pack_have_to_fit() {
+fn memory_peaks_of_a_pack_must_fit() {
     let mut case = case(PACKS, "1x1:v100", "a 0 1 12, b 0 1 12");
     case.truth = pairs(&[(0, 1, 0.9), (1, 0, 0.9)]);
     let mut with = |mem_mib: u32| {
         case.jobs.iter_mut().for_each(|a| a.spec.knobs.mem_mib = mem_mib);
         case.run().chart()
     };
-    // 16 GiB less a tenth.
+    // The memory is 16 GiB, of which a tenth stays free.
     expect![[r#"
         gpu0  aaaabbbb#########
     "#]]
@@ -269,24 +270,24 @@ fn memory_peaks_of_a_pack_have_to_fit() {
 }
 
 #[test]
-fn a_free_gpu_of_another_class_is_taken_before_anybody_takes_turns() {
+fn idle_gpus_of_other_classes_come_before_time_slicing() {
     expect![[r#"
         gpu0  aaaaa
         gpu1  aaaaa
         gpu2  .bbb
     "#]]
-    .assert_eq(&case(TURNS, "1x3", "a 0 2 5, b 1 1 3").run().chart());
+    .assert_eq(&case(SLICES, "1x3", "a 0 2 5, b 1 1 3").run().chart());
 }
 
 #[test]
-fn an_idle_gpu_takes_a_suspended_job_from_a_crowded_node() {
+fn a_suspended_job_migrates_to_an_idle_gpu() {
     expect![[r#"
         gpu0  acaccccc
         gpu1  bbbaaaa
     "#]]
-    .assert_eq(&case(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6").run().chart());
-    // It has to pay: nobody has run long enough for a move that takes ten seconds.
-    let mut dear = case(TURNS, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6");
+    .assert_eq(&case(SLICES, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6").run().chart());
+    // The jobs are too young for a migration of ten seconds to pay.
+    let mut dear = case(SLICES, "2x1", "a 0 1 6, b 0 1 3, c 0 1 6");
     dear.costs.migrate = Some(Span::from_secs(10.0));
     expect![[r#"
         gpu0  acacacacacac
@@ -296,7 +297,7 @@ fn an_idle_gpu_takes_a_suspended_job_from_a_crowded_node() {
 }
 
 #[test]
-fn a_thinly_used_node_is_emptied_for_a_wide_job() {
+fn a_node_with_few_jobs_is_emptied_for_a_wide_job() {
     let params = r#"{"slice_s": 1, "scan_s": 1, "defrag_stop": 0.5, "migrate_gain": 0.5}"#;
     let mut case = case(params, "2x2", "a 0 1 10, b 0 1 3, d 0 1 8, c 4 2 4");
     case.costs.migrate = Some(Span::from_secs(1.0));
@@ -312,9 +313,9 @@ fn a_thinly_used_node_is_emptied_for_a_wide_job() {
 }
 
 #[test]
-fn a_spread_gang_is_pulled_together_if_that_is_faster() {
+fn a_spread_gang_is_consolidated_if_that_is_faster() {
     let gang = |spread_speed: f64| {
-        let mut case = case(TURNS, "2x2", "a 0 1 12, b 0 1 2, d 0 1 5, c 2 2 8");
+        let mut case = case(SLICES, "2x2", "a 0 1 12, b 0 1 2, d 0 1 5, c 2 2 8");
         case.profiles[3].spread_speed = spread_speed;
         case.run().chart()
     };
@@ -335,8 +336,8 @@ fn a_spread_gang_is_pulled_together_if_that_is_faster() {
 }
 
 #[test]
-fn nodes_go_to_the_class_that_lacks_most_of_its_share() {
-    // Wide jobs ask for six of nine GPUs, so they get one of two nodes.
+fn nodes_go_to_the_class_furthest_below_its_share() {
+    // Wide jobs request six of nine GPUs, so they get one of two nodes.
     let jobs = "a 0 1 9, b 0 1 9, c 0 1 9, d 1 2 4, e 1 2 4, f 1 2 4";
     let mut case = case("{}", "2x2", jobs);
     case.policy = "gandiva-tiresias-style".into();
@@ -352,7 +353,7 @@ fn nodes_go_to_the_class_that_lacks_most_of_its_share() {
 
 const GROWS: &str = r#"{"slice_s": 1, "scan_s": 1, "pack": false, "trial_s": 1, "grow_idle_s": 3}"#;
 
-/// The case with the first job able to use so many GPUs, each with this exponent.
+/// The case with the first job elastic up to `gpus_max` GPUs, speed = GPUs ^ `scaling`.
 fn elastic(params: &str, cluster: &str, jobs: &str, gpus_max: u16, scaling: f64) -> TestCase {
     let mut case = case(params, cluster, jobs);
     case.jobs[0].spec.gpus_max = gpus_max;
@@ -369,12 +370,12 @@ fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
         gpu1  ...aaaaabbb
     "#]]
     .assert_eq(&out.chart());
-    // Three seconds alone, five with two GPUs, the rest alone.
+    // Three seconds with one GPU, five with two, the rest with one.
     let ends = 8.0 + 15.0 - 3.0 - 5.0 * 2_f64.powf(0.9);
     assert_eq!(out.finished, [Some(ends.ceil() as u64), Some(11)]);
     assert!(out.journal.contains(r#""grows":2"#) && out.journal.contains(r#""shrinks_for":1"#));
     assert_eq!(out.metrics().moves, 2);
-    // A change that takes a second does not keep the arrival waiting.
+    // A shrink that costs a second does not delay the arriving job.
     case.costs.migrate = Some(Span::from_secs(1.0));
     let dear = case.run();
     expect![[r#"
@@ -386,8 +387,8 @@ fn a_job_grows_into_idle_gpus_and_shrinks_for_an_arrival() {
 }
 
 #[test]
-fn a_growth_waits_until_the_job_is_old_enough_to_be_worth_it() {
-    // With two GPUs it would be 1.4 times as fast at least, so 2 s pay after 2 / (1 − 1/1.4) = 7 s.
+fn a_job_grows_only_when_it_is_old_enough_to_pay() {
+    // With two GPUs it is at least 1.4 times as fast, so 2 s pay after 2 / (1 − 1/1.4) = 7 s.
     let mut case = elastic(GROWS, "1x2", "e 0 1 20", 2, 1.0);
     case.costs.migrate = Some(Span::from_secs(2.0));
     expect![[r#"
@@ -407,7 +408,7 @@ fn a_growth_that_does_not_pay_is_undone_and_remembered() {
     "#]]
     .assert_eq(&out.chart());
     assert!(out.journal.contains(r#""not_worth_growing":1"#));
-    // The refusal is forgotten after some time.
+    // The refusal expires after `refuse_s`.
     case.params.insert("refuse_s".into(), 4.into());
     expect![[r#"
         gpu0  aaaaaaaaaaaa
@@ -417,7 +418,7 @@ fn a_growth_that_does_not_pay_is_undone_and_remembered() {
 }
 
 #[test]
-fn a_job_grows_by_powers_of_two_and_the_newest_growth_goes_first() {
+fn jobs_grow_by_powers_of_two_and_the_latest_shrinks_first() {
     let mut case = elastic(GROWS, "1x8", "e 0 1 60, g 0 2 60, f 12 1 4, h 14 2 3", 4, 1.0);
     case.jobs[1].spec.gpus_max = 4;
     expect![[r#"
@@ -434,7 +435,7 @@ fn a_job_grows_by_powers_of_two_and_the_newest_growth_goes_first() {
 }
 
 #[test]
-fn only_who_can_use_more_gpus_grows_and_only_if_told_to() {
+fn only_elastic_jobs_grow_and_only_if_enabled() {
     let mut case = elastic(GROWS, "1x4", "e 0 1 9, f 0 1 9", 4, 1.0);
     expect![[r#"
         gpu0  aaaaaa
@@ -454,8 +455,8 @@ fn only_who_can_use_more_gpus_grows_and_only_if_told_to() {
 }
 
 #[test]
-fn nobody_is_grown_where_jobs_take_turns() {
-    // Two wide jobs cannot run at once, whatever e gives back.
+fn no_job_grows_on_an_oversubscribed_node() {
+    // Two wide jobs cannot run at once, even if e shrinks.
     let jobs = "e 0 1 40, f 8 2 6, g 9 2 6, h 10 1 3";
     expect![[r#"
         gpu0  aaaaaaaaaaabcbcbcbcc...aaaaaaaa
@@ -466,7 +467,7 @@ fn nobody_is_grown_where_jobs_take_turns() {
 }
 
 #[test]
-fn a_gang_that_spans_nodes_gets_grown_gpus_back_from_all_of_them() {
+fn jobs_on_several_nodes_shrink_for_a_spanning_gang() {
     let mut case = elastic(GROWS, "2x2", "e 0 1 30, d 0 2 4, g 4 1 30, f 14 2 5", 2, 1.0);
     case.jobs[2].spec.gpus_max = 2;
     expect![[r#"
@@ -478,7 +479,7 @@ fn a_gang_that_spans_nodes_gets_grown_gpus_back_from_all_of_them() {
     .assert_eq(&case.run().chart());
 }
 
-/// Jobs of these widths on one node, without costs.
+/// Random jobs of 1 to `widest` GPUs on one node, without switching costs.
 fn random_turns(seed: u64, widest: u64) -> TestCase {
     let mut rng = Rng::stream(seed, 1);
     let gpus = 1 + rng.below(4);
@@ -488,16 +489,16 @@ fn random_turns(seed: u64, widest: u64) -> TestCase {
             format!("j{i} {} {width} {}", rng.below(6), 2 + rng.below(12))
         })
         .collect();
-    let mut case = case(TURNS, &format!("1x{gpus}"), &jobs.join(","));
+    let mut case = case(SLICES, &format!("1x{gpus}"), &jobs.join(","));
     case.params.insert("max_height".into(), 99.into());
     case
 }
 
 #[test]
-fn everybody_runs_at_least_once_in_as_many_slices_as_there_are_jobs() {
+fn every_job_runs_once_in_as_many_slices_as_jobs() {
     for seed in 0..300 {
         let case = random_turns(seed, 4);
-        // Slices waited, and the most jobs there were meanwhile.
+        // For each job: slices waited, and the most jobs at any time meanwhile.
         let mut waits = vec![(0, 0); case.jobs.len()];
         let mut last = None;
         case.run_looking(&mut |engine| {
@@ -538,7 +539,7 @@ fn no_gpu_is_idle_while_a_job_waits() {
 }
 
 #[test]
-fn with_room_for_all_nobody_is_suspended_and_nobody_shares() {
+fn with_gpus_for_all_no_job_is_suspended_or_packed() {
     for seed in 0..200 {
         let mut case = random_turns(seed, 1);
         let jobs = case.jobs.len();
@@ -553,7 +554,7 @@ fn with_room_for_all_nobody_is_suspended_and_nobody_shares() {
 }
 
 #[test]
-fn nobody_has_more_than_it_asked_for_while_somebody_waits() {
+fn no_job_is_grown_while_another_waits() {
     let mut grown = 0;
     for seed in 0..300 {
         let mut case = random_turns(seed, 2);
@@ -570,10 +571,10 @@ fn nobody_has_more_than_it_asked_for_while_somebody_waits() {
         assert!(out.ended);
         grown += usize::from(out.journal.contains("\"grows\""));
     }
-    assert!(grown > 50, "only {grown} scenes in which somebody grows");
+    assert!(grown > 50, "only {grown} states with a grown job");
 }
 
-/// Follows who is where, and what moves do.
+/// Tracks the GPUs of each job and checks every move.
 #[derive(Default)]
 struct Moves {
     gpus: Vec<Vec<GpuIdx>>,
@@ -611,9 +612,9 @@ impl Observer for Moves {
                 Action::Start(_, p) => self.gpus[job] = p.gpus.to_vec(),
                 Action::Move(_, p) => {
                     self.gpus[job] = p.gpus.to_vec();
-                    assert!(self.nodes() <= before, "a move makes another node busy");
+                    assert!(self.nodes() <= before, "a move uses one more node");
                     let cool = self.moved[job].is_none_or(|at| step.at - at >= self.cool);
-                    assert!(cool, "job {job} moves to and fro");
+                    assert!(cool, "job {job} moves back within the pause");
                     self.moved[job] = Some(step.at);
                     self.count += 1;
                 }
@@ -624,7 +625,7 @@ impl Observer for Moves {
 }
 
 #[test]
-fn moves_never_spread_jobs_over_more_nodes_and_never_go_to_and_fro() {
+fn moves_use_no_more_nodes_and_do_not_oscillate() {
     let mut count = 0;
     for seed in 0..300 {
         let mut case = random_turns(seed, 1);

@@ -1,8 +1,9 @@
-//! The time_share: jobs that live on nodes, running or suspended, and take turns at the GPUs there.
+//! Time slicing on nodes: the queue of jobs of each node, running or suspended, which share its
+//! GPUs in time slices.
 //!
-//! For policies that over-subscribe nodes. Nodes are found by the width of the jobs that they are meant
-//! for (their class) and by load; each has a list of units, and a unit is what runs together on the same
-//! GPUs. Nothing here decides how long a turn is, or who shares.
+//! Nodes are indexed by the width of the jobs that they are meant for (their class) and by load;
+//! each has a queue of units, and a unit is a set of jobs that run together on the same GPUs. The
+//! length of a slice and the choice of packs are decided elsewhere.
 
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::job::Phase;
@@ -15,32 +16,32 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Jobs that are on the same GPUs whenever they run; mostly one.
+/// Jobs that run together on the same GPUs: a single job or a pack.
 #[derive(Clone, Debug)]
 pub(crate) struct Unit {
-    /// Its members.
+    /// Its jobs, the first placed one first.
     pub(crate) jobs: SmallVec<[JobIdx; 2]>,
-    /// For the policy: looks in a row at which it was not worth while.
-    pub(crate) strikes: u8,
+    /// Consecutive scans at which the pack was slower than time slicing.
+    pub(crate) unprofitable_scans: u8,
 }
 
 impl Unit {
-    /// One job.
+    /// A unit of one job.
     pub(crate) fn of(job: JobIdx) -> Self {
-        Self { jobs: SmallVec::from_slice(&[job]), strikes: 0 }
+        Self { jobs: SmallVec::from_slice(&[job]), unprofitable_scans: 0 }
     }
 
-    /// The GPUs that it needs.
+    /// Number of GPUs that it needs.
     pub(crate) fn gpus(&self, state: &State) -> u16 {
         state.spec(self.jobs[0]).gpus
     }
 
-    /// Whether it holds GPUs.
+    /// Whether it has GPUs.
     pub(crate) fn is_placed(&self, state: &State) -> bool {
         state.job(self.jobs[0]).is_placed()
     }
 
-    /// Whether it waits, and all of it could be started now.
+    /// Whether all of its jobs wait and can be started now.
     pub(crate) fn is_ready(&self, state: &State) -> bool {
         self.jobs.iter().all(|j| state.pending.contains(*j))
     }
@@ -51,60 +52,61 @@ impl Unit {
     }
 }
 
-/// A node and the jobs that live there.
+/// The queue of a node.
 #[derive(Debug, Default)]
 pub(crate) struct NodeQueue {
     up: bool,
-    /// Width of the jobs that it is meant for; 0 = nobody residence here.
+    /// Width of the jobs that the node is meant for; 0 = its queue is empty.
     pub(crate) class: u16,
-    /// GPUs that all who are here asked for, gangs that span nodes included.
+    /// GPUs requested by all jobs of the node, gangs that span nodes included.
     pub(crate) load: u32,
     /// GPUs held by gangs that span nodes.
     pub(crate) spanned: u16,
-    /// In the order of turns: those who run now go to the end when their slice ends.
-    pub(crate) list: Vec<Unit>,
-    /// The last slice that began here.
-    turn: u64,
+    /// Units in the order of time slices; running ones move to the end when their slice ends.
+    pub(crate) units: Vec<Unit>,
+    /// Number of the last slice that began on the node.
+    last_slice: u64,
 }
 
-/// Where a job residence.
+/// The node or nodes to which a job belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Residence {
-    /// Nowhere: it is not known, or waits for a node_queue.
+    /// None: the job is not known, or waits to be admitted.
     #[default]
     Nowhere,
-    /// On this node.
+    /// In the queue of this node.
     On(NodeIdx),
-    /// On several nodes: it keeps its GPUs until it leaves.
+    /// On several nodes: the job is never suspended.
     Across,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Occupancy {
     residence: Residence,
-    /// From when on it was expected to make progress.
-    begins: Time,
-    /// It is not suspended before.
-    entitled: Time,
+    /// From when on the job is expected to make progress.
+    progress_from: Time,
+    /// The job is not suspended before this time.
+    protected_until: Time,
 }
 
-/// Which jobs live where.
+/// The queues of all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct NodeTimeShare {
-    homes: Vec<NodeQueue>,
+    queues: Vec<NodeQueue>,
     /// Nodes that are up, by class, then by load.
     by_class: BTreeMap<u16, BTreeSet<(u32, NodeIdx)>>,
-    stays: Vec<Occupancy>,
-    /// Gangs that span nodes, with the GPUs they hold on each.
+    occupancies: Vec<Occupancy>,
+    /// Gangs that span nodes, with their number of GPUs on each.
     spans: BTreeMap<JobIdx, SmallVec<[(NodeIdx, u16); 4]>>,
-    /// Nodes on which somebody is suspended.
+    /// Nodes with a suspended job.
     pub(crate) oversubscribed: IdxSet<NodeIdx>,
-    /// Nodes on which somebody shares.
+    /// Nodes with a pack.
     pub(crate) packed: IdxSet<NodeIdx>,
-    /// Nodes where somebody may start.
-    stirred: IdxSet<NodeIdx>,
-    /// The present slice.
+    /// Nodes whose queue or GPUs changed, so that a job may start.
+    dirty: IdxSet<NodeIdx>,
+    /// Number of the present slice.
     slice: u64,
+    /// GPUs of the largest node.
     largest: u32,
 }
 
@@ -113,7 +115,7 @@ pub(crate) fn class_of(gpus: u16) -> u16 {
     gpus.checked_next_power_of_two().unwrap_or(u16::MAX)
 }
 
-/// How a job runs that is promised nothing and may use everything: who shares a GPU is not confined.
+/// Knobs of a job without a guaranteed share, which may use the whole GPU.
 pub(crate) fn unconfined(state: &State, job: JobIdx) -> Knobs {
     Knobs { sm_permille: 0, ..state.spec(job).knobs }
 }
@@ -127,8 +129,8 @@ fn idle_on(state: &State, node: NodeIdx, count: u16) -> Option<GpuSet> {
     Some(idle.take(usize::from(count)).collect())
 }
 
-/// Whether the job could run on the node if nobody else were there.
-fn suits(state: &State, job: JobIdx, node: NodeIdx) -> bool {
+/// Whether the job could run on the node if it were empty.
+fn could_host(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     let (spec, node) = (state.spec(job), state.node(node));
     let mem_mib = state.gpu_models[usize::from(node.gpu_model)].mem_mib;
     let cpu = u64::from(spec.gpus) * u64::from(spec.knobs.cpu_milli);
@@ -139,7 +141,7 @@ fn suits(state: &State, job: JobIdx, node: NodeIdx) -> bool {
 }
 
 /// Whether the job can start on idle GPUs of the node now.
-fn has_room(state: &State, job: JobIdx, node: NodeIdx) -> bool {
+fn has_idle_gpus(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     let (spec, node) = (state.spec(job), state.node(node));
     let cpu = u64::from(spec.gpus) * u64::from(spec.knobs.cpu_milli);
     let used = u64::from(node.cpu_used_milli);
@@ -147,31 +149,31 @@ fn has_room(state: &State, job: JobIdx, node: NodeIdx) -> bool {
 }
 
 impl NodeTimeShare {
-    /// Makes room for jobs that are new, and for all nodes at the first call.
+    /// Grows the tables to the number of jobs, and sets up all nodes at the first call.
     pub(crate) fn prepare(&mut self, state: &State) {
-        self.stays.resize(state.jobs.len(), Occupancy::default());
-        if self.homes.is_empty() {
-            self.homes.resize_with(state.nodes.len(), NodeQueue::default);
+        self.occupancies.resize(state.jobs.len(), Occupancy::default());
+        if self.queues.is_empty() {
+            self.queues.resize_with(state.nodes.len(), NodeQueue::default);
             self.largest = state.nodes.iter().map(|n| u32::from(n.size)).max().unwrap_or(0);
             for (n, node) in state.nodes.iter().enumerate() {
-                self.change(NodeIdx::from_usize(n), |node_queue| node_queue.up = node.up);
+                self.change(NodeIdx::from_usize(n), |queue| queue.up = node.up);
             }
         }
     }
 
-    /// The node as a node_queue.
-    pub(crate) fn node_queue(&self, node: NodeIdx) -> &NodeQueue {
-        &self.homes[node.usize()]
+    /// The queue of the node.
+    pub(crate) fn queue_of(&self, node: NodeIdx) -> &NodeQueue {
+        &self.queues[node.usize()]
     }
 
-    /// Where the job residence.
+    /// The node or nodes of the job.
     pub(crate) fn residence(&self, job: JobIdx) -> Residence {
-        self.stays[job.usize()].residence
+        self.occupancies[job.usize()].residence
     }
 
-    /// From when on the job was expected to make progress where it is.
-    pub(crate) fn begins(&self, job: JobIdx) -> Time {
-        self.stays[job.usize()].begins
+    /// From when on the job is expected to make progress on its present GPUs.
+    pub(crate) fn progress_from(&self, job: JobIdx) -> Time {
+        self.occupancies[job.usize()].progress_from
     }
 
     /// Gangs that span nodes.
@@ -179,15 +181,15 @@ impl NodeTimeShare {
         self.spans.keys().copied()
     }
 
-    /// Changes a node, and its entry in the index with it.
+    /// Edits the queue of a node and updates the index by class and load.
     fn change(&mut self, node: NodeIdx, edit: impl FnOnce(&mut NodeQueue)) {
-        let node_queue = &mut self.homes[node.usize()];
-        let was = (node_queue.up, node_queue.class, node_queue.load);
-        edit(node_queue);
-        if node_queue.list.is_empty() {
-            node_queue.class = 0;
+        let queue = &mut self.queues[node.usize()];
+        let was = (queue.up, queue.class, queue.load);
+        edit(queue);
+        if queue.units.is_empty() {
+            queue.class = 0;
         }
-        let is = (node_queue.up, node_queue.class, node_queue.load);
+        let is = (queue.up, queue.class, queue.load);
         if was == is {
             return;
         }
@@ -199,53 +201,53 @@ impl NodeTimeShare {
         }
     }
 
-    /// The job goes to live on the node, at the end of its list.
+    /// Adds the job to the end of the node's queue.
     pub(crate) fn join(&mut self, state: &State, job: JobIdx, node: NodeIdx) {
         let gpus = state.spec(job).gpus;
-        self.stays[job.usize()].residence = Residence::On(node);
-        self.change(node, |node_queue| {
-            node_queue.list.push(Unit::of(job));
-            node_queue.load += u32::from(gpus);
-            if node_queue.class == 0 {
-                node_queue.class = class_of(gpus);
+        self.occupancies[job.usize()].residence = Residence::On(node);
+        self.change(node, |queue| {
+            queue.units.push(Unit::of(job));
+            queue.load += u32::from(gpus);
+            if queue.class == 0 {
+                queue.class = class_of(gpus);
             }
         });
-        self.stirred.insert(node);
+        self.dirty.insert(node);
     }
 
-    /// The job no longer residence where it did; gives the others of its unit.
-    pub(crate) fn part(&mut self, state: &State, job: JobIdx) -> SmallVec<[JobIdx; 2]> {
+    /// Removes the job from its node or nodes; returns the other jobs of its unit.
+    pub(crate) fn remove(&mut self, state: &State, job: JobIdx) -> SmallVec<[JobIdx; 2]> {
         let mut mates = SmallVec::new();
-        match std::mem::take(&mut self.stays[job.usize()].residence) {
+        match std::mem::take(&mut self.occupancies[job.usize()].residence) {
             Residence::Nowhere => {}
             Residence::On(node) => {
-                self.change(node, |node_queue| {
-                    node_queue.load -= u32::from(state.spec(job).gpus);
-                    if let Some(at) = node_queue.list.iter().position(|u| u.jobs.contains(&job)) {
-                        node_queue.list[at].jobs.retain(|j| *j != job);
-                        mates.clone_from(&node_queue.list[at].jobs);
+                self.change(node, |queue| {
+                    queue.load -= u32::from(state.spec(job).gpus);
+                    if let Some(at) = queue.units.iter().position(|u| u.jobs.contains(&job)) {
+                        queue.units[at].jobs.retain(|j| *j != job);
+                        mates.clone_from(&queue.units[at].jobs);
                         if mates.is_empty() {
-                            node_queue.list.remove(at);
+                            queue.units.remove(at);
                         }
                     }
                 });
-                self.stirred.insert(node);
+                self.dirty.insert(node);
             }
             Residence::Across => {
                 for (node, count) in self.spans.remove(&job).unwrap_or_default() {
-                    self.change(node, |node_queue| {
-                        node_queue.load -= u32::from(count);
-                        node_queue.spanned -= count;
+                    self.change(node, |queue| {
+                        queue.load -= u32::from(count);
+                        queue.spanned -= count;
                     });
-                    self.stirred.insert(node);
+                    self.dirty.insert(node);
                 }
             }
         }
         mates
     }
 
-    /// A job that was placed by itself residence where its GPUs are.
-    pub(crate) fn settle(&mut self, plan: &Plan<'_>, job: JobIdx) {
+    /// Adds a job that is already placed to the node or nodes of its GPUs.
+    pub(crate) fn join_placed(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let mut on: SmallVec<[(NodeIdx, u16); 4]> = SmallVec::new();
         for gpu in &plan.job(job).gpus {
             let node = plan.gpu(*gpu).node;
@@ -258,109 +260,117 @@ impl NodeTimeShare {
             return self.join(plan, job, node);
         }
         for (node, count) in &on {
-            self.change(*node, |node_queue| {
-                node_queue.load += u32::from(*count);
-                node_queue.spanned += count;
+            self.change(*node, |queue| {
+                queue.load += u32::from(*count);
+                queue.spanned += count;
             });
         }
         self.spans.insert(job, on);
-        self.stays[job.usize()].residence = Residence::Across;
+        self.occupancies[job.usize()].residence = Residence::Across;
     }
 
-    /// A node went away or came back; gives those who were suspended there.
-    pub(crate) fn lose(&mut self, state: &State, node: NodeIdx) -> Vec<JobIdx> {
-        let list = self.homes[node.usize()].list.iter();
-        let homeless: Vec<JobIdx> = list.flat_map(|u| &u.jobs).copied().collect();
-        for job in &homeless {
-            self.part(state, *job);
+    /// Empties the queue of a node that went down or came back; returns its jobs.
+    pub(crate) fn reset_node(&mut self, state: &State, node: NodeIdx) -> Vec<JobIdx> {
+        let units = self.queues[node.usize()].units.iter();
+        let displaced: Vec<JobIdx> = units.flat_map(|u| &u.jobs).copied().collect();
+        for job in &displaced {
+            self.remove(state, *job);
         }
         let up = state.node(node).up;
-        self.change(node, |node_queue| node_queue.up = up);
-        self.stirred.insert(node);
-        homeless
+        self.change(node, |queue| queue.up = up);
+        self.dirty.insert(node);
+        displaced
     }
 
-    /// Two units of a node become one, where the first stands.
+    /// Merges two units of a node at the position of the host.
     pub(crate) fn merge(&mut self, node: NodeIdx, host: JobIdx, guest: JobIdx) {
-        let list = &mut self.homes[node.usize()].list;
-        let Some(from) = list.iter().position(|u| u.jobs.contains(&guest)) else { return };
-        let moved = list.remove(from);
-        match list.iter_mut().find(|u| u.jobs.contains(&host)) {
+        let units = &mut self.queues[node.usize()].units;
+        let Some(from) = units.iter().position(|u| u.jobs.contains(&guest)) else { return };
+        let moved = units.remove(from);
+        match units.iter_mut().find(|u| u.jobs.contains(&host)) {
             Some(unit) => unit.jobs.extend(moved.jobs),
-            None => list.insert(from, moved),
+            None => units.insert(from, moved),
         }
-        self.stirred.insert(node);
+        self.dirty.insert(node);
     }
 
-    /// A member leaves its unit and stands by itself behind it.
+    /// Splits a job from its unit into one of its own, right behind it.
     pub(crate) fn split(&mut self, node: NodeIdx, job: JobIdx) {
-        let list = &mut self.homes[node.usize()].list;
+        let units = &mut self.queues[node.usize()].units;
         let shared = |u: &Unit| u.jobs.len() > 1 && u.jobs.contains(&job);
-        if let Some(at) = list.iter().position(shared) {
-            list[at].jobs.retain(|j| *j != job);
-            list.insert(at + 1, Unit::of(job));
-            self.stirred.insert(node);
+        if let Some(at) = units.iter().position(shared) {
+            units[at].jobs.retain(|j| *j != job);
+            units.insert(at + 1, Unit::of(job));
+            self.dirty.insert(node);
         }
     }
 
-    /// Counts a look at which a unit was or was not worth while; gives how many in a row were not.
-    pub(crate) fn strike(&mut self, node: NodeIdx, member: JobIdx, worth: bool) -> u8 {
-        let mut list = self.homes[node.usize()].list.iter_mut();
-        let unit = list.find(|u| u.jobs.contains(&member));
+    /// Records whether a pack was faster than time slicing at this scan; returns for how many
+    /// consecutive scans it was not.
+    pub(crate) fn count_unprofitable(
+        &mut self,
+        node: NodeIdx,
+        member: JobIdx,
+        profitable: bool,
+    ) -> u8 {
+        let mut units = self.queues[node.usize()].units.iter_mut();
+        let unit = units.find(|u| u.jobs.contains(&member));
         unit.map_or(0, |unit| {
-            unit.strikes = if worth { 0 } else { unit.strikes.saturating_add(1) };
-            unit.strikes
+            unit.unprofitable_scans =
+                if profitable { 0 } else { unit.unprofitable_scans.saturating_add(1) };
+            unit.unprofitable_scans
         })
     }
 }
 
-// Turns.
+// Time slices.
 impl NodeTimeShare {
-    /// The nodes whose slice is over when this one begins.
+    /// Starts this slice and returns the oversubscribed nodes that have not begun it.
     pub(crate) fn begin_slice(&mut self, slice: u64) -> Vec<NodeIdx> {
         self.slice = self.slice.max(slice);
-        let is_due = |n: &NodeIdx| self.homes[n.usize()].turn < self.slice;
+        let is_due = |n: &NodeIdx| self.queues[n.usize()].last_slice < self.slice;
         self.oversubscribed.iter().filter(is_due).collect()
     }
 
-    /// The next slice of a node, once: those who had their turn go to the end of the list, those in
-    /// front get the GPUs.
+    /// Begins the present slice on a node: running units move to the end of the queue and the first
+    /// units that fit get the GPUs.
     pub(crate) fn rotate(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        if self.homes[node.usize()].turn >= self.slice {
+        if self.queues[node.usize()].last_slice >= self.slice {
             return;
         }
-        self.homes[node.usize()].turn = self.slice;
-        let mut list = std::mem::take(&mut self.homes[node.usize()].list);
-        list.sort_by_key(|u| u.is_placed(plan));
-        let chosen = self.choose(plan, node, &list);
-        for (unit, _) in list.iter().zip(&chosen).filter(|(_, stays)| !**stays) {
+        self.queues[node.usize()].last_slice = self.slice;
+        let mut units = std::mem::take(&mut self.queues[node.usize()].units);
+        units.sort_by_key(|u| u.is_placed(plan));
+        let chosen = self.select_units(plan, node, &units);
+        for (unit, _) in units.iter().zip(&chosen).filter(|(_, runs)| !**runs) {
             for job in &unit.jobs {
                 plan.suspend(*job);
             }
         }
-        for (unit, _) in list.iter().zip(&chosen).filter(|(_, runs)| **runs) {
+        for (unit, _) in units.iter().zip(&chosen).filter(|(_, runs)| **runs) {
             self.start(plan, node, unit);
         }
-        self.homes[node.usize()].list = list;
-        self.stirred.insert(node);
+        self.queues[node.usize()].units = units;
+        self.dirty.insert(node);
     }
 
-    /// Who runs in the next slice: those whose turn has hardly begun, then the list from the front.
-    fn choose(&self, plan: &Plan<'_>, node: NodeIdx, list: &[Unit]) -> SmallVec<[bool; 32]> {
+    /// Selects the units of the next slice: those that may not be suspended yet, then in queue
+    /// order.
+    fn select_units(&self, plan: &Plan<'_>, node: NodeIdx, units: &[Unit]) -> SmallVec<[bool; 32]> {
         let on = plan.node(node);
-        let mut gpus = on.size - self.homes[node.usize()].spanned;
-        let placed = list.iter().filter(|u| u.is_placed(plan));
+        let mut gpus = on.size - self.queues[node.usize()].spanned;
+        let placed = units.iter().filter(|u| u.is_placed(plan));
         let held: u64 = placed.map(|u| u.cpu_milli(plan)).sum();
         let of_others = u64::from(on.cpu_used_milli).saturating_sub(held);
         let mut cpu = match on.cpu_milli {
             0 => u64::MAX,
             all => u64::from(all).saturating_sub(of_others),
         };
-        let mut chosen: SmallVec<[bool; 32]> = SmallVec::from_elem(false, list.len());
-        for entitled in [true, false] {
-            for (unit, chosen) in list.iter().zip(&mut chosen) {
-                let wanted = if entitled {
-                    unit.is_placed(plan) && !self.had_its_turn(plan, unit)
+        let mut chosen: SmallVec<[bool; 32]> = SmallVec::from_elem(false, units.len());
+        for protected in [true, false] {
+            for (unit, chosen) in units.iter().zip(&mut chosen) {
+                let wanted = if protected {
+                    unit.is_placed(plan) && !self.may_be_suspended(plan, unit)
                 } else {
                     !*chosen && (unit.is_placed(plan) || unit.is_ready(plan))
                 };
@@ -374,14 +384,14 @@ impl NodeTimeShare {
         chosen
     }
 
-    fn had_its_turn(&self, plan: &Plan<'_>, unit: &Unit) -> bool {
+    fn may_be_suspended(&self, plan: &Plan<'_>, unit: &Unit) -> bool {
         unit.jobs.iter().all(|j| {
-            let entitled = self.stays[j.usize()].entitled;
-            plan.job(*j).phase == Phase::Running && plan.now >= entitled
+            let protected_until = self.occupancies[j.usize()].protected_until;
+            plan.job(*j).phase == Phase::Running && plan.now >= protected_until
         })
     }
 
-    /// Starts a unit that waits on idle GPUs of the node, if it fits.
+    /// Starts a waiting unit on idle GPUs of the node, if it fits.
     fn start(&mut self, plan: &mut Plan<'_>, node: NodeIdx, unit: &Unit) -> bool {
         if unit.is_placed(plan) || !unit.is_ready(plan) {
             return false;
@@ -389,7 +399,7 @@ impl NodeTimeShare {
         let Some(gpus) = idle_on(plan, node, unit.gpus(plan)) else { return false };
         let mark = plan.mark();
         for job in &unit.jobs {
-            if !self.put(plan, *job, &gpus) {
+            if !self.place(plan, *job, &gpus) {
                 plan.undo_to(mark);
                 return false;
             }
@@ -397,63 +407,63 @@ impl NodeTimeShare {
         true
     }
 
-    /// Places a job on GPUs of one node and notes from when on it makes progress.
-    pub(crate) fn put(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
+    /// Places a job on these GPUs and records from when on it makes progress.
+    pub(crate) fn place(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let placed = plan.place(job, gpus, unconfined(plan, job)).is_ok();
         if placed {
-            self.starts(plan, job);
+            self.record_start(plan, job);
         }
         placed
     }
 
-    /// Notes from when on a job that was placed makes progress.
-    pub(crate) fn starts(&mut self, plan: &Plan<'_>, job: JobIdx) {
+    /// Records from when on a placed job makes progress.
+    pub(crate) fn record_start(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let gpus = &plan.job(job).gpus;
         if plan.was_on(job) != &gpus[..] {
             let price = plan.price(job, gpus);
-            let stay = &mut self.stays[job.usize()];
-            stay.begins = plan.now + price;
-            // A start that takes longer than a slice would never get anything done.
-            stay.entitled = stay.begins + price;
+            let occupancy = &mut self.occupancies[job.usize()];
+            occupancy.progress_from = plan.now + price;
+            // Otherwise a job whose start takes longer than a slice would never make progress.
+            occupancy.protected_until = occupancy.progress_from + price;
         }
     }
 
-    /// From now on the job's pace is another.
-    pub(crate) fn begins_anew(&mut self, job: JobIdx, now: Time) {
-        let begins = &mut self.stays[job.usize()].begins;
-        *begins = (*begins).max(now);
+    /// Restarts the measurement of the job's speed, because the jobs beside it changed.
+    pub(crate) fn restart_measurement(&mut self, job: JobIdx, now: Time) {
+        let progress_from = &mut self.occupancies[job.usize()].progress_from;
+        *progress_from = (*progress_from).max(now);
     }
 
-    /// Something has changed on the node.
+    /// Records that the node changed.
     pub(crate) fn mark_dirty(&mut self, node: NodeIdx) {
-        self.stirred.insert(node);
+        self.dirty.insert(node);
     }
 
-    /// Starts whoever fits on nodes where something has changed, in the order of their lists.
+    /// Starts units that fit on nodes that changed, in queue order.
     pub(crate) fn fill(&mut self, plan: &mut Plan<'_>) {
-        while let Some(node) = self.stirred.first() {
-            self.stirred.remove(node);
-            let list = std::mem::take(&mut self.homes[node.usize()].list);
+        while let Some(node) = self.dirty.first() {
+            self.dirty.remove(node);
+            let units = std::mem::take(&mut self.queues[node.usize()].units);
             if plan.node(node).up && plan.node(node).idle > 0 {
-                for unit in &list {
+                for unit in &units {
                     self.start(plan, node, unit);
                 }
             }
-            self.homes[node.usize()].list = list;
-            self.review(plan, node);
+            self.queues[node.usize()].units = units;
+            self.update_flags(plan, node);
         }
     }
 
-    /// Notes whether somebody waits or shares on the node.
-    pub(crate) fn review(&mut self, state: &State, node: NodeIdx) {
-        let list = &self.homes[node.usize()].list;
-        if list.iter().all(|u| u.is_placed(state)) {
+    /// Updates whether the node has suspended jobs and packs.
+    pub(crate) fn update_flags(&mut self, state: &State, node: NodeIdx) {
+        let units = &self.queues[node.usize()].units;
+        if units.iter().all(|u| u.is_placed(state)) {
             self.oversubscribed.remove(node);
         } else if self.oversubscribed.insert(node) {
-            let turn = &mut self.homes[node.usize()].turn;
-            *turn = self.slice.max(*turn);
+            let last_slice = &mut self.queues[node.usize()].last_slice;
+            *last_slice = self.slice.max(*last_slice);
         }
-        if self.homes[node.usize()].list.iter().any(|u| u.jobs.len() > 1) {
+        if self.queues[node.usize()].units.iter().any(|u| u.jobs.len() > 1) {
             self.packed.insert(node);
         } else {
             self.packed.remove(node);
@@ -461,16 +471,16 @@ impl NodeTimeShare {
     }
 }
 
-// Finding a node_queue.
+// Finding a node for a job.
 impl NodeTimeShare {
-    /// The node where the job can run at once without turns: of its class, then an empty one, then any;
-    /// the least loaded.
-    pub(crate) fn calm_node(&self, state: &State, job: JobIdx) -> Option<NodeIdx> {
+    /// The least loaded node where the job can run at once without time slicing: of its class, then
+    /// an empty one, then any.
+    pub(crate) fn unsliced_node(&self, state: &State, job: JobIdx) -> Option<NodeIdx> {
         let gpus = u32::from(state.spec(job).gpus);
         let fits = |(load, node): &&(u32, NodeIdx)| {
             load + gpus <= u32::from(state.node(*node).size)
-                && suits(state, job, *node)
-                && has_room(state, job, *node)
+                && could_host(state, job, *node)
+                && has_idle_gpus(state, job, *node)
         };
         let least = |class: u16| {
             let nodes = self.by_class.get(&class)?.iter();
@@ -482,13 +492,18 @@ impl NodeTimeShare {
         own.or_else(empty).or_else(any).map(|(_, node)| *node)
     }
 
-    /// The least loaded node where the job takes turns with others, up to so many times its GPUs: of its
-    /// class, or any if there is none of its class.
-    pub(crate) fn busy_node(&self, state: &State, job: JobIdx, max_height: u16) -> Option<NodeIdx> {
+    /// The least loaded node that may be oversubscribed for the job, up to `max_height` times its
+    /// GPUs: of its class, or any if its class has none.
+    pub(crate) fn sliced_node(
+        &self,
+        state: &State,
+        job: JobIdx,
+        max_height: u16,
+    ) -> Option<NodeIdx> {
         let gpus = state.spec(job).gpus;
         let could = |(_, node): &&(u32, NodeIdx)| {
-            let spanned = self.homes[node.usize()].spanned;
-            suits(state, job, *node) && gpus + spanned <= state.node(*node).size
+            let spanned = self.queues[node.usize()].spanned;
+            could_host(state, job, *node) && gpus + spanned <= state.node(*node).size
         };
         let fits = |(load, node): &(u32, NodeIdx)| {
             let most = u32::from(state.node(*node).size) * u32::from(max_height);
@@ -509,14 +524,13 @@ impl NodeTimeShare {
         self.by_class.get(&class).into_iter().flatten().map(|(_, node)| *node)
     }
 
-    /// For each class that somebody is of or that has nodes: GPUs that its jobs ask for, and GPUs of its
-    /// nodes.
+    /// For each class with jobs or nodes: GPUs requested by its jobs, and GPUs of its nodes.
     fn shares(&self, state: &State) -> BTreeMap<u16, (u32, u32)> {
         let mut shares: BTreeMap<u16, (u32, u32)> = BTreeMap::new();
         for (class, nodes) in self.by_class.iter().filter(|(class, _)| **class > 0) {
             for (_, node) in nodes {
                 shares.entry(*class).or_default().1 += u32::from(state.node(*node).size);
-                for job in self.homes[node.usize()].list.iter().flat_map(|u| &u.jobs) {
+                for job in self.queues[node.usize()].units.iter().flat_map(|u| &u.jobs) {
                     let gpus = state.spec(*job).gpus;
                     shares.entry(class_of(gpus)).or_default().0 += u32::from(gpus);
                 }
@@ -525,82 +539,85 @@ impl NodeTimeShare {
         shares
     }
 
-    /// A node of the class that has most GPUs above its share of the demand, and the class that lacks most
-    /// of its own, if it is right to give the one to the other.
-    pub(crate) fn unfair(
+    /// A node of the class with most GPUs above its share of the demand, and the class furthest
+    /// below its own, if the former can spare a node.
+    pub(crate) fn imbalance(
         &self,
         state: &State,
         may_go: &dyn Fn(NodeIdx) -> bool,
     ) -> Option<(NodeIdx, u16)> {
         let shares = self.shares(state);
         let gpus: u32 = state.nodes.iter().filter(|n| n.up).map(|n| u32::from(n.size)).sum();
-        let asked: u32 = shares.values().map(|(asked, _)| asked).sum();
-        let fair = |of: u32| (u64::from(of) * u64::from(gpus) / u64::from(asked.max(1))) as u32;
-        let gap = |(asked, has): &(u32, u32)| i64::from(fair(*asked).min(*asked)) - i64::from(*has);
-        let (needy, lacks) = shares.iter().max_by_key(|(c, s)| (gap(s), Reverse(**c)))?;
-        let (rich, spare) = shares.iter().min_by_key(|(c, s)| (gap(s), **c))?;
-        let source = self.of_class(*rich).find(|n| may_go(*n))?;
+        let requested: u32 = shares.values().map(|(requested, _)| requested).sum();
+        let fair = |of: u32| (u64::from(of) * u64::from(gpus) / u64::from(requested.max(1))) as u32;
+        let gap = |(requested, has): &(u32, u32)| {
+            i64::from(fair(*requested).min(*requested)) - i64::from(*has)
+        };
+        let (target_class, deficit) = shares.iter().max_by_key(|(c, s)| (gap(s), Reverse(**c)))?;
+        let (source_class, surplus) = shares.iter().min_by_key(|(c, s)| (gap(s), **c))?;
+        let source = self.of_class(*source_class).find(|n| may_go(*n))?;
         let size = i64::from(state.node(source).size);
-        (gap(lacks) > 0 && gap(spare) + size <= 0).then_some((source, *needy))
+        (gap(deficit) > 0 && gap(surplus) + size <= 0).then_some((source, *target_class))
     }
 
-    /// Sends all who live on a node to the least loaded others of its class. They wait there for their
-    /// turn. Gives who left: nobody, if one could not live on any of them.
+    /// Suspends all jobs of a node and moves them to the least loaded other nodes of its class;
+    /// returns them, or none if one of them fits on no other node.
     pub(crate) fn vacate(&mut self, plan: &mut Plan<'_>, node: NodeIdx) -> Vec<JobIdx> {
-        let node_queue = &self.homes[node.usize()];
-        let class = node_queue.class;
-        let jobs: Vec<JobIdx> = node_queue.list.iter().flat_map(|u| &u.jobs).copied().collect();
+        let queue = &self.queues[node.usize()];
+        let class = queue.class;
+        let jobs: Vec<JobIdx> = queue.units.iter().flat_map(|u| &u.jobs).copied().collect();
         let could = |time_share: &Self, plan: &Plan<'_>, job: JobIdx| {
             let fits = |n: &NodeIdx| {
-                let size = plan.node(*n).size - time_share.homes[n.usize()].spanned;
-                *n != node && suits(plan, job, *n) && plan.spec(job).gpus <= size
+                let size = plan.node(*n).size - time_share.queues[n.usize()].spanned;
+                *n != node && could_host(plan, job, *n) && plan.spec(job).gpus <= size
             };
             time_share.of_class(class).find(fits)
         };
-        if node_queue.spanned > 0 || jobs.iter().any(|j| could(self, plan, *j).is_none()) {
+        if queue.spanned > 0 || jobs.iter().any(|j| could(self, plan, *j).is_none()) {
             return Vec::new();
         }
         for job in &jobs {
             if let Some(other) = could(self, plan, *job) {
                 plan.suspend(*job);
-                self.part(plan, *job);
+                self.remove(plan, *job);
                 self.join(plan, *job, other);
             }
         }
         jobs
     }
 
-    /// Idle GPUs, of several nodes if need be, on none of which anybody has to take turns because of it.
-    pub(crate) fn room_across(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
+    /// Idle GPUs, of several nodes if needed, none of which becomes oversubscribed by the job.
+    pub(crate) fn idle_gpus_across(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
         let gpus = plan.spec(job).gpus;
         if gpus == 1 || plan.idle_for(job) < u32::from(gpus) {
             return None;
         }
-        let is_calm = |gpus: &GpuSet| {
-            gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node)
-                .all(|part| part.len() <= usize::from(self.calm_gpus(plan, plan.gpu(part[0]).node)))
+        let unsliced = |gpus: &GpuSet| {
+            gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node).all(|part| {
+                part.len() <= usize::from(self.unrequested_gpus(plan, plan.gpu(part[0]).node))
+            })
         };
-        let found = |rule| placement::find(plan, job, rule).filter(is_calm);
+        let found = |rule| placement::find(plan, job, rule).filter(unsliced);
         found(Rule::Consolidated)
-            .or_else(|| self.scattered(plan, job))
+            .or_else(|| self.spread_unrequested(plan, job))
             .or_else(|| found(Rule::Spread))
     }
 
-    /// Idle GPUs of the node that nobody who residence there needs.
-    fn calm_gpus(&self, state: &State, node: NodeIdx) -> u16 {
+    /// Number of idle GPUs that no job of the node has requested.
+    fn unrequested_gpus(&self, state: &State, node: NodeIdx) -> u16 {
         let on = state.node(node);
-        let unasked = u32::from(on.size).saturating_sub(self.homes[node.usize()].load);
-        on.idle.min(unasked as u16)
+        let unrequested = u32::from(on.size).saturating_sub(self.queues[node.usize()].load);
+        on.idle.min(unrequested as u16)
     }
 
-    /// GPUs that nobody needs, from the nodes with most of them.
-    fn scattered(&self, state: &State, job: JobIdx) -> Option<GpuSet> {
+    /// Idle GPUs that no job has requested, from the nodes with most of them.
+    fn spread_unrequested(&self, state: &State, job: JobIdx) -> Option<GpuSet> {
         let mut set = GpuSet::new();
         let mut left = state.spec(job).gpus;
         for gpu_model in (0..state.gpu_models.len() as u8).filter(|k| state.spec(job).allows(*k)) {
             for idle in (1..=state.idle.largest(gpu_model)).rev() {
                 for node in state.idle.nodes(gpu_model, idle).iter() {
-                    let count = self.calm_gpus(state, node).min(left);
+                    let count = self.unrequested_gpus(state, node).min(left);
                     set.extend(idle_on(state, node, count).into_iter().flatten());
                     left -= count;
                     if left == 0 {
@@ -614,17 +631,17 @@ impl NodeTimeShare {
         None
     }
 
-    /// Whether somebody residence on the node and the job could too without anybody taking turns.
-    pub(crate) fn is_calm_for(&self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
-        let node_queue = &self.homes[node.usize()];
+    /// Whether the node has jobs and the job could join them without time slicing.
+    pub(crate) fn fits_unsliced(&self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
+        let queue = &self.queues[node.usize()];
         let gpus = u32::from(state.spec(job).gpus);
-        node_queue.load > 0
-            && node_queue.load + gpus <= u32::from(state.node(node).size)
-            && suits(state, job, node)
+        queue.load > 0
+            && queue.load + gpus <= u32::from(state.node(node).size)
+            && could_host(state, job, node)
     }
 
-    /// Idle GPUs on the fullest node that can take the job: one with fewer idle GPUs than where it is,
-    /// or as many if that becomes empty.
+    /// Idle GPUs on the fullest node that can take the job: one with fewer idle GPUs than its own
+    /// node, or as many if that becomes empty.
     pub(crate) fn best_fit(
         &self,
         state: &State,
@@ -638,19 +655,19 @@ impl NodeTimeShare {
             let gpu_models =
                 (0..state.gpu_models.len() as u8).filter(|k| idle <= state.idle.largest(*k));
             let nodes = gpu_models.flat_map(|k| state.idle.nodes(k, idle).iter());
-            let mut used = nodes.filter(|n| *n != source && self.is_calm_for(state, job, *n));
-            used.find_map(|n| self.spare(state, job, n))
+            let mut used = nodes.filter(|n| *n != source && self.fits_unsliced(state, job, *n));
+            used.find_map(|n| self.spare_gpus(state, job, n))
         })
     }
 
-    /// The first idle GPUs for this job on the node, where nobody waits for them.
-    pub(crate) fn spare(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
-        if self.oversubscribed.contains(node) { None } else { self.room_on(state, job, node) }
+    /// The first idle GPUs for the job on a node without suspended jobs.
+    pub(crate) fn spare_gpus(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
+        if self.oversubscribed.contains(node) { None } else { self.idle_gpus_on(state, job, node) }
     }
 
-    /// The first idle GPUs for this job on the node.
-    pub(crate) fn room_on(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
-        let fits = suits(state, job, node) && has_room(state, job, node);
+    /// The first idle GPUs for the job on the node.
+    pub(crate) fn idle_gpus_on(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
+        let fits = could_host(state, job, node) && has_idle_gpus(state, job, node);
         if fits { idle_on(state, node, state.spec(job).gpus) } else { None }
     }
 }

@@ -1,41 +1,41 @@
-//! Waiting lines of similar jobs that earn credit by waiting, so that a kind of job which nobody serves
-//! wins in the end. Jobs are grouped by k-means; inside a line the smallest rank goes first.
+//! Queues of similar jobs that earn credit by waiting, so that no kind of job starves. Jobs are
+//! clustered by k-means; inside a queue the smallest rank goes first.
 
 use crate::idx::JobIdx;
 use crate::policy::horus::kmeans;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What jobs are compared by: GPUs, mean and highest utilisation, memory, in any unit.
+/// Features by which jobs are clustered: GPUs, mean and highest utilisation, memory, in any unit.
 pub(crate) type Point = [f64; 4];
 
-/// GPUs and memory stand for two features each of the published clustering (tasks and total GPUs, mean
-/// and highest memory) that are the same in a gang of equal tasks.
-const WEIGHTS: Point = [2.0, 1.0, 1.0, 2.0];
+/// Weights of the features. GPUs and memory stand for two features each of the published clustering
+/// (tasks and total GPUs, mean and highest memory) that are equal in a gang of equal tasks.
+const FEATURE_WEIGHTS: Point = [2.0, 1.0, 1.0, 2.0];
 
-/// The order inside a line: rank, submission, index.
+/// The order inside a queue: rank (mean utilisation), submission, index.
 pub(crate) type Key = (u32, Time, JobIdx);
 
 /// A waiting job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
-    /// Its place in line.
+    /// Its position in the queue.
     pub(crate) key: Key,
-    /// Since when it waits.
+    /// When it started to wait.
     pub(crate) since: Time,
-    /// What it is like.
+    /// Its features.
     pub(crate) point: Point,
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct CreditQueue {
     by_rank: BTreeSet<Key>,
-    /// Since when they wait, ascending.
+    /// When each job started to wait, ascending.
     by_age: Vec<(Time, JobIdx)>,
 }
 
-impl Line {
-    /// Median waiting time × length; the length alone while the median is below a second.
+impl CreditQueue {
+    /// Median waiting time in seconds (at least 1) × number of jobs.
     fn credit(&self, now: Time) -> f64 {
         let n = self.by_age.len();
         if n == 0 {
@@ -47,88 +47,90 @@ impl Line {
     }
 }
 
-/// All lines.
+/// All queues, lowest mean utilisation first.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    all: Vec<Line>,
+pub(crate) struct CreditQueues {
+    queues: Vec<CreditQueue>,
     jobs: BTreeMap<JobIdx, (usize, Waiting)>,
     centres: Vec<Point>,
     scale: Point,
-    /// Jobs that came since the lines were last drawn.
-    came: usize,
+    /// Jobs that arrived since the last clustering.
+    arrived: usize,
 }
 
-impl Lines {
-    /// So many empty lines.
+impl CreditQueues {
+    /// `count` empty queues.
     pub(crate) fn new(count: usize) -> Self {
-        let all = (0..count).map(|_| Line::default()).collect();
+        let queues = (0..count).map(|_| CreditQueue::default()).collect();
         let (jobs, centres) = (BTreeMap::new(), Vec::new());
-        Self { all, jobs, centres, scale: [1.0; 4], came: 0 }
+        Self { queues, jobs, centres, scale: [1.0; 4], arrived: 0 }
     }
 
-    /// How many lines there are.
+    /// Number of queues.
     pub(crate) fn count(&self) -> usize {
-        self.all.len()
+        self.queues.len()
     }
 
-    /// Adds a job to the line of those like it, or moves it there.
+    /// Adds a job to the queue of similar jobs, or moves it there.
     pub(crate) fn add(&mut self, job: Waiting) {
         self.remove(job.key.2);
-        self.enter(job);
-        self.came += 1;
+        self.insert(job);
+        self.arrived += 1;
     }
 
-    /// Takes a job out, if it is there.
+    /// Removes a job, if it waits.
     pub(crate) fn remove(&mut self, job: JobIdx) {
-        let Some((line, Waiting { key, since, .. })) = self.jobs.remove(&job) else { return };
-        let line = &mut self.all[line];
-        line.by_rank.remove(&key);
-        let at = line.by_age.binary_search(&(since, job));
-        line.by_age.remove(at.expect("who stands in line stands there by age too"));
+        let Some((queue, Waiting { key, since, .. })) = self.jobs.remove(&job) else { return };
+        let queue = &mut self.queues[queue];
+        queue.by_rank.remove(&key);
+        let at = queue.by_age.binary_search(&(since, job));
+        queue.by_age.remove(at.expect("every waiting job is also in `by_age`"));
     }
 
-    /// Draws the lines anew when a fifth of those who wait have come since.
+    /// Clusters the waiting jobs anew when a fifth of them arrived since the last clustering.
     pub(crate) fn regroup(&mut self) {
-        if self.all.len() == 1 || self.came == 0 || self.came * 5 < self.jobs.len() {
+        if self.queues.len() == 1 || self.arrived == 0 || self.arrived * 5 < self.jobs.len() {
             return;
         }
-        self.came = 0;
+        self.arrived = 0;
         let mut jobs: Vec<Waiting> = self.jobs.values().map(|(_, w)| *w).collect();
         jobs.sort_by_key(|w| w.key);
         let mut points: Vec<Point> = jobs.iter().map(|w| w.point).collect();
-        self.scale = kmeans::scale(&points, &WEIGHTS);
+        self.scale = kmeans::scale(&points, &FEATURE_WEIGHTS);
         points.iter_mut().for_each(|p| *p = kmeans::scaled(p, &self.scale));
-        self.centres = kmeans::centres(&points, self.all.len());
-        // Lighter lines come first and win ties.
+        self.centres = kmeans::centres(&points, self.queues.len());
+        // Queues of lower utilisation come first and win ties.
         self.centres.sort_by(|a, b| a[1].total_cmp(&b[1]));
-        self.all.iter_mut().for_each(|line| *line = Line::default());
-        jobs.into_iter().for_each(|job| self.enter(job));
+        self.queues.iter_mut().for_each(|queue| *queue = CreditQueue::default());
+        jobs.into_iter().for_each(|job| self.insert(job));
     }
 
-    /// The line with most credit of those that are not empty and still open; the first of equals.
-    pub(crate) fn richest(&self, now: Time, open: impl Fn(usize) -> bool) -> Option<usize> {
-        let lines = (0..self.all.len()).filter(|i| open(*i) && !self.all[*i].by_age.is_empty());
-        lines
-            .map(|i| (self.all[i].credit(now), i))
-            .reduce(|best, line| if line.0 > best.0 { line } else { best })
+    /// The non-empty queue with the most credit among those that `open` accepts; the first of
+    /// equals.
+    pub(crate) fn most_credit(&self, now: Time, open: impl Fn(usize) -> bool) -> Option<usize> {
+        let queues =
+            (0..self.queues.len()).filter(|i| open(*i) && !self.queues[*i].by_age.is_empty());
+        queues
+            .map(|i| (self.queues[i].credit(now), i))
+            .reduce(|best, queue| if queue.0 > best.0 { queue } else { best })
             .map(|(_, i)| i)
     }
 
-    /// The first job of a line that stands behind this place.
-    pub(crate) fn next(&self, line: usize, after: Option<Key>) -> Option<Key> {
+    /// The first job of a queue behind this position.
+    pub(crate) fn next(&self, queue: usize, after: Option<Key>) -> Option<Key> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
-        self.all[line].by_rank.range((from, Unbounded)).next().copied()
+        self.queues[queue].by_rank.range((from, Unbounded)).next().copied()
     }
 
-    fn enter(&mut self, job: Waiting) {
+    fn insert(&mut self, job: Waiting) {
         let Waiting { key, since, point } = job;
-        let line = kmeans::nearest(&self.centres, &kmeans::scaled(&point, &self.scale));
-        self.jobs.insert(key.2, (line, job));
-        let line = &mut self.all[line];
-        line.by_rank.insert(key);
-        let at = line.by_age.partition_point(|a| *a < (since, key.2));
-        line.by_age.insert(at, (since, key.2));
+        let queue = kmeans::nearest(&self.centres, &kmeans::scaled(&point, &self.scale));
+        self.jobs.insert(key.2, (queue, job));
+        let queue = &mut self.queues[queue];
+        queue.by_rank.insert(key);
+        let at = queue.by_age.partition_point(|a| *a < (since, key.2));
+        queue.by_age.insert(at, (since, key.2));
     }
 }
 
@@ -142,59 +144,60 @@ mod tests {
         Waiting { key: (rank, since, JobIdx(idx)), since, point }
     }
 
-    fn first(lines: &Lines, now: f64) -> Option<u32> {
-        let line = lines.richest(Time::from_secs(now), |_| true)?;
-        lines.next(line, None).map(|k| k.2.0)
+    fn first(queues: &CreditQueues, now: f64) -> Option<u32> {
+        let queue = queues.most_credit(Time::from_secs(now), |_| true)?;
+        queues.next(queue, None).map(|k| k.2.0)
     }
 
     #[test]
-    fn who_waited_most_wins_and_light_lines_win_ties() {
-        let mut lines = Lines::new(3);
-        lines.add(job(0, 95, 0.0));
-        lines.add(job(1, 20, 0.0));
-        lines.regroup();
-        assert_eq!(first(&lines, 0.0), Some(1), "one each: the lighter line");
-        lines.remove(JobIdx(1));
-        lines.add(job(2, 20, 1.0));
-        lines.regroup();
-        assert_eq!(first(&lines, 1.0), Some(2), "1 s × 1 against 1 × 1");
-        lines.remove(JobIdx(2));
-        lines.add(job(3, 20, 2.0));
-        lines.regroup();
-        assert_eq!(first(&lines, 2.0), Some(0), "2 s × 1 against 1 × 1");
+    fn the_most_credit_wins_and_low_utilisation_wins_ties() {
+        let mut queues = CreditQueues::new(3);
+        queues.add(job(0, 95, 0.0));
+        queues.add(job(1, 20, 0.0));
+        queues.regroup();
+        assert_eq!(first(&queues, 0.0), Some(1), "equal credit: the queue of lower utilisation");
+        queues.remove(JobIdx(1));
+        queues.add(job(2, 20, 1.0));
+        queues.regroup();
+        assert_eq!(first(&queues, 1.0), Some(2), "1 s × 1 against 1 × 1");
+        queues.remove(JobIdx(2));
+        queues.add(job(3, 20, 2.0));
+        queues.regroup();
+        assert_eq!(first(&queues, 2.0), Some(0), "2 s × 1 against 1 × 1");
     }
 
     #[test]
-    fn a_walk_goes_through_a_line_in_order() {
-        let mut lines = Lines::new(1);
+    fn next_walks_through_a_queue_in_order() {
+        let mut queues = CreditQueues::new(1);
         for (i, rank) in [30, 10, 20, 10].into_iter().enumerate() {
-            lines.add(job(i as u32, rank, 0.0));
+            queues.add(job(i as u32, rank, 0.0));
         }
-        lines.remove(JobIdx(2));
-        lines.remove(JobIdx(9));
+        queues.remove(JobIdx(2));
+        queues.remove(JobIdx(9));
         let mut order = Vec::new();
         let mut at = None;
-        while let Some(key) = lines.next(0, at) {
+        while let Some(key) = queues.next(0, at) {
             order.push(key.2.0);
             at = Some(key);
         }
         assert_eq!(order, [1, 3, 0]);
-        assert_eq!(lines.richest(Time::ZERO, |_| false), None);
+        assert_eq!(queues.most_credit(Time::ZERO, |_| false), None);
     }
 
     #[test]
-    fn under_saturation_every_line_is_served() {
-        // A light job comes each second and one job is served: the heavy ones still get their turn. (If
-        // the light line grew without end, its length would win for ever, as published.)
-        let mut lines = Lines::new(2);
-        (0..5).for_each(|i| lines.add(job(i, 90, 0.0)));
+    fn under_saturation_every_queue_is_served() {
+        // Each second a job of low utilisation arrives and one job is served: those of high
+        // utilisation are served too. (A queue that grew without bound would always have the most
+        // credit, as published.)
+        let mut queues = CreditQueues::new(2);
+        (0..5).for_each(|i| queues.add(job(i, 90, 0.0)));
         let mut served = [0, 0];
         for second in 0..60u32 {
-            lines.add(job(10 + second, 10 + second % 3, f64::from(second)));
-            lines.regroup();
-            let next = first(&lines, f64::from(second)).unwrap();
+            queues.add(job(10 + second, 10 + second % 3, f64::from(second)));
+            queues.regroup();
+            let next = first(&queues, f64::from(second)).unwrap();
             served[usize::from(next < 5)] += 1;
-            lines.remove(JobIdx(next));
+            queues.remove(JobIdx(next));
         }
         assert_eq!(served[1], 5, "{served:?}");
     }

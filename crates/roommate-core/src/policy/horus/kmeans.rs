@@ -1,15 +1,15 @@
-//! K-means by L1 distance, without chance: the first centre is the first point, each further one the
+//! Deterministic k-means by L1 distance: the first centre is the first point, each further one the
 //! point farthest from those before it.
 
-/// Rounds after which the centres are good enough.
-const ROUNDS: usize = 12;
+/// Most iterations of the centres.
+const MAX_ITERATIONS: usize = 12;
 
 fn distance<const D: usize>(a: &[f64; D], b: &[f64; D]) -> f64 {
     a.iter().zip(b).map(|(x, y)| (x - y).abs()).sum()
 }
 
-/// Factors that give every dimension its weight, whatever it is measured in: its standard deviation
-/// becomes the weight.
+/// Factors that scale the standard deviation of every dimension to its weight, so that units do not
+/// matter.
 pub(crate) fn scale<const D: usize>(points: &[[f64; D]], weights: &[f64; D]) -> [f64; D] {
     let mean = |of: &dyn Fn(&[f64; D]) -> f64| {
         points.iter().map(of).sum::<f64>() / points.len().max(1) as f64
@@ -21,7 +21,7 @@ pub(crate) fn scale<const D: usize>(points: &[[f64; D]], weights: &[f64; D]) -> 
     })
 }
 
-/// A point times these factors.
+/// A point with each dimension multiplied by its factor.
 pub(crate) fn scaled<const D: usize>(point: &[f64; D], scale: &[f64; D]) -> [f64; D] {
     std::array::from_fn(|d| point[d] * scale[d])
 }
@@ -38,10 +38,10 @@ pub(crate) fn nearest<const D: usize>(centres: &[[f64; D]], point: &[f64; D]) ->
     best.1
 }
 
-/// Centres of at most `k` clusters; fewer if there are fewer different points.
+/// Centres of at most `k` clusters; fewer if there are fewer distinct points.
 pub(crate) fn centres<const D: usize>(points: &[[f64; D]], k: usize) -> Vec<[f64; D]> {
     let mut centres = seeds(points, k);
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ITERATIONS {
         let mut sums = vec![([0.0; D], 0usize); centres.len()];
         for point in points {
             let (sum, count) = &mut sums[nearest(&centres, point)];
@@ -50,7 +50,7 @@ pub(crate) fn centres<const D: usize>(points: &[[f64; D]], k: usize) -> Vec<[f64
         }
         let mut moved = false;
         for (centre, (sum, count)) in centres.iter_mut().zip(sums) {
-            // A centre that lost all its points stays where it is.
+            // A centre without points is not moved.
             if count > 0 {
                 let mean = sum.map(|s| s / count as f64);
                 moved |= mean != *centre;
@@ -87,7 +87,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn clusters_that_can_be_seen_are_found() {
+    fn well_separated_clusters_are_found() {
         let points = [[0.0, 0.0], [9.0, 9.0], [0.0, 1.0], [9.0, 8.0], [20.0, 0.0]];
         assert_eq!(centres(&points, 3), [[0.0, 0.5], [20.0, 0.0], [9.0, 8.5]]);
         assert_eq!(centres(&points[..1], 3), [[0.0, 0.0]]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn scaled_dimensions_spread_as_they_weigh() {
+    fn the_standard_deviation_becomes_the_weight() {
         let points = [[0.0, 7.0], [2.0, 7.0]];
         let scale = scale(&points, &[3.0, 1.0]);
         assert_eq!(points.map(|p| scaled(&p, &scale)), [[0.0, 7.0], [6.0, 7.0]]);
@@ -105,8 +105,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
         #[test]
-        fn every_point_has_a_centre_and_centres_are_inside(
-            points in prop::collection::vec(prop::array::uniform3(-10.0f64..10.0), 1..30), k in 1usize..6
+        fn centres_are_inside_and_every_point_has_its_nearest(
+            points in prop::collection::vec(prop::array::uniform3(-10.0f64..10.0), 1..30),
+            k in 1usize..6
         ) {
             let centres = centres(&points, k);
             prop_assert!((1..=k).contains(&centres.len()));

@@ -1,9 +1,9 @@
-//! How many gangs would fit on an empty cluster by first fit, counted without placing them.
+//! Counts the gangs that would fit on an empty cluster by first fit, without placing them.
 
 use crate::state::State;
 use smallvec::SmallVec;
 
-/// A cluster on paper: only how many GPUs of each node are idle, to count what would fit by first fit.
+/// The number of idle GPUs of each node of a hypothetical cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct FirstFitSketch {
     /// Idle GPUs and size of each node that is up.
@@ -12,7 +12,7 @@ pub(crate) struct FirstFitSketch {
 }
 
 impl FirstFitSketch {
-    /// The cluster with nobody on it.
+    /// The cluster without any job.
     pub(crate) fn empty(state: &State) -> Self {
         let up = state.nodes.iter().filter(|n| n.up);
         let nodes: Vec<(u16, u16)> = up.map(|n| (n.size, n.size)).collect();
@@ -20,7 +20,8 @@ impl FirstFitSketch {
         Self { nodes, largest }
     }
 
-    /// Takes GPUs for a gang, as [`Rule::FirstFit`] would; false and nothing taken if it does not fit.
+    /// Takes GPUs for a gang, as `Rule::FirstFit` would; if it does not fit, takes none and returns
+    /// false.
     pub(crate) fn take(&mut self, gpus: u16) -> bool {
         if gpus <= self.largest {
             let fits = self.nodes.iter_mut().find(|n| n.0 >= gpus);

@@ -1,4 +1,4 @@
-//! Pictures of Muri.
+//! Charts of Muri.
 
 use crate::testing::{TestCase, picture, picture_with};
 use expect_test::expect;
@@ -7,8 +7,8 @@ const DATA: &str = ".9/.1/0";
 const COMPUTE: &str = ".1/.9/0";
 
 #[test]
-fn jobs_that_need_different_resources_share() {
-    // Together a step takes 1.31 s instead of 2: both end after 5.24 s, one by one after 8.
+fn jobs_of_different_bottlenecks_interleave() {
+    // Interleaved, a step takes 1.31 s instead of 2: both end after 5.24 s instead of 8.
     let jobs = format!("a 0 1 4 {DATA}, b 0 1 4 {COMPUTE}");
     expect![[r"
         gpu0  ######
@@ -17,7 +17,7 @@ fn jobs_that_need_different_resources_share() {
 }
 
 #[test]
-fn jobs_that_need_the_same_take_turns() {
+fn jobs_of_the_same_bottleneck_run_one_after_the_other() {
     let jobs = format!("a 0 1 4 {COMPUTE}, b 0 1 3 {COMPUTE}");
     expect![[r"
         gpu0  bbbaaaa
@@ -26,7 +26,7 @@ fn jobs_that_need_the_same_take_turns() {
 }
 
 #[test]
-fn nobody_shares_while_there_is_room() {
+fn no_job_shares_while_gpus_are_idle() {
     let jobs = format!("a 0 1 4 {DATA}, b 0 1 4 {COMPUTE}");
     expect![[r"
         gpu0  aaaa
@@ -36,8 +36,8 @@ fn nobody_shares_while_there_is_room() {
 }
 
 #[test]
-fn a_short_job_is_guarded_from_a_slow_partner() {
-    // Beside `a` a step of `b` would take several times as long as taking turns.
+fn the_guard_keeps_short_steps_from_long_ones() {
+    // Beside `a` a step of `b` would take several times as long as one after the other.
     let mut case = TestCase::new("muri-s", "1x1", "a 0 1 4 .9/.1/0, b 0 1 20 .1/.9/0");
     case.profiles[2].step_s = 0.1;
     case.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0]);
@@ -60,8 +60,8 @@ fn a_short_job_is_guarded_from_a_slow_partner() {
 }
 
 #[test]
-fn a_group_that_asks_too_much_of_its_node_is_not_formed() {
-    // Together a step takes 1.57 s, and 1.2 s of it they read: 76 % of the time.
+fn a_group_beyond_the_budget_of_its_node_is_not_formed() {
+    // Interleaved, a step takes 1.57 s, of which storage is busy for 1.2 s: 76 %.
     let jobs = "a 0 1 4 .6/.4/0, b 0 1 4 .6/.4/0";
     let shared = |budget: &str| {
         let params = format!(r#"{{"budget": {budget}, "autopack": false, "guard": false}}"#);
@@ -71,7 +71,7 @@ fn a_group_that_asks_too_much_of_its_node_is_not_formed() {
 }
 
 #[test]
-fn a_job_without_stage_times_is_left_alone() {
+fn a_job_without_stage_times_does_not_share() {
     expect![[r"
         gpu0  aabbb
     "]]

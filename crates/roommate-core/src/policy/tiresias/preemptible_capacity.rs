@@ -1,12 +1,13 @@
-//! PreemptibleCapacity: on each node, how many GPUs are held by jobs that a newcomer of some standing may not push
-//! out. Says at once that nobody can make room, where a look at every victim would take long.
+//! Preemptible capacity: for each node and priority queue, how many GPUs are idle or held by jobs
+//! of later queues. Tells in constant time that no preemption can make room for a job, where a walk
+//! over all running jobs would be slow.
 
 use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, NodeIdx};
 use crate::placement::{Layout, Rule};
 use crate::state::State;
 
-/// GPUs by the standing of who holds them. Tier 0 is the highest; a job may push out those of later
-/// tiers only.
+/// GPUs by the tier (priority queue) of the job that holds them. Tier 0 has the highest priority; a
+/// job may preempt jobs of later tiers only.
 #[derive(Debug, Default)]
 pub(crate) struct PreemptibleCapacity {
     tiers: Vec<Tier>,
@@ -14,16 +15,17 @@ pub(crate) struct PreemptibleCapacity {
 
 #[derive(Debug, Default)]
 struct Tier {
-    /// GPUs of each node held by jobs of this tier or an earlier one.
+    /// GPUs of each node held by jobs of this tier or an earlier one: not preemptible.
     firm: Vec<u16>,
-    /// `[gpu_model][room]` → nodes with so many GPUs idle or held by later tiers.
-    rooms: Vec<Vec<IdxSet<NodeIdx>>>,
-    /// The same GPUs by GPU model.
+    /// `[gpu_model][n]` → nodes with `n` GPUs that are idle or held by later tiers.
+    nodes_by_room: Vec<Vec<IdxSet<NodeIdx>>>,
+    /// GPUs of each GPU model that are idle or held by later tiers.
     gpus: Vec<u32>,
 }
 
 impl PreemptibleCapacity {
-    /// Counts for so many tiers; those of the last have nobody to push out and need no count.
+    /// Sets up the counts of `tiers` tiers; jobs of the last queue can preempt none and need no
+    /// count.
     pub(crate) fn prepare(&mut self, state: &State, tiers: usize) {
         if self.tiers.len() == tiers {
             return;
@@ -32,27 +34,28 @@ impl PreemptibleCapacity {
         self.tiers.resize_with(tiers, || {
             let mut tier = Tier {
                 firm: vec![0; state.nodes.len()],
-                rooms: (0..state.gpu_models.len())
+                nodes_by_room: (0..state.gpu_models.len())
                     .map(|k| vec![IdxSet::default(); largest(k) + 1])
                     .collect(),
                 gpus: vec![0; state.gpu_models.len()],
             };
             for (i, node) in state.nodes.iter().enumerate() {
                 let gpu_model = usize::from(node.gpu_model);
-                tier.rooms[gpu_model][usize::from(node.size)].insert(NodeIdx::from_usize(i));
+                tier.nodes_by_room[gpu_model][usize::from(node.size)]
+                    .insert(NodeIdx::from_usize(i));
                 tier.gpus[gpu_model] += u32::from(node.size);
             }
             tier
         });
     }
 
-    /// A job of this tier took these GPUs.
+    /// Records that a job of this tier took these GPUs.
     pub(crate) fn take(&mut self, state: &State, gpus: &[GpuIdx], tier: u8) {
         self.shift(state, gpus, tier, 1);
     }
 
-    /// A job of this tier left these GPUs.
-    pub(crate) fn leave(&mut self, state: &State, gpus: &[GpuIdx], tier: u8) {
+    /// Records that a job of this tier released these GPUs.
+    pub(crate) fn release(&mut self, state: &State, gpus: &[GpuIdx], tier: u8) {
         self.shift(state, gpus, tier, -1);
     }
 
@@ -63,16 +66,17 @@ impl PreemptibleCapacity {
                 let node = state.node(idx);
                 let gpu_model = usize::from(node.gpu_model);
                 let firm = &mut t.firm[idx.usize()];
-                t.rooms[gpu_model][usize::from(node.size - *firm)].remove(idx);
-                *firm = firm.checked_add_signed(by).expect("a GPU is taken before it is left");
-                t.rooms[gpu_model][usize::from(node.size - *firm)].insert(idx);
+                t.nodes_by_room[gpu_model][usize::from(node.size - *firm)].remove(idx);
+                *firm =
+                    firm.checked_add_signed(by).expect("a GPU is released only after it was taken");
+                t.nodes_by_room[gpu_model][usize::from(node.size - *firm)].insert(idx);
                 t.gpus[gpu_model] = t.gpus[gpu_model].wrapping_add_signed(-i32::from(by));
             }
         }
     }
 
-    /// Whether the job could fit if everybody of later tiers made room. False is certain; true may
-    /// still fail, for want of memory or CPU or because a node is down.
+    /// Whether the job could fit if all jobs of later tiers were preempted. False is certain; true
+    /// is an upper bound, because memory, CPU and nodes that are down are not considered.
     pub(crate) fn could_fit(
         &self,
         state: &State,
@@ -88,14 +92,14 @@ impl PreemptibleCapacity {
         }
         let mut gpu_models = gpu_models;
         gpu_models.any(|k| {
-            let largest = t.rooms[k].len() - 1;
+            let largest = t.nodes_by_room[k].len() - 1;
             let need = usize::from(spec.gpus);
             if need <= largest {
-                t.rooms[k][need..].iter().any(|nodes| !nodes.is_empty())
+                t.nodes_by_room[k][need..].iter().any(|nodes| !nodes.is_empty())
             } else {
                 let room = |(room, nodes): (usize, &IdxSet<NodeIdx>)| room * nodes.len();
-                t.rooms[k].iter().enumerate().map(room).sum::<usize>() >= need
-                    && (!state.nodes_alike() || t.rooms[k][largest].len() >= need / largest)
+                t.nodes_by_room[k].iter().enumerate().map(room).sum::<usize>() >= need
+                    && (!state.nodes_alike() || t.nodes_by_room[k][largest].len() >= need / largest)
             }
         })
     }
@@ -114,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_what_later_tiers_hold_and_what_is_idle() {
+    fn idle_gpus_and_those_of_later_tiers_are_preemptible() {
         let cluster = "2x4".parse().unwrap();
         let mut state = State::new(&cluster, Costs::default());
         state.profiles.push(Profile::of_step(1.0));
@@ -122,18 +126,18 @@ mod tests {
             state.specs.push(Spec::training(size, 1.0, ProfileIdx(0)));
             state.jobs.push(Job::expected());
         }
-        let mut tiers = PreemptibleCapacity::default();
-        tiers.prepare(&state, 2);
+        let mut capacity = PreemptibleCapacity::default();
+        capacity.prepare(&state, 2);
         let fits = |t: &PreemptibleCapacity, tier| {
             [0, 1, 2, 3].map(|j| t.could_fit(&state, JobIdx(j), tier, Rule::Consolidated))
         };
-        tiers.take(&state, &gpus(0, 4), 1);
-        tiers.take(&state, &gpus(4, 5), 0);
-        assert_eq!(fits(&tiers, 0), [true, true, false, true]);
-        assert_eq!(fits(&tiers, 1), [true, false, false, false]);
-        assert!(tiers.could_fit(&state, JobIdx(3), 0, Rule::Count));
-        tiers.leave(&state, &gpus(4, 5), 0);
-        assert_eq!(fits(&tiers, 0), [true, true, true, true]);
-        assert_eq!(fits(&tiers, 2), [false; 4], "the last tier pushes nobody out");
+        capacity.take(&state, &gpus(0, 4), 1);
+        capacity.take(&state, &gpus(4, 5), 0);
+        assert_eq!(fits(&capacity, 0), [true, true, false, true]);
+        assert_eq!(fits(&capacity, 1), [true, false, false, false]);
+        assert!(capacity.could_fit(&state, JobIdx(3), 0, Rule::Count));
+        capacity.release(&state, &gpus(4, 5), 0);
+        assert_eq!(fits(&capacity, 0), [true, true, true, true]);
+        assert_eq!(fits(&capacity, 2), [false; 4], "jobs of the last queue preempt none");
     }
 }
