@@ -338,7 +338,6 @@ impl Engine {
             let worth = self.state.goodput_factor(job, sample.batch);
             self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
         }
-        self.belief.learn(&self.state, job, sample);
         Some(())
     }
 

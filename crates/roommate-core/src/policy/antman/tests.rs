@@ -2,7 +2,7 @@
 
 use crate::event::{Action, Event};
 use crate::idx::{Idx, JobIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Class;
 use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// Everybody on a shared GPU has this speed.
 struct Alike(f64);
+
+impl Truth for Alike {}
 
 impl Interference for Alike {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {
