@@ -5,3 +5,4 @@ pub mod latency;
 pub mod progress;
 pub mod sensitivity;
 pub mod throttle;
+pub mod usage;

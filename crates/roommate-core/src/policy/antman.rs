@@ -133,8 +133,6 @@ struct AntMan {
     used: BTreeMap<TeamIdx, u32>,
     /// The gang that waits for GPUs to come free, and the nodes that nobody else may have.
     reserver: Option<(JobIdx, SmallVec<[NodeIdx; 4]>)>,
-    /// Measured utilisation of profiles; negative = not measured.
-    measured: Vec<f32>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -167,7 +165,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         owned_cpu: Vec::new(),
         used: BTreeMap::new(),
         reserver: None,
-        measured: Vec::new(),
     })
 }
 
@@ -202,7 +199,6 @@ impl AntMan {
             self.open_books(plan);
         }
         self.stays.resize(plan.jobs.len(), Stay::default());
-        self.measured.resize(plan.profiles.len(), -1.0);
         for job in plan.news.left {
             self.forget(plan, *job);
         }
@@ -218,9 +214,6 @@ impl AntMan {
         }
         for event in plan.news.events {
             if let Event::Sampled { job, sample } = event {
-                if sample.sm_util > 0.0 {
-                    self.measured[plan.spec(*job).profile.usize()] = sample.sm_util;
-                }
                 if sample.step_s > 0.0 {
                     let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
                     let still = alone_s < self.params.stall_pace * sample.step_s;
@@ -302,8 +295,8 @@ impl AntMan {
     }
 
     fn utilisation(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
-        let measured = self.measured[plan.spec(job).profile.usize()];
-        if measured < 0.0 { self.params.util_default } else { f64::from(measured) }
+        let measured = plan.usage(plan.spec(job).profile).last;
+        measured.map_or(self.params.util_default, |[sm, _]| sm)
     }
 }
 

@@ -160,8 +160,6 @@ struct Gandiva {
     queue: Queue<u64>,
     stamp: u64,
     trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
-    /// Utilisation by profile.
-    utils: BTreeMap<ProfileIdx, f64>,
     refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
     /// When the last trial on a GPU began.
     tried: Vec<Option<Time>>,
@@ -225,7 +223,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         queue: Queue::default(),
         stamp: 0,
         trials: BTreeMap::new(),
-        utils: BTreeMap::new(),
         refused: BTreeMap::new(),
         tried: Vec::new(),
         scans: 0,
@@ -248,11 +245,6 @@ impl Policy for Gandiva {
         self.grow(plan);
         self.set_alarms(plan);
     }
-}
-
-fn is_alone(state: &State, job: JobIdx) -> bool {
-    let job = state.job(job);
-    job.is_placed() && job.gpus.iter().all(|g| state.gpu(*g).tenants.len() == 1)
 }
 
 /// How long it has run so far, as wide as it is now, and so how long it is expected to run.
@@ -284,10 +276,6 @@ impl Gandiva {
         for event in plan.news.events {
             match event {
                 Event::NodeDown(node) | Event::NodeUp(node) => self.lose(plan, *node),
-                Event::Sampled { job, sample } if sample.sm_util > 0.0 && is_alone(plan, *job) => {
-                    let util = f64::from(sample.sm_util).min(1.0);
-                    self.utils.insert(plan.spec(*job).profile, util);
-                }
                 _ => {}
             }
         }
@@ -411,7 +399,7 @@ impl Gandiva {
             let job = unit.jobs[0];
             let hot = plan.job(job);
             let undisturbed = hot.phase == Phase::Running
-                && is_alone(plan, job)
+                && plan.is_alone(job)
                 && plan.now >= self.time_share.begins(job) + window;
             if undisturbed && hot.meter.step_s.is_finite() {
                 self.records[job.usize()].solo = Some((hot.meter.step_s, plan.now));
@@ -431,8 +419,8 @@ impl Gandiva {
     }
 
     fn util(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
-        let known = self.utils.get(&plan.spec(job).profile);
-        known.copied().unwrap_or(self.params.default_util)
+        let solo = plan.usage(plan.spec(job).profile).solo;
+        if solo.samples == 0 { self.params.default_util } else { solo.sm_last.min(1.0) }
     }
 
     fn members(&self, node: NodeIdx, of: JobIdx) -> SmallVec<[JobIdx; 2]> {
@@ -472,7 +460,7 @@ impl Gandiva {
         if trial.void {
             // Who is left without a host goes on alone.
             let residence = self.time_share.residence(guest) == Residence::On(node);
-            if residence && plan.job(guest).is_placed() && !is_alone(plan, guest) {
+            if residence && plan.job(guest).is_placed() && !plan.is_alone(guest) {
                 self.set_aside(plan, node, guest);
             }
             for job in [host, guest] {

@@ -30,7 +30,7 @@
 mod credit_queue;
 mod kmeans;
 
-use crate::event::{Event, Sample};
+use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, Shelves};
 use crate::knobs::Knobs;
 use crate::placement;
@@ -120,27 +120,10 @@ struct Need {
     alone: bool,
 }
 
-/// What was measured of a profile that had its GPUs for itself.
-#[derive(Clone, Copy, Debug, Default)]
-struct Measured {
-    samples: u32,
-    sum: f64,
-    max: f64,
-    mem_mib: u32,
-}
-
-/// So many measurements are enough to know a profile.
-const ENOUGH_SAMPLES: u32 = 16;
-
-impl Measured {
-    /// In whole percent, so that noise does not make every sample a reason to reckon anew.
-    fn util(share: f64) -> Util {
-        ((share * 100.0).round() as Util * 100).clamp(100, FULL)
-    }
-
-    fn utils(&self) -> (Util, Util) {
-        (Self::util(self.sum / f64::from(self.samples)), Self::util(self.max))
-    }
+/// A measured utilisation in whole percent, so that noise does not make every sample a reason to
+/// price GPUs again.
+fn whole_percent(share: f64) -> Util {
+    ((share * 100.0).round() as Util * 100).clamp(100, FULL)
 }
 
 /// GPUs that cost any job the same: interchangeable, up to the lowest index.
@@ -185,7 +168,6 @@ struct Horus {
     /// Where the jobs are that this policy placed.
     homes: BTreeMap<JobIdx, GpuSet>,
     /// By profile.
-    measured: Vec<Measured>,
     migrated: Option<Time>,
     /// How far into each line this step has looked: jobs that did not fit, and the last of them.
     looked: Vec<(usize, Option<Key>)>,
@@ -214,7 +196,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         devices: Shelves::default(),
         lines: Lines::new(params.queues),
         homes: BTreeMap::new(),
-        measured: Vec::new(),
         migrated: None,
         looked: Vec::new(),
         scratch: Scratch::default(),
@@ -265,7 +246,6 @@ impl Params {
 
 impl Horus {
     fn take_in(&mut self, plan: &Plan<'_>) {
-        self.measured.resize(plan.profiles.len(), Measured::default());
         if self.scratch.seen.is_empty() {
             self.scratch.seen.resize(plan.nodes.len(), 0);
             self.refresh(plan, (0..plan.gpus.len()).map(GpuIdx::from_usize));
@@ -282,7 +262,7 @@ impl Horus {
                     self.refresh(plan, plan.node(*node).gpus());
                 }
                 Event::Sampled { job, sample } if sample.sm_util > 0.0 => {
-                    self.learn(plan, *job, sample);
+                    self.refresh_profile(plan, *job);
                 }
                 _ => {}
             }
@@ -299,21 +279,12 @@ impl Horus {
         }
     }
 
-    /// Keeps what was measured of a job that nobody disturbs.
-    fn learn(&mut self, plan: &Plan<'_>, job: JobIdx, sample: &Sample) {
-        let gpus = &plan.job(job).gpus;
-        let undisturbed = gpus.iter().all(|g| plan.gpu(*g).tenants.len() == 1);
+    /// Prices the GPUs of all jobs of a profile again, of which a job was measured alone.
+    fn refresh_profile(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let profile = plan.spec(job).profile;
-        let known = &mut self.measured[profile.usize()];
-        let share = f64::from(sample.sm_util);
-        if gpus.is_empty() || !undisturbed || !share.is_finite() || known.samples >= ENOUGH_SAMPLES
-        {
+        if !plan.is_alone(job) {
             return;
         }
-        known.samples += 1;
-        known.sum += share;
-        known.max = known.max.max(share);
-        known.mem_mib = known.mem_mib.max(sample.mem_mib);
         let same = |j: &&JobIdx| plan.spec(**j).profile == profile;
         let homes = std::mem::take(&mut self.homes);
         for job in homes.keys().filter(same) {
@@ -325,17 +296,18 @@ impl Horus {
     /// What is known of a job, measured before predicted.
     fn need(&self, state: &State, job: JobIdx) -> Need {
         let spec = state.spec(job);
-        let measured = self.measured.get(spec.profile.usize()).filter(|m| m.samples > 0);
+        let measured = state.usage(spec.profile).solo;
+        let measured = measured.sm_mean().map(|mean| (mean, measured));
         let predicted = state.profile(job).predicted.as_ref();
         let exact = |share: f64| ((share * f64::from(FULL)).round() as Util).clamp(1, FULL);
         let util = measured
-            .map(Measured::utils)
+            .map(|(mean, solo)| (whole_percent(mean), whole_percent(solo.sm_max)))
             .or_else(|| predicted.map(|p| (exact(p.sm_util), exact(p.sm_util_max.max(p.sm_util)))));
         let gpu_models = state.gpu_models.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
         let least = gpu_models.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
         let mem_mib = match spec.knobs.mem_mib {
             0 => {
-                let seen = measured.map(|m| m.mem_mib).filter(|m| *m > 0);
+                let seen = measured.map(|(_, solo)| solo.mem_mib).filter(|m| *m > 0);
                 let guess = seen.or(predicted.map(|p| p.mem_mib)).unwrap_or(0);
                 // Who asked for nothing is not refused for a guess.
                 guess.min(least.unwrap_or(u32::MAX))
@@ -616,6 +588,7 @@ mod tests {
     use super::*;
     use crate::engine::Engine;
     use crate::event::Action;
+    use crate::event::Sample;
     use crate::idx::ProfileIdx;
     use crate::interference::Undisturbed;
     use crate::journal::{self, JobLine, Observer, StepView};
