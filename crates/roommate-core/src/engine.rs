@@ -10,6 +10,7 @@ use crate::interference::Interference;
 use crate::job::{Job, Phase, Spec};
 use crate::math::rng::Rng;
 use crate::performance::progress::work_s;
+use crate::performance::usage::Usage;
 use crate::plan::{Draft, News, Plan};
 use crate::policy::Policy;
 use crate::profile::Profile;
@@ -91,6 +92,7 @@ impl Engine {
     /// Makes a profile known.
     pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
         self.state.profiles.push(profile);
+        self.state.usage.push(Usage::default());
         ProfileIdx::from_usize(self.state.profiles.len() - 1)
     }
 
@@ -338,6 +340,9 @@ impl Engine {
             let worth = self.state.goodput_factor(job, sample.batch);
             self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
         }
+        let alone = self.state.is_alone(job);
+        let profile = self.state.spec(job).profile;
+        self.state.usage[profile.usize()].learn(sample, alone);
         Some(())
     }
 

@@ -1,7 +1,7 @@
 //! Interference: how much roommates disturb each other.
 //!
-//! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
-//! only a belief and samples.
+//! What a policy believes is an [`Interference`]; what a world knows is a [`Truth`], which has counters
+//! and loads besides. A simulator holds a truth, a policy sees only a belief and samples.
 //!
 //! | model | what it is |
 //! |---|---|
@@ -61,18 +61,21 @@ pub trait Interference: Send + Sync {
     fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
         true
     }
+}
 
+/// What a world knows besides speeds: the model that is true there. A policy never holds one.
+pub trait Truth: Interference {
     /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job
     /// runs alone; `None` if this model has no counters.
     fn counters(&self, _state: &State, _job: JobIdx) -> Option<(f32, f32)> {
         None
     }
 
-    /// Is told, where this model is a truth, which part of the time a service has something to do.
-    fn loaded(&mut self, _job: JobIdx, _busy: f64) {}
+    /// Sets the part of the time in which a service is busy.
+    fn set_load(&mut self, _job: JobIdx, _busy: f64) {}
 }
 
-/// A model that several hold.
+/// A model that several share.
 impl<T: Interference + ?Sized> Interference for Arc<T> {
     fn speed(
         &self,
@@ -86,10 +89,6 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
 
     fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
         (**self).knows(state, gpu_model, tenants)
-    }
-
-    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
-        (**self).counters(state, job)
     }
 }
 
@@ -107,13 +106,22 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
     fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
         (**self).knows(state, gpu_model, tenants)
     }
+}
 
+/// A shared truth: services under load change it for one holder only, so it has none.
+impl<T: Truth + ?Sized> Truth for Arc<T> {
+    fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
+        (**self).counters(state, job)
+    }
+}
+
+impl<T: Truth + ?Sized> Truth for Box<T> {
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         (**self).counters(state, job)
     }
 
-    fn loaded(&mut self, job: JobIdx, busy: f64) {
-        (**self).loaded(job, busy);
+    fn set_load(&mut self, job: JobIdx, busy: f64) {
+        (**self).set_load(job, busy);
     }
 }
 
@@ -129,6 +137,8 @@ pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
 /// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;
+
+impl Truth for Undisturbed {}
 
 impl Interference for Undisturbed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

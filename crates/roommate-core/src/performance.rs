@@ -15,3 +15,4 @@ pub mod latency;
 pub mod progress;
 pub mod sensitivity;
 pub mod throttle;
+pub mod usage;

@@ -6,10 +6,11 @@
 mod costs;
 
 use crate::cluster::{Cluster, GpuModel, NodeGroup};
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
 use crate::performance::goodput;
+use crate::performance::usage::Usage;
 use crate::profile::Profile;
 use crate::time::{Span, Time};
 use smallvec::SmallVec;
@@ -147,6 +148,8 @@ pub struct State {
     pub specs: Vec<Spec>,
     /// What is known of profiles.
     pub profiles: Vec<Profile>,
+    /// What counters showed of each profile.
+    pub usage: Vec<Usage>,
     /// Jobs that wait for GPUs and may be placed.
     pub pending: IdxSet<JobIdx>,
     /// Jobs that hold GPUs.
@@ -174,6 +177,7 @@ impl State {
             jobs: Vec::new(),
             specs: Vec::new(),
             profiles: Vec::new(),
+            usage: Vec::new(),
             pending: IdxSet::default(),
             placed: IdxSet::default(),
             idle: Idle::default(),
@@ -237,6 +241,25 @@ impl State {
     /// What is known of the job's profile.
     pub fn profile(&self, job: JobIdx) -> &Profile {
         &self.profiles[self.spec(job).profile.usize()]
+    }
+
+    /// Whether the job has GPUs and shares none of them.
+    pub fn is_alone(&self, job: JobIdx) -> bool {
+        let job = self.job(job);
+        job.is_placed() && job.gpus.iter().all(|g| self.gpu(*g).tenants.len() == 1)
+    }
+
+    /// What counters showed of a profile.
+    pub fn usage(&self, profile: ProfileIdx) -> Usage {
+        self.usage.get(profile.usize()).copied().unwrap_or_default()
+    }
+
+    /// Busy shares of the multiprocessors and of the memory bandwidth that jobs of this profile need:
+    /// as measured last, else as predicted, else unknown.
+    pub fn demand(&self, profile: ProfileIdx) -> Option<[f64; 2]> {
+        let predicted = || self.profiles[profile.usize()].predicted;
+        let measured = self.usage(profile).last;
+        measured.or_else(|| predicted().map(|p| [p.sm_util, p.dram_util]))
     }
 
     /// The node.

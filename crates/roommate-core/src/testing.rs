@@ -8,7 +8,7 @@ use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::stages::Interleaved;
 use crate::interference::table::Table;
-use crate::interference::{self, Interference};
+use crate::interference::{self, Truth};
 use crate::job::{Class, Spec};
 use crate::journal::gantt::Gantt;
 use crate::journal::metrics::{Fold, Metrics};
@@ -64,7 +64,7 @@ pub struct TestCase {
     /// Seed of the policy's randomness.
     pub seed: u64,
     /// How roommates really disturb each other.
-    pub truth: Arc<dyn Interference>,
+    pub truth: Arc<dyn Truth>,
     /// What the policy knows of that; nothing, unless said.
     pub known_pairs: Option<Table>,
 }

@@ -3,7 +3,7 @@
 //! A compat mode changes numbers of the world (here) and of the policies (their registry entries);
 //! there is no second simulator and no second copy of a policy.
 
-use roommate_core::interference::Interference;
+use roommate_core::interference::Truth;
 use roommate_core::interference::shadow::Shadowed;
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::profile::Profile;
@@ -101,7 +101,7 @@ const SYNERGY: Compat = Compat {
 
 impl Compat {
     /// How roommates disturb each other in this world.
-    pub fn truth(&self, policy: &str) -> Box<dyn Interference> {
+    pub fn truth(&self, policy: &str) -> Box<dyn Truth> {
         if self.shadowed.contains(&policy) {
             return Box::new(Shadowed);
         }

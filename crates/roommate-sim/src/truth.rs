@@ -5,7 +5,7 @@ use crate::trace::{TraceClass, TraceJob};
 use roommate_core::interference::measured::{Measured, Work};
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::interference::utilization::{Demand, Utilization};
-use roommate_core::interference::{Interference, Undisturbed};
+use roommate_core::interference::{self, Undisturbed};
 use roommate_core::measurement::atlas::{Atlas, Empty};
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{self, TaskKind};
@@ -119,7 +119,7 @@ fn work(atlas: &Atlas, model: &str, own: Option<u32>) -> Option<Work> {
 
 impl Truth {
     /// The model for profiles of these names, and how many of the names it knows.
-    pub fn model(&self, profiles: &[(String, Profile)]) -> (Box<dyn Interference>, usize) {
+    pub fn model(&self, profiles: &[(String, Profile)]) -> (Box<dyn interference::Truth>, usize) {
         let works = |atlas: &Atlas| -> Vec<Option<Work>> {
             let serving = |name: &str, batch: u32| {
                 service(atlas, name).map(|task| Work { task, batch, load: 0.0 })

@@ -16,7 +16,7 @@ use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::table::Table;
-use roommate_core::interference::{self, Interference};
+use roommate_core::interference::{self, Truth};
 use roommate_core::job::{Class, Spec};
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::performance::goodput;
@@ -60,7 +60,7 @@ pub struct Setup {
     /// What the policy knows of pairs that share a GPU, if anything.
     pub known_pairs: Option<Table>,
     /// How roommates really disturb each other.
-    pub truth: Box<dyn Interference>,
+    pub truth: Box<dyn Truth>,
     /// What goes wrong.
     pub faults: Faults,
     /// Seed of all randomness.
@@ -258,7 +258,7 @@ impl Live {
 
 struct World {
     engine: Engine,
-    truth: Box<dyn Interference>,
+    truth: Box<dyn Truth>,
     faults: FaultSource,
     live: Vec<Live>,
     /// Jobs that make progress.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::idx::{GpuIdx, JobIdx, ProfileIdx};
-use roommate_core::interference::{Estimate, Interference, Undisturbed};
+use roommate_core::interference::{Estimate, Interference, Truth, Undisturbed};
 use roommate_core::job::Spec;
 use roommate_core::journal::metrics::Fold;
 use roommate_core::knobs::Knobs;
@@ -34,12 +34,7 @@ impl<F: FnMut(&mut Plan<'_>) + Send> Policy for Once<F> {
 }
 
 /// A run of one kind of work with steps of a second.
-fn setup(
-    cluster: &str,
-    costs: Costs,
-    policy: Box<dyn Policy>,
-    truth: Box<dyn Interference>,
-) -> Setup {
+fn setup(cluster: &str, costs: Costs, policy: Box<dyn Policy>, truth: Box<dyn Truth>) -> Setup {
     Setup {
         cluster: cluster.parse().unwrap(),
         costs,
@@ -134,6 +129,8 @@ impl Policy for Together {
 
 /// Half as fast for each roommate.
 struct Halves;
+
+impl Truth for Halves {}
 
 impl Interference for Halves {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {

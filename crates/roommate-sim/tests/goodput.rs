@@ -3,7 +3,7 @@
 
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use roommate_core::interference::{Interference, Undisturbed};
+use roommate_core::interference::{self, Undisturbed};
 use roommate_core::job::Spec;
 use roommate_core::journal::{self, Observer, StepView, Writer};
 use roommate_core::knobs::Knobs;
@@ -93,7 +93,7 @@ struct Case {
     trainings: Vec<Training>,
     names: Vec<&'static str>,
     cluster: &'static str,
-    truth: Box<dyn Interference>,
+    truth: Box<dyn interference::Truth>,
     turns: Vec<(f64, u32, u32)>,
     mem_mib: u32,
     tune_s: f64,

@@ -6,7 +6,7 @@ use crate::{console, measurements, table};
 use anyhow::Context;
 use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
-use roommate_core::interference::Interference;
+use roommate_core::interference;
 use roommate_core::interference::noisy::Noisy;
 use roommate_core::interference::table::Table;
 use roommate_core::job::Retries;
@@ -294,7 +294,10 @@ impl Lab {
     }
 
     /// What the policy knows of pairs, and what is true in its world.
-    fn models_for(&self, policy: &str) -> anyhow::Result<(Option<Table>, Box<dyn Interference>)> {
+    fn models_for(
+        &self,
+        policy: &str,
+    ) -> anyhow::Result<(Option<Table>, Box<dyn interference::Truth>)> {
         let known = self.compat.filter(|c| c.knows_pairs(policy)).zip(self.throughputs.as_deref());
         if let Some((_, file)) = known {
             let table = self.pairs_in(file)?;
@@ -319,7 +322,7 @@ impl Lab {
     }
 
     /// How roommates really disturb each other in the world of this policy.
-    fn truth_for(&self, policy: &str) -> Box<dyn Interference> {
+    fn truth_for(&self, policy: &str) -> Box<dyn interference::Truth> {
         if let Some(compat) = self.compat {
             return compat.truth(policy);
         }

@@ -17,7 +17,7 @@
 
 use crate::idx::{Idx, JobIdx};
 use crate::interference::stages::{Interleaved, SLOTS, Stages};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
 
@@ -87,6 +87,8 @@ impl Cores {
         }
     }
 }
+
+impl Truth for Cores {}
 
 impl Interference for Cores {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

@@ -1,7 +1,7 @@
 //! Tenants disturb each other as was measured: an [`Atlas`] behind the trait.
 
 use crate::idx::{Idx, JobIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::measurement::atlas::{Atlas, Counters, Tenant};
 use crate::measurement::contention::{SLOWEST, TaskId};
@@ -146,13 +146,15 @@ impl Interference for Measured {
         let turns = if in_turns { self.turns(&seated, who) } else { 1.0 };
         Estimate::certain(self.atlas.speed(&seated, who) * batch_speed * turns)
     }
+}
 
+impl Truth for Measured {
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         let Counters { sm_util, dram_util, .. } = self.monitor(state, job, state.job(job).knobs);
         Some((sm_util as f32, dram_util as f32))
     }
 
-    fn loaded(&mut self, job: JobIdx, busy: f64) {
+    fn set_load(&mut self, job: JobIdx, busy: f64) {
         if self.loads.len() <= job.usize() {
             self.loads.resize(job.usize() + 1, None);
         }

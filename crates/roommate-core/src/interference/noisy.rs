@@ -1,7 +1,7 @@
 //! Any model seen through noise: real measurements scatter, and policies have to live with it.
 
 use crate::idx::JobIdx;
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::state::State;
@@ -36,13 +36,15 @@ impl<M: Interference> Interference for Noisy<M> {
         let mean = (clean.mean * factor).clamp(SLOWEST, clean.mean.max(1.0));
         Estimate { mean, std: clean.std.hypot(self.spread * mean) }
     }
+}
 
+impl<M: Truth> Truth for Noisy<M> {
     fn counters(&self, state: &State, job: JobIdx) -> Option<(f32, f32)> {
         self.model.counters(state, job)
     }
 
-    fn loaded(&mut self, job: JobIdx, busy: f64) {
-        self.model.loaded(job, busy);
+    fn set_load(&mut self, job: JobIdx, busy: f64) {
+        self.model.set_load(job, busy);
     }
 }
 

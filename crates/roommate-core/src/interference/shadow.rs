@@ -4,7 +4,7 @@
 
 use crate::idx::JobIdx;
 use crate::interference::stages::{self, Stages};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::state::State;
@@ -42,6 +42,8 @@ pub fn steps_taken(opportunist: Stages, guaranteed: Stages) -> f64 {
     }
     steps
 }
+
+impl Truth for Shadowed {}
 
 impl Interference for Shadowed {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

@@ -6,7 +6,7 @@
 //! common step takes, and choosing that is the policy's business.
 
 use crate::idx::JobIdx;
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
 use smallvec::SmallVec;
@@ -155,6 +155,8 @@ impl Interleaved {
         Some(step_s * self.inflation[count])
     }
 }
+
+impl Truth for Interleaved {}
 
 impl Interference for Interleaved {
     /// Jobs that are not seated to interleave share the GPU's time in equal parts.

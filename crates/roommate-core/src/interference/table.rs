@@ -1,7 +1,7 @@
 //! Speeds by pair of profiles, as somebody measured or invented them.
 
 use crate::idx::{JobIdx, ProfileIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,8 @@ impl Table {
         self.speed_on(ANY, a, b)
     }
 }
+
+impl Truth for Table {}
 
 impl Interference for Table {
     fn speed(

@@ -11,7 +11,7 @@
 //! that waits for them.
 
 use crate::idx::{Idx, JobIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
 
@@ -85,6 +85,8 @@ fn part(own: f64, sum: f64, capacity: f64) -> f64 {
     let waits = (own / capacity).clamp(0.0, 1.0);
     1.0 - waits + waits * capacity / sum
 }
+
+impl Truth for Utilization {}
 
 impl Interference for Utilization {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

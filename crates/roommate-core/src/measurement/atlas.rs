@@ -292,6 +292,11 @@ impl Atlas {
         self.names.iter().map(|((kind, name), id)| (*id, *kind, name.as_str()))
     }
 
+    /// Whether the speed of `a` beside `b` was measured, as they are here.
+    pub fn has_met(&self, a: Tenant, b: Tenant) -> bool {
+        self.met.contains_key(&(a.seat(), b.seat()))
+    }
+
     /// The batch sizes at which a task was measured, ascending.
     pub fn batches(&self, task: TaskId) -> impl Iterator<Item = u32> {
         self.tasks[usize::from(task.0)].batches()

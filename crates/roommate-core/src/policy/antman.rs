@@ -144,8 +144,6 @@ struct AntMan {
     used: BTreeMap<TeamIdx, u32>,
     /// The gang that waits for GPUs, and the nodes reserved for it.
     reservation: Option<(JobIdx, SmallVec<[NodeIdx; 4]>)>,
-    /// Measured utilisation of profiles; negative = not measured.
-    measured: Vec<f32>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -178,7 +176,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         owned_cpu: Vec::new(),
         used: BTreeMap::new(),
         reservation: None,
-        measured: Vec::new(),
     })
 }
 
@@ -208,13 +205,12 @@ impl Policy for AntMan {
 
 // Accounts: the owner and the load of each GPU.
 impl AntMan {
-    /// Updates queues, ownership and measured utilisation by what happened since the last call.
+    /// Updates queues and ownership by what happened since the last call.
     fn update_queues(&mut self, plan: &Plan<'_>) {
         if self.owner.is_empty() {
             self.init_accounts(plan);
         }
         self.residences.resize(plan.jobs.len(), Residence::default());
-        self.measured.resize(plan.profiles.len(), -1.0);
         for job in plan.news.left {
             self.forget(plan, *job);
         }
@@ -230,9 +226,6 @@ impl AntMan {
         }
         for event in plan.news.events {
             if let Event::Sampled { job, sample } = event {
-                if sample.sm_util > 0.0 {
-                    self.measured[plan.spec(*job).profile.usize()] = sample.sm_util;
-                }
                 if sample.step_s > 0.0 {
                     let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
                     let stalled = alone_s < self.params.stall_pace * sample.step_s;
@@ -321,8 +314,8 @@ impl AntMan {
     }
 
     fn utilisation(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
-        let measured = self.measured[plan.spec(job).profile.usize()];
-        if measured < 0.0 { self.params.util_default } else { f64::from(measured) }
+        let measured = plan.usage(plan.spec(job).profile).last;
+        measured.map_or(self.params.util_default, |[sm, _]| sm)
     }
 }
 

@@ -166,8 +166,6 @@ struct Gandiva {
     queue: Queue<u64>,
     last_position: u64,
     trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
-    /// Measured utilisation by profile.
-    utils: BTreeMap<ProfileIdx, f64>,
     /// Pairs of profiles whose pack was refused, and when.
     refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
     /// When the last trial on each GPU began.
@@ -234,7 +232,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         queue: Queue::default(),
         last_position: 0,
         trials: BTreeMap::new(),
-        utils: BTreeMap::new(),
         refused: BTreeMap::new(),
         last_trial: Vec::new(),
         last_scan: 0,
@@ -257,11 +254,6 @@ impl Policy for Gandiva {
         self.grow_jobs(plan);
         self.set_wakes(plan);
     }
-}
-
-fn is_alone(state: &State, job: JobIdx) -> bool {
-    let job = state.job(job);
-    job.is_placed() && job.gpus.iter().all(|g| state.gpu(*g).tenants.len() == 1)
 }
 
 /// Seconds that the job has run at its present width, and so is expected to run again.
@@ -294,10 +286,6 @@ impl Gandiva {
         for event in plan.news.events {
             match event {
                 Event::NodeDown(node) | Event::NodeUp(node) => self.reset_node(plan, *node),
-                Event::Sampled { job, sample } if sample.sm_util > 0.0 && is_alone(plan, *job) => {
-                    let util = f64::from(sample.sm_util).min(1.0);
-                    self.utils.insert(plan.spec(*job).profile, util);
-                }
                 _ => {}
             }
         }
@@ -422,7 +410,7 @@ impl Gandiva {
             let job = unit.jobs[0];
             let hot = plan.job(job);
             let undisturbed = hot.phase == Phase::Running
-                && is_alone(plan, job)
+                && plan.is_alone(job)
                 && plan.now >= self.time_share.progress_from(job) + window;
             if undisturbed && hot.meter.step_s.is_finite() {
                 self.records[job.usize()].alone = Some((hot.meter.step_s, plan.now));
@@ -442,8 +430,8 @@ impl Gandiva {
     }
 
     fn util(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
-        let known = self.utils.get(&plan.spec(job).profile);
-        known.copied().unwrap_or(self.params.default_util)
+        let solo = plan.usage(plan.spec(job).profile).solo;
+        if solo.samples == 0 { self.params.default_util } else { solo.sm_last.min(1.0) }
     }
 
     fn members(&self, node: NodeIdx, of: JobIdx) -> SmallVec<[JobIdx; 2]> {
@@ -483,7 +471,7 @@ impl Gandiva {
         if trial.void {
             // A guest without its host continues alone.
             let on_node = self.time_share.residence(guest) == Residence::On(node);
-            if on_node && plan.job(guest).is_placed() && !is_alone(plan, guest) {
+            if on_node && plan.job(guest).is_placed() && !plan.is_alone(guest) {
                 self.separate(plan, node, guest);
             }
             for job in [host, guest] {

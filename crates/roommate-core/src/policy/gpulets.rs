@@ -113,8 +113,8 @@ impl Gpulets {
 }
 
 impl ColocationPolicy for Gpulets {
-    fn learn(&mut self, state: &State, _: &GpuIndex, job: JobIdx, sample: &Sample) {
-        self.known.learn(state, job, sample);
+    fn learn(&mut self, state: &State, _: &GpuIndex, _: JobIdx, _: &Sample) {
+        self.known.notice(state);
     }
 
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {

@@ -34,7 +34,7 @@
 mod credit_queue;
 mod kmeans;
 
-use crate::event::{Event, Sample};
+use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, Shelves};
 use crate::knobs::Knobs;
 use crate::placement;
@@ -124,27 +124,9 @@ struct Demand {
     exclusive: bool,
 }
 
-/// Samples of a profile from jobs that were alone on their GPUs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Measured {
-    samples: u32,
-    sum: f64,
-    max: f64,
-    mem_mib: u32,
-}
-
-/// Samples of a profile after which its utilisation is settled and later ones are ignored.
-const MAX_SAMPLES: u32 = 16;
-
-impl Measured {
-    /// Utilisation in whole percent, so that noise in samples does not change it every time.
-    fn util(share: f64) -> Util {
-        ((share * 100.0).round() as Util * 100).clamp(100, FULL_UTIL)
-    }
-
-    fn utils(&self) -> (Util, Util) {
-        (Self::util(self.sum / f64::from(self.samples)), Self::util(self.max))
-    }
+/// A measured utilisation in whole percent, so that noise in samples does not change it every time.
+fn whole_percent(share: f64) -> Util {
+    ((share * 100.0).round() as Util * 100).clamp(100, FULL_UTIL)
 }
 
 /// State of a GPU as far as its cost depends on it: GPUs of one class are interchangeable.
@@ -189,8 +171,6 @@ struct Horus {
     queues: CreditQueues,
     /// GPUs of the jobs that this policy placed.
     placements: BTreeMap<JobIdx, GpuSet>,
-    /// Indexed by profile.
-    measured: Vec<Measured>,
     last_migration: Option<Time>,
     /// For each queue the number of jobs that did not fit in this step, and the last of them.
     tried: Vec<(usize, Option<Key>)>,
@@ -219,7 +199,6 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         gpus_by_class: Shelves::default(),
         queues: CreditQueues::new(params.queues),
         placements: BTreeMap::new(),
-        measured: Vec::new(),
         last_migration: None,
         tried: Vec::new(),
         scratch: Scratch::default(),
@@ -272,7 +251,6 @@ impl Params {
 impl Horus {
     /// Updates queues, samples and GPU classes by what happened since the last call.
     fn update_queues(&mut self, plan: &Plan<'_>) {
-        self.measured.resize(plan.profiles.len(), Measured::default());
         if self.scratch.candidate_of.is_empty() {
             self.scratch.candidate_of.resize(plan.nodes.len(), 0);
             self.refresh(plan, (0..plan.gpus.len()).map(GpuIdx::from_usize));
@@ -289,7 +267,7 @@ impl Horus {
                     self.refresh(plan, plan.node(*node).gpus());
                 }
                 Event::Sampled { job, sample } if sample.sm_util > 0.0 => {
-                    self.learn(plan, *job, sample);
+                    self.refresh_profile(plan, *job);
                 }
                 _ => {}
             }
@@ -307,20 +285,12 @@ impl Horus {
         }
     }
 
-    /// Records a sample of a job that is alone on its GPUs.
-    fn learn(&mut self, plan: &Plan<'_>, job: JobIdx, sample: &Sample) {
-        let gpus = &plan.job(job).gpus;
-        let undisturbed = gpus.iter().all(|g| plan.gpu(*g).tenants.len() == 1);
+    /// Classifies the GPUs of all jobs of a profile again after one of them was measured alone.
+    fn refresh_profile(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let profile = plan.spec(job).profile;
-        let known = &mut self.measured[profile.usize()];
-        let share = f64::from(sample.sm_util);
-        if gpus.is_empty() || !undisturbed || !share.is_finite() || known.samples >= MAX_SAMPLES {
+        if !plan.is_alone(job) {
             return;
         }
-        known.samples += 1;
-        known.sum += share;
-        known.max = known.max.max(share);
-        known.mem_mib = known.mem_mib.max(sample.mem_mib);
         let same = |j: &&JobIdx| plan.spec(**j).profile == profile;
         let placements = std::mem::take(&mut self.placements);
         for job in placements.keys().filter(same) {
@@ -332,18 +302,18 @@ impl Horus {
     /// Demand of a job: measured where there are samples, else predicted.
     fn demand(&self, state: &State, job: JobIdx) -> Demand {
         let spec = state.spec(job);
-        let measured = self.measured.get(spec.profile.usize()).filter(|m| m.samples > 0);
+        let solo = state.usage(spec.profile).solo;
+        let measured = solo.sm_mean().map(|mean| (whole_percent(mean), whole_percent(solo.sm_max)));
         let predicted = state.profile(job).predicted.as_ref();
         let exact =
             |share: f64| ((share * f64::from(FULL_UTIL)).round() as Util).clamp(1, FULL_UTIL);
         let util = measured
-            .map(Measured::utils)
             .or_else(|| predicted.map(|p| (exact(p.sm_util), exact(p.sm_util_max.max(p.sm_util)))));
         let gpu_models = state.gpu_models.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
         let least = gpu_models.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
         let mem_mib = match spec.knobs.mem_mib {
             0 => {
-                let seen = measured.map(|m| m.mem_mib).filter(|m| *m > 0);
+                let seen = Some(solo.mem_mib).filter(|m| *m > 0);
                 let estimate = seen.or(predicted.map(|p| p.mem_mib)).unwrap_or(0);
                 // A job that declared no memory is not rejected because of an estimate.
                 estimate.min(least.unwrap_or(u32::MAX))

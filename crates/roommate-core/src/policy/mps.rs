@@ -117,8 +117,6 @@ struct Colocate {
     params: Params,
     /// With a seed for each, so that a second look at one that does not fit draws nothing.
     waiting: BTreeMap<JobIdx, u64>,
-    /// By profile, where measured.
-    uses: Vec<Option<Use>>,
     slowdown: Slowdown,
     /// GPUs with room, by how good they are.
     open: Vec<(f64, GpuIdx)>,
@@ -131,13 +129,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     if !(0.0..=1.0).contains(&params.util_default) {
         return Err("util_default: expected 0 to 1".into());
     }
-    Ok(Colocate {
-        params,
-        waiting: BTreeMap::new(),
-        uses: Vec::new(),
-        slowdown: Slowdown::new(),
-        open: Vec::new(),
-    })
+    Ok(Colocate { params, waiting: BTreeMap::new(), slowdown: Slowdown::new(), open: Vec::new() })
 }
 
 impl Policy for Colocate {
@@ -157,7 +149,6 @@ impl Policy for Colocate {
 
 impl Colocate {
     fn take_in(&mut self, plan: &mut Plan<'_>) {
-        self.uses.resize(plan.profiles.len(), None);
         for job in plan.news.left {
             self.waiting.remove(job);
         }
@@ -173,10 +164,6 @@ impl Colocate {
 
     fn learn(&mut self, plan: &Plan<'_>, event: &Event) {
         let Event::Sampled { job, sample } = event else { return };
-        if sample.sm_util > 0.0 {
-            let measured = [sample.sm_util, sample.dram_util].map(f64::from);
-            self.uses[plan.spec(*job).profile.usize()] = Some(measured);
-        }
         let [gpu] = plan.job(*job).gpus[..] else { return };
         let shares = plan.gpu(gpu).tenants.len() > 1;
         if sample.step_s > 0.0 && shares && plan.spec(*job).class != Class::Service {
@@ -188,9 +175,7 @@ impl Colocate {
     }
 
     fn uses(&self, state: &State, job: JobIdx) -> Use {
-        let predicted = || state.profile(job).predicted.map(|p| [p.sm_util, p.dram_util]);
-        let measured = self.uses.get(state.spec(job).profile.usize()).copied().flatten();
-        measured.or_else(predicted).unwrap_or([self.params.util_default; 2])
+        state.demand(state.spec(job).profile).unwrap_or([self.params.util_default; 2])
     }
 
     /// Own use times that of the others on the GPU, of which one may still be on its way.

@@ -411,7 +411,7 @@ impl Mudi {
 
 impl ColocationPolicy for Mudi {
     fn learn(&mut self, state: &State, rooms: &GpuIndex, job: JobIdx, sample: &Sample) {
-        self.known.learn(state, job, sample);
+        self.known.notice(state);
         let profile = state.spec(job).profile;
         if state.spec(job).class != Class::Service || sample.step_s <= 0.0 {
             return;

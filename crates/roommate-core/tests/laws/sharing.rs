@@ -3,7 +3,7 @@
 
 use crate::random::{self, CaseOptions};
 use roommate_core::idx::JobIdx;
-use roommate_core::interference::{Estimate, Interference};
+use roommate_core::interference::{Estimate, Interference, Truth};
 use roommate_core::knobs::Knobs;
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::POLICIES;
@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Speeds of three profiles beside each other.
 struct Fickle([[f64; 3]; 3]);
+
+impl Truth for Fickle {}
 
 impl Interference for Fickle {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

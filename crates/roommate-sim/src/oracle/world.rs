@@ -6,7 +6,7 @@ use crate::serving::requests::Requests;
 use crate::serving::{Conditions, Judge, Verdict};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{Idx, JobIdx};
-use roommate_core::interference::Interference;
+use roommate_core::interference::Truth;
 use roommate_core::job::{Class, Job};
 use roommate_core::knobs::Knobs;
 use roommate_core::profile::Serving;
@@ -45,7 +45,7 @@ const MISSES: f64 = 0.01;
 pub fn puzzle(
     sampled: &SampledWorkload,
     cluster: &Cluster,
-    truth: &mut dyn Interference,
+    truth: &mut dyn Truth,
     space: &Space,
 ) -> Puzzle {
     let arrivals = &sampled.workload.arrivals;
@@ -59,7 +59,7 @@ pub fn puzzle(
         (0..arrivals.len()).partition(|i| arrivals[*i].spec.class == Class::Service);
     let tasks: Vec<JobIdx> = tasks.into_iter().map(JobIdx::from_usize).collect();
     let mut judge = Judge::default();
-    let mut kind = |service: Option<usize>, truth: &mut dyn Interference| {
+    let mut kind = |service: Option<usize>, truth: &mut dyn Truth| {
         let landlord = service.map(|i| {
             let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
             let serving = state.profiles[arrivals[i].spec.profile.usize()].serving;
@@ -104,7 +104,7 @@ type Service<'a> = (JobIdx, Serving, &'a Requests);
 struct Candidate<'a> {
     state: &'a State,
     space: &'a Space,
-    truth: &'a mut dyn Interference,
+    truth: &'a mut dyn Truth,
     judge: &'a mut Judge,
     of: &'a [JobIdx],
 }
@@ -164,7 +164,7 @@ impl Candidate<'_> {
         let mut verdict = Verdict::default();
         // How busy it is decides how fast the others are and they decide how busy it is.
         for _ in 0..3 {
-            self.truth.loaded(service, verdict.busy);
+            self.truth.set_load(service, verdict.busy);
             let times = Judge::sizes(batch).map(|n| {
                 tenants[0].1.batch = n;
                 step_s / self.truth.speed(self.state, 0, tenants, 0).mean
@@ -175,7 +175,7 @@ impl Candidate<'_> {
             let conditions = Conditions { batch, timeout_s, slo_s, requests };
             verdict = self.judge.verdict(&conditions, &times);
         }
-        self.truth.loaded(service, verdict.busy);
+        self.truth.set_load(service, verdict.busy);
         verdict.missed <= MISSES
     }
 

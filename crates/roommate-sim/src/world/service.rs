@@ -52,7 +52,7 @@ impl World {
         let live = &mut self.live[job.usize()];
         if live.busy != busy {
             live.busy = busy;
-            self.truth.loaded(job, busy);
+            self.truth.set_load(job, busy);
             let gpus = live.gpus.clone();
             self.crowd(job, &gpus);
         }

@@ -5,7 +5,7 @@ use crate::cli::{self, Compare, Output, Sim, TraceInput, WorldArgs};
 use crate::experiment::{Choice, Lab, Run};
 use crate::{console, table};
 use anyhow::Context;
-use roommate_core::interference::Interference;
+use roommate_core::interference;
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::policy;
 use roommate_sim::report::view::View;
@@ -25,7 +25,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 }
 
 /// How roommates really disturb each other in the world of a scenario, without scatter.
-pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn Interference> {
+pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn interference::Truth> {
     Truth::Mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
 }
 

@@ -2,7 +2,7 @@
 
 use crate::event::{Action, Event};
 use crate::idx::{Idx, JobIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Class;
 use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// Every job on a shared GPU has this speed.
 struct SharedSpeed(f64);
+
+impl Truth for SharedSpeed {}
 
 impl Interference for SharedSpeed {
     fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], _: usize) -> Estimate {

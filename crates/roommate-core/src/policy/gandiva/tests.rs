@@ -4,7 +4,7 @@
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
-use crate::interference::{Estimate, Interference};
+use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Phase;
 use crate::journal::{self, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
@@ -28,6 +28,8 @@ struct Pairs {
 fn pairs(speed: &[(u32, u32, f64)]) -> Arc<Pairs> {
     Arc::new(Pairs { speed: speed.to_vec(), worse_from_s: None })
 }
+
+impl Truth for Pairs {}
 
 impl Interference for Pairs {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

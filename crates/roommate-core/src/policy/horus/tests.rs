@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::Engine;
-use crate::event::Action;
+use crate::event::{Action, Sample};
 use crate::idx::ProfileIdx;
 use crate::interference::Undisturbed;
 use crate::journal::{self, JobLine, Observer, StepView};

@@ -3,7 +3,7 @@
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, ProfileIdx};
-use crate::interference::{Estimate, Interference, Undisturbed};
+use crate::interference::{Estimate, Interference, Truth, Undisturbed};
 use crate::job::{Class, Phase, Spec};
 use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
@@ -40,6 +40,8 @@ impl Curves {
         self.alone_s(times) * (1.0 + harm)
     }
 }
+
+impl Truth for Curves {}
 
 impl Interference for Curves {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {

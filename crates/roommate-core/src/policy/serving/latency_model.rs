@@ -1,6 +1,5 @@
 //! What a policy knows of profiles before it colocates them: latency of services alone, counters of all.
 
-use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use crate::performance::latency::{Axis, Curve, SoloCurves};
 use crate::state::State;
@@ -13,8 +12,6 @@ pub struct LatencyModel {
     budget: usize,
     /// By profile: curves alone, and how many points they took.
     alone: Vec<(SoloCurves, u32)>,
-    /// By profile: busy shares of multiprocessors and memory bandwidth, where measured.
-    uses: Vec<Option<[f64; 2]>>,
 }
 
 /// What a profile takes of a GPU when nothing is known of it.
@@ -23,12 +20,11 @@ const USE: f64 = 0.5;
 impl LatencyModel {
     /// Nothing yet; of each curve at most `budget` profiled points will be used.
     pub fn new(axis: Axis, budget: u8) -> Self {
-        Self { axis, budget: budget.into(), alone: Vec::new(), uses: Vec::new() }
+        Self { axis, budget: budget.into(), alone: Vec::new() }
     }
 
     /// Takes notice of new profiles.
     pub fn notice(&mut self, state: &State) {
-        self.uses.resize(state.profiles.len(), None);
         for profile in &state.profiles[self.alone.len()..] {
             let points = profile.latency.as_deref().unwrap_or(&[]);
             let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
@@ -36,21 +32,9 @@ impl LatencyModel {
         }
     }
 
-    /// Counters were read.
-    pub fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
-        self.notice(state);
-        if sample.sm_util > 0.0 {
-            let measured = [sample.sm_util, sample.dram_util].map(f64::from);
-            self.uses[state.spec(job).profile.usize()] = Some(measured);
-        }
-    }
-
     /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
     pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
-        let predicted =
-            || state.profiles[profile.usize()].predicted.map(|p| [p.sm_util, p.dram_util]);
-        let measured = self.uses.get(profile.usize()).copied().flatten();
-        measured.or_else(predicted).unwrap_or([USE; 2])
+        state.demand(profile).unwrap_or([USE; 2])
     }
 
     /// Profiled points that the curves of a service took.
