@@ -7,7 +7,7 @@
 //!  how does a curve go on                  piecewise, least_squares, pool ← boost, forest
 //!  what to measure next                    bayes_search ← gp
 //!  how long do requests wait               queueing
-//!  draws and summaries                     rng, stat
+//!  draws, summaries and names              rng, stat, hash
 //! ```
 //!
 //! Invariants: the same input gives the same bits on every machine and after every upgrade, because a
@@ -19,6 +19,7 @@ pub mod boost;
 pub mod choice;
 pub mod forest;
 pub mod gp;
+pub mod hash;
 pub mod least_squares;
 pub mod lp;
 /// General matching. `matching/released.rs` repeats the published Muri artifact, whose ties and

@@ -147,14 +147,7 @@ impl Task {
     fn training(&self, atlas: &Atlas) -> Option<Training> {
         let [start, end] = self.noise_scale?;
         let work = self.work(atlas);
-        let times = f64::from(self.batch) / f64::from(work.batch);
-        let mut memory: Vec<(u32, u32)> = Vec::new();
-        for batch in atlas.batches(work.task) {
-            let own = (f64::from(batch) * times).round().max(1.0) as u32;
-            if memory.last().is_none_or(|last| last.0 < own) {
-                memory.push((own, atlas.counters(work.task, batch).mem_mib));
-            }
-        }
+        let memory = atlas.memory(work.task, work.batch, self.batch);
         let around = Training::around(self.batch, start);
         let [batch_min, batch_max] =
             self.batch_range.unwrap_or([around.batch_min, around.batch_max]);

@@ -6,6 +6,7 @@ use roommate_core::interference::measured::{Measured, Work};
 use roommate_core::interference::stages::Interleaved;
 use roommate_core::interference::utilization::{Demand, Utilization};
 use roommate_core::interference::{self, Undisturbed};
+use roommate_core::math::hash::fnv1a;
 use roommate_core::measurement::atlas::{Atlas, Empty};
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{self, TaskKind};
@@ -165,7 +166,7 @@ impl Truth {
         let mut named = 0;
         let nameless = |j: &&mut TraceJob| j.model.is_none() && j.class != TraceClass::Service;
         for job in jobs.iter_mut().filter(nameless) {
-            let lot = fnv(&job.id) % tasks.len().max(1) as u64;
+            let lot = fnv1a(job.id.as_bytes()) % tasks.len().max(1) as u64;
             job.model = tasks.get(lot as usize).map(|t| (*t).to_owned());
             named += 1;
         }
@@ -182,13 +183,7 @@ impl Truth {
             };
             let model = job.model.as_deref().unwrap_or_default();
             let Some(work) = work(atlas, model, Some(training.batch)) else { continue };
-            let times = f64::from(training.batch) / f64::from(work.batch);
-            let point = |batch: u32| {
-                let own = (f64::from(batch) * times).round().max(1.0) as u32;
-                (own, atlas.counters(work.task, batch).mem_mib)
-            };
-            training.memory = atlas.batches(work.task).map(point).collect();
-            training.memory.dedup_by_key(|p| p.0);
+            training.memory = atlas.memory(work.task, work.batch, training.batch);
         }
     }
 }
@@ -203,12 +198,6 @@ fn demand(atlas: &Atlas, work: Work) -> Demand {
         pcie_mib_s: footprint.launches,
         cpu_cores: 1.0,
     }
-}
-
-fn fnv(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 #[cfg(test)]

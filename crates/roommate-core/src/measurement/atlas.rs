@@ -314,6 +314,19 @@ impl Atlas {
         Counters { sm_util: sm, dram_util: dram, mem_mib: mem_mib.round() as u32 }
     }
 
+    /// GPU memory in MiB by batch size, ascending, for a job whose own batch size `own` counts as the
+    /// task's `batch`.
+    pub fn memory(&self, task: TaskId, batch: u32, own: u32) -> Vec<(u32, u32)> {
+        let times = f64::from(own) / f64::from(batch);
+        let point = |batch: u32| {
+            let own = (f64::from(batch) * times).round().max(1.0) as u32;
+            (own, self.counters(task, batch).mem_mib)
+        };
+        let mut memory: Vec<(u32, u32)> = self.batches(task).map(point).collect();
+        memory.dedup_by_key(|p| p.0);
+        memory
+    }
+
     /// Steps per second alone on the whole GPU.
     pub fn steps_per_s(&self, task: TaskId, batch: u32) -> f64 {
         self.tasks[usize::from(task.0)].steps_per_s(batch)

@@ -6,6 +6,7 @@
 //! has not seen is measured by leaving out one task at a time, and every prediction carries that error.
 
 use crate::math::boost::{Boost, Options};
+use crate::measurement::rows::{self, Gpm, TaskKind};
 use crate::profile::Predicted;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +34,7 @@ pub enum PredictError {
 #[derive(Clone, Debug, Deserialize)]
 struct Model {
     name: String,
-    kind: Work,
+    kind: TaskKind,
     aliases: Vec<String>,
     flops: f64,
     params: f64,
@@ -43,29 +44,12 @@ struct Model {
     ops: f64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Work {
-    Train,
-    Serve,
-}
-
-/// A measured row; what it has beside is of no use here.
-#[derive(Clone, Debug, Deserialize)]
+/// What was measured of a model on the whole GPU.
+#[derive(Clone, Copy, Debug)]
 struct Measured {
-    kind: Work,
-    name: String,
     batch: u32,
-    sms: u32,
     mem_mib: f64,
-    gpm: Counters,
-}
-
-/// Hardware counters in percent.
-#[derive(Clone, Copy, Debug, Deserialize)]
-struct Counters {
-    sm_util: f64,
-    dram: f64,
+    gpm: Gpm,
 }
 
 /// What matters of a kind of GPU.
@@ -147,13 +131,13 @@ struct Fitted {
 }
 
 /// Training data: a model, its batch, and what was measured.
-type Row<'a> = (&'a Model, &'a Measured);
+type Row<'a> = (&'a Model, Measured);
 
 impl Fitted {
     fn new(rows: &[Row<'_>], device: &Device) -> Self {
         let features: Vec<_> = rows.iter().map(|(m, r)| m.features(r.batch, device)).collect();
         let features: Vec<&[f64]> = features.iter().map(<[f64; FEATURES]>::as_slice).collect();
-        let fit = |value: fn(&Counters) -> f64| {
+        let fit = |value: fn(&Gpm) -> f64| {
             let targets: Vec<f64> = rows.iter().map(|(_, r)| value(&r.gpm).ln_1p()).collect();
             Boost::fit(&features, &targets, TREES)
         };
@@ -281,16 +265,22 @@ pub struct ResourcePredictor {
 impl ResourcePredictor {
     /// Learns from measurements and features, both JSON Lines.
     pub fn train(measured: &str, models: &str) -> Result<Self, PredictError> {
-        let models: Vec<Model> = read("models", models)?;
-        let measured: Vec<Measured> = read("measurements", measured)?;
+        let models = read(models)?;
+        let measured = rows::parse(measured).map_err(|e| PredictError::Line {
+            which: "measurements",
+            line: e.line,
+            what: e.what,
+        })?;
         let device = Device::H200;
-        let whole = |r: &&Measured| r.kind == Work::Train && f64::from(r.sms) == device.sms;
         let mut rows: Vec<Row<'_>> = Vec::new();
-        for row in measured.iter().filter(whole) {
-            let model = models.iter().find(|m| m.kind == row.kind && m.name == row.name);
-            let model =
-                model.ok_or_else(|| PredictError::Data(format!("{} has no features", row.name)))?;
-            rows.push((model, row));
+        for row in &measured {
+            let rows::Row::Solo(solo) = row else { continue };
+            let whole = solo.kind == TaskKind::Train && f64::from(solo.sms) == device.sms;
+            let Some(gpm) = solo.gpm.filter(|_| whole) else { continue };
+            let model = models.iter().find(|m| m.kind == solo.kind && m.name == solo.name);
+            let model = model
+                .ok_or_else(|| PredictError::Data(format!("{} has no features", solo.name)))?;
+            rows.push((model, Measured { batch: solo.batch, mem_mib: solo.mem_mib, gpm }));
         }
         let report = cross_validate(&rows, &device)?;
         let fitted = Fitted::new(&rows, &device);
@@ -339,7 +329,7 @@ fn plain(name: &str) -> String {
 
 fn names(models: &[Model]) -> BTreeMap<String, usize> {
     let mut names = BTreeMap::new();
-    for (i, model) in models.iter().enumerate().filter(|(_, m)| m.kind == Work::Train) {
+    for (i, model) in models.iter().enumerate().filter(|(_, m)| m.kind == TaskKind::Train) {
         for name in model.aliases.iter().chain([&model.name]) {
             names.insert(plain(name), i);
         }
@@ -347,17 +337,11 @@ fn names(models: &[Model]) -> BTreeMap<String, usize> {
     names
 }
 
-fn read<T: for<'a> Deserialize<'a>>(
-    which: &'static str,
-    text: &str,
-) -> Result<Vec<T>, PredictError> {
+fn read(text: &str) -> Result<Vec<Model>, PredictError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(i, line): (usize, &str)| {
-        serde_json::from_str(line).map_err(|e| PredictError::Line {
-            which,
-            line: i + 1,
-            what: e.to_string(),
-        })
+        let wrong = |what| PredictError::Line { which: "models", line: i + 1, what };
+        serde_json::from_str(line).map_err(|e| wrong(e.to_string()))
     };
     lines.map(parse).collect()
 }
@@ -371,7 +355,8 @@ fn cross_validate(rows: &[Row<'_>], device: &Device) -> Result<Report, PredictEr
     let truth = |r: &Measured| [r.gpm.sm_util.ln_1p(), r.gpm.dram.ln_1p(), r.mem_mib];
     let mut report = (Vec::new(), Vec::new(), Vec::new());
     for task in tasks {
-        let (out, others): (Vec<Row<'_>>, _) = rows.iter().partition(|(m, _)| m.name == task);
+        let (out, others): (Vec<Row<'_>>, Vec<Row<'_>>) =
+            rows.iter().partition(|(m, _)| m.name == task);
         let fitted = Fitted::new(&others, device);
         let predicted = |(m, r): &Row<'_>| {
             let x = m.features(r.batch, device);

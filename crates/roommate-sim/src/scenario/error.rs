@@ -83,27 +83,11 @@ fn unknown_field(message: &str) -> Option<String> {
 
 /// The known name that is closest, as a question; all of them where none is close.
 pub(super) fn closest(name: &str, known: &[&str]) -> Option<String> {
-    let best = known.iter().map(|k| (distance(name, k), *k)).min()?;
+    let best = known.iter().map(|k| (strsim::levenshtein(name, k), *k)).min()?;
     let near = best.0 <= 1 + name.chars().count() / 3 || best.1.contains(name);
     Some(if near {
         format!("did you mean `{}`?", best.1)
     } else {
         format!("there are {}", known.join(", "))
     })
-}
-
-/// Letters to change, add or leave out to make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let change = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }

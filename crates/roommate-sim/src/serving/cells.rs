@@ -7,6 +7,7 @@
 
 use super::queue::{Desk, KNOTS, Rules, Steps, Tally};
 use super::requests::{Bursts, Requests, Source};
+use roommate_core::math::hash;
 use roommate_core::math::rng::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ impl Cells {
         let knots = key.knots.map(|k| (f64::from(k) * ROUND).exp());
         let steps = Steps { knots, most: steps.most };
         let requests = Requests::Rates { rates: Arc::new([(0.0, rate)]), bursts };
-        let rng = Rng::stream(hash(&key), 111);
+        let rng = Rng::stream(hash_of(&key), 111);
         let cell = self.simulate(&steps, rules, &requests, rng);
         self.all.push(cell);
         let at = self.all.len() as u32 - 1;
@@ -172,10 +173,8 @@ fn three_digits(rate: f64) -> f64 {
     (rate / unit).round() * unit
 }
 
-fn hash(key: &Key) -> u64 {
-    let mix = |hash: u64, value: u64| (hash ^ value).wrapping_mul(0x0100_0000_01b3);
-    let knots = key.knots.iter().fold(0xcbf2_9ce4_8422_2325, |h, k| mix(h, *k as u64));
+fn hash_of(key: &Key) -> u64 {
+    let knots = key.knots.iter().map(|k| *k as u64);
     let rest = [u64::from(key.most), u64::from(key.batch), key.timeout_us, key.slo_us, key.rate];
-    let all = rest.into_iter().chain(key.bursts.into_iter().flatten());
-    all.fold(knots, mix)
+    hash::words(knots.chain(rest).chain(key.bursts.into_iter().flatten()))
 }

@@ -291,6 +291,7 @@ impl Process {
 mod tests {
     use super::super::{Format, Trace, native, stats};
     use super::*;
+    use roommate_core::math::hash::fnv1a;
 
     fn options(mix: Mix, arrivals: Arrivals, jobs: usize) -> SynthOptions {
         SynthOptions {
@@ -369,10 +370,7 @@ mod tests {
             let jobs: Vec<TraceJob> = synth(options).collect();
             let mut text = Vec::new();
             native::write_csv(&mut text, &jobs).unwrap();
-            // FNV-1a: stable, and enough to notice a change.
-            text.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-            })
+            fnv1a(&text)
         };
         let one = options(Mix::Philly, Arrivals::Bursty, 1_000);
         assert_eq!(hash(&one), hash(&one));

@@ -16,6 +16,7 @@
 use super::bounded_command;
 use super::nvml::GpuInfo;
 use crate::process::{self, Process};
+use roommate_core::math::hash::fnv1a;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::fs;
@@ -60,7 +61,7 @@ impl Mps {
         let mut pipe = folder.join("pipe");
         if pipe.as_os_str().len() > LONGEST_PIPE {
             // A name that a later daemon with the same root finds again.
-            let name = fingerprint(folder.as_os_str().as_bytes());
+            let name = fnv1a(folder.as_os_str().as_bytes());
             pipe = std::env::temp_dir().join(format!("roommate-{name:016x}"));
         }
         Self {
@@ -272,13 +273,6 @@ fn private(folder: &Path) -> Result<(), String> {
         return Err(format!("the folder {at:?} belongs to somebody else; remove it"));
     }
     fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(said)
-}
-
-/// The same for the same bytes on every machine and for ever (FNV-1a).
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    })
 }
 
 fn numbers(said: &str) -> Vec<u32> {
