@@ -24,6 +24,8 @@
 //! Muri's study: fixed loads with their rounding residue, at most one job of each class on a GPU, guaranteed
 //! jobs that hoard GPUs while they wait, first fit.
 
+mod entries;
+
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
 use crate::job::{Class, Phase};
@@ -33,6 +35,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::Infeasible;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;

@@ -37,6 +37,7 @@
 //! profile is measured once per number of GPUs before its first job is looked at; short jobs do
 //! not finish there.
 
+mod entries;
 mod gang_batch;
 mod lease_timeline;
 mod profiler;
@@ -51,6 +52,7 @@ use crate::queue::ranked_walk::key_of_secs;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use lease_timeline::{Due, Effort, Lean, Line, Task};
 use profiler::Profiler;
 use serde::{Deserialize, Serialize};

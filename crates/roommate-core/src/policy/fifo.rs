@@ -16,9 +16,18 @@
 
 use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Style, Walk};
 use serde::{Deserialize, Serialize};
+
+registry! { "fifo.rs"
+    ("fifo", preset: r"{}",
+        summary: "first come, first served; nobody overtakes",
+        paper: "-", compat: &[])
+    ("fifo-backfill", preset: r#"{"backfill": true}"#,
+        summary: "first come, first served; smaller jobs fill the holes",
+        paper: "-", compat: &[])
+}
 
 /// Parameters of `fifo`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -32,6 +41,13 @@ pub(super) struct Params {
     patience_s: Option<f64>,
     /// Jobs of at least so many GPUs share their nodes with nobody.
     dedicate_from: Option<u16>,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    f.patience();
 }
 
 struct Fifo(Walk);

@@ -32,6 +32,7 @@
 //! wider than a node take turns too.
 
 mod elastic;
+mod params;
 mod time_sharing;
 
 use crate::event::Event;
@@ -45,87 +46,12 @@ use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use elastic::{ElasticScaling, Rules, Window};
-use serde::{Deserialize, Serialize};
+pub(super) use params::ENTRIES;
+use params::Params;
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use time_sharing::{NodeTimeShare, Residence, class_of};
-
-/// Parameters of `gandiva`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Params {
-    /// Length of a turn, seconds.
-    slice_s: f64,
-    /// Time between two looks for packs and migrations, seconds.
-    scan_s: f64,
-    /// How many times its GPUs a node may be asked for.
-    max_height: u16,
-    /// Whether jobs are tried together.
-    pack: bool,
-    /// Most that the utilisations of jobs that are tried together may add up to.
-    pack_util_cap: f64,
-    /// Utilisation of a profile that was never measured.
-    default_util: f64,
-    /// Share of a GPU's memory that a pack leaves free.
-    pack_mem_margin: f64,
-    /// Steps of the slower job that a trial takes.
-    trial_steps: f64,
-    /// Steps before those that do not count.
-    trial_skip: f64,
-    /// Seconds that a trial takes at least, and for which a pace alone is measured.
-    trial_s: f64,
-    /// A pack is kept if the paces, relative to those alone, add up to more.
-    keep_gain: f64,
-    /// Seconds for which a refused pair of profiles is not tried again.
-    refuse_s: f64,
-    /// Seconds after which a pace alone is out of date.
-    stale_s: f64,
-    /// Whether jobs are migrated.
-    migrate: bool,
-    /// Pace that a migration has to gain, or may lose where it makes room for others.
-    migrate_gain: f64,
-    /// A node is emptied if at least this share of its GPUs is idle.
-    defrag_stop: f64,
-    /// Seconds between two migrations of a job, and between two trials on a GPU.
-    cool_s: f64,
-    /// Seconds between two looks at how many nodes each class of jobs has; none = never.
-    balance_s: Option<f64>,
-    /// Whether jobs that can use more GPUs than they asked for get them.
-    grow: bool,
-    /// Seconds for which GPUs have to be idle before.
-    grow_idle_s: f64,
-    /// They are kept if each GPU then does at least this share of what it did before.
-    grow_keep: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            slice_s: 60.0,
-            scan_s: 60.0,
-            max_height: 4,
-            pack: true,
-            pack_util_cap: 1.0,
-            default_util: 0.5,
-            pack_mem_margin: 0.1,
-            trial_steps: 10.0,
-            trial_skip: 2.0,
-            trial_s: 5.0,
-            keep_gain: 1.05,
-            refuse_s: 3_600.0,
-            stale_s: 3_600.0,
-            migrate: true,
-            migrate_gain: 0.05,
-            defrag_stop: 0.75,
-            cool_s: 300.0,
-            balance_s: None,
-            grow: true,
-            grow_idle_s: 300.0,
-            grow_keep: 0.7,
-        }
-    }
-}
 
 /// A suspended job that runs beside a unit to see how that goes.
 #[derive(Clone, Copy, Debug)]

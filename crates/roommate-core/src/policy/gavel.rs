@@ -39,6 +39,7 @@
 //! the random draws of a seed.
 
 mod allocation;
+mod entries;
 mod rounds;
 mod row_placement;
 
@@ -60,6 +61,7 @@ use allocation::makespan;
 use allocation::program::{self, ModelSet, PairSpeed};
 use allocation::queues::Queues;
 use allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved};
+pub(super) use entries::ENTRIES;
 use rounds::{Ledger, Pick, Rules};
 use row_placement::{knobs, place_row, seat};
 use serde::{Deserialize, Serialize};

@@ -28,6 +28,7 @@
 //! load they wait, in `horus` also heavy jobs; in `horus-plus` a line that grows for ever wins for ever.
 
 mod credit_queue;
+mod entries;
 mod kmeans;
 
 use crate::event::{Event, Sample};
@@ -39,6 +40,7 @@ use crate::policy::Policy;
 use crate::state::State;
 use crate::time::{Span, Time};
 use credit_queue::{Key, Lines, Waiting};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;

@@ -22,6 +22,7 @@
 //! `--compat muri` is the artifact: weights by interleaving efficiency, its matcher digit by digit, group
 //! times inflated by its fitted constants, everything placed anew at every event.
 
+mod entries;
 mod first_fit_sketch;
 
 use crate::event::Event;
@@ -36,6 +37,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use first_fit_sketch::FirstFitSketch;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;

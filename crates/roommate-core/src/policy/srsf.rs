@@ -17,10 +17,16 @@
 use crate::idx::JobIdx;
 use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
+
+registry! { "srsf.rs"
+    ("srsf", preset: r"{}",
+        summary: "shortest remaining service (time x GPUs) first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
+}
 
 /// Parameters of `srsf`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -34,6 +40,15 @@ pub(super) struct Params {
     dedicate_from: Option<u16>,
     /// Whether everything is placed anew at every step.
     repack: bool,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    if !f.flip("repack", 0.3) {
+        f.patience();
+    }
 }
 
 struct Srsf(Walk);

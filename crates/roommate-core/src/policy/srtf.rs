@@ -22,10 +22,16 @@
 use crate::idx::JobIdx;
 use crate::placement::{Layout, Rule};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
+
+registry! { "srtf.rs"
+    ("srtf", preset: r"{}",
+        summary: "shortest remaining time first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
+}
 
 /// Parameters of `srtf`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -39,6 +45,15 @@ pub(super) struct Params {
     dedicate_from: Option<u16>,
     /// Whether everything is placed anew at every step.
     repack: bool,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    if !f.flip("repack", 0.3) {
+        f.patience();
+    }
 }
 
 struct Srtf(Walk);

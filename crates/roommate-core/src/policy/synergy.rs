@@ -24,6 +24,8 @@
 //! a job is that of the poorest node it may use. `--compat synergy` is the released simulator: everything
 //! is placed anew in rounds of 300 s, in which only whole steps count.
 
+mod entries;
+
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::knobs::Knobs;
 use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
@@ -34,6 +36,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
