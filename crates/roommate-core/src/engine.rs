@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
-use crate::job::{Job, Phase, Spec};
+use crate::job::{Job, Phase, Retries, Spec};
 use crate::math::rng::Rng;
 use crate::performance::progress::work_s;
 use crate::performance::usage::Usage;
@@ -296,19 +296,19 @@ impl Engine {
     fn failed(&mut self, job: JobIdx, reason: Reason, done: f64) -> Option<()> {
         let now = self.state.now;
         let backoff = self.state.costs.backoff;
-        let limit = self.state.specs.get(job.usize())?.retries.after(reason);
-        let hot = self.hot(job)?;
-        let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
-        if !alive {
+        let phase = self.hot(job)?.phase;
+        if !matches!(phase, Phase::Starting | Phase::Running | Phase::Stopping) {
             return None;
         }
-        let own_fault = limit.is_some();
+        let exhausted = self.state.gives_up(job, reason);
+        let hot = self.hot(job)?;
+        let own_fault = Retries::counts(reason);
         hot.failures = hot.failures.saturating_add(u16::from(own_fault));
         let failures = hot.failures;
         self.leave(job);
         let hot = self.hot(job)?;
         hot.meter.stop_at(now, done);
-        if limit.is_some_and(|limit| failures > limit) {
+        if exhausted {
             hot.phase = Phase::Done;
             self.notes.push(Note { job, reason: Reason::OutOfRetries });
         } else if own_fault && backoff > Span::ZERO {

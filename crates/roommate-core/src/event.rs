@@ -1,6 +1,6 @@
 //! Facts that worlds report to the engine, and actions that the engine asks of worlds.
 
-use crate::idx::{GpuSet, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
 use crate::knobs::Knobs;
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,57 @@ pub enum Event {
     NodeDown(NodeIdx),
 }
 
+impl Event {
+    /// The job that it is about; none if it is about a node.
+    pub fn job(&self) -> Option<JobIdx> {
+        match *self {
+            Self::Submitted(job)
+            | Self::Started(job)
+            | Self::Stopped { job, .. }
+            | Self::Tuned(job)
+            | Self::Finished(job)
+            | Self::Failed { job, .. }
+            | Self::Cancelled(job)
+            | Self::Sampled { job, .. }
+            | Self::Served { job, .. } => Some(job),
+            Self::NodeUp(_) | Self::NodeDown(_) => None,
+        }
+    }
+
+    /// The node that it is about; none if it is about a job.
+    pub fn node(&self) -> Option<NodeIdx> {
+        match *self {
+            Self::NodeUp(node) | Self::NodeDown(node) => Some(node),
+            Self::Submitted(_)
+            | Self::Started(_)
+            | Self::Stopped { .. }
+            | Self::Tuned(_)
+            | Self::Finished(_)
+            | Self::Failed { .. }
+            | Self::Cancelled(_)
+            | Self::Sampled { .. }
+            | Self::Served { .. } => None,
+        }
+    }
+
+    /// Why it happened, where that is part of the fact.
+    pub fn reason(&self) -> Option<Reason> {
+        match *self {
+            Self::Failed { reason, .. } => Some(reason),
+            Self::Submitted(_)
+            | Self::Started(_)
+            | Self::Stopped { .. }
+            | Self::Tuned(_)
+            | Self::Finished(_)
+            | Self::Cancelled(_)
+            | Self::Sampled { .. }
+            | Self::Served { .. }
+            | Self::NodeUp(_)
+            | Self::NodeDown(_) => None,
+        }
+    }
+}
+
 /// Where and how a job runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Placement {
@@ -175,6 +226,23 @@ impl Action {
         match self {
             Self::Stop(j) | Self::Suspend(j) | Self::Reject(j, _) | Self::Tune(j, _) => *j,
             Self::Move(j, _) | Self::Start(j, _) => *j,
+        }
+    }
+
+    /// Why it is asked, where that is part of the action.
+    pub fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Reject(_, reason) => Some(*reason),
+            Self::Stop(_) | Self::Suspend(_) | Self::Tune(..) => None,
+            Self::Move(..) | Self::Start(..) => None,
+        }
+    }
+
+    /// The GPUs that the job gets, where it gets any.
+    pub fn gpus(&self) -> Option<&[GpuIdx]> {
+        match self {
+            Self::Move(_, placement) | Self::Start(_, placement) => Some(&placement.gpus),
+            Self::Stop(_) | Self::Suspend(_) | Self::Reject(..) | Self::Tune(..) => None,
         }
     }
 

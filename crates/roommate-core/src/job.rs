@@ -74,15 +74,21 @@ impl From<Retries> for RetriesForm {
 }
 
 impl Retries {
-    /// How many failures a job may have had when one for this reason is followed by another start.
-    /// Losing a node, or dying of a roommate, is not the job's fault and does not count: then there is no limit.
-    pub fn after(self, reason: Reason) -> Option<u16> {
-        match reason {
-            Reason::NodeLost(_) | Reason::RoommateFailed => None,
-            Reason::UserError => Some(self.user),
-            Reason::InfraError | Reason::StartFailed => Some(self.infra),
-            _ => Some(self.unknown),
-        }
+    /// Whether a failure for this reason counts as one of the job's own. Losing a node, or failing
+    /// because a roommate failed, does not.
+    pub fn counts(reason: Reason) -> bool {
+        !matches!(reason, Reason::NodeLost(_) | Reason::RoommateFailed)
+    }
+
+    /// Whether a job is given up when it fails for this reason. `failures` are those that count
+    /// ([`Self::counts`]), this one included.
+    pub fn is_exhausted(self, failures: u16, reason: Reason) -> bool {
+        let limit = match reason {
+            Reason::UserError => self.user,
+            Reason::InfraError | Reason::StartFailed => self.infra,
+            _ => self.unknown,
+        };
+        Self::counts(reason) && failures > limit
     }
 }
 
@@ -266,6 +272,7 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idx::NodeIdx;
 
     #[test]
     fn retries_are_one_number_unless_classes_differ() {
@@ -275,6 +282,26 @@ mod tests {
         ] {
             assert_eq!(serde_json::to_string(&retries).unwrap(), text);
             assert_eq!(serde_json::from_str::<Retries>(text).unwrap(), retries);
+        }
+    }
+
+    #[test]
+    fn only_failures_of_its_own_exhaust_a_job() {
+        let retries = Retries { user: 0, infra: 2, unknown: 1 };
+        for (reason, most) in [
+            (Reason::UserError, 0),
+            (Reason::InfraError, 2),
+            (Reason::StartFailed, 2),
+            (Reason::Crashed, 1),
+            (Reason::OutOfMemory, 1),
+        ] {
+            assert!(Retries::counts(reason));
+            assert!(!retries.is_exhausted(most, reason), "{reason:?}");
+            assert!(retries.is_exhausted(most + 1, reason), "{reason:?}");
+        }
+        for reason in [Reason::NodeLost(NodeIdx(0)), Reason::RoommateFailed] {
+            assert!(!Retries::counts(reason));
+            assert!(!retries.is_exhausted(u16::MAX, reason), "{reason:?}");
         }
     }
 }

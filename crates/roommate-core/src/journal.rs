@@ -12,11 +12,13 @@ pub mod occupancy;
 pub mod replay;
 
 use crate::cluster::Cluster;
-use crate::engine::Step;
-use crate::event::{Action, Event, Placement};
-use crate::idx::{JobIdx, ProfileIdx, TeamIdx};
+use crate::engine::{Engine, Step};
+use crate::event::{Action, Event};
+use crate::idx::{GpuIdx, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use crate::interference;
 use crate::interference::table::Table;
 use crate::job::Spec;
+use crate::policy::{self, Params, Policy, PolicyError};
 use crate::profile::Profile;
 use crate::reason::{Note, Reason};
 use crate::state::Costs;
@@ -44,7 +46,7 @@ pub struct Head {
     /// The policy.
     pub policy: String,
     /// All its parameters.
-    pub params: serde_json::Map<String, serde_json::Value>,
+    pub params: Params,
     /// The cluster.
     pub cluster: Cluster,
     /// What changes cost.
@@ -57,6 +59,40 @@ pub struct Head {
     /// Reason an earlier part of the same journal was left off; nothing if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continues: Option<String>,
+}
+
+impl Head {
+    /// The head of a run in this world; nothing is known of pairs, and no earlier part was left off.
+    pub fn new(
+        world: &str,
+        (policy, params): (&str, Params),
+        cluster: Cluster,
+        costs: Costs,
+        seed: u64,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            world: world.into(),
+            policy: policy.into(),
+            params,
+            cluster,
+            costs,
+            seed,
+            known_pairs: None,
+            continues: None,
+        }
+    }
+
+    /// An engine that decides as this head says, with the policy of the registry.
+    pub fn engine(&self) -> Result<Engine, PolicyError> {
+        Ok(self.engine_with(policy::find(&self.policy)?.build(&self.params)?))
+    }
+
+    /// The same with a policy that is built already, or that is in no registry.
+    pub fn engine_with(&self, policy: Box<dyn Policy>) -> Engine {
+        let belief = interference::belief(self.known_pairs.clone());
+        Engine::new(&self.cluster, self.costs, policy, belief, self.seed)
+    }
 }
 
 /// A line about a job: what the user asked for, under which name.
@@ -473,32 +509,19 @@ impl Check {
         self.require(s.at >= self.at, "time runs backwards")?;
         self.require(s.at <= Time::LATEST, "a time of more than a thousand years")?;
         self.at = s.at;
-        let job = |j: &JobIdx| j.0 < self.jobs;
-        let reason = |w: &Reason| match w {
-            Reason::Behind(j) | Reason::PreemptedBy(j) | Reason::ShrinksFor(j) => job(j),
-            Reason::TriedWith(j) | Reason::NotWorthSharing(j) | Reason::AtShare(j) => job(j),
-            Reason::PausedFor(j) | Reason::Beside { job: j, .. } => job(j),
-            Reason::BetterToWait { than_beside, .. } => job(than_beside),
-            Reason::NodeLost(n) => n.0 < self.nodes,
-            _ => true,
+        let job = |j: JobIdx| j.0 < self.jobs;
+        let node = |n: NodeIdx| n.0 < self.nodes;
+        let reason = |r: Reason| r.jobs().all(job) && r.nodes().all(node);
+        let fact = |f: &Event| {
+            f.job().is_none_or(job) && f.node().is_none_or(node) && f.reason().is_none_or(reason)
         };
-        let fact = |f: &Event| match f {
-            Event::NodeUp(n) | Event::NodeDown(n) => n.0 < self.nodes,
-            Event::Submitted(j) | Event::Started(j) | Event::Tuned(j) => job(j),
-            Event::Finished(j) | Event::Cancelled(j) => job(j),
-            Event::Stopped { job: j, .. } | Event::Sampled { job: j, .. } => job(j),
-            Event::Served { job: j, .. } => job(j),
-            Event::Failed { job: j, reason: w, .. } => job(j) && reason(w),
-        };
-        let gpus = |p: &Placement| !p.gpus.is_empty() && p.gpus.iter().all(|g| g.0 < self.gpus);
-        let action = |a: &Action| match a {
-            Action::Start(j, p) | Action::Move(j, p) => job(j) && gpus(p),
-            Action::Reject(j, w) => job(j) && reason(w),
-            Action::Stop(j) | Action::Suspend(j) | Action::Tune(j, _) => job(j),
+        let action = |a: &Action| {
+            let placed = |gpus: &[GpuIdx]| !gpus.is_empty() && gpus.iter().all(|g| g.0 < self.gpus);
+            job(a.job()) && a.reason().is_none_or(reason) && a.gpus().is_none_or(placed)
         };
         let known = s.facts.iter().all(fact)
             && s.actions.iter().all(action)
-            && s.notes.iter().all(|n| job(&n.job) && reason(&n.reason));
+            && s.notes.iter().all(|n| job(n.job) && reason(n.reason));
         self.require(known, "a job, GPU or node that does not exist")
     }
 }
@@ -507,4 +530,64 @@ impl Check {
 fn strip_place(e: &serde_json::Error) -> String {
     let text = e.to_string();
     text.split(" at line ").next().unwrap_or_default().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reason::Source;
+    use crate::time::Span;
+
+    struct Nothing;
+    impl Observer for Nothing {}
+
+    /// A journal of one GPU and one job, and of a step with these facts, actions and notes.
+    fn journal(facts: &[Event], actions: &[Action], notes: &[Note]) -> Vec<u8> {
+        let cluster = "1x1".parse().unwrap();
+        let mut writer = Writer::new(Vec::new());
+        let fifo = ("fifo", Params::new());
+        writer.head(&Head::new("sim", fifo, cluster, Costs::default(), 0));
+        let (idx, profile) = (ProfileIdx(0), Profile::of_step(1.0));
+        writer.profile(&ProfileLine { idx, name: "work".into(), profile });
+        let spec = Spec::training(1, 1.0, idx);
+        writer.job(&JobLine { idx: JobIdx(0), name: "a".into(), spec });
+        writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true });
+        writer.end(Time::ZERO);
+        writer.finish().unwrap()
+    }
+
+    /// Every reason that names a job or a node.
+    fn reasons(job: JobIdx, node: NodeIdx) -> [Reason; 10] {
+        [
+            Reason::Behind(job),
+            Reason::PreemptedBy(job),
+            Reason::ShrinksFor(job),
+            Reason::TriedWith(job),
+            Reason::NotWorthSharing(job),
+            Reason::AtShare(job),
+            Reason::PausedFor(job),
+            Reason::Beside { job, pd_permille: 1000, source: Source::Thumb },
+            Reason::BetterToWait { than_beside: job, saves: Span::ZERO },
+            Reason::NodeLost(node),
+        ]
+    }
+
+    #[test]
+    fn a_reason_that_names_an_unknown_job_is_refused() {
+        let job = JobIdx(0);
+        for (number, is_known) in [(0, true), (1, false)] {
+            for reason in reasons(JobIdx(number), NodeIdx(number)) {
+                let journals = [
+                    journal(&[Event::Failed { job, reason, done: 0.0 }], &[], &[]),
+                    journal(&[], &[Action::Reject(job, reason)], &[]),
+                    journal(&[], &[], &[Note { job, reason }]),
+                ];
+                for text in journals {
+                    let found = read(&text[..], &mut Nothing).map_err(|e| e.to_string());
+                    let unknown = "line 4: a job, GPU or node that does not exist";
+                    assert_eq!(found, if is_known { Ok(()) } else { Err(unknown.into()) });
+                }
+            }
+        }
+    }
 }

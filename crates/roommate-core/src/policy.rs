@@ -1,11 +1,46 @@
 //! The one trait, and the registry: names, papers, parameters and builders of all policies. The
 //! command line, the documentation and the laws come from the registry.
 
+use crate::math::rng::Rng;
 use crate::plan::Plan;
 use crate::queue::ranked_walk::Walk;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::ops::RangeInclusive;
+
+/// Puts the policies of one file into the registry: its names, each with the parameters that make it
+/// (`preset`), what it does (`summary`), where it was published (`paper`, `-` if nowhere), its parameters in
+/// published simulators (`compat`) and, if it only shows what a part of another policy is worth, of which one
+/// (`ablates`) and which part (`lacks`). The header of the file `$source` is their documentation; the file has
+/// `Params`, `build` and `fuzz`.
+macro_rules! registry {
+    ($source:literal $((
+        $name:literal,
+        preset: $preset:literal,
+        summary: $summary:literal,
+        paper: $paper:literal,
+        compat: $compat:expr
+        $(, ablates: $whole:literal, lacks: $part:ident)?
+    ))+) => {
+        pub(crate) const ENTRIES: &[$crate::policy::Entry] = &[$($crate::policy::Entry {
+            name: $name,
+            summary: $summary,
+            paper: $paper,
+            ablation: registry!(@ablates $($whole, $part)?),
+            source: include_str!($source),
+            compat: $compat,
+            preset: $preset,
+            build: |params| Ok(Box::new(build($crate::policy::read(params)?)?)),
+            defaults: $crate::policy::shown::<Params>,
+            fuzz,
+        }),+];
+    };
+    (@ablates) => { None };
+    (@ablates $whole:literal, $part:ident) => {
+        Some($crate::policy::Ablation { of: $whole, lacks: $crate::policy::Part::$part })
+    };
+}
 
 mod antman;
 mod chronus;
@@ -66,7 +101,34 @@ pub enum PolicyError {
     },
 }
 
+/// Part of a policy that an ablation of it does without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Changing batch sizes.
+    BatchTuning,
+    /// Predicting slowdowns: choosing a device by them, and waiting because of them.
+    Prediction,
+    /// Choosing who shares a group by what the group gains.
+    Matching,
+    /// Seating a group in the order with the shortest step.
+    StageOrder,
+    /// Giving jobs more CPU and host memory than the share of their GPUs.
+    AboveShare,
+    /// Giving jobs less CPU and host memory than they ask for.
+    BelowDemand,
+}
+
+/// What sets a policy apart that exists to show what a part of another one is worth.
+#[derive(Clone, Copy, Debug)]
+pub struct Ablation {
+    /// The policy that has the part.
+    pub of: &'static str,
+    /// What the ablation never does.
+    pub lacks: Part,
+}
+
 /// A policy in the registry.
+#[derive(Clone, Copy)]
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
@@ -74,6 +136,7 @@ pub struct Entry {
     pub summary: &'static str,
     /// Where it was published.
     pub paper: &'static str,
+    ablation: Option<Ablation>,
     /// Its source, whose header is its documentation.
     source: &'static str,
     /// Parameters that make it the policy of a published simulator.
@@ -82,23 +145,25 @@ pub struct Entry {
     preset: &'static str,
     build: fn(Params) -> Result<Box<dyn Policy>, String>,
     defaults: fn(Params) -> Result<Value, String>,
+    /// Chooses values of its parameters that are worth trying.
+    fuzz: fn(&mut Fuzz<'_>),
 }
-
-/// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &[
-    "muri-l-worst-ordering",
-    "muri-l-no-blossom",
-    "synergy-proportional",
-    "synergy-greedy",
-    "iadeep-no-tuner",
-    "iadeep-no-predictor",
-];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
     /// is named.
     pub fn is_ablation(&self) -> bool {
-        ABLATIONS.contains(&self.name)
+        self.ablation.is_some()
+    }
+
+    /// What it does without, if it is an ablation.
+    pub fn ablation(&self) -> Option<Ablation> {
+        self.ablation
+    }
+
+    /// The parameters that set it apart from other entries of the same file.
+    pub fn preset(&self) -> Params {
+        object(self.preset)
     }
 
     /// The policy with its defaults, then these parameters.
@@ -109,6 +174,14 @@ impl Entry {
     /// All parameters and their values when these are given.
     pub fn params(&self, params: &Params) -> Result<Value, PolicyError> {
         (self.defaults)(self.merged(params)).map_err(|what| self.wrong(what))
+    }
+
+    /// Its parameters at random, as far as its file says which values are worth trying in this case.
+    pub fn fuzz(&self, rng: &mut Rng, case: FuzzCase) -> Result<Params, PolicyError> {
+        let defaults = self.params(&Params::new())?;
+        let mut fuzz = Fuzz { entry: self.name, case, rng, defaults, params: Params::new() };
+        (self.fuzz)(&mut fuzz);
+        Ok(fuzz.params)
     }
 
     /// Its parameters in a published simulator.
@@ -133,13 +206,99 @@ impl Entry {
     }
 
     fn merged(&self, params: &Params) -> Params {
-        let mut all = object(self.preset);
+        let mut all = self.preset();
         all.extend(params.clone());
         all
     }
 
     fn wrong(&self, what: String) -> PolicyError {
         PolicyError::Params { policy: self.name.into(), what }
+    }
+}
+
+/// What parameters of a random case have to heed.
+#[derive(Clone, Copy, Debug)]
+pub struct FuzzCase {
+    /// The longest (re)start, whole seconds.
+    pub restart_s: u64,
+    /// GPUs of the widest job.
+    pub widest: u64,
+    /// Whether everything has to happen at whole ticks.
+    pub on_ticks: bool,
+}
+
+/// Parameters at random, for the laws. A value of null leaves a parameter at its default.
+pub struct Fuzz<'a> {
+    /// The name of the policy.
+    pub entry: &'static str,
+    /// What has to be heeded.
+    pub case: FuzzCase,
+    rng: &'a mut Rng,
+    defaults: Value,
+    params: Params,
+}
+
+impl Fuzz<'_> {
+    /// What the parameter is unless it is set.
+    pub fn default_of(&self, name: &str) -> &Value {
+        &self.defaults[name]
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.rng.below(n)
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, p: f64) -> bool {
+        self.rng.chance(p)
+    }
+
+    /// One of these, all equally likely.
+    pub fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize].clone()
+    }
+
+    /// Sets the parameter.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        let value = value.into();
+        if !value.is_null() {
+            self.params.insert(name.into(), value);
+        }
+    }
+
+    /// Sets the parameter to one of these values.
+    pub fn pick<T: Clone + Into<Value>>(&mut self, name: &str, of: &[T]) {
+        let value = self.one_of(of);
+        self.set(name, value);
+    }
+
+    /// Sets the parameter to a number of this range.
+    pub fn range(&mut self, name: &str, range: RangeInclusive<u64>) {
+        let value = range.start() + self.below(range.end() - range.start() + 1);
+        self.set(name, value);
+    }
+
+    /// Switches the parameter on with this probability; says whether it is on.
+    pub fn flip(&mut self, name: &str, p: f64) -> bool {
+        let on = self.chance(p);
+        self.set(name, on);
+        on
+    }
+
+    /// How gangs are laid over nodes.
+    pub fn rule(&mut self) {
+        self.pick("rule", &["consolidated", "first_fit", "spread", "count"]);
+    }
+
+    /// From how many GPUs on jobs share their nodes with no other.
+    pub fn dedicate(&mut self) {
+        self.pick("dedicate_from", &[None, None, Some(1), Some(2), Some(4)]);
+    }
+
+    /// How long jobs insist on a compact place.
+    pub fn patience(&mut self) {
+        self.pick("patience_s", &[None, None, Some(0), Some(2), Some(9)]);
     }
 }
 
@@ -156,164 +315,52 @@ fn shown<P: DeserializeOwned + Serialize>(params: Params) -> Result<Value, Strin
     serde_json::to_value(read::<P>(params)?).map_err(|e| e.to_string())
 }
 
-macro_rules! entry {
-    ($file:ident, $name:literal, preset: $preset:literal, summary: $summary:literal, paper: $paper:literal, compat: $compat:expr) => {
-        Entry {
-            name: $name,
-            summary: $summary,
-            paper: $paper,
-            source: include_str!(concat!("policy/", stringify!($file), ".rs")),
-            compat: $compat,
-            preset: $preset,
-            build: |params| Ok(Box::new($file::build(read(params)?)?)),
-            defaults: shown::<$file::Params>,
-        }
-    };
-}
+/// The entries of all files, in the order in which they are shown.
+const FILES: &[&[Entry]] = &[
+    fifo::ENTRIES,
+    sjf::ENTRIES,
+    srtf::ENTRIES,
+    srsf::ENTRIES,
+    tiresias::ENTRIES,
+    gandiva::ENTRIES,
+    muri::ENTRIES,
+    antman::ENTRIES,
+    gavel::ENTRIES,
+    horus::ENTRIES,
+    synergy::ENTRIES,
+    chronus::ENTRIES,
+    mps::ENTRIES,
+    iadeep::ENTRIES,
+    mudi::ENTRIES,
+    gslice::ENTRIES,
+    gpulets::ENTRIES,
+    muxflow::ENTRIES,
+];
+
+const COUNT: usize = {
+    let (mut count, mut file) = (0, 0);
+    while file < FILES.len() {
+        count += FILES[file].len();
+        file += 1;
+    }
+    count
+};
 
 /// All policies, in the order in which they are shown.
-pub static POLICIES: &[Entry] = &[
-    entry!(fifo, "fifo", preset: r"{}",
-        summary: "first come, first served; nobody overtakes",
-        paper: "-", compat: &[]),
-    entry!(fifo, "fifo-backfill", preset: r#"{"backfill": true}"#,
-        summary: "first come, first served; smaller jobs fill the holes",
-        paper: "-", compat: &[]),
-    entry!(sjf, "sjf", preset: r"{}",
-        summary: "shortest declared job first, never preempts",
-        paper: "-", compat: &[]),
-    entry!(srtf, "srtf", preset: r"{}",
-        summary: "shortest remaining time first, preempts",
-        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
-    entry!(srsf, "srsf", preset: r"{}",
-        summary: "shortest remaining service (time x GPUs) first, preempts",
-        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
-    entry!(tiresias, "tiresias", preset: r"{}",
-        summary: "least attained service in discrete queues, needs no durations",
-        paper: "Gu et al., Tiresias, NSDI 2019",
-        compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)]),
-    entry!(tiresias, "tiresias-gittins", preset: r#"{"order": "gittins"}"#,
-        summary: "as tiresias, ordered by the Gittins index of past jobs",
-        paper: "Gu et al., Tiresias, NSDI 2019", compat: &[]),
-    entry!(gandiva, "gandiva", preset: r"{}",
-        summary: "nobody queues: jobs take turns, and packs and moves that were measured to help are kept",
-        paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[]),
-    entry!(gandiva, "gandiva-tiresias-style",
-        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0, "grow": false}"#,
-        summary: "as the Tiresias simulator has gandiva: turns only, and nodes by each class's share of the demand",
-        paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[]),
-    entry!(muri, "muri-s", preset: r"{}",
-        summary: "interleaves the stages of up to four jobs, shortest remaining service first",
-        paper: "Zhao et al., Muri, SIGCOMM 2022",
-        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l", preset: r#"{"urgency": "attained"}"#,
-        summary: "the same, least attained service first, needs no durations",
-        paper: "Zhao et al., Muri, SIGCOMM 2022",
-        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l-worst-ordering", preset: r#"{"urgency": "attained", "worst_order": true}"#,
-        summary: "an ablation of muri-l: groups sit in the worst order",
-        paper: "Zhao et al., Muri, SIGCOMM 2022",
-        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l-no-blossom", preset: r#"{"urgency": "attained", "grouping": "in_order"}"#,
-        summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
-        paper: "Zhao et al., Muri, SIGCOMM 2022",
-        compat: &[("muri", r#"{"guard": false, "budget": null, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)]),
-    entry!(antman, "antman", preset: r"{}",
-        summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
-        paper: "Xiao et al., AntMan, OSDI 2020",
-        compat: &[("muri", r#"{"mode": "static"}"#)]),
-    entry!(gavel, "gavel", preset: r"{}",
-        summary: "max-min fairness of effective speeds over GPU kinds, realised by rounds",
-        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-packed", preset: r#"{"packed": true}"#,
-        summary: "the same, and two jobs share GPUs where they are known to gain by it",
-        paper: "Narayanan et al., Gavel, OSDI 2020",
-        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-makespan", preset: r#"{"objective": "makespan"}"#,
-        summary: "the same rounds, so that all jobs are done as early as possible",
-        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-finish-time", preset: r#"{"objective": "finish_time"}"#,
-        summary: "the same rounds, so that nobody ends much later than with an equal part",
-        paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
-        compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-fifo", preset: r#"{"objective": "fifo"}"#,
-        summary: "the same rounds, first come, first served on the fastest kind that is free",
-        paper: "Narayanan et al., Gavel, OSDI 2020",
-        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-allox", preset: r#"{"objective": "allox"}"#,
-        summary: "the same rounds, the best queue behind every GPU, so that the mean completion time is least",
-        paper: "Narayanan et al., Gavel, OSDI 2020; Le et al., AlloX, EuroSys 2020",
-        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-couples", preset: r#"{"objective": "couples"}"#,
-        summary: "the same rounds, equal parts; who shares is drawn, and couples that lose by it part",
-        paper: "Narayanan et al., Gavel, OSDI 2020; Xiao et al., Gandiva, OSDI 2018",
-        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(horus, "horus", preset: r"{}",
-        summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
-        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
-    entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
-        summary: "the same with lines of similar jobs, the one that waited most first",
-        paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
-    entry!(synergy, "synergy-proportional", preset: r#"{"mechanism": "proportional"}"#,
-        summary: "every job gets the CPU and memory of its GPUs",
-        paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-greedy", preset: r#"{"mechanism": "greedy"}"#,
-        summary: "every job gets the CPU and memory that it asks for, or waits",
-        paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-tune", preset: r#"{"mechanism": "tune"}"#,
-        summary: "CPU and memory by what jobs make of them, nobody below its share",
-        paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-opt", preset: r#"{"mechanism": "opt"}"#,
-        summary: "CPU and memory such that the sum of all speeds is largest",
-        paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(chronus, "chronus", preset: r"{}",
-        summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
-        paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
-    entry!(mps, "mps", preset: r"{}",
-        summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
-        paper: "-", compat: &[]),
-    entry!(mps, "mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
-        summary: "two tasks on a GPU, each confined to a half of it for good",
-        paper: "-", compat: &[]),
-    entry!(mps, "time-slicing", preset: r#"{"sharing": "turns"}"#,
-        summary: "up to three tasks on a GPU, by turns in the driver's time slices",
-        paper: "-", compat: &[]),
-    entry!(mps, "random-colocate", preset: r#"{"choice": "random"}"#,
-        summary: "up to three tasks on a GPU at once, on a random one with room",
-        paper: "-", compat: &[]),
-    entry!(mps, "kernel-est", preset: r#"{"choice": "predicted"}"#,
-        summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
-        paper: "Xu et al., HotCloud 2019", compat: &[]),
-    entry!(iadeep, "iadeep", preset: r"{}",
-        summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
-        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(iadeep, "iadeep-no-tuner", preset: r#"{"tune": false}"#,
-        summary: "an ablation of iadeep: batch sizes stay as they are",
-        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(iadeep, "iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
-        summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
-        paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(mudi, "mudi", preset: r"{}",
-        summary: "one service and training on each GPU; batch and share tuned to the service's objective",
-        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
-    entry!(mudi, "mudi-published",
-        preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0, "max_training": 1}"#,
-        summary: "the same as printed: no fill or waiting time, search at the knee",
-        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
-    entry!(gslice, "gslice-like", preset: r"{}",
-        summary: "shares and batches of services by feedback, training on the emptiest GPU",
-        paper: "Dhakal et al., GSLICE, SoCC 2020", compat: &[]),
-    entry!(gpulets, "gpulets-like", preset: r"{}",
-        summary: "partitions of a few sizes from profiled throughput, training by best fit",
-        paper: "Choi et al., gpulets, USENIX ATC 2022", compat: &[]),
-    entry!(muxflow, "muxflow-like", preset: r"{}",
-        summary: "services have what they are busy with, training is matched to what is left",
-        paper: "Zhao et al., MuxFlow, 2023", compat: &[]),
-];
+pub static POLICIES: &[Entry] = &{
+    let mut all = [FILES[0][0]; COUNT];
+    let (mut count, mut file) = (0, 0);
+    while file < FILES.len() {
+        let mut entry = 0;
+        while entry < FILES[file].len() {
+            all[count] = FILES[file][entry];
+            entry += 1;
+            count += 1;
+        }
+        file += 1;
+    }
+    all
+};
 
 /// The policy of this name.
 pub fn find(name: &str) -> Result<&'static Entry, PolicyError> {

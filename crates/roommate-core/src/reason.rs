@@ -169,6 +169,71 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The jobs that it names.
+    pub fn jobs(&self) -> impl Iterator<Item = JobIdx> + use<> {
+        self.names().0.into_iter()
+    }
+
+    /// The nodes that it names.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeIdx> + use<> {
+        self.names().1.into_iter()
+    }
+
+    /// The job or the node that it names. Lists all reasons, so that a new one does not compile before
+    /// it says what it names: a reader of journals checks these numbers.
+    fn names(&self) -> (Option<JobIdx>, Option<NodeIdx>) {
+        match self {
+            Self::Behind(j)
+            | Self::PreemptedBy(j)
+            | Self::Beside { job: j, .. }
+            | Self::BetterToWait { than_beside: j, .. }
+            | Self::AtShare(j)
+            | Self::TriedWith(j)
+            | Self::NotWorthSharing(j)
+            | Self::ShrinksFor(j)
+            | Self::PausedFor(j) => (Some(*j), None),
+            Self::NodeLost(n) => (None, Some(*n)),
+            Self::NoRoom { .. }
+            | Self::Scattered { .. }
+            | Self::Demoted(_)
+            | Self::Promoted
+            | Self::BeganWithoutPromise
+            | Self::Upgraded
+            | Self::TooLarge { .. }
+            | Self::Crashed
+            | Self::UserError
+            | Self::InfraError
+            | Self::RoommateFailed
+            | Self::OutOfRetries
+            | Self::BacksOff(_)
+            | Self::Cancelled
+            | Self::OutOfMemory
+            | Self::BatchSettled { .. }
+            | Self::BatchNotApplied { .. }
+            | Self::NoiseDrifted { .. }
+            | Self::StartFailed
+            | Self::WaitsForTurn
+            | Self::NoHost
+            | Self::SharesUnsolved
+            | Self::NotItsRound
+            | Self::SpeedGuessed(_)
+            | Self::Unsolved
+            | Self::DeadlineGivenUp
+            | Self::Grows(_)
+            | Self::NotWorthGrowing(_)
+            | Self::Promised { .. }
+            | Self::NotPromised { .. }
+            | Self::PastEstimate
+            | Self::DeadlineLost
+            | Self::SloOutOfReach
+            | Self::NotHeardOf
+            | Self::NobodyAsks
+            | Self::LatencyUnknown
+            | Self::LatencyProfiled(_)
+            | Self::PlannedByRule(_) => (None, None),
+        }
+    }
+
     /// The sentence for a person, with jobs called as `name` says.
     #[expect(clippy::too_many_lines, reason = "one line for each reason")]
     pub fn describe(&self, name: &dyn Fn(JobIdx) -> String) -> String {

@@ -12,6 +12,7 @@ use crate::knobs::Knobs;
 use crate::performance::goodput;
 use crate::performance::usage::Usage;
 use crate::profile::Profile;
+use crate::reason::Reason;
 use crate::time::{Span, Time};
 use smallvec::SmallVec;
 
@@ -314,6 +315,12 @@ impl State {
     pub fn attained(&self, job: JobIdx) -> u64 {
         let job = self.job(job);
         job.attained_gpu_us.saturating_add(job.service(self.now - job.since))
+    }
+
+    /// Whether the job will not be started again if it fails for this reason now.
+    pub fn gives_up(&self, job: JobIdx, reason: Reason) -> bool {
+        let failures = self.job(job).failures.saturating_add(1);
+        self.spec(job).retries.is_exhausted(failures, reason)
     }
 
     /// Steps that the job has done, as believed.

@@ -6,9 +6,9 @@ use crate::cluster::Cluster;
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use crate::interference::Truth;
 use crate::interference::stages::Interleaved;
 use crate::interference::table::Table;
-use crate::interference::{self, Truth};
 use crate::job::{Class, Spec};
 use crate::journal::gantt::Gantt;
 use crate::journal::metrics::{Fold, Metrics};
@@ -122,6 +122,13 @@ impl TestCase {
         }
     }
 
+    /// The head of its journal in this world.
+    pub fn head(&self, world: &str) -> Head {
+        let run = (&*self.policy, self.params.clone());
+        let head = Head::new(world, run, self.cluster.clone(), self.costs, self.seed);
+        Head { known_pairs: self.known_pairs.clone(), ..head }
+    }
+
     /// Plays the case to its end, or to a limit.
     pub fn run(&self) -> Outcome {
         self.run_looking(&mut |_| {})
@@ -140,8 +147,7 @@ impl TestCase {
         policy: Box<dyn policy::Policy>,
         look: &mut dyn FnMut(&mut Engine),
     ) -> Outcome {
-        let belief = interference::belief(self.known_pairs.clone());
-        let engine = Engine::new(&self.cluster, self.costs, policy, belief, self.seed);
+        let engine = self.head("ticks").engine_with(policy);
         let mut stage = TickWorld { case: self, engine, jobs: Vec::new(), out: Vec::new() };
         let ended = stage.play(look);
         let TickWorld { jobs, out, .. } = stage;
@@ -197,18 +203,7 @@ impl TickWorld<'_> {
     fn play(&mut self, look: &mut dyn FnMut(&mut Engine)) -> bool {
         let case = self.case;
         let mut writer = journal::Writer::new(Vec::new());
-        let params = case.params.clone();
-        writer.head(&Head {
-            version: journal::VERSION,
-            world: "ticks".into(),
-            policy: case.policy.clone(),
-            params,
-            cluster: case.cluster.clone(),
-            costs: case.costs,
-            seed: case.seed,
-            known_pairs: case.known_pairs.clone(),
-            continues: None,
-        });
+        writer.head(&case.head("ticks"));
         writer.team(&journal::TeamLine { idx: TeamIdx(0), name: "all".into() });
         for profile in &case.profiles {
             let idx = self.engine.add_profile(profile.clone());

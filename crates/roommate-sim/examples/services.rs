@@ -157,7 +157,7 @@ fn main() {
     let cluster = format!("{gpus}x1:h200").parse().unwrap();
     let (work, _) =
         workload::prepare(jobs(gpus, tasks, gap_s, rps), &cluster, None, false).unwrap();
-    let (truth, _) = Truth::Measured(Arc::new(truth::h200().unwrap())).model(&work.profiles);
+    let (truth, _) = Truth::measured(Arc::new(truth::h200().unwrap())).model(&work.profiles);
     let setup = Setup {
         cluster,
         costs: Costs::default(),

@@ -1,4 +1,5 @@
-//! Which truth a simulated world has: from profiles, by name, to models of interference.
+//! Which truth a simulated world has: the registry of truths, and the way from profiles, by name, to models of
+//! interference.
 
 use crate::trace::pairs::Pairs;
 use crate::trace::{TraceClass, TraceJob};
@@ -13,21 +14,88 @@ use roommate_core::measurement::rows::{self, TaskKind};
 use roommate_core::profile::Profile;
 use std::sync::Arc;
 
-/// How roommates really disturb each other.
+/// Kinds of work by name, as a truth finds them.
+type Profiles<'a> = &'a [(String, Profile)];
+
+/// A model of interference, and of how many of the profiles it knows something.
+type Model = (Box<dyn interference::Truth>, usize);
+
+/// What a truth is made of besides the profiles.
+#[derive(Clone, Copy)]
+enum Recipe {
+    /// Nothing.
+    Profiles(fn(Profiles<'_>) -> Model),
+    /// Measurements.
+    Atlas(fn(&Arc<Atlas>, Profiles<'_>) -> Model),
+    /// A table of pairs.
+    Pairs(fn(&Pairs, Profiles<'_>) -> Model),
+}
+
+/// A truth in the registry: how roommates really disturb each other in a simulated world.
+pub struct TruthEntry {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// How they do, in one line.
+    pub summary: &'static str,
+    recipe: Recipe,
+}
+
+/// All truths, in the order in which they are shown. The first is the usual one.
+pub static TRUTHS: &[TruthEntry] = &[
+    TruthEntry {
+        name: "measured",
+        summary: "As measured on real GPUs, with a model fitted to that for the rest",
+        recipe: Recipe::Atlas(measured),
+    },
+    TruthEntry { name: "table", summary: "As a table of pairs says", recipe: Recipe::Pairs(table) },
+    TruthEntry {
+        name: "utilization",
+        summary: "By how much of each resource they ask for together",
+        recipe: Recipe::Atlas(utilization),
+    },
+    TruthEntry {
+        name: "stages",
+        summary: "By the stages of a step that they interleave",
+        recipe: Recipe::Profiles(|all| (Box::new(Interleaved::default()), all.len())),
+    },
+    TruthEntry {
+        name: "none",
+        summary: "Not at all",
+        recipe: Recipe::Profiles(|all| (Box::new(Undisturbed), all.len())),
+    },
+];
+
+/// The truth of this name.
+pub fn find(name: &str) -> Option<&'static TruthEntry> {
+    TRUTHS.iter().find(|t| t.name == name)
+}
+
+impl TruthEntry {
+    /// The truth, with measurements or a table of pairs, of which only what it needs is read.
+    pub fn build<E>(
+        &self,
+        atlas: impl FnOnce() -> Result<Arc<Atlas>, E>,
+        pairs: impl FnOnce() -> Result<Pairs, E>,
+    ) -> Result<Truth, E> {
+        Ok(match self.recipe {
+            Recipe::Profiles(make) => Truth(Made::Profiles(make)),
+            Recipe::Atlas(make) => Truth(Made::Atlas(make, atlas()?)),
+            Recipe::Pairs(make) => Truth(Made::Pairs(make, pairs()?)),
+        })
+    }
+}
+
+/// How roommates really disturb each other: a truth of the registry, and what it is made of.
 #[derive(Clone, Debug)]
-pub enum Truth {
-    /// As measured, with a fitted model for what was not.
-    Measured(Arc<Atlas>),
-    /// The same, where it was said which measured task each profile is.
+pub struct Truth(Made);
+
+#[derive(Clone, Debug)]
+enum Made {
+    Profiles(fn(Profiles<'_>) -> Model),
+    Atlas(fn(&Arc<Atlas>, Profiles<'_>) -> Model, Arc<Atlas>),
+    Pairs(fn(&Pairs, Profiles<'_>) -> Model, Pairs),
+    /// As measured, where it was said which measured task each profile is.
     Mapped(Arc<Atlas>, Vec<Option<Work>>),
-    /// By how much they ask for together, with the demands of measured tasks.
-    Utilization(Arc<Atlas>),
-    /// By a table of pairs.
-    Table(Pairs),
-    /// By the stages of a step that they interleave.
-    Stages,
-    /// Not at all.
-    None,
 }
 
 /// Our measurements of one H200.
@@ -118,49 +186,76 @@ fn work(atlas: &Atlas, model: &str, own: Option<u32>) -> Option<Work> {
     Some(Work { task, batch: *batch, load: 1.0 })
 }
 
+/// The measured task that each profile is, or that stands for it.
+fn works(atlas: &Atlas, profiles: Profiles<'_>) -> Vec<Option<Work>> {
+    let serving =
+        |name: &str, batch: u32| service(atlas, name).map(|task| Work { task, batch, load: 0.0 });
+    let work_of = |(name, profile): &(String, Profile)| match profile.serving {
+        Some(s) => serving(name, s.batch),
+        None => work(atlas, name, profile.training.as_ref().map(|t| t.batch)),
+    };
+    profiles.iter().map(work_of).collect()
+}
+
+fn known(works: &[Option<Work>]) -> usize {
+    works.iter().flatten().count()
+}
+
+fn measured(atlas: &Arc<Atlas>, profiles: Profiles<'_>) -> Model {
+    mapped(atlas, works(atlas, profiles))
+}
+
+fn mapped(atlas: &Arc<Atlas>, works: Vec<Option<Work>>) -> Model {
+    let known = known(&works);
+    (Box::new(Measured::new(Arc::clone(atlas), works)), known)
+}
+
+/// By how much roommates ask for together, with the demands of measured tasks.
+fn utilization(atlas: &Arc<Atlas>, profiles: Profiles<'_>) -> Model {
+    let works = works(atlas, profiles);
+    let demands = works.iter().map(|w| w.map_or(Demand::default(), |w| demand(atlas, w)));
+    (Box::new(Utilization::new(demands.collect())), known(&works))
+}
+
+fn table(pairs: &Pairs, profiles: Profiles<'_>) -> Model {
+    let names: Vec<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
+    let (table, known) = pairs.table(&names);
+    (Box::new(table), known)
+}
+
 impl Truth {
+    /// As measured, with a fitted model for what was not.
+    pub fn measured(atlas: Arc<Atlas>) -> Self {
+        Self(Made::Atlas(measured, atlas))
+    }
+
+    /// The same, where it was said which measured task each profile is.
+    pub fn mapped(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
+        Self(Made::Mapped(atlas, works))
+    }
+
     /// The model for profiles of these names, and how many of the names it knows.
-    pub fn model(&self, profiles: &[(String, Profile)]) -> (Box<dyn interference::Truth>, usize) {
-        let works = |atlas: &Atlas| -> Vec<Option<Work>> {
-            let serving = |name: &str, batch: u32| {
-                service(atlas, name).map(|task| Work { task, batch, load: 0.0 })
-            };
-            let work_of = |(name, profile): &(String, Profile)| match profile.serving {
-                Some(s) => serving(name, s.batch),
-                None => work(atlas, name, profile.training.as_ref().map(|t| t.batch)),
-            };
-            profiles.iter().map(work_of).collect()
-        };
-        let known = |works: &[Option<Work>]| works.iter().flatten().count();
-        match self {
-            Self::Measured(atlas) => {
-                let works = works(atlas);
-                let known = known(&works);
-                (Box::new(Measured::new(Arc::clone(atlas), works)), known)
-            }
-            Self::Mapped(atlas, works) => {
-                (Box::new(Measured::new(Arc::clone(atlas), works.clone())), known(works))
-            }
-            Self::Utilization(atlas) => {
-                let works = works(atlas);
-                let demands =
-                    works.iter().map(|w| w.map_or(Demand::default(), |w| demand(atlas, w)));
-                (Box::new(Utilization::new(demands.collect())), known(&works))
-            }
-            Self::Table(pairs) => {
-                let names: Vec<&str> = profiles.iter().map(|(name, _)| name.as_str()).collect();
-                let (table, known) = pairs.table(&names);
-                (Box::new(table), known)
-            }
-            Self::Stages => (Box::new(Interleaved::default()), profiles.len()),
-            Self::None => (Box::new(Undisturbed), profiles.len()),
+    pub fn model(&self, profiles: Profiles<'_>) -> Model {
+        match &self.0 {
+            Made::Profiles(make) => make(profiles),
+            Made::Atlas(make, atlas) => make(atlas, profiles),
+            Made::Pairs(make, pairs) => make(pairs, profiles),
+            Made::Mapped(atlas, works) => mapped(atlas, works.clone()),
+        }
+    }
+
+    /// The measurements by which models of traces are known, if it is made of any.
+    fn atlas(&self) -> Option<&Atlas> {
+        match &self.0 {
+            Made::Atlas(_, atlas) => Some(atlas),
+            Made::Profiles(_) | Made::Pairs(..) | Made::Mapped(..) => None,
         }
     }
 
     /// Gives jobs of traces that do not name their models one of the measured tasks, by the job's name; says how
     /// many. Without that all of them would be the same profile to every policy.
     pub fn name_models(&self, jobs: &mut [TraceJob]) -> u64 {
-        let (Self::Measured(atlas) | Self::Utilization(atlas)) = self else { return 0 };
+        let Some(atlas) = self.atlas() else { return 0 };
         let tasks: Vec<&str> =
             atlas.tasks().filter(|(_, k, _)| *k == TaskKind::Train).map(|(_, _, n)| n).collect();
         let mut named = 0;
@@ -176,7 +271,7 @@ impl Truth {
     /// Fills in what jobs whose batch size may change take of a GPU's memory, where the trace does not say it but
     /// their model was measured.
     pub fn fill_memory(&self, jobs: &mut [TraceJob]) {
-        let (Self::Measured(atlas) | Self::Utilization(atlas)) = self else { return };
+        let Some(atlas) = self.atlas() else { return };
         for job in jobs {
             let Some(training) = job.training.as_deref_mut().filter(|t| t.memory.is_empty()) else {
                 continue;

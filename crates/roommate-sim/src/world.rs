@@ -15,10 +15,10 @@ use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
 use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::interference::Truth;
 use roommate_core::interference::table::Table;
-use roommate_core::interference::{self, Truth};
 use roommate_core::job::{Class, Spec};
-use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::journal::{Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
 use roommate_core::performance::goodput;
 use roommate_core::performance::progress::Meter;
 use roommate_core::policy::{Params, Policy};
@@ -157,22 +157,14 @@ pub fn simulate<O: Observer>(
     observer: &mut O,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Time, SimError> {
-    observer.head(&Head {
-        version: journal::VERSION,
-        world: "sim".into(),
-        policy: setup.policy_name,
-        params: setup.params,
-        cluster: setup.cluster.clone(),
-        costs: setup.costs,
-        seed: setup.seed,
-        known_pairs: setup.known_pairs.clone(),
-        continues: None,
-    });
+    let run = (&*setup.policy_name, setup.params);
+    let head = Head::new("sim", run, setup.cluster, setup.costs, setup.seed);
+    let head = Head { known_pairs: setup.known_pairs, ..head };
+    observer.head(&head);
     for (i, name) in setup.teams.into_iter().enumerate() {
         observer.team(&TeamLine { idx: TeamIdx::from_usize(i), name });
     }
-    let belief = interference::belief(setup.known_pairs);
-    let mut engine = Engine::new(&setup.cluster, setup.costs, setup.policy, belief, setup.seed);
+    let mut engine = head.engine_with(setup.policy);
     for (name, profile) in setup.profiles {
         let idx = engine.add_profile(profile.clone());
         observer.profile(&ProfileLine { idx, name, profile });
@@ -483,10 +475,8 @@ impl World {
         let done = live.meter.done;
         self.depart(job);
         self.facts.push(Event::Failed { job, reason, done });
-        // The engine gives a job up by the same count; the world only has to stop expecting it.
-        let limit = self.engine.state().spec(job).retries.after(reason);
-        let failures = self.engine.state().job(job).failures + 1;
-        if limit.is_some_and(|limit| failures > limit) {
+        // The engine will give the job up; the world only has to stop expecting it.
+        if self.engine.state().gives_up(job, reason) {
             // What it did is told while it is still known.
             let failed = self.facts.pop();
             self.end_service(now, job);

@@ -222,7 +222,7 @@ fn measured(batch: u32, noise: f32) -> Training {
 #[test]
 fn steps_take_what_was_measured_alone_and_beside_others() {
     let atlas = Arc::new(h200().unwrap());
-    let truth = Truth::Measured(Arc::clone(&atlas));
+    let truth = Truth::measured(Arc::clone(&atlas));
     let vit = atlas.task(roommate_core::measurement::rows::TaskKind::Train, "vit-b16-imagenet");
     let step_s = |batch| 1.0 / atlas.steps_per_s(vit.unwrap(), batch);
     let mut case = Case::new(vec![measured(64, 500.0)], &[(10.0, 0, 128), (20.0, 0, 90)]);

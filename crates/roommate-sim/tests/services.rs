@@ -16,7 +16,7 @@ use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::serving::requests::Bursts;
 use roommate_sim::trace::{TraceClass, TraceJob, TraceService};
-use roommate_sim::truth::{self, Truth};
+use roommate_sim::truth;
 use roommate_sim::workload;
 use roommate_sim::world::{Setup, SimError, simulate};
 use std::sync::Arc;
@@ -111,8 +111,9 @@ const EXACT: World<'_> =
 fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     let cluster = world.cluster.parse().unwrap();
     let (work, _) = workload::prepare(jobs, &cluster, None, false).unwrap();
-    let measured = || Truth::Measured(Arc::new(truth::h200().unwrap()));
-    let truth = if world.measured { measured() } else { Truth::None };
+    let name = if world.measured { "measured" } else { "none" };
+    let atlas = || truth::h200().map(Arc::new);
+    let truth = truth::find(name).unwrap().build(atlas, || unreachable!()).unwrap();
     let entry = policy::find(world.policy).unwrap();
     let serde_json::Value::Object(params) = entry.params(&Params::new()).unwrap() else { panic!() };
     let setup = Setup {

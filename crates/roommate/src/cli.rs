@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use roommate_core::cluster::Cluster;
 use roommate_sim::compat::COMPATS;
 use roommate_sim::trace::{self, synth};
+use roommate_sim::truth::TRUTHS;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -124,18 +125,9 @@ fn compat_parser() -> clap::builder::PossibleValuesParser {
     values.collect::<Vec<_>>().into()
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum TruthName {
-    /// As measured on real GPUs, with a model fitted to that for the rest
-    Measured,
-    /// As a table of pairs says
-    Table,
-    /// By how much of each resource they ask for together
-    Utilization,
-    /// By the stages of a step that they interleave
-    Stages,
-    /// Not at all
-    None,
+fn truth_parser() -> clap::builder::PossibleValuesParser {
+    let values = TRUTHS.iter().map(|t| clap::builder::PossibleValue::new(t.name).help(t.summary));
+    values.collect::<Vec<_>>().into()
 }
 
 /// The world to simulate.
@@ -149,8 +141,8 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "NAME", value_parser = compat_parser())]
     pub(crate) compat: Option<String>,
     /// How roommates really disturb each other
-    #[arg(long, value_enum, default_value_t = TruthName::Measured, conflicts_with = "compat")]
-    pub(crate) truth: TruthName,
+    #[arg(long, default_value = TRUTHS[0].name, value_parser = truth_parser(), conflicts_with = "compat")]
+    pub(crate) truth: String,
     /// Measurements for --truth measured|utilization: files that begin so, or a folder; ours, unless given
     #[arg(long, value_name = "PREFIX", conflicts_with = "compat")]
     pub(crate) measurements: Option<PathBuf>,

@@ -1,10 +1,9 @@
 //! The laboratory: reads a trace once and runs policies on it.
 
 use crate::atomic::AtomicFile;
-use crate::cli::{self, TraceInput, TruthName, WorldArgs};
+use crate::cli::{self, TraceInput, WorldArgs};
 use crate::{console, measurements, table};
 use anyhow::Context;
-use clap::ValueEnum;
 use roommate_core::cluster::Cluster;
 use roommate_core::interference;
 use roommate_core::interference::noisy::Noisy;
@@ -212,7 +211,7 @@ impl Lab {
             workload,
             world,
             compat: None,
-            truth: Truth::Mapped(Arc::clone(atlas), works),
+            truth: Truth::mapped(Arc::clone(atlas), works),
             stand_ins: 0,
             source: scenario.name(),
             format: "scenario".into(),
@@ -289,8 +288,7 @@ impl Lab {
     }
 
     fn truth_name(&self) -> Option<String> {
-        let name = self.world.truth.to_possible_value().map(|v| v.get_name().to_owned());
-        name.filter(|_| self.compat.is_none())
+        self.compat.is_none().then(|| self.world.truth.clone())
     }
 
     /// What the policy knows of pairs, and what is true in its world.
@@ -392,18 +390,13 @@ fn truth(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<Truth> {
         Some(prefix) => measurements::atlas(prefix).map(Arc::new),
         None => Ok(Arc::new(truth::h200()?)),
     };
-    Ok(match (world.truth, &world.pairs) {
-        _ if world.compat.is_some() => Truth::Stages,
-        (TruthName::Measured, _) => Truth::Measured(atlas()?),
-        (TruthName::Utilization, _) => Truth::Utilization(atlas()?),
-        (TruthName::Table, Some(file)) => {
-            let alone = input.throughputs.as_deref();
-            Truth::Table(trace::pairs::read(file, alone, &input.gpu_model)?)
-        }
-        (TruthName::Table, None) => anyhow::bail!("--truth table needs --pairs FILE"),
-        (TruthName::Stages, _) => Truth::Stages,
-        (TruthName::None, _) => Truth::None,
-    })
+    let pairs = || match &world.pairs {
+        Some(file) => Ok(trace::pairs::read(file, input.throughputs.as_deref(), &input.gpu_model)?),
+        None => Err(anyhow::anyhow!("--truth {} needs --pairs FILE", world.truth)),
+    };
+    let name = if world.compat.is_some() { "stages" } else { &world.truth };
+    let entry = truth::find(name).with_context(|| format!("there is no truth {name:?}"))?;
+    entry.build(atlas, pairs)
 }
 
 /// All figures of runs as CSV.

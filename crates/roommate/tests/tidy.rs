@@ -273,9 +273,12 @@ fn strangers(path: &str, text: &str, rooms: &[Room]) -> Vec<String> {
     for rest in code.split("crate::").skip(1) {
         let mut names = rest.split(|c: char| !c.is_alphanumeric() && c != '_');
         let (name, next) = (names.next().unwrap_or_default(), names.nth(1).unwrap_or_default());
+        // `policy::{A, B}` names several.
+        let group = rest.strip_prefix("policy::{").and_then(|r| r.split('}').next());
+        let mut items = group.unwrap_or(next).split(", ");
         let is_item = name.starts_with(char::is_uppercase);
         let allowed = if here == "policy" && name == "policy" && below != "rs" {
-            next == below || ["Policy", "serving"].contains(&next)
+            items.all(|i| i == below || ["Fuzz", "Policy", "serving"].contains(&i))
         } else {
             is_item || name == here || room.uses.iter().any(|u| u == name)
         };
@@ -400,6 +403,8 @@ fn strangers_in_a_room_are_found() {
     check("plan.rs", "use crate::state::State;", 1);
     check("plan.rs", "// use crate::state::State;", 0);
     check("policy/muri.rs", "use crate::policy::Policy;\nuse crate::policy::muri::sketch;", 0);
+    check("policy/muri.rs", "use crate::policy::{Fuzz, Policy};", 0);
+    check("policy/muri.rs", "use crate::policy::{gavel, Policy};", 1);
     check("policy/muri/sketch.rs", "use crate::policy::gavel::rounds;", 1);
     check("policy/mudi.rs", "use crate::policy::serving::Frame;", 0);
     check("elsewhere.rs", "", 1);

@@ -143,7 +143,7 @@ fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
         return Some("finished".into());
     }
     *failures = failures.saturating_add(1);
-    let exhausted = retries.after(classify(exit)).is_some_and(|most| *failures > most);
+    let exhausted = retries.is_exhausted(*failures, classify(exit));
     exhausted.then(|| format!("failed: {exit}"))
 }
 

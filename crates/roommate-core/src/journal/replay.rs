@@ -1,9 +1,8 @@
 //! Replay: runs the facts of a journal through a fresh engine and proves that it decides the same.
 
 use crate::engine::Engine;
-use crate::interference;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
-use crate::policy::{self, PolicyError};
+use crate::policy::PolicyError;
 use crate::time::Time;
 
 /// The first place where a replay decided differently.
@@ -19,10 +18,16 @@ pub struct Difference {
     pub replayed: String,
 }
 
-/// Folds a journal by deciding everything again.
+/// Folds a journal by deciding everything again. What it comes to is the proof that nothing differs, and
+/// the engine, with which a world can go on from the last line.
 #[derive(Default)]
 pub struct Replay {
-    engine: Option<Engine>,
+    /// The engine as it is after the last step that was compared; none if the policy was refused.
+    pub engine: Option<Engine>,
+    /// The time of the last step.
+    pub at: Time,
+    /// When to call the engine again at the latest, if nothing happens before.
+    pub wake: Option<Time>,
     /// Steps compared.
     pub steps: u64,
     /// Actions compared.
@@ -35,14 +40,9 @@ pub struct Replay {
 
 impl Observer for Replay {
     fn head(&mut self, head: &Head) {
-        let built = policy::find(&head.policy).and_then(|e| e.build(&head.params));
-        match built {
+        match head.engine() {
+            Ok(engine) => self.engine = Some(engine),
             Err(e) => self.refused = Some(e),
-            Ok(policy) => {
-                let belief = interference::belief(head.known_pairs.clone());
-                let engine = Engine::new(&head.cluster, head.costs, policy, belief, head.seed);
-                self.engine = Some(engine);
-            }
         }
     }
 
@@ -65,6 +65,7 @@ impl Observer for Replay {
         self.steps += 1;
         self.actions += step.actions.len() as u64;
         let again = engine.step(step.at, step.facts);
+        (self.at, self.wake) = (step.at, again.wake);
         if again.actions != step.actions || again.notes != step.notes || again.asked != step.asked {
             let text = |view: &StepView<'_>| {
                 serde_json::to_string(view).expect("a step can always be written")

@@ -30,6 +30,8 @@
 //! most one job of each class on a GPU, resource-guarantee jobs that hold GPUs while they wait,
 //! first fit.
 
+mod entries;
+
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
 use crate::job::{Class, Phase};
@@ -39,6 +41,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::Infeasible;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;

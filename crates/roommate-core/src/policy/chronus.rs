@@ -41,6 +41,7 @@
 //! measured once per number of GPUs before its first job is examined; short jobs do not finish
 //! there.
 
+mod entries;
 mod gang_batch;
 mod lease_timeline;
 mod profiler;
@@ -55,6 +56,7 @@ use crate::queue::ranked_walk::key_of_secs;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use lease_timeline::{Deadline, LeaseRequest, LeaseTimeline, SearchLimits, TieBreak};
 use profiler::Profiler;
 use serde::{Deserialize, Serialize};

@@ -16,9 +16,18 @@
 //! There is no paper; `fifo` is the baseline of all of them.
 
 use crate::placement::{Layout, Rule};
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Style, Walk};
 use serde::{Deserialize, Serialize};
+
+registry! { "fifo.rs"
+    ("fifo", preset: r"{}",
+        summary: "first come, first served; nobody overtakes",
+        paper: "-", compat: &[])
+    ("fifo-backfill", preset: r#"{"backfill": true}"#,
+        summary: "first come, first served; smaller jobs fill the holes",
+        paper: "-", compat: &[])
+}
 
 /// Parameters of `fifo`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -32,6 +41,13 @@ pub(super) struct Params {
     patience_s: Option<f64>,
     /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    f.patience();
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

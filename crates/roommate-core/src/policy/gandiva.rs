@@ -36,6 +36,7 @@
 
 mod elastic;
 mod migration;
+mod params;
 mod time_sharing;
 
 use crate::event::Event;
@@ -49,86 +50,11 @@ use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use elastic::{ElasticScaling, Rules, Window};
-use serde::{Deserialize, Serialize};
+pub(super) use params::ENTRIES;
+use params::Params;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use time_sharing::{NodeTimeShare, Residence, class_of};
-
-/// Parameters of `gandiva`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(super) struct Params {
-    /// Length of a time slice, seconds.
-    slice_s: f64,
-    /// Time between two scans for packing and migration, seconds.
-    scan_s: f64,
-    /// Most GPUs requested on a node, as a multiple of its GPUs (oversubscription).
-    max_height: u16,
-    /// Whether jobs are packed.
-    pack: bool,
-    /// Largest summed utilisation of jobs that are packed.
-    pack_util_cap: f64,
-    /// Utilisation assumed for a profile that was never measured.
-    default_util: f64,
-    /// Share of a GPU's memory that a pack leaves free.
-    pack_mem_margin: f64,
-    /// Steps of the slower job that a trial measures.
-    trial_steps: f64,
-    /// Steps at the beginning of a trial that are not measured.
-    trial_skip: f64,
-    /// Least seconds of a trial, and of measuring the speed of a job alone.
-    trial_s: f64,
-    /// A pack is kept if the speeds relative to running alone add up to more than this.
-    keep_gain: f64,
-    /// Seconds after which a refused pair of profiles is tried again.
-    refuse_s: f64,
-    /// Seconds after which the measured speed of a job alone is out of date.
-    stale_s: f64,
-    /// Whether jobs are migrated.
-    migrate: bool,
-    /// Relative speed that a consolidation must gain, and that a defragmentation may cost.
-    migrate_gain: f64,
-    /// Share of idle GPUs from which a node is emptied by defragmentation.
-    defrag_stop: f64,
-    /// Seconds between two migrations of a job, and between two trials on a GPU.
-    cool_s: f64,
-    /// Seconds between two reassignments of nodes to classes of jobs; none = never.
-    balance_s: Option<f64>,
-    /// Whether elastic jobs grow onto idle GPUs.
-    grow: bool,
-    /// Seconds for which GPUs must be idle before a job grows onto them.
-    grow_idle_s: f64,
-    /// Least speed per GPU after growing, relative to before, for which the growth is kept.
-    grow_keep: f64,
-}
-
-impl Default for Params {
-    fn default() -> Self {
-        Self {
-            slice_s: 60.0,
-            scan_s: 60.0,
-            max_height: 4,
-            pack: true,
-            pack_util_cap: 1.0,
-            default_util: 0.5,
-            pack_mem_margin: 0.1,
-            trial_steps: 10.0,
-            trial_skip: 2.0,
-            trial_s: 5.0,
-            keep_gain: 1.05,
-            refuse_s: 3_600.0,
-            stale_s: 3_600.0,
-            migrate: true,
-            migrate_gain: 0.05,
-            defrag_stop: 0.75,
-            cool_s: 300.0,
-            balance_s: None,
-            grow: true,
-            grow_idle_s: 300.0,
-            grow_keep: 0.7,
-        }
-    }
-}
 
 /// Consecutive scans after which a pack slower than time slicing is split.
 const MAX_UNPROFITABLE_SCANS: u8 = 2;

@@ -39,6 +39,7 @@
 //! the random draws of a seed.
 
 mod allocation;
+mod entries;
 mod released;
 mod rounds;
 mod row_placement;
@@ -61,6 +62,7 @@ use allocation::makespan;
 use allocation::program::{self, ModelSet, PairSpeed};
 use allocation::queues::Queues;
 use allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved};
+pub(super) use entries::ENTRIES;
 use released::Released;
 use rounds::{Ledger, Pick, Rules};
 use row_placement::{knobs, place_row, seat};

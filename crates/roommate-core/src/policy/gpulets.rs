@@ -23,13 +23,19 @@ use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::performance::latency::Axis;
 use crate::plan::Plan;
-use crate::policy::Policy;
 use crate::policy::serving::{
     ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits, ServiceColocation, ServiceConfig,
 };
+use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
 use crate::state::State;
 use serde::{Deserialize, Serialize};
+
+registry! { "gpulets.rs"
+    ("gpulets-like", preset: r"{}",
+        summary: "partitions of a few sizes from profiled throughput, training by best fit",
+        paper: "Choi et al., gpulets, USENIX ATC 2022", compat: &[])
+}
 
 /// Parameters of `gpulets-like`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +69,13 @@ impl Default for Params {
             min_memory: 0.1,
         }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.range("max_training", 1..=3);
+    f.pick("profile_points", &[0, 3, 6]);
+    f.pick("min_memory", &[0.0, 0.1, 1.0]);
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

@@ -20,10 +20,10 @@
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::plan::Plan;
-use crate::policy::Policy;
 use crate::policy::serving::{
     ColocationPolicy, GpuIndex, GpuTenants, Limits, ServiceColocation, ServiceConfig,
 };
+use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,12 @@ enum Choice {
     First,
     /// Any GPU with room.
     Random,
+}
+
+registry! { "gslice.rs"
+    ("gslice-like", preset: r"{}",
+        summary: "shares and batches of services by feedback, training on the emptiest GPU",
+        paper: "Dhakal et al., GSLICE, SoCC 2020", compat: &[])
 }
 
 /// Parameters of `gslice-like`.
@@ -72,6 +78,13 @@ impl Default for Params {
             min_memory: 0.1,
         }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.range("max_training", 1..=3);
+    f.pick("gpu", &["first", "random"]);
+    f.pick("min_memory", &[0.0, 0.1, 1.0]);
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

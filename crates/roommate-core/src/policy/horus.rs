@@ -32,6 +32,7 @@
 //! has the most credit.
 
 mod credit_queue;
+mod entries;
 mod kmeans;
 
 use crate::event::Event;
@@ -43,6 +44,7 @@ use crate::policy::Policy;
 use crate::state::State;
 use crate::time::{Span, Time};
 use credit_queue::{CreditQueues, Key, Waiting};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;

@@ -36,7 +36,7 @@ use crate::interference::degradation::{DegradationModel, ResourceDemand, View};
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::reason::{Reason, Source};
 use crate::time::{Span, Time};
 use admission::DeviceTenants;
@@ -56,6 +56,20 @@ enum Sight {
     Pattern,
     /// None: the device with the fewest tenants.
     Off,
+}
+
+registry! { "iadeep.rs"
+    ("iadeep", preset: r"{}",
+        summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[])
+    ("iadeep-no-tuner", preset: r#"{"tune": false}"#,
+        summary: "an ablation of iadeep: batch sizes stay as they are",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[],
+        ablates: "iadeep", lacks: BatchTuning)
+    ("iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
+        summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
+        paper: "Chen et al., IADeep, SC 2023", compat: &[],
+        ablates: "iadeep", lacks: Prediction)
 }
 
 /// Parameters of `iadeep`.
@@ -100,6 +114,17 @@ impl Default for Params {
             window: 64,
         }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.range("max_tenants", 1..=4);
+    f.flip("admission", 0.7);
+    f.flip("tune_alone", 0.7);
+    f.range("measure_s", 1..=3);
+    f.range("budget", 1..=17);
+    f.pick("drift", &[1.2, 2.0]);
+    f.range("window", 1..=5);
 }
 
 /// Devices that are tried for a job, the best first.

@@ -28,7 +28,7 @@ use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::placement;
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -57,6 +57,24 @@ enum Choice {
     Predicted,
 }
 
+registry! { "mps.rs"
+    ("mps", preset: r"{}",
+        summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
+        paper: "-", compat: &[])
+    ("mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
+        summary: "two tasks on a GPU, each confined to a half of it for good",
+        paper: "-", compat: &[])
+    ("time-slicing", preset: r#"{"sharing": "turns"}"#,
+        summary: "up to three tasks on a GPU, by turns in the driver's time slices",
+        paper: "-", compat: &[])
+    ("random-colocate", preset: r#"{"choice": "random"}"#,
+        summary: "up to three tasks on a GPU at once, on a random one with room",
+        paper: "-", compat: &[])
+    ("kernel-est", preset: r#"{"choice": "predicted"}"#,
+        summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
+        paper: "Xu et al., HotCloud 2019", compat: &[])
+}
+
 /// Parameters of `mps`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -75,6 +93,13 @@ impl Default for Params {
     fn default() -> Self {
         Self { sharing: Sharing::Free, choice: Choice::Emptiest, max_tasks: 3, util_default: 0.5 }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    // A third of a GPU is no whole number of permille, and its steps do not end at a tick.
+    f.pick("max_tasks", &[1, 2, 4, 5]);
+    f.pick("util_default", &[0.1, 0.3, 0.9]);
 }
 
 /// How busy a profile keeps the multiprocessors and the memory bandwidth.

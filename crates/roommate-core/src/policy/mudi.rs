@@ -45,12 +45,12 @@ use crate::knobs::Knobs;
 use crate::math::queueing::{Latencies, Queue};
 use crate::performance::latency::Axis;
 use crate::plan::Plan;
-use crate::policy::Policy;
 use crate::policy::mudi::batch_search::Search;
 use crate::policy::serving::{
     Colocation, ColocationHistory, ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits,
     ServiceColocation, ServiceConfig, TenantProfiles,
 };
+use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
@@ -76,6 +76,16 @@ enum Score {
     Slope,
     /// The least share that the service would need.
     Share,
+}
+
+registry! { "mudi.rs"
+    ("mudi", preset: r"{}",
+        summary: "one service and training on each GPU; batch and share tuned to the service's objective",
+        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
+    ("mudi-published",
+        preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0, "max_training": 1}"#,
+        summary: "the same as printed: no fill or waiting time, search at the knee",
+        paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
 }
 
 /// Parameters of `mudi`.
@@ -140,6 +150,19 @@ impl Default for Params {
             max_rounds: 17,
         }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.range("max_training", 1..=3);
+    f.pick("profile_points", &[0, 3, 6]);
+    f.pick("slo_model", &["published", "queueing"]);
+    f.pick("curve", &["share", "inverse"]);
+    f.pick("score", &["slope", "share"]);
+    f.flip("joint", 0.5);
+    f.pick("round_s", &[0.0, 1.0, 5.0]);
+    f.pick("calm_s", &[0.0, 4.0]);
+    f.pick("min_memory", &[0.0, 0.1, 1.0]);
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

@@ -25,6 +25,7 @@
 //! artifact: weights by interleaving efficiency, its matcher bit for bit, group step times inflated
 //! by its fitted constants, all jobs placed anew at every event.
 
+mod entries;
 mod first_fit_sketch;
 
 use crate::event::Event;
@@ -39,6 +40,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use first_fit_sketch::FirstFitSketch;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;

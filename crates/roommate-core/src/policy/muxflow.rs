@@ -24,14 +24,20 @@ use crate::math::matching::{Exact, NONE};
 use crate::performance::latency::Axis;
 use crate::placement;
 use crate::plan::Plan;
-use crate::policy::Policy;
 use crate::policy::serving::{
     ColocationPolicy, GpuIndex, GpuTenants, LatencyModel, Limits, ServiceColocation, ServiceConfig,
 };
+use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
+
+registry! { "muxflow.rs"
+    ("muxflow-like", preset: r"{}",
+        summary: "services have what they are busy with, training is matched to what is left",
+        paper: "Zhao et al., MuxFlow, 2023", compat: &[])
+}
 
 /// Parameters of `muxflow-like`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -68,6 +74,15 @@ impl Default for Params {
             min_memory: 0.1,
         }
     }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.range("max_training", 1..=3);
+    f.pick("profile_points", &[0, 3, 6]);
+    f.pick("min_memory", &[0.0, 0.1, 1.0]);
+    f.pick("cool_s", &[0.0, 3.0, 20.0]);
+    f.range("window", 1..=5);
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

@@ -16,10 +16,16 @@
 
 use crate::idx::JobIdx;
 use crate::placement::{Layout, Rule};
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Style, Walk, key_of_secs};
 use crate::state::State;
 use serde::{Deserialize, Serialize};
+
+registry! { "sjf.rs"
+    ("sjf", preset: r"{}",
+        summary: "shortest declared job first, never preempts",
+        paper: "-", compat: &[])
+}
 
 /// Parameters of `sjf`.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
@@ -31,6 +37,13 @@ pub(super) struct Params {
     patience_s: Option<f64>,
     /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    f.patience();
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {

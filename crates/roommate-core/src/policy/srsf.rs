@@ -16,11 +16,26 @@
 //! cluster at every event as described for `srtf`.
 
 use crate::idx::JobIdx;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Walk, key_of_secs};
 use crate::state::State;
 
+registry! { "srsf.rs"
+    ("srsf", preset: r"{}",
+        summary: "shortest remaining service (time x GPUs) first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
+}
+
 pub(super) use crate::queue::ranked_walk::RankedParams as Params;
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    if !f.flip("repack", 0.3) {
+        f.patience();
+    }
+}
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(Walk::new(params.style()?, remaining_service))

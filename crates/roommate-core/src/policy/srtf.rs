@@ -20,11 +20,26 @@
 //! jobs stay where they are and only those that hold the GPUs needed by a better job are preempted.
 
 use crate::idx::JobIdx;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::ranked_walk::{Walk, key_of_secs};
 use crate::state::State;
 
+registry! { "srtf.rs"
+    ("srtf", preset: r"{}",
+        summary: "shortest remaining time first, preempts",
+        paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
+}
+
 pub(super) use crate::queue::ranked_walk::RankedParams as Params;
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.dedicate();
+    if !f.flip("repack", 0.3) {
+        f.patience();
+    }
+}
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(Walk::new(params.style()?, remaining_time))

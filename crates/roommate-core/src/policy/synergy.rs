@@ -26,6 +26,8 @@
 //! may use. `--compat synergy` is the released simulator: all jobs are placed anew in rounds of 300
 //! s, in which only whole steps count.
 
+mod entries;
+
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::knobs::Knobs;
 use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
@@ -36,6 +38,7 @@ use crate::policy::Policy;
 use crate::reason::Reason;
 use crate::state::{Node, State};
 use crate::time::{Span, Time};
+pub(super) use entries::ENTRIES;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::cmp::Reverse;

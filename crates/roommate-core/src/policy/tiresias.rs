@@ -32,13 +32,14 @@ use crate::idx::{GpuSet, Idx, JobIdx};
 use crate::job::Phase;
 use crate::placement::{self, Layout, Patience, Preemption, Rule};
 use crate::plan::Plan;
-use crate::policy::Policy;
+use crate::policy::{Fuzz, Policy};
 use crate::queue::Queue;
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
 use preemptible_capacity::PreemptibleCapacity;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
@@ -85,6 +86,16 @@ enum Quantum {
     ToBound,
     /// A fixed number of GPU-seconds.
     Fixed(f64),
+}
+
+registry! { "tiresias.rs"
+    ("tiresias", preset: r"{}",
+        summary: "least attained service in discrete queues, needs no durations",
+        paper: "Gu et al., Tiresias, NSDI 2019",
+        compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)])
+    ("tiresias-gittins", preset: r#"{"order": "gittins"}"#,
+        summary: "as tiresias, ordered by the Gittins index of past jobs",
+        paper: "Gu et al., Tiresias, NSDI 2019", compat: &[])
 }
 
 /// Parameters of `tiresias`.
@@ -134,6 +145,35 @@ impl Default for Params {
             min_history: 200,
             whole_second_wakes: false,
         }
+    }
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.dedicate();
+    f.patience();
+    f.pick("placement", &["profile", "consolidated", "count"]);
+    f.pick("service", &["gpu_time", "time"]);
+    f.pick("quantum", &[json!("bound"), json!("to_bound"), json!({"fixed": 7.0})]);
+    let past: Vec<u64> = (0..f.below(30)).map(|_| f.below(60)).collect();
+    let known = past.len() as u64;
+    f.range("min_history", known..=known + 3);
+    f.set("history_gpu_s", past);
+    // A job that is promoted must get something done before it is demoted again; if restarts take
+    // longer than the first queue lasts, 2D-LAS swaps two jobs for ever, as published. Under Gittins
+    // jobs of one queue swap too, so there only free restarts are safe.
+    let promotes = f.chance(0.5);
+    let least = if promotes { (f.case.restart_s + 1) * f.case.widest } else { 1 };
+    let queues = 1 + f.below(3);
+    let bounds = (0..queues).scan(0, |bound, _| {
+        *bound += least + f.below(30);
+        Some(*bound)
+    });
+    let bounds: Vec<u64> = bounds.collect();
+    f.set("bounds_gpu_s", bounds);
+    let swaps = f.default_of("order") == "gittins" && f.case.restart_s > 0;
+    if promotes && !swaps {
+        f.pick("promote_knob", &[0.5, 1.0, 2.0, 8.0]);
     }
 }
 

@@ -8,12 +8,12 @@ use roommate_core::math::rng::Rng;
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use roommate_core::placement::{self, Rule};
-use roommate_core::policy::{Entry, Params};
+use roommate_core::policy::{Entry, FuzzCase};
 use roommate_core::profile::{Predicted, Profile};
 use roommate_core::state::State;
 use roommate_core::testing::{TestCase, TestJob};
 use roommate_core::time::{Span, Time};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -136,13 +136,10 @@ pub(crate) fn case(seed: u64, entry: &Entry, options: CaseOptions) -> TestCase {
     }
     give_retries(&mut Rng::stream(seed, 86), &mut case.jobs);
     give_worth(&mut Rng::stream(seed, 87), &mut case.jobs);
-    case.params = params(&mut rng, entry, &case);
+    let fuzz_case = fuzz_case(&case, !options.liars);
+    case.params = entry.fuzz(&mut Rng::stream(seed, 79), fuzz_case).expect("defaults are valid");
     if options.stages {
         case.known_pairs = Some(pairs(&mut Rng::stream(seed, 88)));
-    }
-    if !options.liars {
-        // Its rounds end with their last step, which is not at a tick.
-        case.params.remove("released");
     }
     case
 }
@@ -327,191 +324,12 @@ pub(crate) fn fits_an_empty_cluster(case: &TestCase, spec: &Spec, rule: Rule) ->
     placement::find(&state, JobIdx::from_usize(0), rule).is_some()
 }
 
-/// Parameters of policies with services.
-fn set_lodging(own: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
-    set("max_training", json!(1 + own.below(3)));
-    set("profile_points", json!(pick(own, &[0, 3, 6])));
-    set("slo_model", json!(pick(own, &["published", "queueing"])));
-    set("curve", json!(pick(own, &["share", "inverse"])));
-    set("score", json!(pick(own, &["slope", "share"])));
-    set("joint", json!(own.chance(0.5)));
-    set("round_s", json!(pick(own, &[0.0, 1.0, 5.0])));
-    set("calm_s", json!(pick(own, &[0.0, 4.0])));
-    set("gpu", json!(pick(own, &["first", "random"])));
-    set("cool_s", json!(pick(own, &[0.0, 3.0, 20.0])));
-}
-
-fn params(rng: &mut Rng, entry: &Entry, case: &TestCase) -> Params {
-    let mut params = Params::new();
-    let known = entry.params(&params).expect("defaults are valid");
-    let mut set = |name: &str, value: Value| {
-        if known.get(name).is_some() && !value.is_null() {
-            params.insert(name.into(), value);
-        }
-    };
-    set("rule", json!(pick(rng, &["consolidated", "first_fit", "spread", "count"])));
-    let repack = rng.chance(0.3);
-    set("repack", json!(repack));
-    let mut own = Rng::stream(case.seed, 79);
-    set("packing", json!(1 + own.below(4)));
-    set("autopack", json!(own.chance(0.5)));
-    set("guard", json!(own.chance(0.5)));
-    set("weight", json!(pick(&mut own, &["gain", "efficiency"])));
-    set_gandiva(&mut Rng::stream(case.seed, 80), &mut set);
-    if entry.name.starts_with("synergy") {
-        set_synergy(&mut Rng::stream(case.seed, 84), case, &mut set);
-    }
-    if entry.name.starts_with("iadeep") {
-        set_iadeep(&mut Rng::stream(case.seed, 101), &mut set);
-    }
-    set("quota_gpus", json!(pick(&mut own, &[None, Some(1), Some(3), Some(8)])));
-    set("wait_to_opportunist_s", json!(pick(&mut own, &[None, Some(2.0), Some(7.0)])));
-    set("util_default", json!(pick(&mut own, &[0.1, 0.3, 0.9])));
-    set("eps", json!(pick(&mut own, &[0.0, 0.01, 0.2])));
-    set("min_memory", json!(pick(&mut own, &[0.0, 0.1, 1.0])));
-    set("stall_s", json!(pick(&mut own, &[3.0, 20.0])));
-    // Others have parameters of the same names.
-    if entry.name.starts_with("gavel") {
-        set_gavel(&mut Rng::stream(case.seed, 83), entry, &mut set);
-    }
-    let mut own = Rng::stream(case.seed, 82);
-    set("count_weight", json!(pick(&mut own, &[0.0, 1.0])));
-    set("mem_term", json!(pick(&mut own, &["intended", "released"])));
-    // A third of a GPU is no whole number of permille, and its steps do not end at a tick.
-    set("max_tasks", json!(pick(&mut own, &[1, 2, 4, 5])));
-    set("mem_margin_mib", json!(pick(&mut own, &[0, 500, 20_000])));
-    set("window", json!(1 + own.below(5)));
-    set("cap_resident", json!(own.chance(0.5)));
-    set("overcommit_cap", pick(&mut own, &[&Value::Null, &json!(100), &json!(150)]).clone());
-    set("migrate", json!(own.chance(0.4)));
-    set("migrate_pause_s", json!(pick(&mut own, &[0, 3, 300])));
-    let mut own = Rng::stream(case.seed, 85);
-    set("grow", json!(own.chance(0.9)));
-    set("grow_idle_s", json!(pick(&mut own, &[0, 1, 2, 5])));
-    set("grow_keep", json!(pick(&mut own, &[0.0, 0.4, 0.7, 1.0])));
-    if known.get("max_training").is_some() {
-        set_lodging(&mut Rng::stream(case.seed, 123), &mut set);
-    }
-    let mut own = Rng::stream(case.seed, 83);
-    set("dedicate_from", json!(pick(&mut own, &[None, None, Some(1), Some(2), Some(4)])));
-    let patience = pick(&mut own, &[None, None, Some(0), Some(2), Some(9)]);
-    set_chronus(&mut Rng::stream(case.seed, 88), &mut set);
-    set("placement", json!(pick(rng, &["profile", "consolidated", "count"])));
-    set("service", json!(pick(rng, &["gpu_time", "time"])));
-    set(
-        "quantum",
-        pick(rng, &[&json!("bound"), &json!("to_bound"), &json!({"fixed": 7.0})]).clone(),
-    );
-    if known.get("repack").is_none() || !repack {
-        set("patience_s", json!(patience));
-    }
-    let past: Vec<u64> = (0..rng.below(30)).map(|_| rng.below(60)).collect();
-    set("min_history", json!(past.len() as u64 + rng.below(4)));
-    set("history_gpu_s", json!(past));
-    let gittins = known.get("order") == Some(&json!("gittins"));
-    let knob = rng.chance(0.5);
-    // A job that is promoted must get something done before it is demoted again; if restarts take
-    // longer than the first queue lasts, 2D-LAS swaps two jobs for ever, as published. Under Gittins
-    // jobs of one queue swap too, so there only free restarts are safe.
+/// What parameters have to heed in this case.
+fn fuzz_case(case: &TestCase, on_ticks: bool) -> FuzzCase {
     let of_profiles = case.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
-    let cost = case.costs.restart.max(case.costs.start).max(of_profiles).secs() as u64;
+    let restart = case.costs.restart.max(case.costs.start).max(of_profiles);
     let widest = case.jobs.iter().map(|a| u64::from(a.spec.gpus)).max().unwrap_or(1);
-    let least = if knob { (cost + 1) * widest } else { 1 };
-    let mut bound = 0;
-    let bounds: Vec<u64> = (0..=rng.below(3))
-        .map(|_| {
-            bound += least + rng.below(30);
-            bound
-        })
-        .collect();
-    set("bounds_gpu_s", json!(bounds));
-    if knob && !(gittins && cost > 0) {
-        set("promote_knob", json!(pick(rng, &[0.5, 1.0, 2.0, 8.0])));
-    }
-    params
-}
-
-fn set_iadeep(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
-    set("max_tenants", json!(1 + rng.below(4)));
-    set("admission", json!(rng.chance(0.7)));
-    set("tune_alone", json!(rng.chance(0.7)));
-    set("measure_s", json!(1 + rng.below(3)));
-    set("budget", json!(1 + rng.below(17)));
-    set("drift", json!(pick(rng, &[1.2, 2.0])));
-}
-
-/// Whole seconds, so that everything falls on ticks.
-fn set_gandiva(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
-    set("slice_s", json!(1 + rng.below(6)));
-    set("scan_s", json!(1 + rng.below(6)));
-    set("max_height", json!(1 + rng.below(4)));
-    set("pack", json!(rng.chance(0.7)));
-    set("pack_util_cap", json!(pick(rng, &[0.9, 1.0, 1.5, 2.0])));
-    set("trial_steps", json!(rng.below(4)));
-    set("trial_skip", json!(rng.below(2)));
-    set("trial_s", json!(1 + rng.below(3)));
-    set("keep_gain", json!(pick(rng, &[0.5, 1.05, 2.5])));
-    set("stale_s", json!(pick(rng, &[5, 20, 3_600])));
-    set("refuse_s", json!(pick(rng, &[2, 10, 3_600])));
-    set("migrate", json!(rng.chance(0.7)));
-    set("migrate_gain", json!(pick(rng, &[0.0, 0.05, 0.5, 2.0])));
-    set("defrag_stop", json!(pick(rng, &[0.25, 0.5, 0.75])));
-    set("cool_s", json!(pick(rng, &[0, 3, 20])));
-    set("balance_s", json!(pick(rng, &[None, Some(1), Some(3), Some(7)])));
-}
-
-/// All goals, on the one entry that has no goal of its own.
-fn set_gavel(rng: &mut Rng, entry: &Entry, set: &mut dyn FnMut(&str, Value)) {
-    set("round_s", json!(1 + rng.below(6)));
-    set("reset_s", json!(rng.below(12)));
-    let goals = [
-        "las",
-        "water_filling",
-        "hierarchical",
-        "finish_time",
-        "makespan",
-        "throughput",
-        "cost",
-        "fifo",
-        "isolated",
-    ];
-    let goal = pick(rng, &goals);
-    if entry.name == "gavel" {
-        set("objective", json!(goal));
-        set("packed", json!(matches!(goal, "las" | "makespan") && rng.chance(0.3)));
-    }
-    set("aware", json!(rng.chance(0.7)));
-    set("deadlines", json!(rng.chance(0.5)));
-    set("choice", json!(pick(rng, &["fastest", "random", "released"])));
-    set("released", json!(rng.chance(0.3)));
-}
-
-/// A round in which nobody gets past its restart would be a round for nothing.
-fn set_synergy(rng: &mut Rng, case: &TestCase, set: &mut dyn FnMut(&str, Value)) {
-    let of_profiles = case.profiles.iter().filter_map(|p| p.restart).max().unwrap_or_default();
-    let cost = case.costs.restart.max(case.costs.start).max(of_profiles).secs() as u64;
-    set("round_s", json!(cost + 4 + rng.below(8)));
-    set("order", json!(pick(rng, &["fifo", "srtf", "las", "ftf", "drf", "tetris"])));
-    set("layout", json!(pick(rng, &["first_fit", "consolidated"])));
-    set("first_round_s", json!(pick(rng, &[0, 1, 5])));
-    set("starved_h", json!(pick(rng, &[0.01, 1_000.0])));
-    for switch in ["fill", "top_up", "repack", "as_released"] {
-        set(switch, json!(rng.chance(0.5)));
-    }
-    set("nodes", json!(pick(rng, &[0, 1, 1_000])));
-}
-
-/// Leases of a few ticks, so that several of them pass in a case.
-fn set_chronus(rng: &mut Rng, set: &mut dyn FnMut(&str, Value)) {
-    let slot = 1 + rng.below(3);
-    set("slot_s", json!(slot));
-    set("lease_s", json!(slot * (1 + rng.below(4))));
-    set("safety", json!(pick(rng, &[1.0, 1.1, 2.0])));
-    set("tolerance", json!(pick(rng, &[1.0, 1.5])));
-    set("sign", json!(pick(rng, &["adaptive", "plus", "minus"])));
-    set("short_s", json!(pick(rng, &[0, 1_800])));
-    set("exact_cells", json!(pick(rng, &[0, 30, 400])));
-    set("profile_gpus", json!(pick(rng, &[0, 0, 4])));
+    FuzzCase { restart_s: restart.secs() as u64, widest, on_ticks }
 }
 
 /// The case in a few lines, to read and to replay by hand.

@@ -6,10 +6,9 @@ use crate::random::{self, CaseOptions, compact};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
-use roommate_core::interference;
 use roommate_core::job::{Class, Phase, Slo};
 use roommate_core::journal::metrics::{Fold, Metrics};
-use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, Writer};
+use roommate_core::journal::{JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::{Entry, Policy};
 use roommate_core::reason::Reason;
@@ -168,9 +167,7 @@ pub(crate) fn play(
     policy: Box<dyn Policy>,
     look: bool,
 ) -> Result<RunOutcome, Broken> {
-    let TestCase { cluster, costs, seed, .. } = &faulty_run.case;
-    let belief = interference::belief(faulty_run.case.known_pairs.clone());
-    let engine = Engine::new(cluster, *costs, policy, belief, *seed);
+    let engine = faulty_run.case.head("laws").engine_with(policy);
     let observer = (Writer::new(Vec::new()), Fold::default());
     let (told, actions) = (Vec::new(), Vec::new());
     let (wake, asked_at) = (None, None);
@@ -186,17 +183,7 @@ pub(crate) fn play(
 impl FaultyWorld<'_> {
     fn play(&mut self) -> Result<(), Broken> {
         let case = &self.faulty_run.case;
-        self.observer.head(&Head {
-            version: journal::VERSION,
-            world: "laws".into(),
-            policy: case.policy.clone(),
-            params: case.params.clone(),
-            cluster: case.cluster.clone(),
-            costs: case.costs,
-            seed: case.seed,
-            known_pairs: case.known_pairs.clone(),
-            continues: None,
-        });
+        self.observer.head(&case.head("laws"));
         for profile in &case.profiles {
             let idx = self.engine.add_profile(profile.clone());
             let line = ProfileLine { idx, name: "work".into(), profile: profile.clone() };

@@ -26,7 +26,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 
 /// How roommates really disturb each other in the world of a scenario, without scatter.
 pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn interference::Truth> {
-    Truth::Mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
+    Truth::mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
 }
 
 /// The policy and the laboratory of `roommate sim`.

@@ -1,0 +1,35 @@
+//! The names of `muri` in the registry, and the values of its parameters that the laws try.
+
+use super::{Params, build};
+use crate::policy::Fuzz;
+
+registry! { "../muri.rs"
+    ("muri-s", preset: r"{}",
+        summary: "interleaves the stages of up to four jobs, shortest remaining service first",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)])
+    ("muri-l", preset: r#"{"urgency": "attained"}"#,
+        summary: "the same, least attained service first, needs no durations",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)])
+    ("muri-l-worst-ordering", preset: r#"{"urgency": "attained", "worst_order": true}"#,
+        summary: "an ablation of muri-l: groups sit in the worst order",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)],
+        ablates: "muri-l", lacks: StageOrder)
+    ("muri-l-no-blossom", preset: r#"{"urgency": "attained", "grouping": "in_order"}"#,
+        summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
+        paper: "Zhao et al., Muri, SIGCOMM 2022",
+        compat: &[("muri", r#"{"guard": false, "budget": null, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)],
+        ablates: "muri-l", lacks: Matching)
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.rule();
+    f.flip("repack", 0.3);
+    f.range("packing", 1..=4);
+    f.flip("autopack", 0.5);
+    f.flip("guard", 0.5);
+    f.pick("weight", &["gain", "efficiency"]);
+}
