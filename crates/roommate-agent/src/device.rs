@@ -14,11 +14,9 @@ mod cpu;
 mod cuda;
 pub(crate) mod nvidia;
 
-use crate::api::control::GpuView;
 use crate::device::nvidia::Reading;
-use crate::machine::sm_partition::Room;
 use crate::process::Process;
-use crate::protocol::Seat;
+use crate::protocol::SmRange;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
 use roommate_core::cluster::Cluster;
@@ -107,6 +105,43 @@ impl Allowed {
     fn pace(self) -> f64 {
         f64::from(self.pace_permille) / 1000.0
     }
+}
+
+/// A GPU for a person; shares are 0 to 1, of the last second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// What it is.
+    pub name: String,
+    /// Its multiprocessors.
+    pub sms: u16,
+    /// Its memory.
+    pub mem_mib: u32,
+    /// What is in use of it.
+    pub used_mib: Option<u32>,
+    /// Multiprocessors that had work.
+    pub sm_util: Option<f32>,
+    /// Places for warps that were taken.
+    pub sm_occ: Option<f32>,
+    /// Tensor cores that had work.
+    pub tensor: Option<f32>,
+    /// Memory bandwidth in use.
+    pub dram: Option<f32>,
+    /// How its MPS daemon is, if it has one.
+    pub mps: Option<String>,
+    /// How often that had to be started again.
+    pub mps_restarts: u32,
+}
+
+/// The hardware gives out multiprocessors (SMs) in groups of this many.
+pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
+
+/// What parts of a GPU are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct SmGroups {
+    /// Whole groups of SMs; with none the GPU cannot be divided.
+    pub(crate) groups: u16,
+    /// SMs that are in no group; they go with the last one.
+    pub(crate) rest: u16,
 }
 
 /// How a process is to be started.
@@ -221,10 +256,10 @@ impl Device {
     }
 
     /// What seats on a GPU are made of, where tenants can be moved between parts of it; no groups = they cannot.
-    pub(crate) fn seats(&self, gpu: GpuIdx) -> Room {
+    pub(crate) fn sm_groups(&self, gpu: GpuIdx) -> SmGroups {
         match self {
-            Self::Cpu(_) => Room::default(),
-            Self::Cuda(d) => d.seats(gpu),
+            Self::Cpu(_) => SmGroups::default(),
+            Self::Cuda(d) => d.sm_groups(gpu),
         }
     }
 
@@ -279,7 +314,7 @@ impl Device {
     }
 }
 
-/// A seat as people write it.
-pub(crate) fn seat_words(seat: Seat) -> String {
-    format!("SMs {}-{}", seat.first, seat.first + seat.sms - 1)
+/// A part of a GPU as people write it.
+pub(crate) fn range_words(range: SmRange) -> String {
+    format!("SMs {}-{}", range.first, range.first + range.sms - 1)
 }

@@ -14,7 +14,7 @@ pub mod api;
 pub mod daemon;
 pub mod device;
 pub mod error;
-mod machine;
+pub mod machine;
 pub mod paths;
 pub mod process;
 pub mod profiling;

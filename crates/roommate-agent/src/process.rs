@@ -2,6 +2,7 @@
 //!
 //! A process is known by its number and its start time: numbers are used again, the pair is not.
 
+pub(crate) mod duty_cycle;
 pub mod rotated_file;
 pub mod signal;
 pub mod supervisor;
@@ -12,7 +13,27 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// Where a thread delivers what it learned; false once nobody takes it any more.
+pub type Deliver<T> = Arc<dyn Fn(T) -> bool + Send + Sync>;
+
+/// Starts a thread that reads lines or waits for a process, and so needs a small stack.
+pub(crate) fn small_thread(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).stack_size(128 << 10).spawn(run)
+}
+
+/// A number that cannot be guessed, for tokens.
+pub(crate) fn random() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
 
 /// A process that is not mistaken for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

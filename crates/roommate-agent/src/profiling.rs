@@ -9,10 +9,10 @@ pub mod bench_setup;
 pub mod plan;
 
 use crate::AgentError;
-use crate::daemon::{Input, random, small_thread};
 use crate::machine::connection::{self, Peer};
+use crate::machine::{Heard, Input};
 use crate::process::supervisor::Launch;
-use crate::process::{self, Process};
+use crate::process::{self, Deliver, Process, random, small_thread};
 use crate::protocol::{
     FromTenant, Hello, Nothing, Stepped, ToTenant, Tune, Tuned, VERSION, Welcome,
 };
@@ -27,7 +27,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Seconds in which a tenant has to do what it is asked: also the first step at a new batch size, for
@@ -141,7 +142,7 @@ pub struct Bench<'a> {
     program: PathBuf,
     socket: PathBuf,
     inputs: Receiver<Input>,
-    to: Sender<Input>,
+    to: Deliver<Input>,
     tenants: Vec<Tenant>,
     stop: &'a AtomicBool,
     epoch: Instant,
@@ -178,8 +179,9 @@ impl<'a> Bench<'a> {
         let socket = folder.join("tenant.sock");
         let listener =
             UnixListener::bind(&socket).map_err(AgentError::file("listen at", &socket))?;
-        let (to, inputs) = channel();
-        let sender = to.clone();
+        let (sender, inputs) = channel();
+        let to: Deliver<Input> = Arc::new(move |input| sender.send(input).is_ok());
+        let sender = Arc::clone(&to);
         small_thread("tenants", move || connection::serve(&listener, &sender))
             .map_err(AgentError::file("listen at", &socket))?;
         let plan_sms = plan.least_sms(outfit.sms)?;
@@ -367,12 +369,12 @@ impl<'a> Bench<'a> {
         let id =
             Process { pid: child.id(), start: process::stat(child.id()).map_or(0, |s| s.start) };
         tenant.child = Some(child);
-        let (to, folder) = (self.to.clone(), folder.clone());
+        let (to, folder) = (Arc::clone(&self.to), folder.clone());
         let watched = small_thread("command", move || {
             if let Some(fd) = id.open() {
                 process::wait_end(&fd);
             }
-            let _ = to.send(Input::Exited(folder));
+            to(Input(Heard::Exited(folder)));
         });
         watched.map(drop).map_err(AgentError::file("watch", &self.program))
     }
@@ -430,7 +432,7 @@ impl<'a> Bench<'a> {
         tenant.tuned = None;
         tenant.reports.clear();
         tenant.strays.clear();
-        let (tune, still) = (tenant.tune.clone(), tenant.phase == Phase::Still);
+        let (tune, still) = (tenant.tune, tenant.phase == Phase::Still);
         if still {
             self.say(who, &ToTenant::Resume(Nothing {}));
         }
@@ -513,7 +515,7 @@ impl<'a> Bench<'a> {
         if !differs {
             return Ok(());
         }
-        let words = |seat: Option<crate::protocol::Seat>| {
+        let words = |seat: Option<crate::protocol::SmRange>| {
             seat.map_or("the whole GPU".into(), |s| format!("{} SMs from {}", s.sms, s.first))
         };
         let (asked, got) = (words(member.seat), words(got));
@@ -549,20 +551,19 @@ impl<'a> Bench<'a> {
 
     fn hear_one(&mut self, seconds: f64) {
         match self.inputs.recv_timeout(Duration::from_secs_f64(seconds)) {
-            Ok(Input::Said(peer, message)) => self.said(&peer, message),
-            Ok(Input::Gone(id)) => {
+            Ok(Input(Heard::Message(peer, message))) => self.said(&peer, message),
+            Ok(Input(Heard::Gone(id))) => {
                 let hung_up = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
                 if let Some(tenant) = self.tenants.iter_mut().find(hung_up) {
                     tenant.peer = None;
                 }
             }
-            Ok(Input::Exited(folder)) => {
+            Ok(Input(Heard::Exited(folder))) => {
                 let found = |t: &Tenant| t.folder == folder && t.child.is_some();
                 if let Some(who) = self.tenants.iter().position(found) {
                     self.ended(who);
                 }
             }
-            Ok(Input::Request(..) | Input::Quit { .. }) => {}
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
     }
@@ -613,17 +614,12 @@ impl<'a> Bench<'a> {
         tenant.peer = Some(peer.clone());
         tenant.pid = Some(hello.pid);
         tenant.own = hello.batch.map(|b| b.size);
-        let Tune { batch, pace_permille, interleaved, seat, gpu_mib } = tenant.tune;
         peer.say(&ToTenant::Welcome(Welcome {
             version: VERSION,
             job: self.plan.tasks[tenant.task].name.clone(),
             done: 0.0,
-            batch,
-            pace_permille,
+            tune: tenant.tune,
             suspended: tenant.phase != Phase::Going,
-            interleaved,
-            seat,
-            gpu_mib,
             plan_sms: self.plan_sms,
         }));
     }

@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
-use crate::job::{Job, Phase, Spec};
+use crate::job::{Job, Overrides, Phase, Spec};
 use crate::math::rng::Rng;
 use crate::performance::progress::work_s;
 use crate::plan::{Draft, News, Plan};
@@ -112,6 +112,8 @@ impl Engine {
         let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
+            // What a user sets is carried out by the world; a policy sees it in the samples.
+            Event::Held { .. } | Event::Resized { .. } => false,
             Event::Stopped { job, .. } => late(*job),
             // What is measured at the instant of a decision is its consequence.
             Event::Sampled { .. } => self.last_asked != Some(now),
@@ -223,6 +225,11 @@ impl Engine {
                 let phase = self.hot(job)?.phase;
                 (!matches!(phase, Phase::Expected | Phase::Done)).then_some(())
             }
+            Event::Held { job, held } => self.set_by_user(job, |user| user.held = held),
+            Event::Resized { job, batch, share_permille } => self.set_by_user(job, |user| {
+                user.batch = batch.unwrap_or(user.batch);
+                user.share_permille = share_permille.unwrap_or(user.share_permille);
+            }),
             Event::NodeUp(node) => self.node_up(node),
             Event::NodeDown(node) => self.node_down(node),
         }
@@ -292,19 +299,19 @@ impl Engine {
     fn failed(&mut self, job: JobIdx, why: Why, done: f64) -> Option<()> {
         let now = self.state.now;
         let backoff = self.state.costs.backoff;
-        let limit = self.state.specs.get(job.usize())?.retries.after(why);
+        let retries = self.state.specs.get(job.usize())?.retries;
         let hot = self.hot(job)?;
         let alive = matches!(hot.phase, Phase::Starting | Phase::Running | Phase::Stopping);
         if !alive {
             return None;
         }
-        let own_fault = limit.is_some();
-        hot.failures = hot.failures.saturating_add(u16::from(own_fault));
-        let failures = hot.failures;
+        let (failures, gives_up) = retries.count(why, hot.failures);
+        let own_fault = failures > hot.failures;
+        hot.failures = failures;
         self.leave(job);
         let hot = self.hot(job)?;
         hot.meter.stop_at(now, done);
-        if limit.is_some_and(|limit| failures > limit) {
+        if gives_up {
             hot.phase = Phase::Done;
             self.notes.push(Note { job, why: Why::OutOfRetries });
         } else if own_fault && backoff > Span::ZERO {
@@ -337,6 +344,13 @@ impl Engine {
             self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
         }
         self.belief.learn(&self.state, job, sample);
+        Some(())
+    }
+
+    /// Jobs that are carried into a new journal are set before they are submitted there.
+    fn set_by_user(&mut self, job: JobIdx, set: impl FnOnce(&mut Overrides)) -> Option<()> {
+        let hot = self.hot(job).filter(|j| j.phase != Phase::Done)?;
+        set(&mut hot.user);
         Some(())
     }
 

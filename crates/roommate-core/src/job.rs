@@ -74,6 +74,18 @@ impl From<Retries> for RetriesForm {
 }
 
 impl Retries {
+    /// Counts a failure for this reason after `failures` of the job's own: how many it has had now,
+    /// and whether it is not started again. The one place that decides this, live and simulated.
+    pub fn count(self, why: Why, failures: u16) -> (u16, bool) {
+        match self.after(why) {
+            None => (failures, false),
+            Some(limit) => {
+                let failures = failures.saturating_add(1);
+                (failures, failures > limit)
+            }
+        }
+    }
+
     /// How many failures a job may have had when one for this reason is followed by another start.
     /// Losing a node, or dying of a roommate, is not the job's fault and does not count: then there is no limit.
     pub fn after(self, why: Why) -> Option<u16> {
@@ -196,6 +208,17 @@ pub enum Phase {
     Done,
 }
 
+/// What the user of a job set while it runs; zero leaves it to the policy. The world carries it out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Overrides {
+    /// Whether the job stands still where it is.
+    pub held: bool,
+    /// Batch size per GPU.
+    pub batch: u32,
+    /// Most of each GPU, in permille.
+    pub share_permille: u16,
+}
+
 /// What is true of a job now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
@@ -223,6 +246,8 @@ pub struct Job {
     pub starts: u32,
     /// Failures of its own so far.
     pub failures: u16,
+    /// What its user set.
+    pub user: Overrides,
     /// What was last said about it, so that `explain` hears each reason once.
     pub last_why: Option<Why>,
 }
@@ -243,6 +268,7 @@ impl Job {
             step_cost: Span::ZERO,
             starts: 0,
             failures: 0,
+            user: Overrides::default(),
             last_why: None,
         }
     }

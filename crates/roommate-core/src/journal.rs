@@ -488,6 +488,7 @@ impl Check {
             Event::Finished(j) | Event::Cancelled(j) => job(j),
             Event::Stopped { job: j, .. } | Event::Sampled { job: j, .. } => job(j),
             Event::Served { job: j, .. } => job(j),
+            Event::Held { job: j, .. } | Event::Resized { job: j, .. } => job(j),
             Event::Failed { job: j, why: w, .. } => job(j) && why(w),
         };
         let gpus = |p: &Placement| !p.gpus.is_empty() && p.gpus.iter().all(|g| g.0 < self.gpus);

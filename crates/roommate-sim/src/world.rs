@@ -483,10 +483,10 @@ impl World {
         let done = live.meter.done;
         self.depart(job);
         self.facts.push(Event::Failed { job, why, done });
-        // The engine gives a job up by the same count; the world only has to stop expecting it.
-        let limit = self.engine.state().spec(job).retries.after(why);
-        let failures = self.engine.state().job(job).failures + 1;
-        if limit.is_some_and(|limit| failures > limit) {
+        // The engine gives a job up by the same rule; the world only has to stop expecting it.
+        let state = self.engine.state();
+        let (_, gives_up) = state.spec(job).retries.count(why, state.job(job).failures);
+        if gives_up {
             // What it did is told while it is still known.
             let failed = self.facts.pop();
             self.end_service(now, job);

@@ -1,6 +1,7 @@
 //! Job files: short YAML in which a user says what to run. Strict: a field that does not exist is an
 //! error that names the one which was probably meant.
 
+use crate::error::JobFileError;
 use crate::protocol::BatchRange;
 use roommate_core::idx::{ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Retries, Spec};
@@ -43,24 +44,6 @@ const FIELDS: &[&str] = &[
 const IN_MIX: &[&str] = &["after", "file"];
 /// Fields of a mix.
 const OF_MIX: &[&str] = &["policy", "set", "devices", "jobs"];
-
-/// Why a job file cannot be used.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
-#[error("{file}: {what}")]
-pub struct JobFileError {
-    /// Which file, and which job in it.
-    pub file: String,
-    /// What is wrong.
-    pub what: String,
-    hint: Option<String>,
-}
-
-impl JobFileError {
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-}
 
 /// What to run: words as they are, or a line for the shell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,54 +7,44 @@
 //! A seat changes in two steps: who shrinks goes first, and who grows waits until the place is free. The order of
 //! the seats never changes, so nobody waits for one that waits for it.
 
-use crate::protocol::Seat;
+use crate::device::{GRAIN, SmGroups};
+use crate::protocol::SmRange;
 
-/// The hardware gives out SMs in groups of so many.
-pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
 /// The smallest seat: below it a step takes forever, and libraries have no plans that fit.
 pub(crate) const LEAST_SMS: u16 = 16;
 
 /// A tenant of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Sitter {
+pub(crate) struct Claim {
     /// Most of the GPU that it may use.
     pub(crate) share: f64,
     /// Whether that was promised to it.
     pub(crate) promised: bool,
 }
 
-/// What seats are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Room {
-    /// Whole groups of SMs; fewer than one would divide.
-    pub(crate) groups: u16,
-    /// SMs that are in no group; they go with the last one.
-    pub(crate) rest: u16,
-}
-
 /// A seat for each tenant of a GPU, in the order of their numbers; `None` = the whole GPU.
-pub(crate) fn seats(Room { groups, rest }: Room, sitters: &[Sitter]) -> Vec<Option<Seat>> {
+pub(crate) fn ranges(SmGroups { groups, rest }: SmGroups, claims: &[Claim]) -> Vec<Option<SmRange>> {
     let least = LEAST_SMS / GRAIN;
-    let none = || vec![None; sitters.len()];
+    let none = || vec![None; claims.len()];
     // Ends of the promised seats: rounding one must not take from the others.
     let (mut promised, mut taken) = (0.0, 0);
     let mut ends = Vec::new();
-    for s in sitters.iter().filter(|s| s.promised) {
+    for s in claims.iter().filter(|s| s.promised) {
         promised += s.share;
         taken = ((promised * f64::from(groups)).round() as u16).max(taken + least);
         ends.push(taken);
     }
     let free = groups.saturating_sub(taken);
-    let guests = sitters.iter().filter(|s| !s.promised).count();
+    let guests = claims.iter().filter(|s| !s.promised).count();
     if promised > 1.0 + 1e-9 || taken > groups || (guests > 0 && free < least) {
         return none();
     }
     let seat = |first: u16, count: u16| {
         let more = if first + count == groups { rest } else { 0 };
-        (count < groups).then_some(Seat { first: first * GRAIN, sms: count * GRAIN + more })
+        (count < groups).then_some(SmRange { first: first * GRAIN, sms: count * GRAIN + more })
     };
     let (mut ends, mut next) = (ends.into_iter(), 0);
-    sitters
+    claims
         .iter()
         .map(|s| {
             if s.promised {
@@ -72,7 +62,7 @@ pub(crate) fn seats(Room { groups, rest }: Room, sitters: &[Sitter]) -> Vec<Opti
 }
 
 /// Whether two seats have an SM in common.
-pub(crate) fn overlap(a: Seat, b: Seat) -> bool {
+pub(crate) fn overlap(a: SmRange, b: SmRange) -> bool {
     a.first < b.first + b.sms && b.first < a.first + a.sms
 }
 
@@ -80,15 +70,15 @@ pub(crate) fn overlap(a: Seat, b: Seat) -> bool {
 mod tests {
     use super::*;
 
-    const H200: Room = Room { groups: 15, rest: 12 };
+    const H200: SmGroups = SmGroups { groups: 15, rest: 12 };
 
-    fn told(sitters: &[(f64, bool)]) -> Vec<String> {
-        let sitters: Vec<Sitter> = sitters
+    fn told(claims: &[(f64, bool)]) -> Vec<String> {
+        let claims: Vec<Claim> = claims
             .iter()
-            .map(|(share, promised)| Sitter { share: *share, promised: *promised })
+            .map(|(share, promised)| Claim { share: *share, promised: *promised })
             .collect();
-        let word = |s: Option<Seat>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
-        seats(H200, &sitters).into_iter().map(word).collect()
+        let word = |s: Option<SmRange>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
+        ranges(H200, &claims).into_iter().map(word).collect()
     }
 
     #[test]
@@ -117,17 +107,17 @@ mod tests {
         for a in 0..=20 {
             for b in 0..=20 {
                 for guest in [false, true] {
-                    let mut sitters = vec![
-                        Sitter { share: f64::from(a) / 20.0, promised: true },
-                        Sitter { share: f64::from(b) / 20.0, promised: true },
+                    let mut claims = vec![
+                        Claim { share: f64::from(a) / 20.0, promised: true },
+                        Claim { share: f64::from(b) / 20.0, promised: true },
                     ];
                     if guest {
-                        sitters.push(Sitter { share: 1.0, promised: false });
+                        claims.push(Claim { share: 1.0, promised: false });
                     }
-                    let seats: Vec<Seat> = seats(H200, &sitters).into_iter().flatten().collect();
+                    let seats: Vec<SmRange> = ranges(H200, &claims).into_iter().flatten().collect();
                     for (i, x) in seats.iter().enumerate() {
-                        assert!(x.first + x.sms <= 132 && x.sms >= LEAST_SMS, "{sitters:?}: {x:?}");
-                        assert!(seats[i + 1..].iter().all(|y| !overlap(*x, *y)), "{sitters:?}");
+                        assert!(x.first + x.sms <= 132 && x.sms >= LEAST_SMS, "{claims:?}: {x:?}");
+                        assert!(seats[i + 1..].iter().all(|y| !overlap(*x, *y)), "{claims:?}");
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Stages of interleaved jobs: on each device one job at a time loads, one preprocesses, one computes, one
+//! StageTurns of interleaved jobs: on each device one job at a time loads, one preprocesses, one computes, one
 //! synchronises. Who waits longest is next.
 
 use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 /// Who is in which stage, and who waits.
 #[derive(Debug, Default)]
-pub(crate) struct Stages {
+pub(crate) struct StageTurns {
     inside: BTreeMap<(GpuIdx, u8), JobIdx>,
     waiting: Vec<(JobIdx, u8, GpuSet)>,
 }
 
-impl Stages {
+impl StageTurns {
     /// A job wants to enter a stage on its devices; who may go in now.
     pub(crate) fn enter(&mut self, job: JobIdx, stage: u8, gpus: &[GpuIdx]) -> Vec<(JobIdx, u8)> {
         self.waiting.retain(|(j, s, _)| (*j, *s) != (job, stage));
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn one_loads_while_another_computes() {
-        let mut stages = Stages::default();
+        let mut stages = StageTurns::default();
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
         assert_eq!(stages.enter(B, 0, &GPU), []);
         assert_eq!(stages.leave(A, 0), [(B, 0)]);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn asking_twice_is_asking_once() {
-        let mut stages = Stages::default();
+        let mut stages = StageTurns::default();
         stages.enter(A, 0, &GPU);
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
         stages.enter(B, 0, &GPU);

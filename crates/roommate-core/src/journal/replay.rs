@@ -25,12 +25,28 @@ pub struct Replay {
     engine: Option<Engine>,
     /// Steps compared.
     pub steps: u64,
+    /// When the last of them was, and when the engine wants to be called after it.
+    pub at: Time,
+    /// See [`Self::at`].
+    pub wake: Option<Time>,
     /// Actions compared.
     pub actions: u64,
     /// The first difference, if any.
     pub difference: Option<Difference>,
     /// Why the policy of the journal could not be built.
     pub refused: Option<PolicyError>,
+}
+
+impl Replay {
+    /// The engine in the state in which the journal left it, if its policy could be built.
+    pub fn into_engine(self) -> Option<Engine> {
+        self.engine
+    }
+
+    /// The same, to look at.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.engine.as_ref()
+    }
 }
 
 impl Observer for Replay {
@@ -65,6 +81,7 @@ impl Observer for Replay {
         self.steps += 1;
         self.actions += step.actions.len() as u64;
         let again = engine.step(step.at, step.facts);
+        (self.at, self.wake) = (step.at, again.wake);
         if again.actions != step.actions || again.notes != step.notes || again.asked != step.asked {
             let text = |view: &StepView<'_>| {
                 serde_json::to_string(view).expect("a step can always be written")

@@ -15,7 +15,7 @@ const MEMORY: f64 = 3.0;
 
 /// The slices of one process.
 #[derive(Clone, Debug)]
-pub(crate) struct Slicer {
+pub(crate) struct DutyCycle {
     share: f64,
     runs: bool,
     since: Instant,
@@ -23,7 +23,7 @@ pub(crate) struct Slicer {
     credit_s: f64,
 }
 
-impl Slicer {
+impl DutyCycle {
     /// Slices for a process that runs now.
     pub(crate) fn new(share: f64, now: Instant) -> Self {
         Self { share: share.clamp(0.001, 1.0), runs: true, since: now, credit_s: 0.0 }
@@ -72,16 +72,16 @@ mod tests {
     /// The part of the time that a process runs whose signals come so late.
     fn part(share: f64, late: impl Fn(u32) -> Duration) -> f64 {
         let began = Instant::now();
-        let mut slicer = Slicer::new(share, began);
+        let mut duty_cycle = DutyCycle::new(share, began);
         let (mut now, mut ran, mut runs, mut n) = (began, 0.0, true, 0);
         while now - began < Duration::from_secs(60) {
-            let next = slicer.due().max(now) + late(n);
+            let next = duty_cycle.due().max(now) + late(n);
             if runs {
                 ran += (next - now).as_secs_f64();
             }
             now = next;
             n += 1;
-            if let Some(turn) = slicer.turn(now) {
+            if let Some(turn) = duty_cycle.turn(now) {
                 runs = turn;
             }
         }
