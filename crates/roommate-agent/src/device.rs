@@ -1,14 +1,22 @@
-//! What a machine has to share, and how shares are kept there. One interface, two kinds: cores of a machine
-//! without a GPU ([`cpu`]) and GPUs ([`cuda`]).
+//! What a machine has to share, and how shares are enforced there. One interface, two kinds: cores of a
+//! machine without a GPU ([`cpu`]) and GPUs ([`cuda`]).
+//!
+//! ```text
+//!               ┌─ cpu ───▶ cgroups, or nothing but signals
+//!  machine ─▶ Device
+//!               └─ cuda ──▶ nvidia: NVML (inventory, counters), MPS daemons, self-test in a child
+//! ```
+//!
+//! - A device knows no jobs and no policy: it is told what a process group may use.
+//! - Which tier is in force is found by trying, never by asking for a version; what the self-test found
+//!   is what is promised.
 //!
 //! | tier | how a share is kept |
 //! |---|---|
 //! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
 //! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
-//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, moved while it runs by the SDK |
+//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, changed while it runs by the SDK |
 //! | `time-slicing` | GPUs without MPS: the driver gives everybody turns, shares are kept as in `cooperative` |
-//!
-//! Which tier is in force is found by trying, never by asking for a version.
 
 mod cpu;
 mod cuda;

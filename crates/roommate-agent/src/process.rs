@@ -1,6 +1,14 @@
-//! Processes: who is still the same, who belongs together, and when one ends.
+//! Processes: which is still the same, which belong together, and when one ends.
 //!
-//! A process is known by its number and its start time: numbers are used again, the pair is not.
+//! ```text
+//!  daemon ── spawns ──▶ supervisor ── spawns ──▶ command     one process group, one session
+//!    ▲                    │  writes claim, usage, exit
+//!    └─ watch (pidfd) ────┘  and passes output into a rotated file
+//! ```
+//!
+//! - A process is known by its number and its start time: numbers are used again, the pair is not.
+//! - A supervisor outlives the daemon and leaves behind how its command ended.
+//! - Signals go to the whole group; what is left of it is found by its token and killed.
 
 pub(crate) mod duty_cycle;
 pub mod rotated_file;
@@ -16,8 +24,10 @@ use std::fs;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::path::Path;
+use std::process::Child;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Where a thread delivers what it learned; false once nobody takes it any more.
 pub type Deliver<T> = Arc<dyn Fn(T) -> bool + Send + Sync>;
@@ -83,6 +93,13 @@ impl Process {
         Self { pid, start: stat(pid).map_or(0, |s| s.start) }
     }
 
+    /// A child of this process. It cannot vanish before it was waited for, so its start time is there
+    /// to be read.
+    pub(crate) fn of(child: &Child) -> Self {
+        let pid = child.id();
+        Self { pid, start: stat(pid).map_or(0, |s| s.start) }
+    }
+
     fn number(self) -> Option<Pid> {
         Pid::from_raw(i32::try_from(self.pid).ok()?)
     }
@@ -144,8 +161,25 @@ impl Process {
     }
 }
 
+/// Calls `then` in a thread of its own when the process has ended.
+pub(crate) fn watch(process: Process, then: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let wait = move || {
+        match process.open() {
+            Some(fd) => wait_end(&fd),
+            // Gone already, or on a kernel without pidfds.
+            None => {
+                while process.is_alive() {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+        then();
+    };
+    small_thread("watch", wait).map(drop)
+}
+
 /// Blocks until the process behind the handle has ended.
-pub(crate) fn wait_end(fd: &OwnedFd) {
+fn wait_end(fd: &OwnedFd) {
     loop {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         match poll(&mut fds, None) {

@@ -311,3 +311,95 @@ fn ended_view(
         command: kept.row.file.command.words(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::job_file::JobFile;
+    use crate::daemon::store::JobRow;
+    use roommate_core::event::Placement;
+    use roommate_core::idx::{GpuIdx, GpuSet};
+    use roommate_core::job::Spec;
+    use roommate_core::journal::replay::Replay;
+    use roommate_core::knobs::Knobs;
+    use roommate_core::policy::{self, Params};
+    use roommate_core::profile::Profile;
+    use roommate_core::reason::Why;
+    use roommate_core::state::Costs;
+    use std::collections::BTreeMap;
+
+    const JOB: JobIdx = JobIdx(0);
+
+    /// A journal of one job that may fail once, and these facts.
+    fn journal(facts: &[Event]) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new());
+        writer.head(&Head {
+            version: journal::VERSION,
+            world: journal::LIVE.into(),
+            policy: policy::find("fifo").unwrap().name.into(),
+            params: Params::new(),
+            cluster: "1x1".parse().unwrap(),
+            costs: Costs::default(),
+            seed: 0,
+            known_pairs: None,
+            continues: None,
+        });
+        let profile = Profile::of_step(1.0);
+        writer.profile(&ProfileLine { idx: ProfileIdx(0), name: "p".into(), profile });
+        writer.team(&TeamLine { idx: TeamIdx(0), name: "t".into() });
+        let mut spec = Spec::training(1, 10.0, ProfileIdx(0));
+        spec.retries = Retries::from(1);
+        writer.job(&JobLine { idx: JOB, name: "j".into(), spec });
+        let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
+        let (submitted, start) = ([Event::Submitted(JOB)], [Action::Start(JOB, place)]);
+        let step = |facts, actions| {
+            StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true }
+        };
+        writer.step(&step(&submitted, &start));
+        for fact in facts {
+            writer.step(&step(std::slice::from_ref(fact), &start));
+        }
+        writer.finish().unwrap()
+    }
+
+    /// The journal's next part.
+    fn next_part(facts: &[Event]) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let mut store = Store::open(&paths, 2).unwrap();
+        store.lines().unwrap();
+        let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
+        let row = JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 };
+        store.add_job(0, "k", "j", &row).unwrap();
+        let lines = journal(facts);
+        store.add_lines(&lines).unwrap();
+        store.commit().unwrap();
+        begin(&mut store, &paths, &lines, None, "a test").unwrap()
+    }
+
+    fn past(lines: &[u8]) -> Past {
+        let mut past = Past::default();
+        journal::read(lines, &mut past).unwrap();
+        past
+    }
+
+    #[test]
+    fn only_failures_of_its_own_cost_a_job_retries() {
+        let failed = |why| Event::Failed { job: JOB, why, done: 0.0 };
+        let left = |facts: &[Event]| past(&next_part(facts)).jobs[0].line.spec.retries;
+        assert_eq!(left(&[failed(Why::RoommateFailed)]), Retries::from(1));
+        assert_eq!(left(&[failed(Why::RoommateFailed), failed(Why::Crashed)]), Retries::from(0));
+    }
+
+    #[test]
+    fn what_a_user_set_goes_on_in_the_next_part() {
+        let set = Event::Resized { job: JOB, batch: Some(8), share_permille: None };
+        let lines = next_part(&[Event::Held { job: JOB, held: true }, set]);
+        let user = Overrides { held: true, batch: 8, share_permille: 0 };
+        assert_eq!(past(&lines).jobs[0].user, user);
+        let mut replay = Replay::default();
+        journal::read(&lines[..], &mut replay).unwrap();
+        assert_eq!((replay.steps, &replay.difference), (1, &None));
+        assert_eq!(replay.into_engine().unwrap().state().job(JOB).user, user);
+    }
+}

@@ -1,12 +1,13 @@
-//! Connections of tenants: one thread each reads lines and passes them on. A peer that speaks nonsense
-//! is told why and cut off; nobody else notices.
+//! Connections of tenants: one thread each reads lines and passes them on. A peer that sends what is no
+//! message is told why and cut off; the others do not notice.
 
 use crate::machine::{Heard, Input};
 use crate::process::{Deliver, small_thread};
-use crate::protocol::{FromTenant, Refused, ToTenant, read_line};
+use crate::protocol::{FromTenant, Hello, Refused, ToTenant, VERSION, read_line};
 use std::io::{BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -40,9 +41,33 @@ impl Peer {
         self.hang_up();
     }
 
+    /// Whether the SDK on the other side speaks our version; if not, it is told and cut off.
+    pub(crate) fn speaks_our_version(&self, hello: &Hello) -> bool {
+        let (theirs, ours) = (hello.version, VERSION);
+        if theirs != ours {
+            self.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+        }
+        theirs == ours
+    }
+
     pub(crate) fn hang_up(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
+}
+
+/// What a process with the SDK finds in its environment.
+pub(crate) fn env(
+    socket: &Path,
+    token: &str,
+    job: &str,
+    checkpoint: &Path,
+) -> [(String, String); 4] {
+    [
+        ("ROOMMATE_SOCKET".into(), socket.display().to_string()),
+        ("ROOMMATE_TOKEN".into(), token.into()),
+        ("ROOMMATE_JOB".into(), job.into()),
+        ("ROOMMATE_CHECKPOINT".into(), checkpoint.display().to_string()),
+    ]
 }
 
 /// Serves tenants, one thread each, until the process ends.

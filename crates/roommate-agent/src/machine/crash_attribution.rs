@@ -1,10 +1,10 @@
-//! Whose fault it was: processes that share a GPU under MPS die together when one of them is killed in the
-//! middle of a kernel or touches memory that is not its own.
+//! Whose fault a crash was: processes that share a GPU under MPS die together when one of them is killed
+//! in the middle of a kernel or touches memory that is not its own.
 //!
-//! An end with an error is judged a moment later, when it is known who else ended. One that a signal killed is the cause;
-//! its roommates are victims. Where all ended by themselves nobody knows who began: all are *suspects*. Neither a
-//! victim nor a suspect is charged with a failure of its own. A suspect starts again apart from the others, where a fault
-//! harms nobody, and proves there whose fault it was.
+//! An end with an error is attributed a moment later, when it is known which others ended. A process that
+//! a signal killed is the cause of its own end and of those of its roommates. Where all ended by
+//! themselves the cause is unknown. Only an end of its own counts as a failure of the job; after one of
+//! unknown cause a job starts apart from the others, where another fault proves whose it was.
 
 use crate::process::Exit;
 use roommate_core::idx::{GpuIdx, JobIdx};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Roommates of a process that faulted end within this; most of it is a Python that prints its last words.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// An end that is not judged yet.
+/// An end that is not attributed yet.
 #[derive(Clone, Debug)]
 struct Ended {
     job: JobIdx,
@@ -22,22 +22,22 @@ struct Ended {
     at: Instant,
 }
 
-/// What an end turned out to be.
+/// What caused an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// It ended by itself, or was killed.
+    /// The process itself, or what killed it.
     Own,
-    /// A roommate was killed or faulted.
+    /// A roommate that was killed.
     Roommate,
-    /// It may have been the one.
+    /// One of several that ended together.
     Unknown,
 }
 
-/// Ends that wait for their cause.
+/// Ends that wait to be attributed.
 #[derive(Debug, Default)]
 pub(crate) struct CrashAttribution {
     ends: Vec<Ended>,
-    /// Those that were judged a moment ago, to whom a late one may belong.
+    /// Those that were attributed a moment ago; a late one may belong to them.
     past: Vec<Ended>,
 }
 
@@ -47,7 +47,7 @@ impl CrashAttribution {
         self.ends.push(Ended { job, gpus: gpus.to_vec(), exit, at: now });
     }
 
-    /// When the next cause is due.
+    /// When the next end can be attributed.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.ends.iter().map(|e| e.at + TOGETHER).min()
     }

@@ -2,9 +2,9 @@
 
 use crate::device;
 use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
-use crate::machine::{Heard, Input, Machine, Report, Start};
+use crate::machine::{Heard, Input, Machine, Report, Start, connection};
 use crate::process::supervisor::{Attempt, Launch, pin};
-use crate::process::{self, Exit, Process, random, small_thread};
+use crate::process::{self, Exit, Process, random};
 use crate::protocol::{Nothing, ToTenant};
 use roommate_core::event::Placement;
 use roommate_core::idx::JobIdx;
@@ -85,13 +85,10 @@ impl Machine {
     fn plan_launch(&self, known: &JobRuntime, place: &Placement, token: &str) -> Launch {
         let program = &known.program;
         let mut env = program.env.clone();
-        let mut set = |name: &str, value: String| env.insert(name.into(), value);
-        set("ROOMMATE_SOCKET", self.setup.paths.tenants().display().to_string());
-        set("ROOMMATE_TOKEN", token.into());
-        set("ROOMMATE_JOB", program.name.clone());
         let own = || self.folder(program.id).join("checkpoint");
         let folder = program.checkpoint.clone().unwrap_or_else(own);
-        set("ROOMMATE_CHECKPOINT", folder.display().to_string());
+        let socket = self.setup.paths.tenants();
+        env.extend(connection::env(&socket, token, &program.name, &folder));
         let allowed = known.allowed(place.knobs);
         let start = device::Start {
             gpus: &place.gpus,
@@ -101,9 +98,8 @@ impl Machine {
             speaks: known.uses_sdk(),
             apart: known.suspect,
         };
-        for (name, value) in self.device.env(&start) {
-            set(name, value);
-        }
+        let given = self.device.env(&start);
+        env.extend(given.into_iter().map(|(name, value)| (name.to_string(), value)));
         Launch {
             words: program.words.clone(),
             workdir: program.workdir.clone(),
@@ -126,16 +122,7 @@ impl Machine {
         place: Placement,
     ) {
         let (to, folder) = (Arc::clone(&self.deliver), attempt.folder.clone());
-        let watch = move || {
-            match supervisor.open() {
-                Some(fd) => process::wait_end(&fd),
-                // Gone already, or on a kernel without pidfds.
-                None => {
-                    while supervisor.is_alive() {
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                }
-            }
+        let exited = move || {
             supervisor.reap();
             to(Input(Heard::Exited(folder)));
         };
@@ -143,7 +130,7 @@ impl Machine {
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let tenant = Tenant::new(attempt, token, supervisor, place, known.suspect);
         known.tenant = Some(tenant);
-        if small_thread("watch", watch).is_err() {
+        if process::watch(supervisor, exited).is_err() {
             // Its end would go unnoticed; better not to begin.
             supervisor.signal_group(Signal::KILL);
             (self.deliver)(Input(Heard::Exited(folder)));

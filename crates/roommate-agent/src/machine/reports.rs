@@ -104,9 +104,7 @@ impl Machine {
     }
 
     fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
-        if hello.version != protocol::VERSION {
-            let (theirs, ours) = (hello.version, protocol::VERSION);
-            peer.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+        if !peer.speaks_our_version(hello) {
             return;
         }
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);

@@ -1,5 +1,5 @@
-//! Slices: a process that neither the kernel nor itself holds to its share is stopped and continued by
-//! signals, so that it runs for its share of the time.
+//! Duty cycles: a process that neither the kernel nor the SDK holds to its share is stopped and continued
+//! by signals, so that it runs for its share of the time.
 //!
 //! Time runs up a credit at the rate of the share, and running uses it up. Signals come late on a busy
 //! machine; what was too much or too little is made good in the next slice.
@@ -13,7 +13,7 @@ const LEAST_RUN_S: f64 = 0.03;
 /// What is remembered at most of late signals, in periods.
 const MEMORY: f64 = 3.0;
 
-/// The slices of one process.
+/// The duty cycle of one process.
 #[derive(Clone, Debug)]
 pub(crate) struct DutyCycle {
     share: f64,
@@ -24,7 +24,7 @@ pub(crate) struct DutyCycle {
 }
 
 impl DutyCycle {
-    /// Slices for a process that runs now.
+    /// The duty cycle of a process that runs now.
     pub(crate) fn new(share: f64, now: Instant) -> Self {
         Self { share: share.clamp(0.001, 1.0), runs: true, since: now, credit_s: 0.0 }
     }

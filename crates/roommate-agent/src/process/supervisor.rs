@@ -22,11 +22,11 @@ use rustix::process::Signal;
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -120,9 +120,7 @@ impl Attempt {
 
     /// Spawns a keeper for it.
     pub(crate) fn launch(&self, launch: &Launch, program: &Path) -> Result<Process, AgentError> {
-        fs::create_dir_all(&self.folder).map_err(AgentError::file("create", &self.folder))?;
-        let text = serde_json::to_vec(launch).expect("a launch can always be written");
-        process::write_whole(&self.folder.join("launch"), &text)?;
+        self.write_launch(launch)?;
         let spawned = Command::new(program)
             .arg("keeper")
             .arg(&self.folder)
@@ -131,9 +129,35 @@ impl Attempt {
             .stderr(Stdio::null())
             .spawn()
             .map_err(AgentError::file("run", program))?;
-        let pid = spawned.id();
-        // It cannot vanish before we have waited for it, so its start time is there to be read.
-        Ok(Process { pid, start: process::stat(pid).map_or(0, |s| s.start) })
+        Ok(Process::of(&spawned))
+    }
+
+    /// Runs the command without a supervisor, as a child that dies with this process. What it prints
+    /// goes into its log, which is not cut.
+    pub(crate) fn launch_attached(
+        &self,
+        launch: &Launch,
+        program: &Path,
+    ) -> Result<Child, AgentError> {
+        self.write_launch(launch)?;
+        let out = File::create(&launch.log).map_err(AgentError::file("create", &launch.log))?;
+        let also = out.try_clone().map_err(AgentError::file("create", &launch.log))?;
+        Command::new(program)
+            .arg("keeper")
+            .arg(&self.folder)
+            .args(["--for", &std::process::id().to_string()])
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(also)
+            .process_group(0)
+            .spawn()
+            .map_err(AgentError::file("run", program))
+    }
+
+    fn write_launch(&self, launch: &Launch) -> Result<(), AgentError> {
+        fs::create_dir_all(&self.folder).map_err(AgentError::file("create", &self.folder))?;
+        let text = serde_json::to_vec(launch).expect("a launch can always be written");
+        process::write_whole(&self.folder.join("launch"), &text)
     }
 
     pub(crate) fn read_launch(&self) -> Option<Launch> {

@@ -263,12 +263,11 @@ pub fn set_by_user(fact: &Event) -> String {
     }
 }
 
-/// `batch 256, learning rate × 0.707`.
+/// `batch 256`.
 fn batch(knobs: Knobs) -> String {
-    match (knobs.batch, knobs.lr_permille) {
-        (0, _) => "its own batch".into(),
-        (batch, Knobs::LR_OWN) => format!("batch {batch}"),
-        (batch, lr) => format!("batch {batch}, learning rate × {}", f64::from(lr) / 1000.0),
+    match knobs.batch {
+        0 => "its own batch".into(),
+        batch => format!("batch {batch}"),
     }
 }
 
