@@ -25,10 +25,10 @@ pub mod store;
 mod views;
 
 use crate::AgentError;
+use crate::api::Call;
 use crate::api::control::{self, JobView, Reply, Request};
 use crate::api::event_text::EventLog;
 use crate::api::http::{self, Http};
-use crate::api::Call;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
 use crate::device::Kind;
@@ -579,4 +579,3 @@ pub(crate) fn new_head(config: &Config, machine: &Machine) -> Result<Head, Agent
         continues: None,
     })
 }
-

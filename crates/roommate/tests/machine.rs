@@ -224,7 +224,8 @@ fn a_tenant_with_the_sdk_starts_with_its_hello() {
     assert_eq!(node.reports, [], "a process that has not said hello does not run yet");
     let mut sdk = Sdk::connect(&node);
     node.report("a start", |r| *r == Report::Started { job: JOB, done: Some(40.0) });
-    let welcome = r#"{"welcome":{"version":1,"job":"job","done":40.0,"batch":16,"pace_permille":1000}}"#;
+    let welcome =
+        r#"{"welcome":{"version":1,"job":"job","done":40.0,"batch":16,"pace_permille":1000}}"#;
     assert_eq!(sdk.hear(), welcome);
 
     sdk.say(r#"{"stepped":{"steps":10,"done":50.0,"step_s":0.25,"batch":16}}"#);

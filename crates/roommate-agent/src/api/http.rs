@@ -5,8 +5,8 @@
 //! that was made to point here is not the `Host` that we answer to.
 
 use crate::AgentError;
-use crate::api::control::{self, Reply, Request};
 use crate::api::Call;
+use crate::api::control::{self, Reply, Request};
 use crate::paths::Paths;
 use crate::process::{Deliver, small_thread};
 use std::fs::{self, File};

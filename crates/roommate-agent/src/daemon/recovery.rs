@@ -176,9 +176,7 @@ impl Daemon {
             Phase::Running => Goal::Run,
             Phase::Starting if is_this => Goal::Run,
             Phase::Starting if parked => Goal::Suspend { still: true },
-            Phase::Starting => {
-                Goal::Leave { then: Some(Box::new(start.clone())), termed: false }
-            }
+            Phase::Starting => Goal::Leave { then: Some(Box::new(start.clone())), termed: false },
             Phase::Stopping if parked => Goal::Suspend { still: false },
             Phase::Stopping => Goal::Leave { then: None, termed: false },
             Phase::Pending | Phase::BackingOff if parked => Goal::Suspend { still: true },

@@ -65,10 +65,9 @@ impl Daemon {
                 Reply::Done { what: "the daemon ends".into() }
             }
             Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
-            Request::Logs { .. } | Request::Journal { .. } => Reply::Error {
-                what: "files are read where they are asked for".into(),
-                hint: None,
-            },
+            Request::Logs { .. } | Request::Journal { .. } => {
+                Reply::Error { what: "files are read where they are asked for".into(), hint: None }
+            }
             Request::Cancel { .. }
             | Request::Suspend { .. }
             | Request::Resume { .. }
@@ -134,12 +133,7 @@ impl Daemon {
     }
 
     /// The profile of a job; one that is new is written into the journal.
-    fn profile(
-        &mut self,
-        submit: &Submit,
-        job: &str,
-        writer: &mut Writer<Vec<u8>>,
-    ) -> ProfileIdx {
+    fn profile(&mut self, submit: &Submit, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
         let name = submit.file.profile.clone().unwrap_or_else(|| job.into());
         if let Some(known) = self.profiles.iter().position(|p| *p == name) {
             return ProfileIdx::from_usize(known);

@@ -352,9 +352,8 @@ mod tests {
         writer.job(&JobLine { idx: JOB, name: "j".into(), spec });
         let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
         let (submitted, start) = ([Event::Submitted(JOB)], [Action::Start(JOB, place)]);
-        let step = |facts, actions| {
-            StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true }
-        };
+        let step =
+            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
         writer.step(&step(&submitted, &start));
         for fact in facts {
             writer.step(&step(std::slice::from_ref(fact), &start));

@@ -123,9 +123,9 @@ impl Store {
         }
         let changes = match found {
             0 => format!("{LAYOUT} {PARTS} PRAGMA user_version = {VERSION};"),
-            1 => format!(
-                "ALTER TABLE job RENAME COLUMN idx TO id; {PARTS} PRAGMA user_version = 2;"
-            ),
+            1 => {
+                format!("ALTER TABLE job RENAME COLUMN idx TO id; {PARTS} PRAGMA user_version = 2;")
+            }
             // Version 3 moves what users set into the journal: see `take_overrides`.
             _ => String::new(),
         };

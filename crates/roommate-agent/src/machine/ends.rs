@@ -52,8 +52,7 @@ impl Machine {
 
     /// The supervisor of an attempt ended, and the job's command with it.
     pub(super) fn on_exit(&mut self, folder: &Path) {
-        let is_its =
-            |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
+        let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
         let Some((job, known)) = self.jobs.iter_mut().find(|(_, j)| is_its(j)) else { return };
         let (job, group) = (*job, known.group());
         let Some(t) = known.tenant.take() else { return };

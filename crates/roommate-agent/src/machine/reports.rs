@@ -6,9 +6,7 @@ use crate::machine::sm_partition::{self, LEAST_SMS};
 use crate::machine::speed_guard::{Guard, Steps};
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::machine::{Machine, Report};
-use crate::protocol::{
-    self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome,
-};
+use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome};
 use roommate_core::event::Sample;
 use roommate_core::idx::JobIdx;
 use std::time::{Duration, Instant};

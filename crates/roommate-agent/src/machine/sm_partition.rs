@@ -23,7 +23,10 @@ pub(crate) struct Claim {
 }
 
 /// A range for each tenant of a GPU, in the order of their numbers; `None` = the whole GPU.
-pub(crate) fn ranges(SmGroups { groups, rest }: SmGroups, claims: &[Claim]) -> Vec<Option<SmRange>> {
+pub(crate) fn ranges(
+    SmGroups { groups, rest }: SmGroups,
+    claims: &[Claim],
+) -> Vec<Option<SmRange>> {
     let least = LEAST_SMS / GRAIN;
     let none = || vec![None; claims.len()];
     // Ends of the promised ranges: rounding one must not take from the others.
@@ -77,7 +80,8 @@ mod tests {
             .iter()
             .map(|(share, promised)| Claim { share: *share, promised: *promised })
             .collect();
-        let word = |s: Option<SmRange>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
+        let word =
+            |s: Option<SmRange>| s.map_or("all".into(), |s| format!("{}+{}", s.first, s.sms));
         ranges(H200, &claims).into_iter().map(word).collect()
     }
 

@@ -90,9 +90,8 @@ impl Machine {
         let t = known.tenant.as_ref()?;
         let own = self.device.own_pace_permille(known.allowed(t.knobs));
         let now = Instant::now();
-        let beside = |other: JobIdx| {
-            self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)))
-        };
+        let beside =
+            |other: JobIdx| self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)));
         let guards = self.guards.iter().filter(|(other, _)| **other != job && beside(**other));
         let allowed = match t.knobs.floor_permille {
             0 => guards.map(|(_, g)| g.pace_permille(now)).min().unwrap_or(Knobs::PACE_FULL),
@@ -145,9 +144,8 @@ impl Machine {
         if groups.groups == 0 {
             return Vec::new();
         }
-        let divides = |t: &Tenant| {
-            t.goal == Goal::Run && !t.apart && !t.knobs.turns && t.gpus[..] == [gpu]
-        };
+        let divides =
+            |t: &Tenant| t.goal == Goal::Run && !t.apart && !t.knobs.turns && t.gpus[..] == [gpu];
         let here = self.jobs.iter().filter_map(|(job, known)| {
             let t = known.tenant.as_ref().filter(|t| divides(t))?;
             let Allowed { share, promised, .. } = known.allowed(t.knobs);

@@ -266,8 +266,7 @@ pub(crate) fn make_room(plan: &mut Plan<'_>, job: JobIdx, gpu: GpuIdx) {
             return;
         }
         let own = plan.spec(tenant).knobs;
-        let knobs =
-            Knobs { batch: own.batch, ..plan.job(tenant).knobs };
+        let knobs = Knobs { batch: own.batch, ..plan.job(tenant).knobs };
         let _ = plan.tune(tenant, Knobs { mem_mib: own.mem_mib, ..knobs });
     }
 }
