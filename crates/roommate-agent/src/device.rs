@@ -1,24 +1,30 @@
-//! What a machine has to share, and how shares are kept there. One interface, two kinds: cores of a machine
-//! without a GPU ([`cpu`]) and GPUs ([`cuda`]).
+//! What a machine has to share, and how shares are enforced there. One interface, two kinds: cores of a
+//! machine without a GPU ([`cpu`]) and GPUs ([`cuda`]).
+//!
+//! ```text
+//!               ┌─ cpu ───▶ cgroups, or nothing but signals
+//!  machine ─▶ Device
+//!               └─ cuda ──▶ nvidia: NVML (inventory, counters), MPS daemons, self-test in a child
+//! ```
+//!
+//! - A device knows no jobs and no policy: it is told what a process group may use.
+//! - Which tier is in force is found by trying, never by asking for a version; what the self-test found
+//!   is what is promised.
 //!
 //! | tier | how a share is kept |
 //! |---|---|
 //! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
 //! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
-//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, moved while it runs by the SDK |
+//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, changed while it runs by the SDK |
 //! | `time-slicing` | GPUs without MPS: the driver gives everybody turns, shares are kept as in `cooperative` |
-//!
-//! Which tier is in force is found by trying, never by asking for a version.
 
 mod cpu;
 mod cuda;
 pub(crate) mod nvidia;
 
-use crate::api::control::GpuView;
 use crate::device::nvidia::Reading;
-use crate::machine::sm_partition::Room;
 use crate::process::Process;
-use crate::protocol::Seat;
+use crate::protocol::SmRange;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
 use roommate_core::cluster::Cluster;
@@ -107,6 +113,43 @@ impl Allowed {
     fn pace(self) -> f64 {
         f64::from(self.pace_permille) / 1000.0
     }
+}
+
+/// A GPU for a person; shares are 0 to 1, of the last second.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// What it is.
+    pub name: String,
+    /// Its multiprocessors.
+    pub sms: u16,
+    /// Its memory.
+    pub mem_mib: u32,
+    /// What is in use of it.
+    pub used_mib: Option<u32>,
+    /// Multiprocessors that had work.
+    pub sm_util: Option<f32>,
+    /// Places for warps that were taken.
+    pub sm_occ: Option<f32>,
+    /// Tensor cores that had work.
+    pub tensor: Option<f32>,
+    /// Memory bandwidth in use.
+    pub dram: Option<f32>,
+    /// How its MPS daemon is, if it has one.
+    pub mps: Option<String>,
+    /// How often that had to be started again.
+    pub mps_restarts: u32,
+}
+
+/// The hardware gives out multiprocessors (SMs) in groups of this many.
+pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
+
+/// What parts of a GPU are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct SmGroups {
+    /// Whole groups of SMs; with none the GPU cannot be divided.
+    pub(crate) groups: u16,
+    /// SMs that are in no group; they go with the last one.
+    pub(crate) rest: u16,
 }
 
 /// How a process is to be started.
@@ -221,10 +264,10 @@ impl Device {
     }
 
     /// What seats on a GPU are made of, where tenants can be moved between parts of it; no groups = they cannot.
-    pub(crate) fn seats(&self, gpu: GpuIdx) -> Room {
+    pub(crate) fn sm_groups(&self, gpu: GpuIdx) -> SmGroups {
         match self {
-            Self::Cpu(_) => Room::default(),
-            Self::Cuda(d) => d.seats(gpu),
+            Self::Cpu(_) => SmGroups::default(),
+            Self::Cuda(d) => d.sm_groups(gpu),
         }
     }
 
@@ -279,7 +322,7 @@ impl Device {
     }
 }
 
-/// A seat as people write it.
-pub(crate) fn seat_words(seat: Seat) -> String {
-    format!("SMs {}-{}", seat.first, seat.first + seat.sms - 1)
+/// A part of a GPU as people write it.
+pub(crate) fn range_words(range: SmRange) -> String {
+    format!("SMs {}-{}", range.first, range.first + range.sms - 1)
 }

@@ -3,7 +3,25 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Reason the machine cannot do something.
+/// Why a job file cannot be used.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[error("{file}: {what}")]
+pub struct JobFileError {
+    /// Which file, and which job in it.
+    pub file: String,
+    /// What is wrong.
+    pub what: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl JobFileError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+/// Why the machine cannot do something.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// A file or folder.
@@ -18,7 +36,7 @@ pub enum AgentError {
     },
     /// A job file that makes no sense.
     #[error(transparent)]
-    Job(#[from] crate::api::job_file::JobFileError),
+    Job(#[from] JobFileError),
     /// The store.
     #[error("could not {what} the store {path:?}: {error}", path = path.display().to_string())]
     Store {

@@ -3,10 +3,21 @@
 use crate::AgentError;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 /// The longest path that a Unix socket may have.
 const LONGEST_SOCKET: usize = 107;
+
+/// Listens at a socket that only its owner may use. The caller holds the lock of the state, so a socket
+/// that is there belongs to a daemon that was killed.
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, AgentError> {
+    let _ = fs::remove_file(path);
+    let listener = UnixListener::bind(path).map_err(AgentError::file("listen at", path))?;
+    let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    closed.map_err(AgentError::file("close", path))?;
+    Ok(listener)
+}
 
 /// The folder of a daemon's state.
 #[derive(Clone, Debug, PartialEq, Eq)]

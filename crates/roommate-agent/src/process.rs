@@ -1,7 +1,16 @@
-//! Processes: who is still the same, who belongs together, and when one ends.
+//! Processes: which is still the same, which belong together, and when one ends.
 //!
-//! A process is known by its number and its start time: numbers are used again, the pair is not.
+//! ```text
+//!  daemon ── spawns ──▶ supervisor ── spawns ──▶ command     one process group, one session
+//!    ▲                    │  writes claim, usage, exit
+//!    └─ watch (pidfd) ────┘  and passes output into a rotated file
+//! ```
+//!
+//! - A process is known by its number and its start time: numbers are used again, the pair is not.
+//! - A supervisor outlives the daemon and leaves behind how its command ended.
+//! - Signals go to the whole group; what is left of it is found by its token and killed.
 
+pub(crate) mod duty_cycle;
 pub mod rotated_file;
 pub mod signal;
 pub mod supervisor;
@@ -12,7 +21,29 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
 use std::path::Path;
+use std::process::Child;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Where a thread delivers what it learned; false once nobody takes it any more.
+pub type Deliver<T> = Arc<dyn Fn(T) -> bool + Send + Sync>;
+
+/// Starts a thread that reads lines or waits for a process, and so needs a small stack.
+pub(crate) fn small_thread(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).stack_size(128 << 10).spawn(run)
+}
+
+/// A number that cannot be guessed, for tokens.
+pub(crate) fn random() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
+}
 
 /// A process that is not mistaken for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,6 +90,13 @@ impl Process {
     /// This process.
     pub(crate) fn this() -> Self {
         let pid = std::process::id();
+        Self { pid, start: stat(pid).map_or(0, |s| s.start) }
+    }
+
+    /// A child of this process. It cannot vanish before it was waited for, so its start time is there
+    /// to be read.
+    pub(crate) fn of(child: &Child) -> Self {
+        let pid = child.id();
         Self { pid, start: stat(pid).map_or(0, |s| s.start) }
     }
 
@@ -123,8 +161,25 @@ impl Process {
     }
 }
 
+/// Calls `then` in a thread of its own when the process has ended.
+pub(crate) fn watch(process: Process, then: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let wait = move || {
+        match process.open() {
+            Some(fd) => wait_end(&fd),
+            // Gone already, or on a kernel without pidfds.
+            None => {
+                while process.is_alive() {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+        then();
+    };
+    small_thread("watch", wait).map(drop)
+}
+
 /// Blocks until the process behind the handle has ended.
-pub(crate) fn wait_end(fd: &OwnedFd) {
+fn wait_end(fd: &OwnedFd) {
     loop {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         match poll(&mut fds, None) {

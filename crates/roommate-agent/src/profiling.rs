@@ -1,33 +1,46 @@
 //! The measuring machine: commands that use the SDK are started once and stand still, except those whose
 //! turn it is. No engine, no policy: who runs, how and for how long is in a [`plan`].
 //!
-//! Speeds come from the reports of the tenants, which come about twice a second at the end of a step and
-//! say how much was done in all. A window begins and ends with a report, so that it holds whole steps; the
-//! first report after a change may hold steps from before it, so it can begin a window but is never counted.
+//! ```text
+//!  plan ─▶ items ─▶ Bench::measure ─▶ rows ─▶ profiles
+//!                    │ suspend all others, resume and tune the members
+//!                    │ settle ─ window of whole reports ─ counters
+//!                    ▼
+//!            tasks: one process each, started once, connected
+//! ```
+//!
+//! - Speeds come from the reports of the tasks, about twice a second at the end of a step, which say how
+//!   much was done in all.
+//! - A window begins and ends with a report, so that it holds whole steps. The first report after a
+//!   change may hold steps from before it: it can begin a window and is never counted.
+//! - Tasks are launched and greeted with the code of the machine ([`crate::machine::connection`],
+//!   [`crate::process::supervisor`]). They do not run in a [`crate::machine::Machine`]: a bench sets parts
+//!   of a GPU itself instead of sharing it out, needs every report with its time, starts tasks suspended
+//!   and wants them to die with it.
 
 pub mod bench_setup;
 pub mod plan;
 
 use crate::AgentError;
-use crate::daemon::{Input, random, small_thread};
 use crate::machine::connection::{self, Peer};
-use crate::process::supervisor::Launch;
-use crate::process::{self, Process};
+use crate::machine::{Heard, Input};
+use crate::process::supervisor::{Attempt, Launch};
+use crate::process::{self, Deliver, Process, random, small_thread};
 use crate::protocol::{
     FromTenant, Hello, Nothing, Stepped, ToTenant, Tune, Tuned, VERSION, Welcome,
 };
-use bench_setup::Outfit;
+use bench_setup::BenchSetup;
 use plan::{Item, Member, Plan};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::net::UnixListener;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Seconds in which a tenant has to do what it is asked: also the first step at a new batch size, for
@@ -135,13 +148,13 @@ struct Tenant {
 /// The machine.
 pub struct Bench<'a> {
     plan: &'a Plan,
-    outfit: Outfit,
+    setup: BenchSetup,
     plan_sms: u32,
     folder: PathBuf,
     program: PathBuf,
     socket: PathBuf,
     inputs: Receiver<Input>,
-    to: Sender<Input>,
+    to: Deliver<Input>,
     tenants: Vec<Tenant>,
     stop: &'a AtomicBool,
     epoch: Instant,
@@ -170,7 +183,7 @@ impl<'a> Bench<'a> {
     /// `stop` becomes true when the user wants an end.
     pub fn open(
         plan: &'a Plan,
-        outfit: Outfit,
+        setup: BenchSetup,
         folder: &Path,
         program: &Path,
         stop: &'a AtomicBool,
@@ -178,14 +191,15 @@ impl<'a> Bench<'a> {
         let socket = folder.join("tenant.sock");
         let listener =
             UnixListener::bind(&socket).map_err(AgentError::file("listen at", &socket))?;
-        let (to, inputs) = channel();
-        let sender = to.clone();
+        let (sender, inputs) = channel();
+        let to: Deliver<Input> = Arc::new(move |input| sender.send(input).is_ok());
+        let sender = Arc::clone(&to);
         small_thread("tenants", move || connection::serve(&listener, &sender))
             .map_err(AgentError::file("listen at", &socket))?;
-        let plan_sms = plan.least_sms(outfit.sms)?;
+        let plan_sms = plan.least_sms(setup.sms)?;
         Ok(Self {
             plan,
-            outfit,
+            setup,
             plan_sms,
             folder: folder.to_owned(),
             program: program.to_owned(),
@@ -323,58 +337,33 @@ impl<'a> Bench<'a> {
         tenant.folder = self.folder.join(format!("{who}.{}", tenant.starts));
         (tenant.phase, tenant.began, tenant.peer) = (Phase::Starting, now, None);
         let folder = &tenant.folder;
-        fs::create_dir_all(folder).map_err(AgentError::file("create", folder))?;
         // What is not text cannot be passed on, and no task of ours will miss it.
         let inherited = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let mut env: BTreeMap<String, String> = inherited.collect();
-        env.extend(self.outfit.env.clone());
+        env.extend(self.setup.env.clone());
         env.extend(self.plan.env.clone());
         env.extend(task.env.clone());
-        let own = |path: &Path| path.display().to_string();
-        env.extend([
-            ("ROOMMATE_SOCKET".into(), own(&self.socket)),
-            ("ROOMMATE_TOKEN".into(), tenant.token.clone()),
-            ("ROOMMATE_JOB".into(), task.name.clone()),
-            ("ROOMMATE_CHECKPOINT".into(), own(&folder.join("checkpoint"))),
-        ]);
-        let log = folder.join("log");
+        let checkpoint = folder.join("checkpoint");
+        env.extend(connection::env(&self.socket, &tenant.token, &task.name, &checkpoint));
         let launch = Launch {
             words: task.command.words(),
             workdir: task.workdir.clone(),
             env,
-            log: log.clone(),
+            log: folder.join("log"),
             log_limit: (u64::MAX, 1),
             token: tenant.token.clone(),
             cores: Vec::new(),
             cgroup: None,
         };
-        let text = serde_json::to_vec(&launch).expect("a launch can always be written");
-        process::write_whole(&folder.join("launch"), &text)?;
-        let out = File::create(&log).map_err(AgentError::file("create", &log))?;
-        let also = out.try_clone().map_err(AgentError::file("create", &log))?;
-        // Becomes the command, as a child that dies with this process.
-        let child = Command::new(&self.program)
-            .arg("keeper")
-            .arg(folder)
-            .args(["--for", &std::process::id().to_string()])
-            .stdin(Stdio::null())
-            .stdout(out)
-            .stderr(also)
-            .process_group(0)
-            .spawn()
-            .map_err(AgentError::file("run", &self.program))?;
-        let id =
-            Process { pid: child.id(), start: process::stat(child.id()).map_or(0, |s| s.start) };
+        let child = Attempt::new(folder.clone()).launch_attached(&launch, &self.program)?;
+        let id = Process::of(&child);
         tenant.child = Some(child);
-        let (to, folder) = (self.to.clone(), folder.clone());
-        let watched = small_thread("command", move || {
-            if let Some(fd) = id.open() {
-                process::wait_end(&fd);
-            }
-            let _ = to.send(Input::Exited(folder));
-        });
-        watched.map(drop).map_err(AgentError::file("watch", &self.program))
+        let (to, folder) = (Arc::clone(&self.to), folder.clone());
+        let exited = move || {
+            to(Input(Heard::Exited(folder)));
+        };
+        process::watch(id, exited).map_err(AgentError::file("watch", &self.program))
     }
 
     /// Makes sure that somebody is there to be measured.
@@ -430,7 +419,7 @@ impl<'a> Bench<'a> {
         tenant.tuned = None;
         tenant.reports.clear();
         tenant.strays.clear();
-        let (tune, still) = (tenant.tune.clone(), tenant.phase == Phase::Still);
+        let (tune, still) = (tenant.tune, tenant.phase == Phase::Still);
         if still {
             self.say(who, &ToTenant::Resume(Nothing {}));
         }
@@ -464,9 +453,9 @@ impl<'a> Bench<'a> {
                 && from <= self.now()
             {
                 if begun {
-                    self.outfit.counters.look();
+                    self.setup.counters.look();
                 } else {
-                    self.outfit.counters.begin();
+                    self.setup.counters.begin();
                     begun = true;
                 }
                 let windows: Option<Vec<Seen>> =
@@ -475,7 +464,7 @@ impl<'a> Bench<'a> {
                     for (seen, tenant) in members.iter_mut().zip(who) {
                         seen.start_s = self.tenants[*tenant].start_s;
                     }
-                    let counters = self.outfit.counters.end();
+                    let counters = self.setup.counters.end();
                     return Ok(Measured { members, counters });
                 }
             }
@@ -513,7 +502,7 @@ impl<'a> Bench<'a> {
         if !differs {
             return Ok(());
         }
-        let words = |seat: Option<crate::protocol::Seat>| {
+        let words = |seat: Option<crate::protocol::SmRange>| {
             seat.map_or("the whole GPU".into(), |s| format!("{} SMs from {}", s.sms, s.first))
         };
         let (asked, got) = (words(member.seat), words(got));
@@ -549,20 +538,19 @@ impl<'a> Bench<'a> {
 
     fn hear_one(&mut self, seconds: f64) {
         match self.inputs.recv_timeout(Duration::from_secs_f64(seconds)) {
-            Ok(Input::Said(peer, message)) => self.said(&peer, message),
-            Ok(Input::Gone(id)) => {
+            Ok(Input(Heard::Message(peer, message))) => self.said(&peer, message),
+            Ok(Input(Heard::Gone(id))) => {
                 let hung_up = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
                 if let Some(tenant) = self.tenants.iter_mut().find(hung_up) {
                     tenant.peer = None;
                 }
             }
-            Ok(Input::Exited(folder)) => {
+            Ok(Input(Heard::Exited(folder))) => {
                 let found = |t: &Tenant| t.folder == folder && t.child.is_some();
                 if let Some(who) = self.tenants.iter().position(found) {
                     self.ended(who);
                 }
             }
-            Ok(Input::Request(..) | Input::Quit { .. }) => {}
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
     }
@@ -607,23 +595,18 @@ impl<'a> Bench<'a> {
         let Some(tenant) = self.tenants.iter_mut().find(theirs) else {
             return peer.refuse("its token is not that of a task");
         };
-        if hello.version != VERSION {
-            return peer.refuse(format!("it speaks version {}, we {VERSION}", hello.version));
+        if !peer.speaks_our_version(hello) {
+            return;
         }
         tenant.peer = Some(peer.clone());
         tenant.pid = Some(hello.pid);
         tenant.own = hello.batch.map(|b| b.size);
-        let Tune { batch, pace_permille, interleaved, seat, gpu_mib } = tenant.tune;
         peer.say(&ToTenant::Welcome(Welcome {
             version: VERSION,
             job: self.plan.tasks[tenant.task].name.clone(),
             done: 0.0,
-            batch,
-            pace_permille,
+            tune: tenant.tune,
             suspended: tenant.phase != Phase::Going,
-            interleaved,
-            seat,
-            gpu_mib,
             plan_sms: self.plan_sms,
         }));
     }
@@ -650,8 +633,7 @@ impl<'a> Bench<'a> {
     fn kill(&mut self, who: usize, why: &str) {
         let tenant = &mut self.tenants[who];
         let Some(mut child) = tenant.child.take() else { return };
-        let pid = child.id();
-        let id = Process { pid, start: process::stat(pid).map_or(0, |s| s.start) };
+        let id = Process::of(&child);
         id.signal_group(Signal::KILL);
         let _ = child.wait();
         id.sweep(&tenant.token);

@@ -31,7 +31,7 @@ pub struct BatchRange {
 /// A part of a GPU: some of its multiprocessors (SMs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Seat {
+pub struct SmRange {
     /// The number of its first one.
     pub first: u16,
     /// How many.
@@ -141,7 +141,7 @@ pub struct Tuned {
     pub pace_permille: u16,
     /// The part of the GPU that it runs in; `None` = the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seat: Option<Seat>,
+    pub seat: Option<SmRange>,
 }
 
 /// Work, in steps of the job's own batch size.
@@ -162,7 +162,6 @@ pub struct Stage {
 
 /// Who you are and how you run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Welcome {
     /// Version of the protocol.
     pub version: u32,
@@ -170,30 +169,20 @@ pub struct Welcome {
     pub job: String,
     /// Work that survived from earlier attempts.
     pub done: f64,
-    /// Batch size to use; 0 = your own.
-    pub batch: u32,
-    /// Most of its own speed.
-    pub pace_permille: u16,
+    /// How to run.
+    #[serde(flatten)]
+    pub tune: Tune,
     /// Whether it has to stand still.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspended: bool,
-    /// Whether stages are entered one job at a time.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub interleaved: bool,
-    /// The part of the GPU to run in; `None` = the whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seat: Option<Seat>,
-    /// The most GPU memory to hold; 0 = no limit.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub gpu_mib: u32,
     /// SMs of the smallest part that it may ever be given: the first steps at each batch size are taken in one
     /// of that size, because plans that were chosen on more fail there; 0 = it is never confined.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub plan_sms: u32,
 }
 
-/// How to run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// How to run: what knobs, users, roommates and guards come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tune {
     /// Batch size to use; 0 = your own.
@@ -205,7 +194,7 @@ pub struct Tune {
     pub interleaved: bool,
     /// The part of the GPU to run in; `None` = the whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seat: Option<Seat>,
+    pub seat: Option<SmRange>,
     /// The most GPU memory to hold; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,

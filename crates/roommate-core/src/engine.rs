@@ -7,7 +7,7 @@ use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
 use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
-use crate::job::{Job, Phase, Retries, Spec};
+use crate::job::{Job, Overrides, Phase, Retries, Spec};
 use crate::math::rng::Rng;
 use crate::performance::progress::work_s;
 use crate::performance::usage::Usage;
@@ -114,6 +114,8 @@ impl Engine {
         let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
+            // What a user sets is carried out by the world; a policy sees it in the samples.
+            Event::Held { .. } | Event::Resized { .. } => false,
             Event::Stopped { job, .. } => late(*job),
             // What is measured at the instant of a decision is its consequence.
             Event::Sampled { .. } => self.last_asked != Some(now),
@@ -227,6 +229,11 @@ impl Engine {
                 let phase = self.hot(job)?.phase;
                 (!matches!(phase, Phase::Expected | Phase::Done)).then_some(())
             }
+            Event::Held { job, held } => self.set_by_user(job, |user| user.held = held),
+            Event::Resized { job, batch, share_permille } => self.set_by_user(job, |user| {
+                user.batch = batch.unwrap_or(user.batch);
+                user.share_permille = share_permille.unwrap_or(user.share_permille);
+            }),
             Event::NodeUp(node) => self.node_up(node),
             Event::NodeDown(node) => self.node_down(node),
         }
@@ -343,6 +350,13 @@ impl Engine {
         let alone = self.state.is_alone(job);
         let profile = self.state.spec(job).profile;
         self.state.usage[profile.usize()].learn(sample, alone);
+        Some(())
+    }
+
+    /// Jobs that are carried into a new journal are set before they are submitted there.
+    fn set_by_user(&mut self, job: JobIdx, set: impl FnOnce(&mut Overrides)) -> Option<()> {
+        let hot = self.hot(job).filter(|j| j.phase != Phase::Done)?;
+        set(&mut hot.user);
         Some(())
     }
 

@@ -135,6 +135,24 @@ pub enum Event {
         /// Its account.
         served: Served,
     },
+    /// A user made a job stand still where it is, or let it go on.
+    Held {
+        /// The job.
+        job: JobIdx,
+        /// Whether it stands still from now on.
+        held: bool,
+    },
+    /// A user set how a job runs; what is left out stays as it was.
+    Resized {
+        /// The job.
+        job: JobIdx,
+        /// Batch size per GPU; 0 = as the policy wants it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        batch: Option<u32>,
+        /// Most of each GPU, in permille; 0 = as the policy wants it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        share_permille: Option<u16>,
+    },
     /// A node can be used.
     NodeUp(NodeIdx),
     /// A node cannot be used; the jobs on it are reported as failed by themselves.
@@ -153,7 +171,9 @@ impl Event {
             | Self::Failed { job, .. }
             | Self::Cancelled(job)
             | Self::Sampled { job, .. }
-            | Self::Served { job, .. } => Some(job),
+            | Self::Served { job, .. }
+            | Self::Held { job, .. }
+            | Self::Resized { job, .. } => Some(job),
             Self::NodeUp(_) | Self::NodeDown(_) => None,
         }
     }
@@ -170,7 +190,9 @@ impl Event {
             | Self::Failed { .. }
             | Self::Cancelled(_)
             | Self::Sampled { .. }
-            | Self::Served { .. } => None,
+            | Self::Served { .. }
+            | Self::Held { .. }
+            | Self::Resized { .. } => None,
         }
     }
 
@@ -186,6 +208,8 @@ impl Event {
             | Self::Cancelled(_)
             | Self::Sampled { .. }
             | Self::Served { .. }
+            | Self::Held { .. }
+            | Self::Resized { .. }
             | Self::NodeUp(_)
             | Self::NodeDown(_) => None,
         }

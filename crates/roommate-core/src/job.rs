@@ -202,6 +202,17 @@ pub enum Phase {
     Done,
 }
 
+/// What the user of a job set while it runs; zero leaves it to the policy. The world carries it out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Overrides {
+    /// Whether the job stands still where it is.
+    pub held: bool,
+    /// Batch size per GPU.
+    pub batch: u32,
+    /// Most of each GPU, in permille.
+    pub share_permille: u16,
+}
+
 /// What is true of a job now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
@@ -229,6 +240,8 @@ pub struct Job {
     pub starts: u32,
     /// Failures of its own so far.
     pub failures: u16,
+    /// What its user set.
+    pub user: Overrides,
     /// What was last said about it, so that `explain` hears each reason once.
     pub last_reason: Option<Reason>,
 }
@@ -249,6 +262,7 @@ impl Job {
             step_cost: Span::ZERO,
             starts: 0,
             failures: 0,
+            user: Overrides::default(),
             last_reason: None,
         }
     }

@@ -1,17 +1,15 @@
 //! Knobs: how a job runs on each of its GPUs. Everything a policy may turn without moving the job.
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// How a job runs on each of its GPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(from = "Written")]
 pub struct Knobs {
     /// Batch size per GPU; 0 = the job's own choice.
     #[serde(skip_serializing_if = "is_zero")]
     pub batch: u32,
-    /// Learning rate relative to the job's own, in permille: what goes with the batch size.
-    #[serde(skip_serializing_if = "is_unchanged")]
-    pub lr_permille: u32,
     /// Share of the GPU's streaming multiprocessors that it is promised, in permille, and confined to
     /// where others are promised the rest; 1000 = the whole GPU, 0 = promised none, may use all.
     #[serde(skip_serializing_if = "is_whole")]
@@ -44,7 +42,6 @@ impl Knobs {
     /// A whole GPU, nothing else said.
     pub const WHOLE: Self = Self {
         batch: 0,
-        lr_permille: Self::LR_OWN,
         sm_permille: Self::SM_ALL,
         pace_permille: Self::PACE_FULL,
         floor_permille: 0,
@@ -56,8 +53,6 @@ impl Knobs {
     };
     /// The whole of a GPU's multiprocessors.
     pub const SM_ALL: u16 = 1000;
-    /// The job's own learning rate.
-    pub const LR_OWN: u32 = 1000;
     /// A job that is not held back.
     pub const PACE_FULL: u16 = 1000;
 
@@ -69,7 +64,62 @@ impl Knobs {
     /// Whether all values are in their range.
     pub fn are_sane(&self) -> bool {
         let shares = [self.sm_permille, self.pace_permille, self.floor_permille];
-        self.lr_permille > 0 && shares.iter().all(|v| *v <= 1000)
+        shares.iter().all(|v| *v <= 1000)
+    }
+}
+
+/// Knobs as journals write them.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    batch: u32,
+    sm_permille: u16,
+    pace_permille: u16,
+    floor_permille: u16,
+    turns: bool,
+    mem_mib: u32,
+    cpu_milli: u32,
+    host_mib: u32,
+    stage: u8,
+    /// Journals of before had a learning rate here that no world applied.
+    #[serde(rename = "lr_permille")]
+    _learning_rate: IgnoredAny,
+}
+
+impl Default for Written {
+    fn default() -> Self {
+        let Knobs { batch, sm_permille, pace_permille, floor_permille, turns, .. } = Knobs::WHOLE;
+        let Knobs { mem_mib, cpu_milli, host_mib, stage, .. } = Knobs::WHOLE;
+        Self {
+            batch,
+            sm_permille,
+            pace_permille,
+            floor_permille,
+            turns,
+            mem_mib,
+            cpu_milli,
+            host_mib,
+            stage,
+            _learning_rate: IgnoredAny,
+        }
+    }
+}
+
+impl From<Written> for Knobs {
+    fn from(written: Written) -> Self {
+        let Written { batch, sm_permille, pace_permille, floor_permille, turns, .. } = written;
+        let Written { mem_mib, cpu_milli, host_mib, stage, .. } = written;
+        Self {
+            batch,
+            sm_permille,
+            pace_permille,
+            floor_permille,
+            turns,
+            mem_mib,
+            cpu_milli,
+            host_mib,
+            stage,
+        }
     }
 }
 
@@ -82,11 +132,6 @@ impl Default for Knobs {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_zero(v: &u32) -> bool {
     *v == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_unchanged(v: &u32) -> bool {
-    *v == Knobs::LR_OWN
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -107,4 +152,19 @@ fn is_false(v: &bool) -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
 fn is_first(v: &u8) -> bool {
     *v == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_learning_rate_of_old_journals_is_read_and_forgotten() {
+        let read = |text: &str| serde_json::from_str::<Knobs>(text);
+        let knobs = read(r#"{"batch":256,"lr_permille":707,"pace_permille":500}"#).unwrap();
+        assert_eq!(knobs, Knobs { batch: 256, pace_permille: 500, ..Knobs::WHOLE });
+        assert_eq!(serde_json::to_string(&knobs).unwrap(), r#"{"batch":256,"pace_permille":500}"#);
+        assert_eq!(read("{}").unwrap(), Knobs::WHOLE);
+        assert!(read(r#"{"bacth":1}"#).is_err());
+    }
 }

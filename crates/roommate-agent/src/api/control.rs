@@ -1,17 +1,18 @@
 //! What users say to a daemon: one JSON line asks, one answers. The socket belongs to its owner alone.
 
 use crate::AgentError;
-use crate::daemon::Input;
-use crate::daemon::event_text::Told;
-use crate::device::SelfTest;
+use crate::api::Call;
+use crate::api::event_text::EventLine;
+use crate::device::{GpuView, SelfTest};
 use crate::paths::Paths;
 use crate::process::rotated_file::{Parts, Place};
+use crate::process::{Deliver, small_thread};
 use roommate_core::job::Class;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// What a user wants.
@@ -268,32 +269,7 @@ pub struct MachineView {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
     /// What happened last, oldest first.
-    pub recent: Vec<Told>,
-}
-
-/// A GPU for a person; shares are 0 to 1, of the last second.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GpuView {
-    /// What it is.
-    pub name: String,
-    /// Its multiprocessors.
-    pub sms: u16,
-    /// Its memory.
-    pub mem_mib: u32,
-    /// What is in use of it.
-    pub used_mib: Option<u32>,
-    /// Multiprocessors that had work.
-    pub sm_util: Option<f32>,
-    /// Places for warps that were taken.
-    pub sm_occ: Option<f32>,
-    /// Tensor cores that had work.
-    pub tensor: Option<f32>,
-    /// Memory bandwidth in use.
-    pub dram: Option<f32>,
-    /// How its MPS daemon is, if it has one.
-    pub mps: Option<String>,
-    /// How often that had to be started again.
-    pub mps_restarts: u32,
+    pub recent: Vec<EventLine>,
 }
 
 /// A daemon may be busy with its disk for a while; longer means that it hangs.
@@ -338,10 +314,10 @@ pub(crate) fn await_end(paths: &Paths) -> Result<(), AgentError> {
 }
 
 /// Serves users, one thread each, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>, paths: &Paths) {
+pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Call>, paths: &Paths) {
     for stream in listener.incoming().flatten() {
-        let (to, paths) = (to.clone(), paths.clone());
-        let spawned = crate::daemon::small_thread("user", move || {
+        let (to, paths) = (Arc::clone(to), paths.clone());
+        let spawned = small_thread("user", move || {
             let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
             let reply = hear(&stream, &to, &paths);
             let mut line = serde_json::to_vec(&reply).expect("a reply can always be written");
@@ -356,7 +332,7 @@ pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>, paths: &Paths) 
 /// The longest request: an environment may be large.
 pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
 
-fn hear(stream: &UnixStream, to: &Sender<Input>, paths: &Paths) -> Reply {
+fn hear(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Reply {
     let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST));
     let mut line = Vec::new();
     if let Err(e) = io::BufRead::read_until(&mut from, b'\n', &mut line) {
@@ -376,7 +352,7 @@ fn hear(stream: &UnixStream, to: &Sender<Input>, paths: &Paths) -> Reply {
 
 /// Answers a request, however it came. Files are read here, in the thread of whoever asks; everything else
 /// is the engine's.
-pub(crate) fn dispatch(request: Request, to: &Sender<Input>, paths: &Paths) -> Reply {
+pub(crate) fn dispatch(request: Request, to: &Deliver<Call>, paths: &Paths) -> Reply {
     let piece = |path: &std::path::Path, from| match Parts::new(path).read(from, LONGEST_PIECE) {
         Ok((bytes, next)) => Reply::Piece { bytes: bytes.into(), next },
         Err(e) => {
@@ -395,10 +371,10 @@ pub(crate) fn dispatch(request: Request, to: &Sender<Input>, paths: &Paths) -> R
 }
 
 /// What the engine's thread answers.
-fn decide(request: Request, to: &Sender<Input>) -> Reply {
+fn decide(request: Request, to: &Deliver<Call>) -> Reply {
     let wrong = |what: String| Reply::Error { what, hint: None };
     let (answer, answered) = mpsc::channel();
-    if to.send(Input::Request(request, answer)).is_err() {
+    if !to(Call { request, answer }) {
         return wrong("the daemon is about to end".into());
     }
     answered

@@ -5,9 +5,10 @@
 //! that was made to point here is not the `Host` that we answer to.
 
 use crate::AgentError;
+use crate::api::Call;
 use crate::api::control::{self, Reply, Request};
-use crate::daemon::{Input, small_thread};
 use crate::paths::Paths;
+use crate::process::{Deliver, small_thread};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +16,6 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// The longest head of a message.
@@ -79,7 +79,7 @@ fn token(path: &Path) -> Result<String, AgentError> {
 }
 
 /// Serves users, one thread each, until the process ends.
-pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Sender<Input>, paths: &Paths) {
+pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Deliver<Call>, paths: &Paths) {
     let Ok(here) = listener.local_addr() else { return };
     let open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming().flatten() {
@@ -90,7 +90,7 @@ pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Sender<Input>, pat
             continue;
         }
         let (token, to, paths, count) =
-            (token.to_string(), to.clone(), paths.clone(), Arc::clone(&open));
+            (token.to_string(), Arc::clone(to), paths.clone(), Arc::clone(&open));
         let spawned = small_thread("http", move || {
             let _ = stream.set_write_timeout(Some(PATIENCE));
             let answer = converse(&stream, here, &token, &to, &paths);
@@ -170,7 +170,7 @@ fn converse(
     stream: &TcpStream,
     here: SocketAddr,
     token: &str,
-    to: &Sender<Input>,
+    to: &Deliver<Call>,
     paths: &Paths,
 ) -> Result<Answer, Answer> {
     let end = Instant::now() + PATIENCE;

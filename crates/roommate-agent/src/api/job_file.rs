@@ -1,6 +1,7 @@
 //! Job files: short YAML in which a user says what to run. Strict: a field that does not exist is an
 //! error that names the one which was probably meant.
 
+use crate::error::JobFileError;
 use crate::protocol::BatchRange;
 use roommate_core::idx::{ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Retries, Spec};
@@ -43,24 +44,6 @@ const FIELDS: &[&str] = &[
 const IN_MIX: &[&str] = &["after", "file"];
 /// Fields of a mix.
 const OF_MIX: &[&str] = &["policy", "set", "devices", "jobs"];
-
-/// Reason a job file cannot be used.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
-#[error("{file}: {what}")]
-pub struct JobFileError {
-    /// Which file, and which job in it.
-    pub file: String,
-    /// What is wrong.
-    pub what: String,
-    hint: Option<String>,
-}
-
-impl JobFileError {
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-}
 
 /// What to run: words as they are, or a line for the shell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -507,9 +490,30 @@ pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone
 
 /// The known name that takes the fewest changes, if they are few.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let name = name.to_lowercase();
-    let ranked = known.map(|k| (strsim::osa_distance(&name, k), k));
+    let ranked = known.map(|k| (changes(name, k), k));
     ranked.filter(|(d, k)| *d <= 2.max(k.len() / 3)).min_by_key(|(d, _)| *d).map(|(_, k)| k)
+}
+
+/// Letters to change, add, drop or swap with a neighbour to turn one word into another.
+fn changes(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.chars().collect());
+    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let same = usize::from(a[i - 1] != b[j - 1]);
+                let mut least =
+                    (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + same);
+                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                    least = least.min(rows[i - 2][j - 2] + 1);
+                }
+                least
+            };
+        }
+    }
+    rows[a.len()][b.len()]
 }
 
 /// A value on one line, for an error.

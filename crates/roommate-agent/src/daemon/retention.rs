@@ -5,7 +5,7 @@ use crate::api::control::JobView;
 use crate::daemon::store::Store;
 use crate::daemon::unix_us;
 use crate::paths::Paths;
-use crate::process::rotated_file::Parts;
+use crate::process::rotated_file::{self, Parts};
 use std::collections::VecDeque;
 use std::fs;
 use std::time::Duration;
@@ -37,8 +37,8 @@ pub(crate) const PATIENCE: u64 = 4;
 impl Default for Keeping {
     fn default() -> Self {
         Self {
-            log_bytes: 16 << 20,
-            log_parts: 4,
+            log_bytes: rotated_file::USUAL_BYTES,
+            log_parts: rotated_file::USUAL_PARTS,
             ended_for: Duration::from_secs(14 * 86_400),
             ended_bytes: 4 << 30,
             ended_jobs: 1_000,

@@ -12,15 +12,16 @@ use crate::daemon::unix_us;
 use crate::machine::classify;
 use crate::paths::Paths;
 use crate::process::Exit;
-use crate::process::supervisor::{Attempt, Fate};
+use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
-use roommate_core::job::Retries;
+use roommate_core::job::{Overrides, Retries};
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
 };
 use roommate_core::time::Time;
+use std::path::Path;
 
 /// What a journal says happened, without asking a policy.
 #[derive(Default)]
@@ -35,7 +36,9 @@ struct Past {
 /// A job as a journal knows it.
 struct Known {
     line: JobLine,
+    /// Failures of its own.
     failures: u16,
+    user: Overrides,
     /// Whether it has devices, and whether it ever had.
     placed: bool,
     started: bool,
@@ -57,6 +60,7 @@ impl Observer for Past {
         self.jobs.push(Known {
             line,
             failures: 0,
+            user: Overrides::default(),
             placed: false,
             started: false,
             submitted: self.at,
@@ -68,10 +72,17 @@ impl Observer for Past {
             match fact {
                 Event::Submitted(job) => self.jobs[job.usize()].submitted = step.at,
                 Event::Stopped { job, .. } => self.jobs[job.usize()].placed = false,
-                Event::Failed { job, .. } => {
+                Event::Failed { job, reason, .. } => {
                     let known = &mut self.jobs[job.usize()];
-                    known.failures = known.failures.saturating_add(1);
+                    let own_fault = Retries::counts(*reason);
+                    known.failures = known.failures.saturating_add(u16::from(own_fault));
                     known.placed = false;
+                }
+                Event::Held { job, held } => self.jobs[job.usize()].user.held = *held,
+                Event::Resized { job, batch, share_permille } => {
+                    let user = &mut self.jobs[job.usize()].user;
+                    user.batch = batch.unwrap_or(user.batch);
+                    user.share_permille = share_permille.unwrap_or(user.share_permille);
                 }
                 _ => {}
             }
@@ -108,7 +119,7 @@ pub(crate) fn begin(
         let mut failures = known.failures;
         let (number, last) = last_attempt(paths, kept.id)?;
         let exit = match &last {
-            Some(Fate::Ended(_, exit)) => Some(exit.clone()),
+            Some(AttemptStatus::Ended(_, exit)) => Some(exit.clone()),
             _ => None,
         };
         // A process that was carried into the old part and not wanted there may have run on for a moment.
@@ -126,12 +137,13 @@ pub(crate) fn begin(
             store.retire(kept.id, &outcome, &view)?;
             continue;
         }
-        let runs = matches!(last, Some(Fate::Runs(_)));
+        let runs = matches!(last, Some(AttemptStatus::Running(_)));
         let done = believed.map(|e| e.state().done(JobIdx(kept.idx)));
         let before = if runs { number - 1 } else { number };
         store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
         next.job(known, failures, &past);
     }
+    next.set_by_users(past.at);
     let fresh = next.writer.finish().expect("memory can always be written to");
     store.begin_part(&fresh, past.at)?;
     Ok(fresh)
@@ -142,17 +154,17 @@ fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
     if *exit == Exit::Code(0) {
         return Some("finished".into());
     }
-    *failures = failures.saturating_add(1);
-    let exhausted = retries.is_exhausted(*failures, classify(exit));
-    exhausted.then(|| format!("failed: {exit}"))
+    let reason = classify(exit);
+    *failures = failures.saturating_add(u16::from(Retries::counts(reason)));
+    retries.is_exhausted(*failures, reason).then(|| format!("failed: {exit}"))
 }
 
 /// The last attempt at a job that was begun: its number (0 = none was) and what became of it.
-fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<Fate>), AgentError> {
+fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<AttemptStatus>), AgentError> {
     let mut last = (0, None);
     for (number, attempt) in Attempt::all(&paths.job(id)) {
         let fate = attempt.settle()?;
-        let begun = (fate != Fate::Void).then_some(fate);
+        let begun = (fate != AttemptStatus::Void).then_some(fate);
         last = (number, begun.or(last.1));
     }
     Ok(last)
@@ -165,13 +177,64 @@ struct Next {
     /// Old index of each profile and team that is known in the new part.
     profiles: Vec<ProfileIdx>,
     teams: Vec<TeamIdx>,
+    /// What users set, for the first step of the new part.
+    set: Vec<Event>,
+}
+
+/// What a user set, as facts.
+fn facts_of(job: JobIdx, user: Overrides) -> Vec<Event> {
+    let mut facts = Vec::new();
+    if user.held {
+        facts.push(Event::Held { job, held: true });
+    }
+    if user.batch > 0 || user.share_permille > 0 {
+        let (batch, share) = (user.batch, user.share_permille);
+        let (batch, share) = ((batch > 0).then_some(batch), (share > 0).then_some(share));
+        facts.push(Event::Resized { job, batch, share_permille: share });
+    }
+    facts
+}
+
+/// A step at which users set something: nobody is asked, and nothing is done.
+fn step_of(writer: &mut Writer<Vec<u8>>, at: Time, facts: &[Event]) {
+    if !facts.is_empty() {
+        writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false });
+    }
+}
+
+/// Moves what users set from an old store, where it stood beside the journal, into the journal. Returns
+/// the lines that were added.
+pub(crate) fn bring_up_to_date(
+    store: &mut Store,
+    lines: &[u8],
+    path: &Path,
+) -> Result<Vec<u8>, AgentError> {
+    let set = store.take_overrides()?;
+    let facts: Vec<Event> =
+        set.into_iter().flat_map(|(idx, user)| facts_of(JobIdx(idx), user)).collect();
+    let mut past = Past::default();
+    if !facts.is_empty() {
+        let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
+        journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
+    }
+    let mut writer = Writer::new(Vec::new());
+    step_of(&mut writer, past.at, &facts);
+    let added = writer.finish().expect("memory can always be written to");
+    store.add_lines(&added)?;
+    store.commit()?;
+    Ok(added)
 }
 
 impl Next {
     fn new(head: &Head, why: &str) -> Self {
         let mut writer = Writer::new(Vec::new());
         writer.head(&Head { continues: Some(why.into()), ..head.clone() });
-        Self { writer, jobs: 0, profiles: Vec::new(), teams: Vec::new() }
+        Self { writer, jobs: 0, profiles: Vec::new(), teams: Vec::new(), set: Vec::new() }
+    }
+
+    fn set_by_users(&mut self, at: Time) {
+        let facts = std::mem::take(&mut self.set);
+        step_of(&mut self.writer, at, &facts);
     }
 
     fn job(&mut self, known: &Known, failures: u16, past: &Past) {
@@ -198,6 +261,7 @@ impl Next {
         spec.retries = Retries { user: left(user), infra: left(infra), unknown: left(unknown) };
         let line = JobLine { idx: JobIdx(self.jobs), name: known.line.name.clone(), spec };
         self.writer.job(&line);
+        self.set.extend(facts_of(line.idx, known.user));
         self.jobs += 1;
     }
 }
@@ -246,5 +310,99 @@ fn ended_view(
         keeper_pid: None,
         log: paths.log(kept.id).display().to_string(),
         command: kept.row.file.command.words(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::job_file::JobFile;
+    use crate::daemon::store::JobRow;
+    use roommate_core::event::Placement;
+    use roommate_core::idx::{GpuIdx, GpuSet};
+    use roommate_core::job::Spec;
+    use roommate_core::journal::replay::Replay;
+    use roommate_core::knobs::Knobs;
+    use roommate_core::policy::{self, Params};
+    use roommate_core::profile::Profile;
+    use roommate_core::reason::Reason;
+    use roommate_core::state::Costs;
+    use std::collections::BTreeMap;
+
+    const JOB: JobIdx = JobIdx(0);
+
+    /// A journal of one job that may fail once, and these facts.
+    fn journal(facts: &[Event]) -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new());
+        writer.head(&Head {
+            version: journal::VERSION,
+            world: journal::LIVE.into(),
+            policy: policy::find("fifo").unwrap().name.into(),
+            params: Params::new(),
+            cluster: "1x1".parse().unwrap(),
+            costs: Costs::default(),
+            seed: 0,
+            known_pairs: None,
+            continues: None,
+        });
+        let profile = Profile::of_step(1.0);
+        writer.profile(&ProfileLine { idx: ProfileIdx(0), name: "p".into(), profile });
+        writer.team(&TeamLine { idx: TeamIdx(0), name: "t".into() });
+        let mut spec = Spec::training(1, 10.0, ProfileIdx(0));
+        spec.retries = Retries::from(1);
+        writer.job(&JobLine { idx: JOB, name: "j".into(), spec });
+        let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
+        let (submitted, start) = ([Event::Submitted(JOB)], [Action::Start(JOB, place)]);
+        let step =
+            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        writer.step(&step(&submitted, &start));
+        for fact in facts {
+            writer.step(&step(std::slice::from_ref(fact), &start));
+        }
+        writer.finish().unwrap()
+    }
+
+    /// The journal's next part.
+    fn next_part(facts: &[Event]) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let mut store = Store::open(&paths, 2).unwrap();
+        store.lines().unwrap();
+        let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
+        let row = JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 };
+        store.add_job(0, "k", "j", &row).unwrap();
+        let lines = journal(facts);
+        store.add_lines(&lines).unwrap();
+        store.commit().unwrap();
+        begin(&mut store, &paths, &lines, None, "a test").unwrap()
+    }
+
+    fn past(lines: &[u8]) -> Past {
+        let mut past = Past::default();
+        journal::read(lines, &mut past).unwrap();
+        past
+    }
+
+    #[test]
+    fn only_failures_of_its_own_cost_a_job_retries() {
+        let failed = |why| Event::Failed { job: JOB, reason: why, done: 0.0 };
+        let left = |facts: &[Event]| past(&next_part(facts)).jobs[0].line.spec.retries;
+        assert_eq!(left(&[failed(Reason::RoommateFailed)]), Retries::from(1));
+        assert_eq!(
+            left(&[failed(Reason::RoommateFailed), failed(Reason::Crashed)]),
+            Retries::from(0)
+        );
+    }
+
+    #[test]
+    fn what_a_user_set_goes_on_in_the_next_part() {
+        let set = Event::Resized { job: JOB, batch: Some(8), share_permille: None };
+        let lines = next_part(&[Event::Held { job: JOB, held: true }, set]);
+        let user = Overrides { held: true, batch: 8, share_permille: 0 };
+        assert_eq!(past(&lines).jobs[0].user, user);
+        let mut replay = Replay::default();
+        journal::read(&lines[..], &mut replay).unwrap();
+        assert_eq!((replay.steps, &replay.difference), (1, &None));
+        assert_eq!(replay.engine.unwrap().state().job(JOB).user, user);
     }
 }

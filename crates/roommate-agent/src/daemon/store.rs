@@ -10,9 +10,11 @@
 use crate::AgentError;
 use crate::api::control::JobView;
 use crate::api::job_file::JobFile;
+use crate::daemon::requests::permille;
 use crate::daemon::unix_us;
 use crate::paths::Paths;
 use crate::process::rotated_file::Parts;
+use roommate_core::job::Overrides;
 use roommate_core::journal::{Observer, Writer};
 use roommate_core::time::Time;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -23,7 +25,7 @@ use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 /// Version of the layout that this code writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const LAYOUT: &str = "
     CREATE TABLE line (seq INTEGER PRIMARY KEY, text BLOB NOT NULL) STRICT;
@@ -33,8 +35,6 @@ const LAYOUT: &str = "
         name TEXT NOT NULL UNIQUE,
         row TEXT NOT NULL,
         checkpoint REAL NOT NULL DEFAULT 0,
-        held INTEGER NOT NULL DEFAULT 0,
-        batch INTEGER NOT NULL DEFAULT 0,
         outcome TEXT
     ) STRICT;
     CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -76,10 +76,6 @@ pub struct Kept {
     pub row: JobRow,
     /// Work that survives.
     pub checkpoint: f64,
-    /// Whether its user made it stand still.
-    pub held: bool,
-    /// The batch size that its user wants; 0 = none in particular.
-    pub batch: u32,
     /// How it ended, in words.
     pub outcome: Option<String>,
     /// When, in µs since 1970.
@@ -126,12 +122,15 @@ impl Store {
             return Err(AgentError::NewerStore { path, found, reads: VERSION });
         }
         let changes = match found {
-            0 => format!("{LAYOUT} {PARTS}"),
-            1 => format!("ALTER TABLE job RENAME COLUMN idx TO id; {PARTS}"),
+            0 => format!("{LAYOUT} {PARTS} PRAGMA user_version = {VERSION};"),
+            1 => {
+                format!("ALTER TABLE job RENAME COLUMN idx TO id; {PARTS} PRAGMA user_version = 2;")
+            }
+            // Version 3 moves what users set into the journal: see `take_overrides`.
             _ => String::new(),
         };
         if !changes.is_empty() {
-            let made = format!("BEGIN; {changes} PRAGMA user_version = {VERSION}; COMMIT;");
+            let made = format!("BEGIN; {changes} COMMIT;");
             db.execute_batch(&made).map_err(problem("create"))?;
         }
         let copy_path = paths.journal();
@@ -202,14 +201,39 @@ impl Store {
         self.set(id, "UPDATE job SET checkpoint = ?2 WHERE id = ?1", done)
     }
 
-    /// Notes whether a job's user made it stand still.
-    pub fn set_held(&mut self, id: u32, held: bool) -> Result<(), AgentError> {
-        self.set(id, "UPDATE job SET held = ?2 WHERE id = ?1", held)
-    }
-
-    /// Notes which batch size a job's user wants.
-    pub fn set_batch(&mut self, id: u32, batch: u32) -> Result<(), AgentError> {
-        self.set(id, "UPDATE job SET batch = ?2 WHERE id = ?1", batch)
+    /// What users of a store before version 3 set, by index of the job. It is in the journal from then
+    /// on: whoever calls this adds it there before the next commit.
+    pub(crate) fn take_overrides(&mut self) -> Result<Vec<(u32, Overrides)>, AgentError> {
+        let found: u32 = self
+            .db
+            .query_row("PRAGMA user_version", [], |r| r.get(0))
+            .map_err(self.problem("read"))?;
+        if found >= VERSION {
+            return Ok(Vec::new());
+        }
+        let mut set = Vec::new();
+        {
+            let text = "SELECT idx, id, held, batch FROM job \
+                        WHERE idx IS NOT NULL AND outcome IS NULL ORDER BY idx";
+            let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
+            let row = |r: &rusqlite::Row<'_>| -> rusqlite::Result<(u32, u32, bool, u32)> {
+                Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?))
+            };
+            let rows = select.query_map([], row).map_err(self.problem("read"))?;
+            for row in rows {
+                let (idx, id, held, batch) = row.map_err(self.problem("read"))?;
+                let share = self.fact(&format!("share of job {id}"))?;
+                let share: f64 = share.and_then(|s| s.parse().ok()).unwrap_or(0.0);
+                let share_permille = permille(share.clamp(0.0, 1.0));
+                set.push((idx, Overrides { held, batch, share_permille }));
+            }
+        }
+        self.begin()?;
+        let drop = "ALTER TABLE job DROP COLUMN held; ALTER TABLE job DROP COLUMN batch; \
+                    DELETE FROM fact WHERE name LIKE 'share of job %';";
+        let dropped = self.db.execute_batch(&format!("{drop} PRAGMA user_version = {VERSION};"));
+        dropped.map_err(self.problem("write to"))?;
+        Ok(set)
     }
 
     /// Notes how a job ended.
@@ -335,15 +359,6 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets everything since the last commit.
-    pub fn roll_back(&mut self) {
-        if self.open {
-            let _ = self.db.execute_batch("ROLLBACK");
-            self.open = false;
-        }
-        self.fresh.clear();
-    }
-
     /// Something that is true of the whole store.
     pub fn fact(&self, name: &str) -> Result<Option<String>, AgentError> {
         let found =
@@ -399,7 +414,7 @@ impl Store {
 
     /// All jobs of the present part of the journal, in order.
     pub fn jobs(&self) -> Result<Vec<Kept>, AgentError> {
-        let text = "SELECT idx, name, row, checkpoint, held, batch, outcome, id, ended_us, starts, failures, \
+        let text = "SELECT idx, name, row, checkpoint, outcome, id, ended_us, starts, failures, \
                     carried FROM job WHERE idx IS NOT NULL ORDER BY idx";
         let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
         let mut rows = select.query([]).map_err(self.problem("read"))?;
@@ -417,14 +432,12 @@ impl Store {
                     name: row.get(1)?,
                     row: file,
                     checkpoint: row.get(3)?,
-                    held: row.get(4)?,
-                    batch: row.get(5)?,
-                    outcome: row.get(6)?,
-                    id: row.get(7)?,
-                    ended_us: row.get::<_, Option<i64>>(8)?.map(|us| us as u64),
-                    starts: row.get(9)?,
-                    failures: row.get(10)?,
-                    carried: row.get(11)?,
+                    outcome: row.get(4)?,
+                    id: row.get(5)?,
+                    ended_us: row.get::<_, Option<i64>>(6)?.map(|us| us as u64),
+                    starts: row.get(7)?,
+                    failures: row.get(8)?,
+                    carried: row.get(9)?,
                 })
             };
             jobs.push(kept(file).map_err(self.problem("read"))?);
@@ -486,14 +499,13 @@ mod tests {
         assert_eq!(fs::read(paths.journal()).unwrap(), b"one\ntwo\n");
         assert_eq!(store.submitted_as("k").unwrap().as_deref(), Some("j"));
         store.set_checkpoint(0, 2.5).unwrap();
-        store.roll_back();
-        store.set_held(0, true).unwrap();
+        drop(store);
+        let mut store = Store::open(&paths, 2).unwrap();
+        assert_eq!(store.jobs().unwrap()[0].checkpoint, 0.0);
+        store.set_checkpoint(0, 2.5).unwrap();
         store.commit().unwrap();
-        let kept = store.jobs().unwrap();
-        assert_eq!(
-            (kept[0].checkpoint, kept[0].held, kept[0].row.submitted_unix_us),
-            (0.0, true, 5)
-        );
+        let kept = &store.jobs().unwrap()[0];
+        assert_eq!((kept.checkpoint, kept.row.submitted_unix_us), (2.5, 5));
     }
 
     #[test]
@@ -526,6 +538,30 @@ mod tests {
     }
 
     #[test]
+    fn what_users_set_in_an_old_store_is_taken_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let mut store = Store::open(&paths, 2).unwrap();
+        store.add_job(0, "k", "j", &row()).unwrap();
+        store.add_job(1, "l", "m", &row()).unwrap();
+        store.set_fact("share of job 1", "0.25").unwrap();
+        store.commit().unwrap();
+        let old = "ALTER TABLE job ADD COLUMN held INTEGER NOT NULL DEFAULT 0; \
+                   ALTER TABLE job ADD COLUMN batch INTEGER NOT NULL DEFAULT 0; \
+                   UPDATE job SET held = 1, batch = 64 WHERE id = 0; PRAGMA user_version = 2;";
+        store.db.execute_batch(old).unwrap();
+        drop(store);
+        let mut store = Store::open(&paths, 2).unwrap();
+        let set = store.take_overrides().unwrap();
+        let first = Overrides { held: true, batch: 64, share_permille: 0 };
+        let second = Overrides { share_permille: 250, ..Overrides::default() };
+        assert_eq!(set, [(0, first), (1, second)]);
+        store.commit().unwrap();
+        assert_eq!(store.take_overrides().unwrap(), []);
+        assert_eq!(store.jobs().unwrap().len(), 2);
+    }
+
+    #[test]
     fn a_newer_store_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
@@ -534,7 +570,7 @@ mod tests {
         db.execute_batch("PRAGMA user_version = 99").unwrap();
         let Err(error) = Store::open(&paths, 2) else { panic!("a newer store was opened") };
         assert!(
-            error.to_string().contains("has version 99, this program reads up to 2"),
+            error.to_string().contains("has version 99, this program reads up to 3"),
             "{error}"
         );
     }

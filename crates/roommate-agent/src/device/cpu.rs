@@ -10,7 +10,7 @@
 //! what it got is measured.
 
 use super::{Allowed, SelfTest, Tier};
-use crate::machine::duty_cycle::Slicer;
+use crate::process::duty_cycle::DutyCycle;
 use crate::process::{self, Process};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
@@ -262,10 +262,10 @@ fn test_signals(why: &str) -> SelfTest {
     let it = Process { pid, start: stat().map_or(0, |s| s.start) };
     let cpu_s = || stat().map_or(0.0, |s| s.cpu_s);
     let (began, before) = (Instant::now(), cpu_s());
-    let mut slicer = Slicer::new(TEST_SHARE, began);
+    let mut duty_cycle = DutyCycle::new(TEST_SHARE, began);
     while began.elapsed() < TEST_FOR {
-        std::thread::sleep(slicer.due().saturating_duration_since(Instant::now()));
-        if let Some(runs) = slicer.turn(Instant::now()) {
+        std::thread::sleep(duty_cycle.due().saturating_duration_since(Instant::now()));
+        if let Some(runs) = duty_cycle.turn(Instant::now()) {
             it.signal_group(if runs { Signal::CONT } else { Signal::STOP });
         }
     }

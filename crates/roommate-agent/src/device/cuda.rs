@@ -10,10 +10,8 @@
 //! started apart, outside MPS.
 
 use super::cpu::{host_mib, usable_cores};
-use super::{SelfTest, Start, Tier};
-use crate::api::control::GpuView;
+use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier};
 use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
-use crate::machine::sm_partition::{GRAIN, Room};
 use crate::process::{self, Process};
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx};
@@ -38,7 +36,7 @@ pub(crate) struct CudaDevice {
 struct Gpu {
     info: GpuInfo,
     /// What seats are made of.
-    room: Room,
+    groups: SmGroups,
     mps: Option<Arc<Watched>>,
 }
 
@@ -86,16 +84,17 @@ impl CudaDevice {
             }
             let watched =
                 || Watched { mps, well: AtomicBool::new(true), restarts: AtomicU32::new(0) };
-            let groups = u16::try_from(found.groups).unwrap_or(0);
-            let room = Room { groups, rest: info.sms.saturating_sub(groups * GRAIN) };
-            gpus.push(Gpu { info, room, mps: in_force.then(|| Arc::new(watched())) });
+            let whole = u16::try_from(found.groups).unwrap_or(0);
+            let rest = info.sms.saturating_sub(whole * GRAIN);
+            let groups = SmGroups { groups: whole, rest };
+            gpus.push(Gpu { info, groups, mps: in_force.then(|| Arc::new(watched())) });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let over = Arc::new(AtomicBool::new(false));
         for watched in gpus.iter().filter_map(|g| g.mps.clone()) {
             let over = Arc::clone(&over);
             let look = move || watch(&watched, &over);
-            crate::daemon::small_thread("mps", look).map_err(|e| e.to_string())?;
+            process::small_thread("mps", look).map_err(|e| e.to_string())?;
         }
         let tested = tested.ok_or("there is no GPU here")?;
         Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested, over })
@@ -121,9 +120,9 @@ impl CudaDevice {
         self.gpus.iter().all(|g| g.mps.is_some())
     }
 
-    pub(super) fn seats(&self, gpu: GpuIdx) -> Room {
+    pub(super) fn sm_groups(&self, gpu: GpuIdx) -> SmGroups {
         let divided = self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some());
-        divided.map_or(Room::default(), |g| g.room)
+        divided.map_or(SmGroups::default(), |g| g.groups)
     }
 
     pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {

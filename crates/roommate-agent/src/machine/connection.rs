@@ -1,14 +1,15 @@
-//! Connections of tenants: one thread each reads lines and passes them on. A peer that speaks nonsense
-//! is told why and cut off; nobody else notices.
+//! Connections of tenants: one thread each reads lines and passes them on. A peer that sends what is no
+//! message is told why and cut off; the others do not notice.
 
-use crate::daemon::{Input, small_thread};
-use crate::protocol::{FromTenant, Refused, ToTenant, read_line};
+use crate::machine::{Heard, Input};
+use crate::process::{Deliver, small_thread};
+use crate::protocol::{FromTenant, Hello, Refused, ToTenant, VERSION, read_line};
 use std::io::{BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 /// Most connections at a time.
@@ -40,13 +41,37 @@ impl Peer {
         self.hang_up();
     }
 
+    /// Whether the SDK on the other side speaks our version; if not, it is told and cut off.
+    pub(crate) fn speaks_our_version(&self, hello: &Hello) -> bool {
+        let (theirs, ours) = (hello.version, VERSION);
+        if theirs != ours {
+            self.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+        }
+        theirs == ours
+    }
+
     pub(crate) fn hang_up(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
+/// What a process with the SDK finds in its environment.
+pub(crate) fn env(
+    socket: &Path,
+    token: &str,
+    job: &str,
+    checkpoint: &Path,
+) -> [(String, String); 4] {
+    [
+        ("ROOMMATE_SOCKET".into(), socket.display().to_string()),
+        ("ROOMMATE_TOKEN".into(), token.into()),
+        ("ROOMMATE_JOB".into(), job.into()),
+        ("ROOMMATE_CHECKPOINT".into(), checkpoint.display().to_string()),
+    ]
+}
+
 /// Serves tenants, one thread each, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
+pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Input>) {
     let peers = Arc::new(AtomicUsize::new(0));
     for (id, stream) in listener.incoming().flatten().enumerate() {
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -57,7 +82,7 @@ pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
             peer.refuse("too many connections");
             continue;
         }
-        let (to, peers) = (to.clone(), Arc::clone(&peers));
+        let (to, peers) = (Arc::clone(to), Arc::clone(&peers));
         let spawned = small_thread("tenant", move || {
             listen(reading, &peer, &to);
             peers.fetch_sub(1, Ordering::Relaxed);
@@ -66,7 +91,7 @@ pub(crate) fn serve(listener: &UnixListener, to: &Sender<Input>) {
     }
 }
 
-fn listen(stream: UnixStream, peer: &Peer, to: &Sender<Input>) {
+fn listen(stream: UnixStream, peer: &Peer, to: &Deliver<Input>) {
     let mut from = BufReader::new(stream);
     let mut line_number = 0;
     loop {
@@ -86,7 +111,7 @@ fn listen(stream: UnixStream, peer: &Peer, to: &Sender<Input>) {
                     peer.refuse("line 1: the first message has to be a hello");
                     break;
                 }
-                if to.send(Input::Said(peer.clone(), message)).is_err() {
+                if !to(Input(Heard::Message(peer.clone(), message))) {
                     break;
                 }
             }
@@ -96,7 +121,7 @@ fn listen(stream: UnixStream, peer: &Peer, to: &Sender<Input>) {
             }
         }
     }
-    let _ = to.send(Input::Gone(peer.id));
+    to(Input(Heard::Gone(peer.id)));
 }
 
 #[cfg(test)]
@@ -110,14 +135,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("t.sock");
         let listener = UnixListener::bind(&at).unwrap();
-        let (to, inputs) = mpsc::channel();
+        let (sender, inputs) = mpsc::channel();
+        let to: Deliver<Input> = Arc::new(move |input: Input| sender.send(input.0).is_ok());
         std::thread::spawn(move || serve(&listener, &to));
         let hello = br#"{"hello":{"version":1,"token":"x","pid":1}}"#;
 
         let mut good = UnixStream::connect(&at).unwrap();
         good.write_all(hello).unwrap();
         good.write_all(b"\n").unwrap();
-        let Input::Said(peer, FromTenant::Hello(_)) = inputs.recv().unwrap() else { panic!() };
+        let Heard::Message(peer, FromTenant::Hello(_)) = inputs.recv().unwrap() else { panic!() };
 
         let endless = vec![b'x'; crate::protocol::LONGEST_LINE + 1];
         for (bad, why) in [
@@ -133,7 +159,7 @@ mod tests {
             assert!(said.contains(why), "{said:?} does not say {why:?}");
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
-            assert!(matches!(inputs.recv().unwrap(), Input::Gone(_)));
+            assert!(matches!(inputs.recv().unwrap(), Heard::Gone(_)));
         }
 
         assert!(peer.say(&ToTenant::Stop(crate::protocol::Nothing {})));

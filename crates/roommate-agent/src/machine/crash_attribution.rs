@@ -1,10 +1,10 @@
-//! Whose fault it was: processes that share a GPU under MPS die together when one of them is killed in the
-//! middle of a kernel or touches memory that is not its own.
+//! Whose fault a crash was: processes that share a GPU under MPS die together when one of them is killed
+//! in the middle of a kernel or touches memory that is not its own.
 //!
-//! An end with an error is judged a moment later, when it is known who else ended. One that a signal killed is the cause;
-//! its roommates are victims. Where all ended by themselves nobody knows who began: all are *suspects*. Neither a
-//! victim nor a suspect is charged with a failure of its own. A suspect starts again apart from the others, where a fault
-//! harms nobody, and proves there whose fault it was.
+//! An end with an error is attributed a moment later, when it is known which others ended. A process that
+//! a signal killed is the cause of its own end and of those of its roommates. Where all ended by
+//! themselves the cause is unknown. Only an end of its own counts as a failure of the job; after one of
+//! unknown cause a job starts apart from the others, where another fault proves whose it was.
 
 use crate::process::Exit;
 use roommate_core::idx::{GpuIdx, JobIdx};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Roommates of a process that faulted end within this; most of it is a Python that prints its last words.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// An end that is not judged yet.
+/// An end that is not attributed yet.
 #[derive(Clone, Debug)]
 struct Ended {
     job: JobIdx,
@@ -22,50 +22,50 @@ struct Ended {
     at: Instant,
 }
 
-/// What an end turned out to be.
+/// What caused an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It ended by itself, or was killed.
+pub(crate) enum Cause {
+    /// The process itself, or what killed it.
     Own,
-    /// A roommate was killed or faulted.
-    Victim,
-    /// It may have been the one.
-    Suspect,
+    /// A roommate that was killed.
+    Roommate,
+    /// One of several that ended together.
+    Unknown,
 }
 
-/// Ends that wait for their verdict.
+/// Ends that wait to be attributed.
 #[derive(Debug, Default)]
-pub(crate) struct Inquest {
+pub(crate) struct CrashAttribution {
     ends: Vec<Ended>,
-    /// Those that were judged a moment ago, to whom a late one may belong.
+    /// Those that were attributed a moment ago; a late one may belong to them.
     past: Vec<Ended>,
 }
 
-impl Inquest {
+impl CrashAttribution {
     /// Takes in the end of a process that had roommates.
-    pub(crate) fn open(&mut self, job: JobIdx, gpus: &[GpuIdx], exit: Exit, now: Instant) {
+    pub(crate) fn add(&mut self, job: JobIdx, gpus: &[GpuIdx], exit: Exit, now: Instant) {
         self.ends.push(Ended { job, gpus: gpus.to_vec(), exit, at: now });
     }
 
-    /// When the next verdict is due.
+    /// When the next end can be attributed.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.ends.iter().map(|e| e.at + TOGETHER).min()
     }
 
     /// Verdicts that are due now.
-    pub(crate) fn close(&mut self, now: Instant) -> Vec<(JobIdx, Exit, Verdict)> {
+    pub(crate) fn take_due(&mut self, now: Instant) -> Vec<(JobIdx, Exit, Cause)> {
         let is_due = |e: &Ended| e.at + TOGETHER <= now;
-        let verdicts =
+        let causes =
             self.ends.iter().filter(|e| is_due(e)).map(|e| (e.job, e.exit.clone(), self.judge(e)));
-        let verdicts = verdicts.collect();
+        let causes = causes.collect();
         let (due, left) = std::mem::take(&mut self.ends).into_iter().partition(is_due);
         self.ends = left;
         self.past.extend::<Vec<Ended>>(due);
         self.past.retain(|e| now.duration_since(e.at) < 3 * TOGETHER);
-        verdicts
+        causes
     }
 
-    fn judge(&self, end: &Ended) -> Verdict {
+    fn judge(&self, end: &Ended) -> Cause {
         let others = self.ends.iter().chain(&self.past).filter(|o| {
             let (first, last) = if o.at < end.at { (o.at, end.at) } else { (end.at, o.at) };
             o.job != end.job
@@ -75,9 +75,9 @@ impl Inquest {
         let killed = |e: &Ended| !matches!(e.exit, Exit::Code(_));
         let others: Vec<&Ended> = others.collect();
         match (killed(end), &others[..]) {
-            (true, _) | (false, []) => Verdict::Own,
-            (false, others) if others.iter().any(|o| killed(o)) => Verdict::Victim,
-            (false, _) => Verdict::Suspect,
+            (true, _) | (false, []) => Cause::Own,
+            (false, others) if others.iter().any(|o| killed(o)) => Cause::Roommate,
+            (false, _) => Cause::Unknown,
         }
     }
 }
@@ -88,47 +88,47 @@ mod tests {
 
     const LATER: Duration = Duration::from_secs(10);
 
-    fn verdicts(ends: &[(u32, u32, Exit, u64)]) -> Vec<(u32, Verdict)> {
+    fn causes(ends: &[(u32, u32, Exit, u64)]) -> Vec<(u32, Cause)> {
         let now = Instant::now();
-        let mut inquest = Inquest::default();
+        let mut attribution = CrashAttribution::default();
         for (job, gpu, exit, ms) in ends {
             let at = now + Duration::from_millis(*ms);
-            inquest.open(JobIdx(*job), &[GpuIdx(*gpu)], exit.clone(), at);
+            attribution.add(JobIdx(*job), &[GpuIdx(*gpu)], exit.clone(), at);
         }
-        inquest.close(now + LATER).into_iter().map(|(j, _, v)| (j.0, v)).collect()
+        attribution.take_due(now + LATER).into_iter().map(|(j, _, v)| (j.0, v)).collect()
     }
 
     #[test]
     fn who_is_killed_takes_others_along() {
-        use Verdict::{Own, Victim};
+        use Cause::{Own, Roommate};
         let ends =
             [(0, 0, Exit::Signal(9), 0), (1, 0, Exit::Code(1), 400), (2, 0, Exit::Code(1), 900)];
-        assert_eq!(verdicts(&ends), [(0, Own), (1, Victim), (2, Victim)]);
+        assert_eq!(causes(&ends), [(0, Own), (1, Roommate), (2, Roommate)]);
         // Whoever sits on another GPU, or ends much later, has reasons of its own.
         let ends =
             [(0, 0, Exit::Signal(9), 0), (1, 1, Exit::Code(1), 400), (2, 0, Exit::Code(1), 5_000)];
-        assert_eq!(verdicts(&ends), [(0, Own), (1, Own), (2, Own)]);
+        assert_eq!(causes(&ends), [(0, Own), (1, Own), (2, Own)]);
     }
 
     #[test]
     fn where_nobody_knows_who_began_all_are_suspects() {
-        use Verdict::{Own, Suspect};
+        use Cause::{Own, Unknown};
         let ends = [(0, 0, Exit::Code(1), 0), (1, 0, Exit::Code(1), 300)];
-        assert_eq!(verdicts(&ends), [(0, Suspect), (1, Suspect)]);
-        assert_eq!(verdicts(&ends[..1]), [(0, Own)]);
+        assert_eq!(causes(&ends), [(0, Unknown), (1, Unknown)]);
+        assert_eq!(causes(&ends[..1]), [(0, Own)]);
     }
 
     #[test]
     fn a_late_one_is_judged_with_those_before() {
         let now = Instant::now();
-        let mut inquest = Inquest::default();
-        inquest.open(JobIdx(0), &[GpuIdx(0)], Exit::Signal(9), now);
-        assert_eq!(inquest.due(), Some(now + TOGETHER));
-        inquest.open(JobIdx(1), &[GpuIdx(0)], Exit::Code(1), now + Duration::from_secs(2));
-        let first = inquest.close(now + TOGETHER);
-        assert_eq!(first, [(JobIdx(0), Exit::Signal(9), Verdict::Own)]);
-        let then = inquest.close(now + LATER);
-        assert_eq!(then, [(JobIdx(1), Exit::Code(1), Verdict::Victim)]);
-        assert_eq!(inquest.due(), None);
+        let mut attribution = CrashAttribution::default();
+        attribution.add(JobIdx(0), &[GpuIdx(0)], Exit::Signal(9), now);
+        assert_eq!(attribution.due(), Some(now + TOGETHER));
+        attribution.add(JobIdx(1), &[GpuIdx(0)], Exit::Code(1), now + Duration::from_secs(2));
+        let first = attribution.take_due(now + TOGETHER);
+        assert_eq!(first, [(JobIdx(0), Exit::Signal(9), Cause::Own)]);
+        let then = attribution.take_due(now + LATER);
+        assert_eq!(then, [(JobIdx(1), Exit::Code(1), Cause::Roommate)]);
+        assert_eq!(attribution.due(), None);
     }
 }

@@ -1,16 +1,14 @@
-//! What tenants say becomes facts: they report steps, confirm what they were asked for, and take turns at stages.
+//! Messages of tenants become reports: they report steps, confirm what they were asked for, and take
+//! turns at stages.
 
-use crate::AgentError;
-use crate::daemon::World;
-use crate::device::Allowed;
 use crate::machine::connection::Peer;
 use crate::machine::sm_partition::{self, LEAST_SMS};
-use crate::machine::speed_guard::{Guard, Report};
-use crate::machine::{Aim, Live, Tenant};
-use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Welcome};
-use roommate_core::event::{Event, Sample};
-use roommate_core::idx::{Idx, JobIdx};
-use roommate_core::job::Phase;
+use crate::machine::speed_guard::{Guard, Steps};
+use crate::machine::tenant::{Goal, JobRuntime, Tenant};
+use crate::machine::{Machine, Report};
+use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome};
+use roommate_core::event::Sample;
+use roommate_core::idx::JobIdx;
 use std::time::{Duration, Instant};
 
 /// A step's length is reported again when it changed by this share, or after [`SAMPLE_EVERY`].
@@ -19,7 +17,7 @@ const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// The same for a job whose batch size may be tuned: a search waits for what it measures.
 const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 
-/// What the engine was last told of a job's steps.
+/// What was last reported of a job's steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampled {
     at: Instant,
@@ -27,7 +25,7 @@ pub(crate) struct Sampled {
     batch: u32,
 }
 
-/// Reports that the engine has not been told of yet.
+/// Steps that were not reported yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
     steps: u64,
@@ -37,139 +35,148 @@ pub(crate) struct Tally {
     cpu_s: f64,
 }
 
-impl World {
+impl Machine {
     /// Takes in a message.
-    pub(crate) fn said(&mut self, peer: &Peer, message: FromTenant) -> Result<(), AgentError> {
+    pub(super) fn on_message(&mut self, peer: &Peer, message: FromTenant) {
         if let FromTenant::Hello(hello) = message {
-            self.greet(peer, &hello);
-            return Ok(());
+            return self.on_hello(peer, &hello);
         }
-        let of_peer = |l: &Live| {
-            l.tenant.as_ref().and_then(|t| t.peer.as_ref()).is_some_and(|p| p.id == peer.id)
-        };
-        let Some(idx) = self.live.iter().position(of_peer) else { return Ok(()) };
-        let job = JobIdx::from_usize(idx);
+        let sent = |t: &Tenant| t.peer.as_ref().is_some_and(|p| p.id == peer.id);
+        let sender = self.jobs.iter().find(|(_, j)| j.tenant.as_ref().is_some_and(sent));
+        let Some(job) = sender.map(|(job, _)| *job) else { return };
         match message {
             FromTenant::Hello(_) => {}
-            FromTenant::Stepped(stepped) => self.stepped(job, stepped),
-            FromTenant::Tuned(tuned) => {
-                let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
-                t.seat = tuned.seat;
-                let there =
-                    tuned.seat == t.told.seat && (t.batch_told == 0 || tuned.batch == t.batch_told);
-                if let Some(guard) = self.guards.get_mut(&job).filter(|_| there) {
-                    guard.changed();
-                }
-                if std::mem::take(&mut t.tune_due) {
-                    self.facts.push(Event::Tuned(job));
-                }
-            }
-            FromTenant::Suspended(done) => {
-                let Some(t) = &mut self.live[idx].tenant else { return Ok(()) };
-                if t.aim == (Aim::Suspend { still: false }) {
-                    t.aim = Aim::Suspend { still: true };
-                    t.deadline = None;
-                    self.facts.push(Event::Stopped { job, done: done.done });
-                }
-            }
+            FromTenant::Stepped(stepped) => self.on_steps(job, stepped),
+            FromTenant::Tuned(tuned) => self.on_tuned(job, &tuned),
+            FromTenant::Suspended(done) => self.on_suspended(job, done.done),
             FromTenant::Resumed(_) => {
-                (self.live[idx].sampled, self.live[idx].tally) = (None, None);
+                if let Some(known) = self.jobs.get_mut(&job) {
+                    (known.sampled, known.tally) = (None, None);
+                }
             }
             FromTenant::Checkpointed(done) => {
-                self.live[idx].checkpoint = done.done;
-                self.store.set_checkpoint(self.live[idx].id, done.done)?;
-                self.store.commit()?;
-            }
-            FromTenant::Enter(Stage { stage }) => {
-                let gpus = self.engine.state().job(job).gpus.clone();
-                if let Some(stage) = protocol::stage_index(&stage) {
-                    let admitted = self.stages.enter(job, stage, &gpus);
-                    self.admit(&admitted);
+                if let Some(known) = self.jobs.get_mut(&job) {
+                    known.checkpoint = done.done;
                 }
+                self.report(Report::Checkpointed { job, done: done.done });
             }
+            FromTenant::Enter(Stage { stage }) => self.on_enter(job, &stage),
             FromTenant::Leave(Stage { stage }) => {
                 if let Some(stage) = protocol::stage_index(&stage) {
                     let admitted = self.stages.leave(job, stage);
-                    self.admit(&admitted);
+                    self.admit_to_stages(&admitted);
                 }
             }
         }
-        Ok(())
     }
 
-    fn greet(&mut self, peer: &Peer, hello: &Hello) {
-        if hello.version != protocol::VERSION {
-            let (theirs, ours) = (hello.version, protocol::VERSION);
-            peer.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+    fn on_tuned(&mut self, job: JobIdx, tuned: &Tuned) {
+        let Some(t) = self.tenant_mut(job) else { return };
+        t.range = tuned.seat;
+        let orders = t.orders;
+        let obeys = tuned.seat == orders.seat;
+        let obeys = obeys && (orders.batch == 0 || tuned.batch == orders.batch);
+        let due = std::mem::take(&mut t.tune_due);
+        if let Some(guard) = self.guards.get_mut(&job).filter(|_| obeys) {
+            guard.changed();
+        }
+        if due {
+            self.report(Report::Tuned(job));
+        }
+    }
+
+    fn on_suspended(&mut self, job: JobIdx, done: f64) {
+        let Some(t) = self.tenant_mut(job) else { return };
+        if t.goal == (Goal::Suspend { still: false }) {
+            (t.goal, t.deadline) = (Goal::Suspend { still: true }, None);
+            self.report(Report::Stopped { job, done: Some(done) });
+        }
+    }
+
+    fn on_enter(&mut self, job: JobIdx, stage: &str) {
+        let gpus = self.tenant(job).map(|t| t.gpus.clone());
+        if let Some((stage, gpus)) = protocol::stage_index(stage).zip(gpus) {
+            let admitted = self.stages.enter(job, stage, &gpus);
+            self.admit_to_stages(&admitted);
+        }
+    }
+
+    fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
+        if !peer.speaks_our_version(hello) {
             return;
         }
-        let is_its = |l: &Live| l.tenant.as_ref().is_some_and(|t| t.token == hello.token);
-        let Some(idx) = self.live.iter().position(is_its) else {
+        let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
+        let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
             peer.refuse("its token is not that of a job on this machine");
             return;
         };
-        let job = JobIdx::from_usize(idx);
-        let told = self.wanted(job);
-        let group = self.group(job);
-        let confined = self.live[idx].tenant.as_ref().is_some_and(|t| {
-            !t.apart && t.gpus.len() == 1 && self.device.seats(t.gpus[0]).groups > 0
-        });
-        let live = &mut self.live[idx];
-        let Some(t) = &mut live.tenant else { return };
-        (t.told, t.told_at, t.seat) = (told, Instant::now(), told.seat);
-        t.batch_told = if live.batch > 0 { live.batch } else { t.knobs.batch };
-        live.spoke = true;
+        let Some(orders) = self.wanted(job) else { return };
+        let plan_sms = self.least_sms(job);
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        known.spoke = true;
+        let (group, held) = (known.group(), known.user.held);
+        let Some(t) = &mut known.tenant else { return };
+        (t.orders, t.ordered_at, t.range) = (orders, Instant::now(), orders.seat);
         t.batches = hello.batch.or(t.batches);
         peer.say(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
-            job: live.name.clone(),
-            done: live.checkpoint,
-            batch: t.batch_told,
-            pace_permille: told.pace_permille,
-            suspended: live.held || matches!(t.aim, Aim::Suspend { .. }),
-            interleaved: told.interleaved,
-            seat: told.seat,
-            gpu_mib: told.gpu_mib,
-            plan_sms: if confined { LEAST_SMS.into() } else { 0 },
+            job: known.program.name.clone(),
+            done: known.checkpoint,
+            tune: orders,
+            suspended: held || matches!(t.goal, Goal::Suspend { .. }),
+            plan_sms,
         }));
-        if matches!(t.aim, Aim::Leave { .. }) {
+        if matches!(t.goal, Goal::Leave { .. }) {
             peer.say(&ToTenant::Stop(Nothing {}));
         }
-        let allowed = Allowed::new(t.knobs, live.share);
-        self.device.confine(&group, t.gpus.len(), allowed, true);
-        // From now on it holds itself back.
+        // From now on it keeps its pace itself.
         t.pid = hello.pid;
-        if t.slicer.take().is_some() {
+        if t.duty_cycle.take().is_some() {
             t.thaw();
         }
-        live.tally = Some(Tally::new(t));
+        known.tally = Some(Tally::new(t));
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
         }
+        let (knobs, devices, begun) = (t.knobs, t.gpus.len(), t.hello_due.take());
+        self.device.confine(&group, devices, known.allowed(knobs), true);
+        if let Some(begun) = begun {
+            self.report(Report::Started { job, done: begun.done });
+            if held {
+                self.report(Report::Speed { job, part: 0.0 });
+            }
+        }
     }
 
-    fn stepped(&mut self, job: JobIdx, stepped: Stepped) {
-        self.watch_over(job, &stepped);
-        let tunable = self.engine.state().profile(job).training.is_some();
-        let gpus = &self.engine.state().job(job).gpus;
-        let reading = gpus.first().and_then(|g| self.device.reading(*g));
-        let alone = gpus.iter().all(|g| self.engine.state().gpu(*g).tenants.len() == 1);
-        let live = &mut self.live[job.usize()];
-        let Some(t) = &live.tenant else { return };
-        let pace = f64::from(t.told.pace_permille.max(1)) / 1000.0;
+    /// SMs of the smallest part of a GPU that the job may be given; 0 = it always has the whole.
+    fn least_sms(&self, job: JobIdx) -> u32 {
+        let divided = self.tenant(job).is_some_and(|t| {
+            !t.apart && t.gpus.len() == 1 && self.device.sm_groups(t.gpus[0]).groups > 0
+        });
+        if divided { LEAST_SMS.into() } else { 0 }
+    }
+
+    fn on_steps(&mut self, job: JobIdx, stepped: Stepped) {
+        self.guard(job, &stepped);
+        let Some(t) = self.tenant(job) else { return };
+        let reading = t.gpus.first().and_then(|g| self.device.reading(*g));
+        let alone = t.gpus.iter().all(|g| self.tenants_of(*g).nth(1).is_none());
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        let Some(t) = &known.tenant else { return };
+        let pace = f64::from(t.orders.pace_permille.max(1)) / 1000.0;
         let step_s = stepped.step_s / pace;
-        let every = if tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
-        let tally = live.tally.get_or_insert_with(|| Tally::new(t));
-        let changed = live.sampled.is_none_or(|was| {
+        let every = if known.program.tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
+        let tally = known.tally.get_or_insert_with(|| Tally::new(t));
+        let changed = known.sampled.is_none_or(|was| {
             was.batch != stepped.batch || (step_s - was.step_s).abs() > SAMPLE_CHANGE * was.step_s
         });
         if changed {
-            // What was before must not soften the news.
+            // Steps from before the change must not soften it.
             (tally.steps, tally.busy_s) = (0, 0.0);
         }
         tally.steps += stepped.steps;
         tally.busy_s += step_s * stepped.steps as f64;
-        let late = live.sampled.is_some_and(|was| was.at.elapsed() >= every);
+        let late = known.sampled.is_some_and(|was| was.at.elapsed() >= every);
         if (changed || late) && tally.busy_s > 0.0 {
             let step_s = tally.busy_s / tally.steps as f64;
             let (busy, dram) = match reading {
@@ -188,73 +195,63 @@ impl World {
                 batch: stepped.batch,
                 ..Sample::default()
             };
-            live.sampled = Some(Sampled { at: Instant::now(), step_s, batch: stepped.batch });
-            live.tally = Some(Tally::new(t));
-            self.facts.push(Event::Sampled { job, sample });
+            known.sampled = Some(Sampled { at: Instant::now(), step_s, batch: stepped.batch });
+            known.tally = Some(Tally::new(t));
+            self.reports.push(Report::Sampled { job, sample });
         }
-        live.seen = Some(stepped);
+        known.seen = Some(stepped);
     }
 
-    /// The guard of a job that was promised a speed hears what it reports.
-    fn watch_over(&mut self, job: JobIdx, stepped: &Stepped) {
-        let state = self.engine.state();
-        let hot = state.job(job);
-        if hot.knobs.floor_permille == 0 || hot.phase != Phase::Running {
+    /// The guard of a job that was promised a speed takes in what it reports.
+    fn guard(&mut self, job: JobIdx, stepped: &Stepped) {
+        let Some(t) = self.tenant(job) else { return };
+        let floor_permille = t.knobs.floor_permille;
+        if floor_permille == 0 || t.goal != Goal::Run {
             return;
         }
         let moves = |other: JobIdx| {
-            let live = &self.live[other.usize()];
-            let runs = |t: &Tenant| t.aim == Aim::Run && t.told.pace_permille > 0;
-            live.tenant.as_ref().is_some_and(runs) && !live.held
+            let known = &self.jobs[&other];
+            let runs = |t: &Tenant| t.goal == Goal::Run && t.orders.pace_permille > 0;
+            known.tenant.as_ref().is_some_and(runs) && !known.user.held
         };
         let roommates =
-            || hot.gpus.iter().flat_map(|g| &state.gpu(*g).tenants).filter(|t| **t != job);
-        let alone = !roommates().any(|t| moves(*t));
-        let seat = |of: JobIdx| self.live[of.usize()].tenant.as_ref().and_then(|t| t.told.seat);
-        let sits_apart = |other: &JobIdx| {
-            let seats = seat(job).zip(seat(*other));
-            seats.is_some_and(|(own, theirs)| !sm_partition::overlap(own, theirs))
+            || t.gpus.iter().flat_map(|g| self.tenants_of(*g)).filter(|(other, _)| *other != job);
+        let alone = !roommates().any(|(other, _)| moves(other));
+        let is_apart = |other: &Tenant| {
+            let ranges = t.orders.seat.zip(other.orders.seat);
+            ranges.is_some_and(|(own, theirs)| !sm_partition::overlap(own, theirs))
         };
-        let apart = roommates().next().is_some() && roommates().all(sits_apart);
+        let apart = roommates().next().is_some() && roommates().all(|(_, o)| is_apart(o));
         let now = Instant::now();
-        let guard =
-            self.guards.entry(job).or_insert_with(|| Guard::new(hot.knobs.floor_permille, now));
+        let guard = self.guards.entry(job).or_insert_with(|| Guard::new(floor_permille, now));
         let Stepped { steps, step_s, load_s, batch, .. } = *stepped;
         let load_s = load_s.unwrap_or(0.0).min(step_s);
-        guard.hear(Report { steps, step_s, load_s, batch }, alone, apart, now);
+        guard.hear(Steps { steps, step_s, load_s, batch }, alone, apart, now);
     }
 
-    pub(crate) fn peer_gone(&mut self, id: u64) {
-        for idx in 0..self.live.len() {
-            let of_peer = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
-            let group = self.group(JobIdx::from_usize(idx));
-            let share = self.live[idx].share;
-            let Some(t) = self.live[idx].tenant.as_mut().filter(|t| of_peer(t)) else { continue };
-            t.peer = None;
-            // It may come back; until then it is held as one that never spoke.
-            let allowed = Allowed::new(t.knobs, share);
-            self.device.confine(&group, t.gpus.len(), allowed, false);
-            let admitted = self.stages.forget(JobIdx::from_usize(idx));
-            self.admit(&admitted);
-        }
+    /// A connection ended.
+    pub(super) fn on_gone(&mut self, id: u64) {
+        let of_peer = |t: &Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
+        let lost = self.jobs.iter_mut().find(|(_, j)| j.tenant.as_ref().is_some_and(of_peer));
+        let Some((job, known)) = lost else { return };
+        let (job, group) = (*job, known.group());
+        let Some(t) = &mut known.tenant else { return };
+        t.peer = None;
+        // It may come back; until then it is confined like one without the SDK.
+        let (knobs, devices) = (t.knobs, t.gpus.len());
+        self.device.confine(&group, devices, known.allowed(knobs), false);
+        let admitted = self.stages.forget(job);
+        self.admit_to_stages(&admitted);
     }
 
-    pub(crate) fn admit(&mut self, admitted: &[(JobIdx, u8)]) {
+    /// Tells jobs that they may enter a stage.
+    pub(super) fn admit_to_stages(&mut self, admitted: &[(JobIdx, u8)]) {
         for (job, stage) in admitted {
             let stage = protocol::STAGE_NAMES[usize::from(*stage)].to_string();
-            if let Some(peer) = self.live[job.usize()].tenant.as_ref().and_then(|t| t.peer.as_ref())
-            {
+            if let Some(peer) = self.tenant(*job).and_then(|t| t.peer.as_ref()) {
                 peer.say(&ToTenant::Go(Stage { stage }));
             }
         }
-    }
-
-    /// Whether the job takes turns with roommates in the stages of its steps.
-    pub(crate) fn is_interleaved(&self, job: JobIdx) -> bool {
-        let state = self.engine.state();
-        let takes_turns = |j: &JobIdx| state.job(*j).knobs.stage > 0;
-        let mut tenants = state.job(job).gpus.iter().map(|g| &state.gpu(*g).tenants);
-        tenants.any(|t| t.len() > 1 && t.iter().any(takes_turns))
     }
 }
 

@@ -1,31 +1,31 @@
 //! Stages of interleaved jobs: on each device one job at a time loads, one preprocesses, one computes, one
-//! synchronises. Who waits longest is next.
+//! synchronises. The job that waits longest is next.
 
 use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
 use std::collections::BTreeMap;
 
-/// Who is in which stage, and who waits.
+/// Which job is in which stage, and which wait.
 #[derive(Debug, Default)]
-pub(crate) struct Stages {
+pub(crate) struct StageTurns {
     inside: BTreeMap<(GpuIdx, u8), JobIdx>,
     waiting: Vec<(JobIdx, u8, GpuSet)>,
 }
 
-impl Stages {
-    /// A job wants to enter a stage on its devices; who may go in now.
+impl StageTurns {
+    /// A job wants to enter a stage on its devices; returns those that may enter now.
     pub(crate) fn enter(&mut self, job: JobIdx, stage: u8, gpus: &[GpuIdx]) -> Vec<(JobIdx, u8)> {
         self.waiting.retain(|(j, s, _)| (*j, *s) != (job, stage));
         self.waiting.push((job, stage, GpuSet::from_slice(gpus)));
         self.admit()
     }
 
-    /// A job left a stage; who may go in now.
+    /// A job left a stage; returns those that may enter now.
     pub(crate) fn leave(&mut self, job: JobIdx, stage: u8) -> Vec<(JobIdx, u8)> {
         self.inside.retain(|(_, s), j| (*j, *s) != (job, stage));
         self.admit()
     }
 
-    /// A job is gone; who may go in now.
+    /// A job is gone; returns those that may enter now.
     pub(crate) fn forget(&mut self, job: JobIdx) -> Vec<(JobIdx, u8)> {
         self.inside.retain(|_, j| *j != job);
         self.waiting.retain(|(j, _, _)| *j != job);
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn one_loads_while_another_computes() {
-        let mut stages = Stages::default();
+        let mut stages = StageTurns::default();
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
         assert_eq!(stages.enter(B, 0, &GPU), []);
         assert_eq!(stages.leave(A, 0), [(B, 0)]);
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn asking_twice_is_asking_once() {
-        let mut stages = Stages::default();
+        let mut stages = StageTurns::default();
         stages.enter(A, 0, &GPU);
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
         stages.enter(B, 0, &GPU);

@@ -7,6 +7,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// A file is cut when it is longer than this, unless its owner says otherwise.
+pub const USUAL_BYTES: u64 = 16 << 20;
+/// This many parts that were cut off are kept, unless the owner says otherwise.
+pub const USUAL_PARTS: usize = 4;
+
 /// How far somebody has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -15,19 +15,18 @@
 //! comes back finds it, or that daemon claims it first, and the keeper goes away.
 
 use crate::AgentError;
-use crate::daemon::retention::Keeping;
-use crate::process::rotated_file::Cutter;
+use crate::process::rotated_file::{self, Cutter};
 use crate::process::{self, Exit, Process};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -50,8 +49,7 @@ pub(crate) struct Launch {
 }
 
 fn usual_log() -> (u64, usize) {
-    let Keeping { log_bytes, log_parts, .. } = Keeping::default();
-    (log_bytes, log_parts)
+    (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS)
 }
 
 /// Who has claimed an attempt.
@@ -72,11 +70,11 @@ pub(crate) struct Attempt {
 
 /// What became of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum AttemptStatus {
     /// It was never begun, and never will be.
     Void,
     /// It runs under this keeper.
-    Runs(Process),
+    Running(Process),
     /// It ended; this was its keeper.
     Ended(Process, Exit),
 }
@@ -100,11 +98,29 @@ impl Attempt {
         found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
     }
 
+    /// The last attempt in the folder of a job that was begun, its number and its status. With
+    /// `newest_only` no other than the newest is looked at.
+    pub(crate) fn last(
+        job: &Path,
+        newest_only: bool,
+    ) -> Result<Option<(u32, Self, AttemptStatus)>, AgentError> {
+        let mut attempts = Self::all(job);
+        if newest_only {
+            attempts.drain(..attempts.len().saturating_sub(1));
+        }
+        let mut last = None;
+        for (number, attempt) in attempts {
+            match attempt.settle()? {
+                AttemptStatus::Void => {}
+                status => last = Some((number, attempt, status)),
+            }
+        }
+        Ok(last)
+    }
+
     /// Spawns a keeper for it.
     pub(crate) fn launch(&self, launch: &Launch, program: &Path) -> Result<Process, AgentError> {
-        fs::create_dir_all(&self.folder).map_err(AgentError::file("create", &self.folder))?;
-        let text = serde_json::to_vec(launch).expect("a launch can always be written");
-        process::write_whole(&self.folder.join("launch"), &text)?;
+        self.write_launch(launch)?;
         let spawned = Command::new(program)
             .arg("keeper")
             .arg(&self.folder)
@@ -113,9 +129,35 @@ impl Attempt {
             .stderr(Stdio::null())
             .spawn()
             .map_err(AgentError::file("run", program))?;
-        let pid = spawned.id();
-        // It cannot vanish before we have waited for it, so its start time is there to be read.
-        Ok(Process { pid, start: process::stat(pid).map_or(0, |s| s.start) })
+        Ok(Process::of(&spawned))
+    }
+
+    /// Runs the command without a supervisor, as a child that dies with this process. What it prints
+    /// goes into its log, which is not cut.
+    pub(crate) fn launch_attached(
+        &self,
+        launch: &Launch,
+        program: &Path,
+    ) -> Result<Child, AgentError> {
+        self.write_launch(launch)?;
+        let out = File::create(&launch.log).map_err(AgentError::file("create", &launch.log))?;
+        let also = out.try_clone().map_err(AgentError::file("create", &launch.log))?;
+        Command::new(program)
+            .arg("keeper")
+            .arg(&self.folder)
+            .args(["--for", &std::process::id().to_string()])
+            .stdin(Stdio::null())
+            .stdout(out)
+            .stderr(also)
+            .process_group(0)
+            .spawn()
+            .map_err(AgentError::file("run", program))
+    }
+
+    fn write_launch(&self, launch: &Launch) -> Result<(), AgentError> {
+        fs::create_dir_all(&self.folder).map_err(AgentError::file("create", &self.folder))?;
+        let text = serde_json::to_vec(launch).expect("a launch can always be written");
+        process::write_whole(&self.folder.join("launch"), &text)
     }
 
     pub(crate) fn read_launch(&self) -> Option<Launch> {
@@ -123,9 +165,9 @@ impl Attempt {
     }
 
     /// What became of it; one that nobody has claimed is claimed now, so that nobody ever begins it.
-    pub(crate) fn settle(&self) -> Result<Fate, AgentError> {
+    pub(crate) fn settle(&self) -> Result<AttemptStatus, AgentError> {
         if !self.folder.join("launch").exists() {
-            return Ok(Fate::Void);
+            return Ok(AttemptStatus::Void);
         }
         let claim = match self.read_claim() {
             Some(claim) => Some(claim),
@@ -133,9 +175,9 @@ impl Attempt {
             None => self.claim(Claim::Void).map(|_| self.read_claim())?,
         };
         Ok(match claim {
-            Some(Claim::Keeper(keeper)) if keeper.is_alive() => Fate::Runs(keeper),
-            Some(Claim::Keeper(keeper)) => Fate::Ended(keeper, self.exit()),
-            _ => Fate::Void,
+            Some(Claim::Keeper(keeper)) if keeper.is_alive() => AttemptStatus::Running(keeper),
+            Some(Claim::Keeper(keeper)) => AttemptStatus::Ended(keeper, self.exit()),
+            _ => AttemptStatus::Void,
         })
     }
 
@@ -324,12 +366,12 @@ mod tests {
     #[test]
     fn who_claims_first_decides() {
         let (_folder, late_keeper) = attempt();
-        assert_eq!(late_keeper.settle().unwrap(), Fate::Void);
+        assert_eq!(late_keeper.settle().unwrap(), AttemptStatus::Void);
         assert!(!late_keeper.claim(Claim::Keeper(Process::this())).unwrap());
 
         let (_folder, late_daemon) = attempt();
         assert!(late_daemon.claim(Claim::Keeper(Process::this())).unwrap());
-        assert_eq!(late_daemon.settle().unwrap(), Fate::Runs(Process::this()));
+        assert_eq!(late_daemon.settle().unwrap(), AttemptStatus::Running(Process::this()));
     }
 
     #[test]
@@ -337,8 +379,8 @@ mod tests {
         let (_folder, attempt) = attempt();
         let dead = Process { start: 1, ..Process::this() };
         attempt.claim(Claim::Keeper(dead)).unwrap();
-        assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Unseen));
+        assert_eq!(attempt.settle().unwrap(), AttemptStatus::Ended(dead, Exit::Unseen));
         fs::write(attempt.folder.join("exit"), r#"{"code":3}"#).unwrap();
-        assert_eq!(attempt.settle().unwrap(), Fate::Ended(dead, Exit::Code(3)));
+        assert_eq!(attempt.settle().unwrap(), AttemptStatus::Ended(dead, Exit::Code(3)));
     }
 }

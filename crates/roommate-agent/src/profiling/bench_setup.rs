@@ -34,7 +34,7 @@ impl Counters for Uncounted {
 }
 
 /// What tenants are given, and how they are watched.
-pub struct Outfit {
+pub struct BenchSetup {
     /// What they run on, for a person.
     pub device: String,
     /// Variables that they all get.
@@ -43,7 +43,7 @@ pub struct Outfit {
     pub sms: u32,
     /// Its counters.
     pub counters: Box<dyn Counters>,
-    /// Ends with the outfit, when all its clients have gone.
+    /// Ends with the setup, when all its clients have gone.
     _mps: Option<Stops>,
 }
 
@@ -55,7 +55,7 @@ impl Drop for Stops {
     }
 }
 
-impl Outfit {
+impl BenchSetup {
     /// What a plan asks for, or what there is. Files of daemons go into this folder.
     pub fn of(plan: &Plan, folder: &Path) -> Result<Self, AgentError> {
         let found = nvidia::inventory();

@@ -3,8 +3,9 @@
 
 mod split;
 
-use crate::api::job_file::{self, Command, JobFileError, Place, meant, plain, shown};
-use crate::protocol::Seat;
+use crate::api::job_file::{self, Command, Place, meant, plain, shown};
+use crate::error::JobFileError;
+use crate::protocol::SmRange;
 use roommate_core::measurement::rows::TaskKind;
 use roommate_core::measurement::search;
 use serde::Deserialize;
@@ -174,7 +175,7 @@ pub struct Member {
     /// Its batch size.
     pub batch: u32,
     /// The multiprocessors that it may use; `None` = all.
-    pub seat: Option<Seat>,
+    pub seat: Option<SmRange>,
 }
 
 /// One measurement: some tasks at the same time.
@@ -294,7 +295,7 @@ impl Plan {
             for batch in &task.batches {
                 items.push(self.solo(i, *batch, all, None));
                 for sms in &parts {
-                    let seat = Seat { first: 0, sms: *sms as u16 };
+                    let seat = SmRange { first: 0, sms: *sms as u16 };
                     items.push(self.solo(i, *batch, *sms, Some(seat)));
                 }
             }
@@ -340,7 +341,7 @@ impl Plan {
         self.at.wrong(what)
     }
 
-    fn solo(&self, task: usize, batch: u32, sms: u32, seat: Option<Seat>) -> Item {
+    fn solo(&self, task: usize, batch: u32, sms: u32, seat: Option<SmRange>) -> Item {
         let Task { name, kind, .. } = &self.tasks[task];
         Item {
             members: vec![Member { task, copy: 0, batch, seat }],
@@ -356,7 +357,7 @@ impl Plan {
         }
     }
 
-    fn set(&self, set: &Set, all: u32, seats: Option<&[Option<Seat>]>) -> Item {
+    fn set(&self, set: &Set, all: u32, seats: Option<&[Option<SmRange>]>) -> Item {
         let member = |(i, task): (usize, &usize)| Member {
             task: *task,
             copy: set.tasks[..i].iter().filter(|t| *t == task).count(),
@@ -366,7 +367,7 @@ impl Plan {
         let members: Vec<Member> = set.tasks.iter().enumerate().map(member).collect();
         let names: Vec<&str> = set.tasks.iter().map(|t| self.tasks[*t].name.as_str()).collect();
         let of_services = set.tasks.iter().any(|t| self.tasks[*t].kind == TaskKind::Serve);
-        let has = |seat: &Option<Seat>| seat.map_or(all as u16, |s| s.sms);
+        let has = |seat: &Option<SmRange>| seat.map_or(all as u16, |s| s.sms);
         let sms: Option<Vec<u16>> = seats.map(|s| s.iter().map(has).collect());
         // Rows of services always say what each has.
         let whole = || vec![all as u16; set.tasks.len()];
@@ -619,7 +620,7 @@ mod tests {
             triple.iter().map(|m| (m.task, m.copy)).collect::<Vec<_>>(),
             [(0, 0), (0, 1), (1, 0)]
         );
-        assert_eq!(triple[2].seat, Some(Seat { first: 48, sms: 84 }));
+        assert_eq!(triple[2].seat, Some(SmRange { first: 48, sms: 84 }));
     }
 
     #[test]

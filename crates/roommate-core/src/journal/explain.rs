@@ -119,6 +119,7 @@ impl Explain {
             }
             Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
             Event::Served { served, .. } => self.own_account(at, served),
+            Event::Held { .. } | Event::Resized { .. } => self.tell(at, set_by_user(fact)),
             Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
     }
@@ -190,6 +191,7 @@ impl Observer for Explain {
                 Event::Started(job) | Event::Tuned(job) => *job,
                 Event::Stopped { job, .. } | Event::Sampled { job, .. } => *job,
                 Event::Served { job, .. } => *job,
+                Event::Held { job, .. } | Event::Resized { job, .. } => *job,
                 Event::NodeUp(_) | Event::NodeDown(_) => continue,
             };
             if Some(job) == self.job {
@@ -240,12 +242,32 @@ impl Explain {
     }
 }
 
-/// `batch 256, learning rate × 0.707`.
+/// What a user set, in words: `held by its user`. Empty for other facts.
+pub fn set_by_user(fact: &Event) -> String {
+    match *fact {
+        Event::Held { held: true, .. } => "held by its user".into(),
+        Event::Held { held: false, .. } => "released by its user".into(),
+        Event::Resized { batch, share_permille, .. } => {
+            let batch = batch.map(|b| match b {
+                0 => "the policy's batch size".to_string(),
+                b => format!("batch {b}"),
+            });
+            let share = share_permille.map(|s| match s {
+                0 => "the policy's share".to_string(),
+                s => format!("at most {} % of each GPU", f64::from(s) / 10.0),
+            });
+            let set: Vec<String> = batch.into_iter().chain(share).collect();
+            format!("resized by its user: {}", set.join(", "))
+        }
+        _ => String::new(),
+    }
+}
+
+/// `batch 256`.
 fn batch(knobs: Knobs) -> String {
-    match (knobs.batch, knobs.lr_permille) {
-        (0, _) => "its own batch".into(),
-        (batch, Knobs::LR_OWN) => format!("batch {batch}"),
-        (batch, lr) => format!("batch {batch}, learning rate × {}", f64::from(lr) / 1000.0),
+    match knobs.batch {
+        0 => "its own batch".into(),
+        batch => format!("batch {batch}"),
     }
 }
 

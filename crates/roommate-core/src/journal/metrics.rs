@@ -531,7 +531,7 @@ impl Fold {
                     self.totals.slo_misses += u64::from(served.over);
                 }
             }
-            Event::Sampled { .. } => {}
+            Event::Sampled { .. } | Event::Held { .. } | Event::Resized { .. } => {}
             Event::Started(_) | Event::Stopped { .. } | Event::Tuned(_) => {}
             Event::NodeUp(_) | Event::NodeDown(_) => {}
         }

@@ -42,7 +42,8 @@ pub struct Training {
     pub memory: Vec<(u32, u32)>,
 }
 
-/// How the learning rate follows the batch size.
+/// How the learning rate follows the batch size. The job applies it (`lr` of the SDK); Roommate only
+/// knows what its user said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrRule {
@@ -53,19 +54,6 @@ pub enum LrRule {
     SquareRoot,
     /// Not at all: the optimiser finds its own, or the user forbids it.
     Keep,
-}
-
-impl LrRule {
-    /// The learning rate at so many times the batch, in permille of what it was.
-    pub fn permille(self, times: f64) -> u32 {
-        let factor = match self {
-            Self::Linear => times,
-            Self::SquareRoot => times.sqrt(),
-            Self::Keep => 1.0,
-        };
-        // Never 0, which would stop the training.
-        (factor * 1000.0).round().clamp(1.0, f64::from(u32::MAX)) as u32
-    }
 }
 
 /// The gradient noise scale over the life of a job: it grows by equal factors as training goes on.
@@ -136,12 +124,6 @@ impl Training {
             return 1.0;
         }
         goodput_factor(f64::from(self.batch.max(1)), f64::from(batch), f64::from(noise_scale))
-    }
-
-    /// These knobs with another batch size and the learning rate that goes with it.
-    pub fn turned(&self, knobs: Knobs, batch: u32) -> Knobs {
-        let times = f64::from(batch) / f64::from(self.batch.max(1));
-        Knobs { batch, lr_permille: self.lr.permille(times), ..knobs }
     }
 
     /// GPU memory at a batch size, MiB; `None` where that is not known.

@@ -11,7 +11,7 @@
 //! Reads what a job asks for, its declared length (only for co-locate-or-wait; one that says nothing is taken to
 //! have as much before it as behind it), the batch sizes that its user allows, and samples: step time, noise scale,
 //! memory, counters. Never reads the noise scale or the memory of a profile. Starts jobs beside others
-//! with no share (`sm_permille` 0), tunes batch, learning rate and memory limit of all tenants, and believes a batch
+//! with no share (`sm_permille` 0), tunes batch and memory limit of all tenants, and believes a batch
 //! size only once a sample says it; one that was not applied is said and left alone. Wakes when a measurement is
 //! due. With no data the predictor says 1 + Σ of the products of SM utilisation (unknown kinds: 0.7). While a
 //! device is tuned it takes nobody. Gangs and services have their GPUs to themselves; while a gang waits, nobody behind

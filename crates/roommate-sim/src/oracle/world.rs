@@ -193,7 +193,8 @@ impl Candidate<'_> {
                     let batches = factors.map(batch).filter(|b| range.contains(b));
                     let knobs = batches.map(|b| Knobs {
                         mem_mib: training.mem_mib(b).unwrap_or(asked.mem_mib),
-                        ..training.turned(asked, b)
+                        batch: b,
+                        ..asked
                     });
                     knobs.map(|k| (*job, k)).collect::<Vec<(JobIdx, Knobs)>>()
                 }

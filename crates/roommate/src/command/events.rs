@@ -3,7 +3,7 @@
 use crate::cli::machine::{Events, Listing};
 use crate::console;
 use anyhow::Context;
-use roommate_agent::daemon::event_text::Words;
+use roommate_agent::api::event_text::EventLog;
 use roommate_agent::process::rotated_file::Place;
 use roommate_core::journal;
 use std::process::ExitCode;
@@ -24,12 +24,12 @@ pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
                 (growing, told) = ((number, Vec::new()), 0);
             }
             growing.1.extend(part);
-            let mut words = Words::default();
+            let mut words = EventLog::default();
             journal::read(growing.1.as_slice(), &mut words)
                 .context("could not read the daemon's journal")?;
-            let fresh = words.told.iter().skip(told).map(|told| format!("{told}\n"));
+            let fresh = words.lines.iter().skip(told).map(|told| format!("{told}\n"));
             console::print(&fresh.collect::<String>())?;
-            told = words.told.len();
+            told = words.lines.len();
         }
         if !args.follow {
             return Ok(ExitCode::SUCCESS);

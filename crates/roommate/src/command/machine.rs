@@ -3,7 +3,8 @@
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{console, table};
 use roommate_agent::Client;
-use roommate_agent::api::control::{GpuView, JobView, MachineView, Reply, Request};
+use roommate_agent::api::control::{JobView, MachineView, Reply, Request};
+use roommate_agent::device::GpuView;
 use roommate_agent::paths::Paths;
 use roommate_agent::process::rotated_file::Place;
 use serde::Serialize;

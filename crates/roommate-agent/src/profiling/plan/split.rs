@@ -1,7 +1,7 @@
 //! How the multiprocessors of a GPU are divided among the tasks of a set.
 
 use crate::api::job_file::shown;
-use crate::protocol::Seat;
+use crate::protocol::SmRange;
 use roommate_core::measurement::search::GRAIN;
 use serde::Deserialize;
 use yaml_serde::Value;
@@ -77,8 +77,8 @@ pub(super) fn group(sms: u32, all: u32) -> Result<(), String> {
 
 impl Split {
     /// Where each member sits; `None` = everywhere.
-    pub(super) fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<Seat>>, String> {
-        let seat = |first: u32, sms: u32| Some(Seat { first: first as u16, sms: sms as u16 });
+    pub(super) fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<SmRange>>, String> {
+        let seat = |first: u32, sms: u32| Some(SmRange { first: first as u16, sms: sms as u16 });
         let each = match self {
             Self::First(sms) => {
                 group(*sms, all)?;

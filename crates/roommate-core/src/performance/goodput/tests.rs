@@ -47,20 +47,6 @@ fn degradation_keeps_its_limits() {
 }
 
 #[test]
-fn the_learning_rate_follows_its_rule_and_never_stops_training() {
-    let training = Training::around(512, 400.0);
-    let with = |lr: LrRule, batch: u32| {
-        let knobs = Training { lr, ..training.clone() }.turned(Knobs::WHOLE, batch);
-        (knobs.batch, knobs.lr_permille)
-    };
-    assert_eq!(with(LrRule::Linear, 1024), (1024, 2000));
-    assert_eq!(with(LrRule::SquareRoot, 128), (128, 500));
-    assert_eq!(with(LrRule::Keep, 2048), (2048, 1000));
-    assert_eq!(with(LrRule::Linear, 512), (512, 1000));
-    assert_eq!(Training { batch: 1 << 20, ..training }.turned(Knobs::WHOLE, 1).lr_permille, 1);
-}
-
-#[test]
 fn noise_grows_in_stages_and_memory_in_lines() {
     let noise = Noise { start: 100.0, end: 1600.0 };
     assert_eq!((noise.at(0), noise.at(Noise::STAGES - 1)), (100.0, 1600.0));

@@ -266,8 +266,7 @@ pub(crate) fn make_room(plan: &mut Plan<'_>, job: JobIdx, gpu: GpuIdx) {
             return;
         }
         let own = plan.spec(tenant).knobs;
-        let knobs =
-            Knobs { batch: own.batch, lr_permille: own.lr_permille, ..plan.job(tenant).knobs };
+        let knobs = Knobs { batch: own.batch, ..plan.job(tenant).knobs };
         let _ = plan.tune(tenant, Knobs { mem_mib: own.mem_mib, ..knobs });
     }
 }
@@ -391,7 +390,7 @@ impl Tuning {
                 continue;
             }
             let mem_mib = limit_mib(plan, &self.kinds, *job, training, *batch);
-            let knobs = Knobs { mem_mib, ..training.turned(now, *batch) };
+            let knobs = Knobs { mem_mib, batch: *batch, ..now };
             turns.push((i64::from(mem_mib) - i64::from(now.mem_mib), *job, knobs));
         }
         turns.sort_by_key(|(more, job, _)| (*more, *job));

@@ -7,7 +7,7 @@ use crate::{ANSWER_NO, console, measurements, table};
 use anyhow::Context;
 use roommate_agent::AgentError;
 use roommate_agent::process::signal;
-use roommate_agent::profiling::bench_setup::Outfit;
+use roommate_agent::profiling::bench_setup::BenchSetup;
 use roommate_agent::profiling::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::profiling::{Bench, Trouble, key, row};
 use roommate_core::measurement::advice::{self, Configuration, Constraints, Workload};
@@ -33,14 +33,14 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
         .prefix("roommate-")
         .tempdir()
         .context("could not make a folder")?;
-    let outfit = Outfit::of(&plan, folder.path())?;
-    let items = plan.items(outfit.sms).map_err(AgentError::from)?;
+    let setup = BenchSetup::of(&plan, folder.path())?;
+    let items = plan.items(setup.sms).map_err(AgentError::from)?;
     let files = Files::open(out, &items, args.again)?;
     let known = items.iter().filter(|i| files.has(i)).count();
     if known > 0 {
         console::say(&format!("{known} of {} are measured already", items.len()));
     }
-    let mut work = Work { plan: &plan, sms: outfit.sms, files, tried: BTreeSet::new() };
+    let mut work = Work { plan: &plan, sms: setup.sms, files, tried: BTreeSet::new() };
     let mut left: Vec<&Item> = Vec::new();
     for item in &items {
         if !work.files.has(item) || work.next(item)?.is_some() {
@@ -50,9 +50,9 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
     if left.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    console::say(&format!("on {}", outfit.device));
+    console::say(&format!("on {}", setup.device));
     let program = std::env::current_exe().context("could not find this program itself")?;
-    let mut bench = Bench::open(&plan, outfit, folder.path(), &program, &stop)?;
+    let mut bench = Bench::open(&plan, setup, folder.path(), &program, &stop)?;
     let done = work.all(&mut bench, &left);
     bench.close();
     let Done { rows, failed } = done?;

@@ -9,7 +9,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 use roommate_agent::api::control::JobView;
-use roommate_agent::daemon::event_text::Told;
+use roommate_agent::api::event_text::EventLine;
 
 /// Below this nothing useful can be shown.
 pub(super) const SMALLEST: (u16, u16) = (60, 12);
@@ -299,7 +299,7 @@ fn events<'a>(
     frame: &mut Frame<'_>,
     area: Rect,
     head: &str,
-    told: impl DoubleEndedIterator<Item = &'a Told>,
+    told: impl DoubleEndedIterator<Item = &'a EventLine>,
 ) {
     if area.height == 0 {
         return;

@@ -1,7 +1,7 @@
 use super::*;
 use expect_test::expect;
 use roommate_agent::api::control::{JobView, MachineView};
-use roommate_agent::daemon::event_text::Told;
+use roommate_agent::api::event_text::EventLine;
 use roommate_agent::device::SelfTest;
 use screen::Mode;
 
@@ -36,7 +36,7 @@ fn snapshot() -> Snapshot {
         ..job(1, "opaque", "running", &[0])
     };
     let done = JobView { ended: true, ..job(5, "early", "failed: exit 3", &[]) };
-    let told = |at_s, job: &str, what: &str| Told { at_s, job: job.into(), what: what.into() };
+    let told = |at_s, job: &str, what: &str| EventLine { at_s, job: job.into(), what: what.into() };
     Snapshot {
         machine: MachineView {
             pid: 4242,

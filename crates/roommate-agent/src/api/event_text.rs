@@ -2,14 +2,14 @@
 
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
-use roommate_core::journal::{JobLine, Observer, StepView};
+use roommate_core::journal::{JobLine, Observer, StepView, explain};
 use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct EventLine {
     /// Seconds into the run.
     pub at_s: f64,
     /// To which job.
@@ -18,7 +18,7 @@ pub struct Told {
     pub what: String,
 }
 
-impl std::fmt::Display for Told {
+impl std::fmt::Display for EventLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let at = Time::from_secs(self.at_s).to_string();
         write!(f, "{at:>8}  {}  {}", self.job, self.what)
@@ -27,14 +27,14 @@ impl std::fmt::Display for Told {
 
 /// Folds a journal into words.
 #[derive(Default)]
-pub struct Words {
+pub struct EventLog {
     names: Vec<String>,
     /// What was told, oldest first.
-    pub told: VecDeque<Told>,
+    pub lines: VecDeque<EventLine>,
     keep: Option<usize>,
 }
 
-impl Words {
+impl EventLog {
     /// Keeps only the last so many.
     pub fn last(keep: usize) -> Self {
         Self { keep: Some(keep), ..Self::default() }
@@ -42,10 +42,10 @@ impl Words {
 
     fn tell(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
         let job = self.names[job.usize()].clone();
-        if self.keep.is_some_and(|keep| self.told.len() >= keep) {
-            self.told.pop_front();
+        if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
+            self.lines.pop_front();
         }
-        self.told.push_back(Told { at_s: at.secs(), job, what: what.into() });
+        self.lines.push_back(EventLine { at_s: at.secs(), job, what: what.into() });
     }
 
     fn fact(&mut self, at: Time, fact: &Event) {
@@ -61,6 +61,9 @@ impl Words {
             Event::Failed { job, reason: why, done } => {
                 self.tell(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
+            Event::Held { job, .. } | Event::Resized { job, .. } => {
+                self.tell(at, *job, explain::set_by_user(fact));
+            }
             // Too many to tell, and `ps` shows the last.
             Event::Sampled { .. } | Event::Served { .. } => {}
             Event::NodeUp(_) | Event::NodeDown(_) => {}
@@ -68,7 +71,7 @@ impl Words {
     }
 }
 
-impl Observer for Words {
+impl Observer for EventLog {
     fn job(&mut self, line: &JobLine) {
         self.names.push(line.name.clone());
     }

@@ -1,5 +1,5 @@
-//! Slices: a process that neither the kernel nor itself holds to its share is stopped and continued by
-//! signals, so that it runs for its share of the time.
+//! Duty cycles: a process that neither the kernel nor the SDK holds to its share is stopped and continued
+//! by signals, so that it runs for its share of the time.
 //!
 //! Time runs up a credit at the rate of the share, and running uses it up. Signals come late on a busy
 //! machine; what was too much or too little is made good in the next slice.
@@ -13,9 +13,9 @@ const LEAST_RUN_S: f64 = 0.03;
 /// What is remembered at most of late signals, in periods.
 const MEMORY: f64 = 3.0;
 
-/// The slices of one process.
+/// The duty cycle of one process.
 #[derive(Clone, Debug)]
-pub(crate) struct Slicer {
+pub(crate) struct DutyCycle {
     share: f64,
     runs: bool,
     since: Instant,
@@ -23,8 +23,8 @@ pub(crate) struct Slicer {
     credit_s: f64,
 }
 
-impl Slicer {
-    /// Slices for a process that runs now.
+impl DutyCycle {
+    /// The duty cycle of a process that runs now.
     pub(crate) fn new(share: f64, now: Instant) -> Self {
         Self { share: share.clamp(0.001, 1.0), runs: true, since: now, credit_s: 0.0 }
     }
@@ -72,16 +72,16 @@ mod tests {
     /// The part of the time that a process runs whose signals come so late.
     fn part(share: f64, late: impl Fn(u32) -> Duration) -> f64 {
         let began = Instant::now();
-        let mut slicer = Slicer::new(share, began);
+        let mut duty_cycle = DutyCycle::new(share, began);
         let (mut now, mut ran, mut runs, mut n) = (began, 0.0, true, 0);
         while now - began < Duration::from_secs(60) {
-            let next = slicer.due().max(now) + late(n);
+            let next = duty_cycle.due().max(now) + late(n);
             if runs {
                 ran += (next - now).as_secs_f64();
             }
             now = next;
             n += 1;
-            if let Some(turn) = slicer.turn(now) {
+            if let Some(turn) = duty_cycle.turn(now) {
                 runs = turn;
             }
         }

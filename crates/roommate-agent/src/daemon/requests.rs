@@ -1,0 +1,302 @@
+//! What users ask for: each request is checked, becomes facts of a step, and is answered once that step
+//! is in the store.
+
+use crate::AgentError;
+use crate::api::control::{Reply, Request, Submit};
+use crate::api::job_file;
+use crate::daemon::store::JobRow;
+use crate::daemon::{Daemon, Input, JobRecord, unix_us};
+use crate::machine::Order;
+use crate::process;
+use roommate_core::event::Event;
+use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use roommate_core::job::Phase;
+use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
+use std::collections::HashSet;
+
+/// A request that is refused: what is wrong, and what to do about it.
+type Refusal = (String, Option<String>);
+
+fn refusal(what: String, hint: &str) -> Refusal {
+    (what, Some(hint.into()))
+}
+
+impl Daemon {
+    pub(super) fn answer(&mut self, request: Request) -> Result<Reply, AgentError> {
+        let job = match &request {
+            Request::Cancel { job } | Request::Suspend { job } | Request::Resume { job } => job,
+            Request::Resize { job, .. } => job,
+            _ => return self.answer_all(request),
+        };
+        let job = match self.find_job(job) {
+            Ok(job) => job,
+            Err((what, hint)) => return Ok(Reply::Error { what, hint }),
+        };
+        let done = match request {
+            Request::Cancel { .. } => self.cancel(job)?,
+            Request::Suspend { .. } => self.hold(job, true)?,
+            Request::Resume { .. } => self.hold(job, false)?,
+            Request::Resize { batch, share, .. } => self.resize(job, batch, share)?,
+            _ => unreachable!("other requests were answered above"),
+        };
+        Ok(match done {
+            Ok(what) => Reply::Done { what },
+            Err((what, hint)) => Reply::Error { what, hint },
+        })
+    }
+
+    /// Answers a request that is not about changing one job.
+    fn answer_all(&mut self, request: Request) -> Result<Reply, AgentError> {
+        Ok(match request {
+            Request::Submit(submit) => self.submit(*submit)?,
+            Request::Ps {} => {
+                let jobs = (0..self.jobs.len()).map(|i| self.job_view(JobIdx::from_usize(i)));
+                Reply::Jobs(self.past.iter().cloned().chain(jobs).collect())
+            }
+            Request::Describe { job } => match self.past.iter().find(|j| j.name == job) {
+                Some(past) => Reply::Job(Box::new(past.clone())),
+                None => match self.find_job(&job) {
+                    Ok(job) => Reply::Job(Box::new(self.job_view(job))),
+                    Err((what, hint)) => Reply::Error { what, hint },
+                },
+            },
+            Request::Down { stop_jobs } => {
+                let _ = self.inputs.send(Input::Quit { stop_jobs });
+                Reply::Done { what: "the daemon ends".into() }
+            }
+            Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
+            Request::Logs { .. } | Request::Journal { .. } => {
+                Reply::Error { what: "files are read where they are asked for".into(), hint: None }
+            }
+            Request::Cancel { .. }
+            | Request::Suspend { .. }
+            | Request::Resume { .. }
+            | Request::Resize { .. } => unreachable!("answered by the caller"),
+        })
+    }
+
+    /// The job of this name that has not ended in an earlier part of the journal.
+    fn find_job(&self, name: &str) -> Result<JobIdx, Refusal> {
+        let at = self.jobs.iter().position(|j| j.name == name);
+        at.map(JobIdx::from_usize).ok_or_else(|| {
+            if self.past.iter().any(|j| j.name == name) {
+                return (format!("job {name:?} has ended already"), None);
+            }
+            let near = job_file::nearest(name, self.jobs.iter().map(|j| j.name.as_str()));
+            let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {
+                format!("did you mean {n:?}?")
+            });
+            (format!("there is no job {name:?}"), Some(hint))
+        })
+    }
+
+    /// Takes a job in; it is in the store when this returns.
+    fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
+        if let Some(name) = self.store.submitted_as(&submit.key)? {
+            return Ok(Reply::Submitted { name });
+        }
+        if let Err(e) = self.can_run(&submit) {
+            return Ok(Reply::Error { what: e.to_string(), hint: e.hint() });
+        }
+        let name = self.free_name(submit.file.name());
+        if submit.dry_run {
+            return Ok(Reply::Done { what: format!("job {name:?} would be taken") });
+        }
+        let now = self.clock.now();
+        let mut writer = Writer::new(Vec::new());
+        let team = self.team(&submit, &mut writer);
+        let profile = self.profile(&submit, &name, &mut writer);
+        let spec = submit.file.spec(profile, team, now);
+        let idx = self.engine.add_job(spec.clone());
+        let line = JobLine { idx, name: name.clone(), spec };
+        writer.job(&line);
+        self.log.job(&line);
+        let row = JobRow { file: submit.file, env: submit.env, submitted_unix_us: unix_us() };
+        let id = self.store.add_job(idx.0, &submit.key, &name, &row)?;
+        self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
+        self.jobs.push(JobRecord::new(id, name.clone(), row));
+        self.facts.push(Event::Submitted(idx));
+        self.step()?;
+        Ok(Reply::Submitted { name })
+    }
+
+    /// The team of a job; one that is new is written into the journal.
+    fn team(&mut self, submit: &Submit, writer: &mut Writer<Vec<u8>>) -> TeamIdx {
+        let name = submit.file.team.clone().unwrap_or_else(|| "default".into());
+        let known = self.teams.iter().position(|t| *t == name);
+        TeamIdx::from_usize(known.unwrap_or_else(|| {
+            let idx = self.teams.len();
+            writer.team(&TeamLine { idx: TeamIdx::from_usize(idx), name: name.clone() });
+            self.teams.push(name);
+            idx
+        }))
+    }
+
+    /// The profile of a job; one that is new is written into the journal.
+    fn profile(&mut self, submit: &Submit, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
+        let name = submit.file.profile.clone().unwrap_or_else(|| job.into());
+        if let Some(known) = self.profiles.iter().position(|p| *p == name) {
+            return ProfileIdx::from_usize(known);
+        }
+        let profile = submit.file.profile();
+        let idx = self.engine.add_profile(profile.clone());
+        writer.profile(&ProfileLine { idx, name: name.clone(), profile });
+        self.profiles.push(name);
+        idx
+    }
+
+    /// Whether the job could ever run here.
+    fn can_run(&self, submit: &Submit) -> Result<(), AgentError> {
+        let file = &submit.file;
+        let workdir = file.workdir.clone().unwrap_or_default();
+        if !workdir.is_dir() {
+            let what = format!(
+                "job {:?}: the folder {:?} is not there",
+                file.name(),
+                workdir.display().to_string()
+            );
+            return Err(AgentError::refused(what, "`workdir` is relative to the job file"));
+        }
+        let path = file.env.get("PATH").or_else(|| submit.env.get("PATH")).map(String::as_str);
+        let words = file.command.words();
+        if let Err(what) = process::find_program(&words[0], path, &workdir) {
+            let what = format!("job {:?}: {what}", file.name());
+            return Err(AgentError::refused(what, "give a path, or set PATH under `env`"));
+        }
+        let node = &self.head.cluster.groups[0];
+        let short = |what: &str, need: f64, has: f64| {
+            let what = format!(
+                "job {:?} can never run: it needs {need} {what}, this machine has {has}",
+                file.name()
+            );
+            Err(AgentError::refused(what, "ask for less, or use a larger machine"))
+        };
+        let devices = f64::from(file.devices);
+        let (cores, mib) = (f64::from(node.cpu_milli) / 1000.0, f64::from(node.host_mib));
+        if file.devices > node.gpus {
+            return short("devices", devices, f64::from(node.gpus));
+        } else if file.cpus.is_some_and(|c| c * devices > cores) {
+            return short("CPU cores", file.cpus.unwrap_or_default() * devices, cores);
+        } else if f64::from(file.memory_mib) * devices > mib {
+            return short("MiB of memory", f64::from(file.memory_mib) * devices, mib);
+        }
+        Ok(())
+    }
+
+    fn free_name(&self, wanted: &str) -> String {
+        let past = self.past.iter().map(|j| j.name.as_str());
+        let taken: HashSet<&str> = past.chain(self.jobs.iter().map(|j| j.name.as_str())).collect();
+        let numbered = (2..).map(|n| format!("{wanted}-{n}"));
+        let mut names = std::iter::once(wanted.to_string()).chain(numbered);
+        names.find(|n| !taken.contains(n.as_str())).expect("there are more names than jobs")
+    }
+
+    fn cancel(&mut self, job: JobIdx) -> Result<Result<String, Refusal>, AgentError> {
+        let name = self.jobs[job.usize()].name.clone();
+        if self.engine.state().job(job).phase == Phase::Done {
+            return Ok(Err((format!("job {name:?} has ended already"), None)));
+        }
+        self.facts.push(Event::Cancelled(job));
+        self.step()?;
+        self.machine.apply(Order::Cancel(job));
+        Ok(Ok(format!("cancelled {name}")))
+    }
+
+    /// Makes a job stand still where it is, or lets it go on. It keeps its devices: its user may want it
+    /// back at once.
+    fn hold(&mut self, job: JobIdx, held: bool) -> Result<Result<String, Refusal>, AgentError> {
+        if let Err(refused) = self.can_hold(job, held) {
+            return Ok(Err(refused));
+        }
+        self.set_by_user(job, Event::Held { job, held })?;
+        let name = &self.jobs[job.usize()].name;
+        Ok(Ok(format!("{} {name}", if held { "suspended" } else { "resumed" })))
+    }
+
+    fn can_hold(&self, job: JobIdx, held: bool) -> Result<(), Refusal> {
+        let (name, hot) = (&self.jobs[job.usize()].name, self.engine.state().job(job));
+        if hot.phase == Phase::Done {
+            return Err((format!("job {name:?} has ended already"), None));
+        }
+        if hot.user.held == held {
+            let is = if held { "suspended" } else { "running" };
+            return Err((format!("job {name:?} is {is} already"), None));
+        }
+        if held && !matches!(hot.phase, Phase::Running | Phase::Starting) {
+            let hint = "a job that waits makes no progress; `roommate cancel` takes it back";
+            return Err(refusal(format!("job {name:?} does not run"), hint));
+        }
+        Ok(())
+    }
+
+    /// Gives a job the batch size and the share that its user wants, from its next step on.
+    fn resize(
+        &mut self,
+        job: JobIdx,
+        batch: Option<u32>,
+        share: Option<f64>,
+    ) -> Result<Result<String, Refusal>, AgentError> {
+        if let Err(refused) = self.can_resize(job, batch, share) {
+            return Ok(Err(refused));
+        }
+        let share_permille = share.map(permille);
+        self.set_by_user(job, Event::Resized { job, batch, share_permille })?;
+        Ok(Ok(format!("resized {}", self.jobs[job.usize()].name)))
+    }
+
+    fn can_resize(
+        &self,
+        job: JobIdx,
+        batch: Option<u32>,
+        share: Option<f64>,
+    ) -> Result<(), Refusal> {
+        let name = &self.jobs[job.usize()].name;
+        if self.engine.state().job(job).phase == Phase::Done {
+            let what = format!("job {name:?} has ended already");
+            return Err(refusal(what, "`roommate ps` lists the jobs"));
+        }
+        if let Some(share) = share.filter(|s| !(0.0..=1.0).contains(s)) {
+            let hint = "0 leaves the share to the policy again";
+            return Err(refusal(format!("a share is 0 to 1 of a device, not {share}"), hint));
+        }
+        let Some(batch) = batch else { return Ok(()) };
+        let known = self.machine.job(job).and_then(|j| j.tenant.as_ref());
+        let Some(range) = known.filter(|t| t.peer.is_some()).and_then(|t| t.batches) else {
+            let hint = "it has to run, with `min` and `max` in its call of `roommate.steps`";
+            return Err(refusal(format!("job {name:?} cannot change its batch size"), hint));
+        };
+        if batch != 0 && !(range.min..=range.max).contains(&batch) {
+            let what = format!(
+                "job {name:?} works with batches of {} to {}, not {batch}",
+                range.min, range.max
+            );
+            return Err(refusal(what, "0 leaves the size to the policy again"));
+        }
+        Ok(())
+    }
+
+    /// Writes down what a user set, then has the machine carry it out.
+    fn set_by_user(&mut self, job: JobIdx, fact: Event) -> Result<(), AgentError> {
+        self.facts.push(fact);
+        self.step()?;
+        let user = self.engine.state().job(job).user;
+        self.machine.apply(Order::Override(job, user));
+        self.take_reports()
+    }
+}
+
+/// A share in permille; one above 0 stays above 0, which means none.
+pub(super) fn permille(share: f64) -> u16 {
+    let rounded = (1000.0 * share).round() as u16;
+    if share > 0.0 { rounded.max(1) } else { rounded }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_share_is_not_taken_for_none() {
+        assert_eq!([0.0, 0.0001, 0.25, 1.0].map(permille), [0, 1, 250, 1000]);
+    }
+}

@@ -1,0 +1,165 @@
+//! Jobs and the daemon as people see them: what the engine believes and what the machine saw, together.
+
+use crate::AgentError;
+use crate::api::control::{self, JobView, MachineView};
+use crate::daemon::Daemon;
+use crate::device::range_words;
+use crate::machine::tenant::JobRuntime;
+use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::job::{Job, Phase};
+use roommate_core::time::{Span, Time};
+use std::fs;
+
+impl Daemon {
+    pub(super) fn job_view(&self, job: JobIdx) -> JobView {
+        let (record, state) = (&self.jobs[job.usize()], self.engine.state());
+        let (hot, spec) = (state.job(job), state.spec(job));
+        let known = self.machine.job(job);
+        let tenant = known.and_then(|j| j.tenant.as_ref());
+        let seen = known.and_then(|j| j.seen.as_ref());
+        let now = state.now.max(self.clock.now());
+        let ended = hot.phase == Phase::Done;
+        let until = if ended { hot.since } else { now };
+        // A job that was carried over from an earlier part of the journal was submitted there.
+        let first = record.row.submitted_unix_us.saturating_sub(self.epoch_us);
+        let submitted = hot.submitted.min(Time(first));
+        let done = self.done(job);
+        let timed = (seen.is_some() && !ended) || record.row.file.step_s.is_some();
+        let moves = hot.phase == Phase::Running && !hot.user.held;
+        let left_s = spec.work.filter(|_| moves && timed);
+        let left_s = left_s.map(|all| (all - done) * hot.meter.step_s).filter(|s| *s < 1e9);
+        JobView {
+            name: record.name.clone(),
+            idx: record.id,
+            state: self.state_of(job, hot, known),
+            ended,
+            devices: hot.gpus.iter().map(|g| g.0).collect(),
+            wants: spec.gpus,
+            share: self.share(job),
+            pace: f64::from(self.pace_permille(job)) / 1000.0,
+            batch: seen.map(|s| s.batch),
+            done,
+            steps: spec.work,
+            left_s,
+            step_s: seen.map(|s| s.step_s),
+            stages_s: seen.and_then(|s| s.stages_s),
+            cpu_s: known.and_then(|j| j.cpu_s),
+            noise_scale: seen.and_then(|s| s.noise_scale),
+            mem_mib: seen.and_then(|s| s.mem_mib),
+            gpu_mib: seen.and_then(|s| s.gpu_mib),
+            seat: tenant.and_then(|t| t.range).map(range_words),
+            apart: tenant.is_some_and(|t| t.apart),
+            cooperative: known.is_some_and(JobRuntime::is_connected),
+            starts: self.starts(job),
+            failures: record.failures.saturating_add(hot.failures),
+            submitted_s: submitted.secs(),
+            age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
+            class: control::class_name(spec.class).into(),
+            team: record.row.file.team.clone(),
+            why: self.reason(hot),
+            exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
+            keeper_pid: tenant.map(|t| t.supervisor.pid),
+            log: self.config.paths.log(record.id).display().to_string(),
+            command: record.row.file.command.words(),
+        }
+    }
+
+    /// Where a job is in its life, in a word.
+    fn state_of(&self, job: JobIdx, hot: &Job, known: Option<&JobRuntime>) -> String {
+        match hot.phase {
+            Phase::Expected | Phase::Pending if known.is_some_and(JobRuntime::is_suspended) => {
+                "waits in memory"
+            }
+            Phase::Expected | Phase::Pending => "pending",
+            Phase::BackingOff => "backing off",
+            Phase::Starting => "starting",
+            Phase::Running if hot.user.held => "suspended",
+            Phase::Running => "running",
+            Phase::Stopping => "stopping",
+            Phase::Done => {
+                let outcome = self.jobs[job.usize()].outcome.clone();
+                return outcome.unwrap_or_else(|| "ended".into());
+            }
+        }
+        .into()
+    }
+
+    /// Steps done, as the job last said, or as the engine believes.
+    fn done(&self, job: JobIdx) -> f64 {
+        let (state, known) = (self.engine.state(), self.machine.job(job));
+        // The engine goes on counting until it hears of the end.
+        let ended = state.job(job).phase == Phase::Done;
+        let done = match known.and_then(|j| j.seen.as_ref()).filter(|_| !ended) {
+            Some(seen) => seen.done,
+            // It has not made a step yet.
+            None if known.is_some_and(JobRuntime::is_connected) => {
+                self.jobs[job.usize()].checkpoint
+            }
+            None => state.done(job),
+        };
+        done.min(state.spec(job).work.unwrap_or(f64::INFINITY))
+    }
+
+    /// What the job has of each device: what the policy gives it, or less if its user says so.
+    fn share(&self, job: JobIdx) -> f64 {
+        let (hot, spec) = (self.engine.state().job(job), self.engine.state().spec(job));
+        let knobs = if hot.is_placed() { hot.knobs } else { spec.knobs };
+        let (given, user) = (knobs.sm_permille, hot.user.share_permille);
+        let less = user > 0 && (given == 0 || user < given);
+        f64::from(if less { user } else { given }) / 1000.0
+    }
+
+    /// Most of its own speed. A guard of a roommate may leave the job less than its knobs do.
+    fn pace_permille(&self, job: JobIdx) -> u16 {
+        let own = self.engine.state().job(job).knobs.pace_permille;
+        let tenant = self.machine.job(job).and_then(|j| j.tenant.as_ref());
+        match tenant.zip(self.machine.own_pace_permille(job)) {
+            Some((t, most)) if t.orders.pace_permille < most => t.orders.pace_permille,
+            _ => own,
+        }
+    }
+
+    /// Why the job is as it is.
+    fn reason(&self, hot: &Job) -> Option<String> {
+        let name = |j: JobIdx| self.jobs[j.usize()].name.clone();
+        if hot.phase == Phase::Done {
+            return None;
+        }
+        hot.last_reason.map(|r| r.describe(&name)).or_else(|| {
+            let unsaid = match hot.phase {
+                Phase::Pending if !hot.parked_on.is_empty() => "others have their turn",
+                Phase::Pending => "the policy has no place for it yet",
+                _ => return None,
+            };
+            Some(unsaid.into())
+        })
+    }
+
+    pub(super) fn machine_view(&self) -> Result<MachineView, AgentError> {
+        let why = self.head.continues.as_ref();
+        let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
+        let mib = self.store.bytes() as f64 / f64::from(1 << 20);
+        Ok(MachineView {
+            pid: std::process::id(),
+            policy: self.head.policy.clone(),
+            cluster: self.head.cluster.to_string(),
+            devices: self.head.cluster.gpus(),
+            enforcement: self.machine.enforcement().clone(),
+            up_s: self.clock.now().secs(),
+            jobs: self.jobs.iter().filter(|j| j.outcome.is_none()).count(),
+            rss_mib: rss_mib(),
+            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
+            http: self.http.clone(),
+            gpus: self.machine.gpus(),
+            recent: self.log.lines.iter().cloned().collect(),
+        })
+    }
+}
+
+/// Resident memory of this process.
+fn rss_mib() -> f64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"));
+    line.and_then(|l| l.trim().strip_suffix(" kB")?.trim().parse::<f64>().ok()).unwrap_or(0.0)
+        / 1024.0
+}

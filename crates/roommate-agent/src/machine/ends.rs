@@ -1,0 +1,153 @@
+//! Ends of processes: those that were asked for and are forced when they are late, and those that were
+//! not, with whose fault they were.
+
+use crate::machine::crash_attribution::Cause;
+use crate::machine::orders::GRACE;
+use crate::machine::tenant::{Goal, JobRuntime};
+use crate::machine::{Machine, Report};
+use crate::process::Exit;
+use roommate_core::idx::JobIdx;
+use roommate_core::reason::Reason;
+use rustix::process::Signal;
+use std::path::Path;
+use std::time::Instant;
+
+/// Exit status of a tenant that left because it was told to.
+const LEFT: i32 = 75;
+
+impl Machine {
+    /// Forces tenants that do not do in time what they were asked.
+    pub(super) fn press_deadlines(&mut self) {
+        let now = Instant::now();
+        let mut frozen = Vec::new();
+        for (job, known) in &mut self.jobs {
+            let late = |t: &&mut super::Tenant| t.deadline.is_some_and(|d| d <= now);
+            let Some(t) = known.tenant.as_mut().filter(late) else { continue };
+            t.deadline = None;
+            match &mut t.goal {
+                Goal::Run => {}
+                Goal::Suspend { still } => {
+                    if !std::mem::replace(still, true) {
+                        t.freeze();
+                        frozen.push(*job);
+                    }
+                }
+                Goal::Leave { termed, .. } if !*termed => {
+                    *termed = true;
+                    t.deadline = Some(now + GRACE);
+                    t.thaw();
+                    self.device.let_go(&t.gpus, t.supervisor);
+                    t.supervisor.signal_group(Signal::TERM);
+                }
+                Goal::Leave { .. } | Goal::Cancel => {
+                    self.device.let_go(&t.gpus, t.supervisor);
+                    t.supervisor.signal_group(Signal::KILL);
+                }
+            }
+        }
+        for job in frozen {
+            self.report(Report::Stopped { job, done: None });
+        }
+    }
+
+    /// The supervisor of an attempt ended, and the job's command with it.
+    pub(super) fn on_exit(&mut self, folder: &Path) {
+        let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
+        let Some((job, known)) = self.jobs.iter_mut().find(|(_, j)| is_its(j)) else { return };
+        let (job, group) = (*job, known.group());
+        let Some(t) = known.tenant.take() else { return };
+        t.supervisor.sweep(&t.token);
+        self.device.release(&group);
+        if let Some(peer) = &t.peer {
+            peer.hang_up();
+        }
+        let exit = t.attempt.exit();
+        (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s());
+        (known.sampled, known.tally) = (None, None);
+        let bad = !matches!(exit, Exit::Code(0 | LEFT));
+        if t.apart && !bad {
+            // It left in good order, which clears it.
+            known.suspect = false;
+        }
+        let admitted = self.stages.forget(job);
+        self.admit_to_stages(&admitted);
+        let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
+        if by_itself && bad && !t.apart && self.device.shares_fate() {
+            // A roommate may have caused it.
+            self.crashes.add(job, &t.gpus, exit, Instant::now());
+        } else {
+            self.judge(job, t.goal, &exit);
+        }
+    }
+
+    /// Reports ends with an error whose cause is known by now.
+    pub(super) fn attribute_crashes(&mut self) {
+        for (job, exit, cause) in self.crashes.take_due(Instant::now()) {
+            if let Some(known) = self.jobs.get_mut(&job) {
+                known.suspect = cause == Cause::Unknown;
+            }
+            match cause {
+                Cause::Own => self.judge(job, Goal::Run, &exit),
+                Cause::Roommate | Cause::Unknown => {
+                    let done = self.surviving(job);
+                    self.report(Report::Failed { job, why: Reason::RoommateFailed, done });
+                }
+            }
+        }
+    }
+
+    /// Reports what the end of a process means, given what was to become of it.
+    pub(super) fn judge(&mut self, job: JobIdx, goal: Goal, exit: &Exit) {
+        let done = self.surviving(job);
+        let finished = *exit == Exit::Code(0);
+        match goal {
+            Goal::Cancel => {}
+            // It may have finished before it heard that it was to do something else.
+            Goal::Run | Goal::Suspend { still: false } | Goal::Leave { .. } if finished => {
+                self.report(Report::Finished(job));
+            }
+            Goal::Run | Goal::Suspend { still: false } => {
+                self.report(Report::Failed { job, why: classify(exit), done });
+            }
+            Goal::Leave { then: Some(start), .. } => self.launch(job, start.place, start.attempt),
+            Goal::Leave { then: None, .. } => self.report(Report::Stopped { job, done }),
+            // It is believed to wait in memory; its next start will be one from its checkpoint.
+            Goal::Suspend { still: true } => {}
+        }
+    }
+
+    /// Steps that survive the end of the job's process, where the machine knows them.
+    fn surviving(&self, job: JobIdx) -> Option<f64> {
+        let known = self.jobs.get(&job)?;
+        // One that has said what survives is believed, even if it was killed before it reported a step.
+        let opaque = known.seen.is_none() && known.checkpoint == 0.0;
+        // One that keeps checkpoints and does not say when has what is believed of it.
+        let keeps = known.program.checkpoint.is_some();
+        (!(opaque && keeps)).then_some(known.checkpoint)
+    }
+}
+
+/// Whose fault it was, as far as the end of a process tells.
+pub(crate) fn classify(exit: &Exit) -> Reason {
+    match exit {
+        // A shell that cannot find or run the command, and usage errors: they would come back.
+        Exit::Code(2 | 64 | 126 | 127) => Reason::UserError,
+        // "Try again later", and being killed from outside, mostly for want of memory.
+        Exit::Code(LEFT) | Exit::Signal(9 | 15) | Exit::Unseen => Reason::InfraError,
+        Exit::Code(_) | Exit::Signal(_) => Reason::Crashed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_classified() {
+        assert_eq!(classify(&Exit::Code(127)), Reason::UserError);
+        assert_eq!(classify(&Exit::Code(1)), Reason::Crashed);
+        assert_eq!(classify(&Exit::Signal(11)), Reason::Crashed);
+        assert_eq!(classify(&Exit::Signal(9)), Reason::InfraError);
+        assert_eq!(classify(&Exit::Unseen), Reason::InfraError);
+    }
+}

@@ -1,0 +1,175 @@
+//! How tenants run beside each other: what their knobs, users, roommates and guards come to is one
+//! [`Tune`] for each, told to those with the SDK and enforced by signals on the others.
+
+use crate::device::Allowed;
+use crate::machine::tenant::{Goal, Tenant};
+use crate::machine::{Machine, sm_partition};
+use crate::process::duty_cycle::DutyCycle;
+use crate::protocol::{SmRange, ToTenant, Tune};
+use roommate_core::idx::{GpuIdx, JobIdx};
+use roommate_core::knobs::Knobs;
+use std::time::{Duration, Instant};
+
+/// How long a tenant has to leave its part of a GPU until others no longer wait for it.
+const MOVES_WITHIN: Duration = Duration::from_secs(2);
+
+impl Machine {
+    /// Makes a job run in the way that its knobs and its roommates want it to.
+    pub(super) fn tell(&mut self, job: JobIdx) {
+        let Some(orders) = self.wanted(job) else { return };
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        let group = known.group();
+        let Some(t) = &mut known.tenant else { return };
+        let was = std::mem::replace(&mut t.orders, orders);
+        t.ordered_at = Instant::now();
+        if was.seat != orders.seat || was.batch != orders.batch {
+            if let Some(guard) = self.guards.get_mut(&job) {
+                guard.begin_again(orders.batch, Instant::now());
+            }
+        }
+        let pace_permille = t.knobs.pace_permille.min(orders.pace_permille);
+        let knobs = Knobs { pace_permille, ..t.knobs };
+        let (devices, connected) = (t.gpus.len(), t.peer.is_some());
+        if let Some(peer) = &t.peer {
+            peer.say(&ToTenant::Tune(orders));
+        }
+        self.device.confine(&group, devices, known.allowed(knobs), connected);
+        if !connected {
+            self.drive(job);
+        }
+    }
+
+    /// Has a tenant without a connection run, stand still, or run for a part of the time.
+    pub(super) fn drive(&mut self, job: JobIdx) {
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        let held = known.user.held;
+        let Some(t) = &mut known.tenant else { return };
+        let pace = t.orders.pace_permille.min(t.knobs.pace_permille);
+        // One whose hello is awaited is told with the answer that its user holds it.
+        if (held && t.hello_due.is_none()) || pace == 0 {
+            t.duty_cycle = None;
+            t.freeze();
+            return;
+        }
+        match self.device.sliced(pace) {
+            Some(part) if t.duty_cycle.as_ref().is_some_and(|s| s.share() == part) => {}
+            Some(part) => {
+                t.thaw();
+                t.duty_cycle = Some(DutyCycle::new(part, Instant::now()));
+            }
+            None => {
+                t.duty_cycle = None;
+                t.thaw();
+            }
+        }
+    }
+
+    /// Stops and continues tenants that are held to their share by signals.
+    pub(super) fn turn_duty_cycles(&mut self) {
+        let now = Instant::now();
+        let tenants = self.jobs.values_mut().filter_map(|j| j.tenant.as_mut());
+        for t in tenants.filter(|t| t.goal == Goal::Run) {
+            match t.duty_cycle.as_mut().and_then(|s| s.turn(now)) {
+                Some(true) => t.thaw(),
+                Some(false) => t.freeze(),
+                None => {}
+            }
+        }
+    }
+
+    /// The pace at which a job has to hold itself by what it is allowed, guards left aside.
+    pub(crate) fn own_pace_permille(&self, job: JobIdx) -> Option<u16> {
+        let known = self.jobs.get(&job)?;
+        let knobs = known.tenant.as_ref()?.knobs;
+        Some(self.device.own_pace_permille(known.allowed(knobs)))
+    }
+
+    /// How the job is to run, given its knobs, its user and its roommates.
+    pub(super) fn wanted(&self, job: JobIdx) -> Option<Tune> {
+        let known = self.jobs.get(&job)?;
+        let t = known.tenant.as_ref()?;
+        let own = self.device.own_pace_permille(known.allowed(t.knobs));
+        let now = Instant::now();
+        let beside =
+            |other: JobIdx| self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)));
+        let guards = self.guards.iter().filter(|(other, _)| **other != job && beside(**other));
+        let allowed = match t.knobs.floor_permille {
+            0 => guards.map(|(_, g)| g.pace_permille(now)).min().unwrap_or(Knobs::PACE_FULL),
+            _ => Knobs::PACE_FULL,
+        };
+        let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
+        Some(Tune {
+            batch: if user.batch > 0 { user.batch } else { t.knobs.batch },
+            pace_permille: own.min(allowed),
+            interleaved: self.is_interleaved(t),
+            seat: self.sm_range(job),
+            gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
+        })
+    }
+
+    /// Tenants that use this GPU.
+    pub(super) fn tenants_of(&self, gpu: GpuIdx) -> impl Iterator<Item = (JobIdx, &Tenant)> {
+        let tenants = self.jobs.iter().filter_map(|(job, j)| Some((*job, j.tenant.as_ref()?)));
+        tenants.filter(move |(_, t)| t.uses(gpu))
+    }
+
+    /// Whether the tenant takes turns with roommates in the stages of its steps.
+    fn is_interleaved(&self, tenant: &Tenant) -> bool {
+        tenant.gpus.iter().any(|g| {
+            let several = self.tenants_of(*g).nth(1).is_some();
+            several && self.tenants_of(*g).any(|(_, t)| t.knobs.stage > 0)
+        })
+    }
+
+    /// The part of its GPU that a job may have now: the one that it is to have, or the one that it has
+    /// while another tenant is still on the way out of the new one.
+    fn sm_range(&self, job: JobIdx) -> Option<SmRange> {
+        let t = self.tenant(job)?;
+        let [gpu] = t.gpus[..] else { return None };
+        let ranges = self.sm_ranges(gpu);
+        let wanted = ranges.iter().find(|(other, _)| *other == job).and_then(|r| r.1)?;
+        let in_the_way = ranges.iter().filter(|(other, _)| *other != job).any(|(other, its)| {
+            let Some(o) = self.tenant(*other) else { return false };
+            let moves = o.range != *its && o.ordered_at.elapsed() < MOVES_WITHIN;
+            let has = o.range.is_some_and(|s| sm_partition::overlap(s, wanted));
+            let keeps = its.is_some_and(|s| sm_partition::overlap(s, wanted));
+            o.peer.is_some() && moves && has && !keeps
+        });
+        if in_the_way { t.range } else { Some(wanted) }
+    }
+
+    /// The parts of a GPU that its tenants are to have, by job.
+    fn sm_ranges(&self, gpu: GpuIdx) -> Vec<(JobIdx, Option<SmRange>)> {
+        let groups = self.device.sm_groups(gpu);
+        if groups.groups == 0 {
+            return Vec::new();
+        }
+        let divides =
+            |t: &Tenant| t.goal == Goal::Run && !t.apart && !t.knobs.turns && t.gpus[..] == [gpu];
+        let here = self.jobs.iter().filter_map(|(job, known)| {
+            let t = known.tenant.as_ref().filter(|t| divides(t))?;
+            let Allowed { share, promised, .. } = known.allowed(t.knobs);
+            Some((*job, sm_partition::Claim { share, promised }))
+        });
+        let (jobs, claims): (Vec<JobIdx>, Vec<sm_partition::Claim>) = here.unzip();
+        jobs.into_iter().zip(sm_partition::ranges(groups, &claims)).collect()
+    }
+
+    /// Tells tenants whose roommates changed, or whose guards did, how to run now.
+    pub(super) fn settle(&mut self) {
+        let jobs = &self.jobs;
+        self.guards.retain(|job, _| {
+            let tenant = jobs.get(job).and_then(|j| j.tenant.as_ref());
+            let reports = tenant.filter(|t| t.goal == Goal::Run && t.peer.is_some());
+            reports.is_some_and(|t| t.knobs.floor_permille > 0)
+        });
+        let runs = |t: &Tenant| t.goal == Goal::Run;
+        let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));
+        for job in running.map(|(job, _)| *job).collect::<Vec<_>>() {
+            let orders = self.tenant(job).map(|t| t.orders);
+            if orders.is_some() && orders != self.wanted(job) {
+                self.tell(job);
+            }
+        }
+    }
+}
