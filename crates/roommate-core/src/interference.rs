@@ -1,20 +1,21 @@
-//! Interference: how much roommates disturb each other.
+//! Interference: how much the tenants of a GPU slow each other down.
 //!
-//! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
-//! only a belief and samples.
+//! Belief and truth implement the same trait: a simulator holds a truth, a policy sees only a
+//! belief and samples.
 //!
 //! | model | what it is |
 //! |---|---|
 //! | [`measured`] | measured pairs, and for the rest a [`contention`] model fitted to them |
-//! | [`table`] | speeds by pair of profiles, given |
-//! | [`utilization`] | demands on processors, memory, bus and CPU beyond what there is |
+//! | [`table`] | given speeds by pair of profiles |
+//! | [`utilization`] | demand for SMs, memory, bus and CPU beyond their capacity |
 //! | [`stages`] | jobs that interleave their stages |
-//! | [`cores`] | tenants of CPU cores, which share them when both want to compute |
-//! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
+//! | [`cores`] | tenants of CPU cores, which share a core while both compute |
+//! | [`shadow`] | best-effort jobs in the idle stages of guaranteed ones |
 //! | [`pairwise`] | any of these for two, extended to more |
-//! | [`noisy`] | any of these, seen through noise |
+//! | [`noisy`] | any of these with noise |
 //!
-//! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
+//! [`degradation`] does not model steps: it learns how much goodput colocation costs, for the
+//! choice of a GPU.
 
 pub mod cores;
 pub mod degradation;
@@ -32,7 +33,7 @@ use crate::knobs::Knobs;
 use crate::state::State;
 use std::sync::Arc;
 
-/// A guess with its uncertainty.
+/// A prediction with its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Expected value.
@@ -42,16 +43,17 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// A value that is certain.
+    /// A value without uncertainty.
     pub fn certain(mean: f64) -> Self {
         Self { mean, std: 0.0 }
     }
 }
 
-/// A model of how much the tenants of one GPU disturb each other.
+/// A model of how much the tenants of one GPU slow each other down.
 pub trait Interference: Send + Sync {
-    /// Speed of the steps of tenant `who` on a GPU of this model next to the others: how long a step takes alone on
-    /// the whole GPU at the job's own batch, over how long one takes with these knobs; 1 = undisturbed.
+    /// Speed of the steps of tenant `who` on a GPU of this model beside the other tenants: the
+    /// length of a step alone on the whole GPU at the job's own batch size ÷ the length of a step
+    /// with these knobs; 1 = no slowdown.
     fn speed(
         &self,
         state: &State,
@@ -60,13 +62,13 @@ pub trait Interference: Send + Sync {
         who: usize,
     ) -> Estimate;
 
-    /// Whether the speeds of these tenants beside each other are known, rather than assumed.
+    /// Whether the speeds of these tenants beside each other were measured rather than assumed.
     fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
         true
     }
 
-    /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job
-    /// runs alone; `None` if this model has no counters.
+    /// Busy shares of the SMs and of the memory bandwidth that counters show while the job runs
+    /// alone; `None` if this model has no counters.
     fn counters(&self, _state: &State, _job: JobIdx) -> Option<(f32, f32)> {
         None
     }
@@ -74,11 +76,11 @@ pub trait Interference: Send + Sync {
     /// Learns from a measurement.
     fn learn(&mut self, _state: &State, _job: JobIdx, _sample: &Sample) {}
 
-    /// Is told, where this model is a truth, which part of the time a service has something to do.
+    /// Sets, in a truth, the share of time during which a service has requests to work on.
     fn loaded(&mut self, _job: JobIdx, _busy: f64) {}
 }
 
-/// A model that several hold; nobody can teach it.
+/// A shared model is immutable, so it cannot learn.
 impl<T: Interference + ?Sized> Interference for Arc<T> {
     fn speed(
         &self,
@@ -127,8 +129,8 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
     }
 }
 
-/// A belief as data: what is known of pairs, or nothing. It is written into the journal, so that a replay
-/// decides with the same knowledge.
+/// A belief made from data: known speeds of pairs, or nothing. It is recorded in the journal, so
+/// that a replay decides with the same knowledge.
 pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
     match known {
         Some(table) => Box::new(table),
@@ -136,7 +138,7 @@ pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
     }
 }
 
-/// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
+/// No interference: a job with a share of the SMs has that share of its speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;
 
@@ -145,7 +147,7 @@ impl Interference for Undisturbed {
         Estimate::certain(tenants[who].1.reach())
     }
 
-    /// Nothing is known here: not of anybody who is not alone.
+    /// Nothing is known of tenants that share a GPU, only of a job alone.
     fn knows(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
         tenants.len() < 2
     }
@@ -171,7 +173,7 @@ mod testing {
         state
     }
 
-    /// Whole-GPU tenants.
+    /// Tenants with the knobs of a whole GPU.
     pub(super) fn whole(jobs: &[u32]) -> Vec<(JobIdx, Knobs)> {
         jobs.iter().map(|j| (JobIdx(*j), Knobs::WHOLE)).collect()
     }

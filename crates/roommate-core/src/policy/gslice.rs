@@ -162,7 +162,7 @@ impl ColocationPolicy for Gslice {
             let down = 1 << fills.ilog2();
             state.batch = down.min(self.params.max_batch);
         } else if room.seen.is_none() {
-            plan.note(service, Reason::NotHeardOf);
+            plan.note(service, Reason::NoSamplesYet);
         }
         // With nobody beside it, it has all; the loop goes on where it was.
         let permille = if room.training.is_empty() { Knobs::SM_ALL } else { state.permille };

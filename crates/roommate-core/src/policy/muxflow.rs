@@ -214,7 +214,7 @@ impl ColocationPolicy for MuxFlow {
         let look = (*until > plan.now).then_some(*until);
         let Some(seen) = room.seen else {
             *count = 0;
-            plan.note(service, Reason::NotHeardOf);
+            plan.note(service, Reason::NoSamplesYet);
             return ServiceConfig { batch, permille: Knobs::SM_ALL / 2, stay: true, look };
         };
         let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
