@@ -1,4 +1,4 @@
-//! How fast a job runs: what a step is worth, how long it takes, and what limits it.
+//! How fast a job runs: the length of a step, what a step is worth, and what limits it.
 
 pub mod goodput;
 pub mod latency;

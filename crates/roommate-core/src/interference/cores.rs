@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! R_i(S) = c_i · (1 + Σ_{j ≠ i} Q_j(S − i))      time on the core; c: alone, w: waiting
-//! Q_i(S) = R_i(S) / (R_i(S) + w_i)               presence on the core; speed = (c_i + w_i) / (R_i + w_i)
+//! Q_i(S) = R_i(S) / (R_i(S) + w_i)               presence on the core
+//! speed  = (c_i + w_i) / (R_i + w_i)
 //! ```
 //!
 //! A tenant with SM share 0 beside a guaranteed tenant computes only while the core is idle. A
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn who_computes_shares_and_who_waits_does_not() {
+    fn computing_tenants_share_and_waiting_ones_do_not() {
         assert_eq!(speeds(&[1.0]), [1.0]);
         assert_eq!(speeds(&[1.0, 1.0]), [0.5, 0.5]);
         assert_eq!(speeds(&[0.0, 1.0]), [1.0, 1.0]);

@@ -1,4 +1,4 @@
-//! A model of two tenants extended to more: the product of the speeds beside each roommate alone.
+//! A model of two tenants extended to more: the product of what each roommate alone would leave.
 
 use crate::event::Sample;
 use crate::idx::JobIdx;
@@ -6,7 +6,7 @@ use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::state::State;
 
-/// Evaluates another model only for one or two tenants at a time.
+/// Asks another model only about one or two tenants at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pairwise<M>(pub M);
 
@@ -23,7 +23,7 @@ impl<M: Interference> Interference for Pairwise<M> {
         let mut all = alone;
         for (_, other) in tenants.iter().enumerate().filter(|(i, _)| *i != who) {
             let pair = self.0.speed(state, gpu_model, &[own, *other], 0);
-            // A share of the GPU costs its speed once, not once per roommate.
+            // A share of the GPU costs its speed once, not once for each roommate.
             all = product(all, scaled(pair, 1.0 / alone.mean.max(f64::MIN_POSITIVE)));
         }
         all
@@ -38,7 +38,7 @@ fn scaled(e: Estimate, by: f64) -> Estimate {
     Estimate { mean: e.mean * by, std: e.std * by }
 }
 
-/// Product of independent estimates; relative errors add up as squares.
+/// Of independent guesses; relative errors add up as squares.
 fn product(a: Estimate, b: Estimate) -> Estimate {
     Estimate { mean: a.mean * b.mean, std: (a.std * b.mean).hypot(b.std * a.mean) }
 }

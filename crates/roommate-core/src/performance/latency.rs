@@ -1,9 +1,10 @@
-//! How long a service takes for a batch, by its share of the GPU and by whom it shares with.
+//! Batch time of a service, by its share of the GPU and by its roommates.
 //!
-//! SoloCurves, a service has a [`Curve`] over the share for each batch size, fitted to a few profiled points.
-//! Beside others it has the same curve, longer by a factor: what was seen of this very colocation if
-//! anything was, else what similar colocation did, else nothing with a wide margin ([`Colocation`]). Every
-//! answer carries how sure it is, so that a promise can be kept at an upper quantile.
+//! Alone, a service has a [`Curve`] over the share for each batch size, fitted to a few profiled
+//! points. Beside others it has the same curve, longer by a factor: from observations of this very
+//! colocation if there are any, else from similar colocations, else 1 with a wide margin
+//! ([`Colocation`]). Every estimate carries its uncertainty, so that an SLO can be kept at an upper
+//! quantile.
 
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
@@ -15,14 +16,14 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Over what a curve consists of two straight lines.
+/// The variable over which a curve consists of two straight lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Over the share, as published.
+    /// The share, as published.
     Share,
-    /// Over one part in so many: work that is divided among multiprocessors takes time in proportion
-    /// to this, so measured curves are straighter (`docs/reference/fits.md`).
+    /// The inverse of the share: work that is divided among SMs takes time in proportion to it, so
+    /// measured curves are straighter (`docs/reference/fits.md`).
     #[default]
     Inverse,
 }
@@ -44,10 +45,10 @@ impl Axis {
     }
 }
 
-/// From so many samples on, a curve need not go through one of them.
-const A_HANDFUL: usize = 5;
+/// Up to this many points, a fitted curve passes through one of them.
+const MAX_PINNED_POINTS: usize = 5;
 
-/// Seconds of a batch over the share of the GPU, in (0, 1]: falls, and ever less.
+/// Seconds per batch over the share of the GPU, in (0, 1]: decreasing and convex.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Curve {
     lines: TwoLines,
@@ -58,7 +59,7 @@ impl Curve {
     /// From seconds at shares, ascending; `None` with fewer than three.
     pub fn fit(axis: Axis, points: &[Point]) -> Option<Self> {
         let placed: Vec<Point> = points.iter().map(|(share, s)| (axis.x(*share), *s)).collect();
-        let lines = if points.len() > A_HANDFUL || axis == Axis::Inverse {
+        let lines = if points.len() > MAX_PINNED_POINTS || axis == Axis::Inverse {
             TwoLines::fit_freely(&placed)
         } else {
             TwoLines::fit(&placed)
@@ -66,8 +67,8 @@ impl Curve {
         Some(Self { lines: lines?, axis })
     }
 
-    /// As if all of the work were divided among the multiprocessors: the most that a smaller share can
-    /// cost, for services of which nothing else is known.
+    /// Time inversely proportional to the share: the most that a smaller share can cost, for
+    /// services of which nothing else is known.
     pub fn proportional(whole_s: f64) -> Self {
         let lines = TwoLines { knee: -1.0, level: whole_s, steep: -whole_s, flat: -whole_s };
         Self { lines, axis: Axis::Inverse }
@@ -75,15 +76,15 @@ impl Curve {
 
     /// Seconds with this share.
     pub fn at(&self, share: f64) -> f64 {
-        // A line over the share may fall below nothing.
+        // A line over the share may become negative.
         self.lines.at(self.axis.x(share)).max(1e-9)
     }
 
-    /// The smallest share, not below `least`, with which it takes no longer than this; `None` if the
-    /// whole GPU is not enough.
+    /// The smallest share, not below `least`, with which a batch takes no longer than `limit_s`;
+    /// `None` if the whole GPU is not enough.
     pub fn smallest_share(&self, limit_s: f64, least: f64) -> Option<f64> {
         let share = self.axis.share(self.lines.first_at_most(limit_s)?);
-        // Over the inverse, "everywhere" is minus infinity too, and that is a share of nothing.
+        // Over the inverse, "everywhere" is minus infinity too, which means a share of 0.
         let share = share.max(least);
         (share <= 1.0 + 1e-9).then_some(share.min(1.0))
     }
@@ -93,8 +94,8 @@ impl Curve {
         self.axis.share(self.lines.knee).clamp(0.0, 1.0)
     }
 
-    /// How much it depends on the share: seconds per share, from `least` to the knee and from there to
-    /// the whole, and the mean of the two.
+    /// How strongly batch time depends on the share: seconds per share, from `least` to the knee
+    /// and from there to the whole, and the mean of the two.
     pub fn slope(&self, least: f64) -> f64 {
         let knee = self.knee().clamp(least, 1.0);
         let secant = |a: f64, b: f64| {
@@ -103,13 +104,13 @@ impl Curve {
         f64::midpoint(secant(least, knee), secant(knee, 1.0))
     }
 
-    /// The same, everything so many times as long.
+    /// The curve with all times multiplied by this factor.
     #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         Self { lines: self.lines.times(factor), ..*self }
     }
 
-    /// Between two curves.
+    /// Interpolation between two curves.
     fn between(&self, other: &Self, t: f64) -> Self {
         let mix = |a: f64, b: f64| a * (1.0 - t) + b * t;
         let (a, b) = (&self.lines, &other.lines);
@@ -123,15 +124,15 @@ impl Curve {
     }
 }
 
-/// A profiled point of a service that has the GPU for itself.
+/// A profiled point of a service that runs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profiled {
     /// Requests in the batch.
     pub batch: u32,
-    /// Share of the multiprocessors, permille.
+    /// SM share in permille.
     pub sm_permille: u16,
-    /// Seconds of the batch.
+    /// Seconds per batch.
     pub seconds: f64,
 }
 
@@ -142,10 +143,11 @@ pub struct SoloCurves {
 }
 
 impl SoloCurves {
-    /// From profiled points, at most `budget` for each curve (0 = none); says how many were used.
+    /// From profiled points, at most `budget` for each curve (0 = none); returns how many were
+    /// used.
     ///
-    /// The smallest and the largest share come first, then always the one that halves the widest gap
-    /// between logarithms: curves bend where shares are small.
+    /// The smallest and the largest share come first, then repeatedly the one that halves the
+    /// widest gap between logarithms, because curves bend where shares are small.
     pub fn fit(axis: Axis, points: &[Profiled], budget: usize) -> (Self, usize) {
         let mut by_batch: BTreeMap<u32, Vec<Point>> = BTreeMap::new();
         for point in points {
@@ -165,13 +167,13 @@ impl SoloCurves {
         (Self { curves }, used)
     }
 
-    /// Whether nothing is known.
+    /// Whether there is no curve.
     pub fn is_empty(&self) -> bool {
         self.curves.is_empty()
     }
 
-    /// The curve for a batch size: between profiled ones over the logarithm; below the smallest as
-    /// there, above the largest in proportion.
+    /// The curve for a batch size: interpolated over the logarithm between profiled ones; below the
+    /// smallest constant, above the largest in proportion.
     pub fn curve(&self, batch: u32) -> Option<Curve> {
         let after = self.curves.partition_point(|(b, _)| *b < batch);
         let Some((high, curve)) = self.curves.get(after) else {
@@ -186,7 +188,7 @@ impl SoloCurves {
     }
 }
 
-/// So many of the points, ascending, spread over the logarithm of the share.
+/// `budget` of the points, ascending, spread over the logarithm of the share.
 fn spread(points: &[Point], budget: usize) -> Vec<Point> {
     if points.len() <= budget {
         return points.to_vec();
@@ -208,38 +210,38 @@ fn spread(points: &[Point], budget: usize) -> Vec<Point> {
     chosen.into_iter().map(|i| points[i]).collect()
 }
 
-/// A service with a batch size, and those it shares a GPU with.
+/// A service with a batch size, and the profiles of its roommates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Colocation {
-    /// The service.
+    /// Profile of the service.
     pub service: ProfileIdx,
     /// Its batch size.
     pub batch: u32,
-    /// The others, ascending.
+    /// Profiles of the roommates, ascending.
     pub others: SmallVec<[ProfileIdx; 3]>,
 }
 
-/// What was seen of one colocation.
+/// Observations of one colocation.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
-    /// Features when it was last seen.
+    /// Features at the last observation.
     features: Vec<f64>,
-    /// Mean logarithm of how many times as long as alone.
+    /// Mean logarithm of the slowdown.
     mean: f64,
     times: u32,
 }
 
-/// Standard deviation of one observation, as a part of the value: what our own measurements repeat to.
+/// Relative standard deviation of one observation: the repeatability of our own measurements.
 const NOISE: f64 = 0.08;
-/// Before anything was seen: beside others it takes as long as alone, give or take this much.
-const UNKNOWN: f64 = 0.3;
-/// Observations count no further than this, so that what changes is noticed.
+/// Without observations the slowdown is 1 with this standard deviation of its logarithm.
+const UNOBSERVED_LN_STD: f64 = 0.3;
+/// Cap on the number of observations in a mean, so that it follows changes.
 const MEMORY: u32 = 20;
-/// A first fit needs so many colocations; later ones so many times as many.
+/// Number of colocations for the first fit; later fits follow when it has grown by [`GROWTH`].
 const FIRST_FIT: usize = 6;
 const GROWTH: f64 = 1.25;
 
-/// What colocation costs, learned from observations.
+/// The slowdown by colocation, learned from observations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ColocationHistory {
     seen: BTreeMap<Colocation, Seen>,
@@ -249,7 +251,7 @@ pub struct ColocationHistory {
 }
 
 impl ColocationHistory {
-    /// A batch took `seconds` where it would have taken `alone_s` alone with the same share.
+    /// Adds an observation: a batch took `seconds`, and `alone_s` alone with the same share.
     /// Impossible values are ignored.
     pub fn observe(
         &mut self,
@@ -273,7 +275,8 @@ impl ColocationHistory {
         }
     }
 
-    /// Those with the same others are left out together: the question is what new colocation costs.
+    /// Cross-validation leaves out colocations with the same roommates together, because
+    /// predictions are needed for new colocations.
     fn fit(&mut self) {
         let mut kinds: Vec<&[ProfileIdx]> = self.seen.keys().map(|c| &c.others[..]).collect();
         kinds.sort_unstable();
@@ -291,16 +294,16 @@ impl ColocationHistory {
         self.fit_at = (self.seen.len() as f64 * GROWTH).ceil() as usize;
     }
 
-    /// Logarithm of how many times as long as alone it takes in this colocation: what similar colocation
-    /// says, corrected by what was seen of this one.
+    /// Logarithm of the slowdown in this colocation: predicted from similar colocations, corrected
+    /// by observations of this one.
     pub fn predict(&self, colocation: &Colocation, features: &[f64]) -> Estimate {
         let prior = match &self.model {
             _ if colocation.others.is_empty() => Estimate { mean: 0.0, std: NOISE },
             Some(model) => {
-                let std = model.spread().unwrap_or(UNKNOWN).max(NOISE);
+                let std = model.spread().unwrap_or(UNOBSERVED_LN_STD).max(NOISE);
                 Estimate { mean: model.predict(features), std }
             }
-            None => Estimate { mean: 0.0, std: UNKNOWN },
+            None => Estimate { mean: 0.0, std: UNOBSERVED_LN_STD },
         };
         let Some(seen) = self.seen.get(colocation) else { return prior };
         let (before, now) = (prior.std.powi(-2), f64::from(seen.times) / (NOISE * NOISE));
@@ -308,12 +311,12 @@ impl ColocationHistory {
         Estimate { mean, std: (before + now).sqrt().recip() }
     }
 
-    /// Whether anything was learned about colocation.
+    /// Whether there is no observation.
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
-    /// Observations so far.
+    /// Number of observations so far.
     pub fn observations(&self) -> u64 {
         self.observations
     }
@@ -323,24 +326,24 @@ impl ColocationHistory {
 #[derive(Clone, Debug)]
 pub struct LatencyModel {
     axis: Axis,
-    /// Profiled points used for each curve.
+    /// Largest number of profiled points used for each curve.
     budget: usize,
-    /// By profile: curves alone, and how many points they took.
+    /// By profile: curves alone, and how many points they used.
     alone: Vec<(SoloCurves, u32)>,
-    /// By profile: busy shares of multiprocessors and memory bandwidth, where measured.
+    /// By profile: busy shares of SMs and memory bandwidth, where measured.
     uses: Vec<Option<[f64; 2]>>,
 }
 
-/// What a profile takes of a GPU when nothing is known of it.
+/// Assumed busy share of an unknown profile.
 const USE: f64 = 0.5;
 
 impl LatencyModel {
-    /// Nothing yet; of each curve at most `budget` profiled points will be used.
+    /// Without any profile; each curve will use at most `budget` profiled points.
     pub fn new(axis: Axis, budget: u8) -> Self {
         Self { axis, budget: budget.into(), alone: Vec::new(), uses: Vec::new() }
     }
 
-    /// Takes notice of new profiles.
+    /// Adds profiles that were registered since the last call.
     pub fn notice(&mut self, state: &State) {
         self.uses.resize(state.profiles.len(), None);
         for profile in &state.profiles[self.alone.len()..] {
@@ -350,7 +353,7 @@ impl LatencyModel {
         }
     }
 
-    /// Counters were read.
+    /// Learns counters from a sample.
     pub fn learn(&mut self, state: &State, job: JobIdx, sample: &Sample) {
         self.notice(state);
         if sample.sm_util > 0.0 {
@@ -359,7 +362,7 @@ impl LatencyModel {
         }
     }
 
-    /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
+    /// Busy shares of the SMs and of the memory bandwidth: measured, predicted, or half.
     pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
         let predicted =
             || state.profiles[profile.usize()].predicted.map(|p| [p.sm_util, p.dram_util]);
@@ -367,7 +370,7 @@ impl LatencyModel {
         measured.or_else(predicted).unwrap_or([USE; 2])
     }
 
-    /// Profiled points that the curves of a service took.
+    /// Number of profiled points that the curves of a service use.
     pub fn points(&self, profile: ProfileIdx) -> u32 {
         self.alone.get(profile.usize()).map_or(0, |(_, points)| *points)
     }
@@ -379,7 +382,7 @@ impl LatencyModel {
         let curve = known.unwrap_or_else(|| {
             let profile = &state.profiles[profile.usize()];
             let own = profile.serving.map_or(batch, |s| s.batch);
-            // Never faster than the batch that is known.
+            // Never faster than the batch of known length.
             Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
         });
         curve.times(1.0 / state.solo_speed(service, &[gpu]))

@@ -6,7 +6,7 @@ fn near(a: f64, b: f64, by: f64) {
     assert!((a - b).abs() <= by, "{a} {b}");
 }
 
-/// A service with fixed overhead, work that is divided, and multiprocessors that it cannot use.
+/// A service with fixed overhead, divisible work, and SMs that it cannot use.
 fn truth(batch: u32, share: f64) -> f64 {
     0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
 }
@@ -60,7 +60,7 @@ fn points_are_spread_over_the_logarithm() {
 }
 
 #[test]
-fn a_service_of_which_nothing_is_known_is_taken_for_all_work() {
+fn an_unknown_service_scales_inversely_with_its_share() {
     let curve = Curve::proportional(0.01);
     near(curve.at(0.1), 0.1, 1e-12);
     near(curve.at(1.0), 0.01, 1e-12);
@@ -78,8 +78,8 @@ fn without_data_company_costs_nothing_for_sure() {
     let colocations = ColocationHistory::default();
     assert!(colocations.is_empty());
     let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
-    assert_eq!((guess.mean, guess.std), (0.0, UNKNOWN));
-    assert!(colocations.predict(&colocation(0, &[]), &[0.0]).std < UNKNOWN);
+    assert_eq!((guess.mean, guess.std), (0.0, UNOBSERVED_LN_STD));
+    assert!(colocations.predict(&colocation(0, &[]), &[0.0]).std < UNOBSERVED_LN_STD);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn company_is_learned_and_carries_over_to_similar_company() {
     let stranger = colocations.predict(&colocation(100, &[50]), &[0.33]);
     near(stranger.mean, cost(0.33), 0.05);
     assert!(stranger.std < 0.1, "{stranger:?}");
-    // What it sees of this very colocation corrects it, whatever similar colocation did.
+    // Observations of this colocation correct the prediction, whatever similar colocations did.
     for _ in 0..10 {
         colocations.observe(colocation(100, &[50]), vec![0.33], 0.01, 0.02);
     }
