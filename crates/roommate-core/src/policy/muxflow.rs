@@ -259,9 +259,9 @@ mod tests {
         let world = ServingWorld::of_two_services("muxflow-like");
         expect![[r#"
             nobody has asked yet, 0.0s
-              light has not answered yet; until it does it has the share at the knee of its curve
-              heavy has not answered yet; until it does it has the share at the knee of its curve
-              light has not answered yet; until it does it has the share at the knee of its curve
+              light has not reported a request yet; its share is the knee of its latency curve until it does
+              heavy has not reported a request yet; its share is the knee of its latency curve until it does
+              light has not reported a request yet; its share is the knee of its latency curve until it does
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
             requests come, 2.0s
