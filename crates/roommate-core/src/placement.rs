@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn large_jobs_have_no_neighbours() {
+    fn large_jobs_have_exclusive_nodes() {
         let shown =
             |params| picture_with("fifo-backfill", params, "2x4", "a 0 1 6, b 1 3 4, c 2 1 3");
         // b may not share a node with a, nor c with b.

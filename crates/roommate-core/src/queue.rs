@@ -139,7 +139,7 @@ impl<K: Ord + Copy> Queue<K> {
     }
 
     /// Selects a job that was queued before but is not now, as if [`Self::next`] had returned it;
-    /// false if jobs of its shape are skipped in this walk. May be followed by [`Self::close`].
+    /// false if jobs of its shape are skipped in this walk. Follow with [`Self::close`] or nothing.
     pub fn seek(&mut self, job: JobIdx) -> bool {
         let lane = self.lanes_of_jobs[job.usize()] as usize;
         if self.lanes[lane].open {
@@ -173,7 +173,7 @@ impl<K: Ord + Copy> Queue<K> {
         }
     }
 
-    /// Reopens all lanes for the next walks: what did not fit then may fit now.
+    /// Drops the record of closed lanes: what did not fit in the last walk may fit now.
     pub fn forget_closed(&mut self) {
         for lane in &mut self.lanes {
             lane.closed_at = None;

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_read_like_a_person_says_them() {
+    fn spans_are_shown_in_their_two_largest_units() {
         let said: Vec<String> = [0, 12_500_000, 250_000_000, 7_500_000_000, 273_600_000_000]
             .map(|us| Span(us).to_string())
             .into();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn as_a_core_that_is_cut_in_slices() {
+    fn speeds_equal_those_of_a_core_divided_in_slices() {
         for (seed, busy) in [vec![0.5, 0.5], vec![0.8, 0.3], vec![0.6, 0.6, 0.4], vec![0.9, 0.9]]
             .into_iter()
             .enumerate()

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn it_learns_and_counters_reach_kinds_it_never_saw() {
+    fn it_learns_and_counters_generalise_to_new_profiles() {
         for view in [View::Pattern, View::Counters] {
             let (little, much) =
                 (error(view, 15, KINDS, 0..KINDS), error(view, 300, KINDS, 0..KINDS));

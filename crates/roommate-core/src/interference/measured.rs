@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_without_a_task_is_taken_for_a_typical_one() {
+    fn a_profile_without_a_task_is_treated_as_typical() {
         let (truth, atlas) = truth(&[("no such task", 1)]);
         let typical = typical(&atlas);
         let sm = atlas.footprint(typical.task, typical.batch).sm;

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_opportunist_fits_into_the_gaps() {
+    fn a_best_effort_step_fits_into_idle_stages() {
         // Data 500 into gaps of 110 (4 and a rest of 60), compute 14 into 711.
         assert_eq!(steps_taken([0.5, 0.014, 0.0], [0.711, 0.110, 0.0]), 6.0);
         assert_eq!(steps_taken([0.0, 0.4, 0.0], [0.5, 0.1, 0.0]), 1.0);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_and_the_worst_seats_are_found() {
+    fn the_best_and_the_worst_offsets_are_found() {
         let best = seat(&[VGG19, GPT2], false);
         assert_eq!((best.offsets.as_slice(), best.step_s), ([0, 2].as_slice(), 490.0));
         assert_eq!(seat(&[VGG16, DQN, RESNET18], false).step_s, 828.0);

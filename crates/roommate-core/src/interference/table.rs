@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_may_differ() {
+    fn gpu_models_may_have_different_speeds() {
         let [a, b] = [0, 1].map(ProfileIdx);
         let table = Table::by_gpu_model(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
         let state = state(&[a, b]);

@@ -397,7 +397,7 @@ impl Fold {
         m.stretch_guaranteed = stat::mean(&self.stretches[0]);
         m.p99_stretch_guaranteed = stat::quantile(&sorted(&self.stretches[0]), 0.99);
         m.stretch_best_effort = stat::mean(&self.stretches[1]);
-        // Jobs with a deadline that never finished.
+        // Jobs with a deadline that had not finished at the end.
         let late = |(i, l): &(usize, &Live)| {
             l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
         };
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_count_by_what_they_are_worth() {
+    fn deadlines_count_by_their_value() {
         use crate::time::Time;
         let mut case = TestCase::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
         let by = |s: f64| Some(Time::from_secs(s));

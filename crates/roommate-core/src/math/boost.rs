@@ -265,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn every_tree_helps_or_does_nothing((rows, targets) in table(), options in options()) {
+        fn no_tree_increases_the_error((rows, targets) in table(), options in options()) {
             let mut last = f64::INFINITY;
             for trees in 0..8 {
                 let now = loss(&fit(&rows, &targets, Options { trees, ..options }), &rows, &targets);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_u_is_a_u() {
+    fn a_minimum_inside_the_range_is_found() {
         // A linear kernel, as in the released artifact, cannot have its minimum inside.
         let (points, values) = line(5, |x| (x - 0.45) * (x - 0.45));
         let process = Process::fit(&points, &values, &[]).unwrap();
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_points_and_equal_values_are_no_accident() {
+    fn equal_points_and_equal_values_can_be_fitted() {
         let points = vec![vec![0.5]; 4];
         let process = Process::fit(&points, &[1.0, 1.1, 0.9, 1.0], &[]).unwrap();
         assert!((process.guess(&[0.5]).mean - 1.0).abs() < 0.05);

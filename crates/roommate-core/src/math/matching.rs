@@ -1,4 +1,4 @@
-//! Maximum-weight matching in general graphs: which jobs share GPUs with which.
+//! Maximum-weight matching in general graphs: which pairs to form.
 //!
 //! Three matchers, one search:
 //!

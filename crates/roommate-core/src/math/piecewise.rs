@@ -213,7 +213,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
-        fn what_is_two_lines_is_found(lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1) {
+        fn two_lines_are_recovered_from_their_samples(lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1) {
             let x = |i: usize| lines.knee + step * (i as f64 - before as f64);
             let points: Vec<Point> = (0..=before + after).map(|i| (x(i), lines.at(x(i)))).collect();
             for found in [TwoLines::fit(&points).unwrap(), TwoLines::fit_freely(&points).unwrap()] {

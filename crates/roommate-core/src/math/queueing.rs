@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_without_requests_or_without_hope_says_so() {
+    fn an_empty_or_unstable_queue_is_reported() {
         let none = solve(0.0, 4, 0.0, &|_| 1.0);
         assert_eq!((none.quantile_s(0.99), none.late(0.1), none.busy), (0.0, 0.0, 0.0));
         let drowned = solve(5.0, 4, 0.0, &|_| 1.0);
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn single_requests_wait_as_the_books_say() {
+    fn single_requests_wait_as_queueing_theory_says() {
         // M/D/1 at 70 %: the mean wait is 0.7 / (2 × 0.3) of a service time.
         let queue = solve(70.0, 1, 0.0, &|_| 0.01);
         let mean: f64 = (0..1_000).map(|i| queue.quantile_s((f64::from(i) + 0.5) / 1e3)).sum();

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn jain_is_one_for_equals_and_one_over_n_for_a_monopoly() {
+    fn jain_is_one_for_equals_and_one_over_n_for_a_single_share() {
         assert_eq!(jain(&[2.0, 2.0, 2.0]), Some(1.0));
         assert_eq!(jain(&[5.0, 0.0, 0.0, 0.0]), Some(0.25));
         assert_eq!(jain(&[0.0]), None);

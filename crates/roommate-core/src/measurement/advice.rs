@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_that_costs_more_than_it_brings_is_not_kept() {
+    fn a_bound_that_costs_throughput_is_declined() {
         // Unconfined, b takes twice as long at a throughput of 1.45; within the bound it is 1.4.
         let rows = tt(9.5, 50.0, "") + &tt(7.0, 70.0, r#","sms_a":64,"sms_b":68"#);
         let [one] = &advice(&rows)[..] else { panic!("one set") };
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_uncertain_is_taken_for_the_worse() {
+    fn uncertain_measurements_count_one_error_worse() {
         let round = |n: u32, a: f64, b: f64, [c, d]: [f64; 2]| {
             let alone = ALONE.replace('}', &format!(r#","round":{n}}}"#));
             let with = |more: &str| format!(r#","round":{n}{more}"#);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_never_wait_count_as_well() {
+    fn services_in_a_closed_loop_count_as_well() {
         let row = |sms: &str| {
             format!(
                 r#"{{"k":"tc","a":"a","batch_a":8,"b":"s","batch_b":1,{sms},"ra":{{"it_s":8}},"rb":{{"it_s":40}}}}"#

@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_of_models_in_traces() {
+    fn predictions_for_models_in_traces() {
         let predictor = predictor();
         let tell = |model: &str, batch: u32, kind: &str| {
             let p = predictor.predict(model, batch, &Device::of_kind(kind)).unwrap();

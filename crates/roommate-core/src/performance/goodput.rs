@@ -4,9 +4,9 @@
 //! the samples, each with statistical efficiency efficiency(m) (Pollux, OSDI 2021):
 //!
 //! ```text
-//! efficiency(m) = (φ + m0) / (φ + m)          φ: the gradient noise scale
-//! goodput_factor(m)      = m/m0 · efficiency(m)        steps of m0 that one step of m counts for
-//! PD            = [Tco(m) / T(m0)] / goodput_factor(m) 1 = undisturbed at m0, smaller is better
+//! efficiency(m)     = (φ + m0) / (φ + m)                    φ: the gradient noise scale
+//! goodput_factor(m) = m/m0 · efficiency(m)                  steps of m0 that a step of m is worth
+//! PD                = [Tco(m) / T(m0)] / goodput_factor(m)  1 = undisturbed at m0, less is better
 //! ```
 //!
 //! PD (performance degradation) is the goodput alone at m0 ÷ the goodput beside roommates at m; the

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_grid_is_refused() {
+    fn an_invalid_grid_is_refused() {
         let usual = host(1.0, 1.0);
         assert!(Sensitivity::new(vec![], vec![1], vec![], usual, None).is_none());
         assert!(Sensitivity::new(vec![2, 1], vec![1], vec![1.0, 1.0], usual, None).is_none());

@@ -201,7 +201,7 @@ fn a_plan_refuses_to_allocate_a_gpu_twice() {
 }
 
 #[test]
-fn cooked_books_are_noticed() {
+fn falsified_accounts_are_noticed() {
     let cook = |cook: fn(&mut State)| {
         let case = random::case(3, &POLICIES[0], random::CaseOptions::PLAIN);
         let mut state = State::new(&case.cluster, Costs::default());

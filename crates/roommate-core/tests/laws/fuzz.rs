@@ -148,7 +148,7 @@ fn a_waiting_job_takes_the_place_of_one_moved_in_the_same_call() {
 }
 
 #[test]
-fn not_even_with_a_policy_that_does_anything_at_all() {
+fn no_sequence_of_facts_makes_a_random_policy_panic() {
     // The policy shares GPUs, tunes, moves and rejects at random; only the accounts are checked.
     run(&POLICIES[0], 0..2_000, false, &|case| Box::new(Chaos::new(case.seed)));
 }

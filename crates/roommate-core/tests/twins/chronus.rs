@@ -96,7 +96,7 @@ fn random(seed: u64, deadlines: bool) -> TestCase {
 }
 
 #[test]
-fn with_exact_estimates_every_promise_is_kept() {
+fn with_exact_estimates_every_guaranteed_deadline_is_met() {
     let mut promises = 0;
     for seed in 0..400 {
         let case = random(seed, true);

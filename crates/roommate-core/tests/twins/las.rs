@@ -276,7 +276,7 @@ fn times_have_no_scale() {
 }
 
 #[test]
-fn what_jobs_had_is_what_gpus_gave() {
+fn service_attained_is_gpu_time_held_and_work_done() {
     for seed in 0..800 {
         let case = case(seed, &some_bounds(seed, 1), [None, Some(2)][seed as usize % 2]);
         let mut had = 0;

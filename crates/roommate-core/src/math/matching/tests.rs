@@ -293,7 +293,7 @@ fn an_odd_ring_of_classes_needs_more_than_the_relaxed_answer() {
 }
 
 #[test]
-fn nothing_is_a_graph_too() {
+fn an_empty_graph_has_an_empty_matching() {
     assert!(Matcher::new().solve(0, |_, _| 1.0).is_empty());
     assert_eq!(Exact::new().solve(1, |_, _| 1.0), [NONE]);
     assert_eq!(Exact::new().solve(3, |_, _| 0.0), [NONE; 3]);

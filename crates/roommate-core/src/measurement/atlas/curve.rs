@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lucky_runs_are_pooled() {
+    fn faster_runs_on_fewer_sms_are_pooled() {
         assert_eq!(monotone([1.0, 3.0, 2.0, 4.0].into_iter()), [1.0, 2.5, 2.5, 4.0]);
         assert_eq!(monotone([3.0, 2.0, 1.0].into_iter()), [2.0, 2.0, 2.0]);
     }

@@ -68,7 +68,7 @@ fn more_roommates_never_help() {
 }
 
 #[test]
-fn a_third_never_helps_a_measured_pair() {
+fn a_third_tenant_never_helps_a_measured_pair() {
     let atlas = h200();
     let tenant = |s: Seat, load| Tenant { task: s.task, batch: s.batch, sms: s.sms, load };
     assert!(atlas.met.len() > 180);
@@ -95,7 +95,7 @@ fn the_model_predicts_what_it_has_not_seen() {
 }
 
 #[test]
-fn a_check_knows_what_it_does_not_know() {
+fn a_check_compares_known_pairs_and_skips_unknown_tasks() {
     let atlas = h200();
     let text = include_str!("../../../../../profiles/h200-pairs.jsonl");
     let check = atlas.check(&rows::parse(text).unwrap());

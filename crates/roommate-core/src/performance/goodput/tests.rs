@@ -150,7 +150,7 @@ fn line(rng: &mut Rng) -> (f64, f64) {
 }
 
 #[test]
-fn the_band_of_a_memory_fit_holds_what_comes() {
+fn later_samples_lie_within_the_band_of_a_memory_fit() {
     let mut rng = Rng::stream(3, 100);
     let (mut asked, mut exceeded, mut slack, mut inner) = (0, 0, 0.0, 0);
     for _ in 0..400 {

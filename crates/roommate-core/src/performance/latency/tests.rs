@@ -74,7 +74,7 @@ fn colocation(service: u32, others: &[u32]) -> Colocation {
 }
 
 #[test]
-fn without_data_company_costs_nothing_for_sure() {
+fn without_data_no_slowdown_is_assumed_with_a_wide_margin() {
     let colocations = ColocationHistory::default();
     assert!(colocations.is_empty());
     let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
@@ -83,7 +83,7 @@ fn without_data_company_costs_nothing_for_sure() {
 }
 
 #[test]
-fn company_is_learned_and_carries_over_to_similar_company() {
+fn slowdowns_are_learned_and_generalise_to_new_colocations() {
     let mut colocations = ColocationHistory::default();
     let mut rng = Rng::new(121);
     let cost = |x: f64| 0.8 * x;
