@@ -48,7 +48,7 @@ pub struct Utilization {
 }
 
 impl Utilization {
-    /// The published fit; a PCIe 4.0 x16 bus, and an eighth of the cores of a common node.
+    /// The published fit; a 16-lane PCI Express 4.0 bus, and an eighth of a common node's cores.
     pub fn new(demands: Vec<Demand>) -> Self {
         Self {
             demands,
