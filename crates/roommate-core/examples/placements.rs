@@ -1,8 +1,9 @@
-//! How long a policy takes to decide where a training task goes: a service on every GPU (`iadeep` and its like
-//! have none), all of them measured, a queue, and then one task that ends and one that arrives at a time,
-//! each followed by measurements. `placements POLICY GPUS ROUNDS [TASKS [REPEATS]]` prints percentiles of one
-//! decision, with so many training tasks for each GPU (1); of several repeats of the same run the fastest counts, decision
-//! by decision, because other people use the machine.
+//! Time per decision where to place a training task: a service on every GPU (`iadeep` and its
+//! variants have none), all of them measured, a queue, and then one task that ends and one that
+//! arrives at a time, each followed by measurements. `placements POLICY GPUS ROUNDS [TASKS
+//! [REPEATS]]` prints percentiles of one decision, with TASKS training tasks per GPU (1); of
+//! several repeats of the same run the fastest counts, decision by decision, because the machine is
+//! shared.
 #![allow(
     clippy::print_stdout,
     clippy::disallowed_types,
@@ -25,10 +26,10 @@ use roommate_core::time::{Span, Time};
 use std::error::Error;
 use std::time::Instant;
 
-/// Kinds of services: objective in ms, and milliseconds of work for each request on the whole GPU.
+/// Services: SLO in ms, and milliseconds of work per request on the whole GPU.
 const SERVICES: [(u32, f64); 6] =
     [(150, 0.4), (120, 0.6), (100, 0.3), (330, 0.5), (110, 0.3), (2200, 1.5)];
-/// Kinds of training: busy multiprocessors and memory bandwidth.
+/// Training tasks: busy shares of SMs and memory bandwidth.
 const TRAININGS: [(f64, f64); 9] = [
     (0.9, 0.5),
     (0.3, 0.1),
@@ -41,7 +42,7 @@ const TRAININGS: [(f64, f64); 9] = [
     (0.9, 0.3),
 ];
 
-/// Seconds of a batch alone.
+/// Seconds per batch alone.
 fn batch_s(kind: usize, batch: u32, share: f64) -> f64 {
     let most = (0.1 + 0.02 * f64::from(batch)).min(1.0);
     0.003 + SERVICES[kind].1 / 1e3 * f64::from(batch) / share.min(most)
@@ -82,7 +83,7 @@ struct Crowd {
     wake: Option<Time>,
     /// Seconds of each decision.
     took: Vec<f64>,
-    /// Training tasks whose conditions changed and that were not measured since.
+    /// Training tasks whose conditions changed since they were last measured.
     unmeasured: Vec<JobIdx>,
 }
 
@@ -93,7 +94,7 @@ impl Crowd {
         self.engine.add_job(Spec::training(1, 1e9, profile))
     }
 
-    /// One step, timed, and confirmations of what it asks for.
+    /// One step, timed, and the confirmations of its actions.
     fn tell(&mut self, facts: &[Event]) {
         let began = Instant::now();
         let step = self.engine.step(self.now, facts);
@@ -117,7 +118,7 @@ impl Crowd {
         }
     }
 
-    /// What was measured of training since conditions last changed.
+    /// Samples of training tasks whose conditions changed.
     fn paces(&mut self) -> Vec<Event> {
         let mut jobs = std::mem::take(&mut self.unmeasured);
         jobs.sort_unstable();
@@ -172,7 +173,8 @@ impl Crowd {
     }
 }
 
-/// Seconds of each decision to place a task, and of each after a measurement; and how many run.
+/// Seconds of each decision to place a task, and of each after a measurement; and the number of
+/// running tasks.
 type Times = (Vec<f64>, Vec<f64>, usize);
 
 fn play(name: &str, gpus: u32, rounds: u32, tasks: u32) -> Result<Times, Box<dyn Error>> {
@@ -207,7 +209,7 @@ fn play(name: &str, gpus: u32, rounds: u32, tasks: u32) -> Result<Times, Box<dyn
     crowd.wait(600.0);
     let (mut placing, mut measuring) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        // What is due by then is no part of the decision.
+        // Events that are due by then are not part of the decision.
         crowd.wait(1.0);
         crowd.took.clear();
         let gpu = GpuIdx(crowd.rng.below(u64::from(gpus)) as u32);

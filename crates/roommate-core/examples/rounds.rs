@@ -1,5 +1,6 @@
-//! How long a policy thinks when the cluster is crowded: so many live jobs, then rounds in which one job
-//! ends and another arrives. `rounds POLICY CLUSTER JOBS ROUNDS` prints the mean and the worst round.
+//! Time per policy decision in an oversubscribed cluster: a number of live jobs, then rounds in
+//! which one job ends and another arrives. `rounds POLICY CLUSTER JOBS ROUNDS` prints the mean and
+//! the longest round.
 #![allow(
     clippy::print_stdout,
     clippy::disallowed_types,
@@ -20,7 +21,7 @@ use roommate_core::testing::confirmation;
 use roommate_core::time::{Span, Time};
 use std::time::Instant;
 
-/// Stages of eight kinds of work on one GPU, seconds: storage, CPU, GPU, network.
+/// Stages of eight profiles on one GPU, seconds: storage, CPU, GPU, network.
 const STAGES_S: [[f64; 4]; 8] = [
     [0.05, 0.06, 0.07, 0.11],
     [0.05, 0.06, 0.09, 0.12],
@@ -46,7 +47,7 @@ impl Crowd {
         self.engine.add_job(Spec::training(gpus, work, profile))
     }
 
-    /// Tells the engine something, and confirms what it asks for, until nothing is left to confirm.
+    /// Reports facts to the engine, and confirms its actions until none is left to confirm.
     fn tell(&mut self, mut facts: Vec<Event>) {
         while !facts.is_empty() {
             let step = self.engine.step(self.now, &facts);

@@ -1,6 +1,7 @@
-//! The cluster as the operator describes it: groups of equal nodes, written `8x8:v100,4x8:a100/80g`.
+//! The cluster as the operator describes it: groups of equal nodes, written
+//! `8x8:v100,4x8:a100/80g`.
 //!
-//! A description only; what is free and what is broken lives in [`crate::state`].
+//! A description only; which GPUs are idle and which nodes are down is kept in [`crate::state`].
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,16 +14,16 @@ pub struct GpuModel {
     pub name: String,
     /// Memory of one GPU in MiB; 0 = not known, not checked.
     pub mem_mib: u32,
-    /// Training speed relative to the reference GPU (a V100) for work without measurements of its own.
+    /// Training speed relative to the reference GPU (a V100) for profiles without measurements.
     pub speed: f64,
-    /// What an hour of one costs, for policies that weigh speed against money.
+    /// Price of one GPU in US dollars per hour, for policies that minimize cost.
     pub price_usd_h: f64,
 }
 
-/// Name, memory in MiB, rough training speed relative to a V100. The speeds are defaults for traces
-/// that carry no measurements (ratios of published mixed-precision CNN training throughput, rounded);
-/// `8x8:a100=1.7` overrides one. Prices per hour: K80, P100 and V100 as in the Gavel study (OSDI 2020);
-/// the rest in proportion to what clouds ask for them now.
+/// Name, memory in MiB, approximate training speed relative to a V100, US dollars per hour. The
+/// speeds are defaults for traces without measurements (ratios of published mixed-precision CNN
+/// training throughput, rounded); `8x8:a100=1.7` overrides one. Prices: K80, P100 and V100 as in
+/// the Gavel study (OSDI 2020); the others in proportion to current cloud prices.
 const KNOWN: &[(&str, u32, f64, f64)] = &[
     ("gpu", 0, 1.0, 1.0),
     ("k80", 12_288, 0.25, 0.135),
@@ -34,18 +35,18 @@ const KNOWN: &[(&str, u32, f64, f64)] = &[
     ("h200", 144_384, 4.0, 3.5),
 ];
 
-/// Some equal nodes.
+/// A group of equal nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeGroup {
-    /// How many nodes.
+    /// Number of nodes.
     pub count: u32,
-    /// GPUs of each.
+    /// GPUs per node.
     pub gpus: u16,
     /// Index into [`Cluster::gpu_models`].
     pub gpu_model: u8,
-    /// CPU of each in thousandths of a core; 0 = not known, not checked.
+    /// CPU per node in thousandths of a core; 0 = not known, not checked.
     pub cpu_milli: u32,
-    /// Host memory of each in MiB; 0 = not known, not checked.
+    /// Host memory per node in MiB; 0 = not known, not checked.
     pub host_mib: u32,
 }
 
@@ -53,36 +54,36 @@ pub struct NodeGroup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cluster {
-    /// The GPU models that occur.
+    /// The GPU models of its nodes.
     pub gpu_models: Vec<GpuModel>,
     /// Groups of nodes in index order.
     pub groups: Vec<NodeGroup>,
 }
 
-/// Reason a cluster description cannot be read.
+/// Why a cluster description cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("could not read cluster {text:?}: {what}")]
 pub struct ClusterError {
     text: String,
-    /// What is wrong with it.
+    /// The part that was wrong, and what was expected.
     pub what: String,
 }
 
 impl Cluster {
-    /// More than this is a typing error rather than a cluster.
+    /// A description with more GPUs than this is taken for a typing error.
     pub const MAX_GPUS: u64 = 1_000_000;
 
-    /// GPUs in all.
+    /// Number of GPUs.
     pub fn gpus(&self) -> u32 {
         self.groups.iter().map(|g| g.count * u32::from(g.gpus)).sum()
     }
 
-    /// Nodes in all.
+    /// Number of nodes.
     pub fn nodes(&self) -> u32 {
         self.groups.iter().map(|g| g.count).sum()
     }
 
-    /// Index of the GPU model of this name, if it occurs.
+    /// Index of the GPU model with this name, if a node has it.
     pub fn gpu_model(&self, name: &str) -> Option<u8> {
         self.gpu_models.iter().position(|k| k.name.eq_ignore_ascii_case(name)).map(|i| i as u8)
     }
@@ -166,7 +167,7 @@ impl Cluster {
     }
 }
 
-/// A number before a unit, in smaller units; none if the field is something else.
+/// A number followed by a unit, converted to the smaller unit; none if the field has another form.
 fn amount(field: &str, unit: char, per_unit: f64) -> Result<Option<u32>, String> {
     match field.strip_suffix(unit).and_then(|n| n.parse::<f64>().ok()) {
         Some(n) if n > 0.0 && n <= 100_000.0 => Ok(Some((n * per_unit) as u32)),

@@ -1,7 +1,7 @@
-//! The engine: facts in, actions out. [`Engine::step`] is a pure function of what it has been told.
+//! The engine: facts in, actions out. [`Engine::step`] is a pure function of the facts so far.
 //!
-//! It keeps the state true, asks the policy for a plan when something happened that a policy could
-//! care about, and diffs the plan into actions.
+//! It applies facts to the state, calls the policy when a fact could change its decision, and turns
+//! the difference between the plan and the state into actions.
 
 use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
@@ -19,22 +19,22 @@ use crate::state::{Costs, State};
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 
-/// A fact that cannot be true given what the engine knows; it was ignored.
+/// A fact that is impossible in the current state; it was ignored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contradiction(pub Event);
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// What the world is asked to do, in this order.
+    /// What the world has to do, in this order.
     pub actions: &'a [Action],
     /// Reasons, for `explain`.
     pub notes: &'a [Note],
-    /// Facts that were ignored because they cannot be true.
+    /// Facts that were ignored because they are impossible in the current state.
     pub contradictions: &'a [Contradiction],
-    /// When to call again at the latest, if nothing happens before.
+    /// When to call [`Engine::step`] again at the latest, if no fact comes before.
     pub wake: Option<Time>,
-    /// Whether the policy was asked.
+    /// Whether the policy was called.
     pub asked: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Engine {
     belief: Box<dyn Interference>,
     rng: Rng,
     draft: Draft,
-    /// Jobs that wait out a pause, by its end.
+    /// Jobs that wait for their retry, by when it is due.
     pauses: BTreeSet<(Time, JobIdx)>,
     policy_wake: Option<Time>,
     last_asked: Option<Time>,
@@ -84,19 +84,19 @@ impl Engine {
         }
     }
 
-    /// What is true now.
+    /// The state after the last step.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Makes a profile known.
+    /// Registers a profile.
     pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
         self.state.profiles.push(profile);
         self.state.usage.push(Usage::default());
         ProfileIdx::from_usize(self.state.profiles.len() - 1)
     }
 
-    /// Makes a job known; it exists for the policy once a [`Event::Submitted`] arrives.
+    /// Registers a job; policies see it once [`Event::Submitted`] arrives.
     pub fn add_job(&mut self, spec: Spec) -> JobIdx {
         assert!(spec.profile.usize() < self.state.profiles.len(), "a job's profile is added first");
         assert!(spec.gpus > 0 && spec.gpus_max >= spec.gpus, "a job needs at least one GPU");
@@ -105,19 +105,19 @@ impl Engine {
         JobIdx::from_usize(self.state.jobs.len() - 1)
     }
 
-    /// Takes in facts and says what to do. Time never runs backwards.
+    /// Applies facts and returns actions. Time never runs backwards.
     pub fn step(&mut self, now: Time, facts: &[Event]) -> Step<'_> {
         let rested = self.take_in(now, facts);
         let due = self.policy_wake.is_some_and(|w| w <= now);
-        // Confirmations of what was just asked are no reason to think again; a late stop is, because
-        // its job may be placed again from now on.
+        // The confirmation of an action of this instant does not call the policy; a later stop
+        // does, because its job can be placed again from now on.
         let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
             // What a user sets is carried out by the world; a policy sees it in the samples.
             Event::Held { .. } | Event::Resized { .. } => false,
             Event::Stopped { job, .. } => late(*job),
-            // What is measured at the instant of a decision is its consequence.
+            // A sample from the instant of the last decision is its consequence.
             Event::Sampled { .. } => self.last_asked != Some(now),
             _ => true,
         };
@@ -128,8 +128,8 @@ impl Engine {
         self.answer(asked)
     }
 
-    /// Asks the policy although nothing happened. A second look at the same instant must change
-    /// nothing; the laws use this.
+    /// Calls the policy although nothing happened. A second call at the same instant must change
+    /// nothing; the laws check this.
     pub fn look_again(&mut self) -> Step<'_> {
         self.actions.clear();
         self.notes.clear();
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Makes the state true; says whether a job has waited out its pause.
+    /// Applies facts to the state; returns whether the retry of a job became due.
     fn take_in(&mut self, now: Time, facts: &[Event]) -> bool {
         assert!(now >= self.state.now, "time runs forward");
         self.actions.clear();
@@ -192,7 +192,7 @@ impl Engine {
         self.left.clear();
     }
 
-    /// Every running job loses of the interval since the last step what was due then.
+    /// Charges every running job, for the interval since the last step, the cost that was due then.
     fn charge_all(&mut self) {
         let State { placed, jobs, now, .. } = &mut self.state;
         for job in placed.iter().map(Idx::usize) {
@@ -201,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// What every running job will lose at the next step depends on with whom it is now.
+    /// The cost of the next step depends on the roommates that each running job has now.
     fn set_step_costs(&mut self) {
         let mut from = 0;
         while let Some(job) = self.state.placed.first_from(from) {
@@ -210,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Applies a fact; `None` if it cannot be true.
+    /// Applies a fact; `None` if it is impossible in the current state.
     fn apply(&mut self, fact: &Event) -> Option<()> {
         match *fact {
             Event::Submitted(job) => self.submitted(job),
@@ -224,7 +224,7 @@ impl Engine {
             }
             Event::Failed { .. } => None,
             Event::Sampled { job, sample } => self.sampled(job, &sample),
-            // Requests come whether or not the service is there to answer.
+            // Requests arrive whether or not the service is running.
             Event::Served { job, .. } => {
                 let phase = self.hot(job)?.phase;
                 (!matches!(phase, Phase::Expected | Phase::Done)).then_some(())
@@ -249,7 +249,7 @@ impl Engine {
         hot.submitted = now;
         hot.since = now;
         hot.meter.since = now;
-        // A job that could never run would hold up all behind it in a strict queue.
+        // A job that can never run would block all jobs behind it in a strict queue.
         let (need, exist) = (self.state.spec(job).gpus, self.state.usable_by(job));
         if u32::from(need) > exist {
             let reason = Reason::TooLarge { need, exist };
@@ -282,7 +282,7 @@ impl Engine {
     fn ended(&mut self, job: JobIdx, cancelled: Option<Reason>) -> Option<()> {
         let phase = self.hot(job)?.phase;
         let known = match cancelled {
-            // One that waits may have been on its way to standing still when it finished.
+            // A job that waits may have finished while it was being stopped.
             None => !matches!(phase, Phase::Expected | Phase::BackingOff | Phase::Done),
             Some(_) => !matches!(phase, Phase::Expected | Phase::Done),
         };
@@ -291,7 +291,8 @@ impl Engine {
         }
         self.leave(job);
         if let Some(work) = self.state.spec(job).work {
-            // The belief goes on counting until it hears of the end, and may have counted too far.
+            // Believed progress continues until the end is reported, and may exceed the real
+            // progress.
             let done = &mut self.hot(job)?.meter.done;
             *done = if cancelled.is_none() { work } else { done.min(work) };
         }
@@ -366,7 +367,7 @@ impl Engine {
         Some(())
     }
 
-    /// Jobs that are still on the node lose their place even if their failure was not reported.
+    /// Jobs that are still on the node lose their GPUs even if their failure was not reported.
     fn node_down(&mut self, node: NodeIdx) -> Option<()> {
         self.state.nodes.get(node.usize()).filter(|n| n.up)?;
         for gpu in self.state.node(node).gpus() {
@@ -380,7 +381,7 @@ impl Engine {
         Some(())
     }
 
-    /// Who waited in the memory of a lost node starts anew somewhere.
+    /// A job suspended in the memory of a lost node has to start anew.
     fn forget_parked(&mut self, node: NodeIdx) {
         let State { jobs, gpus, pending, .. } = &mut self.state;
         for job in pending.iter() {
@@ -391,7 +392,7 @@ impl Engine {
         }
     }
 
-    /// Takes a job off its GPUs, or out of the queue, for good or for now.
+    /// Takes a job off its GPUs or out of the queue, permanently or until it is pending again.
     fn leave(&mut self, job: JobIdx) {
         let now = self.state.now;
         let hot = &mut self.state.jobs[job.usize()];
@@ -430,7 +431,7 @@ mod tests {
             engine.step(Time::ZERO, &[Event::Submitted(job)]);
             let sample = Sample { step_s: 1.0, ..Sample::default() };
             engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);
-            // It says late that it has ended.
+            // The end of the job is reported late.
             engine.step(Time::from_secs(60.0), &[end]);
             assert_eq!(engine.state().done(job), done);
         }

@@ -1,24 +1,24 @@
-//! Facts that worlds report to the engine, and actions that the engine asks of worlds.
+//! Events are facts that worlds report to the engine; actions are what the engine asks of worlds.
 
 use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
 use crate::knobs::Knobs;
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
-/// What was measured of a running job; zero = not measured.
+/// Measurements of a running job; zero = not measured.
 #[derive(Clone, Copy, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sample {
     /// Seconds of one step.
     #[serde(skip_serializing_if = "is_zero")]
     pub step_s: f64,
-    /// Steps done.
+    /// Steps completed since the job began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub done: Option<f64>,
-    /// Busy share of the multiprocessors.
+    /// Busy share of the SMs, 0 to 1.
     #[serde(skip_serializing_if = "is_zero")]
     pub sm_util: f32,
-    /// Busy share of the memory bandwidth.
+    /// Busy share of the memory bandwidth, 0 to 1.
     #[serde(skip_serializing_if = "is_zero")]
     pub dram_util: f32,
     /// GPU memory in use, MiB.
@@ -33,39 +33,39 @@ pub struct Sample {
     /// Gradient noise scale.
     #[serde(skip_serializing_if = "is_zero")]
     pub noise_scale: f32,
-    /// Batch size per GPU with which all of this was measured.
+    /// Batch size per GPU during this measurement.
     #[serde(skip_serializing_if = "is_zero")]
     pub batch: u32,
 }
 
-/// What a service did since it was last told: the account of its measuring windows.
+/// Totals of a service's measuring windows since its last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Served {
-    /// Measuring windows that ended.
+    /// Number of windows that ended.
     pub windows: u32,
-    /// Those in which more than one request in a hundred was late.
+    /// Windows in which more than 1 % of requests missed the SLO.
     #[serde(skip_serializing_if = "is_zero")]
     pub over: u32,
-    /// Requests in them.
+    /// Requests in these windows.
     #[serde(skip_serializing_if = "is_zero")]
     pub requests: u64,
-    /// Requests that were answered later than the objective, or not at all.
+    /// Requests answered later than the SLO allows, or not at all.
     #[serde(skip_serializing_if = "is_zero")]
     pub late: u64,
-    /// Mean over requests of their window's median latency, µs.
+    /// Median latency of a window, averaged over windows weighted by requests, µs.
     #[serde(skip_serializing_if = "is_zero")]
     pub p50_us: u32,
-    /// Mean over requests of their window's 99th percentile, µs.
+    /// 99th percentile latency of a window, averaged over windows weighted by requests, µs.
     #[serde(skip_serializing_if = "is_zero")]
     pub p99_us: u32,
-    /// The largest 99th percentile of a window, µs.
+    /// The largest 99th percentile latency of any window, µs.
     #[serde(skip_serializing_if = "is_zero")]
     pub worst_us: u32,
 }
 
 impl Served {
-    /// Both accounts as one.
+    /// The totals of both reports.
     pub fn and(self, other: Self) -> Self {
         let requests = self.requests.saturating_add(other.requests);
         let mean = |a: u32, b: u32| {
@@ -89,50 +89,50 @@ fn is_zero<T: Default + PartialEq>(v: &T) -> bool {
     *v == T::default()
 }
 
-/// A fact: something that happened in the world.
+/// A fact reported by the world.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// A user submitted a registered job.
     Submitted(JobIdx),
-    /// A job now runs where it was placed.
+    /// A job runs on the GPUs where it was placed.
     Started(JobIdx),
-    /// A job left its GPUs as it was told to, with so many steps safely done.
+    /// A job left its GPUs as requested.
     Stopped {
-        /// The job.
+        /// The job that stopped.
         job: JobIdx,
-        /// Steps that survive.
+        /// Steps of progress that were saved.
         done: f64,
     },
-    /// A job now runs with its new knobs.
+    /// A job runs with its new knobs.
     Tuned(JobIdx),
-    /// A job did all its work.
+    /// A job completed all its work.
     Finished(JobIdx),
-    /// A job stopped by itself, with so many steps safely done.
+    /// A job ended without being asked to.
     Failed {
-        /// The job.
+        /// The job that failed.
         job: JobIdx,
         /// Why it failed.
         #[serde(rename = "why")]
         reason: Reason,
-        /// Steps that survive.
+        /// Steps of progress that were saved.
         done: f64,
     },
-    /// A user took a job back.
+    /// A user cancelled a job.
     Cancelled(JobIdx),
-    /// Something was measured.
+    /// A running job was measured.
     Sampled {
-        /// The job.
+        /// The job that was measured.
         job: JobIdx,
-        /// What was measured.
+        /// The measurements.
         sample: Sample,
     },
-    /// A service accounts for the time since it was last told. Never a reason to ask a policy: what
-    /// matters to one is sampled as well.
+    /// Totals of a service since its last report, for metrics only: it never causes a policy call,
+    /// because windows that matter to a policy are also `Sampled`.
     Served {
-        /// The service.
+        /// The service that reports.
         job: JobIdx,
-        /// Its account.
+        /// Totals since its last report.
         served: Served,
     },
     /// A user made a job stand still where it is, or let it go on.
@@ -153,9 +153,9 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         share_permille: Option<u16>,
     },
-    /// A node can be used.
+    /// A node is usable.
     NodeUp(NodeIdx),
-    /// A node cannot be used; the jobs on it are reported as failed by themselves.
+    /// A node is not usable; the jobs on it are reported as failed separately.
     NodeDown(NodeIdx),
 }
 
@@ -221,22 +221,22 @@ impl Event {
 pub struct Placement {
     /// Its GPUs, ascending.
     pub gpus: GpuSet,
-    /// How it runs on each.
+    /// Its knobs on each of them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub knobs: Knobs,
 }
 
-/// An action: what the engine asks of the world. Carries all that the world has to know.
+/// What the engine asks of the world. Carries everything that the world needs to act on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Take the job off its GPUs, keeping its progress.
+    /// Take the job off its GPUs and save its progress.
     Stop(JobIdx),
-    /// The same, but the process waits in host memory, ready to go on where it was.
+    /// Take the job off its GPUs, but keep its process in host memory, ready to resume.
     Suspend(JobIdx),
-    /// Refuse the job for good.
+    /// Reject the job permanently.
     Reject(JobIdx, Reason),
-    /// Change how the job runs, where it is.
+    /// Change the knobs of a running job, where it is.
     Tune(JobIdx, Knobs),
     /// Take the job off its GPUs and start it on others.
     Move(JobIdx, Placement),
@@ -245,7 +245,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The job it is about.
+    /// The job that the action is about.
     pub fn job(&self) -> JobIdx {
         match self {
             Self::Stop(j) | Self::Suspend(j) | Self::Reject(j, _) | Self::Tune(j, _) => *j,
@@ -270,7 +270,7 @@ impl Action {
         }
     }
 
-    /// Stops come before starts, so that a world that acts in order never needs a GPU twice.
+    /// Stops precede starts, so a world that acts in order never needs a GPU for two jobs at once.
     pub(crate) fn rank(&self) -> u8 {
         match self {
             Self::Stop(_) | Self::Suspend(_) => 0,

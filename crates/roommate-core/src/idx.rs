@@ -1,7 +1,7 @@
 //! Dense typed indices, and sets of them.
 //!
-//! Inside the core everything is a `u32` into a vector; names exist only at the edge. Indices are
-//! never reused, so a stale index is at worst an index of something that is done.
+//! Inside the core every entity is a `u32` index into a vector; names exist only at the edge.
+//! Indices are never reused, so a stale index can only refer to an entity that has ended.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -23,7 +23,7 @@ macro_rules! index {
         #[serde(transparent)]
         pub struct $name(pub u32);
         impl Idx for $name {
-            fn from_usize(i: usize) -> Self { Self(u32::try_from(i).expect("fewer than 2^32 of anything")) }
+            fn from_usize(i: usize) -> Self { Self(u32::try_from(i).expect("fewer than 2^32 entities")) }
             fn usize(self) -> usize { self.0 as usize }
         }
         impl std::fmt::Display for $name {
@@ -39,13 +39,14 @@ index! {
     GpuIdx
     /// A node (a machine with GPUs).
     NodeIdx
-    /// A profile: what is known of a kind of work.
+    /// A profile: what is known of one kind of work.
     ProfileIdx
-    /// A team (virtual cluster, tenant group).
+    /// A team: the owner of jobs (an account in Slurm, a namespace in Kubernetes).
     TeamIdx
 }
 
-/// The GPUs of one job, ascending. Up to eight live inline, so the common gang allocates nothing.
+/// The GPUs of one job, ascending. Up to eight are stored inline, so the common gang allocates
+/// nothing.
 pub type GpuSet = SmallVec<[GpuIdx; 8]>;
 
 /// A set of dense indices: insert, remove and "first at or after" in constant time, iteration in
@@ -60,7 +61,7 @@ pub struct IdxSet<I> {
 }
 
 impl<I> PartialEq for IdxSet<I> {
-    /// Equal when they hold the same members; room that one of them grew once does not count.
+    /// Equal when both hold the same members, whatever their capacity.
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (&self.levels[0], &other.levels[0]);
         let common = a.len().min(b.len());
@@ -91,7 +92,7 @@ impl<I: Idx> IdxSet<I> {
         self.levels[0].get(i / 64).is_some_and(|w| w >> (i % 64) & 1 == 1)
     }
 
-    /// Adds `i`; true if it was not there.
+    /// Adds `i`; true if it was not a member before.
     pub fn insert(&mut self, i: I) -> bool {
         let i = i.usize();
         self.grow(i / 64 + 1);
@@ -107,7 +108,7 @@ impl<I: Idx> IdxSet<I> {
         true
     }
 
-    /// Removes `i`; true if it was there.
+    /// Removes `i`; true if it was a member.
     pub fn remove(&mut self, i: I) -> bool {
         if !self.contains(i) {
             return false;
@@ -131,7 +132,7 @@ impl<I: Idx> IdxSet<I> {
 
     /// The smallest member at or after `from`.
     pub fn first_from(&self, from: usize) -> Option<I> {
-        // Most questions end in the first word: nodes of a small cluster, jobs close together.
+        // Most lookups end in the first word: nodes of a small cluster, jobs with close indices.
         let word = self.levels[0].get(from / 64)? & (!0 << (from % 64));
         if word != 0 {
             return Some(I::from_usize(from / 64 * 64 + word.trailing_zeros() as usize));
@@ -169,7 +170,7 @@ impl<I: Idx> IdxSet<I> {
         let mut k = 0;
         loop {
             if k == self.levels.len() {
-                // A new top level over what was a single word until now.
+                // A new top level over a tree that had a single word.
                 let below = self.levels[k - 1].first().is_some_and(|w| *w != 0);
                 self.levels.push(vec![u64::from(below)]);
             }
@@ -194,13 +195,13 @@ impl<I: Idx> FromIterator<I> for IdxSet<I> {
     }
 }
 
-/// Indices by a key that many of them share: those on one shelf are interchangeable, so a search costs
-/// the number of shelves.
+/// Indices grouped by a key. Members of one group (shelf) are interchangeable, so a search costs
+/// the number of groups.
 #[derive(Clone, Debug)]
 pub struct Shelves<K, I> {
     by_key: BTreeMap<K, IdxSet<I>>,
     keys: Vec<Option<K>>,
-    /// Emptied sets, kept for their room.
+    /// Emptied sets, kept to reuse their allocations.
     spare: Vec<IdxSet<I>>,
 }
 
@@ -211,7 +212,7 @@ impl<K, I> Default for Shelves<K, I> {
 }
 
 impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
-    /// Puts `i` on the shelf of this key, or nowhere.
+    /// Moves `i` to the group of this key; `None` removes it from its group.
     pub fn set(&mut self, i: I, key: Option<K>) {
         if self.keys.len() <= i.usize() {
             self.keys.resize(i.usize() + 1, None);
@@ -234,17 +235,17 @@ impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
         }
     }
 
-    /// The shelf on which `i` is.
+    /// The key of the group that holds `i`.
     pub fn key_of(&self, i: I) -> Option<&K> {
         self.keys.get(i.usize())?.as_ref()
     }
 
-    /// All shelves that are not empty, by key.
+    /// All groups that are not empty, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &IdxSet<I>)> {
         self.by_key.iter()
     }
 
-    /// What is on the shelf of this key, ascending.
+    /// Members of the group of this key, ascending.
     pub fn on(&self, key: &K) -> impl Iterator<Item = I> {
         self.by_key.get(key).into_iter().flat_map(IdxSet::iter)
     }

@@ -1,4 +1,4 @@
-//! Interference: how much roommates disturb each other.
+//! Interference: how much the tenants of a GPU slow each other down.
 //!
 //! What a policy believes is an [`Interference`]; what a world knows is a [`Truth`], which has counters
 //! and loads besides. A simulator holds a truth, a policy sees only a belief and samples.
@@ -6,14 +6,15 @@
 //! | model | what it is |
 //! |---|---|
 //! | [`measured`] | measured pairs, and for the rest a [`contention`] model fitted to them |
-//! | [`table`] | speeds by pair of profiles, given |
-//! | [`utilization`] | demands on processors, memory, bus and CPU beyond what there is |
+//! | [`table`] | given speeds by pair of profiles |
+//! | [`utilization`] | demand for SMs, memory, bus and CPU beyond their capacity |
 //! | [`stages`] | jobs that interleave their stages |
 //! | [`cores`] | tenants of CPU cores, which share them when both want to compute |
 //! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
 //! | [`noisy`] | any of these, seen through noise |
 //!
-//! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
+//! [`degradation`] does not model steps: it learns how much goodput colocation costs, for the
+//! choice of a GPU.
 
 pub mod cores;
 pub mod degradation;
@@ -29,7 +30,7 @@ use crate::knobs::Knobs;
 use crate::state::State;
 use std::sync::Arc;
 
-/// A guess with its uncertainty.
+/// A prediction with its uncertainty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Expected value.
@@ -39,16 +40,17 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// A value that is certain.
+    /// A value without uncertainty.
     pub fn certain(mean: f64) -> Self {
         Self { mean, std: 0.0 }
     }
 }
 
-/// A model of how much the tenants of one GPU disturb each other.
+/// A model of how much the tenants of one GPU slow each other down.
 pub trait Interference: Send + Sync {
-    /// Speed of the steps of tenant `who` on a GPU of this model next to the others: how long a step takes alone on
-    /// the whole GPU at the job's own batch, over how long one takes with these knobs; 1 = undisturbed.
+    /// Speed of the steps of tenant `who` on a GPU of this model beside the other tenants: the
+    /// length of a step alone on the whole GPU at the job's own batch size ÷ the length of a step
+    /// with these knobs; 1 = no slowdown.
     fn speed(
         &self,
         state: &State,
@@ -57,7 +59,7 @@ pub trait Interference: Send + Sync {
         who: usize,
     ) -> Estimate;
 
-    /// Whether the speeds of these tenants beside each other are known, rather than assumed.
+    /// Whether the speeds of these tenants beside each other were measured rather than assumed.
     fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
         true
     }
@@ -65,8 +67,8 @@ pub trait Interference: Send + Sync {
 
 /// What a world knows besides speeds: the model that is true there. A policy never holds one.
 pub trait Truth: Interference {
-    /// Busy shares of the multiprocessors and of the memory bandwidth that counters show while the job
-    /// runs alone; `None` if this model has no counters.
+    /// Busy shares of the SMs and of the memory bandwidth that counters show while the job runs
+    /// alone; `None` if this model has no counters.
     fn counters(&self, _state: &State, _job: JobIdx) -> Option<(f32, f32)> {
         None
     }
@@ -75,7 +77,7 @@ pub trait Truth: Interference {
     fn set_load(&mut self, _job: JobIdx, _busy: f64) {}
 }
 
-/// A model that several share.
+/// A model that several owners share.
 impl<T: Interference + ?Sized> Interference for Arc<T> {
     fn speed(
         &self,
@@ -125,8 +127,8 @@ impl<T: Truth + ?Sized> Truth for Box<T> {
     }
 }
 
-/// A belief as data: what is known of pairs, or nothing. It is written into the journal, so that a replay
-/// decides with the same knowledge.
+/// A belief made from data: known speeds of pairs, or nothing. It is recorded in the journal, so
+/// that a replay decides with the same knowledge.
 pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
     match known {
         Some(table) => Box::new(table),
@@ -134,7 +136,7 @@ pub fn belief(known: Option<table::Table>) -> Box<dyn Interference> {
     }
 }
 
-/// Nobody disturbs anybody; a job with a part of the multiprocessors has that part of the speed.
+/// No interference: a job with a share of the SMs has that share of its speed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Undisturbed;
 
@@ -145,7 +147,7 @@ impl Interference for Undisturbed {
         Estimate::certain(tenants[who].1.reach())
     }
 
-    /// Nothing is known here: not of anybody who is not alone.
+    /// Nothing is known of tenants that share a GPU, only of a job alone.
     fn knows(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
         tenants.len() < 2
     }
@@ -171,7 +173,7 @@ mod testing {
         state
     }
 
-    /// Whole-GPU tenants.
+    /// Tenants with the knobs of a whole GPU.
     pub(super) fn whole(jobs: &[u32]) -> Vec<(JobIdx, Knobs)> {
         jobs.iter().map(|j| (JobIdx(*j), Knobs::WHOLE)).collect()
     }

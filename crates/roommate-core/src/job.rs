@@ -1,4 +1,4 @@
-//! Jobs: what the user asked for ([`Spec`], cold) and what is true of it now ([`Job`], hot).
+//! Jobs: what the user asked for ([`Spec`], constant) and the current state of each ([`Job`]).
 
 use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
 use crate::knobs::Knobs;
@@ -7,36 +7,36 @@ use crate::reason::Reason;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
-/// How a job is treated when GPUs are short.
+/// The service class of a job: what it is guaranteed when GPUs are short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
-    /// Training that was promised its resources.
+    /// Training with guaranteed resources.
     #[default]
     Guaranteed,
-    /// Training that takes what is left.
+    /// Training that uses idle resources and is preempted or throttled first.
     BestEffort,
-    /// Inference that has to answer within an SLO.
+    /// Inference that must keep a latency SLO.
     Service,
 }
 
-/// A latency objective.
+/// A service level objective for latency.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slo {
     /// The 99th percentile of latency must stay at or below this, µs.
     pub p99_us: u32,
 }
 
-/// How many failures of its own a job may have and still be started again, by the class of the last.
-/// Written as one number where the classes do not differ.
+/// How many failures of its own a job may have and still be retried, by the class of the last
+/// failure. Serialized as one number where the classes do not differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(from = "RetriesForm", into = "RetriesForm")]
 pub struct Retries {
-    /// After an error of its user, which would come back.
+    /// Retries after an error in the user's code or input, which is likely to repeat.
     pub user: u16,
-    /// After an error beneath it, which may not.
+    /// Retries after an infrastructure error, which is likely to be transient.
     pub infra: u16,
-    /// After an error of which nobody knows the cause.
+    /// Retries after an error of unknown cause.
     pub unknown: u16,
 }
 
@@ -92,54 +92,55 @@ impl Retries {
     }
 }
 
-/// What the user asked for. Never changes.
+/// What the user asked for. Constant after submission.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
-    /// GPUs it needs to start (a gang: all or nothing).
+    /// GPUs it needs to start, all or nothing (a gang).
     pub gpus: u16,
     /// Most GPUs it can use; equal to `gpus` for a job that is not elastic.
     pub gpus_max: u16,
-    /// How it asks to run on each GPU.
+    /// The knobs that it requests on each GPU.
     #[serde(default)]
     pub knobs: Knobs,
-    /// What is known of this profile.
+    /// Its profile: what is known of this kind of work.
     pub profile: ProfileIdx,
-    /// Whose it is.
+    /// The team that owns it.
     #[serde(default)]
     pub team: TeamIdx,
-    /// How it is treated when GPUs are short.
+    /// What it is guaranteed when GPUs are short.
     #[serde(default)]
     pub class: Class,
-    /// Steps in all, as declared; policies that must not know the length do not read it.
+    /// Total steps, as declared. Policies that may not know job lengths do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub work: Option<f64>,
-    /// Seconds it takes alone, as its user says; may differ from `work` × the profile's step.
+    /// Seconds it takes alone, as estimated by its user; may differ from `work` × the profile's
+    /// step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub declared_s: Option<f64>,
-    /// When it has to be finished.
+    /// When it has to finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
-    /// What finishing by when is worth, soonest and worth most first, where it has several deadlines;
-    /// `deadline` is the last of them.
+    /// For a job with several deadlines, the value of finishing by each, earliest and most valuable
+    /// first; `deadline` is the last of them.
     #[serde(rename = "worth", default, skip_serializing_if = "Vec::is_empty")]
     pub deadline_values: Vec<(Time, f64)>,
-    /// The latency it has to keep (services).
+    /// The latency that a service has to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
-    /// Its part against other jobs, where parts are given out; 1 is usual.
+    /// Its weight in weighted fair sharing; 1 is the default.
     #[serde(default = "usual_weight", skip_serializing_if = "is_usual_weight")]
     pub weight: f64,
-    /// Bit mask of the GPU models it may run on.
+    /// Bit mask of the GPU models that it may run on.
     #[serde(rename = "kinds", default = "any_model", skip_serializing_if = "is_any_model")]
     pub gpu_models: u32,
-    /// How often it is started again after failures of its own.
+    /// How often it is retried after failures of its own.
     #[serde(default)]
     pub retries: Retries,
 }
 
 impl Spec {
-    /// A training job of `gpus` whole GPUs with `work` steps, all else at its default.
+    /// A training job of `gpus` whole GPUs with `work` steps and defaults for the rest.
     pub fn training(gpus: u16, work: f64, profile: ProfileIdx) -> Self {
         Self {
             gpus,
@@ -159,7 +160,7 @@ impl Spec {
         }
     }
 
-    /// Whether it may run on GPUs of this model.
+    /// Whether the job may run on GPUs of this model.
     pub fn allows(&self, gpu_model: u8) -> bool {
         self.gpu_models >> gpu_model & 1 == 1
     }
@@ -183,20 +184,20 @@ fn is_any_model(v: &u32) -> bool {
     *v == u32::MAX
 }
 
-/// Where a job is in its life: the place where what we want and what we see meet.
+/// The phase of a job's life cycle, as confirmed by the world.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
-    /// Registered; its submission has not been seen yet.
+    /// Registered, but not submitted yet.
     Expected,
     /// Waits for GPUs.
     Pending,
-    /// Waits out the pause after a failure.
+    /// Waits until its retry after a failure is due.
     BackingOff,
-    /// Has GPUs and is being started there.
+    /// Holds GPUs and is being started on them.
     Starting,
     /// Makes progress.
     Running,
-    /// Was told to leave its GPUs and has not confirmed yet.
+    /// Was asked to leave its GPUs and has not confirmed yet; it still holds them.
     Stopping,
     /// Will not run again.
     Done,
@@ -213,41 +214,41 @@ pub struct Overrides {
     pub share_permille: u16,
 }
 
-/// What is true of a job now.
+/// The current state of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// Where it is in its life.
+    /// Its phase.
     pub phase: Phase,
     /// The GPUs that it holds, ascending; empty when it holds none.
     pub gpus: GpuSet,
-    /// How it runs on each of them.
+    /// Its knobs on each of them.
     pub knobs: Knobs,
     /// When it was submitted.
     pub submitted: Time,
-    /// When it last got GPUs or lost them.
+    /// When it last acquired or released GPUs.
     pub since: Time,
-    /// GPU-µs held up to `since`, weighted by its share of the multiprocessors.
+    /// GPU-µs held up to `since`, weighted by its SM share.
     pub attained_gpu_us: u64,
-    /// Its believed progress.
+    /// Its progress as believed by the engine.
     pub meter: Meter,
-    /// Its gradient noise scale as last measured; 0 = never.
+    /// Its gradient noise scale as last measured; 0 = never measured.
     pub noise_scale: f32,
-    /// Where it waits in host memory since it was suspended; empty if it does not.
+    /// The GPUs from which it was suspended to host memory; empty if it is not suspended.
     pub parked_on: GpuSet,
-    /// What it loses at the next step, where steps are charged.
+    /// Time it loses at the next step, where the world charges costs at every step.
     pub step_cost: Span,
-    /// How often it started.
+    /// Number of starts so far.
     pub starts: u32,
-    /// Failures of its own so far.
+    /// Number of failures of its own so far.
     pub failures: u16,
     /// What its user set.
     pub user: Overrides,
-    /// What was last said about it, so that `explain` hears each reason once.
+    /// The last reason noted for it, so that `explain` shows each reason once.
     pub last_reason: Option<Reason>,
 }
 
 impl Job {
-    /// A job that nobody has heard of yet.
+    /// A job that is registered but not submitted.
     pub fn expected() -> Self {
         Self {
             phase: Phase::Expected,
@@ -267,16 +268,17 @@ impl Job {
         }
     }
 
-    /// Whether it holds GPUs.
+    /// Whether the job holds GPUs.
     pub fn is_placed(&self) -> bool {
         !self.gpus.is_empty()
     }
 
-    /// GPU-µs that a span on its present GPUs is worth.
+    /// GPU-µs of service that it attains in `span` on its present GPUs, weighted by its SM share.
     pub fn service(&self, span: Span) -> u64 {
         let whole = span.0.saturating_mul(self.gpus.len() as u64);
         match self.knobs.sm_permille {
-            // One that is promised nothing still keeps others from having the GPU for themselves.
+            // A job with SM share 0 still prevents exclusive use of the GPU by others, so it counts
+            // whole.
             Knobs::SM_ALL | 0 => whole,
             share => (u128::from(whole) * u128::from(share) / 1000) as u64,
         }

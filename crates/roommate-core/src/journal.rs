@@ -1,9 +1,9 @@
-//! The journal: JSON lines that say everything that happened and was decided. It is the only thing
-//! that leaves the core; replay, metrics, pictures, reports and explanations are folds over it.
+//! The journal: JSON lines that record everything that happened and was decided. It is the only
+//! output of the core; replay, metrics, charts, reports and explanations are folds over it.
 //!
-//! One line each for the head, every profile, team and job when it becomes known, every step, and the
-//! end. A file without an end line was cut off; everything before the cut is still good. Only the journal
-//! of a live world has none as long as that world goes on.
+//! One line each for the head, for every profile, team and job when it is registered, for every
+//! step, and for the end. A file without an end line was truncated; everything before that is
+//! valid. Only the journal of a live world has no end line while that world runs.
 
 pub mod explain;
 pub mod gantt;
@@ -26,37 +26,37 @@ use crate::time::Time;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Write};
 
-/// Version of the format that this code writes. It reads this one and all before it.
+/// Version of the format that this code writes. It reads this and all earlier ones.
 pub const VERSION: u32 = 1;
 
-/// What made a journal that may go on: a real machine.
+/// The `world` of a journal that may be continued: a real machine.
 pub const LIVE: &str = "machine";
 
-/// No line of ours comes near this; a longer one is not a journal.
+/// Bytes per line; no line that this code writes comes near this, so a longer one is not a journal.
 const LONGEST_LINE: u64 = 64 << 20;
 
-/// The first line: what was run.
+/// The first line: the configuration of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Head {
     /// Version of the format.
     pub version: u32,
-    /// What made it: `sim`, or a live world.
+    /// The world that wrote it: `sim`, or a live world.
     pub world: String,
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
     /// All its parameters.
     pub params: Params,
     /// The cluster.
     pub cluster: Cluster,
-    /// What changes cost.
+    /// What changes cost in that world.
     pub costs: Costs,
     /// Seed of the policy's randomness.
     pub seed: u64,
-    /// What the policy knows of pairs of profiles that share a GPU, if anything.
+    /// Known speeds of pairs of profiles that share a GPU, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub known_pairs: Option<Table>,
-    /// Reason an earlier part of the same journal was left off; nothing if there is none.
+    /// Why an earlier part of the same journal was omitted; `None` if nothing was omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub continues: Option<String>,
 }
@@ -95,7 +95,7 @@ impl Head {
     }
 }
 
-/// A line about a job: what the user asked for, under which name.
+/// Registers a job: its name and what its user asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobLine {
@@ -103,11 +103,11 @@ pub struct JobLine {
     pub idx: JobIdx,
     /// Its name.
     pub name: String,
-    /// What was asked for.
+    /// What its user asked for.
     pub spec: Spec,
 }
 
-/// A line about a profile.
+/// Registers a profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileLine {
@@ -115,11 +115,11 @@ pub struct ProfileLine {
     pub idx: ProfileIdx,
     /// Its name.
     pub name: String,
-    /// What is known.
+    /// What is known of the profile.
     pub profile: Profile,
 }
 
-/// A line about a team.
+/// Registers a team.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeamLine {
@@ -129,22 +129,22 @@ pub struct TeamLine {
     pub name: String,
 }
 
-/// A line about a step.
+/// A step of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StepLine {
-    /// When.
+    /// Time of the step.
     pub at: Time,
-    /// What happened.
+    /// Facts that the engine was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub facts: Vec<Event>,
-    /// What was asked of the world.
+    /// Actions that the engine asked of the world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<Action>,
-    /// Reason.
+    /// Reasons for decisions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<Note>,
-    /// Whether the policy was asked.
+    /// Whether the policy was called.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub asked: bool,
 }
@@ -158,45 +158,45 @@ fn is_yes(v: &bool) -> bool {
     *v
 }
 
-/// A step as folds see it, whether it comes from a file or from an engine.
+/// A step as folds receive it, from a file or from an engine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct StepView<'a> {
-    /// When.
+    /// Time of the step.
     pub at: Time,
-    /// What happened.
+    /// Facts that the engine was given.
     #[serde(skip_serializing_if = "<[Event]>::is_empty")]
     pub facts: &'a [Event],
-    /// What was asked of the world.
+    /// Actions that the engine asked of the world.
     #[serde(skip_serializing_if = "<[Action]>::is_empty")]
     pub actions: &'a [Action],
-    /// Reason.
+    /// Reasons for decisions.
     #[serde(skip_serializing_if = "<[Note]>::is_empty")]
     pub notes: &'a [Note],
-    /// Whether the policy was asked.
+    /// Whether the policy was called.
     #[serde(skip_serializing_if = "is_yes")]
     pub asked: bool,
 }
 
 impl<'a> StepView<'a> {
-    /// The view of a step that an engine just made.
+    /// A view of a step that an engine just made.
     pub fn of(at: Time, facts: &'a [Event], step: &Step<'a>) -> Self {
         Self { at, facts, actions: step.actions, notes: step.notes, asked: step.asked }
     }
 }
 
-/// Something that folds over a journal. Worlds feed it while they run; [`read`] feeds it from a file.
+/// A fold over a journal. Worlds feed it while they run; [`read`] feeds it from a file.
 pub trait Observer {
     /// The head; comes first, once.
     fn head(&mut self, _head: &Head) {}
-    /// A profile became known.
+    /// A profile was registered.
     fn profile(&mut self, _line: &ProfileLine) {}
-    /// A team became known.
+    /// A team was registered.
     fn team(&mut self, _line: &TeamLine) {}
-    /// A job became known.
+    /// A job was registered.
     fn job(&mut self, _line: &JobLine) {}
     /// A step was made.
     fn step(&mut self, _step: &StepView<'_>) {}
-    /// The run is over.
+    /// The run has ended.
     fn end(&mut self, _at: Time) {}
 }
 
@@ -292,19 +292,19 @@ enum In {
     End { at: Time },
 }
 
-/// Writes a journal to wherever the edge says.
+/// Writes a journal to any writer that the edge supplies.
 pub struct Writer<W: Write> {
     to: W,
     failed: Option<io::Error>,
 }
 
 impl<W: Write> Writer<W> {
-    /// A writer of a journal.
+    /// A journal writer on `to`.
     pub fn new(to: W) -> Self {
         Self { to, failed: None }
     }
 
-    /// Everything is written, or the first thing that went wrong.
+    /// Flushes everything, or returns the first error of the writer.
     pub fn finish(mut self) -> io::Result<W> {
         match self.failed {
             Some(e) => Err(e),
@@ -341,37 +341,37 @@ impl<W: Write> Observer for Writer<W> {
     }
 }
 
-/// Reason a journal cannot be read.
+/// Why a journal cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The file itself.
+    /// The file could not be read.
     #[error("line {line}: {error}")]
     Io {
-        /// Line reached.
+        /// Line that was reached.
         line: u64,
-        /// What the system said.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// A line that does not belong in a journal.
+    /// A line that is not valid in a journal.
     #[error("line {line}{}: {what}", column.map(|c| format!(", column {c}")).unwrap_or_default())]
     Bad {
-        /// The line.
+        /// Number of the line.
         line: u64,
         /// The column, where known.
         column: Option<usize>,
-        /// What is wrong.
+        /// What is wrong with it.
         what: String,
     },
-    /// Written by a newer program.
+    /// The journal was written by a newer program.
     #[error("line 1: the journal has version {found}, this program reads up to {VERSION}")]
     Newer {
-        /// Its version.
+        /// Version of the journal.
         found: u64,
     },
-    /// The last line is missing.
+    /// The end line is missing.
     #[error("line {line}: the journal was cut off: there is no end line")]
     CutOff {
-        /// The last good line.
+        /// The last valid line.
         line: u64,
     },
 }
@@ -406,13 +406,13 @@ pub fn read(mut from: impl BufRead, to: &mut dyn Observer) -> Result<(), Journal
     if whole { Ok(()) } else { Err(JournalError::CutOff { line: check.line }) }
 }
 
-/// What a reader has seen, to refuse what cannot follow.
+/// What a reader has read so far, to reject lines that cannot follow.
 #[derive(Default)]
 struct Check {
     line: u64,
     headed: bool,
     ended: bool,
-    /// Whether it is of a world that may go on.
+    /// Whether the journal belongs to a live world, so that it may have no end line.
     goes_on: bool,
     profiles: u32,
     teams: u32,
@@ -486,7 +486,7 @@ impl Check {
         Ok(())
     }
 
-    /// The version is read before anything else: a newer head may look different.
+    /// The version is read first, because a newer head may have other fields.
     fn version(&self, text: &[u8]) -> Result<(), JournalError> {
         #[derive(Deserialize)]
         struct Peek {
@@ -504,7 +504,7 @@ impl Check {
         }
     }
 
-    /// Folds index by job, GPU and node; a number that does not exist must not reach them.
+    /// Folds index by job, GPU and node, so an index that does not exist must not reach them.
     fn step(&mut self, s: &StepLine) -> Result<(), JournalError> {
         self.require(s.at >= self.at, "time runs backwards")?;
         self.require(s.at <= Time::LATEST, "a time of more than a thousand years")?;
@@ -526,7 +526,7 @@ impl Check {
     }
 }
 
-/// The message without serde's own "at line 1 column n": we say the place ourselves.
+/// The message without serde's own "at line 1 column n"; our errors give the place themselves.
 fn strip_place(e: &serde_json::Error) -> String {
     let text = e.to_string();
     text.split(" at line ").next().unwrap_or_default().to_string()

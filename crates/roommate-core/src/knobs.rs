@@ -1,4 +1,5 @@
-//! Knobs: how a job runs on each of its GPUs. Everything a policy may turn without moving the job.
+//! Knobs: how a job runs on each of its GPUs. Everything a policy can change without moving the
+//! job.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -10,18 +11,20 @@ pub struct Knobs {
     /// Batch size per GPU; 0 = the job's own choice.
     #[serde(skip_serializing_if = "is_zero")]
     pub batch: u32,
-    /// Share of the GPU's streaming multiprocessors that it is promised, in permille, and confined to
-    /// where others are promised the rest; 1000 = the whole GPU, 0 = promised none, may use all.
+    /// Guaranteed share of the GPU's streaming multiprocessors (SMs) in permille; where roommates
+    /// are guaranteed the rest, the job is confined to its share. 1000 = the whole GPU; 0 = nothing
+    /// is guaranteed, and the job may use every idle SM.
     #[serde(skip_serializing_if = "is_whole")]
     pub sm_permille: u16,
-    /// Most of its own speed that it may run at, in permille: it is held back between kernels.
+    /// Upper limit of the job's own speed, in permille; enforced by pauses between kernels.
     #[serde(skip_serializing_if = "is_whole")]
     pub pace_permille: u16,
-    /// Share of its solo speed that roommates without a floor must leave it, in permille: the machine
-    /// holds them back until they do; 0 = nothing is promised.
+    /// Guaranteed share of the job's solo speed in permille: the machine throttles roommates
+    /// without a floor until the job reaches it. 0 = no guarantee.
     #[serde(skip_serializing_if = "is_none")]
     pub floor_permille: u16,
-    /// Whether it and its roommates run by turns, in the driver's time slices, instead of at once.
+    /// Whether the GPU's tenants run one at a time, in the driver's time slices, and not
+    /// concurrently.
     #[serde(skip_serializing_if = "is_false")]
     pub turns: bool,
     /// GPU memory in MiB per GPU; 0 = not known, not checked.
@@ -33,13 +36,13 @@ pub struct Knobs {
     /// Host memory in MiB per GPU; 0 = not known, not checked.
     #[serde(skip_serializing_if = "is_zero")]
     pub host_mib: u32,
-    /// Offset of its stages in an interleaved group.
+    /// Offset of its stages in an interleaved group (Muri).
     #[serde(skip_serializing_if = "is_first")]
     pub stage: u8,
 }
 
 impl Knobs {
-    /// A whole GPU, nothing else said.
+    /// A whole GPU, every other knob at its default.
     pub const WHOLE: Self = Self {
         batch: 0,
         sm_permille: Self::SM_ALL,
@@ -51,17 +54,17 @@ impl Knobs {
         host_mib: 0,
         stage: 0,
     };
-    /// The whole of a GPU's multiprocessors.
+    /// SM share of a whole GPU.
     pub const SM_ALL: u16 = 1000;
-    /// A job that is not held back.
+    /// Pace of a job that is not throttled.
     pub const PACE_FULL: u16 = 1000;
 
-    /// Share of the multiprocessors that it can use with nobody else there.
+    /// Share of the SMs that the job can use while it is the only tenant.
     pub fn reach(&self) -> f64 {
         if self.sm_permille == 0 { 1.0 } else { f64::from(self.sm_permille) / 1000.0 }
     }
 
-    /// Whether all values are in their range.
+    /// Whether all knobs are within their ranges.
     pub fn are_sane(&self) -> bool {
         let shares = [self.sm_permille, self.pace_permille, self.floor_permille];
         shares.iter().all(|v| *v <= 1000)

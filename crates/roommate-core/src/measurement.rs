@@ -1,4 +1,4 @@
-//! What was measured on real GPUs, and what is made of it.
+//! Measurements on real GPUs, and the models and advice made from them.
 
 pub mod advice;
 pub mod atlas;

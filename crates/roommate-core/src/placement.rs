@@ -1,6 +1,6 @@
-//! Placement: finding whole idle GPUs for a gang, and making room by asking others to leave.
+//! Placement: finding whole idle GPUs for a gang, and making room by preempting others.
 //!
-//! Helpers for policies that give jobs whole GPUs. Nothing here decides who should run.
+//! Helpers for policies that give jobs whole GPUs. Nothing here decides which job should run.
 
 mod patience;
 mod preemption;
@@ -16,31 +16,32 @@ use smallvec::SmallVec;
 pub use patience::Patience;
 pub use preemption::Preemption;
 
-/// How a gang is laid over the nodes.
+/// How the GPUs of a gang are chosen among the nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// On as few nodes as possible, or not at all: the node that fits best, else whole idle nodes plus
-    /// one for the rest.
+    /// On as few nodes as possible, or not at all: the best-fitting node, else whole idle nodes
+    /// plus one for the rest.
     #[default]
     Consolidated,
-    /// As consolidated, but the first node that fits instead of the best.
+    /// As `Consolidated`, but the first node that fits instead of the best fit.
     FirstFit,
-    /// Consolidated if possible, else any idle GPUs, most fragmented nodes first.
+    /// As few nodes as possible, else any idle GPUs, most fragmented nodes first.
     Spread,
-    /// Any idle GPUs, most fragmented nodes first; topology is ignored.
+    /// Any idle GPUs, most fragmented nodes first, regardless of topology.
     Count,
 }
 
-/// A rule, when a job stops insisting on it, and who has nodes to itself: what policies let their users
-/// choose.
+/// A placement rule, when a job stops insisting on it, and which jobs get exclusive nodes: the
+/// parameters that policies offer to users.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// How a gang is laid over the nodes.
+    /// How the GPUs of a gang are chosen among the nodes.
     pub rule: Rule,
-    /// A job that has waited so long takes any idle GPUs ([`Rule::Spread`]) if the rule finds none.
+    /// A job that has waited this long accepts any idle GPUs ([`Rule::Spread`]) if the rule finds
+    /// none.
     pub patience: Option<Span>,
-    /// Jobs of at least so many GPUs get whole nodes that they share with nobody.
+    /// Jobs of at least this many GPUs get whole nodes exclusively.
     pub dedicate_from: Option<u16>,
 }
 
@@ -51,7 +52,7 @@ impl From<Rule> for Layout {
 }
 
 impl Layout {
-    /// A layout from parameters as users write them.
+    /// A layout from policy parameters.
     pub fn new(
         rule: Rule,
         patience_s: Option<f64>,
@@ -66,16 +67,16 @@ impl Layout {
         Ok(Self { rule, patience: patience_s.map(Span::from_secs), dedicate_from })
     }
 
-    /// When this waiting job stops insisting; none if that has come or never will. Its wait counts from
-    /// its submission, or from when it last lost its GPUs.
+    /// When this waiting job stops insisting on the rule; none if it already has or never will. Its
+    /// wait counts from its submission or from its last loss of GPUs.
     pub fn relaxes_at(self, state: &State, job: JobIdx) -> Option<Time> {
         let strict = matches!(self.rule, Rule::Consolidated | Rule::FirstFit);
         let at = state.job(job).since + self.patience.filter(|_| strict)?;
         (at > state.now).then_some(at)
     }
 
-    /// As it holds for this job now: out of patience it may be spread, and so may a gang that no single
-    /// GPU model could ever hold, because insisting on one would be to refuse it.
+    /// The layout for this job now: once its patience is over it may be spread, and so may a gang
+    /// that no single GPU model could ever hold, because it could never be placed otherwise.
     pub fn for_job(self, state: &State, job: JobIdx) -> Self {
         let impatient = self.patience.is_some() && self.relaxes_at(state, job).is_none();
         let rule = match self.rule {
@@ -85,7 +86,7 @@ impl Layout {
         Self { rule: rule.for_job(state, job), ..self }
     }
 
-    /// Whether the job may be on this node, by who else is: a dedicated node has one tenant.
+    /// Whether the job may use this node, given its other tenants: an exclusive node has one job.
     fn admits(self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
         let Some(from) = self.dedicate_from else { return true };
         let large = |j: &JobIdx| state.spec(*j).gpus >= from;
@@ -99,7 +100,7 @@ impl Layout {
 }
 
 impl Rule {
-    /// The rule that holds for this job: a gang that no single GPU model could ever hold is spread over
+    /// The rule for this job: a gang that no single GPU model could ever hold is spread over
     /// several.
     fn for_job(self, state: &State, job: JobIdx) -> Self {
         if self == Self::Count || state.gpu_models.len() == 1 {
@@ -134,7 +135,8 @@ pub fn find(state: &State, job: JobIdx, layout: impl Into<Layout>) -> Option<Gpu
     }
 }
 
-/// Idle GPUs of one model for the whole gang, on as few nodes as possible, or anywhere if `scatter`.
+/// Idle GPUs of one model for the whole gang, on as few nodes as possible, or anywhere if
+/// `scatter`.
 pub fn find_on(state: &State, job: JobIdx, gpu_model: u8, scatter: bool) -> Option<GpuSet> {
     if !state.spec(job).allows(gpu_model)
         || state.idle.gpus(gpu_model) < u32::from(state.spec(job).gpus)
@@ -149,7 +151,7 @@ pub fn find_on(state: &State, job: JobIdx, gpu_model: u8, scatter: bool) -> Opti
     }
 }
 
-/// Places the gang where it was before this plan, if that is idle, else where the rule finds room.
+/// Places the gang on its GPUs from before this plan, if they are idle, else where the rule says.
 pub fn place(plan: &mut Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> bool {
     let knobs = plan.spec(job).knobs;
     let layout = layout.into();
@@ -165,8 +167,8 @@ pub fn place(plan: &mut Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> boo
     place_anew(plan, job, layout)
 }
 
-/// Places the gang on the nodes where the rule finds room, wherever it was before. Only if those are
-/// the nodes where it was, it keeps its GPUs there.
+/// Places the gang on the nodes that the rule chooses, regardless of where it was before. It keeps
+/// its GPUs only if those are on the chosen nodes.
 pub fn place_anew(plan: &mut Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> bool {
     let knobs = plan.spec(job).knobs;
     find_anew(plan, job, layout).is_some_and(|gpus| plan.place(job, &gpus, knobs).is_ok())
@@ -186,7 +188,7 @@ pub fn find_anew(plan: &Plan<'_>, job: JobIdx, layout: impl Into<Layout>) -> Opt
     Some(gpus)
 }
 
-/// Says why there was no room for this job.
+/// Notes why this job could not be placed.
 pub fn note_no_room(plan: &mut Plan<'_>, job: JobIdx) {
     let need = plan.spec(job).gpus;
     let idle = plan.idle_for(job);
@@ -220,7 +222,7 @@ fn take(state: &State, node: NodeIdx, count: u16, into: &mut GpuSet) {
     }
 }
 
-/// Whether `count` more GPUs of this job can be on the node, by CPU and memory.
+/// Whether the node's CPU and host memory can hold `count` more GPUs of this job.
 fn node_suits(state: &State, job: JobIdx, node: NodeIdx, count: u16) -> bool {
     let knobs = state.spec(job).knobs;
     if knobs.cpu_milli == 0 && knobs.mem_mib == 0 && knobs.host_mib == 0 {
@@ -324,8 +326,8 @@ mod tests {
     use crate::testing::picture_with;
     use expect_test::expect;
 
-    /// Picture P2 of the Philly study's specification: e asks for two GPUs of one node from 1 on, and
-    /// only one is free on each.
+    /// Picture P2 of the Philly study's specification: e needs two GPUs of one node from 1 on, and
+    /// only one is idle on each.
     fn waits(policy: &str, params: &str) -> String {
         picture_with(policy, params, "2x2", "a 0 1 9, b 0 1 1, c 0 1 9, d 0 1 1, e 1 2 4")
     }
@@ -351,10 +353,10 @@ mod tests {
     }
 
     #[test]
-    fn large_jobs_have_no_neighbours() {
+    fn large_jobs_have_exclusive_nodes() {
         let shown =
             |params| picture_with("fifo-backfill", params, "2x4", "a 0 1 6, b 1 3 4, c 2 1 3");
-        // b does not sit down beside a, nor c beside b.
+        // b may not share a node with a, nor c with b.
         expect![[r#"
             gpu0  aaaaaa
             gpu1  ..ccc
@@ -383,7 +385,8 @@ mod tests {
     fn a_large_job_empties_its_node() {
         let shown =
             |params| picture_with("srsf", params, "1x4", "a 0 1 9, b 0 1 9, c 0 1 9, d 2 3 2");
-        // One GPU is idle, so two jobs in the way would be enough; but nobody is to stay beside d.
+        // One GPU is idle, so preempting two jobs would free enough; but d needs the node
+        // exclusively.
         expect![[r#"
             gpu0  aaddaaaaaaa
             gpu1  bbddbbbbbbb

@@ -12,7 +12,7 @@ use crate::state::{Infeasible, State};
 use crate::time::{Span, Time};
 use std::ops::Deref;
 
-/// An edit, with what is needed to take it back.
+/// An edit, with the data needed to undo it.
 #[derive(Debug)]
 enum Edit {
     Place(JobIdx, Knobs),
@@ -22,7 +22,7 @@ enum Edit {
     Reject(JobIdx),
 }
 
-/// What a job was like before its first edit in this plan.
+/// A job as it was before its first edit in this plan.
 #[derive(Debug)]
 struct Before {
     job: JobIdx,
@@ -30,7 +30,7 @@ struct Before {
     knobs: Knobs,
     attained_gpu_us: u64,
     since: Time,
-    /// Whether it is to wait in host memory if it has no GPUs in the end.
+    /// Whether the job is to be suspended in host memory if the plan leaves it without GPUs.
     suspend: bool,
 }
 
@@ -61,22 +61,22 @@ pub struct Mark {
 pub struct News<'a> {
     /// The facts, in order.
     pub events: &'a [Event],
-    /// Jobs that may be placed from now on: new, stopped, or back from a failure. They may have
-    /// ceased to be pending again; the state has the last word.
+    /// Jobs that became placeable: submitted, stopped, or due for a retry. Some may have left the
+    /// queue again since; the state is authoritative.
     pub ready: &'a [JobIdx],
     /// Jobs that lost their GPUs without the policy asking for it: finished, failed, cancelled.
     pub left: &'a [JobIdx],
 }
 
-/// A plan in the making. Reads like the [`State`].
+/// A plan under construction. Reads like the [`State`].
 pub struct Plan<'a> {
     state: &'a mut State,
     draft: &'a mut Draft,
     /// What happened since the last call.
     pub news: News<'a>,
-    /// What is believed about roommates.
+    /// The policy's model of interference between roommates.
     pub belief: &'a dyn Interference,
-    /// Seeded randomness.
+    /// Random numbers, seeded per run.
     pub rng: &'a mut Rng,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Plan<'a> {
         Plan { state, draft, news, belief, rng }
     }
 
-    /// Gives the job these GPUs (ascending).
+    /// Places the job on these GPUs (ascending).
     pub fn place(&mut self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> Result<(), Infeasible> {
         if !self.state.pending.contains(job) {
             return Err(Infeasible::NotPending);
@@ -120,7 +120,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Changes how the job runs where it is.
+    /// Changes the knobs of a placed job.
     pub fn tune(&mut self, job: JobIdx, knobs: Knobs) -> Result<(), Infeasible> {
         if !self.state.job(job).is_placed() {
             return Err(Infeasible::NotPlaced);
@@ -135,8 +135,8 @@ impl<'a> Plan<'a> {
         fits
     }
 
-    /// Takes the job off its GPUs. Placed elsewhere afterwards it moves; placed where it was, nothing
-    /// happens. Does nothing to a job without GPUs.
+    /// Takes the job off its GPUs. If the plan then places it elsewhere, it moves; if it places it
+    /// on the same GPUs, nothing happens. No effect on a job without GPUs.
     pub fn release(&mut self, job: JobIdx) {
         if self.state.job(job).is_placed() {
             self.touch(job);
@@ -146,8 +146,8 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Takes the job off its GPUs for a while: its process waits in host memory, and goes on cheaply on
-    /// the same node. Does nothing to a job without GPUs.
+    /// Takes the job off its GPUs and keeps its process in host memory, so that it resumes cheaply
+    /// on the same node. No effect on a job without GPUs.
     pub fn suspend(&mut self, job: JobIdx) {
         if self.state.job(job).is_placed() {
             self.release(job);
@@ -156,7 +156,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Refuses a waiting job for good. A job that had GPUs before this plan was not waiting.
+    /// Rejects a waiting job permanently. A job that had GPUs before this plan was not waiting.
     pub fn reject(&mut self, job: JobIdx, reason: Reason) -> Result<(), Infeasible> {
         if !self.state.pending.contains(job) || !self.was_on(job).is_empty() {
             return Err(Infeasible::NotPending);
@@ -168,7 +168,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Says why something is as it is; feeds `roommate explain`. Cheap when it was said before.
+    /// Records why a decision was made, for `roommate explain`. Cheap for a repeated reason.
     pub fn note(&mut self, job: JobIdx, reason: Reason) {
         let said = self.state.job(job).last_reason;
         if said.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&reason)) {
@@ -176,7 +176,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Where the job was before this plan; empty if it had no GPUs.
+    /// The job's GPUs before this plan; empty if it had none.
     pub fn was_on(&self, job: JobIdx) -> &[GpuIdx] {
         match self.draft.touched[job.usize()] {
             0 => &self.state.job(job).gpus,
@@ -184,7 +184,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Time that the job will lose if, when this plan is done, it is on these GPUs.
+    /// Time that the job will lose if this plan ends with it on these GPUs.
     pub fn price(&self, job: JobIdx, gpus: &[GpuIdx]) -> Span {
         match self.was_on(job) {
             [] => self.state.cost_of_start(job, gpus, self.state.job(job).starts),
@@ -193,9 +193,9 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Asks to be called at this instant at the latest. Holds until the next call only.
+    /// Requests a call of the policy at this instant at the latest; valid until the next call.
     pub fn wake_at(&mut self, at: Time) {
-        assert!(at > self.state.now, "a policy can only be woken in the future");
+        assert!(at > self.state.now, "a wake-up must be in the future");
         self.draft.wake = Some(self.draft.wake.map_or(at, |w| w.min(at)));
     }
 
@@ -210,10 +210,10 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Takes back everything since the mark.
+    /// Undoes every edit since the mark.
     pub fn undo_to(&mut self, mark: Mark) {
         while self.draft.edits.len() > mark.edits {
-            let last = self.draft.edits.pop().expect("there are more edits than at the mark");
+            let last = self.draft.edits.pop().expect("there are edits after the mark");
             match last {
                 Edit::Place(job, old) => {
                     let (_, _) = self.state.vacate(job);
@@ -247,8 +247,8 @@ impl<'a> Plan<'a> {
         &mut self.draft.before[at - 1]
     }
 
-    /// Remembers what the job was like, once, and brings its service up to now, so that it is right
-    /// whatever the plan does to its GPUs.
+    /// Saves the job's state before its first edit and accounts its service up to now, so that it
+    /// stays right whatever the plan does to its GPUs.
     fn touch(&mut self, job: JobIdx) {
         if self.draft.touched[job.usize()] != 0 {
             return;
@@ -276,7 +276,7 @@ impl Draft {
     }
 
     /// Turns the difference between before and after into actions, sets the phases accordingly, and
-    /// hands out the notes that say something new.
+    /// returns the notes that differ from the last one of their job.
     pub(crate) fn commit(
         &mut self,
         state: &mut State,
@@ -285,7 +285,7 @@ impl Draft {
     ) {
         let now = state.now;
         for note in self.notes.drain(..) {
-            // Who found GPUs again in the same plan was not preempted.
+            // A job that is placed again by the same plan was not preempted.
             if matches!(note.reason, Reason::PreemptedBy(_)) && state.job(note.job).is_placed() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Profiles: what is known of a profile (a model at a batch size on some GPUs) before it runs.
+//! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
 use crate::knobs::Knobs;
 use crate::performance::goodput::Training;
@@ -10,48 +10,49 @@ use smallvec::SmallVec;
 /// The four resources that the stages of a training step use, in stage order.
 pub const STAGES: [&str; 4] = ["storage", "cpu", "gpu", "network"];
 
-/// What is known of a profile.
+/// What is known of a kind of work before it runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// Seconds of one step, alone on the reference GPU, gang on as few nodes as possible.
+    /// Seconds of one step, alone on the reference GPU, with the gang on as few nodes as possible.
     pub step_s: f64,
-    /// Measured speed by GPU model (index of the cluster's GPU model), where it is not the GPU model's own.
+    /// Measured speed by GPU model (index into the cluster's models), where it differs from the
+    /// model's default.
     #[serde(rename = "kind_speed", default, skip_serializing_if = "SmallVec::is_empty")]
     pub model_speed: SmallVec<[(u8, f64); 2]>,
-    /// Speed when its gang is spread over more nodes than needed, relative to consolidated.
+    /// Speed with the gang on more nodes than needed, relative to a consolidated gang.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub spread_speed: f64,
-    /// What more GPUs than asked for do for an elastic job: n instead of g give (n/g) to the power of
-    /// this; [`Self::SCALING`] where not known.
+    /// Exponent of elastic scaling: n GPUs where g were requested give the speed (n/g) to the power
+    /// of this; [`Self::SCALING`] where not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<f64>,
-    /// Share of the largest tensor in all parameters; decides whether spreading hurts.
+    /// Size of the largest tensor relative to all parameters; Tiresias consolidates skewed models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew: Option<f32>,
     /// Seconds of one step in each of [`STAGES`], where profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
-    /// Time without progress at the very first start, where it is not the world's usual.
+    /// Time without progress at the first start, where it differs from the world's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Span>,
-    /// Time without progress at each restart, where it is not the world's usual.
+    /// Time without progress at each restart, where it differs from the world's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Span>,
-    /// What it will take of a GPU, where that could be predicted.
+    /// Predicted GPU usage, where a prediction exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<Predicted>,
-    /// How its speed depends on CPU and host memory, where that was profiled.
+    /// How its speed depends on CPU and host memory, where profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sensitivity: Option<Box<Sensitivity>>,
-    /// How it answers requests, if it is a service; a step is then one batch of them.
+    /// Batching and memory of a service; a step is then one batch of requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<Serving>,
-    /// What another batch size makes of it, where its user allows others.
+    /// How other batch sizes change throughput and convergence, where its user allows them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
-    /// What was profiled of its latency alone on the reference GPU, if it is a service: measurements that
-    /// somebody had to make, so policies count how many they use.
+    /// Profiled latency of a service, alone on the reference GPU. Each point is a measurement that
+    /// costs GPU time, so policies report how many they use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Box<[Profiled]>>,
 }
@@ -68,52 +69,53 @@ pub struct Profiled {
     pub seconds: f64,
 }
 
-/// What is known of a GPU model of service before it runs.
+/// What is known of a service before it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Serving {
-    /// Requests in the batch whose time is the profile's `step_s`.
+    /// Requests per batch at which the profile's `step_s` was measured.
     pub batch: u32,
-    /// Longest that a request waits for others to fill a batch while the GPU could begin.
+    /// Longest time a request waits for others to fill a batch while the GPU is idle.
     pub timeout: Span,
-    /// Time from every start, also the first, until it can answer.
+    /// Time from every start, including the first, until it can answer requests.
     pub warm_up: Span,
-    /// GPU memory in MiB without any request in the batch; 0 = not known.
+    /// GPU memory in MiB with an empty batch; 0 = not known.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub base_mib: f32,
-    /// GPU memory in MiB that each request of the largest batch adds.
+    /// GPU memory in MiB per request in the largest batch.
     #[serde(default, skip_serializing_if = "is_nothing")]
     pub item_mib: f32,
 }
 
 impl Serving {
-    /// GPU memory in MiB with batches of up to so many requests; 0 = not known.
+    /// GPU memory in MiB with batches of up to this many requests; 0 = not known.
     pub fn mem_mib(&self, batch: u32) -> u32 {
         (self.base_mib + self.item_mib * batch as f32).ceil() as u32
     }
 }
 
-/// What a profile is expected to take of a GPU that it has for itself.
+/// Predicted usage of a GPU by a profile that runs alone on it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Predicted {
-    /// Busy share of the multiprocessors, on average.
+    /// Mean busy share of the SMs.
     pub sm_util: f64,
-    /// The same where it peaks or where the prediction errs: one standard deviation more.
+    /// Upper estimate of the busy share of the SMs: the mean plus one standard deviation.
     pub sm_util_max: f64,
     /// Standard deviation of `sm_util`.
     pub std: f64,
     /// Busy share of the memory bandwidth.
     pub dram_util: f64,
-    /// GPU memory in MiB, one standard deviation above the expectation.
+    /// GPU memory in MiB, one standard deviation above the mean.
     pub mem_mib: u32,
 }
 
 impl Profile {
-    /// Twice the GPUs are 1.87 times as fast: what synchronous training loses on one node, roughly.
+    /// Twice the GPUs are 1.87 times as fast: the approximate loss of synchronous training on one
+    /// node.
     pub const SCALING: f64 = 0.9;
 
-    /// A profile that knows only the length of a step.
+    /// A profile of which only the length of a step is known.
     pub fn of_step(step_s: f64) -> Self {
         Self {
             step_s,
@@ -132,7 +134,7 @@ impl Profile {
         }
     }
 
-    /// Speed with the CPU and the host memory of these knobs, relative to the usual share of a GPU.
+    /// Speed with the CPU and host memory of these knobs, relative to a GPU's proportional share.
     pub fn fed_speed(&self, knobs: Knobs) -> f64 {
         self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }

@@ -1,9 +1,9 @@
-//! The waiting line of a policy that ranks jobs: in which order to try them, and whom to skip.
+//! The queue of a policy that ranks jobs: in which order to try them, and which to skip.
 //!
-//! A walk tries jobs in order of their key. When a job does not fit, every job that is at least as
-//! hard to place cannot fit either in the rest of the walk, because room only shrinks; so jobs are
-//! kept in one lane for each *shape* and a walk touches a lane once after it failed. That makes a step
-//! cost the number of shapes instead of the number of waiting jobs.
+//! A walk tries jobs in order of their key. When a job does not fit, no job that is at least as
+//! hard to place can fit in the rest of the walk, because capacity only shrinks. So jobs are kept
+//! in one lane per *shape*, and a walk visits a lane once after it failed. That makes a step cost
+//! the number of shapes instead of the number of waiting jobs.
 
 pub mod ranked_walk;
 
@@ -13,7 +13,7 @@ use crate::state::State;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// What makes a job hard to place.
+/// The properties that decide how hard a job is to place.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Shape {
     gpus: u16,
@@ -21,7 +21,7 @@ struct Shape {
     mem_mib: u32,
     cpu_milli: u32,
     host_mib: u32,
-    /// Policies may treat some jobs more strictly (insist on consolidation); higher is stricter.
+    /// Policies may treat some jobs more strictly (require consolidation); higher is stricter.
     strict: u8,
 }
 
@@ -38,10 +38,10 @@ impl Shape {
         }
     }
 
-    /// Whether a job of this shape cannot fit where `other` does not.
+    /// Whether a job of this shape cannot fit where `other` does not fit.
     fn at_least(&self, other: &Self, uniform: bool) -> bool {
         // With nodes of several sizes a wide gang may fit on small nodes while a narrower one waits
-        // for a large node, so there size says nothing.
+        // for a large node, so the width implies nothing there.
         let size = self.gpus == other.gpus || (uniform && self.gpus > other.gpus);
         size && self.gpu_models & !other.gpu_models == 0
             && self.mem_mib >= other.mem_mib
@@ -54,10 +54,10 @@ impl Shape {
 #[derive(Debug)]
 struct Lane<K> {
     shape: Shape,
-    /// Key, job, stamp; an entry whose stamp is not the job's last is dead.
+    /// Key, job, stamp; an entry whose stamp is not the job's latest is stale.
     heap: BinaryHeap<Reverse<(K, JobIdx, u32)>>,
     open: bool,
-    /// How many jobs the walk had placed when the lane was closed.
+    /// Number of jobs that the walk had placed when it closed the lane.
     closed_at: Option<usize>,
 }
 
@@ -67,7 +67,7 @@ pub struct Queue<K> {
     lanes: Vec<Lane<K>>,
     lane_of: BTreeMap<Shape, usize>,
     stamps: Vec<u32>,
-    /// The lane in which each job stood last.
+    /// The lane of each job when it was last queued.
     lanes_of_jobs: Vec<u32>,
     at: usize,
 }
@@ -85,7 +85,7 @@ impl<K: Ord + Copy> Default for Queue<K> {
 }
 
 impl<K: Ord + Copy> Queue<K> {
-    /// Adds a job, or gives it another key.
+    /// Adds a job, or changes its key.
     pub fn push(&mut self, state: &State, job: JobIdx, key: K, strict: u8) {
         let shape = Shape::of(state, job, strict);
         let next = self.lanes.len();
@@ -103,7 +103,7 @@ impl<K: Ord + Copy> Queue<K> {
         self.lanes[lane].heap.push(Reverse((key, job, *stamp)));
     }
 
-    /// Forgets everybody.
+    /// Removes all jobs.
     pub fn clear(&mut self) {
         for lane in &mut self.lanes {
             lane.heap.clear();
@@ -117,7 +117,8 @@ impl<K: Ord + Copy> Queue<K> {
         }
     }
 
-    /// The best job that may still fit in this walk. Follow with [`Self::take`] or [`Self::close`].
+    /// The best job that may still fit in this walk. To be followed by [`Self::take`] or
+    /// [`Self::close`].
     pub fn next(&mut self, plan: &Plan<'_>) -> Option<(K, JobIdx)> {
         let mut best: Option<(K, JobIdx, usize)> = None;
         for (i, lane) in self.lanes.iter_mut().enumerate().filter(|(_, l)| l.open) {
@@ -137,7 +138,7 @@ impl<K: Ord + Copy> Queue<K> {
         Some((key, job))
     }
 
-    /// Looks at a job that stood in line before but does not now, as if [`Self::next`] had given it;
+    /// Selects a job that was queued before but is not now, as if [`Self::next`] had returned it;
     /// false if jobs of its shape are skipped in this walk. Follow with [`Self::close`] or nothing.
     pub fn seek(&mut self, job: JobIdx) -> bool {
         let lane = self.lanes_of_jobs[job.usize()] as usize;
@@ -147,13 +148,13 @@ impl<K: Ord + Copy> Queue<K> {
         self.lanes[lane].open
     }
 
-    /// The job that [`Self::next`] gave was placed: it no longer waits.
+    /// The job that [`Self::next`] returned was placed, so it leaves the queue.
     pub fn take(&mut self) {
         self.lanes[self.at].heap.pop();
     }
 
-    /// The job that [`Self::next`] gave does not fit: skip all that are at least as hard to place.
-    /// `placed` says how many jobs the walk has placed so far, for [`Self::close_again`].
+    /// The job that [`Self::next`] returned does not fit: skip all jobs at least as hard to place.
+    /// `placed` is the number of jobs that the walk has placed so far, for [`Self::close_again`].
     pub fn close(&mut self, plan: &Plan<'_>, placed: usize) {
         let shape = self.lanes[self.at].shape;
         let uniform = plan.nodes_alike();
@@ -165,21 +166,21 @@ impl<K: Ord + Copy> Queue<K> {
         }
     }
 
-    /// Closes the lanes that the last walk had closed after placing this many jobs.
+    /// Closes the lanes that the last walk closed after placing this many jobs.
     pub fn close_again(&mut self, placed: usize) {
         for lane in &mut self.lanes {
             lane.open &= lane.closed_at != Some(placed);
         }
     }
 
-    /// Forgets which lanes the last walk had closed: what did not fit then may fit now.
+    /// Drops the record of closed lanes: what did not fit in the last walk may fit now.
     pub fn forget_closed(&mut self) {
         for lane in &mut self.lanes {
             lane.closed_at = None;
         }
     }
 
-    /// Forgets which lanes the last walk had closed after placing more than this many jobs.
+    /// Drops the record of lanes that the last walk closed after placing more than this many jobs.
     pub fn forget_later(&mut self, placed: usize) {
         for lane in &mut self.lanes {
             lane.closed_at = lane.closed_at.filter(|at| *at <= placed);

@@ -1,5 +1,6 @@
-//! Reasons: why a job waits, moved, was stopped or refused. Data, not text, so that the core has no
-//! strings until `roommate explain` asks for the sentence.
+//! Reasons: why a job waits, moved, was stopped or was rejected. They are data, so that decisions
+//! carry no strings; `roommate explain` and `ps` turn them into sentences with
+//! [`Reason::describe`].
 
 use crate::idx::{JobIdx, NodeIdx};
 use crate::time::{Span, Time};
@@ -18,153 +19,157 @@ pub enum Source {
     Measured,
 }
 
-/// A reason.
+/// Why a job waits, moved, was stopped or was rejected; shown by `explain` and `ps`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Not enough suitable GPUs in a fitting place.
+    /// The gang does not fit: too few suitable GPUs are idle within one place that the policy
+    /// accepts.
     NoRoom {
-        /// GPUs it needs.
+        /// GPUs that the job needs.
         need: u16,
-        /// GPUs idle in the cluster when it was looked at.
+        /// GPUs idle in the cluster at the time of the attempt.
         idle: u32,
     },
-    /// Enough GPUs are idle, but not close enough together.
+    /// Enough GPUs are idle, but not on few enough nodes.
     Scattered {
-        /// GPUs it needs together.
+        /// GPUs that the job needs close together.
         need: u16,
-        /// GPUs idle in the cluster when it was looked at.
+        /// GPUs idle in the cluster at the time of the attempt.
         idle: u32,
     },
-    /// A job in front of it waits, and this policy does not overtake.
+    /// An earlier job waits, and this policy does not backfill.
     Behind(JobIdx),
-    /// Stopped in favour of another job.
+    /// Preempted by this job.
     PreemptedBy(JobIdx),
-    /// Used so much service that it moved to a later queue (1 = first).
+    /// Moved down to this queue (1 = first) because of the GPU time it has used.
     Demoted(u8),
-    /// Waited so long that it moved back to the first queue.
+    /// Moved back to the first queue because of the time it has waited.
     Promoted,
-    /// Was promised GPUs, waited for long, and begins without the promise.
+    /// A guaranteed job that starts as best-effort after a long wait.
     BeganWithoutPromise,
-    /// Began without a promise and has it now.
+    /// A guaranteed job that started as best-effort and now has its guaranteed GPUs.
     Upgraded,
-    /// The cluster could never hold it.
+    /// The cluster could not hold the job even if it were empty.
     TooLarge {
-        /// GPUs it needs.
+        /// GPUs that the job needs.
         need: u16,
         /// Suitable GPUs that exist.
         exist: u32,
     },
-    /// Its process ended with an error, nobody knows whose.
+    /// Its process ended with an error of unknown cause.
     Crashed,
-    /// Its own code or input is wrong: it would fail again.
+    /// Its code or its input is wrong, so a retry would fail again.
     UserError,
-    /// Something beneath it failed: it may well work the next time.
+    /// Hardware, driver or node failed beneath it, so a retry may succeed.
     InfraError,
-    /// A process with which it shared a GPU failed and took it along.
+    /// A roommate's process failed on a shared GPU and ended this job's process too.
     RoommateFailed,
-    /// The node it ran on went away.
+    /// The node on which it ran was lost.
     NodeLost(NodeIdx),
-    /// It failed more often than it may.
+    /// It failed more often than its retries allow.
     OutOfRetries,
-    /// It waits out a pause after a failure.
+    /// It waits this long before the retry that follows a failure.
     BacksOff(Span),
-    /// Its user took it back.
+    /// Its user cancelled it.
     Cancelled,
-    /// It needed more GPU memory than it was given, or than there is.
+    /// It needed more GPU memory than it was allocated, or than the GPU has.
     OutOfMemory,
-    /// It starts beside another job.
+    /// It starts on GPUs that it shares with another job.
     Beside {
-        /// The first of those who are there.
+        /// The first of the jobs that already run there.
         job: JobIdx,
-        /// How much it is predicted to be degraded, in permille; 1000 = not at all.
+        /// Predicted length of a step relative to running alone, in permille; 1000 = no slowdown.
         pd_permille: u32,
-        /// Where that comes from.
+        /// How the prediction was made.
         source: Source,
     },
-    /// There is room for it, but everybody together is done sooner if it waits.
+    /// It would fit beside another job, but the sum of all completion times is smaller if it waits.
     BetterToWait {
-        /// The first of those it would have joined.
+        /// The first of the jobs that it would have shared with.
         than_beside: JobIdx,
-        /// What that saves, summed over all jobs.
+        /// Completion time saved by waiting, summed over all jobs.
         saves: Span,
     },
     /// Its batch size was searched together with those of its roommates.
     BatchSettled {
-        /// The batch size that it now runs with.
+        /// The batch size with which it runs from now on.
         batch: u32,
-        /// Measurements of the search.
+        /// Measurements that the search took.
         measured: u32,
-        /// How much it is degraded, in permille of its user's batch alone.
+        /// Length of a step relative to the user's batch size alone, in permille.
         pd_permille: u32,
     },
-    /// It still runs with another batch size than it was told; it is left alone from now on.
+    /// It still reports another batch size than requested, so its batch size is no longer tuned.
     BatchNotApplied {
-        /// The batch size that it was told.
+        /// The requested batch size.
         batch: u32,
     },
-    /// The noise of its gradients moved, so batch sizes are searched again.
+    /// The noise scale of its gradients changed, so batch sizes are searched again.
     NoiseDrifted {
         /// The noise scale of the last search.
         from: u32,
         /// The noise scale now.
         to: u32,
     },
-    /// It could not be started where it was placed.
+    /// The process could not be started on the GPUs it was placed on.
     StartFailed,
-    /// More jobs live on its node than fit at once, and its turn has not come.
+    /// Its node holds more jobs than fit at once, and this time slice belongs to others.
     WaitsForTurn,
-    /// No node with idle GPUs has the CPU and the host memory that it asks for.
+    /// No node with idle GPUs has the CPU and the host memory that it requests.
     NoHost,
-    /// Fell back to its share of CPU and host memory so that another job could start.
+    /// Reduced to its proportional CPU and host memory so that this job could start.
     AtShare(JobIdx),
-    /// The best shares of CPU and host memory were not found in time; they were tuned instead.
+    /// The optimal CPU and host memory of all jobs were not found in time; a greedy rule set them.
     SharesUnsolved,
-    /// It is tried beside another job on the same GPUs.
+    /// It is placed on trial beside this job on the same GPUs.
     TriedWith(JobIdx),
-    /// Beside this job the two were slower than taking turns.
+    /// Sharing GPUs with this job was slower than running one after the other.
     NotWorthSharing(JobIdx),
-    /// Others are further behind what they are due.
+    /// This round goes to jobs that are further below their fair share.
     NotItsRound,
-    /// Nobody measured it on GPUs of this kind; what is usual there is assumed.
+    /// The job was never measured on this GPU model; the model's usual relative speed is assumed.
     SpeedGuessed(u8),
-    /// The program that divides the GPUs has no answer; everybody has an equal part.
+    /// The optimization problem that divides the GPUs has no solution; all jobs get equal shares.
     Unsolved,
-    /// Its deadline cannot be kept beside those of others.
+    /// Its deadline cannot be met together with the deadlines of other jobs.
     DeadlineGivenUp,
-    /// GPUs of its node were idle for long, so it has this many now.
+    /// GPUs of its node were idle for long, so it was scaled up to this many.
     Grows(u16),
-    /// With more GPUs it was not enough faster, so it is back to this many.
+    /// More GPUs did not speed it up enough, so it was scaled down to this many.
     NotWorthGrowing(u16),
-    /// It gives back GPUs that this job needs.
+    /// It releases GPUs that this job needs.
     ShrinksFor(JobIdx),
-    /// It was promised to be done by this instant.
+    /// Admitted: it is guaranteed to finish by its deadline.
     Promised {
-        /// The deadline that was promised.
+        /// The guaranteed deadline.
         by: Time,
     },
-    /// Its deadline cannot be promised beside those promised before; it runs where room is left.
+    /// Not admitted: its deadline cannot be guaranteed beside those already guaranteed, so it runs
+    /// best-effort.
     NotPromised {
-        /// A deadline that could have been promised; none if its length is not known.
+        /// The earliest deadline that could be guaranteed; none if the job's length is not known.
         could: Option<Time>,
     },
-    /// It ran longer than estimated, so its promise ended.
+    /// It ran longer than estimated, so its deadline is no longer guaranteed.
     PastEstimate,
     /// It can no longer meet its deadline.
     DeadlineLost,
-    /// Waits in host memory: beside it this service could not keep its objective.
+    /// Suspended in host memory, because this service would miss its SLO beside it.
     PausedFor(JobIdx),
-    /// Its objective cannot be kept even with the whole GPU; it has all that training can spare.
+    /// Its SLO is missed even with the whole GPU; it gets all but the training's minimum share.
     SloOutOfReach,
-    /// It has not answered a request yet, so nothing is known of its load.
-    NotHeardOf,
-    /// Nobody asks it anything; it has the least share until somebody does.
-    NobodyAsks,
-    /// Nothing was profiled of its latency: reckoned as if all its work were divided among multiprocessors.
+    /// The service has not reported a request yet, so its load is unknown.
+    #[serde(rename = "not_heard_of")]
+    NoSamplesYet,
+    /// The service receives no requests; it has the minimum share until one comes.
+    #[serde(rename = "nobody_asks")]
+    NoRequests,
+    /// Its latency was not profiled; it is assumed proportional to the inverse of the SM share.
     LatencyUnknown,
-    /// So many profiled points are known of its latency alone, and none of it beside others.
+    /// Its latency alone was profiled at this many points, and never beside other jobs.
     LatencyProfiled(u32),
-    /// The exact plan of all leases could not be found, for so many times now; a rule made the plan.
+    /// The solver found no exact plan of all leases, this many times so far; a greedy rule planned.
     PlannedByRule(u32),
 }
 
@@ -226,145 +231,137 @@ impl Reason {
             | Self::PastEstimate
             | Self::DeadlineLost
             | Self::SloOutOfReach
-            | Self::NotHeardOf
-            | Self::NobodyAsks
+            | Self::NoSamplesYet
+            | Self::NoRequests
             | Self::LatencyUnknown
             | Self::LatencyProfiled(_)
             | Self::PlannedByRule(_) => (None, None),
         }
     }
 
-    /// The sentence for a person, with jobs called as `name` says.
+    /// The sentence that `explain` and `ps` show, with jobs named by `name`.
     #[expect(clippy::too_many_lines, reason = "one line for each reason")]
     pub fn describe(&self, name: &dyn Fn(JobIdx) -> String) -> String {
         match self {
             Self::NoRoom { need, idle } => {
-                format!("no room: needs {need} GPUs, {idle} idle in the cluster")
+                format!("does not fit: needs {need} GPUs, {idle} idle in the cluster")
             }
             Self::Scattered { need, idle } => {
                 format!("{idle} GPUs are idle, but no {need} of them are close enough together")
             }
             Self::Behind(j) => {
-                format!("stands behind job {}, and this policy does not overtake", name(*j))
+                format!("waits behind job {}: this policy does not backfill", name(*j))
             }
-            Self::PreemptedBy(j) => format!("stopped in favour of job {}", name(*j)),
-            Self::Demoted(q) => format!("has used enough to be moved to queue {q}"),
-            Self::Promoted => "waited long enough to be moved back to queue 1".into(),
+            Self::PreemptedBy(j) => format!("preempted by job {}", name(*j)),
+            Self::Demoted(q) => format!("moved to queue {q} for the GPU time it has used"),
+            Self::Promoted => "moved back to queue 1 for the time it has waited".into(),
             Self::BeganWithoutPromise => {
-                "waited so long that it begins in the gaps of others, without a promise".into()
+                "starts as best-effort, because it waited too long for guaranteed GPUs".into()
             }
-            Self::Upgraded => "now has its GPUs with the promise it was due".into(),
+            Self::Upgraded => "its GPUs are now guaranteed; it was best-effort".into(),
             Self::TooLarge { need, exist } => {
                 format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
             }
             Self::Crashed => "its process failed".into(),
-            Self::UserError => "its own code or input is wrong".into(),
-            Self::InfraError => "something beneath it failed".into(),
-            Self::RoommateFailed => "a roommate failed on its GPU and took it along".into(),
+            Self::UserError => "failed: error in its own code or input".into(),
+            Self::InfraError => "failed: hardware, driver or node error".into(),
+            Self::RoommateFailed => "failed together with a roommate on the same GPU".into(),
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),
-            Self::BacksOff(s) => format!("waits {s} after a failure"),
+            Self::BacksOff(s) => format!("waits {s} before it is retried after a failure"),
             Self::OutOfMemory => {
-                "needed more GPU memory than it was given, or than there is".into()
+                "out of GPU memory: needed more than it was allocated or than the GPU has".into()
             }
             Self::Beside { job, pd_permille, source } => {
                 let by = match source {
-                    Source::Thumb => "by rule of thumb, nothing like it was measured yet",
-                    Source::Learnt => "learnt from others",
+                    Source::Thumb => "by rule of thumb, as nothing similar was measured yet",
+                    Source::Learnt => "predicted from similar jobs",
                     Source::Measured => "as measured before",
                 };
                 let pd = f64::from(*pd_permille) / 1000.0;
                 format!("starts beside job {}: {pd} times as long as alone, {by}", name(*job))
             }
             Self::BetterToWait { than_beside, saves } => format!(
-                "waits: joining job {} would cost all jobs together {saves} more",
+                "waits: sharing with job {} would add {saves} to the completion times of all jobs",
                 name(*than_beside)
             ),
             Self::BatchSettled { batch, measured, pd_permille } => format!(
-                "batch {batch} found in {measured} measurements: {} times as long as alone at its own",
+                "batch size {batch} chosen after {measured} measurements: {} times as long as \
+                 alone at its own batch size",
                 f64::from(*pd_permille) / 1000.0
             ),
             Self::BatchNotApplied { batch } => {
-                format!("does not run with batch {batch} although it was told to; left alone")
+                format!("did not apply the requested batch size {batch}; it is no longer tuned")
             }
-            Self::NoiseDrifted { from, to } => {
-                format!("its noise scale moved from {from} to {to}: batch sizes are searched again")
-            }
+            Self::NoiseDrifted { from, to } => format!(
+                "its gradient noise scale changed from {from} to {to}: batch sizes are searched again"
+            ),
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),
-            Self::WaitsForTurn => "waits for its turn on a node that it shares by time".into(),
+            Self::WaitsForTurn => "waits for its time slice on an oversubscribed node".into(),
             Self::NoHost => {
-                "no node with idle GPUs has the CPU and the memory that it asks for".into()
+                "no node with idle GPUs has the CPU and host memory that it requests".into()
             }
             Self::AtShare(j) => format!(
-                "fell back to its share of CPU and memory so that job {} could start",
+                "reduced to its proportional CPU and host memory so that job {} could start",
                 name(*j)
             ),
-            Self::SharesUnsolved => {
-                "the best CPU and memory for everybody were not found in time: its share was tuned"
-                    .into()
-            }
+            Self::SharesUnsolved => "the optimal CPU and host memory of all jobs were not found \
+                                     in time: a heuristic set them"
+                .into(),
             Self::TriedWith(j) => format!("is tried beside job {} on the same GPUs", name(*j)),
             Self::NotWorthSharing(j) => {
-                format!("taking turns is faster than sharing with job {}", name(*j))
+                format!("time slicing is faster than sharing GPUs with job {}", name(*j))
             }
             Self::NotItsRound => {
-                "this round belongs to jobs that are further behind what they are due".into()
+                "this round goes to jobs that are further below their fair share".into()
             }
             Self::SpeedGuessed(k) => {
-                format!(
-                    "was never measured on GPU model {k}; the usual speed of that kind is assumed"
-                )
+                format!("was never measured on GPU model {k}; that model's usual speed is assumed")
             }
-            Self::Unsolved => {
-                "the program that divides the GPUs has no answer; all jobs get equal parts".into()
-            }
+            Self::Unsolved => "the optimization that divides the GPUs found no solution; all \
+                               jobs get equal shares"
+                .into(),
             Self::DeadlineGivenUp => {
-                "its deadline cannot be kept beside those of the others and is given up".into()
+                "its deadline cannot be met together with those of other jobs and is dropped".into()
             }
-            Self::Grows(n) => format!("grows to {n} GPUs: those of its node have long been idle"),
+            Self::Grows(n) => format!("scales up to {n} GPUs: GPUs of its node were long idle"),
             Self::NotWorthGrowing(n) => {
-                format!("shrinks to {n} GPUs: it was not enough faster with more")
+                format!("scales down to {n} GPUs: more GPUs did not speed it up enough")
             }
-            Self::ShrinksFor(j) => format!("gives back GPUs that job {} needs", name(*j)),
-            Self::Promised { by } => format!("promised to be done by {by}"),
+            Self::ShrinksFor(j) => format!("releases GPUs that job {} needs", name(*j)),
+            Self::Promised { by } => format!("guaranteed to finish by {by}"),
             Self::NotPromised { could: Some(by) } => {
-                format!(
-                    "its deadline cannot be promised, {by} could have been; runs where room is left"
-                )
+                format!("its deadline cannot be guaranteed ({by} could be); runs as best-effort")
             }
-            Self::NotPromised { could: None } => {
-                "its deadline cannot be promised without a known length; runs where room is left"
-                    .into()
-            }
-            Self::PastEstimate => "ran longer than estimated and lost its promise".into(),
+            Self::NotPromised { could: None } => "its deadline cannot be guaranteed, because its \
+                                                  length is not known; runs as best-effort"
+                .into(),
+            Self::PastEstimate => "ran longer than estimated and lost its guarantee".into(),
             Self::DeadlineLost => "can no longer meet its deadline".into(),
             Self::PausedFor(j) => format!(
-                "waits in host memory: beside it service {} could not keep its objective",
+                "suspended in host memory: service {} would miss its SLO beside it",
                 name(*j)
             ),
-            Self::SloOutOfReach => {
-                "its objective is out of reach even with the whole GPU; it has all \
-                                    that training can spare"
-                    .into()
+            Self::SloOutOfReach => "misses its SLO even with the whole GPU; it has all but the \
+                                    minimum share of training"
+                .into(),
+            Self::NoSamplesYet => "has not reported a request yet; its share is the knee of its \
+                                   latency curve until it does"
+                .into(),
+            Self::NoRequests => {
+                "receives no requests; it has the minimum share until one comes".into()
             }
-            Self::NotHeardOf => {
-                "has not answered yet; until it does it has the share at the knee of its curve"
-                    .into()
-            }
-            Self::NobodyAsks => {
-                "nobody asks it anything: the least share is enough until somebody does".into()
-            }
-            Self::LatencyUnknown => "nothing was profiled of its latency: reckoned as if it took \
-                                     twice as long with half of the GPU"
+            Self::LatencyUnknown => "its latency was not profiled: assumed to double with half \
+                                     of the GPU"
                 .into(),
             Self::LatencyProfiled(n) => format!(
-                "{n} points of its latency alone were profiled before; beside others it is learned \
-                 in the run"
+                "its latency alone was profiled at {n} points; beside other jobs it is learned \
+                 while it runs"
             ),
-            Self::PlannedByRule(n) => {
-                format!("no exact plan of all leases was found, {n} times so far; planned by rule")
-            }
+            Self::PlannedByRule(n) => format!(
+                "no exact plan of all leases was found ({n} times so far); planned by a heuristic"
+            ),
         }
     }
 }
@@ -375,12 +372,12 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A reason about a job.
+/// A reason together with the job that it is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Note {
-    /// The job.
+    /// The job that the reason is about.
     pub job: JobIdx,
-    /// The reason.
+    /// Why.
     #[serde(rename = "why")]
     pub reason: Reason,
 }

@@ -1,7 +1,7 @@
-//! The state: what is true of the cluster and of every job now. Policies read it through a plan.
+//! The state: the cluster and every job as they are now. Policies read it through a plan.
 //!
-//! All books (idle GPUs, memory, shares, CPU) are kept here, in two primitive moves, `occupy` and
-//! `vacate`; everything above is built from them, so the books cannot drift apart.
+//! All accounts (idle GPUs, GPU memory, SM shares, CPU, host memory) change in two primitive
+//! operations only, `occupy` and `vacate`, so they cannot become inconsistent.
 
 mod costs;
 
@@ -18,22 +18,22 @@ use smallvec::SmallVec;
 
 pub use costs::{Charge, Costs, Quirks};
 
-/// A GPU now.
+/// The current state of a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// The node it is in.
+    /// The node that holds it.
     pub node: NodeIdx,
     /// Its GPU model, an index into [`State::gpu_models`].
     pub gpu_model: u8,
-    /// Share of its multiprocessors that is given away.
+    /// SM share allocated to its tenants, permille.
     pub sm_used_permille: u16,
-    /// Memory that is given away, MiB.
+    /// GPU memory allocated to its tenants, MiB.
     pub mem_used_mib: u32,
     /// The jobs on it, ascending.
     pub tenants: SmallVec<[JobIdx; 4]>,
 }
 
-/// A node now.
+/// The current state of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Its first GPU.
@@ -42,17 +42,17 @@ pub struct Node {
     pub size: u16,
     /// How many of them have no tenant.
     pub idle: u16,
-    /// GpuModel of its GPUs.
+    /// Its GPU model, an index into [`State::gpu_models`].
     pub gpu_model: u8,
-    /// Whether it can be used.
+    /// Whether it is usable.
     pub up: bool,
     /// Its CPU in thousandths of a core; 0 = not known, not checked.
     pub cpu_milli: u32,
-    /// CPU that is given away.
+    /// CPU allocated to jobs, in thousandths of a core.
     pub cpu_used_milli: u32,
     /// Its host memory in MiB; 0 = not known, not checked.
     pub host_mib: u32,
-    /// Host memory that is given away.
+    /// Host memory allocated to jobs, MiB.
     pub host_used_mib: u32,
 }
 
@@ -62,7 +62,7 @@ impl Node {
         (self.first.0..self.first.0 + u32::from(self.size)).map(GpuIdx)
     }
 
-    /// For how many more GPUs of a job with these knobs its CPU and its host memory suffice.
+    /// How many more GPUs' worth of a job with these knobs its CPU and host memory can hold.
     pub fn room_for(&self, knobs: Knobs) -> u32 {
         let left = |all: u32, used: u32, each: u32| match all.saturating_sub(used).checked_div(each)
         {
@@ -77,7 +77,7 @@ impl Node {
     }
 }
 
-/// Reason something cannot be done. An answer, not an error.
+/// Why a placement or a change of knobs is not possible. An answer, not an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Infeasible {
     /// The job does not wait for GPUs.
@@ -90,15 +90,15 @@ pub enum Infeasible {
     BadSet,
     /// A GPU's node is down.
     Down,
-    /// A GPU of a model that the job cannot use.
+    /// A GPU of a model that the job may not use.
     WrongKind,
     /// Not enough GPU memory.
     Memory,
-    /// Not enough of the multiprocessors left.
+    /// Not enough SM share left.
     Share,
-    /// A knob beyond its range.
+    /// A knob outside its range.
     Knob,
-    /// Too many tenants.
+    /// More tenants than a GPU may have.
     Slots,
     /// Not enough CPU on the node.
     Cpu,
@@ -106,7 +106,7 @@ pub enum Infeasible {
     Host,
 }
 
-/// Nodes by how many of their GPUs are idle, for each GPU model: placement without a scan.
+/// Nodes indexed by GPU model and number of idle GPUs, so that placement needs no scan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Idle {
     /// `[gpu_model][idle GPUs]` → nodes that are up.
@@ -121,23 +121,23 @@ impl Idle {
         &self.by_count[usize::from(gpu_model)][usize::from(count)]
     }
 
-    /// The largest node of a GPU model.
+    /// GPUs of the largest node with this GPU model.
     pub fn largest(&self, gpu_model: u8) -> u16 {
         self.by_count[usize::from(gpu_model)].len() as u16 - 1
     }
 
-    /// Idle GPUs of a model.
+    /// Number of idle GPUs of a model.
     pub fn gpus(&self, gpu_model: u8) -> u32 {
         self.gpus[usize::from(gpu_model)]
     }
 }
 
-/// What is true now.
+/// The cluster and every job as they are now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// The time of the last step.
     pub now: Time,
-    /// The GPU model.
+    /// The GPU models in the cluster.
     pub gpu_models: Vec<GpuModel>,
     /// All nodes.
     pub nodes: Vec<Node>,
@@ -145,9 +145,9 @@ pub struct State {
     pub gpus: Vec<Gpu>,
     /// All jobs ever registered.
     pub jobs: Vec<Job>,
-    /// What was asked for each.
+    /// What the user asked for, by job.
     pub specs: Vec<Spec>,
-    /// What is known of profiles.
+    /// Profiles of all registered kinds of work.
     pub profiles: Vec<Profile>,
     /// What counters showed of each profile.
     pub usage: Vec<Usage>,
@@ -157,18 +157,18 @@ pub struct State {
     pub placed: IdxSet<JobIdx>,
     /// Idle GPUs.
     pub idle: Idle,
-    /// What changes cost.
+    /// What changes cost in this world.
     pub costs: Costs,
-    /// Most tenants of one GPU.
+    /// Most tenants that one GPU may have.
     pub max_tenants: u8,
-    /// Placed jobs that were promised a speed; where there are none, nobody is held back.
+    /// Placed jobs with a guaranteed speed (`floor_permille`); with 0 of them no job is throttled.
     pub protected: u32,
-    /// Groups of equal nodes, as described.
+    /// Groups of equal nodes, as the operator described them.
     groups: Vec<NodeGroup>,
 }
 
 impl State {
-    /// An empty cluster, everything up.
+    /// A cluster without jobs and with all nodes up.
     pub fn new(cluster: &Cluster, costs: Costs) -> Self {
         let mut state = Self {
             now: Time::ZERO,
@@ -229,17 +229,17 @@ impl State {
         self.groups.iter().all(|g| g.gpus == self.groups[0].gpus)
     }
 
-    /// The job.
+    /// Current state of this job.
     pub fn job(&self, job: JobIdx) -> &Job {
         &self.jobs[job.usize()]
     }
 
-    /// What was asked for the job.
+    /// What the user asked for.
     pub fn spec(&self, job: JobIdx) -> &Spec {
         &self.specs[job.usize()]
     }
 
-    /// What is known of the job's profile.
+    /// Profile of this job.
     pub fn profile(&self, job: JobIdx) -> &Profile {
         &self.profiles[self.spec(job).profile.usize()]
     }
@@ -263,12 +263,12 @@ impl State {
         measured.or_else(|| predicted().map(|p| [p.sm_util, p.dram_util]))
     }
 
-    /// The node.
+    /// Current state of this node.
     pub fn node(&self, node: NodeIdx) -> &Node {
         &self.nodes[node.usize()]
     }
 
-    /// The GPU.
+    /// Current state of this GPU.
     pub fn gpu(&self, gpu: GpuIdx) -> &Gpu {
         &self.gpus[gpu.usize()]
     }
@@ -282,8 +282,8 @@ impl State {
             .sum()
     }
 
-    /// GPUs of one model that the job could use if nobody else were there: with enough memory, as many
-    /// on each node as its CPU allows.
+    /// GPUs of one model that the job could use in an empty cluster: with enough memory, and as
+    /// many per node as CPU and host memory allow.
     pub fn usable_of_model(&self, job: JobIdx, gpu_model: u8) -> u32 {
         let spec = self.spec(job);
         let mem_mib = self.gpu_models[usize::from(gpu_model)].mem_mib;
@@ -301,17 +301,17 @@ impl State {
         self.groups.iter().filter(|g| g.gpu_model == gpu_model).map(|g| g.count * on_each(g)).sum()
     }
 
-    /// GPUs of all GPU models that the job could use if nobody else were there.
+    /// GPUs of all models that the job could use in an empty cluster.
     pub fn usable_by(&self, job: JobIdx) -> u32 {
         (0..self.gpu_models.len() as u8).map(|k| self.usable_of_model(job, k)).sum()
     }
 
-    /// Idle GPUs of all GPU models.
+    /// Number of idle GPUs of all models.
     pub fn idle_gpus(&self) -> u32 {
         self.idle.gpus.iter().sum()
     }
 
-    /// GPU-µs that the job has held so far, weighted by its share.
+    /// GPU-µs that the job has held so far, weighted by its SM share.
     pub fn attained(&self, job: JobIdx) -> u64 {
         let job = self.job(job);
         job.attained_gpu_us.saturating_add(job.service(self.now - job.since))
@@ -323,27 +323,27 @@ impl State {
         self.spec(job).retries.is_exhausted(failures, reason)
     }
 
-    /// Steps that the job has done, as believed.
+    /// Steps that the job has completed, as believed.
     pub fn done(&self, job: JobIdx) -> f64 {
         self.job(job).meter.done_at(self.now)
     }
 
-    /// Seconds of work left alone on the reference GPU, for a job that declared its length.
+    /// Seconds of work left when run alone on the reference GPU, for a job with a declared length.
     ///
-    /// Independent of where the job runs now, so that an order by it is stable under placement.
+    /// Independent of the job's placement, so that an order by it does not change with placements.
     pub fn remaining_s(&self, job: JobIdx) -> Option<f64> {
         let left = (self.spec(job).work? - self.done(job)).max(0.0);
         Some(left * self.profile(job).step_s)
     }
 
-    /// Time without progress at the start that the job was just told to make, under
-    /// [`Charge::OnRestart`]. Of one that is only planned see [`crate::plan::Plan::price`].
+    /// Time without progress at the start that the job was just asked to make, under
+    /// [`Charge::OnRestart`]. For a start that is only planned see [`crate::plan::Plan::price`].
     pub fn start_cost(&self, job: JobIdx) -> Span {
         let Job { starts, gpus, .. } = self.job(job);
         self.cost_of_start(job, gpus, starts.saturating_sub(1))
     }
 
-    /// Time without progress when the job, which started so often before, starts on these GPUs.
+    /// Time without progress when the job, started `before` times so far, starts on these GPUs.
     pub(crate) fn cost_of_start(&self, job: JobIdx, gpus: &[GpuIdx], before: u32) -> Span {
         match self.costs.quirks.charge {
             Charge::EveryStep | Charge::EveryStepTogether => Span::ZERO,
@@ -357,7 +357,7 @@ impl State {
         }
     }
 
-    /// Whether the job is suspended, and these GPUs are on the nodes where it waits.
+    /// Whether the job is suspended on the nodes of these GPUs.
     fn is_parked_by(&self, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let parked_on = &self.job(job).parked_on;
         let is_home = |g: &GpuIdx| parked_on.iter().any(|p| self.gpu(*p).node == self.gpu(*g).node);
@@ -372,7 +372,7 @@ impl State {
         }
     }
 
-    /// What the job will lose at the next step if it lives through it, where that is charged.
+    /// Time that the job will lose at the next step if it still runs, where steps are charged.
     pub fn step_cost(&self, job: JobIdx) -> Span {
         match self.costs.quirks.charge {
             Charge::OnRestart => Span::ZERO,
@@ -392,18 +392,18 @@ impl State {
         profile.restart.or_else(warm_up).unwrap_or(self.costs.restart)
     }
 
-    /// Speed of the job on GPUs of one model, where somebody measured it.
+    /// Measured speed of the job on a GPU model, if it was measured.
     pub fn measured_on(&self, job: JobIdx, gpu_model: u8) -> Option<f64> {
         self.profile(job).model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, speed)| *speed)
     }
 
-    /// The same, or what is usual on that GPU model.
+    /// Measured speed of the job on a GPU model, or that model's default speed.
     pub fn speed_on(&self, job: JobIdx, gpu_model: u8) -> f64 {
         self.measured_on(job, gpu_model).unwrap_or(self.gpu_models[usize::from(gpu_model)].speed)
     }
 
-    /// Speed of the job on these GPUs with nobody else there, relative to the reference GPU and a
-    /// consolidated gang as wide as asked for: the slowest GPU sets the pace.
+    /// Speed of the job alone on these GPUs, relative to a consolidated gang of the requested width
+    /// on the reference GPU; the slowest GPU determines it.
     pub fn solo_speed(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let mut speed = f64::INFINITY;
         let mut nodes = 0;
@@ -425,14 +425,14 @@ impl State {
         speed * wider.powf(profile.scaling.unwrap_or(Profile::SCALING))
     }
 
-    /// Seconds of a step of the job on these GPUs with nobody else there, with its present knobs.
+    /// Seconds per step of the job alone on these GPUs with its present knobs.
     pub fn alone_step_s(&self, job: JobIdx, gpus: &[GpuIdx]) -> f64 {
         let profile = self.profile(job);
         let speed = self.solo_speed(job, gpus) * profile.fed_speed(self.job(job).knobs);
         self.costs.quirks.in_whole_steps(profile.step_s / speed + self.spill_s(job))
     }
 
-    /// Steps of its own batch size that a step of the job, of batch `batch` (0 = as its knobs say), counts for.
+    /// Steps at the job's own batch size that one step at `batch` (0 = as in its knobs) is worth.
     pub fn goodput_factor(&self, job: JobIdx, batch: u32) -> f64 {
         let Some(training) = &self.profile(job).training else { return 1.0 };
         let Job { knobs, noise_scale, .. } = self.job(job);
@@ -441,21 +441,22 @@ impl State {
         training.goodput_factor(knobs, noise_scale)
     }
 
-    /// Seconds that a step takes longer because a part of the job's memory is on the host.
+    /// Seconds added to each step because part of the job's memory is in host memory.
     fn spill_s(&self, job: JobIdx) -> f64 {
         let (asked, has) = (self.spec(job).knobs.mem_mib, self.job(job).knobs.mem_mib);
         let out_mib = if has == 0 { 0 } else { asked.saturating_sub(has) };
-        // What was asked for is for the job's own batch; with another it needs something else.
+        // The requested memory is for the job's own batch size; another batch size needs another
+        // amount.
         let keeps = out_mib == 0 || !goodput::is_own_batch(self, job, self.job(job).knobs);
         if keeps { 0.0 } else { 2.0 * f64::from(out_mib) / f64::from(self.costs.host_mib_s) }
     }
 
-    /// On how few nodes as many GPUs as these could lie.
+    /// The smallest number of nodes that could hold as many GPUs as these.
     fn fewest_nodes(&self, gpus: &[GpuIdx]) -> usize {
         gpus.len().div_ceil(usize::from(self.node(self.gpu(gpus[0]).node).size))
     }
 
-    /// Whether the job can run there in that way.
+    /// Whether the job can run on these GPUs with these knobs.
     pub fn check(&self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> Result<(), Infeasible> {
         let spec = self.spec(job);
         if gpus.len() < usize::from(spec.gpus) || gpus.len() > usize::from(spec.gpus_max) {
@@ -513,9 +514,9 @@ impl State {
         Ok(())
     }
 
-    /// Enters the job in the books of these GPUs. The caller has checked that it fits.
+    /// Adds the job to the accounts of these GPUs. The caller has checked that it fits.
     pub(crate) fn occupy(&mut self, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) {
-        debug_assert!(!self.job(job).is_placed(), "a job is in one place");
+        debug_assert!(!self.job(job).is_placed(), "a job is placed at most once");
         let mut rest = gpus;
         while !rest.is_empty() {
             let (node, here) = self.first_node(rest);
@@ -545,7 +546,8 @@ impl State {
         self.placed.insert(job);
     }
 
-    /// Takes the job out of the books; returns where it was. It is then neither placed nor pending.
+    /// Removes the job from the accounts and returns its placement; it is then neither placed nor
+    /// pending.
     pub(crate) fn vacate(&mut self, job: JobIdx) -> (GpuSet, Knobs) {
         let hot = &mut self.jobs[job.usize()];
         let gpus = std::mem::take(&mut hot.gpus);
@@ -566,13 +568,13 @@ impl State {
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
-        // Only who is placed is counted; a job that leaves the queue comes here as well.
+        // Only placed jobs are counted; jobs that leave the queue come here as well.
         let counted = self.placed.remove(job) && knobs.floor_permille > 0;
         self.protected -= u32::from(counted);
         (gpus, knobs)
     }
 
-    /// The node of the first of these ascending GPUs, and how many of them lie on it.
+    /// The node of the first of these ascending GPUs, and how many of them are on it.
     fn first_node(&self, gpus: &[GpuIdx]) -> (NodeIdx, usize) {
         let idx = self.gpu(gpus[0]).node;
         let node = self.node(idx);
@@ -580,7 +582,7 @@ impl State {
         (idx, gpus.iter().take_while(|g| g.0 < end).count())
     }
 
-    /// Marks a node as usable or not. Its GPUs must be empty when it goes down.
+    /// Marks a node as usable or not. Its GPUs must have no tenants when it goes down.
     pub(crate) fn set_up(&mut self, node: NodeIdx, up: bool) {
         if self.node(node).up != up {
             self.count_idle(node, false);
@@ -599,7 +601,7 @@ impl State {
         self.count_idle(node, true);
     }
 
-    /// Enters a node in the index of idle GPUs or takes it out; nodes that are down are not in it.
+    /// Adds a node to the index of idle GPUs or removes it; nodes that are down are not in it.
     fn count_idle(&mut self, node: NodeIdx, enter: bool) {
         let n = &self.nodes[node.usize()];
         if !n.up {

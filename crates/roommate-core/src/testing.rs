@@ -1,6 +1,6 @@
-//! A slow, obviously correct world for tests: time goes forward in fixed ticks and every job is
+//! A slow, obviously correct world for tests: time advances in fixed ticks and every job is
 //! advanced at every tick. The event-driven simulator is compared with it, and policies draw their
-//! pictures in it.
+//! test pictures in it.
 
 use crate::cluster::Cluster;
 use crate::engine::Engine;
@@ -22,7 +22,7 @@ use crate::state::Costs;
 use crate::time::{Span, Time};
 use std::sync::Arc;
 
-/// What a world answers that does at once whatever it is asked for.
+/// The confirmation from a world that carries out every action at once.
 pub fn confirmation(action: &Action) -> Option<Event> {
     match action {
         Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
@@ -39,9 +39,9 @@ pub struct TestJob {
     pub name: String,
     /// When it is submitted, in ticks.
     pub submit: u64,
-    /// What it asks for.
+    /// What its user asks for.
     pub spec: Spec,
-    /// Steps it really needs.
+    /// Steps that it actually needs.
     pub work: f64,
 }
 
@@ -49,13 +49,13 @@ pub struct TestJob {
 pub struct TestCase {
     /// The cluster.
     pub cluster: Cluster,
-    /// What changes cost; nothing, unless said.
+    /// What changes cost; nothing by default.
     pub costs: Costs,
     /// Name of the policy.
     pub policy: String,
     /// Its parameters.
     pub params: Params,
-    /// Kinds of work.
+    /// Profiles of the jobs.
     pub profiles: Vec<Profile>,
     /// The jobs, in order of submission.
     pub jobs: Vec<TestJob>,
@@ -65,26 +65,26 @@ pub struct TestCase {
     pub seed: u64,
     /// How roommates really disturb each other.
     pub truth: Arc<dyn Truth>,
-    /// What the policy knows of that; nothing, unless said.
+    /// The part of the truth that the policy knows; nothing by default.
     pub known_pairs: Option<Table>,
 }
 
-/// What came of a case.
+/// The result of a case.
 pub struct Outcome {
     /// The journal, as text.
     pub journal: String,
     /// When each job finished, in ticks.
     pub finished: Vec<Option<u64>>,
-    /// Whether everything came to an end before the limit.
+    /// Whether all jobs ended before the limit.
     pub ended: bool,
 }
 
-/// Ticks after which a case is given up.
+/// Ticks after which a case is aborted.
 const LIMIT: u64 = 100_000;
 
 impl TestCase {
-    /// Jobs as `name submit gpus length`, separated by commas; a tick is a second. A fifth word such as
-    /// `.6/.3/.1` says how much of a step is data, compute and network.
+    /// Jobs as `name submit gpus length`, separated by commas; a tick is one second. A fifth word
+    /// such as `.6/.3/.1` gives the shares of data, compute and network in a step.
     pub fn new(policy: &str, cluster: &str, lines: &str) -> Self {
         let mut jobs: Vec<TestJob> = Vec::new();
         let mut profiles = vec![Profile::of_step(1.0)];
@@ -129,19 +129,19 @@ impl TestCase {
         Head { known_pairs: self.known_pairs.clone(), ..head }
     }
 
-    /// Plays the case to its end, or to a limit.
+    /// Runs the case to its end, or to the limit.
     pub fn run(&self) -> Outcome {
         self.run_looking(&mut |_| {})
     }
 
-    /// The same, calling `look` after every step that asked the policy.
+    /// Runs the case, and calls `look` after every step that called the policy.
     pub fn run_looking(&self, look: &mut dyn FnMut(&mut Engine)) -> Outcome {
         let policy = policy::find(&self.policy).and_then(|e| e.build(&self.params));
         let policy = policy.unwrap_or_else(|e| panic!("{e}"));
         self.run_policy(policy, look)
     }
 
-    /// The same with a policy that need not be in the registry.
+    /// Runs the case with a policy that need not be in the registry.
     pub fn run_policy(
         &self,
         policy: Box<dyn policy::Policy>,
@@ -178,15 +178,15 @@ fn staged(shares: &str) -> Profile {
 struct Played {
     placed: bool,
     running: bool,
-    /// Ticks of the start-up cost left.
+    /// Remaining ticks of the start-up cost.
     starting: u64,
     done: f64,
-    /// Seconds for the work of a step as the engine believes, or was told.
+    /// Seconds per step's worth of work as the engine believes or as last reported to it.
     told_s: f64,
-    /// The batch size and the noise scale that it was told.
+    /// The batch size and the noise scale last reported to the engine.
     told_batch: u32,
     told_noise: f32,
-    /// Ticks for which the throttle of a protected roommate makes it stand still.
+    /// Ticks for which the throttle that protects a roommate halts this job.
     held: u64,
     finished: Option<u64>,
     refused: bool,
@@ -251,7 +251,7 @@ impl TickWorld<'_> {
     fn completions(&mut self, tick: u64) -> Vec<Event> {
         let mut facts = Vec::new();
         for (i, job) in self.jobs.iter_mut().enumerate() {
-            // Sums of ticks are not exact; a millionth of a step is nothing.
+            // Sums of ticks are not exact; a millionth of a step is negligible.
             if job.running && job.done >= self.case.jobs[i].work - 1e-6 {
                 *job = Played { done: job.done, finished: Some(tick), ..Played::default() };
                 facts.push(Event::Finished(JobIdx::from_usize(i)));
@@ -260,7 +260,7 @@ impl TickWorld<'_> {
         facts
     }
 
-    /// Steps until the world has confirmed everything that it was asked.
+    /// Repeats steps until the world has confirmed every action.
     fn steps(
         &mut self,
         now: Time,
@@ -328,7 +328,7 @@ impl TickWorld<'_> {
         }
     }
 
-    /// Seconds of a step where the job is now, with whom it is there now.
+    /// Seconds per step of the job on its current GPUs, with its current roommates.
     fn pace(&self, idx: JobIdx) -> f64 {
         let state = self.engine.state();
         let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
@@ -337,14 +337,14 @@ impl TickWorld<'_> {
         state.alone_step_s(idx, gpus) / speed
     }
 
-    /// The noise of its gradients now; 0 where nobody measures it.
+    /// The noise scale of its gradients now; 0 where it is not measured.
     fn noise_scale(&self, idx: JobIdx) -> f32 {
         let (state, job) = (self.engine.state(), &self.case.jobs[idx.usize()]);
         let noise = state.profile(idx).training.as_ref().map(|t| t.noise);
         noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx.usize()].done / job.work)))
     }
 
-    /// Seconds for the work of a step of its own batch size.
+    /// Seconds for the work of one step at its own batch size.
     fn work_s(&self, idx: JobIdx) -> f64 {
         let state = self.engine.state();
         let training = state.profile(idx).training.as_ref();
@@ -353,8 +353,8 @@ impl TickWorld<'_> {
         work_s(self.pace(idx), worth)
     }
 
-    /// Where throttles protect somebody: a protected job that begins is measured with the others held,
-    /// and an opportunist climbs from standstill.
+    /// Where throttles protect a job: a protected job that starts is measured with the others
+    /// halted, and a best-effort job accelerates from standstill.
     fn begin_started(&mut self, facts: &[Event]) {
         for job in started_in(facts) {
             let state = self.engine.state();
@@ -379,7 +379,7 @@ impl TickWorld<'_> {
         }
     }
 
-    /// Tells the engine if a step of the job takes another time than it believes.
+    /// Reports to the engine if a step of the job takes another time than it believes.
     fn measure(&mut self, job: JobIdx, facts: &mut Vec<Event>) {
         if !self.jobs[job.usize()].running {
             return;
@@ -425,23 +425,23 @@ impl Outcome {
         fold
     }
 
-    /// Its figures.
+    /// Metrics of the run.
     pub fn metrics(&self) -> Metrics {
         self.fold(Fold::default()).metrics()
     }
 
-    /// Its chart.
+    /// Gantt chart of the run.
     pub fn chart(&self) -> String {
         self.fold(Gantt::default()).chart(100, 64)
     }
 }
 
-/// The chart of a policy with its defaults.
+/// Gantt chart of a policy with default parameters.
 pub fn picture(policy: &str, cluster: &str, jobs: &str) -> String {
     picture_with(policy, "{}", cluster, jobs)
 }
 
-/// The chart of a policy with these parameters (JSON).
+/// Gantt chart of a policy with these parameters (JSON).
 pub fn picture_with(policy: &str, params: &str, cluster: &str, jobs: &str) -> String {
     let mut case = TestCase::new(policy, cluster, jobs);
     case.params = serde_json::from_str(params).expect("parameters are a JSON object");

@@ -1,4 +1,4 @@
-//! Time as a value: integer microseconds since the run began. The core never asks what time it is.
+//! Time as a value: integer microseconds since the run began. The core never reads a clock.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,7 +32,7 @@ impl Time {
 }
 
 impl Span {
-    /// No time at all.
+    /// No time.
     pub const ZERO: Self = Self(0);
 
     /// Its length in seconds.
@@ -42,11 +42,11 @@ impl Span {
 
     /// `s` seconds to the nearest µs; negative and NaN become zero, too large becomes the largest.
     pub fn from_secs(s: f64) -> Self {
-        // `as` saturates, which is what we want at both ends.
+        // `as` saturates, which is what is wanted at both ends.
         Self((s * 1e6).round() as u64)
     }
 
-    /// What is left of it after `other`, at least zero.
+    /// The difference to `other`, at least zero.
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_read_like_a_person_says_them() {
+    fn spans_are_shown_in_their_two_largest_units() {
         let said: Vec<String> = [0, 12_500_000, 250_000_000, 7_500_000_000, 273_600_000_000]
             .map(|us| Span(us).to_string())
             .into();

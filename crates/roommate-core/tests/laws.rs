@@ -1,7 +1,7 @@
-//! What must hold for every policy in the registry, over random scenes from a seed; and policies that
-//! break one law each, to prove that the checks can fail.
+//! Laws that hold for every policy in the registry, over random cases from a seed; and policies
+//! that break one law each, to prove that the checks can fail.
 //!
-//! A failure prints the smallest case that still fails, with its seed and its mishaps.
+//! A failure prints the smallest case that still fails, with its seed and its faults.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 #[path = "laws/books.rs"]
@@ -41,20 +41,20 @@ fn from_registry(faulty_run: &FaultyRun) -> Box<dyn Policy> {
     entry.build(&faulty_run.case.params).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// All laws for one faulty_run.
+/// All laws for one faulty run.
 fn check(faulty_run: &FaultyRun, build: Build<'_>) -> Result<(), Broken> {
     let run = |look| {
         catch_unwind(AssertUnwindSafe(|| play(faulty_run, build(faulty_run), look)))
             .unwrap_or_else(|_| Err(Broken(Law::NeverPanics, "see above".into())))
     };
     let outcome = run(false)?;
-    nobody_feasible_is_lost(faulty_run, &outcome)?;
+    no_feasible_job_is_lost(faulty_run, &outcome)?;
     let again = run(false)?;
     Broken::unless(again.journal == outcome.journal, Law::SameSeedSameJournal, || {
         first_difference(&outcome.journal, &again.journal)
     })?;
     let looked = run(true)?;
-    // Looking must not show later either: the same decisions follow.
+    // A second call must not show later either: the same decisions follow.
     Broken::unless(looked.actions == outcome.actions, Law::SecondLook, || {
         first_difference(&format!("{:#?}", outcome.actions), &format!("{:#?}", looked.actions))
     })?;
@@ -68,11 +68,12 @@ fn check(faulty_run: &FaultyRun, build: Build<'_>) -> Result<(), Broken> {
     let same = replay.difference.is_none() && replay.refused.is_none();
     Broken::unless(same, Law::Replay, || format!("{:?} {:?}", replay.difference, replay.refused))?;
     let compared = outcome.actions.iter().map(|(_, a)| a.len() as u64).sum::<u64>();
-    Broken::unless(replay.actions == compared, Law::Replay, || "a replay that skips".into())
+    Broken::unless(replay.actions == compared, Law::Replay, || "the replay skipped a step".into())
 }
 
-/// The play ends only when every job has: what is left is that nobody was given up without a reason.
-fn nobody_feasible_is_lost(faulty_run: &FaultyRun, outcome: &RunOutcome) -> Result<(), Broken> {
+/// The run ends only when every job has; what remains is that no feasible job was dropped without a
+/// reason.
+fn no_feasible_job_is_lost(faulty_run: &FaultyRun, outcome: &RunOutcome) -> Result<(), Broken> {
     struct Ends(Vec<Option<&'static str>>);
     impl Observer for Ends {
         fn job(&mut self, _: &JobLine) {
@@ -128,8 +129,8 @@ fn shrink(mut faulty_run: FaultyRun, mut broken: Broken, build: Build<'_>) -> (F
             less.case.jobs.clone_from(&faulty_run.case.jobs);
             less.mishaps.clone_from(&faulty_run.mishaps);
             if i < faulty_run.mishaps.len() {
-                // A node that never comes back would be a reason of its own to wait for ever.
-                // So would be a service that nobody ends.
+                // A node that never comes back, or a service that is never ended, would be a reason
+                // of its own to wait for ever.
                 let serves =
                     |j: JobIdx| faulty_run.case.jobs[j.usize()].spec.class == Class::Service;
                 match faulty_run.mishaps[i].1 {
@@ -155,14 +156,14 @@ fn entry_of(faulty_run: &FaultyRun) -> &'static roommate_core::policy::Entry {
     roommate_core::policy::find(&faulty_run.case.policy).unwrap()
 }
 
-/// Dramas for each policy; with seven policies the registry sees more than ten thousand.
-const DRAMAS: u64 = 1_600;
+/// Faulty runs per policy; with seven policies that is more than ten thousand.
+const RUNS_PER_POLICY: u64 = 1_600;
 
 #[test]
 fn every_policy_keeps_every_law() {
     let mut cases = 0;
     for entry in POLICIES {
-        for seed in 0..DRAMAS {
+        for seed in 0..RUNS_PER_POLICY {
             let faulty_run = FaultyRun::random(seed, entry);
             if let Err(broken) = check(&faulty_run, &from_registry) {
                 let (faulty_run, broken) = shrink(faulty_run, broken, &from_registry);
@@ -171,6 +172,6 @@ fn every_policy_keeps_every_law() {
             cases += 1;
         }
     }
-    eprintln!("{cases} random dramas kept all laws");
+    eprintln!("{cases} random runs kept all laws");
     assert!(cases >= 10_000, "only {cases} cases were tried");
 }

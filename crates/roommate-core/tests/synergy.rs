@@ -1,4 +1,4 @@
-//! Synergy's worked examples, and what must hold of a single round whatever the jobs.
+//! Synergy's worked examples, and properties of a single round for any jobs.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::engine::Engine;
@@ -16,7 +16,7 @@ use roommate_core::time::{Span, Time};
 const GB: f64 = 1024.0;
 const USUAL: Host = Host { cpu_milli: 3_000, mib: 64_000 };
 
-/// Seconds of a step at the usual share, best cores and GB for each GPU, and what they bring.
+/// Seconds per step at the usual share, best cores and GB per GPU, and the speedup with them.
 const MODELS: &[(&str, f64, u32, f64, f64)] = &[
     ("alexnet", 0.6, 12, 125.0, 2.94),
     ("res18", 0.64, 9, 62.5, 2.4),
@@ -38,7 +38,8 @@ fn profile(model: &str) -> Profile {
     profile
 }
 
-/// Speeds measured at nine counts of cores; they need more than 20.83 GB, and alexnet's best needs 125.
+/// Speeds measured at nine counts of cores; they need more than 20.83 GB, and alexnet's best needs
+/// 125.
 fn measured(model: &str) -> Profile {
     let by_cores: [f64; 9] = match model {
         "alexnet" => [0.3, 0.66, 1.0, 1.25, 1.53, 1.75, 2.0, 2.94, 2.94],
@@ -58,7 +59,7 @@ fn measured(model: &str) -> Profile {
     Profile { sensitivity: Some(Box::new(known)), ..profile(model) }
 }
 
-/// The state after one round of jobs that all come at once, first come first.
+/// The state after one round of jobs that all arrive at once, in FIFO order.
 fn round(mechanism: &str, cluster: &str, jobs: &[(Profile, u16)], released: bool) -> State {
     let entry = policy::find(&format!("synergy-{mechanism}")).unwrap();
     let mut params =
@@ -115,7 +116,7 @@ fn one_round_by_three_mechanisms() {
     assert_eq!(cores(&tune), [3, 12, 1, 1, 1, 1, 1, 1]);
     let node = tune.node(NodeIdx(0));
     assert_eq!((node.cpu_used_milli, node.host_used_mib), (21_000, (307.5 * GB) as u32));
-    // What is left goes to who fell back: alexnet has six cores.
+    // The rest goes to the job that was reduced to its share: alexnet has six cores.
     let topped = round("tune", server, &jobs, false);
     assert_eq!(cores(&topped), [6, 12, 1, 1, 1, 1, 1, 1]);
     assert!(speeds(&topped) > speeds(&tune));
@@ -166,7 +167,7 @@ fn demands_are_capped_at_a_server() {
     check(16, 48, 1000.0, 1.0);
 }
 
-/// Some jobs, one GPU each unless `wide`.
+/// Random jobs, one GPU each unless `wide`.
 fn some(rng: &mut Rng, wide: bool) -> Vec<(Profile, u16)> {
     let mut job = || {
         let model = MODELS[rng.below(MODELS.len() as u64) as usize].0;
@@ -177,7 +178,7 @@ fn some(rng: &mut Rng, wide: bool) -> Vec<(Profile, u16)> {
 }
 
 #[test]
-fn tuning_runs_whom_the_share_would_run_and_nobody_falls_below_it() {
+fn tuning_runs_the_same_jobs_and_none_below_its_share() {
     for seed in 0..300 {
         let jobs = some(&mut Rng::new(seed), true);
         let by_share = round("proportional", "3x8:24c:500g", &jobs, true);
@@ -210,7 +211,7 @@ fn the_optimum_beats_tuning_beats_the_share() {
 }
 
 #[test]
-fn who_does_not_care_is_treated_alike_by_all() {
+fn insensitive_jobs_are_treated_alike_by_all_mechanisms() {
     let jobs = all(profile, &["deepspeech", "gnmt", "lstm", "transformer"]);
     for mechanism in ["proportional", "greedy", "tune", "opt"] {
         let state = round(mechanism, "1x3:9c:187.5g", &jobs, true);

@@ -1,5 +1,5 @@
-//! Fast versus obvious: what the core does incrementally is compared with what the definitions say,
-//! computed anew from everything at every step.
+//! Fast versus obvious: the incremental computations of the core are compared with the definitions,
+//! recomputed in full at every step.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 #[path = "twins/chronus.rs"]

@@ -173,7 +173,7 @@ fn ends_are_reported_as_what_they_are() {
         let start = node.start(script, 1, false);
         node.order(Order::Start(JOB, Box::new(start)));
         let failed = node.report(script, |r| matches!(r, Report::Failed { .. }));
-        assert_eq!(failed, Report::Failed { job: JOB, reason, done: Some(0.0) });
+        assert_eq!(failed, Report::Failed { job: JOB, why, done: Some(0.0) });
     }
     let start = node.start("exit 0", 1, false);
     node.order(Order::Start(JOB, Box::new(start)));

@@ -1,19 +1,20 @@
-//! Tenants of CPU cores: those who want to compute at the same time share the core in equal parts; those
-//! who wait for something else disturb nobody.
+//! Tenants of CPU cores: tenants that compute at the same time share the core equally; tenants that
+//! wait (for IO, for data) slow down no other.
 //!
-//! A step alone is a part that computes and a part that waits. Which tenants meet on the core is
-//! a closed network of one processor-sharing station and one of pure delay, whose throughput has an exact
-//! recursion over subsets of the tenants (mean-value analysis); for such stations only the means of the
-//! parts matter, not how they vary.
+//! A step alone consists of computing and of waiting. How often tenants compete for the core is a
+//! closed queueing network of one processor-sharing station and one delay station, whose throughput
+//! has an exact recursion over subsets of the tenants (mean-value analysis); for such stations only
+//! the means matter, not the distributions.
 //!
 //! ```text
 //! R_i(S) = c_i · (1 + Σ_{j ≠ i} Q_j(S − i))      time on the core; c: alone, w: waiting
-//! Q_i(S) = R_i(S) / (R_i(S) + w_i)               presence on the core; speed = (c_i + w_i) / (R_i + w_i)
+//! Q_i(S) = R_i(S) / (R_i(S) + w_i)               presence on the core
+//! speed  = (c_i + w_i) / (R_i + w_i)
 //! ```
 //!
-//! Who was promised nothing beside somebody who was computes in the gaps only. Who is confined to a share
-//! takes at least that much longer. Tenants that take turns in their stages advance together, as
-//! [`stages`] has it, without any inflation.
+//! A tenant with SM share 0 beside a guaranteed tenant computes only while the core is idle. A
+//! tenant confined to a share takes at least that much longer. Tenants that interleave their stages
+//! advance together as in [`stages`], without inflation.
 
 use crate::idx::{Idx, JobIdx};
 use crate::interference::stages::{Interleaved, SLOTS, Stages};
@@ -24,25 +25,26 @@ use crate::state::State;
 /// Sharing of cores.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cores {
-    /// The part of its time for which each profile computes when it is alone, by its index; kinds
-    /// beyond the end always do.
+    /// Share of its time during which each profile computes when it runs alone, by profile index;
+    /// profiles beyond the end always compute.
     pub busy: Vec<f64>,
-    /// Data, compute and network seconds of a step of each kind that marks its stages, by its index.
+    /// Data, compute and network seconds per step of each profile that marks its stages, by profile
+    /// index.
     pub stages: Vec<Option<Stages>>,
 }
 
-/// What one tenant wants of the core.
+/// The demand of one tenant for the core.
 #[derive(Clone, Copy, Debug)]
 struct Want {
-    /// Part of a step alone that computes.
+    /// Share of a step alone that computes.
     busy: f64,
-    /// How much longer that takes confined to its share.
+    /// Factor by which computing takes longer when confined to the tenant's share.
     stretch: f64,
     promised: bool,
 }
 
 impl Cores {
-    /// Speed of one of some tenants, alone on the whole core = 1.
+    /// Speed of tenant `who` among these; alone on the whole core = 1.
     fn speed_of(wants: &[Want], who: usize) -> f64 {
         let me = wants[who];
         let promised: Vec<Want> = wants.iter().copied().filter(|w| w.promised).collect();
@@ -54,7 +56,7 @@ impl Cores {
         };
         let mut core_s = Self::times(&rivals)[at];
         if !me.promised {
-            // Those who come first leave the gaps.
+            // Guaranteed tenants leave only the rest of the core.
             let times = Self::times(&promised);
             let taken = promised.iter().zip(times).map(|(w, r)| w.busy / (r + 1.0 - w.busy));
             core_s /= (1.0 - taken.sum::<f64>()).max(0.01);
@@ -62,7 +64,7 @@ impl Cores {
         1.0 / (core_s.max(me.busy * me.stretch) + 1.0 - me.busy)
     }
 
-    /// Time on the core of each of these for a step, all of them together.
+    /// Time on the core per step of each of these tenants when all run.
     fn times(wants: &[Want]) -> Vec<f64> {
         let n = wants.len();
         // By subset: presence on the core of each member.
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_computes_shares_and_who_waits_does_not() {
+    fn computing_tenants_share_and_waiting_ones_do_not() {
         assert_eq!(speeds(&[1.0]), [1.0]);
         assert_eq!(speeds(&[1.0, 1.0]), [0.5, 0.5]);
         assert_eq!(speeds(&[0.0, 1.0]), [1.0, 1.0]);
@@ -140,7 +142,7 @@ mod tests {
         let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), free)];
         assert_eq!((speed(&tenants, 0), speed(&tenants, 1)), (1.0, 0.5));
         assert_eq!(speed(&[(JobIdx(1), third)], 0), 0.25);
-        // Of a step that waits for half of its time only the other half takes longer.
+        // A step that waits for half of its time: only the other half takes longer.
         assert_eq!(speed(&[(JobIdx(0), third)], 0), 1.0 / 2.5);
     }
 
@@ -153,17 +155,17 @@ mod tests {
         let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
         let second = Knobs { stage: 2, ..Knobs::WHOLE };
         let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), second)];
-        // One loads for 3 while the other computes for 2, then both do the other thing for 1.
+        // One loads for 3 while the other computes for 2, then both swap for 1.
         assert_eq!(model.speed(&state, 0, &tenants, 0).mean, 1.0);
         assert_eq!(model.speed(&state, 0, &tenants, 1).mean, 0.75);
     }
 
-    /// The obvious twin: a core that is divided in small slices among those who want it.
+    /// The slow twin: a core that is divided in small slices among the tenants that compute.
     fn sliced(busy: &[f64], seed: u64) -> Vec<f64> {
         let mut rng = Rng::new(seed);
         let dt = 0.002;
         let n = busy.len();
-        // What is left of the present part, and whether that part computes.
+        // Rest of the current part, and whether that part computes.
         let mut left: Vec<(f64, bool)> = busy.iter().map(|b| (b * rng.unit(), true)).collect();
         let mut done = vec![0.0; n];
         let rounds = 2_000_000;
@@ -174,7 +176,7 @@ mod tests {
                 if left[i].0 <= 0.0 {
                     let (was, part) = (left[i].1, 1.0 - busy[i]);
                     done[i] += if was { 0.0 } else { 1.0 };
-                    // Parts vary a little, or tenants would march in step for ever.
+                    // Parts vary a little, otherwise tenants would stay synchronized.
                     let length = if was { part } else { busy[i] };
                     left[i] = (left[i].0 + length * (0.75 + 0.5 * rng.unit()), !was);
                 }
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn as_a_core_that_is_cut_in_slices() {
+    fn speeds_equal_those_of_a_core_divided_in_slices() {
         for (seed, busy) in [vec![0.5, 0.5], vec![0.8, 0.3], vec![0.6, 0.6, 0.4], vec![0.9, 0.9]]
             .into_iter()
             .enumerate()

@@ -1,9 +1,10 @@
-//! What co-location costs, learnt while jobs run: how much a profile is degraded beside others.
+//! The cost of colocation, learnt while jobs run: how much a profile is degraded beside others.
 //!
-//! Three sources, the best that there is: what was measured of exactly this profile beside exactly these, a random
-//! forest over all that was measured, and, before there is enough of that, a rule of thumb. The forest sees either the
-//! *pattern* only (which profiles and how many of each, as published) or the *counters* of all tenants, which
-//! say something about profiles that were never seen together, or never at all.
+//! Three sources, the best available: the measurement of exactly this profile beside exactly these,
+//! a random forest over all measurements, and, before there are enough of those, a rule of thumb.
+//! The forest sees either the *pattern* only (which profiles and how many of each, as published) or
+//! the *counters* of all tenants, which also say something about profiles that were never
+//! colocated, or never measured.
 
 use crate::idx::{Idx, ProfileIdx};
 use crate::math::forest::{Online, Options};
@@ -12,21 +13,21 @@ use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// What the forest sees.
+/// The features of the forest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum View {
     /// Which profiles, and how many of each.
     Pattern,
-    /// What each takes of a GPU.
+    /// Resource demand of each.
     Counters,
 }
 
-/// What a profile takes of a GPU that it has for itself.
+/// Resource demand of a profile that runs alone on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ResourceDemand {
-    /// Busy share of the multiprocessors.
+    /// Busy share of the SMs, 0 to 1.
     pub sm: f64,
-    /// Busy share of the memory bandwidth.
+    /// Busy share of the memory bandwidth, 0 to 1.
     pub dram: f64,
     /// GPU memory, GiB.
     pub mem_gib: f64,
@@ -37,7 +38,7 @@ pub struct ResourceDemand {
 }
 
 impl Default for ResourceDemand {
-    /// Of work of which nothing is known: two of these are half as fast again beside each other.
+    /// The demand of an unknown profile: two of them take 1.5 times as long beside each other.
     fn default() -> Self {
         Self { sm: 0.7, dram: 0.3, mem_gib: 0.0, cpu: 1.0, batch: 1.0 }
     }
@@ -46,14 +47,14 @@ impl Default for ResourceDemand {
 /// A prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Degradation: 1 = as fast as alone.
+    /// Degradation: length of a step relative to running alone; 1 = as fast as alone.
     pub pd: f64,
     /// Where it comes from.
     pub source: Source,
 }
 
-/// A profile among others, in a form that does not depend on their order: the profile, then the others,
-/// each with how many there are.
+/// A profile among others, in a form that does not depend on their order: the profile, then the
+/// others, each with its count.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(ProfileIdx, SmallVec<[(ProfileIdx, u8); 4]>);
 
@@ -72,42 +73,42 @@ impl Key {
     }
 }
 
-/// The mean of what was measured, the newest counting most.
+/// Moving average of measurements; the newest has the largest weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Seen {
     ln_pd: f64,
 }
 
-/// Part of a new measurement that replaces what was known.
+/// Weight of a new measurement against the average so far.
 const NEW: f64 = 0.5;
-/// Measurements before which a forest is not asked.
+/// Number of measurements below which the forest is not used.
 const FEWEST: usize = 12;
-/// Profiles that have a column of their own in the pattern.
+/// Profiles with a column of their own in the pattern.
 const COLUMNS: usize = 32;
 
-/// The predictor.
+/// Predicts degradation from measurements.
 #[derive(Clone, Debug)]
 pub struct DegradationModel {
     view: View,
     seen: BTreeMap<Key, Seen>,
     forest: Online,
-    /// By profile; those beyond the end, and those without, are taken for the default.
+    /// By profile; profiles beyond the end, and `None`, have the default demand.
     demands: Vec<Option<ResourceDemand>>,
     /// Profiles in order of their first appearance.
     columns: Vec<ProfileIdx>,
     memo: RefCell<Memo>,
 }
 
-/// What was said before, by [`packed`] question: the same is asked for hundreds of devices.
+/// Cached predictions by [`packed`] key: the same one is needed for hundreds of GPUs.
 #[derive(Clone, Debug, Default)]
 struct Memo {
-    /// Until something is learnt.
+    /// Valid until a new measurement.
     said: BTreeMap<u64, Prediction>,
-    /// What the forest says; until it grows again or a profile is counted anew.
+    /// The forest's predictions; valid until it is refitted or a profile's demand changes.
     forest: BTreeMap<u64, Option<f64>>,
 }
 
-/// A question in one word; `None` if it is too long for that. The others are ascending.
+/// A colocation packed into one word; `None` if it is too long. The others are ascending.
 fn packed(who: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
     let fits = |profile: &ProfileIdx| profile.0 < 0xFFFF;
     let word = |word: u64, profile: &ProfileIdx| word << 16 | u64::from(profile.0 + 1);
@@ -116,7 +117,7 @@ fn packed(who: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
 }
 
 impl DegradationModel {
-    /// One that knows nothing.
+    /// A predictor without measurements.
     pub fn new(view: View, seed: u64) -> Self {
         Self {
             view,
@@ -128,7 +129,7 @@ impl DegradationModel {
         }
     }
 
-    /// Notes what a profile takes of a GPU.
+    /// Sets the resource demand of a profile.
     pub fn count(&mut self, profile: ProfileIdx, demand: ResourceDemand) {
         if self.demands.len() <= profile.usize() {
             self.demands.resize(profile.usize() + 1, None);
@@ -139,17 +140,17 @@ impl DegradationModel {
         }
     }
 
-    /// What a profile takes of a GPU, as far as that is known.
+    /// The resource demand of a profile, or the default.
     pub fn demand(&self, profile: ProfileIdx) -> ResourceDemand {
         self.demands.get(profile.usize()).copied().flatten().unwrap_or_default()
     }
 
-    /// Measurements of a profile beside others that are known.
+    /// Number of colocations with a measurement.
     pub fn records(&self) -> usize {
         self.seen.len()
     }
 
-    /// Takes in how much `who` is degraded beside these others.
+    /// Adds a measurement of the degradation of `who` beside these others.
     pub fn learn(&mut self, who: ProfileIdx, others: &[ProfileIdx], pd: f64) {
         if others.is_empty() || !pd.is_finite() || pd <= 0.0 {
             return;
@@ -166,24 +167,24 @@ impl DegradationModel {
         }
         let row = self.row(who, others);
         let thumb = self.thumb(who, others).ln();
-        // Of counters, the forest learns by how much the rule of thumb is wrong.
+        // With counters, the forest learns the error of the rule of thumb.
         let target = if self.view == View::Counters { ln_pd - thumb } else { ln_pd };
         self.forest.push(row, target);
     }
 
-    /// Grows the forest again where enough was learnt since the last time.
+    /// Refits the forest if enough was measured since the last fit.
     pub fn refresh(&mut self) {
         if self.forest.len() >= FEWEST && self.forest.refresh() {
             *self.memo.get_mut() = Memo::default();
         }
     }
 
-    /// How much `who` would be degraded beside these others.
+    /// Predicted degradation of `who` beside these others.
     pub fn predict(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Prediction {
         if others.is_empty() {
             return Prediction { pd: 1.0, source: Source::Measured };
         }
-        // In one order, so that sums of them are the same to the last digit.
+        // In a fixed order, so that floating-point sums are the same to the last digit.
         let mut others: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
         others.sort_unstable();
         let Some(word) = packed(who, &others) else { return self.reckon(who, &others, None) };
@@ -209,7 +210,8 @@ impl DegradationModel {
         });
         let (pairs, all_met) = self.by_pairs(who, others);
         match learnt {
-            // Nobody is taken for a help: three are no better than the two that were measured.
+            // A further roommate is assumed never to help: three are no better than the measured
+            // two.
             Some(pd) => Prediction { pd: pd.max(pairs), source: Source::Learnt },
             None if all_met => Prediction { pd: pairs, source: Source::Learnt },
             None => {
@@ -224,7 +226,8 @@ impl DegradationModel {
         let known = word.and_then(|word| self.memo.borrow().forest.get(&word).copied());
         known.unwrap_or_else(|| {
             let said = self.forest.predict(&self.row(who, others)).map(|(ln, _)| ln);
-            // The pattern of a profile changes when it gets its column.
+            // With patterns, a profile's features change when it gets its column, so they are not
+            // cached.
             if let Some(word) = word.filter(|_| self.view == View::Counters) {
                 self.memo.borrow_mut().forest.insert(word, said);
             }
@@ -232,19 +235,20 @@ impl DegradationModel {
         })
     }
 
-    /// What was measured of `who` beside just this one.
+    /// Measured degradation of `who` beside this one roommate.
     fn pair(&self, who: ProfileIdx, other: ProfileIdx) -> Option<f64> {
         self.seen.get(&Key::new(who, &[other])).map(|s| s.ln_pd.exp())
     }
 
-    /// What those of the others that were measured one by one take away together, and whether all were.
+    /// Sum of the measured pairwise degradations, and whether all pairs were measured.
     fn by_pairs(&self, who: ProfileIdx, others: &[ProfileIdx]) -> (f64, bool) {
         let met: SmallVec<[f64; 4]> = others.iter().filter_map(|o| self.pair(who, *o)).collect();
         let pd = 1.0 + met.iter().map(|pd| pd - 1.0).sum::<f64>();
         (pd.max(0.1), met.len() == others.len())
     }
 
-    /// The rule of thumb: a kernel waits when both have one, in proportion to how much of the GPU they fill.
+    /// The rule of thumb: kernels of two jobs wait for each other in proportion to the product of
+    /// their SM demands.
     fn thumb(&self, who: ProfileIdx, others: &[ProfileIdx]) -> f64 {
         let own = self.demand(who);
         1.0 + others.iter().map(|o| own.sm * self.demand(*o).sm).sum::<f64>()
@@ -258,7 +262,7 @@ impl DegradationModel {
                 row(self.demand(who), &others)
             }
             View::Pattern => {
-                // How many there are is what matters most, and trees do not add.
+                // The number of each profile matters most, and trees cannot add up columns.
                 let mut row = vec![0.0; 2 * COLUMNS];
                 row.push(others.len() as f64);
                 let column = |profile: ProfileIdx| self.columns.iter().position(|c| *c == profile);
@@ -274,7 +278,7 @@ impl DegradationModel {
     }
 }
 
-/// What the forest sees of a tenant among others: its own demand and that of the others together.
+/// Features of a tenant among others: its own demand and the sum of the others' demands.
 pub fn row(own: ResourceDemand, others: &[ResourceDemand]) -> Vec<f64> {
     let sum = |of: fn(&ResourceDemand) -> f64| others.iter().map(of).sum::<f64>();
     let most = |of: fn(&ResourceDemand) -> f64| others.iter().map(of).fold(0.0, f64::max);
@@ -321,7 +325,8 @@ mod tests {
         1.0 + 1.4 * own.sm.powf(1.5) * sum(|a| a.sm * a.sm) + 0.8 * own.dram * sum(|a| a.dram)
     }
 
-    /// Teaches some random groups of the first `profiles` and says the mean relative error on groups of all.
+    /// Learns random groups of the first `profiles` and returns the mean relative error on groups
+    /// of `asked`.
     fn error(view: View, taught: usize, profiles: u32, asked: std::ops::Range<u32>) -> f64 {
         let mut rng = Rng::stream(4, 103);
         let demands: Vec<ResourceDemand> = (0..KINDS).map(|_| demand(&mut rng)).collect();
@@ -352,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn it_learns_and_counters_reach_kinds_it_never_saw() {
+    fn it_learns_and_counters_generalise_to_new_profiles() {
         for view in [View::Pattern, View::Counters] {
             let (little, much) =
                 (error(view, 15, KINDS, 0..KINDS), error(view, 300, KINDS, 0..KINDS));
@@ -360,7 +365,7 @@ mod tests {
         }
         let unseen = |view| error(view, 300, 6, 6..KINDS);
         let (pattern, counters) = (unseen(View::Pattern), unseen(View::Counters));
-        // The pattern cannot say anything of new profiles, so there it is the rule of thumb.
+        // The pattern says nothing of new profiles, so there it equals the rule of thumb.
         assert!(counters < 0.15 && counters < 0.7 * pattern, "{pattern} {counters}");
     }
 
@@ -374,7 +379,8 @@ mod tests {
             (said.source == Source::Measured).then_some((said.pd * 1e9).round() / 1e9)
         };
         assert_eq!(measured(&[c, b, b]), Some(3.0));
-        // The artifact compared a 0/1 flag with a count, and took larger patterns for smaller ones.
+        // The published artifact compared a 0/1 flag with a count, and took larger patterns for
+        // smaller ones.
         assert_eq!(measured(&[b, c]), None);
         assert_eq!(measured(&[b, c, c]), None);
         assert_eq!(measured(&[a, b, b, c]), None);

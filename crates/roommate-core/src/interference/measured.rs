@@ -1,4 +1,4 @@
-//! Tenants disturb each other as was measured: an [`Atlas`] behind the trait.
+//! Tenants interfere as measured: an [`Atlas`] behind the trait.
 
 use crate::idx::{Idx, JobIdx};
 use crate::interference::{Estimate, Interference, Truth};
@@ -10,47 +10,47 @@ use crate::state::State;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// What a profile stands for in the atlas.
+/// The measured task that a profile is represented by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// The measured task.
     pub task: TaskId,
     /// The profile's own batch size.
     pub batch: u32,
-    /// The part of the time in which it has something to do; 1 for training.
+    /// Share of time during which it has work; 1 for training.
     pub load: f64,
 }
 
-/// What turns cost two tasks that always have work for the GPU, as a share of the speed that they have at
-/// once. Ten pairs that we ran both ways on one H200 lose as much of it as the product of their busy
-/// shares, with a mean error of 0.06.
+/// Speed that time slicing costs two tasks that always have work for the GPU, as a share of their
+/// speed when they run concurrently. Ten pairs that were run both ways on one H200 lose this much
+/// times the product of their busy shares, with a mean error of 0.06.
 const TURNS: f64 = 0.25;
 
-/// The truth that was measured.
+/// A truth made of measurements.
 #[derive(Clone, Debug)]
 pub struct Measured {
     atlas: Arc<Atlas>,
     works: Vec<Option<Work>>,
     fallback: Work,
-    /// By job: the part of the time in which a service is busy, where it was told.
+    /// By job: share of time during which a service is busy, where it was set.
     loads: Vec<Option<f64>>,
 }
 
 impl Measured {
-    /// `works` says of each profile, by its index, what it stands for. Those that stand for nothing, or
-    /// lie beyond its end, are taken for the [`typical`] training task.
+    /// `works` gives the measured task of each profile, by profile index. Profiles with `None`, or
+    /// beyond the end, are represented by the [`typical`] training task.
     pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
         let fallback = typical(&atlas);
         Self { atlas, works, fallback, loads: Vec::new() }
     }
 
-    /// What a job stands for.
+    /// The measured task of a job.
     pub fn work(&self, state: &State, job: JobIdx) -> Work {
         let profile = state.spec(job).profile.usize();
         self.works.get(profile).copied().flatten().unwrap_or(self.fallback)
     }
 
-    /// What a monitor would see of a job that has the GPU for itself.
+    /// The counters that a monitor would show while the job runs alone.
     pub fn monitor(&self, state: &State, job: JobIdx, knobs: Knobs) -> Counters {
         let work = self.work(state, job);
         self.atlas.counters(work.task, batch(state, job, work, knobs))
@@ -71,8 +71,8 @@ impl Measured {
         Tenant { task: work.task, batch, sms, load }
     }
 
-    /// Of a service: batches per second relative to those of its profile's own size, alone on the whole
-    /// GPU.
+    /// For a service: batches per second relative to batches of its profile's own size, alone on
+    /// the whole GPU.
     fn service_speed(&self, state: &State, seated: &[Tenant], job: JobIdx, who: usize) -> f64 {
         let own = self.work(state, job);
         let alone_s = self.atlas.batch_s(own.task, own.batch, None);
@@ -81,7 +81,7 @@ impl Measured {
         (alone_s / there_s).max(SLOWEST)
     }
 
-    /// What is left of a tenant's speed if all run by turns instead of at once.
+    /// Factor on a tenant's speed when all run in time slices instead of concurrently.
     fn turns(&self, seated: &[Tenant], who: usize) -> f64 {
         let busy = |t: &Tenant| self.atlas.footprint(t.task, t.batch).busy * t.load;
         let own = busy(&seated[who]);
@@ -97,8 +97,8 @@ impl Measured {
     }
 }
 
-/// The measured batch size that a job's own stands for: as many times the profile's as the job has turned
-/// its knob away from what it asked for.
+/// The measured batch size that corresponds to a job's knobs: the profile's batch size times the
+/// ratio of the job's current to its requested batch size.
 fn batch(state: &State, job: JobIdx, work: Work, knobs: Knobs) -> u32 {
     if let Some(serving) = &state.profile(job).serving {
         return if knobs.batch == 0 { serving.batch } else { knobs.batch };
@@ -113,8 +113,8 @@ fn batch(state: &State, job: JobIdx, work: Work, knobs: Knobs) -> u32 {
     (f64::from(work.batch) * times).round().max(1.0) as u32
 }
 
-/// The training task, at its middle batch size, with the median use of the multiprocessors; where no
-/// training was measured, the same of the services.
+/// The training task, at its middle batch size, with the median SM usage; if no training was
+/// measured, the same among services.
 pub fn typical(atlas: &Atlas) -> Work {
     let of_kind = |kind: TaskKind| {
         let tasks = atlas.tasks().filter(move |(_, k, _)| *k == kind);
@@ -132,8 +132,9 @@ pub fn typical(atlas: &Atlas) -> Work {
 }
 
 impl Interference for Measured {
-    /// Steps per second relative to alone on the whole GPU at the profile's own batch: at most 1 at that
-    /// batch; steps of a smaller one are shorter. Of services in batches per second.
+    /// Steps per second relative to running alone on the whole GPU at the profile's own batch size:
+    /// at most 1 at that batch size; steps of a smaller batch are shorter. For services, batches
+    /// per second.
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         let (job, _) = tenants[who];
         let seated: SmallVec<[Tenant; 4]> =
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_without_a_task_is_taken_for_a_typical_one() {
+    fn a_profile_without_a_task_is_treated_as_typical() {
         let (truth, atlas) = truth(&[("no such task", 1)]);
         let typical = typical(&atlas);
         let sm = atlas.footprint(typical.task, typical.batch).sm;

@@ -1,4 +1,4 @@
-//! Any model seen through noise: real measurements scatter, and policies have to live with it.
+//! Any model with noise: real measurements scatter, and policies have to tolerate that.
 
 use crate::idx::JobIdx;
 use crate::interference::{Estimate, Interference, Truth};
@@ -6,18 +6,18 @@ use crate::knobs::Knobs;
 use crate::math::rng::Rng;
 use crate::state::State;
 
-/// The slowest that noise makes anybody.
+/// Lower bound on a speed with noise.
 const SLOWEST: f64 = 1e-3;
 
-/// Multiplies speeds by log-normal noise. The same question has the same answer: the noise depends on
-/// the seed, the GPU model, who is asked about, and the set of tenants with their knobs.
+/// Multiplies speeds by log-normal noise. Equal arguments give equal results: the noise depends on
+/// the seed, the GPU model, the tenant in question, and the set of tenants with their knobs.
 #[derive(Clone, Copy, Debug)]
 pub struct Noisy<M> {
-    /// The model behind.
+    /// The model without noise.
     pub model: M,
-    /// Standard deviation of the logarithm; about the relative error.
+    /// Standard deviation of the logarithm; approximately the relative error.
     pub spread: f64,
-    /// Which noise.
+    /// Seed of the noise.
     pub seed: u64,
 }
 
@@ -32,7 +32,7 @@ impl<M: Interference> Interference for Noisy<M> {
         let clean = self.model.speed(state, gpu_model, tenants, who);
         let label = question(gpu_model, tenants, who);
         let factor = (self.spread * Rng::stream(self.seed, label).normal()).exp();
-        // Noise makes nobody faster than alone; who was faster already (by a larger batch) stays so.
+        // Noise makes no tenant faster than alone, unless it was without noise (by a larger batch).
         let mean = (clean.mean * factor).clamp(SLOWEST, clean.mean.max(1.0));
         Estimate { mean, std: clean.std.hypot(self.spread * mean) }
     }
@@ -48,7 +48,7 @@ impl<M: Truth> Truth for Noisy<M> {
     }
 }
 
-/// A number for the question; the order of the tenants does not matter.
+/// A hash of the arguments; the order of the tenants does not matter.
 fn question(gpu_model: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> u64 {
     let roommates = tenants.iter().map(|t| fingerprint(*t)).fold(0, u64::wrapping_add);
     mix(mix(u64::from(gpu_model), roommates), fingerprint(tenants[who]))
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spread_is_what_it_says_and_nobody_becomes_faster_than_alone() {
+    fn noise_has_its_spread_and_never_exceeds_solo_speed() {
         let state = state(&[ProfileIdx(0); 2]);
         let speeds: Vec<f64> = (0..4_000)
             .map(|seed| {

@@ -1,6 +1,6 @@
-//! Opportunists in the gaps of a guaranteed job: the model of AntMan in Muri's simulator (2022). The
-//! guaranteed job runs as if alone; a step of the opportunist is fitted, stage by stage, into as many
-//! steps of the guaranteed job as it takes.
+//! Best-effort jobs in the idle stages of a guaranteed job: the model of AntMan in Muri's simulator
+//! (2022). The guaranteed job runs as if alone; a step of the best-effort job is fitted, stage by
+//! stage, into as many steps of the guaranteed job as it takes.
 
 use crate::idx::JobIdx;
 use crate::interference::stages::{self, Stages};
@@ -9,12 +9,12 @@ use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::state::State;
 
-/// Best-effort jobs run in what guaranteed ones leave idle of each stage.
+/// Best-effort jobs use the time that guaranteed ones leave idle in each stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shadowed;
 
-/// Steps of a guaranteed job into whose gaps one step of an opportunist fits. The order of arithmetic is
-/// the published one; quotient and remainder are taken apart, as there.
+/// Steps of a guaranteed job into whose idle stages one step of a best-effort job fits. The order
+/// of arithmetic is the published one; quotient and remainder are computed separately, as there.
 pub fn steps_taken(opportunist: Stages, guaranteed: Stages) -> f64 {
     // In milliseconds, where most stage times are whole numbers and quotients are exact.
     let [d, mut c, mut n] = opportunist.map(|s| s * 1e3);
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_opportunist_fits_into_the_gaps() {
+    fn a_best_effort_step_fits_into_idle_stages() {
         // Data 500 into gaps of 110 (4 and a rest of 60), compute 14 into 711.
         assert_eq!(steps_taken([0.5, 0.014, 0.0], [0.711, 0.110, 0.0]), 6.0);
         assert_eq!(steps_taken([0.0, 0.4, 0.0], [0.5, 0.1, 0.0]), 1.0);

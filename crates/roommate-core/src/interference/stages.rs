@@ -1,9 +1,9 @@
-//! Interleaving: jobs on the same GPUs take turns at storage and CPU, GPU, and network, each offset by
-//! one stage, and advance in lock-step. The model of Muri (SIGCOMM 2022).
+//! Interleaving: jobs on the same GPUs use storage and CPU, GPU, and network in turn, each offset
+//! by one stage, and advance in lock-step. The model of Muri (SIGCOMM 2022).
 //!
-//! A step is a cycle of four slots: data (storage and CPU) takes two of them, then compute, then the
-//! exchange of gradients. A tenant's offset is its knob `stage`; who sits where decides how long the
-//! common step takes, and choosing that is the policy's business.
+//! A step is a cycle of four slots: data (storage and CPU) takes two of them, then compute, then
+//! the exchange of gradients. A tenant's offset is its knob `stage`; the offsets of all tenants
+//! determine the length of the common step, and policies choose them.
 
 use crate::idx::JobIdx;
 use crate::interference::{Estimate, Interference, Truth};
@@ -17,7 +17,7 @@ pub const SLOTS: usize = 4;
 /// Data, compute and network seconds of one step of a job.
 pub type Stages = [f64; 3];
 
-/// The stage times of a job; nothing where it was not profiled, or does nothing.
+/// The stage times of a job; `None` where they were not profiled, or are all zero.
 pub fn of(state: &State, job: JobIdx) -> Option<Stages> {
     let [storage, cpu, gpu, network] = state.profile(job).stages_s?;
     let stages = [storage + cpu, gpu, network];
@@ -25,10 +25,10 @@ pub fn of(state: &State, job: JobIdx) -> Option<Stages> {
     (sane && stages.iter().sum::<f64>() > 0.0).then_some(stages)
 }
 
-/// Seconds of the common step of jobs that sit at offsets 0, 1, 2, …
+/// Seconds of the common step of jobs at offsets 0, 1, 2, …
 ///
-/// `end[s]` is when slot `s` ends; a slot ends when everything that has to be done in it is done. After
-/// a few slots the pattern repeats, and its length is the step.
+/// `end[s]` is when slot `s` ends; a slot ends when all work in it is done. After a few slots the
+/// pattern repeats, and its length is the step.
 pub fn step_in_order(jobs: &[Stages]) -> f64 {
     debug_assert!((1..=SLOTS).contains(&jobs.len()), "a group has one to four jobs");
     let mut end = [0.0f64; 2 * SLOTS + 1];
@@ -64,16 +64,16 @@ fn is_close(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 1e-3 * a.abs().max(b.abs())
 }
 
-/// Where the members of a group sit, and how long their common step is then.
+/// The offsets of the members of a group, and the length of their common step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seating {
-    /// Offset of each member, in the order in which they were given.
+    /// Offset of each member, in the given order.
     pub offsets: SmallVec<[u8; SLOTS]>,
     /// Seconds of the common step, before any inflation.
     pub step_s: f64,
 }
 
-/// The best (or worst) way to seat two to four jobs; the first of equals.
+/// The best (or worst) offsets of two to four jobs; the first of equals.
 pub fn seat(jobs: &[Stages], worst: bool) -> Seating {
     let mut order: SmallVec<[usize; SLOTS]> = (0..jobs.len()).collect();
     let mut best: Option<Seating> = None;
@@ -113,12 +113,12 @@ fn next_permutation(order: &mut [usize]) -> bool {
 /// Roommates that interleave their stages, and advance together.
 #[derive(Clone, Copy, Debug)]
 pub struct Interleaved {
-    /// Factor on the common step of a group of so many jobs, for what the model leaves out.
+    /// Factor on the common step of a group, by number of jobs, for what the model leaves out.
     pub inflation: [f64; SLOTS + 1],
 }
 
-/// What groups of 2, 3 and 4 jobs take longer than the model says: the ratios that Muri's authors
-/// fitted on their testbed (1.33, 1.50 and 1.37 over the 1.015 of a job alone).
+/// How much longer groups of 2, 3 and 4 jobs take than the model says: the ratios that Muri's
+/// authors fitted on their testbed (1.33, 1.50 and 1.37 over the 1.015 of a job alone).
 pub const INFLATION: [f64; 3] = [1.33 / 1.015, 1.50 / 1.015, 1.37 / 1.015];
 
 impl Default for Interleaved {
@@ -129,12 +129,12 @@ impl Default for Interleaved {
 }
 
 impl Interleaved {
-    /// Seconds of the common step of these tenants where they sit; `None` if the model cannot say.
+    /// Seconds of the common step of these tenants at their offsets; `None` outside the model.
     pub fn step_s(&self, state: &State, tenants: &[(JobIdx, Knobs)]) -> Option<f64> {
         self.step_of(tenants.iter().map(|(job, knobs)| (knobs.stage, of(state, *job))))
     }
 
-    /// The same of offsets and stage times.
+    /// The common step for given offsets and stage times; `None` outside the model.
     pub fn step_of(&self, tenants: impl Iterator<Item = (u8, Option<Stages>)>) -> Option<f64> {
         let mut seats: [Option<Stages>; SLOTS] = [None; SLOTS];
         for (offset, stages) in tenants {
@@ -149,7 +149,7 @@ impl Interleaved {
             step_opposite([a, b])
         } else {
             let seated: SmallVec<[Stages; SLOTS]> = seats.iter().flatten().copied().collect();
-            // Other gaps than the one above are not part of the model.
+            // The model covers no other gaps than the one above.
             seats[..seated.len()].iter().all(Option::is_some).then(|| step_in_order(&seated))?
         };
         Some(step_s * self.inflation[count])
@@ -159,7 +159,7 @@ impl Interleaved {
 impl Truth for Interleaved {}
 
 impl Interference for Interleaved {
-    /// Jobs that are not seated to interleave share the GPU's time in equal parts.
+    /// Jobs whose offsets do not interleave share the GPU's time equally.
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
         if tenants.len() == 1 {
             return Estimate::certain(1.0);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_and_the_worst_seats_are_found() {
+    fn the_best_and_the_worst_offsets_are_found() {
         let best = seat(&[VGG19, GPT2], false);
         assert_eq!((best.offsets.as_slice(), best.step_s), ([0, 2].as_slice(), 490.0));
         assert_eq!(seat(&[VGG16, DQN, RESNET18], false).step_s, 828.0);

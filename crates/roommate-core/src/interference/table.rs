@@ -1,4 +1,4 @@
-//! Speeds by pair of profiles, as somebody measured or invented them.
+//! Speeds by pair of profiles, measured or given.
 
 use crate::idx::{JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth};
@@ -7,7 +7,7 @@ use crate::state::State;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Speeds of pairs; of more tenants, the product of the pairs.
+/// Speeds of pairs; for more tenants, the product over pairs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Rows", into = "Rows")]
 pub struct Table {
@@ -15,10 +15,10 @@ pub struct Table {
     missing: f64,
 }
 
-/// A table as a journal has it.
+/// A table as it is written into a journal.
 #[derive(Serialize, Deserialize)]
 struct Rows {
-    /// GpuModel, both profiles, both speeds.
+    /// GPU model, both profiles, both speeds.
     pairs: Vec<(u8, ProfileIdx, ProfileIdx, [f64; 2])>,
     missing: f64,
 }
@@ -43,18 +43,18 @@ impl From<Table> for Rows {
     }
 }
 
-/// Stands for every GPU model.
+/// Matches every GPU model.
 const ANY: u8 = u8::MAX;
 
 impl Table {
-    /// `pairs` holds the speeds of both beside each other, in the order of the key; `missing` is the
-    /// speed of either in a pair that is not there.
+    /// `pairs` holds the speeds of both beside each other, in the order of the key; `missing` is
+    /// the speed of either in a pair without an entry.
     pub fn new(pairs: BTreeMap<(ProfileIdx, ProfileIdx), [f64; 2]>, missing: f64) -> Self {
         let pairs = pairs.into_iter().map(|((a, b), speeds)| ((ANY, a, b), speeds)).collect();
         Self { pairs, missing }
     }
 
-    /// The same for each GPU model. A pair that is not there stands still.
+    /// A table by GPU model. Pairs without an entry have speed 0.
     pub fn by_gpu_model(pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>) -> Self {
         Self { pairs, missing: 0.0 }
     }
@@ -73,7 +73,7 @@ impl Table {
         self.known(gpu_model, a, b).unwrap_or(self.missing)
     }
 
-    /// The same where GPU models make no difference.
+    /// The same for tables that do not distinguish GPU models.
     pub fn speed_of(&self, a: ProfileIdx, b: ProfileIdx) -> f64 {
         self.speed_on(ANY, a, b)
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_may_differ() {
+    fn gpu_models_may_have_different_speeds() {
         let [a, b] = [0, 1].map(ProfileIdx);
         let table = Table::by_gpu_model(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
         let state = state(&[a, b]);

@@ -1,4 +1,4 @@
-//! Tenants disturb each other as far as they want more than there is.
+//! Tenants slow each other down where their demand exceeds the capacity.
 //!
 //! ```text
 //! gpu  = 1 / (1 + 0.36 · max(0, Σ sm − 1) + 0.12 · max(0, Σ dram − 0.2))   within [0.45, 1]
@@ -6,49 +6,49 @@
 //! speed = gpu · part(bus) · part(CPU)
 //! ```
 //!
-//! The GPU's part is a published fit over pairs of training jobs. Bus and CPU are shared in equal parts
-//! of what each asks for; `d`, a tenant's own demand as a share of the capacity, is the part of its step
-//! that waits for them.
+//! The factor of the GPU is a published fit over pairs of training jobs. Bus and CPU are shared in
+//! proportion to demand; `d`, a tenant's own demand as a share of the capacity, is the share of its
+//! step that waits for them.
 
 use crate::idx::{Idx, JobIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
 
-/// What a profile asks of a GPU and its host when it runs alone.
+/// Demand of a profile for a GPU and its host when it runs alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// Share of the multiprocessors.
+    /// Share of the SMs.
     pub sm: f64,
     /// Share of the memory bandwidth.
     pub dram: f64,
-    /// Bus, MiB/s.
+    /// Bus bandwidth, MiB/s.
     pub pcie_mib_s: f64,
     /// CPU cores.
     pub cpu_cores: f64,
 }
 
-/// Slow-down by how much tenants ask for together.
+/// Slowdown by the sum of the tenants' demands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utilization {
-    /// Demand of each profile, by its index; those beyond the end ask for nothing.
+    /// Demand of each profile, by profile index; zero beyond the end.
     pub demands: Vec<Demand>,
-    /// Loss per whole GPU that is asked for beyond the first.
+    /// Loss per whole GPU of SM demand beyond the first.
     pub sm_loss: f64,
-    /// Loss per whole bandwidth that is asked for beyond [`Self::dram_free`].
+    /// Loss per whole memory bandwidth of demand beyond [`Self::dram_free`].
     pub dram_loss: f64,
-    /// Bandwidth that can be asked for without loss.
+    /// Share of the memory bandwidth that can be demanded without loss.
     pub dram_free: f64,
-    /// Nobody becomes slower than this on the GPU itself.
+    /// Lower bound on the GPU's factor.
     pub slowest: f64,
-    /// What the bus carries, MiB/s.
+    /// Capacity of the bus, MiB/s.
     pub pcie_mib_s: f64,
     /// Cores for the tenants of one GPU.
     pub cpu_cores: f64,
 }
 
 impl Utilization {
-    /// The published fit; a bus of 16 lanes of the fourth generation, and as many cores as an eighth of a common node.
+    /// The published fit; a 16-lane PCI Express 4.0 bus, and an eighth of a common node's cores.
     pub fn new(demands: Vec<Demand>) -> Self {
         Self {
             demands,
@@ -61,7 +61,7 @@ impl Utilization {
         }
     }
 
-    /// Speed of one of these tenants.
+    /// Speed of tenant `who` among these.
     pub fn speed_of(&self, demands: &[Demand], who: usize) -> f64 {
         if demands.len() < 2 {
             return 1.0;
@@ -77,7 +77,7 @@ impl Utilization {
     }
 }
 
-/// What is left of a tenant's speed when all together ask for `sum` of `capacity`.
+/// Factor on a tenant's speed when the demand of all is `sum` of `capacity`.
 fn part(own: f64, sum: f64, capacity: f64) -> f64 {
     if sum <= capacity {
         return 1.0;
@@ -114,7 +114,7 @@ mod tests {
         let speed = |tenants: &[u32], who| model.speed(&state, 0, &whole(tenants), who).mean;
         assert!((speed(&[0, 1], 0) - 1.0 / (1.0 + 0.36 * 0.5 + 0.12 * 0.3)).abs() < 1e-12);
         assert_eq!(speed(&[0], 0), 1.0);
-        // The third is not known, and asks for nothing.
+        // The third profile is unknown, so its demand is zero.
         assert_eq!(speed(&[1, 2], 0), 1.0);
         let full = [demand(1.0, 1.0); 4];
         assert_eq!(Utilization::new(Vec::new()).speed_of(&full, 0), 0.45);

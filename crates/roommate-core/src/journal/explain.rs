@@ -1,4 +1,4 @@
-//! Explain: the moments of one job, folded from a journal.
+//! Explain: the history of one job, folded from a journal.
 
 use crate::event::{Action, Event, Placement, Served};
 use crate::idx::{GpuIdx, Idx, JobIdx};
@@ -8,16 +8,16 @@ use crate::knobs::Knobs;
 use crate::reason::Reason;
 use crate::time::Time;
 
-/// Something that happened to the job.
+/// An entry in the history of the job.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Moment {
-    /// When.
+    /// When it happened.
     pub at: Time,
-    /// What, in words.
+    /// The event as a sentence.
     pub what: String,
 }
 
-/// Folds a journal into the moments of the job of one name.
+/// Folds a journal into the history of the job with one name.
 #[derive(Debug)]
 pub struct Explain {
     wanted: String,
@@ -29,16 +29,16 @@ pub struct Explain {
     waiting: u32,
     held: Vec<u16>,
     busy: u32,
-    /// Of a service: whether its last account had windows over its objective.
+    /// For a service: whether its last report had windows over its SLO.
     missed: Option<bool>,
     /// Whether it is a service.
     serves: bool,
-    /// The moments so far.
+    /// The history so far.
     pub moments: Vec<Moment>,
 }
 
 impl Explain {
-    /// The moments of the job of this name.
+    /// The history of the job with this name.
     pub fn new(name: &str) -> Self {
         Self {
             wanted: name.into(),
@@ -55,12 +55,12 @@ impl Explain {
         }
     }
 
-    /// Whether the journal has a job of this name.
+    /// Whether the journal has a job with this name.
     pub fn found(&self) -> bool {
         self.job.is_some()
     }
 
-    /// Names of jobs in the journal that look like the wanted one.
+    /// Names of jobs in the journal that are similar to the wanted one.
     pub fn similar(&self) -> impl Iterator<Item = &str> {
         let wanted = self.wanted.to_lowercase();
         let alike = move |n: &&String| n.to_lowercase().contains(&wanted);
@@ -124,7 +124,7 @@ impl Explain {
         }
     }
 
-    /// Tells when a service begins to miss its objective and when it keeps it again.
+    /// Adds an entry when a service begins to miss its SLO and when it keeps it again.
     fn own_account(&mut self, at: Time, served: &Served) {
         let missed = served.over > 0;
         let ms = |us: u32| f64::from(us) / 1e3;
@@ -135,7 +135,7 @@ impl Explain {
             return;
         }
         let what = if requests == 0 {
-            format!("keeps its objective: nobody asked in {windows} windows")
+            format!("keeps its objective: no requests in {windows} windows")
         } else if missed {
             format!(
                 "misses its objective in {over} of {windows} windows: {late} of {requests} \
@@ -231,10 +231,10 @@ impl Explain {
         let what = match action {
             Action::Start(_, p) => format!("started on {}", self.place(p)),
             Action::Move(_, p) => format!("moved to {}", self.place(p)),
-            Action::Suspend(_) => "suspended: waits in host memory".into(),
-            Action::Stop(_) => "told to leave its GPUs".into(),
+            Action::Suspend(_) => "suspended: its process stays in host memory".into(),
+            Action::Stop(_) => "asked to leave its GPUs".into(),
             Action::Tune(_, knobs) => {
-                format!("told to run with {}{}", batch(*knobs), share(*knobs))
+                format!("asked to run with {}{}", batch(*knobs), share(*knobs))
             }
             Action::Reject(_, reason) => format!("rejected: {}", describe(reason, &self.names)),
         };
@@ -271,19 +271,19 @@ fn batch(knobs: Knobs) -> String {
     }
 }
 
-/// What it has of each of its GPUs, where that is not all: `, 50 % of each, 4096 MiB`.
+/// Its share of each of its GPUs, where that is not the whole: `, 50 % of each, 4096 MiB`.
 fn share(knobs: Knobs) -> String {
     let percent = |permille: u16| f64::from(permille) / 10.0;
     let mut text = match knobs.sm_permille {
         Knobs::SM_ALL => String::new(),
-        0 => ", sharing them freely".into(),
+        0 => ", sharing them without a guaranteed part".into(),
         sm => format!(", {} % of each", percent(sm)),
     };
     if knobs.pace_permille < Knobs::PACE_FULL {
         text += &format!(", at most at {} % of its speed", percent(knobs.pace_permille));
     }
     if knobs.floor_permille > 0 {
-        text += &format!(", promised {} % of its speed", percent(knobs.floor_permille));
+        text += &format!(", guaranteed {} % of its speed", percent(knobs.floor_permille));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! Stays: who was on which GPU from when to when, folded from a journal; and an ASCII picture of it.
+//! Stays: which job was on which GPU from when to when, folded from a journal; and an ASCII chart.
 
 use crate::event::{Action, Event};
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
@@ -6,25 +6,25 @@ use crate::journal::{Head, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
 use crate::time::Time;
 
-/// A job on its GPUs for a while.
+/// A period during which a job held the same GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stay {
     /// The job.
     pub job: JobIdx,
     /// Its GPUs.
     pub gpus: GpuSet,
-    /// How it ran.
+    /// Its knobs during that period.
     pub knobs: Knobs,
-    /// From when.
+    /// Beginning of the period.
     pub from: Time,
-    /// To when.
+    /// End of the period.
     pub to: Time,
 }
 
 /// Folds a journal into stays.
 #[derive(Debug, Default)]
 pub struct Stays {
-    /// Stays that are over, in order of their end.
+    /// Stays that have ended, in order of their end.
     pub ended: Vec<Stay>,
     open: Vec<Option<(GpuSet, Knobs, Time)>>,
 }
@@ -78,7 +78,7 @@ impl Observer for Stays {
     }
 }
 
-/// An ASCII Gantt chart: a row for each GPU, a letter for each job, a column for each slice of time.
+/// An ASCII Gantt chart: a row per GPU, a letter per job, a column per interval of time.
 #[derive(Debug, Default)]
 pub struct Gantt {
     stays: Stays,
@@ -101,8 +101,8 @@ impl Observer for Gantt {
 }
 
 impl Gantt {
-    /// The chart, at most `columns` wide and `rows` high. A column shows who held the GPU longest in
-    /// it, `.` for nobody, `#` where several shared it.
+    /// The chart, at most `columns` wide and `rows` high. A column shows the job that held the GPU
+    /// longest, `.` where it was idle, `#` where several jobs shared it.
     pub fn chart(&self, columns: usize, rows: usize) -> String {
         let end = self.stays.ended.iter().map(|s| s.to.0).max().unwrap_or(0);
         // Round the width of a column up to a whole number of seconds where that still fits.
@@ -141,7 +141,7 @@ struct Cell {
 
 impl Cell {
     fn hold(&mut self, job: JobIdx, us: u64) {
-        // Two who hold the cell for its whole length share it; two who follow each other do not.
+        // Two jobs that hold the cell for its whole length share it; consecutive jobs do not.
         self.shared |= self.holder.is_some_and(|(_, most)| most == us && self.total_us >= us);
         self.total_us += us;
         if self.holder.is_none_or(|(_, most)| us > most) {

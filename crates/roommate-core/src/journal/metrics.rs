@@ -1,4 +1,5 @@
-//! Metrics: one fold over a journal gives every figure we print. Definitions are here and nowhere else.
+//! Metrics: one fold over a journal computes every figure that is printed. Definitions are only
+//! here.
 
 use crate::event::{Action, Event, Served};
 use crate::idx::{GpuSet, Idx, JobIdx};
@@ -20,123 +21,124 @@ pub enum Better {
     Lower,
     /// Larger is better.
     Higher,
-    /// Neither.
+    /// Neither direction is better.
     Neither,
 }
 
-/// A figure with its name, for tables.
+/// A metric with its name, for tables.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Key in JSON and CSV.
     pub key: &'static str,
-    /// Name for a person.
+    /// Name shown to users.
     pub label: &'static str,
     /// `s`, `share` (0 to 1) or nothing.
     pub unit: &'static str,
-    /// The figure; nothing where it does not apply.
+    /// The value; `None` where it does not apply.
     pub value: Option<f64>,
-    /// What is better.
+    /// Which direction is better.
     pub better: Better,
 }
 
-/// The figures of one run.
+/// The metrics of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Metrics {
-    /// Jobs submitted, without services.
+    /// Jobs submitted, excluding services.
     pub jobs: u64,
-    /// Jobs that did all their work.
+    /// Jobs that completed their work.
     pub finished: u64,
-    /// Jobs that failed for good.
+    /// Jobs that failed permanently.
     pub failed: u64,
-    /// Jobs refused.
+    /// Jobs rejected.
     pub rejected: u64,
     /// Mean of completion − submission over finished jobs.
     pub avg_jct_s: Option<f64>,
-    /// Median of the same.
+    /// Median completion time.
     pub median_jct_s: Option<f64>,
-    /// 90th percentile: rank `trunc(0.9 n)`.
+    /// 90th percentile of completion time: rank `trunc(0.9 n)`.
     pub p90_jct_s: Option<f64>,
-    /// 99th percentile: rank `trunc(0.99 n)`.
+    /// 99th percentile of completion time: rank `trunc(0.99 n)`.
     pub p99_jct_s: Option<f64>,
     /// Time of the last completion; the run begins at 0.
     pub makespan_s: f64,
     /// Mean time without GPUs between submission and completion, finished jobs.
     pub avg_queue_s: Option<f64>,
-    /// 99th percentile of the same.
+    /// 99th percentile of queueing time.
     pub p99_queue_s: Option<f64>,
-    /// Running jobs that were told to leave their GPUs.
+    /// Times that a running job was asked to leave its GPUs.
     pub preemptions: u64,
-    /// Running jobs that were moved to other GPUs, or to more or fewer.
+    /// Times that a running job moved to other GPUs, or to more or fewer.
     pub moves: u64,
-    /// Attempts that failed, by their own fault or by a node's.
+    /// Attempts that failed, by the job's own fault or by a node's.
     pub failures: u64,
-    /// GPU time held ÷ GPU time that existed up to the makespan; shares count as shares.
+    /// GPU time allocated ÷ GPU time available up to the makespan, weighted by SM share.
     pub gpu_util: Option<f64>,
-    /// GPU memory held, where jobs and GPUs say how much.
+    /// Share of GPU memory allocated, where requests and capacities are known.
     pub mem_util: Option<f64>,
-    /// CPU held, where jobs and nodes say how much.
+    /// Share of CPU allocated, where requests and capacities are known.
     pub cpu_util: Option<f64>,
-    /// Busy share of storage, CPU, GPU and network by the stage times of finished work, per GPU.
+    /// Busy share of storage, CPU, GPU and network per GPU, from the stage times of finished work.
     pub stage_util: Option<[f64; 4]>,
-    /// Measuring windows in which more than one request in a hundred was late: the 99th percentile was
-    /// above the objective.
+    /// Measuring windows in which more than 1 % of requests were late, so that the 99th percentile
+    /// was above the SLO.
     pub slo_misses: u64,
-    /// Measuring windows of services with an objective, also those without requests, which are kept.
+    /// Measuring windows of services with an SLO; windows without requests count as kept.
     pub slo_windows: u64,
-    /// What each service made of its requests; services without requests are left out.
+    /// Metrics of each service; services without requests are left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceFigures>,
     /// Jobs with a deadline that finished late or not at all.
     pub deadline_misses: u64,
     /// Jobs with a deadline.
     pub deadline_jobs: u64,
-    /// Mean over jobs with a deadline of what their completion is worth ÷ what it could be worth: 1 or 0,
-    /// or what the deadline that was met is worth where a job has several.
+    /// Mean over jobs with a deadline of value achieved ÷ value achievable: 1 or 0, or the value of
+    /// the deadline that was met where a job has several.
     pub deadline_worth: Option<f64>,
     /// Mean completion time of finished jobs with a deadline.
     pub avg_jct_deadline_s: Option<f64>,
     /// Mean completion time of finished best-effort jobs.
     pub avg_jct_best_effort_s: Option<f64>,
-    /// Mean finish-time fairness: completion time ÷ the time with an equal part of the cluster.
+    /// Mean finish-time fairness: completion time ÷ the time with an equal share of the cluster.
     pub avg_rho: Option<f64>,
-    /// The worst of the same.
+    /// The worst finish-time fairness of any job.
     pub max_rho: Option<f64>,
     /// Jain's index over jobs of (time alone ÷ completion time).
     pub jain: Option<f64>,
-    /// Mean of time on GPUs ÷ time alone on them, guaranteed jobs: what roommates and restarts cost.
+    /// Mean of time on GPUs ÷ time alone on them over guaranteed jobs: the cost of roommates and
+    /// restarts.
     pub stretch_guaranteed: Option<f64>,
-    /// 99th percentile of the same.
+    /// 99th percentile of the same ratio over guaranteed jobs.
     pub p99_stretch_guaranteed: Option<f64>,
-    /// The mean for best-effort jobs.
+    /// Mean of the same ratio over best-effort jobs.
     pub stretch_best_effort: Option<f64>,
-    /// Times the policy was asked.
+    /// Number of policy calls.
     pub events: u64,
 }
 
-/// What a service made of its requests.
+/// Metrics of one service.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServiceFigures {
     /// Its name.
     pub name: String,
-    /// Its objective for the 99th percentile, µs.
+    /// Its SLO for the 99th percentile, µs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_us: Option<u32>,
-    /// Its whole account.
+    /// Totals over all its windows.
     #[serde(flatten)]
     pub served: Served,
-    /// Time that the account covers.
+    /// Seconds that the totals cover.
     pub span_s: f64,
-    /// Requests a second that were answered in time.
+    /// Requests answered in time, per second.
     pub goodput_rps: f64,
 }
 
 impl Metrics {
-    /// What all services together made of their requests; nothing without services.
+    /// Totals over all services; `None` without services.
     pub fn served(&self) -> Option<Served> {
         self.services.iter().map(|s| s.served).reduce(Served::and)
     }
 
-    /// The figures as rows of a table, always the same rows in the same order.
+    /// The metrics as rows of a table, always the same rows in the same order.
     pub fn rows(&self) -> Vec<Row> {
         use Better::{Higher, Lower, Neither};
         let row =
@@ -176,7 +178,7 @@ impl Metrics {
                 share(self.deadline_misses, self.deadline_jobs),
                 Lower,
             ),
-            row("deadline_worth", "worth of deadlines kept", "share", self.deadline_worth, Higher),
+            row("deadline_worth", "value of deadlines met", "share", self.deadline_worth, Higher),
             row(
                 "avg_jct_deadline_s",
                 "completion, with deadline",
@@ -219,7 +221,7 @@ impl Metrics {
         rows
     }
 
-    /// The part of them that is about services.
+    /// The rows about services.
     fn service_rows(&self) -> Vec<Row> {
         use Better::{Higher, Lower, Neither};
         let row =
@@ -264,11 +266,11 @@ impl Metrics {
     }
 }
 
-/// What the fold keeps of a job while it lives.
+/// What the fold keeps of a job until it ends.
 #[derive(Clone, Debug, Default)]
 struct Live {
     submitted: Time,
-    /// When it last got or lost GPUs.
+    /// When it last acquired or released GPUs.
     since: Time,
     held: Option<Held>,
     waited: Span,
@@ -281,10 +283,10 @@ struct Live {
     alone_s: Option<f64>,
     stages_gpu_s: Option<[f64; 4]>,
     deadline: Option<Time>,
-    /// Where it has several: what each is worth.
+    /// For a job with several deadlines: the value of each.
     deadline_values: Vec<(Time, f64)>,
     slo_us: Option<u32>,
-    /// A service: its name and its account; figures of jobs leave it out.
+    /// Name and totals of a service; job metrics leave it out.
     service: Option<Box<(String, Served)>>,
     present: bool,
 }
@@ -309,15 +311,15 @@ pub struct Fold {
     mem_mib: f64,
     cpu_milli: f64,
     jcts_s: Vec<f64>,
-    /// The same of those with a deadline, and of best-effort ones.
+    /// Completion times of jobs with a deadline, and of best-effort jobs.
     jcts_deadline_s: Vec<f64>,
     jcts_best_effort_s: Vec<f64>,
-    /// What deadlines that were kept are worth, as shares, in all.
+    /// Sum over jobs of the value of the deadline met ÷ the value achievable.
     kept: f64,
     queues_s: Vec<f64>,
     rhos: Vec<f64>,
     paces: Vec<f64>,
-    /// Time on GPUs ÷ time alone: of guaranteed jobs and services, and of best-effort jobs.
+    /// Time on GPUs ÷ time alone: guaranteed jobs and services, then best-effort jobs.
     stretches: [Vec<f64>; 2],
     last_finish: Time,
     last_step: Time,
@@ -329,12 +331,12 @@ pub struct Fold {
     held_mem: f64,
     held_cpu: f64,
     stages_gpu_s: Option<[f64; 4]>,
-    /// The jobs of interest, in order of submission; all, unless said.
+    /// The jobs to be measured, in order of submission; all if `None`.
     measure: Option<Range<u32>>,
 }
 
 impl Live {
-    /// What finishing now is worth ÷ what finishing could be worth; only for jobs with a deadline.
+    /// Value of finishing now ÷ value achievable; only for jobs with a deadline.
     fn deadline_value(&self, at: Time) -> f64 {
         let Some((_, most)) = self.deadline_values.first().filter(|(_, most)| *most > 0.0) else {
             return f64::from(u8::from(self.deadline.is_some_and(|d| at <= d)));
@@ -344,8 +346,8 @@ impl Live {
 }
 
 impl Fold {
-    /// Figures of jobs over these only, in order of submission. Figures of the cluster (GPU time held,
-    /// preemptions, events) are of the whole run all the same.
+    /// Restricts job metrics to these jobs, in order of submission. Cluster metrics (GPU time
+    /// allocated, preemptions, events) still cover the whole run.
     pub fn measuring(jobs: Option<Range<u32>>) -> Self {
         Self { measure: jobs, ..Self::default() }
     }
@@ -359,12 +361,12 @@ impl Fold {
         &self.jcts_s
     }
 
-    /// GPUs held now; one that is shared counts once.
+    /// GPUs held now; a shared GPU counts once.
     pub fn held_gpus(&self) -> f64 {
         self.occupancy.permille() as f64 / 1000.0
     }
 
-    /// The figures so far.
+    /// The metrics so far.
     pub fn metrics(&self) -> Metrics {
         let mut m = self.totals.clone();
         let sorted = |values: &[f64]| {
@@ -395,7 +397,7 @@ impl Fold {
         m.stretch_guaranteed = stat::mean(&self.stretches[0]);
         m.p99_stretch_guaranteed = stat::quantile(&sorted(&self.stretches[0]), 0.99);
         m.stretch_best_effort = stat::mean(&self.stretches[1]);
-        // Jobs whose deadline passed while they were still here.
+        // Jobs with a deadline that had not finished at the end.
         let late = |(i, l): &(usize, &Live)| {
             l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
         };
@@ -511,7 +513,7 @@ impl Fold {
                 (live.submitted, live.since, live.crowd, live.present) = (at, at, crowd, true);
                 self.totals.deadline_jobs += u64::from(counts && live.deadline.is_some());
             }
-            // A service whose user ended it did no work that could be finished.
+            // A service that its user ended had no work to finish.
             Event::Finished(job) if self.live[job.usize()].service.is_some() => {
                 self.depart(job, at);
             }
@@ -627,7 +629,7 @@ mod tests {
 
     #[test]
     fn figures_of_a_run_that_can_be_checked_by_hand() {
-        // One GPU; a runs 0–4, b waits 1–4 and runs 4–6, c is too large and refused.
+        // One GPU; a runs 0–4, b waits 1–4 and runs 4–6, c is too large and is rejected.
         let m = TestCase::new("fifo", "1x1", "a 0 1 4, b 1 1 2, c 2 3 1").run().metrics();
         assert_eq!((m.jobs, m.finished, m.rejected), (3, 2, 1));
         assert_eq!(m.avg_jct_s, Some(4.5));
@@ -645,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn deadlines_count_by_what_they_are_worth() {
+    fn deadlines_count_by_their_value() {
         use crate::time::Time;
         let mut case = TestCase::new("fifo", "1x1", "a 0 1 2, b 0 1 2, c 0 1 2");
         let by = |s: f64| Some(Time::from_secs(s));

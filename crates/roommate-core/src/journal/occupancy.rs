@@ -1,4 +1,4 @@
-//! Occupancy: how much of the cluster is held, counted once however many share it.
+//! Occupancy: how much of the cluster is allocated, counted once however many tenants share it.
 
 use crate::idx::{GpuIdx, Idx};
 use crate::knobs::Knobs;
@@ -7,7 +7,7 @@ use crate::knobs::Knobs;
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     promised_permille: u32,
-    /// Tenants that are promised nothing and may use all.
+    /// Tenants with SM share 0: nothing is guaranteed, and they may use the whole GPU.
     unconfined: u32,
 }
 
@@ -17,7 +17,7 @@ impl Held {
     }
 }
 
-/// How much of each GPU is held.
+/// The allocated part of each GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Occupancy {
     gpus: Vec<Held>,
@@ -25,12 +25,12 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// GPUs held, in thousandths.
+    /// GPUs held, in thousandths of a GPU.
     pub fn permille(&self) -> u64 {
         self.permille
     }
 
-    /// A job takes these GPUs.
+    /// Adds a job on these GPUs with these knobs.
     pub fn enter(&mut self, gpus: &[GpuIdx], knobs: Knobs) {
         for gpu in gpus {
             if self.gpus.len() <= gpu.usize() {
@@ -44,7 +44,7 @@ impl Occupancy {
         }
     }
 
-    /// A job that took these GPUs with these knobs leaves them.
+    /// Removes a job that was added with these GPUs and knobs.
     pub fn leave(&mut self, gpus: &[GpuIdx], knobs: Knobs) {
         for gpu in gpus {
             let held = &mut self.gpus[gpu.usize()];

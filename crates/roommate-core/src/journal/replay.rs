@@ -1,25 +1,24 @@
-//! Replay: runs the facts of a journal through a fresh engine and proves that it decides the same.
+//! Replay: runs the facts of a journal through a new engine and checks that it decides the same.
 
 use crate::engine::Engine;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::policy::PolicyError;
 use crate::time::Time;
 
-/// The first place where a replay decided differently.
+/// The first step at which a replay decided differently.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Number of the step, from 1.
     pub step: u64,
-    /// When.
+    /// Time of the step.
     pub at: Time,
-    /// What the journal says was decided.
+    /// The decision in the journal.
     pub recorded: String,
-    /// What was decided now.
+    /// The decision of the replay.
     pub replayed: String,
 }
 
-/// Folds a journal by deciding everything again. What it comes to is the proof that nothing differs, and
-/// the engine, with which a world can go on from the last line.
+/// Folds a journal by repeating every decision.
 #[derive(Default)]
 pub struct Replay {
     /// The engine as it is after the last step that was compared; none if the policy was refused.
@@ -34,7 +33,7 @@ pub struct Replay {
     pub actions: u64,
     /// The first difference, if any.
     pub difference: Option<Difference>,
-    /// Reason the policy of the journal could not be built.
+    /// Why the policy of the journal could not be built.
     pub refused: Option<PolicyError>,
 }
 

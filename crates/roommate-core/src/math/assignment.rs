@@ -1,10 +1,10 @@
-//! The cheapest assignment of rows to columns, a row at a time: shortest augmenting paths over reduced
-//! costs (Crouse, On implementing 2D rectangular assignment algorithms, 2016).
+//! The cheapest assignment of rows to columns, a row at a time: shortest augmenting paths over
+//! reduced costs (Crouse, On implementing 2D rectangular assignment algorithms, 2016).
 //!
-//! Among equally short ways the one to a free column is taken, and the lowest of those; that is the
-//! order of the usual numerical libraries, so that ties come out as theirs.
+//! Among equally short paths the one to a free column is taken, and the lowest of those; that is
+//! the order of the usual numerical libraries, so ties are resolved as theirs.
 
-/// Rows that have a column each, at the least cost in all.
+/// An assignment of each row to its own column with the least total cost.
 #[derive(Clone, Debug, Default)]
 pub struct Assignment {
     /// The column of each row.
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// All ways, one by one.
+    /// The least cost by exhaustive search.
     fn least(costs: &[Vec<f64>], row: usize, taken: &mut Vec<bool>) -> f64 {
         if row == costs.len() {
             return 0.0;

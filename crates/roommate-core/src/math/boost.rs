@@ -1,19 +1,19 @@
-//! Gradient-boosted regression trees: many small trees, each fitted to what the ones before it left
-//! over (Friedman, 2001), for tables of a few dozen rows.
+//! Gradient-boosted regression trees: many small trees, each fitted to the residuals of the
+//! previous ones (Friedman, 2001), for tables of a few dozen rows.
 //!
-//! Squared loss. Rows are put in a canonical order first, so the order in which they are given does not
-//! show in the last bit either.
+//! Squared loss. Rows are put in a canonical order first, so the result does not depend on the
+//! given order, not even in the last bit.
 
-/// How to fit.
+/// Parameters of a fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How many trees.
+    /// Number of trees.
     pub trees: usize,
-    /// Questions between the root and a leaf, at most 3.
+    /// Splits between the root and a leaf, at most 3.
     pub depth: u8,
-    /// Part of each tree's correction that is taken, above 0 and at most 1.
+    /// Learning rate: the share of each tree's correction that is applied, above 0 and at most 1.
     pub rate: f64,
-    /// Fewest rows in a leaf.
+    /// Smallest number of rows in a leaf.
     pub min_leaf: usize,
 }
 
@@ -23,8 +23,8 @@ impl Default for Options {
     }
 }
 
-/// Goes left if the feature is at most `at`. Trees are complete: the children of node `i` are
-/// `2 i + 1` and `2 i + 2`; a node that needs no question sends everything left.
+/// A split: left if the feature is at most `at`. Trees are complete: the children of node `i` are
+/// `2 i + 1` and `2 i + 2`; a node without a split sends everything left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Question {
     feature: u16,
@@ -47,7 +47,7 @@ impl Tree {
         let mut at = 0;
         for _ in 0..depth {
             let Question { feature, at: limit } = self.questions[at];
-            // What is not a number goes right, wherever it is asked about.
+            // NaN always goes right.
             let left = limit == f64::INFINITY || row[usize::from(feature)] <= limit;
             at = 2 * at + 1 + usize::from(!left);
         }
@@ -81,18 +81,18 @@ impl Boost {
         Self { base, rate: options.rate, depth: options.depth, trees }
     }
 
-    /// The value for a row.
+    /// Prediction for a row.
     pub fn predict(&self, row: &[f64]) -> f64 {
         let of = |tree: &Tree| tree.leaves[tree.leaf(row, self.depth)];
         self.base + self.rate * self.trees.iter().map(of).sum::<f64>()
     }
 }
 
-/// The work of fitting, with its buffers.
+/// State and buffers of a fit.
 struct Fit<'a> {
     table: &'a [(&'a [f64], f64)],
     options: Options,
-    /// For each feature the rows in order of its value.
+    /// For each feature, the rows in order of its value.
     orders: Vec<Vec<u32>>,
     /// What the trees so far have not explained.
     residuals: Vec<f64>,
@@ -112,7 +112,7 @@ impl<'a> Fit<'a> {
         Self { table, options, orders, residuals: Vec::new(), nodes: vec![0; table.len()] }
     }
 
-    /// The next tree, taken off the residuals.
+    /// Fits the next tree and subtracts it from the residuals.
     fn tree(&mut self) -> Tree {
         let mut tree = Tree { questions: [NO_QUESTION; QUESTIONS], leaves: [0.0; LEAVES] };
         self.nodes.fill(0);
@@ -139,7 +139,7 @@ impl<'a> Fit<'a> {
         tree
     }
 
-    /// The question that leaves the least squared error in this node; the first of equals.
+    /// The split that leaves the least squared error in this node; the first of equals.
     fn question(&self, node: u8) -> Option<Question> {
         let here = |row: &u32| self.nodes[*row as usize] == node;
         let inside = self.nodes.iter().zip(&self.residuals).filter(|(n, _)| **n == node);
@@ -148,7 +148,7 @@ impl<'a> Fit<'a> {
         if count < 2 * least {
             return None;
         }
-        // Splitting gains the sum of squares between the two means; a gain of rounding errors is none.
+        // A split gains the sum of squares between the two means; a gain within rounding is none.
         let nothing = total * total / count as f64;
         let mut best = (nothing + 1e-12 * nothing.max(1e-12), None);
         for (feature, order) in self.orders.iter().enumerate() {
@@ -172,7 +172,7 @@ impl<'a> Fit<'a> {
     }
 }
 
-/// A limit that separates two neighbours: half way, where there is such a number.
+/// A threshold that separates two neighbours: half-way, if such a number exists.
 fn between(a: f64, b: f64) -> f64 {
     let middle = f64::midpoint(a, b);
     if middle >= a && middle < b { middle } else { a }
@@ -265,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn every_tree_helps_or_does_nothing((rows, targets) in table(), options in options()) {
+        fn no_tree_increases_the_error((rows, targets) in table(), options in options()) {
             let mut last = f64::INFINITY;
             for trees in 0..8 {
                 let now = loss(&fit(&rows, &targets, Options { trees, ..options }), &rows, &targets);

@@ -1,41 +1,41 @@
-//! Choosing one option for each of many things so that the sum of gains is largest and the sums of costs
-//! stay within budgets (a knapsack with multiple choice). Things that are alike form a class and are
-//! counted, so the program grows with the classes and not with the things.
+//! Choosing one option for each of many items so that the sum of gains is largest and the sums of
+//! costs stay within budgets (a multiple-choice knapsack). Equal items form a class and are
+//! counted, so the program grows with the classes and not with the items.
 
 use super::lp::{Answer, Cmp, Lp, Var};
 
 /// Budgets that options draw on.
 pub const BUDGETS: usize = 2;
 
-/// What one thing of a class may get.
+/// An option for an item of a class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// What it is worth.
+    /// Gain of the option.
     pub gain: f64,
-    /// What it takes of each budget.
+    /// Cost of the option in each budget.
     pub cost: [f64; BUDGETS],
 }
 
-/// Some things that are alike.
+/// A class of equal items.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Class {
-    /// How many.
+    /// Number of items.
     pub count: u32,
-    /// What each of them may get.
+    /// The options of each item.
     pub options: Vec<Choice>,
 }
 
-/// How many things of each class get each option.
+/// How many items of each class get each option.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
     /// By class, by option.
     pub counts: Vec<Vec<u32>>,
-    /// Whether nothing is better.
+    /// Whether it is proved optimal.
     pub proved: bool,
 }
 
-/// The best choice, or the best found in a search of so many nodes; `None` if there is none or none was
-/// found. An infinite budget is not a budget.
+/// The best choice, or the best found in a search of this many nodes; `None` if none exists or none
+/// was found. An infinite budget is no constraint.
 pub fn choose(classes: &[Class], budgets: [f64; BUDGETS], nodes: u64) -> Option<Chosen> {
     let mut lp = Lp::maximize();
     lp.limit_nodes(nodes);
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::math::rng::Rng;
 
-    /// All ways to choose, one thing after the other.
+    /// The largest gain by exhaustive search, one item after the other.
     fn slowly(things: &[&Class], budgets: [f64; BUDGETS]) -> Option<f64> {
         let Some((first, rest)) = things.split_first() else { return Some(0.0) };
         let tries = first.options.iter().filter_map(|o| {

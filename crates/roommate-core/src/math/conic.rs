@@ -1,17 +1,18 @@
-//! Cone programs of many small blocks that meet in a few rows.
+//! Cone programs of many small blocks that are coupled by a few rows.
 //!
-//! Minimise `c·x` so that what is left of every row's bound, `s = h − G·x`, is not negative, or lies in a
-//! second-order cone. Variables come in blocks (a job and its parts of the time); rows belong to one
-//! block or link all of them (GPUs of a kind), and one free variable is common to all. A step then
-//! costs one small system for each block and one of the size of the links: linear in the blocks.
+//! Minimise `c·x` so that the slack of every row, `s = h − G·x`, is not negative, or lies in a
+//! second-order cone. Variables come in blocks (a job and its shares of time); rows belong to one
+//! block or link all of them (GPUs of one model), and one free variable is common to all. A step
+//! then costs one small system for each block and one of the size of the links: linear in the
+//! blocks.
 //!
-//! The method is that of Domahidi, Chu and Boyd (*ECOS: an SOCP solver for embedded systems*, 2013): a
-//! primal-dual interior point with Nesterov-Todd scaling and Mehrotra's predictor and corrector on the
-//! self-dual embedding. Start, step lengths, regularisation and stopping are as published there,
-//! because where many answers are best, they decide which one is found, and studies that were made
-//! with that solver can only be repeated with the same one.
+//! The method is that of Domahidi, Chu and Boyd (*ECOS: an SOCP solver for embedded systems*,
+//! 2013): a primal-dual interior point with Nesterov-Todd scaling and Mehrotra's predictor and
+//! corrector on the self-dual embedding. Start, step lengths, regularisation and stopping are as
+//! published there, because where many solutions are optimal they decide which one is found, and
+//! studies that were made with that solver can only be repeated with the same one.
 //!
-//! Blocks that are equal stay equal, so they are given once, with their number.
+//! Equal blocks have equal solutions, so they are given once, with their number.
 
 mod search;
 mod second_order;
@@ -24,8 +25,8 @@ use search::Search;
 pub struct Shape {
     /// Rows of each block, apart from the signs of its variables.
     pub rows: usize,
-    /// Whether each block has a second-order cone; its last variable is then free, all others are not
-    /// negative.
+    /// Whether each block has a second-order cone; its last variable is then free, all others are
+    /// not negative.
     pub cone: bool,
 }
 
@@ -41,9 +42,9 @@ impl Shape {
 pub struct Link {
     /// How many equal rows this stands for.
     pub count: f64,
-    /// Factor of the common variable.
+    /// Coefficient of the common variable.
     pub common: f64,
-    /// What it may come to.
+    /// Upper bound of the row.
     pub bound: f64,
 }
 
@@ -67,12 +68,12 @@ struct Entry {
     /// Its place in the block.
     var: u32,
     link: u32,
-    /// Once the program is balanced: of all pairs of such a variable and such a row together.
+    /// After balancing: the total over all pairs of such a variable and such a row.
     factor: f64,
 }
 
-/// Sizes of a block, known when this is compiled: `W` variables, or any number if that is 0, and a cone or
-/// none. Loops over them then vanish.
+/// Sizes of a block, known at compile time: `W` variables, or any number if that is 0, and a cone
+/// or none, so that loops over them are unrolled.
 struct Sizes<const W: usize, const CONE: bool>;
 
 impl<const W: usize, const CONE: bool> Sizes<W, CONE> {
@@ -87,7 +88,7 @@ impl<const W: usize, const CONE: bool> Sizes<W, CONE> {
         Self::width(block) - usize::from(CONE)
     }
 
-    /// Variables with those within the cone.
+    /// Number of variables including those within the cone.
     #[inline]
     fn local(block: &Block) -> usize {
         Self::width(block) + if CONE { 2 } else { 0 }
@@ -131,20 +132,20 @@ pub struct Program {
     width: usize,
 }
 
-/// An answer.
+/// The solution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     /// Variables, block by block, then the common one.
     pub values: Vec<f64>,
-    /// What is left of each row of the blocks, and what it costs: `rows` for each block.
+    /// Slack and dual of each row of the blocks: `rows` for each block.
     pub rows: Vec<(f64, f64)>,
-    /// What each link costs.
+    /// Dual of each link.
     pub links: Vec<f64>,
-    /// Whether it is as precise as was asked for; otherwise to about four digits.
+    /// Whether it has the requested precision; otherwise about four digits.
     pub exact: bool,
 }
 
-/// As precise as the study's solver.
+/// The precision of the study's solver.
 pub const EXACT: f64 = 1e-8;
 /// Passes of [`Program::balance`].
 const BALANCINGS: usize = 3;
@@ -169,7 +170,7 @@ impl Program {
         }
     }
 
-    /// Makes room for so many blocks of so many variables, each in one link.
+    /// Reserves memory for this many blocks of this many variables, each in one link.
     pub fn reserve(&mut self, blocks: usize, width: usize) {
         self.blocks.reserve(blocks);
         self.costs.reserve(blocks * width + 1);
@@ -210,8 +211,8 @@ impl Program {
         self.bounds.push(bound);
     }
 
-    /// Adds the cone of the last block: `a · x + last ≥ ‖(a · x − last, 2)‖`, which says that `last` is
-    /// at least 1 ÷ (a · x).
+    /// Adds the cone of the last block: `a · x + last ≥ ‖(a · x − last, 2)‖`, which means that
+    /// `last` is at least 1 ÷ (a · x).
     pub fn inverse(&mut self, factors: &[f64]) {
         for last in [-1.0, 1.0] {
             self.arms.extend(factors.iter().map(|a| -a));
@@ -220,8 +221,8 @@ impl Program {
         self.bounds.extend([0.0, 0.0, 2.0]);
     }
 
-    /// Enters a variable of the last block in a link. `pairs` is the number of pairs of such a variable
-    /// and such a link among those that both stand for.
+    /// Enters a variable of the last block in a link. `pairs` is the number of pairs of such a
+    /// variable and such a link among those that both stand for.
     pub fn link(&mut self, var: usize, link: usize, factor: f64, pairs: f64) {
         self.entries.push(Entry { var: var as u32, link: link as u32, factor });
         self.pairs.push(pairs);
@@ -230,8 +231,9 @@ impl Program {
         }
     }
 
-    /// The best values; `None` if there are none, or if the search lost its way. `precision` of rows and
-    /// cost, relative to their size; [`EXACT`] is about as good as it gets.
+    /// The optimal values; `None` if there are none, or if the search failed numerically.
+    /// `precision` of rows and cost, relative to their size; [`EXACT`] is close to the attainable
+    /// limit.
     pub fn solve(mut self, precision: f64) -> Option<Answer> {
         self.bounds.extend(self.links.iter().map(|l| l.bound));
         self.costs.push(self.common_cost);
@@ -281,8 +283,8 @@ impl Program {
         &self.entries[block.entry as usize..block.entries as usize]
     }
 
-    /// Divides rows and variables so that the largest factor in each is about 1. Returns the divisors
-    /// of variables and rows.
+    /// Divides rows and variables so that the largest factor in each is about 1. Returns the
+    /// divisors of variables and rows.
     fn balance(&mut self) -> (Vec<f64>, Vec<f64>) {
         let (mut vars, mut rows) = (vec![1.0; self.costs.len()], vec![1.0; self.bounds.len()]);
         for _ in 0..BALANCINGS {
@@ -450,7 +452,7 @@ impl Program {
     }
 }
 
-/// Sums and maxima run in four lanes, because one would wait for itself.
+/// Sums and maxima run in four lanes, because a single one would be bound by its own latency.
 const LANES: usize = 4;
 
 #[inline(always)]

@@ -1,16 +1,17 @@
-//! Random forests: the mean of many trees, each grown on rows drawn with replacement and asking about a few
-//! features drawn at each node (Breiman, 2001). Seeded, so the same rows give the same forest.
+//! Random forests: the mean of many trees, each grown on rows drawn with replacement and splitting
+//! on a few features drawn at each node (Breiman, 2001). Seeded, so the same rows give the same
+//! forest.
 
 use crate::math::rng::Rng;
 
-/// How to grow.
+/// Parameters of a forest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// How many trees.
+    /// Number of trees.
     pub trees: usize,
-    /// Fewest rows in a leaf.
+    /// Smallest number of rows in a leaf.
     pub min_leaf: usize,
-    /// Questions between the root and a leaf at most.
+    /// Largest number of splits between the root and a leaf.
     pub depth: usize,
     /// Seed of the draws.
     pub seed: u64,
@@ -22,7 +23,7 @@ impl Default for Options {
     }
 }
 
-/// A node: a question, or the value of a leaf.
+/// A node: a split, or the value of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Node {
     /// Rows whose feature is at most `at` go to the next node, the others to `right`.
@@ -42,7 +43,7 @@ pub struct Forest {
     trees: Vec<Vec<Node>>,
 }
 
-/// Reason no forest can be grown.
+/// Why no forest can be grown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misfit {
     /// There are no rows, or rows without features.
@@ -51,7 +52,7 @@ pub enum Misfit {
     /// Rows of different lengths, or a target missing.
     #[error("rows and targets differ in number, or rows in length")]
     Shape,
-    /// A value that is not a number.
+    /// A value that is NaN or infinite.
     #[error("a feature or a target is not a finite number")]
     NotFinite,
 }
@@ -79,7 +80,7 @@ impl Forest {
         Ok(Self { features, trees: (0..options.trees.max(1)).map(tree).collect() })
     }
 
-    /// The value for a row, and how much the trees differ about it.
+    /// Prediction for a row, and the standard deviation over trees.
     pub fn predict(&self, row: &[f64]) -> (f64, f64) {
         assert_eq!(row.len(), self.features, "a forest knows rows of one length");
         let (mut sum, mut squares) = (0.0, 0.0);
@@ -125,7 +126,7 @@ impl Grower<'_> {
         };
         let here = nodes.len();
         nodes.push(Node::Leaf(0.0));
-        // Sorted by feature and row, so that the order does not depend on what came before.
+        // Sorted by feature and row, so that the order does not depend on previous sorts.
         drawn.sort_by(|a, b| self.by(feature, *a, *b));
         let left = drawn.partition_point(|r| self.rows[*r as usize][feature] <= at);
         let (low, high) = drawn.split_at_mut(left);
@@ -139,7 +140,7 @@ impl Grower<'_> {
         of(a).total_cmp(&of(b)).then(a.cmp(&b))
     }
 
-    /// The question about one of a few features that leaves least variance; `None` if nothing is gained.
+    /// The split on one of a few features that leaves the least variance; `None` without a gain.
     fn question(&mut self, drawn: &mut [u32]) -> Option<(usize, f64)> {
         let n = drawn.len();
         if n < 2 * self.options.min_leaf {
@@ -147,7 +148,7 @@ impl Grower<'_> {
         }
         let total: f64 = drawn.iter().map(|r| self.targets[*r as usize]).sum();
         let mut best: Option<(f64, usize, f64)> = None;
-        // A third of the features, as is usual for regression, but more where those ask nothing.
+        // A third of the features, as usual for regression, but more where those give no split.
         let most = self.features.div_ceil(3).max(1);
         let mut order: Vec<usize> = (0..self.features).collect();
         let mut useful = 0;
@@ -169,7 +170,7 @@ impl Grower<'_> {
                     continue;
                 }
                 let right = total - left;
-                // What is explained: the larger, the less variance is left.
+                // Explained sum of squares: the larger, the less variance is left.
                 let explained = left * left / k as f64 + right * right / (n - k) as f64;
                 if best.is_none_or(|b| explained > b.0) {
                     best = Some((explained, feature, f64::midpoint(low, high)));
@@ -185,28 +186,29 @@ impl Grower<'_> {
     }
 }
 
-/// A forest that is grown again as rows come in.
+/// A forest that is refitted as rows arrive.
 #[derive(Clone, Debug)]
 pub struct Online {
     options: Options,
     rows: Vec<Vec<f64>>,
     targets: Vec<f64>,
     forest: Option<Forest>,
-    /// Rows that came since the forest was grown.
+    /// Number of rows since the last fit.
     news: usize,
 }
 
-/// Rows that are kept: the newest.
+/// Number of rows that are kept, the newest ones.
 const KEPT: usize = 600;
 
 impl Online {
-    /// One without rows.
+    /// A forest without rows.
     pub fn new(options: Options) -> Self {
         let (rows, targets) = (Vec::new(), Vec::new());
         Self { options, rows, targets, forest: None, news: 0 }
     }
 
-    /// Takes in a row; rows of another length than the first, or without a finite value, are refused.
+    /// Adds a row; rows of another length than the first, or with a value that is not finite, are
+    /// refused.
     pub fn push(&mut self, row: Vec<f64>, target: f64) -> bool {
         let shape = self.rows.first().is_none_or(|r| r.len() == row.len());
         let finite = row.iter().chain([&target]).all(|v| v.is_finite());
@@ -223,17 +225,17 @@ impl Online {
         true
     }
 
-    /// Rows that are known.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether nothing is known.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Grows the forest again once a tenth more rows are known; says whether it did.
+    /// Refits the forest once there are a tenth more rows; returns whether it did.
     pub fn refresh(&mut self) -> bool {
         let grows = self.forest.is_none() || self.news > self.rows.len() / 10;
         if grows {
@@ -243,7 +245,7 @@ impl Online {
         grows
     }
 
-    /// The value for a row and how much the trees differ; `None` before the first refresh with rows.
+    /// Prediction for a row and the standard deviation over trees; `None` before the first fit.
     pub fn predict(&self, row: &[f64]) -> Option<(f64, f64)> {
         self.forest.as_ref().map(|f| f.predict(row))
     }
@@ -273,13 +275,13 @@ mod tests {
         };
         let (ours, flat) = (error(&|r| forest.predict(r).0), error(&|_| mean));
         assert!(ours < 0.35 * flat, "{ours} {flat}");
-        // The artifact's forest had no features, and so said the same of everything.
+        // The artifact's forest had no features, and so gave the same prediction for everything.
         let said: Vec<f64> = new.iter().map(|r| forest.predict(r).0).collect();
         assert!(said.iter().any(|v| (v - said[0]).abs() > 0.5));
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_forest_and_no_value_leaves_the_range() {
+    fn the_same_seed_gives_the_same_forest_within_the_range() {
         let mut rng = Rng::stream(2, 103);
         let seen = rows(&mut rng, 60, 3);
         let targets: Vec<f64> = seen.iter().map(|r| truth(r)).collect();

@@ -1,25 +1,25 @@
-//! Gaussian processes: a smooth function guessed from a few noisy values, with its uncertainty.
+//! Gaussian processes: a smooth function estimated from a few noisy values, with its uncertainty.
 //!
-//! Matérn 5/2 kernel with a length for each input, observation noise, a constant mean. Lengths and noise are
-//! chosen on a small grid by the marginal likelihood, axis by axis; the variance follows in closed form.
-//! For a few dozen points in a handful of dimensions. Deterministic.
+//! Matérn 5/2 kernel with one length scale per input, observation noise, a constant mean. Length
+//! scales and noise are chosen on a small grid by the marginal likelihood, axis by axis; the
+//! variance follows in closed form. For a few dozen points in a few dimensions. Deterministic.
 
-/// A guess at a point.
+/// Prediction at a point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guess {
     /// Expected value.
     pub mean: f64,
-    /// Standard deviation of the function itself, without the noise of a measurement.
+    /// Standard deviation of the function itself, without measurement noise.
     pub std: f64,
 }
 
 impl Guess {
-    /// The value that is hardly undercut: so many standard deviations below the expectation.
+    /// Lower confidence bound: this many standard deviations below the mean.
     pub fn lower(&self, deviations: f64) -> f64 {
         self.mean - deviations * self.std
     }
 
-    /// How much below `best` the value is expected to lie, counting what lies above as nothing.
+    /// Expected improvement: the mean amount by which the value lies below `best`.
     pub fn improvement(&self, best: f64) -> f64 {
         let gap = best - self.mean;
         if self.std < 1e-12 {
@@ -31,7 +31,7 @@ impl Guess {
     }
 }
 
-/// The part of a standard normal distribution below `z` (Abramowitz and Stegun 7.1.26, error below 1.5e-7).
+/// Standard normal distribution function (Abramowitz and Stegun 7.1.26, error below 1.5e-7).
 pub fn normal_below(z: f64) -> f64 {
     let x = z.abs() / std::f64::consts::SQRT_2;
     let t = 1.0 / (1.0 + 0.327_591_1 * x);
@@ -43,14 +43,14 @@ pub fn normal_below(z: f64) -> f64 {
     if z < 0.0 { 0.5 * (1.0 - erf) } else { 0.5 * (1.0 + erf) }
 }
 
-/// Lengths that are tried, in units of the input.
+/// Length scales that are tried, in units of the input.
 const LENGTHS: [f64; 6] = [0.12, 0.2, 0.35, 0.6, 1.0, 2.0];
 /// Standard deviations of the noise that are tried, relative to that of the function.
 const NOISES: [f64; 3] = [0.01, 0.05, 0.2];
-/// Rounds over all axes in the search for lengths.
+/// Passes over all axes in the search for length scales.
 const ROUNDS: usize = 2;
 
-/// A process that has seen some points.
+/// A process fitted to some points.
 #[derive(Clone, Debug)]
 pub struct Process {
     points: Vec<Vec<f64>>,
@@ -66,8 +66,9 @@ pub struct Process {
 }
 
 impl Process {
-    /// Fits points of equal length, with inputs in about [0, 1], to their values; `doubts` are standard deviations of noise
-    /// by point on top of what is found, relative to that of the function. `None` without points.
+    /// Fits points of equal dimension, with inputs of about [0, 1], to their values; `doubts` are
+    /// additional standard deviations of noise by point, relative to that of the function. `None`
+    /// without points.
     pub fn fit(points: &[Vec<f64>], values: &[f64], doubts: &[f64]) -> Option<Self> {
         assert_eq!(points.len(), values.len(), "every point has a value");
         let axes = points.first()?.len();
@@ -99,7 +100,7 @@ impl Process {
         best
     }
 
-    /// The same with given lengths and noise.
+    /// Fits with given length scales and noise.
     pub fn with(
         points: &[Vec<f64>],
         values: &[f64],
@@ -126,13 +127,13 @@ impl Process {
             factor.push(row);
         }
         let ones = backward(&factor, forward(&factor, &vec![1.0; n]));
-        // The mean that makes the values likeliest, pulled towards their plain mean.
+        // The mean of highest likelihood, shrunk towards the arithmetic mean.
         let mean =
             values.iter().zip(&ones).map(|(v, o)| v * o).sum::<f64>() / ones.iter().sum::<f64>();
         let centred: Vec<f64> = values.iter().map(|v| v - mean).collect();
         let weights = backward(&factor, forward(&factor, &centred));
         let squares: f64 = centred.iter().zip(&weights).map(|(c, w)| c * w).sum();
-        // A point or two say nothing about the variance; a prior of one point keeps it sane.
+        // One or two points do not determine the variance; a prior worth one point bounds it.
         let variance = (squares + PRIOR) / (n as f64 + 1.0);
         let log_det: f64 = factor.iter().map(|row| 2.0 * row[row.len() - 1].ln()).sum();
         let likelihood =
@@ -141,7 +142,7 @@ impl Process {
         Some(Self { points, lengths, mean, variance, factor, weights, likelihood })
     }
 
-    /// What is to be expected at a point.
+    /// Prediction at a point.
     pub fn guess(&self, at: &[f64]) -> Guess {
         let near: Vec<f64> =
             self.points.iter().map(|p| correlation(p, at, &self.lengths)).collect();
@@ -151,10 +152,10 @@ impl Process {
     }
 }
 
-/// Sum of squares that is assumed before anything is seen: of values whose deviation is a fifth.
+/// Prior sum of squares: that of a value with a standard deviation of 0.2.
 const PRIOR: f64 = 0.04;
 
-/// Keeps lengths moderate where the values say nothing about them.
+/// Prior that keeps length scales moderate where the values do not determine them.
 fn prior(lengths: &[f64], noise: f64) -> f64 {
     let of = |length: &f64| -0.5 * ((length / 0.5).ln() / 1.0).powi(2);
     lengths.iter().map(of).sum::<f64>() / lengths.len().max(1) as f64 - 0.5 * noise
@@ -209,12 +210,12 @@ mod tests {
             assert!((guess.mean - curve(x)).abs() < 0.03, "{x}: {guess:?} {}", curve(x));
             assert!(guess.std < 0.2);
         }
-        // Far away it knows nothing.
+        // Far from all points the uncertainty is large.
         assert!(process.guess(&[9.0]).std > 5.0 * process.guess(&[0.4]).std);
     }
 
     #[test]
-    fn a_u_is_a_u() {
+    fn a_minimum_inside_the_range_is_found() {
         // A linear kernel, as in the released artifact, cannot have its minimum inside.
         let (points, values) = line(5, |x| (x - 0.45) * (x - 0.45));
         let process = Process::fit(&points, &values, &[]).unwrap();
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_points_and_equal_values_are_no_accident() {
+    fn equal_points_and_equal_values_can_be_fitted() {
         let points = vec![vec![0.5]; 4];
         let process = Process::fit(&points, &[1.0, 1.1, 0.9, 1.0], &[]).unwrap();
         assert!((process.guess(&[0.5]).mean - 1.0).abs() < 0.05);

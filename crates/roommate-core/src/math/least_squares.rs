@@ -1,11 +1,11 @@
-//! Non-linear least squares by Levenberg–Marquardt, for a handful of parameters. Deterministic.
+//! Non-linear least squares by Levenberg–Marquardt, for a few parameters. Deterministic.
 
-/// How far a parameter is moved to see what changes.
+/// Step of the numerical derivatives.
 const NUDGE: f64 = 1e-6;
-/// Steps after which the answer is taken as it is; fits of ours settle within twenty.
+/// Largest number of iterations; our fits converge within twenty.
 const STEPS: usize = 100;
 
-/// Parameters that make the sum of squared residuals small, found downhill from `start`.
+/// Parameters with a locally smallest sum of squared residuals, found downhill from `start`.
 ///
 /// `residuals` must give the same number of finite values for all parameters.
 pub fn minimise(start: &[f64], residuals: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
@@ -31,7 +31,7 @@ fn squares(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum()
 }
 
-/// `JᵀJ` and `-Jᵀr`, the slopes by small nudges.
+/// `JᵀJ` and `-Jᵀr`, with numerical derivatives.
 fn normal_equations(
     at: &[f64],
     here: &[f64],
@@ -51,7 +51,7 @@ fn normal_equations(
     (normal, slopes.iter().map(|s| -dot(s, here)).collect())
 }
 
-/// The first step that really leads down, shorter and steeper with each attempt.
+/// The first step that reduces the error, with the damping raised at each attempt.
 fn descend(
     at: &[f64],
     here: &[f64],
@@ -75,7 +75,7 @@ fn descend(
     None
 }
 
-/// Solves a small dense system by elimination with pivots; `None` if it has no single answer.
+/// Solves a small dense system by elimination with pivots; `None` if it is singular.
 #[expect(clippy::needless_range_loop, reason = "elimination reads best with its indices")]
 pub fn solve(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Option<Vec<f64>> {
     let n = right.len();

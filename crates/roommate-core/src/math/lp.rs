@@ -1,8 +1,8 @@
-//! Linear programs, some of whose variables may have to be whole.
+//! Linear programs, with or without integer variables.
 //!
-//! A thin wrapper around a simplex solver: what can go wrong is an answer and not an error, because a
-//! policy has to decide something in any case. The same program always gives the same answer; no clock
-//! is involved, so a limit on effort counts nodes of the search, not seconds.
+//! A thin wrapper around a simplex solver: failures are answers and not errors, because a policy
+//! has to decide something in any case. The same program always gives the same answer; no clock is
+//! involved, so a limit on effort counts nodes of the search, not seconds.
 
 use microlp::{ComparisonOp, Error, OptimizationDirection, Problem, SolveOptions, Variable};
 
@@ -21,25 +21,25 @@ pub enum Cmp {
     Ge,
 }
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Answer {
-    /// The best there is.
+    /// The optimal values.
     Optimal(Solution),
-    /// Whole variables only: the best found before the limit on nodes.
+    /// With integer variables: the best values found before the limit on nodes.
     Feasible(Solution),
     /// No values meet all rows and bounds.
     Infeasible,
-    /// The objective can grow for ever.
+    /// The objective has no upper limit.
     Unbounded,
-    /// The solver found nothing before its limit, or lost its footing in the numbers.
+    /// The solver found nothing before its limit, or failed numerically.
     GaveUp,
 }
 
 /// Values of all variables.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Solution {
-    /// What the objective comes to.
+    /// Value of the objective.
     pub objective: f64,
     values: Vec<f64>,
 }
@@ -52,7 +52,7 @@ impl Solution {
 }
 
 impl Answer {
-    /// The values, proved to be the best or not.
+    /// The values, proved optimal or not.
     pub fn solution(self) -> Option<Solution> {
         match self {
             Self::Optimal(s) | Self::Feasible(s) => Some(s),
@@ -61,24 +61,24 @@ impl Answer {
     }
 }
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Clone, Debug)]
 pub struct Lp {
     problem: Problem,
     vars: Vec<Variable>,
-    /// Whether a number was given that no program can have.
+    /// Whether a coefficient or bound was not a valid number.
     broken: bool,
     node_limit: Option<u64>,
 }
 
 impl Lp {
-    /// A program that looks for the largest objective.
+    /// A program that maximizes its objective.
     pub fn maximize() -> Self {
         let problem = Problem::new(OptimizationDirection::Maximize);
         Self { problem, vars: Vec::new(), broken: false, node_limit: None }
     }
 
-    /// A variable from `lower` to `upper` (infinite = no bound), of which each unit is worth `gain`.
+    /// A variable from `lower` to `upper` (infinite = no bound), with objective coefficient `gain`.
     pub fn var(&mut self, gain: f64, lower: f64, upper: f64) -> Var {
         self.broken |= !gain.is_finite() || lower.is_nan() || upper.is_nan();
         self.broken |= lower == f64::INFINITY || upper == f64::NEG_INFINITY;
@@ -86,7 +86,7 @@ impl Lp {
         self.enter(var)
     }
 
-    /// The same, and its value has to be whole.
+    /// An integer variable.
     pub fn whole_var(&mut self, gain: f64, lower: i32, upper: i32) -> Var {
         self.broken |= !gain.is_finite();
         let var = self.problem.add_integer_var(gain, (lower, upper));
@@ -98,8 +98,7 @@ impl Lp {
         Var(self.vars.len() as u32 - 1)
     }
 
-    /// Demands that the sum of `factor · variable` compares so with `right`. A variable may occur more
-    /// than once.
+    /// Adds the row `Σ factor · variable` `cmp` `right`. A variable may occur more than once.
     pub fn row(&mut self, terms: impl IntoIterator<Item = (Var, f64)>, cmp: Cmp, right: f64) {
         let mut terms: Vec<(Var, f64)> = terms.into_iter().collect();
         self.broken |= !right.is_finite() || terms.iter().any(|(_, f)| !f.is_finite());
@@ -121,12 +120,12 @@ impl Lp {
         }
     }
 
-    /// Whole variables only: give up the search for something better after so many nodes.
+    /// With integer variables: stop the search for a better solution after this many nodes.
     pub fn limit_nodes(&mut self, nodes: u64) {
         self.node_limit = Some(nodes);
     }
 
-    /// The best values.
+    /// Solves the program.
     pub fn solve(&self) -> Answer {
         if self.broken {
             return Answer::GaveUp;
@@ -210,7 +209,7 @@ mod tests {
         Some((0..n).map(|i| m[i][n] / m[i][i]).collect())
     }
 
-    /// The largest objective over all corners, the obvious way.
+    /// The largest objective over all corners, by exhaustive search.
     fn best_corner(rows: &Rows, gains: &[f64]) -> Option<f64> {
         let n = gains.len();
         let inside = |x: &[f64]| {

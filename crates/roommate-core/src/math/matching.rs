@@ -1,12 +1,12 @@
-//! Maximum-weight matching in general graphs: who shares with whom.
+//! Maximum-weight matching in general graphs: which pairs to form.
 //!
 //! Three matchers, one search:
 //!
 //! - [`Matcher`] repeats the published Muri artifact digit by digit, oddities included;
 //! - [`Exact`] is the same search made clean: symmetric weights, integer arithmetic, no tolerance,
 //!   and an answer that is always mutual and always maximal;
-//! - [`ClassMatcher`] is for thousands of vertices of a few kinds. Its cost depends on the number of
-//!   classes, and it proves its answer or says how far it can be off.
+//! - [`ClassMatcher`] is for thousands of vertices of a few classes. Its cost depends on the number
+//!   of classes, and it proves its answer or bounds its error.
 //!
 //! Nothing here knows what a weight means, and nothing here decides which edges exist.
 

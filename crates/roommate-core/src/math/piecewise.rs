@@ -1,52 +1,52 @@
-//! Two straight lines that meet at a knee: a steep one before it, a flat one after it. What a few
-//! samples of a convex, falling curve are taken for, because it can be inverted with pen and paper.
+//! Two straight lines that meet at a knee: a steep one before it, a flat one after it. An
+//! approximation of a convex, decreasing curve from a few samples that is easy to invert.
 
 use crate::math::least_squares::solve;
 use serde::{Deserialize, Serialize};
 
-/// `level + steep · (x − knee)` up to the knee, `level + flat · (x − knee)` beyond it, with
-/// `steep ≤ flat ≤ 0`: never rising, never steeper later.
+/// `level + steep · (x − knee)` up to the knee, `level + flat · (x − knee)` beyond it, with `steep
+/// ≤ flat ≤ 0`: decreasing and convex.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TwoLines {
     /// Where the lines meet.
     pub knee: f64,
-    /// The value there.
+    /// The value at the knee.
     pub level: f64,
     /// Slope before the knee.
     pub steep: f64,
-    /// Slope beyond it.
+    /// Slope beyond the knee.
     pub flat: f64,
 }
 
-/// A sample: where, and the value there.
+/// A sample: x and the value there.
 pub type Point = (f64, f64);
 
 impl TwoLines {
-    /// The same value everywhere.
+    /// A constant.
     pub fn constant(level: f64) -> Self {
         Self { knee: 0.0, level, steep: 0.0, flat: 0.0 }
     }
 
-    /// Through one of the samples: every interior one is tried as the knee, and the one with the least
-    /// squared error is kept. `None` with fewer than three different places.
+    /// Fits lines through one of the samples: every interior one is tried as the knee, and the one
+    /// with the least squared error is kept. `None` with fewer than three different x.
     pub fn fit(points: &[Point]) -> Option<Self> {
         search(points, |_| 1.0, |points, (knee, level)| anchored(points, knee, level))
     }
 
-    /// The same, except that the knee need not be at the height of its sample, and errors count in
-    /// parts of the value. Better with more samples, and where they are noisy.
+    /// Fits lines whose knee need not pass through its sample, with relative errors. Better with
+    /// more samples, and where they are noisy.
     pub fn fit_freely(points: &[Point]) -> Option<Self> {
         search(points, relative, |points, (knee, _)| free(points, knee))
     }
 
-    /// The value at a place.
+    /// The value at `x`.
     pub fn at(&self, x: f64) -> f64 {
         let slope = if x <= self.knee { self.steep } else { self.flat };
-        // A flat line reaches as far as one likes.
+        // A flat line is evaluated without `x`, which may be infinite.
         if slope == 0.0 { self.level } else { self.level + slope * (x - self.knee) }
     }
 
-    /// The first place at which the value is no more than this; minus infinity if it is so everywhere,
+    /// The smallest x at which the value is at most this; minus infinity if it is everywhere,
     /// `None` if nowhere.
     pub fn first_at_most(&self, value: f64) -> Option<f64> {
         let slope = if value >= self.level { self.steep } else { self.flat };
@@ -57,7 +57,7 @@ impl TwoLines {
         }
     }
 
-    /// The same lines with all values so many times as large.
+    /// The lines with all values multiplied by a factor.
     #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         let Self { knee, level, steep, flat } = *self;
@@ -70,7 +70,7 @@ impl TwoLines {
     }
 }
 
-/// Weight of a sample whose error counts in parts of its value.
+/// Weight of a sample whose error counts relative to its value.
 fn relative(y: f64) -> f64 {
     1.0 / y.abs().max(1e-300).powi(2)
 }
@@ -104,14 +104,14 @@ fn anchored(points: &[Point], knee: f64, level: f64) -> TwoLines {
     };
     let ((n1, d1), (n2, d2)) = (sums(true), sums(false));
     let (steep, flat) = ((n1 / d1).min(0.0), (n2 / d2).min(0.0));
-    // Where the data bend the other way one line is the best that is allowed.
+    // Where the data are not convex, one line is the best that is allowed.
     let line = ((n1 + n2) / (d1 + d2)).min(0.0);
     let (steep, flat) = if steep <= flat { (steep, flat) } else { (line, line) };
     TwoLines { knee, level, steep, flat }
 }
 
-/// The best level and slopes for a given knee. Of the four ways in which the two bounds can bind, the
-/// best that keeps both is the optimum: the problem is convex.
+/// The best level and slopes for a given knee. Of the four combinations in which the two
+/// constraints can bind, the best feasible one is the optimum, because the problem is convex.
 fn free(points: &[Point], knee: f64) -> TwoLines {
     let sides = |x: f64| ((x - knee).min(0.0), (x - knee).max(0.0));
     let solved = |columns: &dyn Fn(f64) -> Vec<f64>| least_squares(points, columns);
@@ -130,7 +130,7 @@ fn free(points: &[Point], knee: f64) -> TwoLines {
     best.unwrap_or(TwoLines { knee, ..TwoLines::constant(points[0].1) })
 }
 
-/// Coefficients of these columns with the least relative error.
+/// Coefficients of these columns with the least squared relative error.
 fn least_squares(points: &[Point], columns: &dyn Fn(f64) -> Vec<f64>) -> Option<Vec<f64>> {
     let n = columns(0.0).len();
     let (mut matrix, mut right) = (vec![vec![0.0; n]; n], vec![0.0; n]);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     prop_compose! {
-        /// Samples of anything, noise as large as the values.
+        /// Arbitrary samples, with noise as large as the values.
         fn samples()(values in prop::collection::vec(0.01f64..10.0, 3..12)) -> Vec<Point> {
             (1..).map(f64::from).zip(values).collect()
         }
@@ -213,7 +213,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
-        fn what_is_two_lines_is_found(lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1) {
+        fn two_lines_are_recovered_from_their_samples(lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1) {
             let x = |i: usize| lines.knee + step * (i as f64 - before as f64);
             let points: Vec<Point> = (0..=before + after).map(|i| (x(i), lines.at(x(i)))).collect();
             for found in [TwoLines::fit(&points).unwrap(), TwoLines::fit_freely(&points).unwrap()] {

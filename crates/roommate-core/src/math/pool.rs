@@ -1,19 +1,19 @@
 //! The best of a few light models for a small table, chosen by leaving out groups of rows.
 //!
-//! With a dozen rows no one model is right: a mean is hard to beat until there is something to learn,
-//! a line extrapolates, trees find steps, neighbours remember. Which of them predicts rows that it has
-//! not seen is a question for the data, and what was left over then is how sure an answer can be.
+//! With a dozen rows no single model is right: a mean is hard to beat with little data, a line
+//! extrapolates, trees find steps, nearest neighbours repeat known rows. Cross-validation selects
+//! the model that best predicts unseen rows, and its errors give the uncertainty of a prediction.
 
 use crate::math::boost::{Boost, Options};
 use crate::math::least_squares::solve;
 use crate::math::stat;
 
-/// A row of the table. Rows of one group are left out together: they know too much about each other.
+/// A row of the table. Rows of one group are left out together, because they are not independent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Features; as many in all rows, all finite.
+    /// Features; equally many in all rows, all finite.
     pub x: Vec<f64>,
-    /// What is to be predicted.
+    /// The value to be predicted.
     pub y: f64,
     /// Which rows are left out together.
     pub group: u32,
@@ -24,11 +24,11 @@ pub struct Row {
 pub enum Family {
     /// The mean of all rows.
     Mean,
-    /// A linear model with slopes held back by so much.
+    /// A linear model with this ridge penalty on its slopes.
     Ridge(f64),
     /// Boosted trees.
     Trees,
-    /// The mean of so many nearest rows.
+    /// The mean of this many nearest rows.
     Nearest(usize),
 }
 
@@ -43,16 +43,16 @@ pub const FAMILIES: [Family; 6] = [
 ];
 
 const TREES: Options = Options { trees: 60, depth: 2, rate: 0.1, min_leaf: 2 };
-/// Most times that a part is left out; groups beyond share one.
+/// Largest number of folds; further groups share one.
 const FOLDS: u32 = 12;
 
-/// A fitted model with what is known of its errors.
+/// A fitted model with its cross-validation errors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     family: Family,
     model: Model,
     scale: Scale,
-    /// Measured minus predicted where the row's group was left out, ascending.
+    /// Measured minus predicted with the row's group left out, ascending.
     errors: Vec<f64>,
 }
 
@@ -64,7 +64,7 @@ enum Model {
     Rows { rows: Vec<(Vec<f64>, f64)>, nearest: usize },
 }
 
-/// What makes all features alike in size.
+/// Normalisation that gives all features the same scale.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Scale {
     means: Vec<f64>,
@@ -72,7 +72,8 @@ struct Scale {
 }
 
 impl Pool {
-    /// The family that predicts best what it has not seen, fitted to everything. `None` without rows.
+    /// The family with the best predictions of unseen rows, fitted to all rows. `None` without
+    /// rows.
     pub fn fit(rows: &[Row]) -> Option<Self> {
         let tried = FAMILIES.map(|family| (family, cross_validated(rows, family)));
         let squares = |errors: &[f64]| errors.iter().map(|e| e * e).sum::<f64>();
@@ -80,7 +81,7 @@ impl Pool {
         Self::of(rows, best.0)
     }
 
-    /// One family, whether it is the best or not.
+    /// A given family, whether it is the best or not.
     pub fn of(rows: &[Row], family: Family) -> Option<Self> {
         let mut errors = cross_validated(rows, family);
         errors.sort_by(f64::total_cmp);
@@ -88,7 +89,7 @@ impl Pool {
         Some(Self { family, model, scale, errors })
     }
 
-    /// Which family won.
+    /// The selected family.
     pub fn family(&self) -> Family {
         self.family
     }
@@ -98,24 +99,24 @@ impl Pool {
         predict(&self.model, &self.scale.apply(x))
     }
 
-    /// Root of the mean squared error on what was left out; nothing could be left out of one group.
+    /// Root mean squared error of cross-validation; `None` with a single group.
     pub fn spread(&self) -> Option<f64> {
         let squares: Vec<f64> = self.errors.iter().map(|e| e * e).collect();
         stat::mean(&squares).map(f64::sqrt)
     }
 
-    /// Measured minus predicted on what was left out, ascending.
+    /// Measured minus predicted in cross-validation, ascending.
     pub fn errors(&self) -> &[f64] {
         &self.errors
     }
 
-    /// By how much measurements exceeded predictions, at this quantile.
+    /// Quantile of measured minus predicted.
     pub fn excess(&self, q: f64) -> Option<f64> {
         stat::quantile(&self.errors, q)
     }
 }
 
-/// Measured minus predicted for every row whose group was left out.
+/// Measured minus predicted for every row with its group left out.
 fn cross_validated(rows: &[Row], family: Family) -> Vec<f64> {
     let mut groups: Vec<u32> = rows.iter().map(|r| r.group).collect();
     groups.sort_unstable();
@@ -164,7 +165,7 @@ fn ridge(features: &[Vec<f64>], rows: &[&Row], mean: f64, back: f64) -> Model {
         }
     }
     (0..n).for_each(|i| matrix[i][i] += back);
-    // Held back, it always has one answer.
+    // With a ridge penalty the system always has a unique solution.
     let slopes = solve(matrix, right).unwrap_or_else(|| vec![0.0; n]);
     Model::Linear { base: mean, slopes }
 }
@@ -200,7 +201,7 @@ impl Scale {
         Self { widths: (0..columns).map(width).collect(), means }
     }
 
-    /// Features that never differ say nothing.
+    /// Constant features carry no information.
     fn apply(&self, x: &[f64]) -> Vec<f64> {
         let scaled = x.iter().zip(self.means.iter().zip(&self.widths));
         scaled

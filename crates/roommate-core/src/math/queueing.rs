@@ -1,36 +1,38 @@
-//! Latency of a queue that answers in batches, without simulating it.
+//! Latency of a batching queue, without simulating it.
 //!
-//! Requests come independently at a constant rate. A batch begins when it is full, or when its oldest
-//! request has waited for the time-out; one runs at a time, and takes a time that depends on its size.
+//! Requests arrive independently at a constant rate. A batch starts when it is full, or when its
+//! oldest request has waited for the time-out; one batch runs at a time, for a time that depends on
+//! its size.
 //!
-//! What is solved is the chain of how many wait whenever a batch ends. Three things are approximations:
-//! the oldest of those who wait is as old as it is on average; a batch is as large as it is on average
-//! after so many waited; and where many wait, numbers are counted in groups. A request then waits for the
-//! rest of the batch that runs, for the full batches before its own, for its own to fill, and for its own.
+//! The solution is that of the Markov chain of the queue length at the end of each batch. Three
+//! things are approximations: the oldest waiting request has its mean age; a batch has the mean
+//! size that follows each queue length; and long queues are counted in groups. The latency of a
+//! request is then the rest of the running batch, the full batches before its own, the time to fill
+//! its own, and its own batch time.
 //!
 //! The request-level twin is the simulator's queue; the error between them is a test and is in
 //! `docs/reference/serving.md`.
 
-/// A queue to be answered for.
+/// Parameters of a queue.
 #[derive(Clone, Copy)]
 pub struct Queue<'a> {
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
-    /// Most requests of a batch.
+    /// Largest number of requests in a batch.
     pub batch: u32,
-    /// Longest that a request waits for others while nothing runs, seconds.
+    /// Longest time a request waits for others while no batch runs, seconds.
     pub timeout_s: f64,
-    /// Seconds of a batch by its size; must not fall.
+    /// Seconds per batch by its size; must not decrease.
     pub batch_s: &'a dyn Fn(u32) -> f64,
 }
 
-/// The latencies of a queue; keeps its buffers, so that asking again allocates nothing.
+/// The latencies of a queue; keeps its buffers, so that solving again allocates nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies {
     /// Weight by bucket of latency.
     buckets: Vec<f64>,
     total: f64,
-    /// The part of the time in which a batch runs.
+    /// Share of time during which a batch runs.
     pub busy: f64,
     /// Mean size of a batch.
     pub mean_batch: f64,
@@ -39,30 +41,31 @@ pub struct Latencies {
     poisson: Vec<f64>,
 }
 
-/// What follows when so many wait as a batch ends.
+/// A state of the chain: the queue length when a batch ends, and what follows.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
-    /// How many wait.
+    /// Requests waiting.
     waiting: f64,
-    /// How often.
+    /// Stationary probability.
     weight: f64,
-    /// How long the batch that just ended took, on average.
+    /// Mean time of the batch that just ended.
     before_s: f64,
-    /// Seconds from then, or from the first request if nobody waits, until the next begins.
+    /// Seconds from then, or from the first request if the queue is empty, until the next batch
+    /// starts.
     fill_s: f64,
     /// Size of the next batch.
     size: f64,
-    /// Its time.
+    /// Seconds that the next batch takes.
     took_s: f64,
-    /// How many wait when it has begun.
+    /// Requests left waiting when it starts.
     left: f64,
 }
 
-/// Most numbers of waiting requests that are told apart.
+/// Largest number of states; longer queues are grouped.
 const STATES: usize = 80;
-/// Parts of a batch's time in which a request may come.
+/// Number of parts of a batch's time in which an arrival is placed.
 const PARTS: usize = 8;
-/// Buckets to a doubling of latency.
+/// Buckets per doubling of latency.
 const FINE: u32 = 32;
 const SHIFT: u32 = 52 - FINE.ilog2();
 /// 2⁻²⁰ s to 2¹² s.
@@ -70,7 +73,7 @@ const FIRST: u64 = (1023 - 20) << FINE.ilog2();
 const BUCKETS: usize = 32 * FINE as usize;
 
 impl Latencies {
-    /// Solves a queue; false if it cannot keep up with its requests, and then every latency is infinite.
+    /// Solves a queue; false if it is unstable, and then every latency is infinite.
     pub fn solve(&mut self, queue: &Queue<'_>) -> bool {
         self.buckets.clear();
         self.buckets.resize(BUCKETS, 0.0);
@@ -80,14 +83,14 @@ impl Latencies {
         if queue.rate <= 0.0 {
             return true;
         }
-        // Full batches must be answered faster than they come, and by more than a hair.
+        // The capacity must exceed the rate by more than rounding.
         let spare = most - queue.rate * full_s;
         if spare <= 1e-3 * most || !full_s.is_finite() {
             self.busy = 1.0;
             return false;
         }
         let group = self.lay_out(queue, spare);
-        // How long batches took depends on the answer, and hardly changes it.
+        // The mean times of previous batches depend on the solution, and converge quickly.
         for _ in 0..3 {
             self.follow(queue);
             self.link(queue.rate, group);
@@ -126,12 +129,12 @@ impl Latencies {
         (after + self.buckets[at] * part.clamp(0.0, 1.0)) / self.total
     }
 
-    /// Chooses the numbers that are told apart; returns how many requests make a group.
+    /// Chooses the states; returns how many requests one state stands for.
     fn lay_out(&mut self, queue: &Queue<'_>, spare: f64) -> f64 {
         let full_s = (queue.batch_s)(queue.batch.max(1));
         let come = queue.rate * full_s;
-        // As many as come during a full batch and rarely more, and the backlog that builds up by chance:
-        // it decays by e for each variance ÷ (2 × drift).
+        // Arrivals during a full batch, rarely more, plus the random backlog, which decays by e for
+        // each variance ÷ (2 × drift).
         let most = come + 6.0 * come.sqrt() + 5.0 * (0.5 * come / spare) + 6.0;
         let group = (most / STATES as f64).ceil().max(1.0);
         let n = (most / group).ceil() as usize + 1;
@@ -144,13 +147,13 @@ impl Latencies {
         group
     }
 
-    /// What follows in each state.
+    /// Computes the next batch of each state.
     fn follow(&mut self, queue: &Queue<'_>) {
         let most = f64::from(queue.batch.max(1));
         for state in &mut self.states {
             let waiting = state.waiting;
             let (first, spare_s) = if waiting < 1.0 {
-                // The first has yet to come, and waits for all of the time-out.
+                // The first request has yet to arrive, and waits for the whole time-out.
                 (1.0, queue.timeout_s)
             } else {
                 let oldest_s = state.before_s * waiting / (waiting + 1.0);
@@ -161,14 +164,14 @@ impl Latencies {
             } else {
                 first + least(queue.rate * spare_s, most - first)
             };
-            // As many come while it fills as the rate says.
+            // Arrivals while it fills follow the rate.
             state.fill_s = ((state.size - first) / queue.rate).clamp(0.0, spare_s);
             state.left = (waiting - most).max(0.0);
             state.took_s = at_size(queue.batch_s, state.size);
         }
     }
 
-    /// Chances from each state to each.
+    /// Transition probabilities.
     fn link(&mut self, rate: f64, group: f64) {
         let n = self.states.len();
         self.chain.clear();
@@ -185,7 +188,7 @@ impl Latencies {
         }
     }
 
-    /// How often each state is met: elimination without subtraction (Grassmann, Taksar and Heyman).
+    /// Stationary distribution: elimination without subtraction (Grassmann, Taksar and Heyman).
     fn balance(&mut self) {
         let n = self.states.len();
         let chain = &mut self.chain;
@@ -213,7 +216,7 @@ impl Latencies {
         *chain = links;
     }
 
-    /// How long the batch before took, on average, where so many wait.
+    /// Mean time of the previous batch, by state.
     fn look_back(&mut self) {
         let n = self.states.len();
         for k in 0..n {
@@ -229,7 +232,7 @@ impl Latencies {
         }
     }
 
-    /// Latencies of all requests, by when they come.
+    /// Latencies of all requests, by when they arrive.
     fn collect(&mut self, queue: &Queue<'_>) {
         let n = self.states.len();
         let most = f64::from(queue.batch.max(1));
@@ -244,7 +247,8 @@ impl Latencies {
             cycle_s += from.weight * (idle_s + from.fill_s + from.took_s);
             busy_s += from.weight * from.took_s;
             batches += from.weight * from.size;
-            // While nothing runs: the first waits for the whole of it, the others for a part.
+            // While no batch runs: the first request waits for the whole time, the others for a
+            // part.
             let first = f64::from(u8::from(from.waiting < 1.0));
             self.add(from.weight * first, from.fill_s + from.took_s);
             let others = from.weight * queue.rate * from.fill_s / PARTS as f64;
@@ -288,12 +292,12 @@ fn bucket_of(latency_s: f64) -> usize {
     bucket.min(BUCKETS - 1)
 }
 
-/// Where a bucket begins.
+/// Lower bound of a bucket, seconds.
 fn edge(bucket: usize) -> f64 {
     f64::from_bits((bucket as u64 + FIRST) << SHIFT)
 }
 
-/// Between whole sizes a straight line.
+/// Linear between whole sizes.
 fn at_size(batch_s: &dyn Fn(u32) -> f64, size: f64) -> f64 {
     let size = size.max(1.0);
     let low = size.floor();
@@ -302,7 +306,7 @@ fn at_size(batch_s: &dyn Fn(u32) -> f64, size: f64) -> f64 {
     if part < 1e-9 { low_s } else { low_s + part * (batch_s(low as u32 + 1) - low_s) }
 }
 
-/// The mean of the smaller of a limit and a Poisson number of this mean; by the normal distribution.
+/// Mean of min(limit, Poisson number of this mean), by the normal approximation.
 fn least(mean: f64, limit: f64) -> f64 {
     let std = mean.sqrt();
     if std < 1e-9 {
@@ -313,7 +317,7 @@ fn least(mean: f64, limit: f64) -> f64 {
     (limit - std * (z * below(z) + density)).clamp(0.0, mean.min(limit))
 }
 
-/// The normal distribution up to z (Abramowitz and Stegun 26.2.17; within 1e-7).
+/// Standard normal distribution function (Abramowitz and Stegun 26.2.17; within 1e-7).
 fn below(z: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
     let poly = t
@@ -324,7 +328,7 @@ fn below(z: f64) -> f64 {
     if z >= 0.0 { 1.0 - tail } else { tail }
 }
 
-/// Chances of 0, 1, 2, … events where `mean` are expected, up to where hardly any are left.
+/// Probabilities of 0, 1, 2, … events of a Poisson distribution, up to a negligible rest.
 fn poisson(mean: f64, chances: &mut Vec<f64>) {
     chances.clear();
     let last = (mean + 7.0 * mean.sqrt() + 8.0).ceil() as usize;
@@ -353,10 +357,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_where_hardly_anybody_comes() {
+    fn no_request_waits_at_a_low_rate() {
         let quiet = solve(0.01, 16, 0.005, &|n| 0.01 + 0.001 * f64::from(n));
         for q in [0.1, 0.5, 0.9] {
-            // The time-out, and a batch of one.
+            // The time-out plus a batch of one.
             assert!((quiet.quantile_s(q) / 0.016 - 1.0).abs() < 0.03, "{}", quiet.quantile_s(q));
         }
         assert!((quiet.mean_batch - 1.0).abs() < 1e-3);
@@ -364,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_without_requests_or_without_hope_says_so() {
+    fn an_empty_or_unstable_queue_is_reported() {
         let none = solve(0.0, 4, 0.0, &|_| 1.0);
         assert_eq!((none.quantile_s(0.99), none.late(0.1), none.busy), (0.0, 0.0, 0.0));
         let drowned = solve(5.0, 4, 0.0, &|_| 1.0);
@@ -373,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn single_requests_wait_as_the_books_say() {
+    fn single_requests_wait_as_queueing_theory_says() {
         // M/D/1 at 70 %: the mean wait is 0.7 / (2 × 0.3) of a service time.
         let queue = solve(70.0, 1, 0.0, &|_| 0.01);
         let mean: f64 = (0..1_000).map(|i| queue.quantile_s((f64::from(i) + 0.5) / 1e3)).sum();
@@ -388,7 +392,7 @@ mod tests {
         let p99 = |rate: f64, timeout_s: f64, slow: f64| {
             solve(rate, 16, timeout_s, &|n| slow * batch_s(n)).quantile_s(0.99)
         };
-        // Beyond the load at which batches fill by themselves.
+        // Beyond the load at which batches fill without waiting.
         let by_rate: Vec<f64> = [900.0, 1_200.0, 1_400.0].map(|r| p99(r, 0.0, 1.0)).into();
         assert!(by_rate.is_sorted(), "{by_rate:?}");
         let by_speed: Vec<f64> = [1.0, 1.2, 1.5, 2.0].map(|s| p99(300.0, 0.01, s)).into();

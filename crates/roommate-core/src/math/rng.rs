@@ -1,9 +1,9 @@
 //! A small, seeded random generator (xoshiro256++ seeded by `SplitMix64`).
 //!
-//! Ours rather than a crate's because a journal must replay byte for byte years later: the stream of a
-//! seed is part of our file format and may never change with a dependency.
+//! Our own rather than a crate's, because a journal must replay byte for byte years later: the
+//! stream of a seed is part of our file format and may never change with a dependency.
 
-/// A seeded stream of random numbers; the same seed gives the same stream for ever.
+/// A seeded stream of random numbers; the same seed always gives the same stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rng {
     s: [u64; 4],
@@ -24,8 +24,8 @@ impl Rng {
         Self { s: std::array::from_fn(|_| split_mix(&mut x)) }
     }
 
-    /// An independent stream derived from `seed` and a label, so that adding a consumer of randomness
-    /// does not shift the numbers that the others draw.
+    /// An independent stream derived from `seed` and a label, so that adding a consumer of
+    /// randomness does not shift the numbers of the other streams.
     pub fn stream(seed: u64, label: u64) -> Self {
         let mut x = seed ^ label.wrapping_mul(0xd6e8_feb8_6659_fd93);
         Self::new(split_mix(&mut x))
@@ -52,8 +52,9 @@ impl Rng {
 
     /// Uniform integer in `0..n`; `n` must be positive.
     pub fn below(&mut self, n: u64) -> u64 {
-        assert!(n > 0, "a draw below 0 has no answer");
-        // Lemire's multiply-shift; the bias of at most n / 2^64 is far below anything a test can see.
+        assert!(n > 0, "a draw needs at least one value");
+        // Lemire's multiply-shift; the bias of at most n / 2^64 is far below anything a test can
+        // see.
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 

@@ -1,6 +1,6 @@
-//! Small statistics over slices: one definition of each, used by every table we print.
+//! Small statistics over slices: one definition of each, used by every printed table.
 
-/// Arithmetic mean; `None` for nothing.
+/// Arithmetic mean; `None` for an empty slice.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
@@ -22,8 +22,8 @@ pub fn median(ascending: &[f64]) -> Option<f64> {
     Some(if n % 2 == 1 { upper } else { f64::midpoint(ascending[n / 2 - 1], upper) })
 }
 
-/// The mean of some independent measurements, and half the width of its 95 % confidence interval
-/// (Student's t); no width for a single one, `None` for nothing.
+/// The mean of independent measurements, and half the width of its 95 % confidence interval
+/// (Student's t); no width for a single one, `None` for an empty slice.
 pub fn mean_interval(values: &[f64]) -> Option<(f64, Option<f64>)> {
     let mean = mean(values)?;
     let freedom = values.len() - 1;
@@ -42,14 +42,15 @@ fn student_95(freedom: usize) -> f64 {
     if let Some(exact) = SMALL.get(freedom - 1) {
         return *exact;
     }
-    // Cornish and Fisher's expansion around the normal quantile; right to three digits from here on.
+    // Cornish and Fisher's expansion around the normal quantile; correct to three digits from here
+    // on.
     let (z, n) = (1.959_964_f64, freedom as f64);
     z + (z.powi(3) + z) / (4.0 * n)
         + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * n * n)
         + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * n * n * n)
 }
 
-/// Jain's fairness index: 1 when all are equal, 1/n when one has everything.
+/// Jain's fairness index: 1 when all are equal, 1/n when one value is all of the sum.
 pub fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(s, q), v| (s + v, q + v * v));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn jain_is_one_for_equals_and_one_over_n_for_a_monopoly() {
+    fn jain_is_one_for_equals_and_one_over_n_for_a_single_share() {
         assert_eq!(jain(&[2.0, 2.0, 2.0]), Some(1.0));
         assert_eq!(jain(&[5.0, 0.0, 0.0, 0.0]), Some(0.25));
         assert_eq!(jain(&[0.0]), None);

@@ -1,5 +1,5 @@
-//! The Mersenne Twister as Python seeds and asks it, for repeating the draws of published simulators.
-//! Our own draws come from [`crate::math::rng`].
+//! The Mersenne Twister as Python seeds and uses it, for repeating the draws of published
+//! simulators. Our own draws come from [`crate::math::rng`].
 
 const WORDS: usize = 624;
 const SHIFT: usize = 397;
@@ -66,7 +66,7 @@ impl Twister {
     /// `randrange(n)`, for `n` from 1 to 2³² − 1.
     pub fn below(&mut self, n: usize) -> usize {
         let n = u32::try_from(n).expect("draws among fewer than 2^32");
-        assert!(n > 0, "a draw below 0 has no answer");
+        assert!(n > 0, "a draw needs at least one value");
         loop {
             let drawn = self.word() >> n.leading_zeros();
             if drawn < n {
@@ -79,7 +79,7 @@ impl Twister {
     pub fn two_of(&mut self, n: usize) -> [usize; 2] {
         let first = self.below(n);
         if n <= 21 {
-            // Drawn from a pool in which the last has taken the place of the first drawn.
+            // Drawn from a pool in which the last element has replaced the first drawn one.
             let second = self.below(n - 1);
             return [first, if second == first { n - 1 } else { second }];
         }
@@ -92,7 +92,7 @@ impl Twister {
     }
 }
 
-/// The next place, after the last comes the second.
+/// The next index; the second follows the last.
 fn wrapped(words: &mut [u32; WORDS], i: usize) -> usize {
     if i + 1 < WORDS {
         return i + 1;

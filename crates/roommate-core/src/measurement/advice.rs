@@ -1,5 +1,6 @@
-//! Whether tasks that were measured side by side should be run so, and how: of the configurations in which none is slowed
-//! down too much, the one that gets most done, if that is enough more than one task at a time.
+//! Whether tasks that were measured side by side should run so, and how: among the configurations
+//! in which no task is slowed down too much, the one with the highest throughput, if that is enough
+//! more than running one task at a time.
 
 use crate::measurement::rows::{Row, TaskKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,31 +16,31 @@ pub struct Workload {
     pub kind: TaskKind,
 }
 
-/// A configuration to run a set, as it was measured.
+/// A measured way to run a set of tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
-    /// Multiprocessors that each has, where all of the GPU is not to be confined; `None` = nobody is.
+    /// SMs of each task (all SMs = not confined); `None` if no task is confined.
     pub sms: Option<Vec<u32>>,
-    /// Speed of each, relative to alone on the whole GPU: the mean of its runs.
+    /// Speed of each task, relative to alone on the whole GPU: the mean of its runs.
     pub speeds: Vec<f64>,
-    /// Standard error of each of these means; 0 where there is one run, of which nobody can tell.
+    /// Standard error of each of these means; 0 for a single run, where it is unknown.
     pub errors: Vec<f64>,
     /// Standard error of their sum.
     pub sum_error: f64,
 }
 
 impl Configuration {
-    /// What they get done together, with 1 = what one gets done alone.
+    /// Throughput of the set; 1 = the throughput of one task alone.
     pub fn sum(&self) -> f64 {
         self.speeds.iter().sum()
     }
 
-    /// How many times as long the steps of each take as alone.
+    /// Slowdown of each task relative to alone.
     pub fn slowdowns(&self) -> impl Iterator<Item = f64> {
         self.speeds.iter().map(|s| 1.0 / s)
     }
 
-    /// How many times as long the slowest takes, as far as can be told: for what is uncertain the worse.
+    /// Largest slowdown of any task, one standard error towards the worse.
     fn slowest(&self) -> f64 {
         let at_worst = self.speeds.iter().zip(&self.errors).map(|(s, e)| 1.0 / (s - e).max(1e-9));
         at_worst.fold(0.0, f64::max)
@@ -61,41 +62,41 @@ fn mean_and_error(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, (squares / (count - 1.0).max(1.0) / count).sqrt())
 }
 
-/// What is asked of a set that is run side by side.
+/// What a set has to fulfil to be run side by side.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constraints {
-    /// How many times as long as alone anybody may take.
+    /// Largest slowdown relative to alone that any task may have.
     pub bound: f64,
-    /// How many times as much as one at a time they have to get done together.
+    /// Smallest throughput of the set, relative to one task at a time.
     pub least: f64,
-    /// What parts may get done less than no parts, as a share of that.
+    /// Share of the unpartitioned throughput that a partition may lose.
     pub loss: f64,
 }
 
-/// Reason a set is not to be run side by side.
+/// Why a set should not run side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rejection {
-    /// These were not measured alone.
+    /// These tasks were not measured alone.
     Unknown(Vec<String>),
-    /// However it is run, somebody takes more than `bound` times as long: at best so many times.
+    /// In every configuration some task is slowed down by more than `bound`.
     TooSlow {
-        /// What is allowed.
+        /// The largest slowdown allowed.
         bound: f64,
-        /// The least that somebody has to bear.
+        /// The smallest slowdown of the slowest task in any configuration.
         at_best: f64,
     },
-    /// Whoever keeps to the bound gets less done than without it.
+    /// The best configuration within the bound has less throughput than the unconfined one.
     Loses {
-        /// What they get done within it, as far as can be told.
+        /// Throughput within the bound, less its standard error.
         sum: f64,
-        /// What they get done unconfined.
+        /// Throughput unconfined.
         free: f64,
     },
-    /// What it comes to is too little.
+    /// The throughput of the set is too small.
     NotWorth {
-        /// What it has to come to.
+        /// The throughput required.
         least: f64,
-        /// What it comes to.
+        /// The throughput of the best configuration.
         sum: f64,
     },
 }
@@ -109,52 +110,52 @@ impl std::fmt::Display for Rejection {
             Self::TooSlow { bound, at_best } => {
                 write!(
                     f,
-                    "in every configuration somebody takes over {bound} times as long: {at_best:.2} at best"
+                    "in every configuration a task takes over {bound} times as long: {at_best:.2} at best"
                 )
             }
             Self::Loses { sum, free } => {
                 write!(
                     f,
-                    "within the bound {sum:.2} surely gets done, less than {free:.2} unconfined"
+                    "throughput within the bound is {sum:.2} or more, but {free:.2} unconfined"
                 )
             }
             Self::NotWorth { least, sum } => {
-                write!(f, "{sum:.2} together is less than {least}: one at a time is as good")
+                write!(f, "throughput is {sum:.2} of one task at a time, less than {least}")
             }
         }
     }
 }
 
-/// What is best for a set.
+/// Advice for one set of tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advice {
-    /// Workload it is.
+    /// The tasks.
     pub set: Vec<Workload>,
-    /// Multiprocessors of the GPU, where that is known.
+    /// Number of SMs of the GPU, where known.
     pub gpu: Option<u32>,
-    /// How it was measured: without parts first, then by parts.
+    /// The measured configurations: unconfined first, then by partition.
     pub configurations: Vec<Configuration>,
-    /// Which of them to take, or why none.
+    /// Index of the configuration to use, or why there is none.
     pub choice: Result<usize, Rejection>,
 }
 
 impl Advice {
-    /// Everybody on the whole GPU, if that was measured.
+    /// The configuration with every task on the whole GPU, if it was measured.
     pub fn unconfined(&self) -> Option<&Configuration> {
         self.configurations.iter().find(|w| w.sms.is_none())
     }
 
-    /// The configuration that gets most done, whether it is taken or not.
+    /// The configuration with the highest throughput, whether it is chosen or not.
     pub fn most(&self) -> Option<&Configuration> {
         self.configurations.iter().max_by(|a, b| a.sum().total_cmp(&b.sum()))
     }
 }
 
-/// By parts: the speeds of each run.
+/// By partition: the speeds of each run.
 type Ways = BTreeMap<Option<Vec<u32>>, Vec<Vec<f64>>>;
 
-/// What is best for each set that was measured in these sessions, by the names of its tasks; speeds are relative to
-/// those of the same session.
+/// Advice for each set that was measured in these sessions, by the names of its tasks; speeds are
+/// relative to those of the same session.
 pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
     let all: Vec<&Row> = sessions.iter().flatten().collect();
     let gpu =
@@ -195,7 +196,8 @@ pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
     sets.into_iter().map(advice).collect()
 }
 
-/// The same measured again differs by about so much: parts that seem better by less are not.
+/// Relative difference between repeated measurements: a partition that is better by less is not
+/// better.
 const NOISE: f64 = 0.03;
 
 /// The best of some configurations, at least one.
@@ -213,7 +215,7 @@ fn choose(
     let better = |a: &(usize, &Configuration), b: &(usize, &Configuration)| {
         worth(a.1).total_cmp(&worth(b.1))
     };
-    // Of equals the first: without parts, if that is as good.
+    // The first of equals: unconfined, if that is as good.
     let Some((i, best)) = allowed().rev().max_by(better) else {
         let at_best =
             configurations.iter().map(Configuration::slowest).fold(f64::INFINITY, f64::min);
@@ -229,14 +231,14 @@ fn choose(
     }
 }
 
-/// One side of a set.
+/// One task of a row.
 struct Side {
     who: Workload,
     sms: Option<u32>,
     it_s: f64,
 }
 
-/// The sides of a row in which all run as fast as they can; nothing for other rows.
+/// The tasks of a row in which all run as fast as they can; `None` for other rows.
 fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
     let side = |name: &str, batch, kind, sms, it_s| Side {
         who: Workload { name: name.into(), batch, kind },
@@ -265,8 +267,8 @@ fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
     })
 }
 
-/// Steps per second alone on the whole GPU; of several runs the fastest, because what disturbs a task alone only ever
-/// slows it down.
+/// Steps per second alone on the whole GPU; the fastest of several runs, because a task alone is
+/// only ever disturbed towards slower.
 fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<Workload, f64> {
     let mut known: BTreeMap<Workload, f64> = BTreeMap::new();
     for row in rows {
@@ -310,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_that_nobody_suffers_from_wins() {
+    fn the_highest_throughput_within_the_bound_wins() {
         // Unconfined, b takes twice as long; the larger sum of the split is allowed.
         let rows = tt(9.0, 50.0, "")
             + &tt(7.0, 80.0, r#","sms_a":48,"sms_b":84"#)
@@ -323,26 +325,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_worth_it_is_declined() {
+    fn sets_not_worth_sharing_are_declined() {
         let said = |rows: &str| advice(rows)[0].choice.clone().unwrap_err().to_string();
         let together = said(&tt(7.0, 35.0, ""));
         assert_eq!(
             together,
-            "in every configuration somebody takes over 1.5 times as long: 2.86 at best"
+            "in every configuration a task takes over 1.5 times as long: 2.86 at best"
         );
         let twin = r#"{"k":"ttt","tasks":["a"],"batches":[8],"r":[{"it_s":9}]}"#;
-        assert_eq!(said(twin), "0.90 together is less than 1.1: one at a time is as good");
+        assert_eq!(said(twin), "throughput is 0.90 of one task at a time, less than 1.1");
         let strange = tt(7.0, 35.0, "").replace(r#""b":"b""#, r#""b":"c""#);
         assert_eq!(said(&strange), "not measured alone on the whole GPU: c");
     }
 
     #[test]
-    fn a_bound_that_costs_more_than_it_brings_is_not_kept() {
-        // Unconfined, b takes twice as long and 1.45 gets done; within the bound it is 1.4.
+    fn a_bound_that_costs_throughput_is_declined() {
+        // Unconfined, b takes twice as long at a throughput of 1.45; within the bound it is 1.4.
         let rows = tt(9.5, 50.0, "") + &tt(7.0, 70.0, r#","sms_a":64,"sms_b":68"#);
         let [one] = &advice(&rows)[..] else { panic!("one set") };
         let said = one.choice.clone().unwrap_err().to_string();
-        assert_eq!(said, "within the bound 1.40 surely gets done, less than 1.45 unconfined");
+        assert_eq!(said, "throughput within the bound is 1.40 or more, but 1.45 unconfined");
         let session = parse(&format!("{ALONE}\n{rows}")).unwrap();
         let lenient = advise(&[session], Constraints { loss: 0.05, ..TERMS });
         assert_eq!(lenient[0].choice, Ok(1));
@@ -354,13 +356,13 @@ mod tests {
         let [one] = &advice(&(tt(8.0, 60.0, "") + turned))[..] else { panic!("one set") };
         assert_eq!(one.configurations[1].sms, Some(vec![40, 92]));
         assert_eq!(one.choice, Ok(1));
-        // Two runs of the same count as their mean.
+        // Two runs of the same configuration count as their mean.
         let [again] = &advice(&(tt(8.0, 60.0, "") + &tt(6.0, 80.0, "")))[..] else { panic!("one") };
         assert_eq!(again.configurations[0].speeds, [0.7, 0.7]);
     }
 
     #[test]
-    fn what_is_uncertain_is_taken_for_the_worse() {
+    fn uncertain_measurements_count_one_error_worse() {
         let round = |n: u32, a: f64, b: f64, [c, d]: [f64; 2]| {
             let alone = ALONE.replace('}', &format!(r#","round":{n}}}"#));
             let with = |more: &str| format!(r#","round":{n}{more}"#);
@@ -371,20 +373,21 @@ mod tests {
             assert_eq!(rounds.len(), 2);
             advise(&rounds, TERMS).remove(0)
         };
-        // The parts seem better by a tenth in the mean, once by much and once not at all.
+        // The partition is better by a tenth on average: in one run by much, in the other not at
+        // all.
         let one = choice(&(round(0, 8.0, 80.0, [9.8, 98.0]) + &round(1, 8.0, 80.0, [8.0, 80.0])));
         assert_eq!(one.choice, Ok(0));
         assert!((one.configurations[1].sum() - 1.78).abs() < 1e-9);
         assert!((one.configurations[1].sum_error - 0.18).abs() < 1e-9);
         let sure = choice(&(round(0, 8.0, 80.0, [8.9, 89.0]) + &round(1, 8.0, 80.0, [8.9, 89.0])));
         assert_eq!(sure.choice, Ok(1));
-        // In the mean a takes 1.47 times as long, which may as well be more than is allowed.
+        // On average a takes 1.47 times as long, which may be above the bound within its error.
         let late = choice(&(round(0, 6.3, 90.0, [1.0, 1.0]) + &round(1, 7.3, 90.0, [1.0, 1.0])));
         assert!(late.choice.is_err(), "{late:?}");
     }
 
     #[test]
-    fn services_that_never_wait_count_as_well() {
+    fn services_in_a_closed_loop_count_as_well() {
         let row = |sms: &str| {
             format!(
                 r#"{{"k":"tc","a":"a","batch_a":8,"b":"s","batch_b":1,{sms},"ra":{{"it_s":8}},"rb":{{"it_s":40}}}}"#

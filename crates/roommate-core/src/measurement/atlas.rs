@@ -1,9 +1,9 @@
-//! An atlas: what was measured of tasks on one kind of GPU, and what follows for what was not.
+//! An atlas: the measurements of tasks on one GPU model, and estimates for what was not measured.
 //!
-//! Between measured batch sizes everything is interpolated over the logarithm of the batch; below the
-//! smallest a step takes as long as there, above the largest it grows with the batch. Speeds over
-//! multiprocessors are made monotone first (pool adjacent violators): a task that ran faster on fewer
-//! of them was lucky. Pairs that were measured are answered as measured, the others by [`contention`].
+//! Between measured batch sizes everything is interpolated over the logarithm of the batch; below
+//! the smallest a step takes as long as there, above the largest it grows with the batch. Speeds
+//! over SMs are made monotone first (pool adjacent violators): a task that ran faster on fewer SMs
+//! is noise. Measured pairs are answered as measured, the others by [`contention`].
 //!
 //! [`contention`]: crate::measurement::contention
 
@@ -26,24 +26,24 @@ use task::Task;
 /// A task as it runs on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tenant {
-    /// The task.
+    /// Which task.
     pub task: TaskId,
     /// Its batch size.
     pub batch: u32,
-    /// Multiprocessors that it is confined to; `None` = it may use all.
+    /// SMs that it is confined to; `None` = not confined.
     pub sms: Option<u32>,
-    /// The part of the time in which it has something to do; 1 for training.
+    /// Share of time during which it has work; 1 for training.
     pub load: f64,
 }
 
-/// What a monitor would see of a task that runs alone.
+/// The counters that a monitor shows while a task runs alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Counters {
-    /// Busy share of the multiprocessors.
+    /// Busy share of the SMs, 0 to 1.
     pub sm_util: f64,
-    /// Busy share of the memory bandwidth.
+    /// Busy share of the memory bandwidth, 0 to 1.
     pub dram_util: f64,
-    /// GPU memory, MiB.
+    /// GPU memory in MiB.
     pub mem_mib: u32,
 }
 
@@ -55,30 +55,30 @@ struct Seat {
     sms: Option<u32>,
 }
 
-/// The mean of what was measured of one tenant beside another.
+/// Mean of the measurements of one tenant beside another.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Met {
     sum: f64,
     runs: u32,
-    /// How busy the other was.
+    /// Load of the other tenant.
     load: f64,
 }
 
-/// Loads that differ by no more than this count as the same.
+/// Loads that differ by no more than this are treated as equal.
 const SAME_LOAD: f64 = 0.1;
 
-/// What was measured on one kind of GPU.
+/// Measurements on one GPU model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Atlas {
-    /// Multiprocessors of the GPU.
+    /// Number of SMs of the GPU.
     sms: u32,
     tasks: Vec<Task>,
-    /// Times of batches, of those tasks that are services.
+    /// Batch times of the tasks that are services.
     services: BTreeMap<TaskId, Service>,
-    /// How much longer batches of a service take beside a training task, by their size.
+    /// Slowdown of a service's batches beside a training task, by batch size.
     beside: BTreeMap<(TaskId, TaskId), Vec<(u32, f64)>>,
     names: BTreeMap<(TaskKind, String), TaskId>,
-    /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
+    /// Slowdown per missing share of SMs that a task uses, for tasks without a measured curve.
     sensitivity: f64,
     met: BTreeMap<(Seat, Seat), Met>,
     sides: Vec<Side>,
@@ -86,27 +86,28 @@ pub struct Atlas {
     noise: Noise,
 }
 
-/// How well measurements repeat.
+/// Repeatability of the measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Noise {
     /// The same task alone in two sessions: relative difference of its speed.
     pub solo_again: Errors,
-    /// A task beside itself: difference between the two normalised speeds.
+    /// A task beside a copy of itself: difference between the two normalised speeds.
     pub twins: Errors,
-    /// Speeds above 1, over all sides: how far above. No model in (0, 1] can be closer than this.
+    /// Amount by which measured speeds exceed 1, over all sides: no model within (0, 1] can have a
+    /// smaller error.
     pub above_one: Errors,
 }
 
-/// Rows from which nothing can be made.
+/// The rows contain nothing to build an atlas from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no task was measured alone on the whole GPU")]
 pub struct Empty;
 
 impl Atlas {
-    /// From the rows of some sessions (files). Pairs are divided by the solo speeds of their own
-    /// session where it has them. Pairs of tasks without solo rows are left out. A session that measured
-    /// services one batch after the other says of services how long batches take, alone and beside
-    /// training, and nothing of training.
+    /// Builds an atlas from the rows of some sessions (files). Speeds in pairs are divided by the
+    /// solo speeds of their own session where it has them. Pairs of tasks without solo rows are
+    /// left out. A session that measured services in a closed loop, one batch after the other,
+    /// gives batch times of services, alone and beside training, and nothing about training.
     pub fn new(all: &[Vec<Row>]) -> Result<Self, Empty> {
         let closed = |rows: &&Vec<Row>| rows.iter().any(|r| matches!(r, Row::Closed(_)));
         let of_services: Vec<&Vec<Row>> = all.iter().filter(closed).collect();
@@ -118,7 +119,7 @@ impl Atlas {
             by_name.entry((solo.kind, solo.name.clone())).or_default().push(solo);
         }
         for rows in by_name.values_mut().filter(|rows| rows.iter().any(|r| r.gpm.is_some())) {
-            // Without counters a row says nothing of what a task does to others.
+            // Without counters a row says nothing about what a task does to others.
             rows.retain(|r| r.gpm.is_some());
         }
         by_name.retain(|_, rows| rows.iter().any(|r| r.sms == sms));
@@ -158,8 +159,8 @@ impl Atlas {
         Ok(atlas)
     }
 
-    /// Takes the faster of two solo runs of the same task: what disturbs a task alone on a GPU is the
-    /// CPU, and only ever slows it down. Says by how much they differed.
+    /// Keeps the faster of two solo runs of the same task: a task alone on a GPU is only disturbed
+    /// by the CPU, which never speeds it up. Returns by how much the runs differed.
     fn meet_again<'a>(&mut self, rows: impl Iterator<Item = &'a Row>) -> Errors {
         let mut differences = Vec::new();
         for Alone { a, batch, it_s, gpm } in rows.filter_map(as_alone) {
@@ -200,8 +201,8 @@ impl Atlas {
         }
     }
 
-    /// Whether the model is fitted to it: not to training tasks that were given parts, which it has to
-    /// predict from the parts that services leave, and not to tasks whose counters nobody read.
+    /// Whether the model is fitted to this side: not to training tasks on partitions, which it has
+    /// to predict from the partitions beside services, and not to tasks without counters.
     fn fits(&self, side: &Seen) -> bool {
         let counted = |t: &Tenant| self.tasks[usize::from(t.task.0)].counted();
         let parted =
@@ -228,7 +229,7 @@ impl Atlas {
         strangers.map(|(_, name)| name.as_str()).collect()
     }
 
-    /// The sides of a pair of known tasks; nothing for other rows.
+    /// The two sides of a pair of known tasks; `None` for other rows.
     fn read_pair(&self, row: &Row, session: &Session) -> Option<Vec<Seen>> {
         let alone = |t: &Tenant, name: &str| {
             session.it_s(name, t.batch).unwrap_or_else(|| self.steps_per_s(t.task, t.batch))
@@ -259,7 +260,7 @@ impl Atlas {
         }
     }
 
-    /// A training task on the whole GPU, or confined to so many of its multiprocessors.
+    /// A training task on the whole GPU, or confined to `sms` SMs.
     fn training(&self, name: &str, batch: u32, sms: Option<u32>) -> Option<Tenant> {
         let task = self.task(TaskKind::Train, name)?;
         Some(Tenant { task, batch, sms, load: 1.0 })
@@ -277,12 +278,12 @@ impl Atlas {
         tasks.iter().zip(batches).zip(r).enumerate().map(tenant).collect()
     }
 
-    /// Multiprocessors of the GPU.
+    /// Number of SMs of the GPU.
     pub fn sms(&self) -> u32 {
         self.sms
     }
 
-    /// The task of that name.
+    /// The task with this name.
     pub fn task(&self, kind: TaskKind, name: &str) -> Option<TaskId> {
         self.names.get(&(kind, name.to_string())).copied()
     }
@@ -302,12 +303,12 @@ impl Atlas {
         self.tasks[usize::from(task.0)].batches()
     }
 
-    /// What a task does to a GPU that it has for itself.
+    /// What a task does to a GPU when it runs alone.
     pub fn footprint(&self, task: TaskId, batch: u32) -> Footprint {
         self.tasks[usize::from(task.0)].footprint(batch)
     }
 
-    /// What a monitor would see of a task that has the GPU for itself.
+    /// The counters that a monitor shows while a task runs alone.
     pub fn counters(&self, task: TaskId, batch: u32) -> Counters {
         let Footprint { sm, dram, .. } = self.footprint(task, batch);
         let mem_mib = self.tasks[usize::from(task.0)].mem_mib(batch);
@@ -332,12 +333,13 @@ impl Atlas {
         self.tasks[usize::from(task.0)].steps_per_s(batch)
     }
 
-    /// Speed on so many multiprocessors, relative to all of them, with nobody else there.
+    /// Speed alone on `sms` SMs, relative to the whole GPU.
     pub fn kept(&self, task: TaskId, batch: u32, sms: u32) -> f64 {
         self.tasks[usize::from(task.0)].kept(batch, sms, self.sms, self.sensitivity)
     }
 
-    /// Seconds of a batch of a service alone on so many multiprocessors, or all; of training, of a step.
+    /// Seconds per batch of a service (per step of training) alone on `sms` SMs, or on the whole
+    /// GPU.
     pub fn batch_s(&self, task: TaskId, batch: u32, sms: Option<u32>) -> f64 {
         if let Some(service) = self.services.get(&task) {
             return service.batch_s(batch, sms);
@@ -346,9 +348,9 @@ impl Atlas {
         1.0 / (self.steps_per_s(task, batch) * kept)
     }
 
-    /// How much longer a batch of a service takes beside the others than without them: 1 = as long. As
-    /// measured beside each training task, where it was; there each had multiprocessors of its own, so
-    /// for those that share them the model counts where it says more.
+    /// Slowdown of a service's batches by the other tenants; 1 = none. Uses measurements beside
+    /// each training task where they exist; those were made on disjoint SMs, so for tenants that
+    /// share SMs the model is used where it predicts more.
     pub fn slowdown(&self, tenants: &[Tenant], who: usize) -> f64 {
         let a = self.guest(tenants[who]);
         let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
@@ -380,11 +382,11 @@ impl Atlas {
         }
     }
 
-    /// Speed of one of these tenants, relative to alone on the whole GPU at the same batch: from the
-    /// measured pairs as far as there are any, from the model for the rest.
+    /// Speed of one of these tenants, relative to alone on the whole GPU at the same batch size:
+    /// from measured pairs where they exist, from the model for the rest.
     ///
-    /// A pair by itself is answered as measured, even where that is faster than the solo curve, which
-    /// has its own noise; among more tenants nobody is taken for a help.
+    /// A pair on its own is answered as measured, even where that is faster than the solo curve,
+    /// which has its own noise; among more tenants no tenant is assumed to speed up another.
     pub fn speed(&self, tenants: &[Tenant], who: usize) -> f64 {
         let least = if tenants.len() > 2 { 0.0 } else { f64::NEG_INFINITY };
         self.speed_with(tenants, who, |a, b, kept| {
@@ -394,7 +396,7 @@ impl Atlas {
         })
     }
 
-    /// The same from the model alone.
+    /// Speed from the model alone, ignoring measured pairs.
     pub fn model_speed(&self, tenants: &[Tenant], who: usize) -> f64 {
         self.speed_with(tenants, who, |_, _, _| None)
     }
@@ -418,7 +420,7 @@ impl Atlas {
         contention::settle(a.kept, extras.sum())
     }
 
-    /// Pairs that were measured.
+    /// Number of measured pairs.
     pub fn pairs(&self) -> usize {
         self.sides.last().map_or(0, |s| s.pair + 1)
     }
@@ -428,22 +430,22 @@ impl Atlas {
         &self.fit
     }
 
-    /// How strongly a task without a curve feels a lack of multiprocessors, per share that it uses.
+    /// Slowdown per missing share of SMs that a task uses, for tasks without a measured curve.
     pub fn sensitivity(&self) -> f64 {
         self.sensitivity
     }
 
-    /// How well the measurements repeat.
+    /// Repeatability of the measurements.
     pub fn noise(&self) -> Noise {
         self.noise
     }
 
-    /// How well the model predicts what it was not fitted on.
+    /// Error of the model on pairs that it was not fitted to.
     pub fn validate(&self) -> Validation {
         contention::validate(&self.sides)
     }
 
-    /// Compares answers with measured pairs.
+    /// Compares the atlas with measured pairs.
     pub fn check(&self, rows: &[Row]) -> Check {
         let session = Session::of(rows);
         let mut check = Check::default();
@@ -473,22 +475,22 @@ impl Atlas {
     }
 }
 
-/// How far answers are from measured pairs.
+/// Errors of an atlas on measured pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Check {
-    /// Pairs compared.
+    /// Number of pairs compared.
     pub pairs: usize,
-    /// Pairs left out because a task is unknown.
+    /// Number of pairs left out because a task is unknown.
     pub skipped: usize,
-    /// Those tasks.
+    /// The unknown tasks.
     pub unknown: BTreeSet<String>,
-    /// What a simulation would be told: measured pairs first.
+    /// Errors of the answers that a simulation gets: measured pairs first.
     pub answers: ByGpuModel,
-    /// What the model says, whether measured or not.
+    /// Errors of the model alone, for measured pairs too.
     pub model: ByGpuModel,
-    /// Groups of more than two compared.
+    /// Number of groups of more than two tasks compared.
     pub groups: usize,
-    /// What a simulation would be told of their members.
+    /// Errors of the answers that a simulation gets for members of such groups.
     pub in_groups: Errors,
 }
 

@@ -1,27 +1,31 @@
 //! A model of contention on one GPU, from counters that each task shows when it runs alone.
 //!
-//! A step is a chain of kernels. Beside a roommate each of them may have to wait until one of the
-//! roommate's kernels lets it in, so what a task loses is how many kernels it launches per second,
-//! times how long the roommate's are, times how often those fill the GPU:
+//! A step is a chain of kernels. Beside a roommate each kernel may have to wait until one of the
+//! roommate's kernels lets it in. So a task loses its kernel launches per second, times the length
+//! of the roommate's kernels, times how often those fill the GPU:
 //!
 //! ```text
 //! speed_a = kept_a / (1 + Σ_b extra_ab)
-//! extra_ab = load_b · (overlap_ab · queue · (λ_a · busy_a^slack) · (busy_b / λ_b) · (sm_b / busy_b)^fill
+//! extra_ab = load_b · (overlap_ab · queue · (λ_a · busy_a^slack) · (busy_b / λ_b)
+//!                      · (sm_b / busy_b)^fill
 //!                      + memory · dram_a · dram_b)
 //! ```
 //!
-//! - `kept`: the speed on the task's own share of the multiprocessors, from its solo curve.
-//! - `λ`: launches, known by what they cost on the bus (inputs stay on the GPU); only ratios matter.
-//!   `busy / λ` is then the length of a kernel.
-//! - `busy^slack`: a task that leaves the GPU idle is bound by its CPU, and waits in time it has.
-//! - `sm / busy`: how much of the GPU a kernel fills while it runs; a half empty GPU lets others in.
-//! - `overlap`: 1 for tenants on the same multiprocessors, 0 for those confined to their own.
-//! - `load`: the part of the time in which a service has something to do; 1 for training.
+//! - `kept`: the speed on the task's own share of the SMs, from its solo curve.
+//! - `λ`: kernel launches, measured by their bus traffic (inputs stay on the GPU); only ratios
+//!   matter. `busy / λ` is then the length of a kernel.
+//! - `busy^slack`: a task that leaves the GPU idle is limited by its CPU, and waits in time it has
+//!   to spare.
+//! - `sm / busy`: the share of the GPU that a kernel fills while it runs; a half-empty GPU admits
+//!   others.
+//! - `overlap`: 1 for tenants on the same SMs, 0 for those confined to disjoint ones.
+//! - `load`: the share of time during which a service has work; 1 for training.
 //!
-//! Four coefficients are fitted. For tasks that were measured in pairs, two factors each say how they
-//! differ from what their counters promise ([`Character`]); tasks never seen have none.
+//! Four coefficients are fitted. For tasks that were measured in pairs, two factors each describe
+//! how they deviate from what their counters predict ([`Character`]); unmeasured tasks have none.
 //!
-//! More, heavier or busier roommates never help, and n equal tenants that fill the GPU get 1/n each.
+//! More, heavier or busier roommates never help, and n equal tenants that fill the GPU get 1/n
+//! each.
 
 use crate::math::least_squares::minimise;
 use crate::math::stat;
@@ -31,63 +35,63 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub struct TaskId(pub u16);
 
-/// What a task does to a GPU that it has for itself; shares of 1.
+/// Usage of a GPU by a task that runs alone; shares from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Footprint {
-    /// Time in which any of its kernels runs.
+    /// Share of time during which any of its kernels runs.
     pub busy: f64,
-    /// Multiprocessors with work, on average.
+    /// Mean share of SMs with work.
     pub sm: f64,
-    /// Memory bandwidth.
+    /// Share of the memory bandwidth.
     pub dram: f64,
-    /// Launches, as MiB/s of commands over the bus.
+    /// Kernel launches, as MiB/s of commands over the bus.
     pub launches: f64,
 }
 
-/// How a task differs from what its counters promise, as logarithms of factors.
+/// How a task deviates from what its counters predict, as logarithms of factors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Character {
-    /// On what it suffers from others.
+    /// Factor on its losses to others.
     pub takes: f64,
-    /// On what others suffer from it.
+    /// Factor on the losses of others to it.
     pub gives: f64,
 }
 
-/// A tenant as the model sees it.
+/// A tenant as input of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guest {
-    /// What it does alone.
+    /// Its usage alone.
     pub footprint: Footprint,
-    /// How it differs from that.
+    /// Its deviation from that.
     pub character: Character,
-    /// Its speed alone on its multiprocessors.
+    /// Its speed alone on its SMs.
     pub kept: f64,
-    /// The share of the multiprocessors that it is confined to; `None` = it may use all.
+    /// Share of the SMs that it is confined to; `None` = not confined.
     pub share: Option<f64>,
-    /// The part of the time in which it has something to do.
+    /// Share of time during which it has work.
     pub load: f64,
 }
 
-/// The fitted numbers.
+/// The fitted coefficients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Coefficients {
-    /// What a kernel waits for one that fills the GPU, in lengths of that kernel.
+    /// Waiting time of a kernel for one that fills the GPU, in lengths of that kernel.
     pub queue: f64,
-    /// Power of the filled share: how fast a GPU that is not full lets others in.
+    /// Exponent of the filled share: how quickly a GPU that is not full admits others.
     pub fill: f64,
-    /// Power of the busy share of the one who waits.
+    /// Exponent of the busy share of the waiting task.
     pub slack: f64,
-    /// What is lost to shared memory bandwidth.
+    /// Loss to shared memory bandwidth.
     pub memory: f64,
 }
 
-/// Nobody stops altogether.
+/// Lower bound on any speed.
 pub const SLOWEST: f64 = 1e-3;
-/// Below so few MiB/s of commands the bus tells nothing about launches.
+/// Below this many MiB/s of commands, bus traffic says nothing about launches.
 const FEWEST_LAUNCHES: f64 = 1.0;
 
 impl Default for Coefficients {
-    /// Round numbers near the fit, for those who have measured no pairs.
+    /// Round numbers near the fit, for use without measured pairs.
     fn default() -> Self {
         Self { queue: 1.0, fill: 3.0, slack: 1.0, memory: 1.0 }
     }
@@ -103,7 +107,7 @@ impl Coefficients {
         [self.queue, self.fill, self.slack, self.memory].map(f64::ln)
     }
 
-    /// What `a` loses to `b`, in parts of its undisturbed step.
+    /// Loss of `a` to `b`, in units of its undisturbed step.
     pub fn extra(&self, a: &Guest, b: &Guest, overlap: f64) -> f64 {
         let (own, other) = (&a.footprint, &b.footprint);
         let queue = if overlap > 0.0 {
@@ -127,61 +131,61 @@ impl Coefficients {
     }
 }
 
-/// The speed of a tenant that keeps so much by itself and loses so much to others.
+/// Speed of a tenant with solo speed `kept` and loss `extra` to others.
 pub fn settle(kept: f64, extra: f64) -> f64 {
     (kept / (1.0 + extra)).clamp(SLOWEST, 1.0)
 }
 
-/// How much of `a`'s multiprocessors `b` may run on; `confined` is the sum of all confined shares.
+/// Share of `a`'s SMs that `b` may run on; `confined` is the sum of all confined shares.
 pub fn overlap(a: &Guest, b: &Guest, confined: f64) -> f64 {
     match (a.share, b.share) {
         (_, None) => 1.0,
         (None, Some(share)) => share,
-        // Partitions lie side by side as long as they fit.
+        // Partitions are disjoint as long as they fit.
         (Some(_), Some(_)) => (1.0 - 1.0 / confined.max(1.0)).max(0.0),
     }
 }
 
-/// What was measured side by side.
+/// The kinds of tasks in a measured pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PairKind {
-    /// Two training tasks, the whole GPU each.
+    /// Two training tasks, each on the whole GPU.
     Trainings,
-    /// A training task beside a service, on multiprocessors of its own.
+    /// A training task beside a service, on disjoint SMs.
     Mixed,
 }
 
 /// One side of a measured pair.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
-    /// Which kind of pair.
+    /// The kind of pair.
     pub kind: PairKind,
-    /// Which pair: both sides of one have the same number.
+    /// Number of the pair; both sides have the same.
     pub pair: usize,
-    /// Who was measured, and beside whom.
+    /// The task that was measured, and its roommate.
     pub tasks: [TaskId; 2],
-    /// The same two for the model, without character.
+    /// Both as inputs of the model, without character.
     pub guests: [Guest; 2],
-    /// Speed beside the other, 1 = alone on the whole GPU. Above 1 is noise.
+    /// Speed beside the other, 1 = alone on the whole GPU. Values above 1 are noise.
     pub measured: f64,
 }
 
-/// What follows from measured pairs.
+/// The model fitted to measured pairs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fit {
     /// The coefficients.
     pub coefficients: Coefficients,
-    /// The character of each task, by its index; those beyond the end have none.
+    /// The character of each task, by task index; zero beyond the end.
     pub characters: Vec<Character>,
 }
 
-/// Keeps parameters near their start where the data say nothing about them.
+/// Weight that keeps coefficients near their start where the data do not determine them.
 const PRIOR: f64 = 1e-3;
-/// The same for characters: strong enough that one odd pair does not make one.
-const SHYNESS: f64 = 0.03;
+/// The same weight for characters: large enough that one outlier does not create one.
+const CHARACTER_PRIOR: f64 = 0.03;
 
 impl Fit {
-    /// Fits the coefficients to all sides, then the characters to what is left.
+    /// Fits the coefficients to all sides, then the characters to the residuals.
     pub fn of(sides: &[&Side]) -> Self {
         let coefficients = coefficients(sides);
         Self { coefficients, characters: characters(coefficients, sides) }
@@ -192,7 +196,7 @@ impl Fit {
         self.characters.get(usize::from(task.0)).copied().unwrap_or_default()
     }
 
-    /// What the model says of a side.
+    /// Predicted speed of a side.
     pub fn predict(&self, side: &Side) -> f64 {
         let [mut a, mut b] = side.guests;
         a.character = self.character(side.tasks[0]);
@@ -201,7 +205,7 @@ impl Fit {
     }
 }
 
-/// A measured speed as far as it can be true.
+/// A measured speed, limited to its possible range.
 fn target(side: &Side) -> f64 {
     side.measured.min(1.0)
 }
@@ -221,7 +225,7 @@ fn coefficients(sides: &[&Side]) -> Coefficients {
 }
 
 fn characters(coefficients: Coefficients, sides: &[&Side]) -> Vec<Character> {
-    // On multiprocessors of their own, tasks show no character.
+    // On disjoint SMs, characters have no effect.
     let sides: Vec<&Side> =
         sides.iter().copied().filter(|s| s.kind == PairKind::Trainings).collect();
     let tasks = sides.iter().flat_map(|s| s.tasks).map(|t| usize::from(t.0) + 1).max().unwrap_or(0);
@@ -231,15 +235,15 @@ fn characters(coefficients: Coefficients, sides: &[&Side]) -> Vec<Character> {
     let found = minimise(&vec![0.0; 2 * tasks], |values| {
         let fit = Fit { coefficients, characters: of(values) };
         let errors = sides.iter().map(|s| fit.predict(s) - target(s));
-        errors.chain(values.iter().map(|v| SHYNESS.sqrt() * v)).collect()
+        errors.chain(values.iter().map(|v| CHARACTER_PRIOR.sqrt() * v)).collect()
     });
     of(&found)
 }
 
-/// How far predictions are off.
+/// Errors of predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Errors {
-    /// How many predictions.
+    /// Number of predictions.
     pub sides: usize,
     /// Mean absolute error.
     pub mae: f64,
@@ -260,14 +264,14 @@ impl Errors {
     }
 }
 
-/// Errors by the kind of pair.
+/// Errors by kind of pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ByGpuModel {
     /// Two training tasks.
     pub tt: Errors,
     /// A training task beside a service.
     pub ts: Errors,
-    /// Both.
+    /// Both kinds.
     pub all: Errors,
 }
 
@@ -283,18 +287,18 @@ impl ByGpuModel {
     }
 }
 
-/// How well the model predicts what it was not fitted on.
+/// Errors of the model on data that it was not fitted to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Validation {
-    /// Tasks never seen: each task in turn, fitted on the pairs without it, on the pairs with it.
+    /// For each task: errors on its pairs after a fit to the pairs without it.
     pub by_task: Vec<(TaskId, Errors)>,
-    /// The same over all tasks.
+    /// These errors over all tasks.
     pub unseen_tasks: ByGpuModel,
-    /// Pairs never seen, of tasks that were seen in others: each pair in turn.
+    /// Errors on each pair after a fit without it; its tasks were measured in other pairs.
     pub unseen_pairs: ByGpuModel,
 }
 
-/// Fits again and again, each time without some of the pairs, and predicts those.
+/// Cross-validation: repeats the fit without some of the pairs, and predicts those.
 pub fn validate(sides: &[Side]) -> Validation {
     let mut tasks: Vec<TaskId> = sides.iter().flat_map(|s| s.tasks).collect();
     tasks.sort_unstable();
@@ -313,7 +317,7 @@ pub fn validate(sides: &[Side]) -> Validation {
     }
 }
 
-/// Absolute errors on some sides of a fit on the others.
+/// Absolute errors on some sides of a fit to the others.
 fn held_out(sides: &[Side], out: impl Fn(&Side) -> bool) -> Vec<(PairKind, f64)> {
     let rest: Vec<&Side> = sides.iter().filter(|s| !out(s)).collect();
     let fit = Fit::of(&rest);
@@ -338,7 +342,7 @@ mod tests {
             },
             character: Character { takes: rng.normal(), gives: rng.normal() },
             kept,
-            // Partitions of four fit.
+            // Four partitions of up to a quarter each always fit.
             share: rng.chance(0.5).then(|| 0.25 * rng.unit()),
             load: rng.unit(),
         }
@@ -363,7 +367,7 @@ mod tests {
             heavier(&|g| g.footprint.dram *= 1.5);
             heavier(&|g| g.load = 1.0);
             heavier(&|g| g.share = None);
-            // Fewer launches for the same busy time are longer kernels.
+            // Fewer launches in the same busy time mean longer kernels.
             heavier(&|g| g.footprint.launches /= 2.0);
         }
     }

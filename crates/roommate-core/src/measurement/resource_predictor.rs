@@ -1,9 +1,10 @@
-//! What a model will take of a GPU, predicted from its architecture before it has ever run.
+//! What a model will use of a GPU, predicted from its architecture before it has ever run.
 //!
 //! Trained on measurements of some models (`profiles/h200.jsonl`) joined with features of their
-//! architectures (`profiles/models.jsonl`). Utilisation comes from boosted trees over the logarithm, as
-//! Horus has it; memory from a sum of three parts whose weights are fitted. How wrong it is on models it
-//! has not seen is measured by leaving out one task at a time, and every prediction carries that error.
+//! architectures (`profiles/models.jsonl`). Utilisation comes from boosted trees over the
+//! logarithm, as in Horus; memory from a sum of three parts whose weights are fitted. The error on
+//! unseen models is measured by leaving out one task at a time, and every prediction carries that
+//! error.
 
 use crate::math::boost::{Boost, Options};
 use crate::measurement::rows::{self, Gpm, TaskKind};
@@ -12,17 +13,17 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Reason there is nothing to learn from.
+/// Why a predictor cannot be trained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PredictError {
     /// A line of the data cannot be read.
     #[error("could not read {which} line {line}: {what}")]
     Line {
-        /// Which of the two texts.
+        /// Which of the two files.
         which: &'static str,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// What is wrong with it.
         what: String,
     },
     /// Measurements of a model without features, or of fewer than two models.
@@ -30,7 +31,7 @@ pub enum PredictError {
     Data(String),
 }
 
-/// The architecture of a model: everything for one sample, forward.
+/// The architecture of a model: amounts for the forward pass of one sample.
 #[derive(Clone, Debug, Deserialize)]
 struct Model {
     name: String,
@@ -40,7 +41,7 @@ struct Model {
     params: f64,
     act_bytes: f64,
     attention: f64,
-    /// Operators, and so kernels to launch.
+    /// Number of operators, and so of kernels to launch.
     ops: f64,
 }
 
@@ -52,10 +53,10 @@ struct Measured {
     gpm: Gpm,
 }
 
-/// What matters of a kind of GPU.
+/// The properties of a GPU model that predictions use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Device {
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors (SMs).
     pub sms: f64,
     /// Peak of half-precision matrix arithmetic, FLOP/s.
     pub peak_flop_s: f64,
@@ -64,14 +65,15 @@ pub struct Device {
 }
 
 impl Device {
-    /// The one that was measured.
+    /// The GPU model of the measurements.
     pub const H200: Self = Self::new(132.0, 989.0, 4800.0);
 
     const fn new(sms: f64, tflop_s: f64, gb_s: f64) -> Self {
         Self { sms, peak_flop_s: tflop_s * 1e12, peak_bytes_s: gb_s * 1e9 }
     }
 
-    /// The GPU kind of this name, from the vendor's data sheets; the reference GPU (a V100) if unknown.
+    /// The GPU model with this name, from the vendor's data sheets; the reference GPU (a V100) if
+    /// unknown.
     pub fn of_kind(name: &str) -> Self {
         match name {
             "k80" => Self::new(13.0, 4.1, 240.0),
@@ -97,8 +99,8 @@ const TREES: Options = Options { trees: 60, depth: 3, rate: 0.1, min_leaf: 2 };
 const MIB: f64 = 1_048_576.0;
 
 impl Model {
-    /// How long the GPU would work at its peaks for every second that the host needs to launch the work,
-    /// by compute, traffic and update of the weights: below 1 the GPU waits for the host.
+    /// GPU time at peak rates per second of host time for launches, for compute, memory traffic and
+    /// weight updates: below 1 the GPU waits for the host.
     fn features(&self, batch: u32, device: &Device) -> [f64; FEATURES] {
         let batch = f64::from(batch);
         let launch_s = PASSES * self.ops * LAUNCH_S;
@@ -115,13 +117,13 @@ impl Model {
         ]
     }
 
-    /// What memory is made of: context, weights with their gradients and momenta, activations; MiB.
+    /// Components of GPU memory: context, weights with gradients and momenta, activations; MiB.
     fn memory_parts(&self, batch: u32) -> [f64; 3] {
         [1.0, 12.0 * self.params / MIB, self.act_bytes * f64::from(batch) / MIB]
     }
 }
 
-/// Everything that is fitted.
+/// All fitted models.
 #[derive(Clone, Debug)]
 struct Fitted {
     sm: Boost,
@@ -152,7 +154,7 @@ impl Fitted {
     }
 }
 
-/// Weights of three parts with the least relative squared error.
+/// Weights of three components with the least relative squared error.
 fn weigh(rows: &[([f64; 3], f64)]) -> [f64; 3] {
     // The normal equations, with the right-hand side as a fourth column.
     let mut a = [[0.0; 4]; 3];
@@ -164,7 +166,8 @@ fn weigh(rows: &[([f64; 3], f64)]) -> [f64; 3] {
         }
     }
     for i in 0..3 {
-        // Two parts that always go together cannot be told apart: one of them counts for both.
+        // Two components that are always proportional cannot be distinguished: one of them counts
+        // for both.
         if a[i][i] <= 1e-12 {
             continue;
         }
@@ -179,14 +182,14 @@ fn weigh(rows: &[([f64; 3], f64)]) -> [f64; 3] {
     a.map(|row| row[3])
 }
 
-/// How wrong predictions were for tasks that were left out.
+/// Errors of predictions for tasks that were left out of the training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// One line for each task.
+    /// One line per task.
     pub tasks: Vec<(String, Errors)>,
     /// All rows together.
     pub all: Errors,
-    /// All rows, when the mean of the other tasks is the prediction.
+    /// All rows, with the mean of the other tasks as the prediction.
     pub baseline: Errors,
 }
 
@@ -197,9 +200,9 @@ pub struct Errors {
     pub sm_rmsle: f64,
     /// Mean absolute error in percentage points.
     pub sm_points: f64,
-    /// As `sm_rmsle`, of the memory bandwidth.
+    /// As `sm_rmsle`, for the memory bandwidth.
     pub dram_rmsle: f64,
-    /// As `sm_points`, of the memory bandwidth.
+    /// As `sm_points`, for the memory bandwidth.
     pub dram_points: f64,
     /// Mean absolute relative error of memory.
     pub mem_relative: f64,
@@ -207,7 +210,7 @@ pub struct Errors {
     pub mem_relative_rms: f64,
 }
 
-/// Logarithms of utilisation and bandwidth, memory: predicted, then measured.
+/// Logarithms of SM utilisation and bandwidth, and memory: predicted, then measured.
 type Pair = ([f64; 3], [f64; 3]);
 
 impl Errors {
@@ -256,14 +259,14 @@ impl fmt::Display for Report {
 #[derive(Clone, Debug)]
 pub struct ResourcePredictor {
     models: Vec<Model>,
-    /// Plain names and aliases of models that can be trained.
+    /// Normalised names and aliases of models with training measurements.
     names: BTreeMap<String, usize>,
     fitted: Fitted,
     report: Report,
 }
 
 impl ResourcePredictor {
-    /// Learns from measurements and features, both JSON Lines.
+    /// Trains on measurements and features, both JSON Lines.
     pub fn train(measured: &str, models: &str) -> Result<Self, PredictError> {
         let models = read(models)?;
         let measured = rows::parse(measured).map_err(|e| PredictError::Line {
@@ -288,12 +291,13 @@ impl ResourcePredictor {
         Ok(Self { models, names, fitted, report })
     }
 
-    /// How wrong it is on tasks it has not seen.
+    /// Errors on tasks that were left out of the training.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// What training this model takes of a GPU; nothing if its architecture or its batch is not known.
+    /// Predicted GPU usage of training this model; `None` if its architecture or batch size is
+    /// unknown.
     pub fn predict(&self, model: &str, batch: u32, device: &Device) -> Option<Predicted> {
         let model = &self.models[*self.names.get(&plain(model))?];
         if batch == 0 {
@@ -315,13 +319,12 @@ impl ResourcePredictor {
     }
 }
 
-/// Four digits are more than it knows, and hide the last bit in which machines differ.
+/// Four digits exceed the accuracy, and hide the last bit in which machines differ.
 fn rounded(share: f64) -> f64 {
     (share * 1e4).round() / 1e4
 }
 
-/// A name without case, punctuation and what stands in brackets: `ResNet-50 (batch size 32)` is
-/// `resnet50`.
+/// A name without case, punctuation and bracketed parts: `ResNet-50 (batch size 32)` is `resnet50`.
 fn plain(name: &str) -> String {
     let name = name.split('(').next().unwrap_or_default();
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
@@ -406,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_of_models_in_traces() {
+    fn predictions_for_models_in_traces() {
         let predictor = predictor();
         let tell = |model: &str, batch: u32, kind: &str| {
             let p = predictor.predict(model, batch, &Device::of_kind(kind)).unwrap();

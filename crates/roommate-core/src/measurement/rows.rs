@@ -1,30 +1,29 @@
-//! Rows of measurements as they lie in files: one JSON object a line. `profiles/README.md` says what
-//! the fields mean.
+//! Rows of measurement files: one JSON object per line. `profiles/README.md` explains the fields.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What kind of task was measured.
+/// The kind of task that was measured.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskKind {
     /// A training task: one step after the other.
     Train,
-    /// A service: batches when they come.
+    /// A service: batches as they arrive.
     Serve,
 }
 
-/// Counters of the GPU over a run: percent, and MiB/s where the name says so.
+/// GPU counters over a run: percent, or MiB/s where the name says so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct Gpm {
-    /// Time in which anything ran.
+    /// Time during which any kernel ran.
     pub graphics: f64,
     /// SMs with work.
     pub sm_util: f64,
     /// Memory bandwidth.
     pub dram: f64,
-    /// What came over the bus: inputs stay on the GPU, so mostly the commands that launch kernels.
+    /// Traffic received over the bus: inputs stay on the GPU, so mostly kernel launch commands.
     pub pcie_rx_mib_s: f64,
 }
 
@@ -43,10 +42,10 @@ pub struct Solo {
     pub mem_mib: f64,
     /// Steps per second.
     pub it_s: f64,
-    /// The counters; not read everywhere.
+    /// GPU counters, if recorded.
     #[serde(default)]
     pub gpm: Option<Gpm>,
-    /// Seconds from its launch to its first step, where it was started for this.
+    /// Seconds from launch to the first step, where the process was started for this run.
     #[serde(default)]
     pub start_s: Option<f64>,
 }
@@ -54,31 +53,31 @@ pub struct Solo {
 /// A training task alone on the whole GPU in a session that measured pairs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Alone {
-    /// The task.
+    /// Name of the task.
     pub a: String,
     /// Its batch size.
     pub batch: u32,
     /// Steps per second.
     pub it_s: f64,
-    /// The counters.
+    /// GPU counters.
     pub gpm: Gpm,
 }
 
-/// What one side of a pair came to.
+/// Result of one side of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Rate {
     /// Steps per second.
     pub it_s: f64,
 }
 
-/// Two training tasks side by side, the whole GPU each or a part each.
+/// Two training tasks side by side, each on the whole GPU or on a partition.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Trainings {
-    /// One task.
+    /// Name of one task.
     pub a: String,
     /// Its batch size.
     pub batch_a: u32,
-    /// The other task.
+    /// Name of the other task.
     pub b: String,
     /// Its batch size.
     pub batch_b: u32,
@@ -88,34 +87,34 @@ pub struct Trainings {
     /// SMs that `b` was confined to, if it was.
     #[serde(default)]
     pub sms_b: Option<u32>,
-    /// What `a` came to.
+    /// Result of `a`.
     pub ra: Rate,
-    /// What `b` came to.
+    /// Result of `b`.
     pub rb: Rate,
 }
 
-/// Several training tasks side by side, the whole GPU each or a part each.
+/// Several training tasks side by side, each on the whole GPU or on a partition.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Group {
-    /// The tasks.
+    /// Names of the tasks.
     pub tasks: Vec<String>,
     /// Their batch sizes.
     pub batches: Vec<u32>,
     /// SMs that each was confined to, if they were.
     #[serde(default)]
     pub sms: Option<Vec<u32>>,
-    /// What each came to.
+    /// Result of each.
     pub r: Vec<Rate>,
 }
 
-/// A training task beside a service, each on SMs of its own.
+/// A training task beside a service, on disjoint SMs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Mixed {
-    /// The training task.
+    /// Name of the training task.
     pub a: String,
     /// Its batch size.
     pub batch_a: u32,
-    /// The service.
+    /// Name of the service.
     pub b: String,
     /// Its batch size.
     pub batch_b: u32,
@@ -125,18 +124,18 @@ pub struct Mixed {
     pub sms_b: u32,
     /// Batches that arrive per second.
     pub rate_b: f64,
-    /// What the training task came to.
+    /// Result of the training task.
     pub ra: Rate,
 }
 
-/// A training task beside a service that answers one batch after the other, each on SMs of its own.
+/// A training task beside a service in a closed loop (one batch after the other), on disjoint SMs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Closed {
-    /// The training task.
+    /// Name of the training task.
     pub a: String,
     /// Its batch size.
     pub batch_a: u32,
-    /// The service.
+    /// Name of the service.
     pub b: String,
     /// Its batch size.
     pub batch_b: u32,
@@ -144,13 +143,13 @@ pub struct Closed {
     pub sms_a: u32,
     /// SMs of the service.
     pub sms_b: u32,
-    /// What the training task came to.
+    /// Result of the training task.
     pub ra: Rate,
-    /// What the service came to.
+    /// Result of the service.
     pub rb: Rate,
 }
 
-/// A row.
+/// A measurement of any kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Row {
     /// Alone on some SMs.
@@ -163,7 +162,7 @@ pub enum Row {
     Group(Group),
     /// A training task and a service.
     Mixed(Mixed),
-    /// The same without a pause between batches.
+    /// A training task and a service in a closed loop.
     Closed(Closed),
 }
 
@@ -172,7 +171,7 @@ pub enum Row {
 pub struct RowError {
     /// Its line, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// What is wrong with it.
     pub what: String,
 }
 
@@ -184,12 +183,12 @@ impl fmt::Display for RowError {
 
 impl std::error::Error for RowError {}
 
-/// All rows of a file; empty lines are passed over, and so is what could not be measured.
+/// All rows of a file; empty lines and failed measurements are skipped.
 pub fn parse(text: &str) -> Result<Vec<Row>, RowError> {
     Ok(rounds(text)?.into_iter().flatten().collect())
 }
 
-/// The same by the rounds in which they were measured, if there were several: what was measured once is the first.
+/// All rows of a file by measuring round; rows without a round belong to the first.
 pub fn rounds(text: &str) -> Result<Vec<Vec<Row>>, RowError> {
     let mut rounds: BTreeMap<u32, Vec<Row>> = BTreeMap::new();
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
@@ -220,10 +219,10 @@ struct Probe {
     round: u32,
 }
 
-/// A row and its round; nothing where nothing could be measured.
+/// A row and its round; `None` for a failed measurement.
 fn row(line: &str) -> Result<Option<(u32, Row)>, String> {
     let plainly = |e: serde_json::Error| {
-        // There is only one line, and the caller says which.
+        // There is only one line; the caller adds its number.
         let text = e.to_string();
         text.split(" at line ").next().unwrap_or(&text).to_string()
     };
@@ -299,7 +298,7 @@ impl Gpm {
 }
 
 impl Rate {
-    /// Beside a bad roommate a short run may see no step at all.
+    /// Beside a heavy roommate a short run may complete no step at all.
     fn check(self) -> Result<(), String> {
         not_negative("it_s", self.it_s)
     }

@@ -1,58 +1,60 @@
-//! Which parts of a GPU to try next for tasks that were measured side by side: where somebody suffers, the others
-//! are confined to fewer multiprocessors until it does not, or until they suffer themselves.
+//! Which partition of a GPU to try next for tasks that were measured side by side: where a task is
+//! slowed down too much, the others are confined to fewer SMs until it is not, or until they are.
 
 use crate::measurement::advice::Configuration;
 
-/// Parts are made of groups of so many multiprocessors.
+/// Partitions consist of groups of this many SMs.
 pub const GRAIN: u32 = 8;
-/// The smallest part that is tried.
+/// SMs of the smallest partition that is tried.
 pub const LEAST: u32 = 32;
-/// Whom nobody slows down by more has nothing to win.
-const EASY: f64 = 1.1;
-/// No parts get so many times as much done as no parts.
-const HOPE: f64 = 1.2;
-/// By how much the one who suffers has to be faster than it must, so that it still is when measured again.
-const SURE: f64 = 1.03;
+/// Below this slowdown no partition can help.
+const MIN_SLOWDOWN: f64 = 1.1;
+/// No partition gets more done than this many times the unpartitioned throughput.
+const MAX_PARTITION_GAIN: f64 = 1.2;
+/// Factor by which the victim has to exceed its required speed, so that it still does when measured
+/// again.
+const SPEED_MARGIN: f64 = 1.03;
 
-/// What is looked for.
+/// What to search for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Search {
-    /// Multiprocessors of the GPU.
+    /// Number of SMs of the GPU.
     pub gpu: u32,
-    /// How many times as long as alone anybody may take.
+    /// Largest slowdown relative to alone that any task may have.
     pub bound: f64,
-    /// Parts that are tried for a set at most.
+    /// Largest number of partitions tried for a set.
     pub tries: usize,
 }
 
-/// Where the one who suffers is.
+/// Where the victim (the slowest task) runs.
 #[derive(Clone, Copy, PartialEq)]
 enum Victim {
-    /// It may use everything.
+    /// On all SMs.
     Everywhere,
-    /// It has what the others do not have.
+    /// On the SMs that the others do not have.
     Apart,
 }
 
-/// How a set did with the others in so many multiprocessors.
+/// Result for a set with the other tasks confined to `others_in` SMs.
 #[derive(Clone, Copy)]
 struct Point {
     others_in: u32,
     victim: f64,
-    /// The slowest of them.
+    /// Speed of the slowest of the others.
     others: f64,
 }
 
 impl Search {
-    /// The multiprocessors that each should have next, all of them meaning that it is not confined; `None` if nothing
-    /// is likely to help any more. The configurations have to hold the one without parts.
+    /// The number of SMs that each task should have next, all of them meaning that it is not
+    /// confined; `None` if nothing more is likely to help. The configurations have to include the
+    /// unpartitioned one.
     pub fn next(&self, configurations: &[Configuration]) -> Option<Vec<u32>> {
         let free = configurations.iter().find(|w| w.sms.is_none())?;
         let tried = configurations.iter().filter(|w| w.sms.is_some()).count();
-        let hopeless = HOPE * free.sum() * self.bound < free.speeds.len() as f64;
+        let out_of_reach = MAX_PARTITION_GAIN * free.sum() * self.bound < free.speeds.len() as f64;
         let slowest =
             (0..free.speeds.len()).min_by(|a, b| free.speeds[*a].total_cmp(&free.speeds[*b]))?;
-        if tried >= self.tries || hopeless || free.speeds[slowest] * EASY >= 1.0 {
+        if tried >= self.tries || out_of_reach || free.speeds[slowest] * MIN_SLOWDOWN >= 1.0 {
             return None;
         }
         [Victim::Everywhere, Victim::Apart].into_iter().find_map(|kind| {
@@ -67,13 +69,13 @@ impl Search {
         })
     }
 
-    /// Parts that are worth another look, the best first.
+    /// Partitions that are worth measuring again, the best first.
     pub fn again<'a>(
         &self,
         configurations: &'a [Configuration],
     ) -> impl Iterator<Item = &'a [u32]> {
         let slowest = |w: &Configuration| w.slowdowns().fold(0.0, f64::max);
-        let near = |w: &&Configuration| w.sms.is_some() && slowest(w) <= SURE * self.bound;
+        let near = |w: &&Configuration| w.sms.is_some() && slowest(w) <= SPEED_MARGIN * self.bound;
         let mut near: Vec<&Configuration> = configurations.iter().filter(near).collect();
         near.sort_by(|a, b| b.sum().total_cmp(&a.sum()));
         near.into_iter().filter_map(|w| w.sms.as_deref())
@@ -97,16 +99,18 @@ impl Search {
         (here && parts.iter().all(|p| *p == others_in)).then(|| point(others_in))
     }
 
-    /// Multiprocessors to give the others next, from what fewer and more of them did, in that order.
+    /// SMs to give the others next, from results with fewer and with more of them, in that order.
     fn others_in(&self, points: &[Point], kind: Victim) -> Option<u32> {
         let must = 1.0 / self.bound;
-        let suffers = |p: &Point| p.victim < SURE * must;
+        let suffers = |p: &Point| p.victim < SPEED_MARGIN * must;
         let harmed = |p: &Point| p.others < must;
-        // With less the one does better and the others do worse: where both are badly off, or nobody is, there is no more to learn.
+        // With fewer SMs for the others the victim speeds up and they slow down: where both are too
+        // slow, or neither is, there is no more to learn.
         if points.iter().any(|p| suffers(p) == harmed(p)) {
             return None;
         }
-        // What is left over beside whole groups goes with the last one, which makes that part larger than it was asked for.
+        // SMs left over beside whole groups go with the last group, which makes that partition
+        // larger than requested.
         let most = if kind == Victim::Apart { self.gpu - LEAST } else { self.gpu - 2 * GRAIN };
         let on_grid = |sms: f64| (sms.max(0.0) as u32) / GRAIN * GRAIN;
         let enough = points.iter().rfind(|p| !suffers(p)).copied();
@@ -118,7 +122,8 @@ impl Search {
             (Some(p), None) => (p.others_in + 3 * GRAIN).min(most / GRAIN * GRAIN),
             (Some(low), Some(high)) => {
                 let (from, to) = (f64::from(low.others_in), f64::from(high.others_in));
-                let part = (low.victim - SURE * must) / (low.victim - high.victim).max(1e-9);
+                let part =
+                    (low.victim - SPEED_MARGIN * must) / (low.victim - high.victim).max(1e-9);
                 let last = high.others_in.saturating_sub(1).min(most) / GRAIN * GRAIN;
                 on_grid(from + part * (to - from))
                     .clamp(low.others_in + GRAIN, last.max(low.others_in + GRAIN))
@@ -143,7 +148,7 @@ mod tests {
         Configuration { sms, speeds, errors, sum_error: 0.0 }
     }
 
-    /// Everything that is tried for a set that does like this in its parts.
+    /// Every partition tried for a set that runs at the speeds of `does`.
     fn tried(
         search: Search,
         members: usize,
@@ -166,16 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_tried_where_nothing_can_be_won() {
+    fn nothing_is_tried_where_no_partition_can_help() {
         assert_eq!(parts(&tried(H200, 2, |_| vec![0.95, 0.93])), [[0; 2]; 0]);
-        // Two copies of what fills the GPU: to be allowed they would have to get a quarter more done.
+        // Two copies of a task that fills the GPU: to be allowed they would have to get a quarter
+        // more done.
         assert_eq!(parts(&tried(H200, 2, |_| vec![0.53, 0.53])), [[0; 2]; 0]);
         assert_eq!(H200.next(&[]), None);
     }
 
     #[test]
-    fn the_other_is_held_to_less_until_nobody_suffers() {
-        // The first takes what it can get; the second is as fast as what is left for it alone.
+    fn the_other_is_confined_until_no_task_is_too_slow() {
+        // The first task uses all it can get; the second is as fast as its rest of the SMs allows
+        // alone.
         let does = |p: &[u32]| {
             let (a, b) = (f64::from(p[0]), f64::from(p[1]));
             vec![(a / 120.0).min(1.0), ((b - 0.8 * a.min(b)) / 60.0).min(1.0)]
@@ -193,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn of_three_the_one_who_suffers_most_is_protected() {
+    fn of_three_tasks_the_slowest_is_protected() {
         let does = |p: &[u32]| {
             let apart = p[2] < 132;
             vec![0.9, 0.85, if apart { 0.6 } else { 0.5 + f64::from(132 - p[0]) / 200.0 }]
@@ -204,16 +211,16 @@ mod tests {
     }
 
     proptest! {
-        /// With less the one does better and the others do worse: where one of the numbers is good for both, it is found, and
-        /// nothing is ever tried twice or cannot be made.
+        /// Fewer SMs for the others speed up the victim and slow them down: if some number is good
+        /// for both, it is found, and no partition is tried twice or is impossible.
         #[test]
-        fn what_is_good_for_all_is_found(
+        fn a_partition_good_for_all_is_found(
             at in 40.0..120.0_f64, steep in 0.002..0.02_f64, flat in 0.001..0.01_f64, lift in 0.0..0.2_f64,
         ) {
             let does = |p: &[u32]| {
                 let x = f64::from(p[0]);
                 let victim = (0.7 + steep * (at - x)).clamp(0.05, 1.0);
-                // Apart from the other it never does well.
+                // With SMs of its own the victim never does well.
                 let victim = if p[1] < 132 { victim.min(0.3) } else { victim };
                 vec![(0.7 + lift - flat * (at - x)).clamp(0.05, 1.0), victim]
             };
@@ -228,7 +235,7 @@ mod tests {
             }
             let sure = |p: &[u32]| {
                 let speeds = does(p);
-                speeds[1] >= SURE / search.bound && speeds[0] >= 1.0 / search.bound
+                speeds[1] >= SPEED_MARGIN / search.bound && speeds[0] >= 1.0 / search.bound
             };
             let free = &configurations[0];
             let looked = !all.is_empty();

@@ -8,14 +8,14 @@ use crate::profile::Profiled;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Over what a curve consists of two straight lines.
+/// The variable over which a curve consists of two straight lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Axis {
-    /// Over the share, as published.
+    /// The share, as published.
     Share,
-    /// Over one part in so many: work that is divided among multiprocessors takes time in proportion
-    /// to this, so measured curves are straighter (`docs/reference/fits.md`).
+    /// The inverse of the share: work that is divided among SMs takes time in proportion to it, so
+    /// measured curves are straighter (`docs/reference/fits.md`).
     #[default]
     Inverse,
 }
@@ -37,10 +37,10 @@ impl Axis {
     }
 }
 
-/// From so many samples on, a curve need not go through one of them.
-const A_HANDFUL: usize = 5;
+/// Up to this many points, a fitted curve passes through one of them.
+const MAX_PINNED_POINTS: usize = 5;
 
-/// Seconds of a batch over the share of the GPU, in (0, 1]: falls, and ever less.
+/// Seconds per batch over the share of the GPU, in (0, 1]: decreasing and convex.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Curve {
     lines: TwoLines,
@@ -51,7 +51,7 @@ impl Curve {
     /// From seconds at shares, ascending; `None` with fewer than three.
     pub fn fit(axis: Axis, points: &[Point]) -> Option<Self> {
         let placed: Vec<Point> = points.iter().map(|(share, s)| (axis.x(*share), *s)).collect();
-        let lines = if points.len() > A_HANDFUL || axis == Axis::Inverse {
+        let lines = if points.len() > MAX_PINNED_POINTS || axis == Axis::Inverse {
             TwoLines::fit_freely(&placed)
         } else {
             TwoLines::fit(&placed)
@@ -59,8 +59,8 @@ impl Curve {
         Some(Self { lines: lines?, axis })
     }
 
-    /// As if all of the work were divided among the multiprocessors: the most that a smaller share can
-    /// cost, for services of which nothing else is known.
+    /// Time inversely proportional to the share: the most that a smaller share can cost, for
+    /// services of which nothing else is known.
     pub fn proportional(whole_s: f64) -> Self {
         let lines = TwoLines { knee: -1.0, level: whole_s, steep: -whole_s, flat: -whole_s };
         Self { lines, axis: Axis::Inverse }
@@ -68,15 +68,15 @@ impl Curve {
 
     /// Seconds with this share.
     pub fn at(&self, share: f64) -> f64 {
-        // A line over the share may fall below nothing.
+        // A line over the share may become negative.
         self.lines.at(self.axis.x(share)).max(1e-9)
     }
 
-    /// The smallest share, not below `least`, with which it takes no longer than this; `None` if the
-    /// whole GPU is not enough.
+    /// The smallest share, not below `least`, with which a batch takes no longer than `limit_s`;
+    /// `None` if the whole GPU is not enough.
     pub fn smallest_share(&self, limit_s: f64, least: f64) -> Option<f64> {
         let share = self.axis.share(self.lines.first_at_most(limit_s)?);
-        // Over the inverse, "everywhere" is minus infinity too, and that is a share of nothing.
+        // Over the inverse, "everywhere" is minus infinity too, which means a share of 0.
         let share = share.max(least);
         (share <= 1.0 + 1e-9).then_some(share.min(1.0))
     }
@@ -86,8 +86,8 @@ impl Curve {
         self.axis.share(self.lines.knee).clamp(0.0, 1.0)
     }
 
-    /// How much it depends on the share: seconds per share, from `least` to the knee and from there to
-    /// the whole, and the mean of the two.
+    /// How strongly batch time depends on the share: seconds per share, from `least` to the knee
+    /// and from there to the whole, and the mean of the two.
     pub fn slope(&self, least: f64) -> f64 {
         let knee = self.knee().clamp(least, 1.0);
         let secant = |a: f64, b: f64| {
@@ -96,13 +96,13 @@ impl Curve {
         f64::midpoint(secant(least, knee), secant(knee, 1.0))
     }
 
-    /// The same, everything so many times as long.
+    /// The curve with all times multiplied by this factor.
     #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         Self { lines: self.lines.times(factor), ..*self }
     }
 
-    /// Between two curves.
+    /// Interpolation between two curves.
     fn between(&self, other: &Self, t: f64) -> Self {
         let mix = |a: f64, b: f64| a * (1.0 - t) + b * t;
         let (a, b) = (&self.lines, &other.lines);
@@ -123,10 +123,11 @@ pub struct SoloCurves {
 }
 
 impl SoloCurves {
-    /// From profiled points, at most `budget` for each curve (0 = none); says how many were used.
+    /// From profiled points, at most `budget` for each curve (0 = none); returns how many were
+    /// used.
     ///
-    /// The smallest and the largest share come first, then always the one that halves the widest gap
-    /// between logarithms: curves bend where shares are small.
+    /// The smallest and the largest share come first, then repeatedly the one that halves the
+    /// widest gap between logarithms, because curves bend where shares are small.
     pub fn fit(axis: Axis, points: &[Profiled], budget: usize) -> (Self, usize) {
         let mut by_batch: BTreeMap<u32, Vec<Point>> = BTreeMap::new();
         for point in points {
@@ -146,13 +147,13 @@ impl SoloCurves {
         (Self { curves }, used)
     }
 
-    /// Whether nothing is known.
+    /// Whether there is no curve.
     pub fn is_empty(&self) -> bool {
         self.curves.is_empty()
     }
 
-    /// The curve for a batch size: between profiled ones over the logarithm; below the smallest as
-    /// there, above the largest in proportion.
+    /// The curve for a batch size: interpolated over the logarithm between profiled ones; below the
+    /// smallest constant, above the largest in proportion.
     pub fn curve(&self, batch: u32) -> Option<Curve> {
         let after = self.curves.partition_point(|(b, _)| *b < batch);
         let Some((high, curve)) = self.curves.get(after) else {
@@ -167,7 +168,7 @@ impl SoloCurves {
     }
 }
 
-/// So many of the points, ascending, spread over the logarithm of the share.
+/// `budget` of the points, ascending, spread over the logarithm of the share.
 fn spread(points: &[Point], budget: usize) -> Vec<Point> {
     if points.len() <= budget {
         return points.to_vec();

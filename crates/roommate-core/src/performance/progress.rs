@@ -1,22 +1,22 @@
-//! Lazy progress: how far a job is, computed when asked instead of advanced at every event.
+//! Lazy progress: a job's progress is computed on demand instead of advanced at every event.
 //!
-//! The simulator holds one meter per job as the truth and the engine holds one as its belief; both do
-//! the same arithmetic, so an undisturbed belief is equal to the truth to the last bit.
+//! The simulator holds one meter per job as the truth and the engine holds one as its belief; both
+//! use the same arithmetic, so an undisturbed belief equals the truth to the last bit.
 
 use crate::time::{Span, Time};
 
-/// Seconds in which a job whose steps take `step_s` does the work of one step of its own batch size, if
-/// each of its steps is worth so many of those.
+/// Seconds for the work of one step at the job's own batch size, when a step takes `step_s` and is
+/// worth `worth` of those.
 pub fn work_s(step_s: f64, worth: f64) -> f64 {
     if worth == 1.0 { step_s } else { step_s / worth }
 }
 
-/// How far a job is: `done` steps at `since`, and one more step every `step_s` seconds.
+/// Progress of a job: `done` steps at `since`, and one more step every `step_s` seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meter {
     /// Steps done at `since`.
     pub done: f64,
-    /// Seconds of one step of its own batch size; infinite while it stands still.
+    /// Seconds per step at its own batch size; infinite while it makes no progress.
     pub step_s: f64,
     /// The instant to which `done` refers.
     pub since: Time,
@@ -34,28 +34,28 @@ impl Meter {
         self.done + (now - self.since).secs() / self.step_s
     }
 
-    /// Brings `done` up to `now`, the first `pause` of the interval having been lost.
+    /// Advances `done` to `now`; the first `pause` of the interval made no progress.
     pub fn advance(&mut self, now: Time, pause: Span) {
         let useful = (now - self.since).saturating_sub(pause);
         self.done += useful.secs() / self.step_s;
         self.since = now;
     }
 
-    /// Goes on from `now` with another length of step.
+    /// Continues from `now` with another step length.
     pub fn set_step(&mut self, now: Time, step_s: f64) {
         self.advance(now, Span::ZERO);
         self.step_s = step_s;
     }
 
-    /// Stands still from `now` at `done`.
+    /// Makes no progress from `now` on, with `done` steps completed.
     pub fn stop_at(&mut self, now: Time, done: f64) {
         *self = Self { done, step_s: f64::INFINITY, since: now };
     }
 
-    /// When `work` steps will be done at the present pace; `None` if never.
+    /// When `work` steps will be completed at the present rate; `None` if never.
     pub fn finishes(&self, work: f64) -> Option<Time> {
         let left_s = (work - self.done).max(0.0) * self.step_s;
-        // 0 steps at an infinite step time is NaN: nothing left is now.
+        // 0 steps at an infinite step time is NaN; with nothing left the answer is now.
         if left_s.is_nan() {
             return Some(self.since);
         }

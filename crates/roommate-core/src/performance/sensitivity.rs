@@ -1,14 +1,14 @@
-//! Sensitivity: how fast a profile is with the CPU and the host memory that it has for each GPU.
+//! Sensitivity: how the speed of a profile depends on its CPU and host memory per GPU.
 //!
-//! Image and speech training preprocess on the CPU and cache their data in host memory; with too little
-//! of either the GPU waits. Language models hardly care.
+//! Image and speech training preprocess on the CPU and cache their data in host memory; with too
+//! little of either the GPU waits. Language models hardly depend on them.
 
 use crate::idx::JobIdx;
 use crate::knobs::Knobs;
 use crate::state::{Node, State};
 use serde::{Deserialize, Serialize};
 
-/// CPU in thousandths of a core and host memory in MiB, for each GPU; 0 = not known.
+/// CPU in thousandths of a core and host memory in MiB, per GPU; 0 = not known.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
@@ -19,44 +19,44 @@ pub struct Host {
 }
 
 impl Host {
-    /// What these knobs give.
+    /// The CPU and host memory in these knobs.
     pub fn of(knobs: Knobs) -> Self {
         Self { cpu_milli: knobs.cpu_milli, mib: knobs.host_mib }
     }
 
-    /// These knobs with this in place of what they say.
+    /// These knobs with this CPU and host memory.
     pub fn on(self, knobs: Knobs) -> Knobs {
         Knobs { cpu_milli: self.cpu_milli, host_mib: self.mib, ..knobs }
     }
 
-    /// The less of each.
+    /// The smaller of each.
     pub fn min(self, other: Self) -> Self {
         Self { cpu_milli: self.cpu_milli.min(other.cpu_milli), mib: self.mib.min(other.mib) }
     }
 
-    /// Whether each is within the other's.
+    /// Whether neither exceeds the other's.
     pub fn within(self, other: Self) -> bool {
         self.cpu_milli <= other.cpu_milli && self.mib <= other.mib
     }
 }
 
-/// Speeds at points of a grid, and between them by interpolation.
+/// Speeds at the points of a grid, interpolated between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Grid")]
 pub struct Sensitivity {
-    /// CPU of the points, ascending.
+    /// CPU of the grid points, ascending.
     cpu_milli: Vec<u32>,
-    /// Host memory of the points, ascending.
+    /// Host memory of the grid points, ascending.
     mib: Vec<u32>,
-    /// Speeds by CPU, then by memory, relative to that with the usual share.
+    /// Speeds by CPU, then by memory, relative to the speed with the usual share.
     speed: Vec<f64>,
-    /// The share with which the profile's step was measured.
+    /// CPU and host memory with which the profile's step was measured.
     usual: Host,
-    /// The least with which it is as fast as it is worth.
+    /// The smallest CPU and host memory beyond which more is not worth it.
     best: Host,
 }
 
-/// A grid as it is written, before anybody has checked it.
+/// A grid as deserialized, before it is checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Grid {
@@ -76,8 +76,8 @@ impl TryFrom<Grid> for Sensitivity {
 }
 
 impl Sensitivity {
-    /// A grid of measured speeds, by CPU, then by memory; `None` if it is none: axes that do not ascend,
-    /// too few speeds, or speeds that are not above 0.
+    /// A grid of measured speeds, by CPU, then by memory; `None` if it is invalid: axes that do not
+    /// ascend, too few speeds, or speeds that are not above 0.
     pub fn new(
         cpu_milli: Vec<u32>,
         mib: Vec<u32>,
@@ -98,8 +98,8 @@ impl Sensitivity {
         Some(grid)
     }
 
-    /// What is known where only the best share and what it brings were measured: speed grows evenly with
-    /// CPU from the usual share to the best, and memory is only asked for.
+    /// A grid where only the best share and its speedup were measured: speed grows linearly with
+    /// CPU from the usual share to the best, and memory has no effect on speed.
     pub fn of_best(usual: Host, best: Host, speedup: f64) -> Option<Self> {
         let axis = |a: u32, b: u32| if a == b { vec![a] } else { vec![a.min(b), a.max(b)] };
         let (cpu, mib) = (axis(usual.cpu_milli, best.cpu_milli), axis(usual.mib, best.mib));
@@ -115,7 +115,7 @@ impl Sensitivity {
         first.map_or(self.usual, |(host, _)| host)
     }
 
-    /// The least with which it is as fast as it is worth.
+    /// The smallest CPU and host memory beyond which more is not worth it.
     pub fn best(&self) -> Host {
         self.best
     }
@@ -128,7 +128,7 @@ impl Sensitivity {
         hosts.zip(self.speed.iter().copied())
     }
 
-    /// Speed with so much; what is not known is taken as usual.
+    /// Speed with this CPU and host memory; an unknown value is taken as the usual one.
     pub fn speed(&self, host: Host) -> f64 {
         let known = |v: u32, usual: u32| if v == 0 { usual } else { v };
         self.at(Host {
@@ -146,14 +146,14 @@ impl Sensitivity {
             low + (high - low) * along_m
         };
         let (low, high) = (row(c), row(next_c));
-        // Below the first point half the CPU does half the work.
+        // Below the first point, half the CPU gives half the speed.
         let starved =
             f64::from(host.cpu_milli.min(self.cpu_milli[0])) / f64::from(self.cpu_milli[0]);
         (low + (high - low) * along_c) * starved
     }
 }
 
-/// The points around a value, and how far it is from the first to the second.
+/// The grid points around a value, and its position between them.
 fn bracket(axis: &[u32], value: u32) -> (usize, usize, f64) {
     let next = axis.partition_point(|a| *a <= value);
     if next == 0 || next == axis.len() {
@@ -164,14 +164,15 @@ fn bracket(axis: &[u32], value: u32) -> (usize, usize, f64) {
     (next - 1, next, f64::from(value - low) / f64::from(high - low))
 }
 
-/// Whether GPUs of the node are of a GPU model that the job can use.
+/// Whether the node's GPUs are of a model that the job may use.
 pub fn may_use(state: &State, job: JobIdx, node: &Node) -> bool {
     let mem_mib = state.gpu_models[usize::from(node.gpu_model)].mem_mib;
     let spec = state.spec(job);
     spec.allows(node.gpu_model) && (mem_mib == 0 || spec.knobs.mem_mib <= mem_mib)
 }
 
-/// What each GPU of the poorest node that the job may use has; 0 where a node does not say.
+/// Proportional CPU and host memory per GPU of the smallest node that the job may use; 0 where
+/// unknown.
 pub fn share(state: &State, job: JobIdx) -> Host {
     let nodes = state.nodes.iter().filter(|n| may_use(state, job, n));
     let each = |n: &Node| Host {
@@ -181,8 +182,8 @@ pub fn share(state: &State, job: JobIdx) -> Host {
     nodes.map(each).reduce(Host::min).unwrap_or_default()
 }
 
-/// What the job asks for on each GPU, at most what fits on a node; its share where it does not say, and
-/// where its gang is wider than nodes are.
+/// The CPU and host memory that the job requests per GPU, at most what fits on a node; the
+/// proportional share if it requests none, or if its gang is wider than a node.
 pub fn demand(state: &State, job: JobIdx) -> Host {
     let (spec, share) = (state.spec(job), share(state, job));
     let asked = match &state.profile(job).sensitivity {
@@ -205,7 +206,7 @@ pub fn demand(state: &State, job: JobIdx) -> Host {
         cpu_milli: one(asked.cpu_milli, share.cpu_milli, most.cpu_milli),
         mib: one(asked.mib, share.mib, most.mib),
     };
-    // On unlike nodes that may still be too much: then nobody could ever start it.
+    // On unequal nodes that may still be too much: then the job could never start.
     let knobs = demand.on(spec.knobs);
     let room = |n: &Node| {
         let empty = Node { cpu_used_milli: 0, host_used_mib: 0, ..n.clone() };
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(alexnet.speed(host(24.0, 250.0)), 2.94);
         assert!((alexnet.speed(host(6.0, 125.0)) - 1.646_667).abs() < 1e-6);
         assert_eq!(alexnet.speed(host(1.5, 62.5)), 0.5);
-        assert_eq!(alexnet.speed(Host::default()), 1.0, "what is not known is usual");
+        assert_eq!(alexnet.speed(Host::default()), 1.0, "an unknown value is the usual one");
         let gnmt = Sensitivity::of_best(host(3.0, 62.5), host(1.0, 20.0), 1.0).unwrap();
         assert_eq!(gnmt.speed(host(1.0, 20.0)), 1.0);
         assert_eq!(gnmt.speed(host(3.0, 62.5)), 1.0);

@@ -1,8 +1,9 @@
-//! The throttle: holds opportunists back until a protected job has the speed that it was promised.
+//! The throttle: slows down best-effort jobs until a protected job reaches its guaranteed speed.
 //!
-//! The control law of AntMan's local coordinator (OSDI 2020; the thresholds are ours, the coordinator was
-//! never released). A machine runs it once a period beside a real job; the simulator asks where it
-//! settles. A policy only sets its bounds: [`Knobs::floor_permille`] and [`Knobs::pace_permille`].
+//! The control law of AntMan's local coordinator (OSDI 2020; the thresholds are ours, the
+//! coordinator was never released). A machine runs it once a period beside a real job; the
+//! simulator computes where it settles. A policy only sets its bounds: [`Knobs::floor_permille`]
+//! and [`Knobs::pace_permille`].
 
 use crate::idx::{GpuIdx, JobIdx};
 use crate::interference::Interference;
@@ -12,60 +13,60 @@ use crate::state::State;
 use crate::time::Span;
 use smallvec::SmallVec;
 
-/// Time between two looks at the protected job's step.
+/// Time between two observations of the protected job's step.
 pub const PERIOD: Span = Span(1_000_000);
-/// What a good stretch adds to the pace of the opportunists, once they have been too much.
+/// Increase of the best-effort pace after a run of good periods, once it has been too high.
 const INCREASE_PERMILLE: u16 = 20;
-/// The pace at which others begin who sit apart from the protected job.
+/// The initial pace of best-effort jobs on SMs disjoint from those of the protected job.
 const APART_PERMILLE: u16 = 500;
-/// Good looks in a row that make a good stretch.
+/// Consecutive good periods before the pace increases.
 const GOOD_PERIODS: u32 = 3;
-/// Steps of the protected job that its own pace is learnt from, with everybody else held.
+/// Steps of the protected job from which its solo speed is measured, with all others halted.
 const BASELINE_STEPS: f64 = 10.0;
 
-/// Tenants of a GPU with the knobs that are in force.
+/// Tenants of a GPU with their effective knobs.
 pub type Tenants = SmallVec<[(JobIdx, Knobs); 4]>;
 
-/// The control law: looks at how much slower the protected job is, and sets the pace of the others.
+/// The control law: observes the slowdown of the protected job, and sets the pace of the others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throttle {
-    /// Slowdown that is tolerated, above 0.
+    /// Tolerated slowdown above 1.
     eps: f64,
     pace_permille: u16,
     good: u32,
-    /// Whether the others were never too much: so far each good stretch doubles their pace, or a GPU that is
-    /// free would be theirs only minutes later.
+    /// Whether the pace was never too high: until then each good run doubles it, otherwise
+    /// best-effort jobs would need minutes to use an idle GPU.
     untried: bool,
 }
 
 impl Throttle {
-    /// Starts with the others held, for a job that was promised this share of its speed.
+    /// Starts with the others halted, for a job that is guaranteed this share of its speed.
     pub fn new(floor_permille: u16) -> Self {
         let floor = f64::from(floor_permille.clamp(1, 1000)) / 1000.0;
         Self { eps: 1.0 / floor - 1.0, pace_permille: 0, good: 0, untried: true }
     }
 
-    /// The slowdown above 1 that is tolerated.
+    /// Tolerated slowdown above 1.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// The pace of the others now.
+    /// The current pace of the others.
     pub fn pace_permille(&self) -> u16 {
         self.pace_permille
     }
 
-    /// Lets the others in at once, if they were never too much: they have a part of the device for themselves, and can
-    /// only be too much for what is shared beside it.
+    /// Raises the pace of the others at once, if it was never too high: they have SMs of their own,
+    /// and can only interfere through what is shared beside those.
     pub fn let_in(&mut self) {
         if self.untried && self.pace_permille == 0 {
             self.pace_permille = APART_PERMILLE;
         }
     }
 
-    /// One look: the protected job's step takes `slowdown` times what it takes alone.
+    /// One observation: the protected job's step takes `slowdown` times as long as alone.
     pub fn look(&mut self, slowdown: f64) -> u16 {
-        // Rounding in a step's length is no reason to hold anybody back.
+        // Rounding in the length of a step must not throttle.
         let over = slowdown - 1.0 - 1e-9;
         if over > self.eps {
             (self.good, self.untried) = (0, false);
@@ -81,7 +82,7 @@ impl Throttle {
         } else {
             self.good = 0;
             if self.untried && self.pace_permille > 0 {
-                // Nearly too much: from what was calm it goes on by small steps.
+                // Nearly too high: continue from the last good pace in small steps.
                 self.untried = false;
                 let half = self.pace_permille / 2;
                 self.pace_permille = if half < INCREASE_PERMILLE { 0 } else { half };
@@ -91,10 +92,11 @@ impl Throttle {
     }
 }
 
-/// Where the law settles, as a function of the slowdown at each pace.
+/// The pace at which the law settles, given the slowdown at each pace.
 ///
-/// The slowdown never falls as the pace rises, so the climb from 0 can be skipped by bisection. Where the law would go to and fro
-/// between two paces, the lower one is meant: a promise is a promise.
+/// The slowdown never falls as the pace rises, so the increase from 0 can be skipped by bisection.
+/// Where the law would oscillate between two paces, the result is the lower one, which keeps the
+/// guarantee.
 fn settle(floor_permille: u16, most_permille: u16, slowdown: impl Fn(u16) -> f64) -> u16 {
     let law = Throttle::new(floor_permille);
     let is_calm = |pace: u16| slowdown(pace) - 1.0 <= law.eps / 2.0 + 1e-9;
@@ -103,7 +105,7 @@ fn settle(floor_permille: u16, most_permille: u16, slowdown: impl Fn(u16) -> f64
     if is_calm(most_permille) {
         return most_permille;
     }
-    // The first step that is not calm: the climb ends there.
+    // The first pace that is no longer good: the increase ends there.
     let (mut calm, mut busy) = (0, steps);
     while busy - calm > 1 {
         let middle = calm.midpoint(busy);
@@ -117,11 +119,11 @@ fn settle(floor_permille: u16, most_permille: u16, slowdown: impl Fn(u16) -> f64
     while pace > 0 && slowdown(pace) - 1.0 > law.eps + 1e-9 {
         pace = if pace / 2 < INCREASE_PERMILLE / 2 { 0 } else { pace / 2 };
     }
-    // After halving it climbs again, up to the last step that is calm.
+    // After a decrease the pace rises again, up to the last good one.
     pace.max(pace_at(calm))
 }
 
-/// Whether somebody on this GPU holds others back.
+/// Whether a tenant of this GPU has a guaranteed speed, so that others are throttled.
 pub fn is_protected(state: &State, gpu: GpuIdx) -> bool {
     if state.protected == 0 {
         return false;
@@ -130,8 +132,8 @@ pub fn is_protected(state: &State, gpu: GpuIdx) -> bool {
     tenants.len() > 1 && tenants.iter().any(|t| state.job(*t).knobs.floor_permille > 0)
 }
 
-/// The tenants of a GPU with the paces in force: opportunists beside a protected job run at the pace
-/// where its throttle settles, or not at all while they are `held`.
+/// The tenants of a GPU with their effective paces: best-effort jobs beside a protected job run at
+/// the pace where its throttle settles, or not at all while they are `held`.
 pub fn tenants(
     truth: &dyn Interference,
     state: &State,
@@ -147,7 +149,7 @@ pub fn tenants(
         if state.protected == 0 || state.job(job).knobs.floor_permille > 0 {
             return Knobs::PACE_FULL;
         }
-        // A gang has one pace, set where it is held back most.
+        // A gang has one pace, set where it is throttled most.
         let gpus = state.job(job).gpus.iter().filter(|g| is_protected(state, **g));
         let settled = gpus.map(|g| if held(job) { 0 } else { settled(truth, state, *g) });
         settled.min().unwrap_or(Knobs::PACE_FULL)
@@ -155,7 +157,7 @@ pub fn tenants(
     tenants.iter().map(|t| with(*t, pace(*t))).collect()
 }
 
-/// The pace of the opportunists on a GPU at which everybody who is protected has what was promised.
+/// The pace of the best-effort jobs on a GPU at which every protected job has its guaranteed speed.
 pub fn settled(truth: &dyn Interference, state: &State, gpu: GpuIdx) -> u16 {
     let on = state.gpu(gpu);
     let at_pace = |pace: u16| -> Tenants {
@@ -177,15 +179,15 @@ pub fn settled(truth: &dyn Interference, state: &State, gpu: GpuIdx) -> u16 {
     paces.min().unwrap_or(Knobs::PACE_FULL)
 }
 
-/// How long the opportunists stand still in effect when a protected job starts beside them: while its
-/// own pace is learnt, and half of the climb to where the throttle settles.
+/// Effective halt of best-effort jobs when a protected job starts beside them: while its solo speed
+/// is measured, and half of the increase to where the throttle settles.
 pub fn hold(state: &State, protected: JobIdx, settled_permille: u16) -> Span {
     let step_s = state.alone_step_s(protected, &state.job(protected).gpus);
     let baseline = Span::from_secs(BASELINE_STEPS * step_s).max(PERIOD);
     baseline + climb(settled_permille)
 }
 
-/// What the climb to a pace costs, as time at that pace.
+/// Cost of the increase to a pace, as time at that pace.
 pub fn climb(settled_permille: u16) -> Span {
     let looks = u64::from(settled_permille / INCREASE_PERMILLE) * u64::from(GOOD_PERIODS);
     Span(PERIOD.0 * looks.div_ceil(2))
@@ -195,7 +197,8 @@ pub fn climb(settled_permille: u16) -> Span {
 mod tests {
     use super::*;
 
-    /// Runs the law against a world where a full opportunist slows the protected job by `harm`.
+    /// Runs the law in a world where best-effort jobs at full pace slow down the protected job by
+    /// `harm`.
     fn run(floor: u16, harm: f64, periods: usize) -> Vec<u16> {
         let mut law = Throttle::new(floor);
         let slowdown = |pace: u16| 1.0 / (1.0 - harm * f64::from(pace) / 1000.0);
@@ -219,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_free_is_theirs_within_half_a_minute() {
+    fn an_idle_gpu_is_fully_used_within_half_a_minute() {
         let calm = run(990, 0.0, 21);
         assert_eq!(calm.iter().position(|p| *p == 1000), Some(20), "{calm:?}");
-        // Where they were too much once, they come back carefully.
+        // Once the pace was too high, it rises slowly.
         let harmed = run(950, 0.3, 40);
         assert!(
             harmed.windows(2).all(|p| p[1] <= 2 * p[0].max(INCREASE_PERMILLE / 2)),
@@ -233,11 +236,11 @@ mod tests {
     }
 
     #[test]
-    fn who_sits_apart_begins_at_half_its_pace_and_only_once() {
+    fn jobs_on_disjoint_sms_start_at_half_pace_only_once() {
         let mut law = Throttle::new(950);
         law.let_in();
         assert_eq!((0..3).map(|_| law.look(1.0)).collect::<Vec<_>>(), [500, 500, 1000]);
-        // Too much all the same: held back like anybody, and not let in again.
+        // Still too high: throttled like the others, and not raised at once again.
         for _ in 0..7 {
             law.look(1.2);
         }
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_held_back_where_nobody_is_harmed() {
+    fn no_job_is_throttled_without_a_slowdown() {
         assert_eq!(settle(990, 1000, |_| 1.0), 1000);
         assert_eq!(settle(990, 500, |_| 1.0), 500);
         assert_eq!(settle(990, 1000, |p| if p > 0 { 9.0 } else { 1.0 }), 0);

@@ -1,4 +1,4 @@
-//! How long a gang insists on a compact place before it takes any idle GPUs.
+//! How long a gang insists on a compact placement before it accepts any idle GPUs.
 
 use super::Layout;
 use crate::idx::JobIdx;
@@ -9,21 +9,21 @@ use crate::time::Time;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Jobs that wait for a compact place, by when they stop insisting on one.
+/// Jobs that wait for a compact placement, by when they stop insisting on it.
 #[derive(Debug, Default)]
 pub struct Patience {
     alarms: BinaryHeap<Reverse<(Time, JobIdx)>>,
 }
 
 impl Patience {
-    /// A job begins to wait; says whether it insists for now.
+    /// Registers a job that begins to wait; returns whether it insists for now.
     pub fn begin(&mut self, layout: Layout, state: &State, job: JobIdx) -> bool {
         let at = layout.relaxes_at(state, job);
         self.alarms.extend(at.map(|at| Reverse((at, job))));
         at.is_some()
     }
 
-    /// A waiting job that stopped insisting, as long as there are any.
+    /// The next waiting job that no longer insists, if any.
     pub fn ended(&mut self, state: &State) -> Option<JobIdx> {
         while let Some(&Reverse((at, job))) = self.alarms.peek()
             && at <= state.now
@@ -36,10 +36,10 @@ impl Patience {
         None
     }
 
-    /// Asks to be woken when the next waiting job stops insisting.
+    /// Requests a policy call when the next waiting job stops insisting.
     pub fn wake(&mut self, layout: Layout, plan: &mut Plan<'_>) {
-        // Who has found GPUs since then waits no longer, or waits anew. Who was just told to leave them
-        // cannot be placed yet, but waits already.
+        // A job that was placed since no longer waits, or waits anew. A job that is still stopping
+        // cannot be placed yet, but its wait has begun.
         let waits = |at: Time, job: JobIdx| {
             let hot = plan.job(job);
             let unserved = !hot.is_placed() && hot.phase != Phase::Done;

@@ -6,30 +6,31 @@ use crate::plan::Plan;
 use crate::state::{Node, State};
 use smallvec::SmallVec;
 
-/// Making room: who has to leave so that a job fits.
+/// Making room: which jobs have to be preempted so that a job fits.
 ///
-/// Victims are offered worst first. They are only counted until a place for the job comes in sight;
-/// then those who were counted for it stand in line again, by rank, and the job is put where the best
-/// of them are not in the way, so that those whose turn comes find their GPUs as they left them.
+/// Victims are offered worst first. They are only counted until the job would fit; then the counted
+/// victims are released and tried again by rank, and the job is placed out of the way of the best
+/// of them, so that victims that are placed again find their own GPUs idle.
 #[derive(Debug, Default)]
 pub struct Preemption {
-    /// GPUs per node that the victims seen so far would free.
+    /// GPUs per node that the victims so far would free.
     freed: Vec<u16>,
     /// Nodes with an entry in `freed`.
     touched: Vec<NodeIdx>,
-    /// GPUs that the victims seen so far would free in all.
+    /// GPUs that the victims so far would free in all.
     freed_gpus: u32,
-    /// Victims seen so far.
+    /// Victims counted so far.
     seen: Vec<JobIdx>,
-    /// For gangs wider than the nodes of a GPU model, by GPU model: GPUs of nodes that would be wholly idle, and
-    /// the most that would be idle on any other node.
+    /// For gangs wider than a node, by GPU model: GPUs of nodes that would be wholly idle, and the
+    /// most GPUs that would be idle on any other node.
     whole: Vec<(u32, u16)>,
-    /// Who was released and has to be tried again, worst first.
+    /// Jobs that were released and have to be tried again, worst first.
     pub evicted: Vec<JobIdx>,
 }
 
 impl Preemption {
-    /// Places the job by releasing some of the offered victims; the plan is unchanged on failure.
+    /// Places the job by releasing some of the offered victims; leaves the plan unchanged on
+    /// failure.
     pub fn make_room(
         &mut self,
         plan: &mut Plan<'_>,
@@ -55,7 +56,7 @@ impl Preemption {
         false
     }
 
-    /// Counts one more victim; evicts and places when that brings a place in sight.
+    /// Counts one more victim; preempts and places when the job then fits.
     fn count(&mut self, plan: &mut Plan<'_>, job: JobIdx, victim: JobIdx, layout: Layout) -> bool {
         let need = plan.spec(job).gpus;
         let mut on_one_node: SmallVec<[NodeIdx; 4]> = SmallVec::new();
@@ -97,15 +98,15 @@ impl Preemption {
             || (scattered && anywhere && self.evict(plan, job, layout, |_, _, _| true))
     }
 
-    /// Whether freeing a node helps a gang that is wider than nodes: it becomes wholly idle, or it
-    /// offers as much as any other for the rest of the gang.
+    /// Whether freeing a node helps a gang that is wider than a node: it becomes wholly idle, or it
+    /// has as many idle GPUs as any other for the rest of the gang.
     fn helps_wide(&self, idx: NodeIdx, node: &Node) -> bool {
         let idle = node.idle + self.freed[idx.usize()];
         idle == node.size || idle >= self.whole[usize::from(node.gpu_model)].1
     }
 
-    /// Releases the seen victims on the wanted nodes and places the job out of the way of the best of
-    /// them.
+    /// Releases the counted victims on the wanted nodes and places the job out of the way of the
+    /// best of them.
     fn evict(
         &mut self,
         plan: &mut Plan<'_>,
@@ -142,7 +143,7 @@ impl Preemption {
     }
 }
 
-/// Puts a released victim back if the job fits all the same.
+/// Puts a released victim back if the job fits nevertheless.
 fn put_back(plan: &mut Plan<'_>, victim: JobIdx, job: JobIdx, layout: Layout) {
     let (gpus, knobs) = (GpuSet::from_slice(plan.was_on(victim)), plan.job(victim).knobs);
     let mark = plan.mark();
@@ -151,8 +152,8 @@ fn put_back(plan: &mut Plan<'_>, victim: JobIdx, job: JobIdx, layout: Layout) {
     }
 }
 
-/// For a gang wider than the nodes of a GPU model: GPUs of its wholly idle nodes, and the most idle GPUs of
-/// any other node.
+/// For a gang wider than a node: GPUs of wholly idle nodes of this model, and the most idle GPUs of
+/// any other of its nodes.
 fn whole_nodes(state: &State, job: JobIdx, gpu_model: u8) -> (u32, u16) {
     let (mut whole, mut rest) = (0, 0);
     if state.spec(job).gpus > state.idle.largest(gpu_model) {

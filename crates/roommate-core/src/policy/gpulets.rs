@@ -192,9 +192,9 @@ mod tests {
         let world = ServingWorld::of_two_services("gpulets-like");
         expect![[r#"
             nobody has asked yet, 0.0s
-              light 24 points of its latency alone were profiled before; beside others it is learned in the run
-              heavy 24 points of its latency alone were profiled before; beside others it is learned in the run
-              light 24 points of its latency alone were profiled before; beside others it is learned in the run
+              light its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+              heavy its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+              light its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
             requests come, 2.0s

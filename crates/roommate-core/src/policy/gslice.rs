@@ -170,7 +170,7 @@ impl ColocationPolicy for Gslice {
             let down = 1 << fills.ilog2();
             state.batch = down.min(self.params.max_batch);
         } else if room.seen.is_none() {
-            plan.note(service, Reason::NotHeardOf);
+            plan.note(service, Reason::NoSamplesYet);
         }
         // With nobody beside it, it has all; the loop goes on where it was.
         let permille = if room.training.is_empty() { Knobs::SM_ALL } else { state.permille };
@@ -199,9 +199,9 @@ mod tests {
         let world = ServingWorld::of_two_services("gslice-like");
         expect![[r#"
             nobody has asked yet, 0.0s
-              light has not answered yet; until it does it has the share at the knee of its curve
-              heavy has not answered yet; until it does it has the share at the knee of its curve
-              light has not answered yet; until it does it has the share at the knee of its curve
+              light has not reported a request yet; its share is the knee of its latency curve until it does
+              heavy has not reported a request yet; its share is the knee of its latency curve until it does
+              light has not reported a request yet; its share is the knee of its latency curve until it does
               GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
             requests come, 2.0s

@@ -517,7 +517,7 @@ impl ColocationPolicy for Mudi {
             self.tuners[gpu.usize()].trial = None;
         }
         if seen.load_rps < NOBODY {
-            plan.note(service, Reason::NobodyAsks);
+            plan.note(service, Reason::NoRequests);
         }
         let mut others: SmallVec<[ProfileIdx; 3]> =
             room.training.iter().map(|l| plan.spec(*l).profile).collect();
@@ -640,7 +640,7 @@ impl Mudi {
     ) -> ServiceConfig {
         let reason = match self.known.points(plan.spec(service).profile) {
             _ if plan.job(service).starts > 0 && plan.job(service).phase == Phase::Running => {
-                Reason::NotHeardOf
+                Reason::NoSamplesYet
             }
             0 => Reason::LatencyUnknown,
             points => Reason::LatencyProfiled(points),

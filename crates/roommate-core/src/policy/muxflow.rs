@@ -224,7 +224,7 @@ impl ColocationPolicy for MuxFlow {
         let look = (*until > plan.now).then_some(*until);
         let Some(seen) = room.seen else {
             *count = 0;
-            plan.note(service, Reason::NotHeardOf);
+            plan.note(service, Reason::NoSamplesYet);
             return ServiceConfig { batch, permille: Knobs::SM_ALL / 2, stay: true, look };
         };
         let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
@@ -269,9 +269,9 @@ mod tests {
         let world = ServingWorld::of_two_services("muxflow-like");
         expect![[r#"
             nobody has asked yet, 0.0s
-              light has not answered yet; until it does it has the share at the knee of its curve
-              heavy has not answered yet; until it does it has the share at the knee of its curve
-              light has not answered yet; until it does it has the share at the knee of its curve
+              light has not reported a request yet; its share is the knee of its latency curve until it does
+              heavy has not reported a request yet; its share is the knee of its latency curve until it does
+              light has not reported a request yet; its share is the knee of its latency curve until it does
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
             requests come, 2.0s

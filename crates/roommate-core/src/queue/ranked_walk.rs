@@ -1,7 +1,7 @@
-//! Ranked walks: what policies do that give each job a number and serve small numbers first.
+//! Ranked walks: for policies that give each job a number and serve small numbers first.
 //!
-//! The policy file says what the number is and whether a small number may push out a large one; the
-//! walk itself is here once.
+//! The policy file defines the number and whether a smaller number may preempt a larger one; the
+//! walk itself is implemented once, here.
 
 use crate::event::Event;
 use crate::idx::JobIdx;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 /// A key that orders non-negative seconds: the bits of a non-negative float order like the float.
 pub fn key_of_secs(seconds: f64) -> u64 {
-    debug_assert!(seconds >= 0.0, "an urgency is not negative");
+    debug_assert!(seconds >= 0.0, "a key in seconds is not negative");
     seconds.to_bits()
 }
 
@@ -23,12 +23,12 @@ pub fn key_of_secs(seconds: f64) -> u64 {
 pub struct Style {
     /// How gangs are laid over nodes.
     pub layout: Layout,
-    /// Whether a job may push out jobs with a larger key.
+    /// Whether a job may preempt jobs with a larger key.
     pub preempt: bool,
-    /// Whether everything is placed anew on an empty cluster at every step, as some published
-    /// simulators do; otherwise running jobs stay where they are.
+    /// Whether all jobs are placed anew on an empty cluster at every step, as in some published
+    /// simulators; otherwise running jobs stay where they are.
     pub repack: bool,
-    /// Whether jobs behind one that does not fit may start before it.
+    /// Whether jobs behind one that does not fit may start before it (backfilling).
     pub overtake: bool,
 }
 
@@ -66,13 +66,13 @@ pub struct Walk {
     queue: Queue<u64>,
     preemption: Preemption,
     patience: Patience,
-    /// Running jobs by key, ascending; filled at most once a step, when somebody is blocked.
+    /// Running jobs by key, ascending; filled at most once per step, when a job does not fit.
     running: Vec<(u64, JobIdx)>,
-    /// Repacking: the jobs that the last walk placed, in its order.
+    /// With `repack`: the jobs that the last walk placed, in its order.
     order: Vec<JobIdx>,
-    /// Repacking: the first of the running jobs that was released and has not had its turn.
+    /// With `repack`: position of the first released running job that was not tried again yet.
     released: usize,
-    /// Whether the present candidate comes from the queue.
+    /// Whether the current candidate comes from the queue.
     waited: bool,
 }
 
@@ -92,7 +92,7 @@ impl Walk {
         }
     }
 
-    /// Takes in the news and gives GPUs to those who come first.
+    /// Applies the news and places jobs in order of their keys.
     pub fn schedule(&mut self, plan: &mut Plan<'_>) {
         for job in plan.news.ready {
             if plan.pending.contains(*job) {
@@ -132,13 +132,14 @@ impl Walk {
         self.patience.wake(self.style.layout, plan);
     }
 
-    /// Puts a job in line; one that insists on a compact place is harder to place than one that does not.
+    /// Queues a job; a job that requires a compact placement is harder to place than one that does
+    /// not.
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let insists = self.patience.begin(self.style.layout, plan, job);
         self.queue.push(plan, job, (self.key)(plan, job), u8::from(insists));
     }
 
-    /// Who comes next: a waiting job, or one that was released to be placed anew.
+    /// The next candidate: a waiting job, or one that was released to be placed anew.
     fn candidate(&mut self, plan: &Plan<'_>) -> Option<(u64, JobIdx)> {
         let head = self.queue.next(plan);
         while let Some(run) = self.running.get(self.released).filter(|_| self.style.repack).copied()
@@ -156,7 +157,7 @@ impl Walk {
         head
     }
 
-    /// The candidate has its GPUs; if it waited, it no longer does.
+    /// The candidate was placed; if it came from the queue, it leaves it.
     fn taken(&mut self) {
         if self.waited {
             self.queue.take();
@@ -175,8 +176,8 @@ impl Walk {
     }
 
     /// Prepares a walk over an empty cluster. As long as the jobs come in the same order as in the
-    /// last walk they would get the same GPUs, and who did not fit between them would not fit again;
-    /// so only those behind the first change are released.
+    /// last walk, they would get the same GPUs, and jobs that did not fit between them would not
+    /// fit again; so only the jobs from the first difference on are released.
     fn release_what_changed(&mut self, plan: &mut Plan<'_>) {
         let nodes_changed = |e: &Event| matches!(e, Event::NodeUp(_) | Event::NodeDown(_));
         if plan.news.events.iter().any(nodes_changed) {
@@ -208,7 +209,7 @@ impl Walk {
         self.running.sort_unstable();
     }
 
-    /// Places the job by pushing out running jobs with larger keys, worst first.
+    /// Places the job by preempting running jobs with larger keys, largest key first.
     fn push_out(&mut self, plan: &mut Plan<'_>, key: u64, job: JobIdx) -> bool {
         if !self.style.preempt
             || self.style.repack
@@ -229,7 +230,7 @@ impl Walk {
     }
 }
 
-/// Those behind a blocked head hear once whom they wait for.
+/// Notes once, for each job behind a blocked head, which job it waits for.
 fn note_blocked(plan: &mut Plan<'_>, head: JobIdx) {
     for i in 0..plan.news.ready.len() {
         let job = plan.news.ready[i];

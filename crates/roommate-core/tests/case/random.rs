@@ -1,4 +1,4 @@
-//! Random scenes from a seed: small clusters, a few jobs, a policy with random parameters. Shared by
+//! Random cases from a seed: small clusters, a few jobs, a policy with random parameters. Shared by
 //! the laws, the twins and the simulator's twin, so that a seed means the same case everywhere.
 
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
@@ -17,9 +17,9 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Nodes and GPUs all alike.
+/// Clusters of equal nodes and GPUs.
 const ALIKE: &[&str] = &["1x1", "1x2", "2x2", "1x4", "3x2", "2x4", "1x8", "3x4", "4x1"];
-/// GPU models, node sizes and CPU differ. The GPU models without a listed memory take any job.
+/// GPU models, node sizes and CPU differ. GPU models without a listed memory accept any job.
 const MIXED: &[&str] = &[
     "1x4,2x2",
     "1x3,1x2,2x1",
@@ -31,7 +31,7 @@ const MIXED: &[&str] = &[
     "1x1:v100,1x3:a100,1x2:k80",
 ];
 
-/// The same with host memory, for policies that give it away.
+/// Mixed clusters with host memory, for policies that allocate it.
 const HOSTED: &[&str] = &[
     "2x4:8c:64g",
     "1x2:v100:4c:32g,2x2:t4:16c:48g",
@@ -50,20 +50,20 @@ pub(crate) struct CaseOptions {
     pub(crate) limits: bool,
     /// Starts and restarts that cost time.
     pub(crate) costs: bool,
-    /// Jobs that say nothing, or something wrong, about their length.
+    /// Jobs with no declared length, or a wrong one.
     pub(crate) liars: bool,
-    /// Spreading that slows down, GPU models measured to be faster than usual.
+    /// Spreading that slows down, GPU models measured to be faster than their default.
     pub(crate) speeds: bool,
-    /// Work of which the stages are known, so that jobs may share GPUs.
+    /// Profiles with known stages, so that jobs may share GPUs.
     pub(crate) stages: bool,
-    /// Jobs without a promise among those that have one.
+    /// Best-effort jobs among guaranteed ones.
     pub(crate) classes: bool,
-    /// Jobs that can use more GPUs than they ask for.
+    /// Jobs that can use more GPUs than they request.
     pub(crate) elastic: bool,
 }
 
 impl CaseOptions {
-    /// Everything.
+    /// All options.
     pub(crate) const WILD: Self = Self {
         mixed: true,
         limits: true,
@@ -74,7 +74,7 @@ impl CaseOptions {
         classes: true,
         elastic: true,
     };
-    /// GPUs that are all alike, jobs that only count them, changes for free.
+    /// Equal GPUs, jobs that request nothing else, changes without cost.
     pub(crate) const PLAIN: Self = Self {
         mixed: false,
         limits: false,
@@ -164,7 +164,7 @@ fn profile(rng: &mut Rng, case: &TestCase, options: CaseOptions) -> Profile {
     profile
 }
 
-/// Most profiles were profiled: a share of the step in each stage.
+/// Gives most profiles stages: a share of the step in each.
 fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.8) {
@@ -174,7 +174,7 @@ fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Of most profiles something was predicted, also what no GPU here could hold.
+/// Gives most profiles predictions, including some that no GPU here could hold.
 fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.8) {
@@ -187,7 +187,7 @@ fn give_predictions(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Somebody measured most pairs of profiles, and some do not fit together.
+/// Measured speeds of most pairs of profiles; some pairs do not fit together.
 fn pairs(rng: &mut Rng) -> Table {
     let mut pairs = BTreeMap::new();
     for a in 0..3 {
@@ -201,7 +201,7 @@ fn pairs(rng: &mut Rng) -> Table {
     Table::new(pairs, 0.0)
 }
 
-/// Most profiles are faster with more CPU or more host memory.
+/// Makes most profiles faster with more CPU or more host memory.
 fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         let gain = |rng: &mut Rng| pick(rng, &[0.0, 0.25, 1.0]);
@@ -215,7 +215,7 @@ fn give_sensitivities(rng: &mut Rng, profiles: &mut [Profile]) {
     }
 }
 
-/// Of some profiles the batch size may be changed; what they take with their own fits everywhere.
+/// Allows other batch sizes for some profiles; the memory at their own fits everywhere.
 fn give_trainings(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.7) {
@@ -240,7 +240,7 @@ fn give_classes(rng: &mut Rng, jobs: &mut [TestJob]) {
     }
 }
 
-/// Some jobs can use more GPUs, with more or less success, and also more than there are.
+/// Makes some jobs elastic, with more or less speedup, and also beyond the size of the cluster.
 fn make_elastic(rng: &mut Rng, case: &mut TestCase) {
     for profile in &mut case.profiles {
         profile.scaling = pick(rng, &[None, Some(0.0), Some(0.3), Some(0.7), Some(1.0)]);
@@ -252,7 +252,7 @@ fn make_elastic(rng: &mut Rng, case: &mut TestCase) {
     }
 }
 
-/// Some classes of failure are worth more tries than others.
+/// Gives some classes of failure more retries than others.
 fn give_retries(rng: &mut Rng, jobs: &mut [TestJob]) {
     for job in jobs {
         if rng.chance(0.3) {
@@ -262,7 +262,7 @@ fn give_retries(rng: &mut Rng, jobs: &mut [TestJob]) {
     }
 }
 
-/// Some of those who have a deadline have earlier ones that are worth more.
+/// Gives some jobs with a deadline earlier deadlines of higher value.
 fn give_worth(rng: &mut Rng, jobs: &mut [TestJob]) {
     for job in jobs {
         if let Some(last) = job.spec.deadline
@@ -299,8 +299,8 @@ fn job(rng: &mut Rng, case: &TestCase, options: CaseOptions, i: u64, submit: u64
             spec.gpu_models = 1 << rng.below(case.cluster.gpu_models.len() as u64);
         }
     }
-    // A job that no rule could ever place would wait for ever, and rightly so; one that is too large
-    // is refused by the engine. Everything in between is made placeable by asking for less.
+    // A job that no rule could ever place would wait for ever; one that is too large is rejected by
+    // the engine. Every job in between is made placeable by requesting less.
     let relax: [fn(&mut Spec); 3] = [
         |s| (s.knobs.mem_mib, s.knobs.cpu_milli) = (0, 0),
         |s| s.gpu_models = u32::MAX,
@@ -315,7 +315,7 @@ fn job(rng: &mut Rng, case: &TestCase, options: CaseOptions, i: u64, submit: u64
     TestJob { name: format!("j{i}"), submit, spec, work }
 }
 
-/// Whether the job could be placed if it were alone.
+/// Whether the job could be placed in an empty cluster.
 pub(crate) fn fits_an_empty_cluster(case: &TestCase, spec: &Spec, rule: Rule) -> bool {
     let mut state = State::new(&case.cluster, case.costs);
     state.profiles.clone_from(&case.profiles);

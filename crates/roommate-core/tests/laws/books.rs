@@ -1,4 +1,5 @@
-//! The books, from scratch: everything that the state keeps incrementally is recomputed from the jobs.
+//! The accounts, recomputed: everything that the state keeps incrementally is derived from the
+//! jobs.
 
 use crate::faulty_run::{Broken, Law};
 use roommate_core::idx::{Idx, JobIdx};
@@ -6,7 +7,7 @@ use roommate_core::job::Phase;
 use roommate_core::knobs::Knobs;
 use roommate_core::state::State;
 
-/// Whether the books agree with the jobs and no limit is exceeded.
+/// Whether the accounts agree with the jobs and no limit is exceeded.
 pub(crate) fn check(state: &State) -> Result<(), Broken> {
     let hold = |holds: bool, what: &str| Broken::unless(holds, Law::Books, || what.to_string());
     jobs(state)?;
@@ -22,7 +23,10 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
         hold(gpu.mem_used_mib == mem, &format!("memory of GPU {i}: {gpu:?}"))?;
         hold(u32::from(gpu.sm_used_permille) == sm, &format!("share of GPU {i}: {gpu:?}"))?;
         hold(room == 0 || mem <= room, &format!("GPU {i} is over its memory: {gpu:?}"))?;
-        hold(sm <= u32::from(Knobs::SM_ALL), &format!("GPU {i} is given away twice: {gpu:?}"))?;
+        hold(
+            sm <= u32::from(Knobs::SM_ALL),
+            &format!("GPU {i} is allocated more than once: {gpu:?}"),
+        )?;
         let slots = usize::from(state.max_tenants);
         hold(tenants.len() <= slots, &format!("GPU {i} has too many tenants: {gpu:?}"))?;
         let node = state.node(gpu.node);
@@ -30,7 +34,7 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
     }
     let promised = |j: &&roommate_core::job::Job| j.is_placed() && j.knobs.floor_permille > 0;
     let protected = state.jobs.iter().filter(promised).count();
-    hold(state.protected as usize == protected, "jobs that were promised a speed")?;
+    hold(state.protected as usize == protected, "number of jobs with a guaranteed speed")?;
     nodes(state)
 }
 

@@ -1,4 +1,4 @@
-//! Policies that break one law each. If a check lets one of them pass, the check is worth nothing.
+//! Policies that break one law each. A check that lets one of them pass is worthless.
 
 use crate::faulty_run::{Broken, FaultyRun, Law};
 use crate::{Build, books, check, from_registry, random};
@@ -13,7 +13,7 @@ use roommate_core::state::{Costs, Infeasible, State};
 use roommate_core::time::Span;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One edit of any kind, sensible or not.
+/// One random edit of any kind, sensible or not.
 pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
     if plan.jobs.is_empty() {
         return;
@@ -56,7 +56,7 @@ pub(crate) fn random_edit(plan: &mut Plan<'_>, rng: &mut Rng) {
     }
 }
 
-/// Does anything at all, and means it.
+/// Makes random edits and commits them.
 pub(crate) struct Chaos(Rng);
 
 impl Chaos {
@@ -73,14 +73,14 @@ impl Policy for Chaos {
     }
 }
 
-/// Never starts anybody.
+/// Never starts a job.
 struct Sleeper;
 
 impl Policy for Sleeper {
     fn schedule(&mut self, _: &mut Plan<'_>) {}
 }
 
-/// Starts who fits; but whoever it finds running when it looks, it sends away.
+/// Starts every job that fits, and releases every job that runs when it is called.
 struct FlipFlop;
 
 impl Policy for FlipFlop {
@@ -93,7 +93,7 @@ impl Policy for FlipFlop {
     }
 }
 
-/// Starts who fits, from the front or from the back, as a counter outside of it says.
+/// Starts jobs that fit, from the front or from the back, depending on external state.
 struct Fickle;
 
 static MOOD: AtomicU64 = AtomicU64::new(0);
@@ -105,7 +105,7 @@ impl Policy for Fickle {
     }
 }
 
-/// Refuses whoever has to wait.
+/// Rejects every job that has to wait.
 struct Snob;
 
 impl Policy for Snob {
@@ -137,7 +137,7 @@ fn start_all(plan: &mut Plan<'_>, backwards: bool) {
     }
 }
 
-/// The laws that this policy breaks in the first few dramas of `fifo-backfill`.
+/// The laws that this policy breaks in the first few runs of `fifo-backfill`.
 fn broken_by(build: Build<'_>) -> Vec<Law> {
     let entry = policy::find("fifo-backfill").unwrap();
     let broken =
@@ -157,13 +157,13 @@ fn policies_that_break_a_law_are_caught() {
     caught(&|_| Box::new(FlipFlop), Law::SecondLook);
     caught(&|_| Box::new(Fickle), Law::SameSeedSameJournal);
     caught(&|_| Box::new(Panics), Law::NeverPanics);
-    // The journal says `fifo-backfill`; somebody else decided.
+    // The journal names `fifo-backfill`, but another policy decided.
     let stranger = || policy::find("srtf").unwrap().build(&policy::Params::new()).unwrap();
     caught(&|_| stranger(), Law::Replay);
-    assert_eq!(broken_by(&from_registry), [], "the real policy passes the same dramas");
+    assert_eq!(broken_by(&from_registry), [], "the real policy passes the same runs");
 }
 
-/// Tries to give every GPU away twice, and remembers what it was told.
+/// Tries to allocate every GPU twice, and counts the refusals.
 struct Overcommitter;
 
 static REFUSED: AtomicU64 = AtomicU64::new(0);
@@ -187,7 +187,7 @@ impl Policy for Overcommitter {
 }
 
 #[test]
-fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
+fn a_plan_refuses_to_allocate_a_gpu_twice() {
     let entry = policy::find("fifo-backfill").unwrap();
     for seed in 0..40 {
         let played = crate::faulty_run::play(
@@ -197,11 +197,11 @@ fn a_policy_cannot_give_a_gpu_away_twice_because_the_plan_refuses() {
         );
         assert_eq!(played.err(), None);
     }
-    assert!(REFUSED.load(Ordering::Relaxed) > 100, "it hardly tried");
+    assert!(REFUSED.load(Ordering::Relaxed) > 100, "too few attempts");
 }
 
 #[test]
-fn cooked_books_are_noticed() {
+fn falsified_accounts_are_noticed() {
     let cook = |cook: fn(&mut State)| {
         let case = random::case(3, &POLICIES[0], random::CaseOptions::PLAIN);
         let mut state = State::new(&case.cluster, Costs::default());
@@ -212,7 +212,7 @@ fn cooked_books_are_noticed() {
         }
         assert_eq!(books::check(&state), Ok(()));
         cook(&mut state);
-        books::check(&state).expect_err("it was cooked").0
+        books::check(&state).expect_err("the accounts were falsified").0
     };
     assert_eq!(cook(|s| s.gpus[0].mem_used_mib += 1), Law::Books);
     assert_eq!(cook(|s| s.gpus[0].sm_used_permille = 1), Law::Books);

@@ -1,5 +1,5 @@
-//! A world with mishaps: scenes played tick by tick, with crashes, lost nodes, cancelled jobs, wrong
-//! measurements and slow confirmations, looked at after every step.
+//! A world with faults: cases run tick by tick, with crashes, lost nodes, cancelled jobs, wrong
+//! measurements and slow confirmations, checked after every step.
 
 use crate::books;
 use crate::random::{self, CaseOptions, compact};
@@ -21,7 +21,7 @@ use std::fmt;
 pub(crate) enum Law {
     NeverPanics,
     Books,
-    /// The engine never calls a world that tells the truth a liar.
+    /// The engine never reports a contradiction in a world whose facts are true.
     Truth,
     EveryFeasibleJobFinishes,
     SecondLook,
@@ -45,16 +45,16 @@ impl Broken {
 pub(crate) enum Mishap {
     Crash(JobIdx),
     Cancel(JobIdx),
-    /// A node goes down; with or without a report about each job on it.
+    /// A node goes down, with or without a report for each job on it.
     Down(NodeIdx, bool),
     Up(NodeIdx),
-    /// Somebody measures this many seconds for a step.
+    /// A step is measured to take this many seconds.
     Measure(JobIdx, f64),
-    /// A service accounts for a window, in which it has so many requests a second and this latency.
+    /// A service reports a window with this many requests per second and this latency.
     Window(JobIdx, f32, u32),
 }
 
-/// A case and what goes wrong in it.
+/// A case and the faults in it.
 pub(crate) struct FaultyRun {
     pub(crate) case: TestCase,
     /// By tick, ascending.
@@ -90,8 +90,8 @@ impl FaultyRun {
     }
 }
 
-/// In some dramas some jobs are services: they go on until their user ends them, and what is measured of
-/// them is more than the length of a step. A policy need not know what they are.
+/// In some runs some jobs are services: they run until their user ends them, and their samples
+/// contain more than the length of a step. A policy need not support services.
 fn make_services(rng: &mut Rng, case: &mut TestCase, mishaps: &mut Vec<(u64, Mishap)>) {
     if !rng.chance(0.25) {
         return;
@@ -108,7 +108,7 @@ fn make_services(rng: &mut Rng, case: &mut TestCase, mishaps: &mut Vec<(u64, Mis
             let (load, p99_us) = (rng.below(300) as f32, 20_000 * rng.below(10) as u32);
             mishaps.push((service.submit + rng.below(60), Mishap::Window(job, load, p99_us)));
         }
-        // More than once: a job that fails at the same tick is not there to be cancelled.
+        // More than once: a job that fails at the same tick is not present to be cancelled.
         let end = service.submit + 1 + rng.below(60);
         mishaps.extend((0..3).map(|again| (end + again, Mishap::Cancel(job))));
     }
@@ -126,16 +126,16 @@ impl fmt::Display for FaultyRun {
     }
 }
 
-/// What came of a faulty_run.
+/// The result of a faulty run.
 pub(crate) struct RunOutcome {
     pub(crate) journal: String,
     /// All steps with actions: the decisions without the reasons.
     pub(crate) actions: Vec<(Time, Vec<Action>)>,
-    /// Folded while it was played.
+    /// Folded while it ran.
     pub(crate) metrics: Metrics,
 }
 
-/// Ticks after which somebody is called starved. The longest good faulty_run takes a few hundred.
+/// Ticks after which a job counts as starved. The longest good run takes a few hundred.
 const LIMIT: u64 = 5_000;
 
 /// The world's own view of a job.
@@ -160,8 +160,8 @@ struct FaultyWorld<'a> {
     actions: Vec<(Time, Vec<Action>)>,
 }
 
-/// Plays a faulty_run and checks, after every step, the books and the world's honesty; with `look` also
-/// that a second look changes nothing.
+/// Runs a case and checks, after every step, the accounts and that no true fact is a contradiction;
+/// with `look` also that a second call changes nothing.
 pub(crate) fn play(
     faulty_run: &FaultyRun,
     policy: Box<dyn Policy>,
@@ -192,7 +192,7 @@ impl FaultyWorld<'_> {
         for tick in 0..LIMIT {
             let now = Time(tick * case.tick.0);
             let mut facts = self.facts(tick);
-            // Like a real world, call only when there is news or when the engine asked for it.
+            // Like a real world, call only when there are facts or when the engine asked for it.
             while !facts.is_empty() || self.wake.is_some_and(|w| w <= now) {
                 facts = self.step(now, tick, &facts)?;
             }
@@ -243,7 +243,7 @@ impl FaultyWorld<'_> {
 
     fn happen(&mut self, mishap: Mishap, facts: &mut Vec<Event>) {
         let state = self.engine.state();
-        // What the engine will know once it has heard the facts so far.
+        // The engine's knowledge after the facts so far.
         let gone = |j: JobIdx, facts: &[Event]| {
             let ended = |f: &Event| match f {
                 Event::Finished(k) | Event::Cancelled(k) | Event::Failed { job: k, .. } => *k == j,
@@ -255,7 +255,7 @@ impl FaultyWorld<'_> {
             Mishap::Crash(j) => {
                 let Some(told) = self.told.get_mut(j.usize()) else { return };
                 if !told.gpus.is_empty() {
-                    // The class of a failure must not matter to any law; let there be all.
+                    // The class of a failure must not matter to any law; all classes occur.
                     let reason = match (told.running, j.0 % 4) {
                         (false, _) => Reason::StartFailed,
                         (true, 2) => Reason::UserError,
@@ -370,7 +370,7 @@ impl FaultyWorld<'_> {
 }
 
 impl Told {
-    /// Half of what it did is lost.
+    /// Half of its progress is lost.
     fn fail(&mut self, job: JobIdx, reason: Reason) -> Event {
         let done = (self.done / 2.0).floor();
         *self = Self { done, ..Self::default() };
@@ -379,7 +379,7 @@ impl Told {
 }
 
 impl FaultyRun {
-    /// Takes a job out; mishaps of those behind it follow them.
+    /// Removes a job; the faults of the jobs after it are renumbered.
     pub(crate) fn without_actor(&mut self, gone: usize) {
         self.case.jobs.remove(gone);
         let gone = JobIdx::from_usize(gone);

@@ -1,4 +1,4 @@
-//! Facts without sense: an engine must survive any sequence of them, whatever the policy.
+//! Random, contradictory facts: an engine must survive any sequence of them with any policy.
 
 use crate::canary::Chaos;
 use crate::faulty_run::{Broken, Law};
@@ -59,7 +59,7 @@ fn nonsense(rng: &mut Rng, engine: &Engine) -> Event {
     }
 }
 
-/// What a world would say to an action; now and then it says it twice.
+/// The confirmation of an action; sometimes it comes twice.
 fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
     let job = action.job();
     let fact = match action {
@@ -71,7 +71,8 @@ fn answer(rng: &mut Rng, action: &Action) -> Vec<Event> {
     vec![fact; 1 + usize::from(rng.chance(0.1))]
 }
 
-/// Feeds nonsense to an engine; the books and the second look must hold all the same.
+/// Feeds random facts to an engine; the accounts must be right and a second call must change
+/// nothing.
 fn check(seed: u64, case: &TestCase, policy: Box<dyn Policy>, calm: bool) -> Result<(), Broken> {
     let mut rng = Rng::stream(seed, 79);
     let mut services = Rng::stream(seed, 115);
@@ -141,20 +142,20 @@ fn no_sequence_of_facts_makes_an_engine_panic() {
 }
 
 #[test]
-fn who_waits_takes_the_place_of_one_that_was_moved_in_the_same_call() {
+fn a_waiting_job_takes_the_place_of_one_moved_in_the_same_call() {
     let entry = POLICIES.iter().find(|e| e.name == "horus-plus").unwrap();
     run(entry, 17_941..17_942, true, &|case| entry.build(&case.params).unwrap());
 }
 
 #[test]
-fn not_even_with_a_policy_that_does_anything_at_all() {
-    // It shares GPUs, tunes, moves and rejects at random; only the books are asked of it.
+fn no_sequence_of_facts_makes_a_random_policy_panic() {
+    // The policy shares GPUs, tunes, moves and rejects at random; only the accounts are checked.
     run(&POLICIES[0], 0..2_000, false, &|case| Box::new(Chaos::new(case.seed)));
 }
 
 #[test]
-fn a_node_goes_down_under_a_job_whose_progress_is_beyond_all_numbers() {
-    // The belief overflows to infinity; the job must lose its place all the same.
+fn a_node_goes_down_under_a_job_with_infinite_progress() {
+    // The believed progress overflows to infinity; the job must lose its GPUs nevertheless.
     let case = TestCase::new("fifo", "1x1", "a 0 1 5");
     let policy = roommate_core::policy::find("fifo").unwrap().build(&case.params).unwrap();
     let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), 0);

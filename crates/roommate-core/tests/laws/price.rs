@@ -1,4 +1,4 @@
-//! What a plan says that a start or a move will cost is what it costs once the plan is made.
+//! The cost of a start or a move that a plan predicts is the cost once the plan is committed.
 
 use crate::random::{self, CaseOptions};
 use roommate_core::idx::{Idx, JobIdx};
@@ -7,10 +7,10 @@ use roommate_core::policy::{POLICIES, Policy};
 use roommate_core::time::Span;
 use std::sync::mpsc::{self, Sender};
 
-/// A job that will be on other GPUs: whether it had some before, and the price.
+/// A job that will be on other GPUs: whether it had GPUs before, and the predicted cost.
 type Priced = (JobIdx, bool, Span);
 
-/// A policy that prices what it has decided.
+/// A policy that records the predicted cost of its decisions.
 struct Pricing(Box<dyn Policy>, Sender<Priced>);
 
 impl Policy for Pricing {

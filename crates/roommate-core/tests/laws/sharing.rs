@@ -1,5 +1,5 @@
-//! The second look where sharing GPUs costs something, more or less by the pair, and from some time on
-//! more than it gains: measurements come in that dramas do not have.
+//! A second call changes nothing where sharing GPUs has a cost that depends on the pair and from
+//! some time on exceeds its gain: with measurements that the other runs do not have.
 
 use crate::random::{self, CaseOptions};
 use roommate_core::idx::JobIdx;
@@ -46,6 +46,6 @@ fn a_second_look_changes_nothing_whatever_sharing_does() {
             grown += usize::from(plain.journal.contains(r#""grows":"#));
         }
     }
-    assert!(shared > 100, "only {shared} scenes in which somebody shares");
-    assert!(grown > 50, "only {grown} scenes in which somebody grows");
+    assert!(shared > 100, "only {shared} cases in which jobs share");
+    assert!(grown > 50, "only {grown} cases in which a job grows");
 }

@@ -13,13 +13,13 @@ use roommate_core::policy::{POLICIES, Policy};
 use roommate_core::state::State;
 use roommate_core::time::{Span, Time};
 
-/// Everything about a plan that can be seen from outside.
+/// Everything about a plan that is visible from outside.
 fn seen(plan: &Plan<'_>) -> (State, Vec<Vec<GpuIdx>>) {
     let was = |j: usize| plan.was_on(JobIdx::from_usize(j)).to_vec();
     ((**plan).clone(), (0..plan.jobs.len()).map(was).collect())
 }
 
-/// Edits at random, marks, edits more, undoes; marks inside marks.
+/// Random edits, a mark, more edits, an undo; with marks inside marks.
 fn scribble(plan: &mut Plan<'_>, rng: &mut Rng, depth: u32) -> Result<(), Broken> {
     for _ in 0..rng.below(5) {
         random_edit(plan, rng);
@@ -38,7 +38,7 @@ fn scribble(plan: &mut Plan<'_>, rng: &mut Rng, depth: u32) -> Result<(), Broken
     })
 }
 
-/// A state in the middle of things: jobs in all phases on some of the GPUs.
+/// A state with jobs in all phases on some of the GPUs.
 fn some_state(seed: u64) -> State {
     let entry = &POLICIES[seed as usize % POLICIES.len()];
     let case = random::case(seed, entry, random::CaseOptions::WILD);
@@ -73,7 +73,7 @@ fn undo_restores_the_state_exactly() {
         let mut state = some_state(seed);
         let (original, mut rng, mut own) = (state.clone(), Rng::new(seed), Rng::new(0));
         let news = News { events: &[], ready: &[], left: &[] };
-        // The draft goes from plan to plan as in an engine, but every state has its own jobs.
+        // The draft is reused from plan to plan as in an engine, but every state has its own jobs.
         if seed % 2 == 0 {
             draft = Draft::default();
         }
@@ -83,11 +83,11 @@ fn undo_restores_the_state_exactly() {
             panic!("seed {seed} {law:?}: {how}");
         }
         plan.undo_to(start);
-        assert!(*plan == original, "seed {seed}: the plan is not back at its beginning");
+        assert!(*plan == original, "seed {seed}: undo did not restore the plan");
     }
 }
 
-/// A policy that first does all kinds of things and takes them back.
+/// A policy that makes random edits and undoes them before it decides.
 struct Hesitant(Box<dyn Policy>, Rng);
 
 impl Policy for Hesitant {

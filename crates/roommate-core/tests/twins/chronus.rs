@@ -1,5 +1,5 @@
-//! Promises of `chronus`, seen from outside: they are kept, leases are renewed in place, and without
-//! deadlines what is left is shortest remaining service first.
+//! Guarantees of `chronus`, observed from outside: deadlines are met, leases are renewed in place,
+//! and without deadlines the policy is shortest remaining service first.
 
 use crate::fold;
 use roommate_core::event::{Action, Event};
@@ -16,7 +16,7 @@ fn params(object: &Value) -> Params {
     object.as_object().unwrap().clone()
 }
 
-/// What was promised to whom, when each finished, and how often each was started.
+/// Guaranteed deadlines, finishing times and numbers of starts, by job.
 #[derive(Default)]
 struct Seen {
     promised: Vec<(JobIdx, Time)>,
@@ -96,7 +96,7 @@ fn random(seed: u64, deadlines: bool) -> TestCase {
 }
 
 #[test]
-fn with_exact_estimates_every_promise_is_kept() {
+fn with_exact_estimates_every_guaranteed_deadline_is_met() {
     let mut promises = 0;
     for seed in 0..400 {
         let case = random(seed, true);

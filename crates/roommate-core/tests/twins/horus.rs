@@ -13,7 +13,8 @@ use std::cmp::Reverse;
 /// Its parameters, as the registry shows them.
 struct Naive(Value);
 
-/// Mean and highest utilisation in hundredths of a percent, memory, and whether it must be alone.
+/// Mean and highest utilisation in hundredths of a percent, memory, and whether it needs exclusive
+/// GPUs.
 type Need = (u32, u32, u32, bool);
 
 /// Nodes, price, GPUs.
@@ -41,7 +42,7 @@ impl Naive {
         self.0[name].as_f64().unwrap()
     }
 
-    /// Price of one more task on a GPU; nothing if it may not go there.
+    /// Price of one more task on a GPU; `None` if it may not be placed there.
     fn price(&self, state: &State, job: JobIdx, gpu: GpuIdx) -> Option<f64> {
         let gpu = state.gpu(gpu);
         let (_, max, mem, alone) = need(state, job);
@@ -71,7 +72,7 @@ impl Naive {
         Some(self.number("mem_weight") * memory + off + self.number("count_weight") * tasks)
     }
 
-    /// The GPUs of a node that the job may use, cheapest first, as many as its CPU has room for.
+    /// The GPUs of a node that the job may use, cheapest first, as many as its CPU can hold.
     fn beds(&self, state: &State, job: JobIdx, node: NodeIdx) -> Vec<(f64, GpuIdx)> {
         let gpus = state.node(node).gpus();
         let mut beds: Vec<_> =
@@ -159,5 +160,5 @@ fn horus_decides_as_if_it_had_priced_every_gpu() {
         assert_same_decisions(&fast, &slow, &random::compact(&case));
         shared += u32::from(fast.chart().contains('#'));
     }
-    assert!(shared > 500, "only {shared} scenes shared a GPU");
+    assert!(shared > 500, "only {shared} cases shared a GPU");
 }

@@ -1,4 +1,4 @@
-//! Tiresias against the definition of 2D-LAS, written down as lists that are walked from front to back
+//! Tiresias against the definition of 2D-LAS, written as lists that are walked from front to back
 //! at every tick; and the laws that follow from the definition.
 
 use crate::random::{self, CaseOptions};
@@ -17,7 +17,7 @@ use serde_json::json;
 
 const SECOND: u64 = 1_000_000;
 
-/// What the definition keeps of a job. Times in µs.
+/// What the definition records of a job. Times in µs.
 #[derive(Clone, Copy, Default)]
 struct Record {
     queue: usize,
@@ -27,7 +27,7 @@ struct Record {
     ran_before: bool,
 }
 
-/// The nine steps of the definition, in its order and in its words.
+/// The nine steps of the definition, in its order and its words.
 struct Literal {
     bounds: Vec<u64>,
     knob: Option<u64>,
@@ -50,7 +50,7 @@ impl Literal {
     }
 
     /// All jobs in the queues, in order of admission.
-    fn everybody(&self) -> Vec<JobIdx> {
+    fn all_jobs(&self) -> Vec<JobIdx> {
         let mut all: Vec<JobIdx> = self.queues.concat();
         all.sort();
         all
@@ -63,8 +63,8 @@ impl Policy for Literal {
         self.last = plan.now;
         // 1. Completions leave their queue.
         self.queues.iter_mut().for_each(|q| q.retain(|j| plan.job(*j).phase != Phase::Done));
-        // 3. Accounting, before the newcomers of step 2, who have nothing to account for.
-        for job in self.everybody() {
+        // 3. Accounting, before the arrivals of step 2, which have no service yet.
+        for job in self.all_jobs() {
             let r = &mut self.records[job.usize()];
             if r.running {
                 r.ran += passed;
@@ -82,7 +82,7 @@ impl Policy for Literal {
         }
         // 4. Demotion, repeated while it holds.
         let mut demoted: Vec<JobIdx> = Vec::new();
-        for job in self.everybody() {
+        for job in self.all_jobs() {
             let gpus = u64::from(plan.spec(job).gpus);
             let r = self.records[job.usize()];
             let mut queue = r.queue;
@@ -92,9 +92,9 @@ impl Policy for Literal {
                 demoted.push(job);
             }
         }
-        // 5. Promotion. A job that was demoted just now has to ask for its GPUs again, so it counts as
-        // waiting; otherwise one that is overdue would change its queue at a second look.
-        for job in self.everybody() {
+        // 5. Promotion. A job that was just demoted has to request its GPUs again, so it counts as
+        //    waiting; otherwise an overdue job would change its queue at a second call.
+        for job in self.all_jobs() {
             let r = self.records[job.usize()];
             let waits = (!r.running || demoted.contains(&job)) && r.queue > 0 && r.ran > 0;
             if waits && self.knob.is_some_and(|knob| r.waited >= knob * r.ran) {
@@ -114,7 +114,7 @@ impl Policy for Literal {
             }
         }
         // 7. Preempt, then start.
-        for job in self.everybody().into_iter().filter(|j| !chosen.contains(j)) {
+        for job in self.all_jobs().into_iter().filter(|j| !chosen.contains(j)) {
             plan.release(job);
             self.records[job.usize()].running = false;
         }
@@ -127,11 +127,11 @@ impl Policy for Literal {
         for job in chosen {
             self.records[job.usize()].running = true;
         }
-        // 8. Settle: those who wait stand behind those who run.
+        // 8. Settle: in each queue, waiting jobs stand behind running ones.
         for queue in &mut self.queues {
             queue.sort_by_key(|j| !self.records[j.usize()].running);
         }
-        // 9. The obvious one looks every second.
+        // 9. The definition is evaluated every second.
         plan.wake_at(plan.now + Span(SECOND));
     }
 }
@@ -184,16 +184,16 @@ fn tiresias_is_what_its_definition_says() {
         preempted += fast.metrics().preemptions;
         promoted += fast.journal.matches("promoted").count();
     }
-    assert!(preempted > 1_000 && promoted > 100, "dull scenes: {preempted} {promoted}");
+    assert!(preempted > 1_000 && promoted > 100, "too few events: {preempted} {promoted}");
 }
 
-/// The queue of a job that was never promoted, from the service it has had.
+/// The queue of a job that was never promoted, from the service it has attained.
 fn queue_of(state: &State, job: JobIdx, bounds: &[u64]) -> usize {
     let attained = state.attained(job);
     bounds.iter().filter(|b| **b * SECOND <= attained).count()
 }
 
-/// Looks after every step of a run without promotions.
+/// Calls `look` after every step of a run without promotions.
 fn watch(seeds: u64, look: &mut dyn FnMut(&State, &[u64], &str)) {
     for seed in 0..seeds {
         let bounds = some_bounds(seed, 1);
@@ -205,7 +205,7 @@ fn watch(seeds: u64, look: &mut dyn FnMut(&State, &[u64], &str)) {
 }
 
 #[test]
-fn nobody_waits_for_gpus_that_later_queues_hold() {
+fn no_job_waits_for_gpus_held_by_later_queues() {
     watch(1_500, &mut |state, bounds, context| {
         let queue = |j: JobIdx| queue_of(state, j, bounds);
         let gpus = |j: JobIdx| u32::from(state.spec(j).gpus);
@@ -236,7 +236,7 @@ fn only_the_demoted_and_those_of_later_queues_are_stopped() {
             let urgent = |j: JobIdx| queue(j) < queue(stopped);
             let allowed = bounds.iter().any(crossed)
                 || jobs().filter(|j| now(j, Phase::Starting)).any(urgent);
-            assert!(allowed, "{context}at {}: {stopped} was stopped for nobody", state.now);
+            assert!(allowed, "{context}at {}: {stopped} was stopped for no job", state.now);
         }
     });
     assert!(stops > 500, "only {stops} stops were seen");
@@ -276,7 +276,7 @@ fn times_have_no_scale() {
 }
 
 #[test]
-fn what_jobs_had_is_what_gpus_gave() {
+fn service_attained_is_gpu_time_held_and_work_done() {
     for seed in 0..800 {
         let case = case(seed, &some_bounds(seed, 1), [None, Some(2)][seed as usize % 2]);
         let mut had = 0;
@@ -294,7 +294,7 @@ fn what_jobs_had_is_what_gpus_gave() {
             .map(|(a, _)| a.work * f64::from(a.spec.gpus))
             .sum();
         assert_eq!(had, gave, "{}", random::compact(&case));
-        // Restarts are free here, so nothing was held for nothing either.
+        // Restarts are free here, so no GPU time was held without progress either.
         assert_eq!(gave as f64 / SECOND as f64, work, "{}", random::compact(&case));
     }
 }

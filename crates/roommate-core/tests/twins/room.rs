@@ -13,13 +13,13 @@ use std::cmp::Reverse;
 
 const RULES: [Rule; 4] = [Rule::Consolidated, Rule::FirstFit, Rule::Spread, Rule::Count];
 
-/// A rule with nodes for large jobs alone, or without.
+/// A rule with or without exclusive nodes for large jobs.
 fn some_layout(rng: &mut Rng, rule: Rule) -> Layout {
     let from = [None, None, Some(1), Some(2), Some(3)][rng.below(5) as usize];
     Layout { dedicate_from: from, ..rule.into() }
 }
 
-/// Whether the job and those who are on the node may share it.
+/// Whether the job and the tenants of the node may share it.
 fn agree(state: &State, job: JobIdx, node: &Node, layout: Layout) -> bool {
     let large = |j: JobIdx| layout.dedicate_from.is_some_and(|from| state.spec(j).gpus >= from);
     let mut tenants = node.gpus().flat_map(|g| state.gpu(g).tenants.clone());
@@ -69,7 +69,7 @@ fn one_model_could(state: &State, job: JobIdx) -> bool {
     (0..state.gpu_models.len() as u8).any(|k| of_model(k) >= u32::from(state.spec(job).gpus))
 }
 
-/// The definition of the rules, by looking at all nodes.
+/// The definition of the rules, by examining all nodes.
 pub(crate) fn find_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<GpuIdx>> {
     let insists = layout.rule == Rule::Count || one_model_could(state, job);
     let rule = if insists { layout.rule } else { Rule::Spread };
@@ -106,7 +106,7 @@ fn together_slowly(
     if need <= largest {
         return one(&nodes, need);
     }
-    // Whole nodes, largest first; as soon as one more node holds the rest, that is it.
+    // Whole nodes, largest first, until one more node holds the rest.
     let mut gpus = Vec::new();
     loop {
         let left = need - gpus.len() as u16;
@@ -139,8 +139,8 @@ fn anywhere_slowly(state: &State, job: JobIdx, layout: Layout) -> Option<Vec<Gpu
     (gpus.len() == need).then_some(gpus)
 }
 
-/// The fewest nodes of one GPU model on which the gang fits as whole nodes plus one for the rest (or as one
-/// node, if any is large enough), by trying all sets of nodes.
+/// The fewest nodes of one GPU model on which the gang fits as whole nodes plus one for the rest
+/// (or as one node, if any is large enough), by trying all sets of nodes.
 fn fewest_nodes(state: &State, job: JobIdx, gpu_model: u8, layout: Layout) -> Option<u32> {
     let need = state.spec(job).gpus;
     let nodes: Vec<&Node> = state.nodes.iter().filter(|n| n.gpu_model == gpu_model).collect();
@@ -157,7 +157,7 @@ fn fewest_nodes(state: &State, job: JobIdx, gpu_model: u8, layout: Layout) -> Op
     (1..1 << nodes.len()).filter(fits).map(u32::count_ones).filter(|n| *n <= most).min()
 }
 
-/// A cluster in some state: some jobs on some GPUs, the last job still waiting.
+/// A random state: some jobs on some GPUs, the last job still waiting.
 fn some_state(seed: u64) -> State {
     let case = random::case(seed, &POLICIES[0], CaseOptions::WILD);
     let mut state = State::new(&case.cluster, case.costs);
@@ -177,7 +177,7 @@ fn some_state(seed: u64) -> State {
                 plan.place(job, &gpus, knobs).unwrap();
             }
         }
-        // Holes, so that not everything is packed from the left.
+        // Gaps, so that not everything is packed from the left.
         for job in (0..last.0).map(JobIdx).filter(|_| rng.chance(0.3)) {
             plan.release(job);
         }
@@ -192,7 +192,7 @@ fn edit<T>(state: &mut State, f: impl FnOnce(&mut Plan<'_>) -> T) -> T {
 }
 
 #[test]
-fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
+fn a_place_is_found_if_and_only_if_one_exists_and_is_the_best() {
     let mut found = [0; 4];
     for seed in 0..6_000 {
         let state = some_state(seed);
@@ -227,11 +227,11 @@ fn a_place_is_found_exactly_when_there_is_one_and_it_is_the_best() {
             }
         }
     }
-    assert!(found.iter().all(|f| (500..5_500).contains(f)), "one-sided scenes: {found:?}");
+    assert!(found.iter().all(|f| (500..5_500).contains(f)), "one-sided cases: {found:?}");
 }
 
 #[test]
-fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
+fn room_is_made_whenever_possible_and_no_job_leaves_in_vain() {
     let (mut made, mut failed, mut spared) = (0, 0, 0);
     for seed in 0..8_000 {
         let mut state = some_state(seed);
@@ -272,7 +272,7 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
         for other in before.placed.iter().filter(|j| !preemption.evicted.contains(j)) {
             assert_eq!(state.job(other).gpus, before.job(other).gpus, "{context}: {other} moved");
         }
-        // Whose GPUs are still there could stay; whose are not was really in the way.
+        // Victims whose GPUs are still idle could stay; the others were in the way.
         let (stay, leave): (Vec<JobIdx>, Vec<JobIdx>) = preemption
             .evicted
             .iter()
@@ -291,10 +291,10 @@ fn room_is_made_exactly_when_it_can_be_and_nobody_leaves_for_nothing() {
                 back(plan, evicted).unwrap();
                 find_slowly(plan, job, layout).is_some()
             });
-            assert!(!needless, "{context}: {evicted} left for nothing");
+            assert!(!needless, "{context}: {evicted} was preempted in vain");
         }
         spared += stay.len();
     }
     assert!(spared > 100, "only {spared} victims were spared");
-    assert!(made > 500 && failed > 500, "one-sided scenes: {made} made, {failed} failed");
+    assert!(made > 500 && failed > 500, "one-sided cases: {made} made, {failed} failed");
 }

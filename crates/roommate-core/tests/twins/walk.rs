@@ -1,4 +1,4 @@
-//! Ranked walks against the simple thing: look at every job, serve the smallest key, skip nobody.
+//! Ranked walks against the simple way: rank every job, serve the smallest key, skip none.
 
 use crate::random::{self, CaseOptions};
 use crate::room::find_slowly;
@@ -37,8 +37,8 @@ impl Naive {
     }
 }
 
-/// On the nodes where it was a job keeps its GPUs, if nobody has them yet: which of a node's GPUs it
-/// has is nothing worth a restart.
+/// On the nodes where it was, a job keeps its GPUs if they are still idle: which GPUs of a node it
+/// has is not worth a restart.
 fn same_nodes(plan: &Plan<'_>, job: JobIdx, gpus: Vec<GpuIdx>) -> Vec<GpuIdx> {
     let nodes = |gpus: &[GpuIdx]| gpus.iter().map(|g| plan.gpu(*g).node).collect::<Vec<_>>();
     let was_on = plan.was_on(job);
@@ -122,7 +122,7 @@ fn naive(name: &str, params: &Value) -> Naive {
 }
 
 #[test]
-fn walks_decide_as_if_they_had_looked_at_everybody() {
+fn walks_decide_as_if_they_ranked_every_job() {
     let mut repacked = 0;
     for name in ["fifo", "fifo-backfill", "sjf", "srtf", "srsf"] {
         let entry = policy::find(name).unwrap();
@@ -134,7 +134,7 @@ fn walks_decide_as_if_they_had_looked_at_everybody() {
             repacked += u32::from(twin.repack);
         }
     }
-    assert!(repacked > 300, "only {repacked} scenes were packed anew");
+    assert!(repacked > 300, "only {repacked} cases were packed anew");
 }
 
 #[test]
@@ -155,8 +155,9 @@ fn packing_anew_at_every_step_is_first_fit_in_order_of_the_key() {
 }
 
 #[test]
-fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
-    // Who runs is decided by the order alone; leaving jobs where they are must not change it.
+fn preempting_runs_the_same_jobs_as_packing_anew() {
+    // Where nodes do not matter, the order alone decides which jobs run; leaving jobs in place must
+    // not change that.
     let (mut moves, mut preemptions) = (0, 0);
     for name in ["srtf", "srsf"] {
         let entry = policy::find(name).unwrap();
@@ -176,12 +177,13 @@ fn pushing_out_runs_the_same_jobs_as_packing_anew_when_nodes_do_not_matter() {
             assert_eq!(held(&stay), held(&anew), "{}", random::compact(&case));
         }
     }
-    // Only who was pushed out and then finds room that a wider one left in the same step moves.
+    // A job moves only if it is preempted and then fits where a wider one left GPUs in the same
+    // step.
     assert!(moves * 20 < preemptions, "{moves} moves, {preemptions} preemptions");
 }
 
 #[test]
-fn nobody_sits_beside_a_large_job() {
+fn no_job_shares_a_node_with_a_large_job() {
     let mut seen = 0;
     for entry in policy::POLICIES {
         let known = entry.params(&policy::Params::new()).unwrap();

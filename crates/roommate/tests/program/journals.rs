@@ -300,9 +300,9 @@ fn explain_tells_the_story_of_a_job() {
             0.0s  submitted; GPUs not held: 1, other jobs waiting: 0
             0.0s  started on node 0: GPU 0
             0.0s  makes progress
-          1m 40s  stopped in favour of job short
-          1m 40s  no room: needs 1 GPUs, 0 idle in the cluster
-          1m 40s  told to leave its GPUs
+          1m 40s  preempted by job short
+          1m 40s  does not fit: needs 1 GPUs, 0 idle in the cluster
+          1m 40s  asked to leave its GPUs
           1m 40s  stopped with 100 steps done
           1m 50s  started on node 0: GPU 0
           2m 52s  makes progress

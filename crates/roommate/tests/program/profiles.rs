@@ -129,14 +129,14 @@ fn advice_names_the_best_way_or_why_there_is_none() {
     ]);
     expect![[r#"
         set        one at a time  unconfined  best way    sum   slowdowns  decision
-        x@8 + x@8  1.00           1.04        unconfined  1.04  1.92 1.92  decline: in every way somebody takes over 1.5 times as long: 1.92 at best
+        x@8 + x@8  1.00           1.04        unconfined  1.04  1.92 1.92  decline: in every configuration a task takes over 1.5 times as long: 1.92 at best
         x@8 + y@8  1.00           1.20        64+68 SMs   1.40  1.43 1.43  share
         worth sharing a GPU: 1 of 2
     "#]]
     .assert_eq(&room.works("profile advise own"));
     expect![[r#"
         set,one_at_a_time,unconfined,best_way,sum,slowdowns,decision,reason
-        x@8 + x@8,1,1.040,unconfined,1.040,1.92 1.92,decline,"1.04 together is less than 1.1: one at a time is as good"
+        x@8 + x@8,1,1.040,unconfined,1.040,1.92 1.92,decline,"throughput is 1.04 of one task at a time, less than 1.1"
         x@8 + y@8,1,1.200,64+68 SMs,1.400,1.43 1.43,share,""
     "#]]
     .assert_eq(&room.works("profile advise own --bound 2 -o csv"));
@@ -144,7 +144,7 @@ fn advice_names_the_best_way_or_why_there_is_none() {
     assert_eq!((&strict["shared"], &strict["declined"]), (&0.into(), &2.into()));
     assert_eq!(
         strict["sets"][1]["reason"],
-        "1.40 together is less than 1.5: one at a time is as good"
+        "throughput is 1.40 of one task at a time, less than 1.5"
     );
     room.refuses(
         "profile advise alone",

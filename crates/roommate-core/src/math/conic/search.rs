@@ -1,18 +1,18 @@
-//! The search: from a start inside all cones towards the answer, along the middle.
+//! The search: from a start inside all cones along the central path to the solution.
 
 use super::second_order::Scaling;
 use super::system::{Direction, System};
 use super::{Answer, EXACT, Program, Shape, add, norm, weighed};
 
 const MAX_STEPS: usize = 100;
-/// What is taken if the numbers get no better: feasibility and gap.
+/// Feasibility and gap that are accepted if no further progress is possible.
 const ROUGHLY: [f64; 2] = [1e-4, 5e-5];
-/// How much of the way to the edge is gone.
+/// Share of the distance to the boundary that a step takes.
 pub(super) const BOLDNESS: f64 = 0.99;
 const SHORTEST_STEP: f64 = 1e-6;
 const LONGEST_STEP: f64 = 0.999;
 const LEAST_CENTRING: f64 = 1e-4;
-/// Growth of the residual by which a step is known to be bad.
+/// Growth of the residual by which a step is recognised as bad.
 const BAD_STEP: f64 = 500.0;
 
 /// A point of the embedding: `x`, `s` and `z` are to be divided by `tau`.
@@ -25,7 +25,7 @@ struct Point {
     tau: f64,
 }
 
-/// How good a point is.
+/// Quality of a point.
 #[derive(Clone, Copy, Debug)]
 struct Quality {
     gap: f64,
@@ -33,7 +33,7 @@ struct Quality {
     mu: f64,
     primal: f64,
     dual: f64,
-    /// By how much the point fails to prove that there is no answer; NaN if it does not try.
+    /// Residual of the certificate of infeasibility; NaN if the point is not one.
     no_answer: f64,
     no_bound: f64,
     cost: f64,
@@ -63,7 +63,7 @@ impl Quality {
         (unbounded || impossible).then_some(Verdict::None)
     }
 
-    /// Whether it is better than the best so far, in everything that counts.
+    /// Whether it is better than the best so far in all criteria.
     fn beats(&self, best: &Self) -> bool {
         let less = |a: f64, b: f64| a > 0.0 && a < b;
         let closer = less(self.gap, best.gap) && less(self.mu, best.mu);
@@ -79,10 +79,10 @@ pub(super) struct Search {
     program: Program,
     var_divisors: Vec<f64>,
     row_divisors: Vec<f64>,
-    /// How many variables and rows each of ours stands for.
+    /// How many variables and rows of the whole program each of these stands for.
     var_counts: Vec<f64>,
     row_counts: Vec<f64>,
-    /// Signs and cones of the whole program.
+    /// Number of signs and cones of the whole program.
     degree: f64,
     cost_size: f64,
     bound_size: f64,
@@ -163,7 +163,7 @@ impl Search {
             system.factor(p, &scaling);
             system.solve(p, &scaling, &minus_costs, &p.bounds, &mut fixed);
 
-            // Predictor: straight to the answer.
+            // Predictor: the affine direction.
             for (right, (s, rz)) in right.iter_mut().zip(point.s.iter().zip(&rz)) {
                 *right = s - rz;
             }
@@ -186,7 +186,7 @@ impl Search {
             let there = reach(&scaled_s, &scaled_z, d_tau, d_kappa);
             let centring = (1.0 - there).powi(3).clamp(LEAST_CENTRING, 1.0);
 
-            // Corrector: bent back towards the centre.
+            // Corrector: with centring.
             let mu = centring * quality.mu;
             scaling.corrected(p, &lambda, &scaled_s, &scaled_z, mu, &mut divided);
             scaling.times(p, &divided, &mut right);
@@ -215,7 +215,7 @@ impl Search {
         None
     }
 
-    /// The point nearest to all rows, and the smallest duals, both brought inside the cones.
+    /// The least-squares point and the smallest duals, both moved inside the cones.
     fn start(&self, system: &mut System, plain: &Scaling) -> Option<Point> {
         let p = &self.program;
         let (vars, rows) = (p.costs.len(), p.bounds.len());
@@ -284,7 +284,7 @@ impl Search {
         }
     }
 
-    /// What is left when the numbers get no better.
+    /// The approximate solution when no further progress is possible.
     fn roughly(&self, best: Option<(Quality, Point)>) -> Option<Answer> {
         let (quality, point) = best?;
         let verdict = quality.verdict(ROUGHLY[0], ROUGHLY[1]);

@@ -2,8 +2,8 @@
 
 use super::{Block, Program};
 
-/// The scaling of one second-order cone, W = η · [[a, qᵀ], [q, I + q·qᵀ ÷ (1 + a)]], and its square as
-/// η² · (diagonal + u·uᵀ − v·vᵀ), in which nothing is lost by cancellation.
+/// The scaling of one second-order cone, W = η · [[a, qᵀ], [q, I + q·qᵀ ÷ (1 + a)]], and its square
+/// as η² · (diagonal + u·uᵀ − v·vᵀ), which avoids cancellation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cone {
     pub(super) eta2: f64,
@@ -69,7 +69,7 @@ fn length([a, b]: [f64; 2]) -> f64 {
     (a * a + b * b).sqrt()
 }
 
-/// How far one can go by `change` from `lambda`, as 1 ÷ that.
+/// The inverse of the largest step along `change` from `lambda` within the cone.
 fn nearest_edge(lambda: &[f64], change: &[f64]) -> f64 {
     let size2 = lambda[0] * lambda[0] - lambda[1] * lambda[1] - lambda[2] * lambda[2];
     if size2.is_nan() || size2 <= 0.0 {
@@ -142,7 +142,7 @@ impl Scaling {
         }
     }
 
-    /// How far one can go until the first cone is left, in scaled terms.
+    /// The largest step within all cones, in scaled terms.
     pub(super) fn reach(&self, p: &Program, lambda: &[f64], s: &[f64], z: &[f64]) -> f64 {
         let mut nearest = 0.0_f64;
         let mut from = 0;
@@ -165,7 +165,7 @@ impl Scaling {
         1.0 / nearest
     }
 
-    /// λ \ (λ∘λ + s∘z − μ·e): what a step has to take back so that all products become `mu`.
+    /// λ \ (λ∘λ + s∘z − μ·e): the correction of a step so that all products become `mu`.
     pub(super) fn corrected(
         &self,
         p: &Program,
@@ -189,7 +189,7 @@ impl Scaling {
         }
     }
 
-    /// Moves a vector into the cones, if it is not inside.
+    /// Moves a vector into the cones if it is outside.
     pub(super) fn bring_inside(&self, p: &Program, v: &mut [f64]) {
         let mut outside = -super::search::BOLDNESS;
         let mut from = 0;

@@ -1,32 +1,34 @@
-//! The linear system of a step, `[[0, Gᵀ], [G, −W²]]`, with a small regularisation of every diagonal.
+//! The linear system of a step, `[[0, Gᵀ], [G, −W²]]`, with a small regularisation of every
+//! diagonal.
 //!
-//! Every block is eliminated by itself; what remains is a dense system of the links and the common
-//! variable. Close to an answer numbers of very different size meet, so solutions are refined.
+//! Every block is eliminated separately; what remains is a dense system of the links and the common
+//! variable. Close to a solution the entries differ by orders of magnitude, so solutions are
+//! refined.
 
 use super::second_order::{Cone, Scaling};
 use super::{Program, Sizes, add, dot, largest, sized};
 
-/// What is added to the diagonal, with the sign that it has.
+/// Added to the diagonal, with its sign.
 const REGULAR: f64 = 7e-8;
-/// A pivot that is smaller becomes this large.
+/// Pivots smaller than this are replaced by [`INSTEAD`].
 const TINY: f64 = 1e-13;
 const INSTEAD: f64 = 2e-7;
 const REFINEMENTS: usize = 9;
-/// Precision that is enough, relative to the right side. The study's solver asks for two digits more, which
-/// changes nothing that it finds.
+/// Sufficient precision relative to the right side. The study's solver asks for two digits more,
+/// which changes none of its results.
 const PRECISION: f64 = 1e-12;
-/// A refinement that gains less is the last.
+/// A refinement that improves by a smaller factor is the last.
 const WORTHWHILE: f64 = 6.0;
 
-/// What a variable and the dual of a row do.
+/// A direction: changes of the variables and of the duals of the rows.
 #[derive(Debug)]
 pub(super) struct Direction {
     pub(super) x: Vec<f64>,
     pub(super) z: Vec<f64>,
 }
 
-/// Two unknowns for each cone beyond its duals, by which its W² is written without cancellation. They
-/// count as variables of the block.
+/// Two auxiliary unknowns per cone, with which its W² is written without cancellation. They count
+/// as variables of the block.
 type Inner = Vec<[f64; 2]>;
 
 pub(super) struct System {
@@ -36,11 +38,11 @@ pub(super) struct System {
     cones: Vec<f64>,
     /// Inverse of each block's own part.
     inverse: Vec<f64>,
-    /// What the common variable does to each variable.
+    /// Effect of the common variable on each variable.
     pull: Vec<f64>,
     /// The system of links and common variable, as L·D·Lᵀ.
     core: Vec<f64>,
-    // Room for the refinement.
+    // Buffer of the refinement.
     error: Direction,
     inner_error: Inner,
     correction: Direction,
@@ -158,8 +160,8 @@ impl System {
         decompose(&mut self.core, size, |k| if k < last { -1.0 } else { 1.0 });
     }
 
-    /// Solves well enough to look ahead: without refinement, unless there are cones, whose regularisation it
-    /// has to make up for.
+    /// Solves accurately enough for a predictor: without refinement, unless there are cones, whose
+    /// regularisation it has to compensate.
     pub(super) fn predict(
         &mut self,
         p: &Program,
@@ -219,7 +221,7 @@ impl System {
         (self.inner_error, self.inner_correction) = (inner_error, inner_correction);
     }
 
-    /// One solution, as exact as the elimination is.
+    /// One solution with the precision of the elimination.
     fn once(
         &mut self,
         p: &Program,
@@ -319,7 +321,7 @@ impl System {
     }
 }
 
-/// By how much a solution misses the right side.
+/// Residual of a solution.
 fn miss(
     p: &Program,
     scaling: &Scaling,
@@ -365,8 +367,8 @@ fn write_rows(cone: &Cone, arms: &[f64], rows: &mut [f64], weights: &mut [f64]) 
     }
 }
 
-/// L·D·Lᵀ of a symmetric matrix whose lower half is given, with the signs that its pivots have. On the
-/// diagonal are the inverse pivots.
+/// L·D·Lᵀ of a symmetric matrix whose lower half is given, with the signs that its pivots have. On
+/// the diagonal are the inverse pivots.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "sizes are known only where it is called")]
 fn decompose(a: &mut [f64], n: usize, sign: impl Fn(usize) -> f64) {

@@ -2,8 +2,8 @@ use super::{Answer, EXACT, Link, Program, Shape};
 use crate::math::lp::{Cmp, Lp};
 use proptest::prelude::*;
 
-/// Parties that share goods: what each good is worth to it, its size, what it needs for each unit of the
-/// common q, and what it has to get in any case; the largest q is wanted, or the largest worth of all.
+/// Parties that share goods: the value of each good to each party, its size, its need per unit of
+/// the common q, and its minimum; the objective is the largest q, or the largest total value.
 struct Sharing {
     supply: Vec<f64>,
     parties: Vec<(Vec<f64>, f64, f64, f64)>,
@@ -77,7 +77,7 @@ fn equals_share_equally() {
 }
 
 #[test]
-fn prices_tell_who_holds_the_others_down() {
+fn duals_show_which_parties_limit_the_objective() {
     let three = Sharing::equal(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
     let answer = three.program(1.0).solve(EXACT).unwrap();
     assert!((three.value(&answer) - 0.5).abs() < 1e-7);
@@ -87,20 +87,20 @@ fn prices_tell_who_holds_the_others_down() {
 }
 
 #[test]
-fn what_cannot_be_has_no_answer() {
+fn infeasible_and_unbounded_programs_have_no_solution() {
     let mut greedy = Sharing::equal(&[1.0], &[&[1.0]]);
     (greedy.parties[0].3, greedy.sum) = (2.0, true);
     assert!(greedy.program(1.0).solve(EXACT).is_none());
     let unknown = Sharing::equal(&[f64::NAN], &[&[1.0]]);
     assert!(unknown.program(1.0).solve(EXACT).is_none());
     let mut endless = Program::new(Shape { rows: 0, cone: false }, Vec::new(), 0.0);
-    assert!(endless.clone().solve(EXACT).is_none(), "nobody is there");
+    assert!(endless.clone().solve(EXACT).is_none(), "no blocks");
     endless.block(1.0, &[-1.0]);
-    assert!(endless.solve(EXACT).is_none(), "nothing holds it");
+    assert!(endless.solve(EXACT).is_none(), "no bound");
 }
 
-/// Jobs that share one good, which makes each as fast as it has of it; the largest of need ÷ speed is to
-/// be small.
+/// Jobs that share one good, with speed in proportion to the amount; the largest of need ÷ speed is
+/// minimised.
 fn slowest(needs: &[f64], count: f64) -> Answer {
     let links = vec![Link { count: 1.0, common: 0.0, bound: 1.0 }];
     let mut program = Program::new(Shape { rows: 1, cone: true }, links, 1.0);
@@ -154,7 +154,7 @@ proptest! {
         let parties = parties.into_iter().map(|(worth, size, need, floor)| {
             let mut worth: Vec<f64> = worth[..goods].iter().map(|w| f64::from(*w) / 8.0).collect();
             worth[0] = worth[0].max(0.125);
-            // Floors that an equal part of the first good reaches.
+            // Minimums that an equal share of the first good satisfies.
             (worth, f64::from(size), f64::from(need) / 900.0, f64::from(floor) * 1e-3)
         });
         let sharing = Sharing { supply, parties: parties.collect(), sum };

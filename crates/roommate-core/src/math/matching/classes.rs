@@ -1,24 +1,25 @@
-//! Matching thousands of vertices of a few kinds at a cost that depends on the kinds.
+//! Matching thousands of vertices of a few classes at a cost that depends on the classes.
 //!
-//! Jobs are many and profiles are few, so this is a matching of class *multiplicities*. Three steps:
+//! Jobs are many and profiles are few, so this is a matching of class *multiplicities*. Three
+//! steps:
 //!
 //! 1. **Relax.** Matching the classes against a second copy of themselves is a transport problem:
 //!    integral, solved exactly in bulk. Half of it is an optimal *half-integral* answer here, and
 //!    its weight is an upper bound.
-//! 2. **Reduce.** The true answer differs from the relaxed one only near odd cycles of classes. All but
-//!    `keep` pairs of each kind are taken as they are; the rest, a few vertices per class, is
+//! 2. **Reduce.** The true answer differs from the relaxed one only near odd cycles of classes. All
+//!    but `keep` pairs of each kind are taken as they are; the rest, a few vertices per class, is
 //!    matched exactly.
-//! 3. **Prove.** The labels of the small answer price its vertices. If every pair taken in bulk can be
-//!    priced as a copy of two of them, then weak duality makes the whole answer maximal. If not,
+//! 3. **Prove.** The labels of the small answer price its vertices. If every pair taken in bulk can
+//!    be priced as a copy of two of them, then weak duality makes the whole answer maximal. If not,
 //!    `keep` doubles.
 //!
-//! The reduced graph grows to at most [`REDUCED_LIMIT`] vertices. If even that proves nothing, the answer
-//! stands with the relaxed bound beside it: the gap is [`Pairing::bound`] − [`Pairing::total`].
+//! The reduced graph grows to at most [`REDUCED_LIMIT`] vertices. If even that proves nothing, the
+//! answer is returned with the relaxed bound: the gap is [`Pairing::bound`] − [`Pairing::total`].
 
 use super::exact::{Exact, scale};
 use super::released::{NONE, Price};
 
-/// The most classes: their weights are a square table.
+/// Largest number of classes: their weights are a square table.
 pub const MAX_CLASSES: usize = 1024;
 
 /// The largest reduced graph; exact matching takes a fraction of a second there.
@@ -180,9 +181,9 @@ impl ClassMatcher {
 
     /// Whether the prices of the reduced graph prove the whole answer.
     ///
-    /// An idle vertex gets label 0 and must be worth nothing to anybody at that. The two vertices of
-    /// a bulk pair become copies of two reduced vertices, label and blossoms, that pay exactly for
-    /// the pair; a blossom that gains both stays odd. A copy's edges are then paid for as its
+    /// An idle vertex gets label 0, and no other vertex may gain by an edge to it. The two vertices
+    /// of a bulk pair become copies of two reduced vertices, label and blossoms, that pay exactly
+    /// for the pair; a blossom that gains both stays odd. A copy's edges are then paid for as its
     /// model's are, all but the one to the model itself.
     fn proved(&self) -> bool {
         let classes = self.classes;
@@ -215,7 +216,7 @@ impl ClassMatcher {
         of(i).any(|p| of(j).any(|q| p.shell == q.shell && pays(p, q)))
     }
 
-    /// Hands the pairs to the vertices, in their order within each class.
+    /// Assigns the pairs to the vertices, in their order within each class.
     fn assign(&self, class_of: &[u32]) -> Vec<u32> {
         let classes = self.classes;
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); classes];
@@ -270,7 +271,7 @@ impl Transport {
             ends.clear();
             ends.extend_from_slice(count);
         }
-        // A taker's price starts at the most it is worth to anybody: no length is negative then.
+        // A taker's price starts at its largest weight to any supplier, so no length is negative.
         self.price.clear();
         self.price.resize(2 * c, 0);
         for j in 0..c {
@@ -282,8 +283,8 @@ impl Transport {
         self.flow.iter().zip(steps).map(|(units, weight)| units * weight).sum()
     }
 
-    /// Lengths from all suppliers that have units left (Dijkstra, dense); the taker with room at the
-    /// end of the path that gains most, if one gains.
+    /// Lengths from all suppliers that have units left (Dijkstra, dense); the taker with room at
+    /// the end of the path that gains most, if one gains.
     fn shortest(&mut self, c: usize, steps: &[i64]) -> Option<usize> {
         self.length.clear();
         self.length.resize(2 * c, FAR);

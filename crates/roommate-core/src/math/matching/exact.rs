@@ -3,12 +3,12 @@
 //! The published search loses its guarantees to rounding: an edge can be tight from one side only.
 //! Here every weight is first rounded to a whole number of steps of 2⁻³⁹ of the largest (a power of
 //! two, so dyadic weights stay exact). Labels, slacks and halves of slacks are then whole numbers
-//! below 2⁵³, `f64` holds them exactly, and the search ends at a true maximum of the rounded weights:
-//! at most `n · 2⁻⁴⁰` of the largest weight below the maximum of the given ones.
+//! below 2⁵³, `f64` holds them exactly, and the search ends at a true maximum of the rounded
+//! weights: at most `n · 2⁻⁴⁰` of the largest weight below the maximum of the given ones.
 
 use super::released::{MAX_VERTICES, Matcher, NONE};
 
-/// The largest weight lies in `[2³⁹, 2⁴⁰)` steps: room for sums of labels in 53 bits.
+/// The largest weight is in `[2³⁹, 2⁴⁰)` steps, so that sums of labels fit in 53 bits.
 const TOP_BIT: i64 = 39;
 
 /// A power of two that takes weights up to `largest` to whole numbers of steps.

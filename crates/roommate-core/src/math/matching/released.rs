@@ -1,18 +1,20 @@
 //! The matcher of the published Muri artifact, digit by digit.
 //!
-//! A primal-dual search with blossoms, O(n³). Profiles are few, so most weights tie, and which of the
-//! equally heavy matchings comes out depends on the order of every loop and the strictness of every
-//! comparison; both are kept. Three things look like slips and are not:
+//! A primal-dual search with blossoms, O(n³). Profiles are few, so most weights tie, and which of
+//! the equally heavy matchings results depends on the order of every loop and the strictness of
+//! every comparison; both are kept. Three things look like mistakes and are not:
 //!
 //! - "tight" is exact (`slack <= 0.0`); only the test that ends the search has a tolerance;
-//! - `weight(u, v)` and `weight(v, u)` are both kept, since they may differ in the last bit. An edge
-//!   can then be tight from one side only, and the answer may be *not mutual*: `u → v` but `v → x`;
+//! - `weight(u, v)` and `weight(v, u)` are both kept, since they may differ in the last bit. An
+//!   edge can then be tight from one side only, and the answer may be *not mutual*: `u → v` but `v
+//!   → x`;
 //! - pairs without an edge (weight 0) take part when a blossom chooses its representative edges.
 //!
-//! What is ours is the speed. Nothing is allocated once the buffers are warm. The representative edge
-//! of two vertices is the pair itself, and `rep[x][y]` is always `rep[y][x]` turned round, so only
-//! blossoms have rows. Slacks are kept beside `near` while the labels rest. Offers to odd nodes, and
-//! rows of ids that are free or inside the blossom at hand, are never read and never made.
+//! Our own addition is the speed. Nothing is allocated once the buffers are warm. The
+//! representative edge of two vertices is the pair itself, and `rep[x][y]` is always `rep[y][x]`
+//! reversed, so only blossoms have rows. Slacks are cached beside `near` while the labels do not
+//! change. Offers to odd nodes, and rows of ids that are free or inside the current blossom, are
+//! never read and never made.
 
 mod blossom;
 
@@ -34,8 +36,8 @@ const UNSEEN: i8 = -1;
 const EVEN: i8 = 0;
 const ODD: i8 = 1;
 
-/// What a vertex costs: its label, the smallest blossom around it that has one (0 for none), and the
-/// sum of the labels of all blossoms around it.
+/// What a vertex costs: its label, the smallest blossom around it that has one (0 for none), and
+/// the sum of the labels of all blossoms around it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Price {
     pub(super) label: f64,
@@ -45,13 +47,14 @@ pub(super) struct Price {
 
 /// Reusable state of the search.
 ///
-/// Ids are 1-based inside, as in the procedure: `1..=n` are vertices, above are blossoms, 0 is none.
+/// Ids are 1-based inside, as in the procedure: `1..=n` are vertices, above are blossoms, 0 is
+/// none.
 #[derive(Clone, Debug, Default)]
 pub struct Matcher {
     n: usize,
     /// Highest id ever used in this call; free blossom ids below it are used again.
     hi: usize,
-    /// Ids that the buffers hold: blossoms are nested with at least three petals, so n / 2 will do.
+    /// Ids that the buffers hold: blossoms are nested with at least three petals, so n / 2 suffice.
     cap: usize,
     /// No tolerance in the final test.
     exact: bool,
@@ -71,7 +74,7 @@ pub struct Matcher {
     /// Vertices inside blossoms that are not odd, ascending, and whether the list is out of date.
     inner: Vec<u32>,
     stale: bool,
-    /// Number of outermost blossoms that are not odd, as old as `inner`.
+    /// Number of outermost blossoms that are not odd, as of the last update of `inner`.
     blossoms: usize,
     /// The scan that last offered its vertex to a blossom.
     offered: Vec<u32>,
@@ -80,7 +83,8 @@ pub struct Matcher {
     /// infinite for a vertex inside a blossom, where nothing can be nearer.
     near: Vec<u32>,
     near_slack: Vec<f64>,
-    /// `rep[(b - n - 1) * (cap + 1) + x]`: the edge from blossom `b` to node `x`, inner vertex first.
+    /// `rep[(b - n - 1) * (cap + 1) + x]`: the edge from blossom `b` to node `x`, inner vertex
+    /// first.
     rep: Vec<(u16, u16)>,
     /// The cycle of a blossom, base first; the blossom directly around an id.
     petals: Vec<Vec<u32>>,
@@ -134,8 +138,9 @@ impl Matcher {
     }
 
     /// Takes the last step, which the search leaves out: with it the labels prove the answer if the
-    /// arithmetic was exact. The labels of two vertices and of all blossoms around both add up to at
-    /// least twice their weight, to exactly that for a pair, and a vertex left alone has label 0.
+    /// arithmetic was exact. The labels of two vertices and of all blossoms around both add up to
+    /// at least twice their weight, to exactly that for a pair, and an unmatched vertex has label
+    /// 0.
     pub(super) fn settle(&mut self) {
         let even = (1..=self.n).filter(|&u| self.side[self.top[u] as usize] == EVEN);
         let step = even.map(|u| self.label[u]).fold(f64::INFINITY, f64::min);
@@ -164,7 +169,8 @@ impl Matcher {
         price
     }
 
-    /// Fresh state for `n` vertices; keeps what is allocated. Rows of `rep` are written before read.
+    /// Fresh state for `n` vertices; keeps what is allocated. Rows of `rep` are written before
+    /// read.
     fn reset(&mut self, n: usize) {
         let cap = n + n / 2;
         (self.n, self.hi, self.cap) = (n, n, cap);
@@ -269,7 +275,7 @@ impl Matcher {
                 let y = self.outer(self.mate[v]);
                 self.forget_near(v);
                 self.forget_near(y);
-                // With lopsided weights y can have been odd, and then its keys come back.
+                // With asymmetric weights y can have been odd, and then its keys are restored.
                 let simple = v <= self.n && self.side[y] != ODD;
                 self.side[y] = EVEN;
                 if simple {
@@ -303,10 +309,10 @@ impl Matcher {
         self.stale = true;
     }
 
-    /// Looks along all edges of the even vertex `u`; true if the matching grew.
+    /// Scans all edges of the even vertex `u`; true if the matching grew.
     ///
-    /// Most edges are neither tight nor nearer than what is known, so whole blocks are passed over.
-    /// Offers to blossoms are put off until the next tight edge, before which nobody looks at them.
+    /// Most edges are neither tight nor nearer than what is known, so whole blocks are skipped.
+    /// Offers to blossoms are deferred until the next tight edge, before which they are not read.
     fn scan(&mut self, u: usize) -> bool {
         let row = u * self.stride;
         let label = self.label[u];

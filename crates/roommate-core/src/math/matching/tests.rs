@@ -103,7 +103,7 @@ fn released_agrees_with_its_literal_twin() {
     assert!(lopsided > 0, "the oddity is among what is compared");
 }
 
-/// The heaviest matching by trying them all.
+/// The weight of the heaviest matching, by exhaustive search.
 fn brute(n: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
     let mut best = vec![0.0f64; 1 << n];
     for set in 1..1usize << n {
@@ -167,7 +167,7 @@ fn exact_is_as_heavy_as_trying_everything() {
 }
 
 #[test]
-fn released_is_as_heavy_as_trying_everything_when_its_tolerance_allows() {
+fn released_is_optimal_when_its_tolerance_allows() {
     let mut rng = Rng::new(3);
     for _ in 0..3000 {
         let n = rng.below(11) as usize;
@@ -276,20 +276,24 @@ fn the_bound_is_never_below_the_heaviest_by_trying_everything() {
 
 #[test]
 fn an_odd_ring_of_classes_needs_more_than_the_relaxed_answer() {
-    // Three classes of 101, no pairs within a class: 303 vertices, one must stay alone.
+    // Three classes of 101, no pairs within a class: 303 vertices, one must stay unmatched.
     let class_of: Vec<u32> = (0..303).map(|u| u % 3).collect();
     let pairing = ClassMatcher::new().solve(&class_of, 3, |i, j| f64::from(i != j));
     assert_eq!((pairing.total, pairing.bound), (151.0, 151.0));
-    // One class of 1001 that pairs with itself, another that nobody wants.
+    // One class of 1001 that pairs with itself, another that pairs with none.
     let class_of: Vec<u32> = (0..2002).map(|u| u % 2).collect();
     let pairing = ClassMatcher::new().solve(&class_of, 2, |i, j| f64::from(i + j == 0));
     assert_eq!((pairing.total, pairing.bound), (500.0, 500.0));
-    assert_eq!(pairing.mates.iter().position(|&v| v == NONE), Some(1), "the unwanted stay alone");
+    assert_eq!(
+        pairing.mates.iter().position(|&v| v == NONE),
+        Some(1),
+        "vertices without edges stay unmatched"
+    );
     assert_eq!(pairing.mates[2000], NONE, "and the last of those that could be paired");
 }
 
 #[test]
-fn nothing_is_a_graph_too() {
+fn an_empty_graph_has_an_empty_matching() {
     assert!(Matcher::new().solve(0, |_, _| 1.0).is_empty());
     assert_eq!(Exact::new().solve(1, |_, _| 1.0), [NONE]);
     assert_eq!(Exact::new().solve(3, |_, _| 0.0), [NONE; 3]);

@@ -1,5 +1,5 @@
-//! How well tasks alone are known between what was measured: each point is left out and told from the others of its
-//! session.
+//! Accuracy of interpolation between measurements of tasks alone: each point is left out and
+//! predicted from the other points of its session.
 
 use super::as_solo;
 use super::service::Service;
@@ -13,21 +13,21 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Relative errors at points that lie between others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct AloneErrors {
-    /// Steps of training on other multiprocessors.
+    /// Steps of training on another number of SMs.
     pub step_sms: Errors,
     /// Steps of training at another batch size, on the whole GPU.
     pub step_batch: Errors,
-    /// Memory of all tasks at another batch size.
+    /// GPU memory of all tasks at another batch size.
     pub memory_batch: Errors,
-    /// Batches of services on other multiprocessors, from the points around.
+    /// Batches of services on another number of SMs, interpolated between the neighbouring points.
     pub serve_sms: Errors,
-    /// The same from the curve of two lines that latencies are taken for.
+    /// Batches of services on another number of SMs, from the fitted two-line latency curve.
     pub serve_curve: Errors,
     /// Batches of services at another batch size, on the whole GPU.
     pub serve_batch: Errors,
 }
 
-/// Errors as they come in.
+/// Errors collected so far.
 #[derive(Default)]
 struct Found {
     step_sms: Vec<f64>,
@@ -71,7 +71,7 @@ fn inner<T>(values: &BTreeSet<T>) -> impl Iterator<Item = &T> {
     values.iter().skip(1).take(values.len().saturating_sub(2))
 }
 
-/// The fastest run, as everywhere: what disturbs a task alone only ever slows it down.
+/// The fastest run, as everywhere: a task alone is only ever disturbed towards slower.
 fn fastest<'a>(rows: impl Iterator<Item = &'a &'a Solo>) -> Option<&'a Solo> {
     rows.copied().max_by(|a, b| a.it_s.total_cmp(&b.it_s))
 }
@@ -146,13 +146,13 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_the_curves_is_told_exactly_and_what_does_not_is_not() {
+    fn points_on_the_curves_are_predicted_exactly_others_are_not() {
         let line = |_: u32, sms: u32| f64::from(sms);
         let text = rows("train", line, |b| 100.0 + f64::from(b));
         let found = check_alone(&[parse(&text).unwrap()]);
         assert_eq!((found.step_sms.sides, found.memory_batch.sides), (4 * 2, 2));
         assert!(found.step_sms.mae < 1e-9 && found.memory_batch.mae < 1e-9, "{found:?}");
-        // A step that takes as long at every batch size is told exactly as well.
+        // A step that takes equally long at every batch size is predicted exactly as well.
         assert!(found.step_batch.sides == 2 && found.step_batch.mae < 1e-9, "{found:?}");
         assert_eq!(found.serve_sms.sides, 0);
         let kink = |batch: u32, sms: u32| if sms == 48 { 90.0 } else { line(batch, sms) };
@@ -162,8 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn services_are_told_from_points_and_from_two_lines() {
-        // Time in proportion to one part in so many of the share: two lines over that are exact, straight lines over speed too.
+    fn services_are_predicted_from_points_and_from_two_lines() {
+        // Time proportional to 1/share: two lines over 1/share are exact, and so are straight lines
+        // over speed.
         let text = rows("serve", |b, sms| f64::from(sms) / f64::from(b), |_| 100.0);
         let found = check_alone(&[parse(&text).unwrap()]);
         assert_eq!(

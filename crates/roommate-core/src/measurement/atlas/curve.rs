@@ -1,19 +1,20 @@
-//! Speed of a task over the number of multiprocessors that it has.
+//! Speed of a task over the number of SMs that it is confined to.
 
-/// Speed relative to the whole GPU, at measured numbers of multiprocessors; both ascending.
+/// Speed relative to the whole GPU, at measured numbers of SMs; both ascending.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Curve {
     points: Vec<(u32, f64)>,
 }
 
 impl Curve {
-    /// From steps per second at numbers of multiprocessors, made monotone; `None` without the whole
-    /// GPU and something less.
+    /// From steps per second at numbers of SMs, made monotone; `None` unless the whole GPU and some
+    /// smaller number were measured.
     pub(super) fn new(points: Vec<(u32, f64)>, all: u32) -> Option<Self> {
         Self::pooled(points, all).map(|(curve, _)| curve)
     }
 
-    /// The same with the steps per second of the whole GPU, made monotone with the others.
+    /// The curve together with the steps per second of the whole GPU, made monotone with the
+    /// others.
     pub(super) fn pooled(mut points: Vec<(u32, f64)>, all: u32) -> Option<(Self, f64)> {
         points.sort_by_key(|p| p.0);
         points.dedup_by_key(|p| p.0);
@@ -26,12 +27,12 @@ impl Curve {
         Some((Self { points: points.iter().map(|p| p.0).zip(relative).collect() }, most))
     }
 
-    /// Its points: multiprocessors, and speed relative to the whole GPU.
+    /// Its points: number of SMs, and speed relative to the whole GPU.
     pub(super) fn points(&self) -> &[(u32, f64)] {
         &self.points
     }
 
-    /// Speed on so many: straight lines between points, and from the lowest to nothing.
+    /// Speed on `sms` SMs: linear between points, and from the lowest point to zero.
     pub(super) fn at(&self, sms: u32) -> f64 {
         let after = self.points.partition_point(|p| p.0 < sms);
         let (high, low) = match (self.points.get(after), after) {
@@ -43,7 +44,7 @@ impl Curve {
         low.1 + part * (high.1 - low.1)
     }
 
-    /// How much of a step shrinks with multiprocessors: the best β in time = 1 + β · (all/sms − 1).
+    /// How strongly step time depends on SMs: the best β in time = 1 + β · (all/sms − 1).
     pub(super) fn bound(&self, all: u32) -> f64 {
         let slope = |(n, d), (sms, speed): &(u32, f64)| {
             let x = f64::from(all) / f64::from(*sms) - 1.0;
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lucky_runs_are_pooled() {
+    fn faster_runs_on_fewer_sms_are_pooled() {
         assert_eq!(monotone([1.0, 3.0, 2.0, 4.0].into_iter()), [1.0, 2.5, 2.5, 4.0]);
         assert_eq!(monotone([3.0, 2.0, 1.0].into_iter()), [2.0, 2.0, 2.0]);
     }

@@ -1,17 +1,17 @@
-//! How long a service takes for a batch, by its size and the multiprocessors it has, with nobody else there.
+//! Batch time of a service alone, by batch size and number of SMs.
 //!
-//! Measured services are noisier than training: small batches take as long as one CPU thread needs to
-//! launch them. So times are made monotone twice, over multiprocessors and over batch sizes. Where a
-//! batch was measured on the whole GPU only, its time on fewer multiprocessors is the larger of that
-//! and of the work: the time of the largest batch with a curve on the fewest, where it is bound by
-//! them, in proportion.
+//! Measured services are noisier than training: small batches take as long as one CPU thread needs
+//! to launch them. So times are made monotone twice, over SMs and over batch sizes. Where a batch
+//! was measured on the whole GPU only, its time on fewer SMs is the larger of that and of the time
+//! for its work: the time of the largest batch with a curve on the fewest SMs, where the SMs limit
+//! it, scaled in proportion.
 
 use super::curve::Curve;
 use crate::measurement::contention::TaskId;
 use crate::measurement::rows::{Closed, Row, Solo, TaskKind};
 use std::collections::BTreeMap;
 
-/// Times of batches of one service.
+/// Batch times of one service.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Service {
     /// By batch size, ascending; never empty.
@@ -23,18 +23,18 @@ struct Size {
     batch: u32,
     /// Seconds on the whole GPU.
     whole_s: f64,
-    /// Speed on fewer multiprocessors.
+    /// Speed on fewer SMs.
     curve: Option<Curve>,
 }
 
 impl Service {
-    /// From its rows, at least one of which is of all `sms`.
+    /// From its rows, at least one of which is for all `sms` SMs.
     pub(super) fn new(rows: &[&Solo], sms: u32) -> Self {
         let mut batches: Vec<u32> = rows.iter().filter(|r| r.sms == sms).map(|r| r.batch).collect();
         batches.sort_unstable();
         batches.dedup();
         let size = |batch: &u32| {
-            // Of several runs the fastest: what disturbs a task alone only ever slows it down.
+            // The fastest of several runs: a task alone is only ever disturbed towards slower.
             let mut points: BTreeMap<u32, f64> = BTreeMap::new();
             for row in rows.iter().filter(|r| r.batch == *batch) {
                 let known = points.entry(row.sms).or_insert(row.it_s);
@@ -71,8 +71,8 @@ impl Service {
         }
     }
 
-    /// Seconds of a batch on so many multiprocessors. Above the largest batch that was measured it grows
-    /// in proportion, below the smallest it stays.
+    /// Seconds per batch on `sms` SMs. Above the largest measured batch it grows in proportion,
+    /// below the smallest it stays constant.
     pub(super) fn batch_s(&self, batch: u32, sms: Option<u32>) -> f64 {
         let at = |size: &Size| {
             let kept = sms.zip(size.curve.as_ref()).map_or(1.0, |(sms, curve)| curve.at(sms));
@@ -93,9 +93,9 @@ impl Service {
     }
 }
 
-/// How much longer batches take beside training than alone on the same multiprocessors in the same session:
-/// for each pair and batch size the geometric mean over shares, which make no difference that can be told
-/// from noise; never less than alone.
+/// Slowdown of batches beside training, relative to alone on the same SMs in the same session: for
+/// each pair and batch size the geometric mean over shares, whose differences are within noise; at
+/// least 1.
 pub(super) fn beside(
     rows: &[Row],
     task: impl Fn(TaskKind, &str) -> Option<TaskId>,
@@ -123,7 +123,7 @@ pub(super) fn beside(
     logs.iter().map(|(pair, sizes)| (*pair, of_pair(sizes))).collect()
 }
 
-/// Between measured batch sizes a straight line over their logarithm; beyond them as at the last.
+/// Linear over the logarithm between measured batch sizes; constant beyond them.
 pub(super) fn at_batch(sizes: &[(u32, f64)], batch: u32) -> f64 {
     let after = sizes.partition_point(|s| s.0 < batch);
     let Some(high) = sizes.get(after) else { return sizes.last().map_or(1.0, |s| s.1) };

@@ -1,4 +1,4 @@
-//! What was measured of one task alone, over batch sizes and multiprocessors.
+//! Measurements of one task alone, over batch sizes and numbers of SMs.
 
 use super::curve::Curve;
 use super::footprint;
@@ -11,12 +11,12 @@ pub(super) struct Whole {
     batch: u32,
     pub(super) it_s: f64,
     mem_mib: f64,
-    /// Whether its counters were read.
+    /// Whether its GPU counters were recorded.
     counted: bool,
     pub(super) footprint: Footprint,
 }
 
-/// What a task is taken to do to a GPU where nobody read its counters: to fill it.
+/// The footprint assumed for a task without counters: it fills the GPU.
 const UNCOUNTED: Footprint = Footprint { busy: 1.0, sm: 1.0, dram: 0.0, launches: 0.0 };
 
 /// A task.
@@ -24,12 +24,12 @@ const UNCOUNTED: Footprint = Footprint { busy: 1.0, sm: 1.0, dram: 0.0, launches
 pub(super) struct Task {
     /// By batch size, ascending; never empty.
     whole: Vec<Whole>,
-    /// By batch size, ascending; where there is one.
+    /// By batch size, ascending; only batch sizes with a measured curve.
     curves: Vec<(u32, Curve)>,
 }
 
 impl Task {
-    /// From its rows, at least one of which is of all `sms`.
+    /// From its rows, at least one of which is for all `sms` SMs.
     pub(super) fn new(rows: &[&Solo], sms: u32) -> Self {
         let mut whole: Vec<Whole> = rows
             .iter()
@@ -42,7 +42,7 @@ impl Task {
                 footprint: r.gpm.as_ref().map_or(UNCOUNTED, footprint),
             })
             .collect();
-        // Of several runs the fastest: see `Atlas::meet_again`.
+        // The fastest of several runs: see `Atlas::meet_again`.
         whole.sort_by(|a, b| a.batch.cmp(&b.batch).then(b.it_s.total_cmp(&a.it_s)));
         whole.dedup_by_key(|w| w.batch);
         let curve = |batch: u32| {
@@ -53,7 +53,7 @@ impl Task {
         Self { curves: whole.iter().filter_map(|w| curve(w.batch)).collect(), whole }
     }
 
-    /// Whether the counters of all its runs on the whole GPU were read.
+    /// Whether counters were recorded in all its runs on the whole GPU.
     pub(super) fn counted(&self) -> bool {
         self.whole.iter().all(|w| w.counted)
     }
@@ -62,7 +62,7 @@ impl Task {
         self.whole.iter().map(|w| w.batch)
     }
 
-    /// What was measured of the whole GPU at exactly this batch size.
+    /// The measurement on the whole GPU at exactly this batch size.
     pub(super) fn whole_at_mut(&mut self, batch: u32) -> Option<&mut Whole> {
         self.whole.iter_mut().find(|w| w.batch == batch)
     }
@@ -84,7 +84,8 @@ impl Task {
         within * (f64::from(high.batch) / f64::from(batch.max(1))).min(1.0)
     }
 
-    /// Grows with the batch as it does between the batches around, or the last two.
+    /// Memory grows with the batch as between the neighbouring batch sizes, or as between the last
+    /// two.
     pub(super) fn mem_mib(&self, batch: u32) -> f64 {
         let upper = self.whole.partition_point(|w| w.batch < batch).min(self.whole.len() - 1);
         let (low, high) = (&self.whole[upper.saturating_sub(1)], &self.whole[upper]);
@@ -111,8 +112,8 @@ impl Task {
     }
 }
 
-/// The neighbours of a batch size and the way between them on a logarithmic scale; at the ends, the
-/// last one twice.
+/// The neighbours of a batch size and its position between them on a logarithmic scale; at the
+/// ends, the last one twice.
 fn around<T>(items: &[T], of: impl Fn(&T) -> u32, batch: u32) -> (&T, &T, f64) {
     let after = items.partition_point(|i| of(i) < batch);
     let high = &items[after.min(items.len() - 1)];
@@ -129,14 +130,14 @@ fn lerp(a: f64, b: f64, t: f64) -> f64 {
     a * (1.0 - t) + b * t
 }
 
-/// How much of a step shrinks with multiprocessors, per share of them that the task uses: the best
-/// factor over all tasks with a curve.
+/// How strongly step time depends on SMs, per share of the SMs that the task uses: the best factor
+/// over all tasks with a curve.
 pub(super) fn sensitivity(tasks: &[Task], all: u32) -> f64 {
     let curves = tasks.iter().flat_map(|t| t.curves.iter().map(move |(batch, c)| (t, *batch, c)));
     let (n, d) = curves.fold((0.0, 0.0), |(n, d), (task, batch, curve)| {
         let sm = task.footprint(batch).sm;
         (n + sm * curve.bound(all), d + sm * sm)
     });
-    // Without any curve: all of what it uses.
+    // Without any curve: in full proportion to its usage.
     if d > 0.0 { n / d } else { 1.0 }
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::math::rng::Rng;
 use crate::measurement::rows;
 
-/// What was measured on an H200.
+/// Measurements on an H200.
 pub(crate) fn h200() -> Atlas {
     let solo = rows::parse(include_str!("../../../../../profiles/h200.jsonl")).unwrap();
     let pairs = rows::parse(include_str!("../../../../../profiles/h200-pairs.jsonl")).unwrap();
@@ -68,7 +68,7 @@ fn more_roommates_never_help() {
 }
 
 #[test]
-fn a_third_never_helps_a_measured_pair() {
+fn a_third_tenant_never_helps_a_measured_pair() {
     let atlas = h200();
     let tenant = |s: Seat, load| Tenant { task: s.task, batch: s.batch, sms: s.sms, load };
     assert!(atlas.met.len() > 180);
@@ -95,12 +95,12 @@ fn the_model_predicts_what_it_has_not_seen() {
 }
 
 #[test]
-fn a_check_knows_what_it_does_not_know() {
+fn a_check_compares_known_pairs_and_skips_unknown_tasks() {
     let atlas = h200();
     let text = include_str!("../../../../../profiles/h200-pairs.jsonl");
     let check = atlas.check(&rows::parse(text).unwrap());
     assert_eq!((check.pairs, check.skipped, check.answers.all.sides), (148, 0, 196));
-    // What was measured is answered as measured, except that nobody runs faster than alone, and that
+    // Measured pairs are answered as measured, except that no task runs faster than alone, and that
     // the two sides of a task beside itself are one.
     assert!((check.answers.all.mae - atlas.noise().above_one.mae).abs() < 1e-3, "{check:?}");
     assert!(check.model.all.mae > check.answers.all.mae);
@@ -111,7 +111,7 @@ fn a_check_knows_what_it_does_not_know() {
 }
 
 #[test]
-fn confined_pairs_are_answered_as_measured_and_fitted_to_nothing() {
+fn confined_pairs_are_answered_as_measured_but_not_fitted() {
     let solo = |name: &str, sms: u32, it_s: f64| {
         format!(
             r#"{{"kind":"train","name":"{name}","batch":8,"sms":{sms},"mem_mib":900,"it_s":{it_s}}}{}"#,
@@ -126,7 +126,7 @@ fn confined_pairs_are_answered_as_measured_and_fitted_to_nothing() {
     };
     let alone = solo("x", 132, 10.0) + &solo("x", 64, 8.0) + &solo("y", 132, 10.0);
     let rows = rows::parse(&(alone + &pair(6.0, "") + &pair(7.5, r#","sms_a":64,"sms_b":68"#)));
-    // Nobody read counters: then the tasks are known, and the model learns nothing from them.
+    // Rows without counters: the tasks are known, but the model is not fitted to them.
     let atlas = Atlas::new(&[rows.unwrap()]).unwrap();
     assert_eq!((atlas.tasks().count(), atlas.pairs()), (2, 0));
     let x = atlas.training("x", 8, None).unwrap();

@@ -1,4 +1,4 @@
-//! Formulas against the published vectors, their limits, and what the released artifact got wrong.
+//! Formulas against the published values, their limits, and the errors of the released artifact.
 
 use super::*;
 use crate::math::rng::Rng;
@@ -9,7 +9,7 @@ fn flipped(alone_s: f64, step_s: f64, m0: f64, m: f64, phi: f64) -> f64 {
 }
 
 #[test]
-fn degradation_has_the_published_values_and_not_the_flipped_ones() {
+fn degradation_has_the_published_values_not_the_flipped() {
     for (m, step_s, pd, wrong) in [
         (512.0, 0.100, 1.000_000, 1.000_000),
         (512.0, 0.150, 1.500_000, 1.500_000),
@@ -38,10 +38,10 @@ fn degradation_keeps_its_limits() {
         // It is the ratio of goodputs.
         let goodput = |m: f64, s: f64| m / s * efficiency(m0, m, phi);
         near(pd(m, phi), goodput(m0, alone_s) / goodput(m, step_s));
-        // At a given step time a larger batch never harms, and never helps more than in proportion.
+        // At a given step time a larger batch never harms, and helps at most in proportion.
         let double = pd(m, phi) / pd(2.0 * m, phi);
         assert!((1.0 - 1e-12..=2.0 + 1e-12).contains(&double), "{double}");
-        // More noise makes larger batches worth more.
+        // More noise makes larger batches more valuable.
         assert!(goodput_factor(m0, 2.0 * m0, phi) <= goodput_factor(m0, 2.0 * m0, 2.0 * phi));
     }
 }
@@ -76,13 +76,13 @@ fn batches_below_one_do_not_exist() {
     assert!(!Training { batch_max: 4, ..Training::around(8, 1.0) }.is_sane());
 }
 
-/// Memory that grows in proportion beyond something fixed, measured with a little noise.
+/// Memory that grows in proportion above a constant, measured with little noise.
 fn line(rng: &mut Rng) -> (f64, f64) {
     (200.0 + 8_000.0 * rng.unit(), 0.5 + 40.0 * rng.unit())
 }
 
 #[test]
-fn the_band_of_a_memory_fit_holds_what_comes() {
+fn later_samples_lie_within_the_band_of_a_memory_fit() {
     let mut rng = Rng::stream(3, 100);
     let (mut asked, mut exceeded, mut slack, mut inner) = (0, 0, 0.0, 0);
     for _ in 0..400 {
@@ -127,7 +127,7 @@ fn without_noise_memory_is_never_exceeded() {
                 assert!(fit.upper_mib(batch).unwrap() >= truth(batch), "{fit:?} {batch}");
             }
         }
-        // Between points it is as narrow as it may be.
+        // Between points the band is as narrow as allowed.
         let (first, last) = (fit.seen[0].0, fit.seen[fit.seen.len() - 1].0);
         let middle = first.midpoint(last);
         let upper = f64::from(fit.upper_mib(middle).unwrap());
@@ -137,7 +137,8 @@ fn without_noise_memory_is_never_exceeded() {
 
 #[test]
 fn memory_that_begins_to_grow_is_expected_to() {
-    // Measured: flat up to 512, then growing. A line through the first two says 1048 for ever.
+    // Measured: flat up to 512, then growing. A line through the first two points would stay at
+    // 1048.
     let really = |b: u32| if b <= 512 { 1_048 } else { 1_048 + (b - 512) * 7 / 16 };
     let mut fit = MemoryFit::default();
     for seen in [128, 512, 1_117, 2_000] {

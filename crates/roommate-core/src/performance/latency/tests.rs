@@ -5,7 +5,7 @@ fn near(a: f64, b: f64, by: f64) {
     assert!((a - b).abs() <= by, "{a} {b}");
 }
 
-/// A service with fixed overhead, work that is divided, and multiprocessors that it cannot use.
+/// A service with fixed overhead, divisible work, and SMs that it cannot use.
 fn truth(batch: u32, share: f64) -> f64 {
     0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
 }
@@ -59,7 +59,7 @@ fn points_are_spread_over_the_logarithm() {
 }
 
 #[test]
-fn a_service_of_which_nothing_is_known_is_taken_for_all_work() {
+fn an_unknown_service_scales_inversely_with_its_share() {
     let curve = Curve::proportional(0.01);
     near(curve.at(0.1), 0.1, 1e-12);
     near(curve.at(1.0), 0.01, 1e-12);

@@ -118,7 +118,7 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
         &expect![[r#"
         gpu0  aa####################cc
         gpu1  bbbbbbbbbbbbbbbbbbbb
-           2 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
+           2 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, as nothing similar was measured yet
     "#]],
     );
     // c joins by rule of thumb and is measured; d knows better, and waits for b, which leaves soon.
@@ -129,8 +129,8 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
         &expect![[r#"
             gpu0  a##################################################################################c
             gpu1  bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbdddddddddddddddddddddddddddddd
-               1 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, nothing like it was measured yet
-              50 s  d: waits: joining job b would cost all jobs together 26.0s more
+               1 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, as nothing similar was measured yet
+              50 s  d: waits: sharing with job b would add 26.0s to the completion times of all jobs
         "#]],
     );
 }
@@ -144,8 +144,8 @@ fn gangs_and_services_have_their_gpus_to_themselves() {
         &expect![[r#"
         gpu0  aaaaaaaaaabbbbb
         gpu1  aaaaaaaaaaccccc
-           1 s  b: no room: needs 1 GPUs, 0 idle in the cluster
-           2 s  c: no room: needs 1 GPUs, 0 idle in the cluster
+           1 s  b: does not fit: needs 1 GPUs, 0 idle in the cluster
+           2 s  c: does not fit: needs 1 GPUs, 0 idle in the cluster
     "#]],
     );
     gangs.jobs[1].spec.class = Class::Service;

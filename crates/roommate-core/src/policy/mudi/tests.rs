@@ -34,7 +34,7 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
     world.says("and after a while");
     expect![[r#"
         it starts, 0.0s
-          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: service 1000 ‰
         it answers, 1.0s
           GPU 0: service 1000 ‰ batch 16
@@ -45,7 +45,7 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
         a little more load, 5m 02s
           GPU 0: service 240 ‰ batch 16 training 760 ‰
         much more, 5m 03s
-          training waits in host memory: beside it service service could not keep its objective
+          training suspended in host memory: service service would miss its SLO beside it
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         little load, 10m 04s
@@ -72,12 +72,12 @@ fn training_is_suspended_where_the_objective_has_no_room_for_it() {
     world.says("it is over");
     expect![[r#"
         beside both, 1m 42s
-          a 24 points of its latency alone were profiled before; beside others it is learned in the run
-          b 24 points of its latency alone were profiled before; beside others it is learned in the run
+          a its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          b its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: a 240 ‰ batch 16 x 760 ‰
           GPU 1: b 240 ‰ batch 16 y 760 ‰
         much to do for a, 1m 43s
-          x waits in host memory: beside it service a could not keep its objective
+          x suspended in host memory: service a would miss its SLO beside it
           GPU 0: a 1000 ‰ batch 64
           GPU 1: b 240 ‰ batch 16 y 760 ‰
           waiting: x
@@ -98,8 +98,8 @@ fn an_objective_out_of_reach_does_not_stop_training() {
     world.wait(3600.0);
     expect![[r#"
         alone, 1.0s
-          service 24 points of its latency alone were profiled before; beside others it is learned in the run
-          service its objective is out of reach even with the whole GPU; it has all that training can spare
+          service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          service misses its SLO even with the whole GPU; it has all but the minimum share of training
           GPU 0: service 1000 ‰ batch 4
         and beside training, 1.0s
           GPU 0: service 900 ‰ batch 4 training 100 ‰
@@ -118,10 +118,10 @@ fn nobody_asks_and_a_service_that_never_answers() {
     world.says("an hour later");
     expect![[r#"
         an hour later, 1h 00m
-          idle 24 points of its latency alone were profiled before; beside others it is learned in the run
-          silent 24 points of its latency alone were profiled before; beside others it is learned in the run
-          idle nobody asks it anything: the least share is enough until somebody does
-          silent has not answered yet; until it does it has the share at the knee of its curve
+          idle its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          silent its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          idle receives no requests; it has the minimum share until one comes
+          silent has not reported a request yet; its share is the knee of its latency curve until it does
           GPU 0: idle 56 ‰ batch 1 x 944 ‰
           GPU 1: silent 480 ‰ y 520 ‰
     "#]].assert_eq(&world.outcome);
@@ -142,8 +142,8 @@ fn without_profiled_points_it_is_careful_and_learns() {
     world.says("much was measured");
     expect![[r#"
         nothing is known, 0.0s
-          service nothing was profiled of its latency: reckoned as if it took twice as long with half of the GPU
-          service has not answered yet; until it does it has the share at the knee of its curve
+          service its latency was not profiled: assumed to double with half of the GPU
+          service has not reported a request yet; its share is the knee of its latency curve until it does
           GPU 0: service 900 ‰ training 100 ‰
         it answers, 1.0s
           GPU 0: service 388 ‰ batch 16 training 612 ‰
@@ -163,8 +163,8 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
     world.says("with batches of 64");
     expect![[r#"
         as it asks to run, 0.0s
-          service 24 points of its latency alone were profiled before; beside others it is learned in the run
-          service has not answered yet; until it does it has the share at the knee of its curve
+          service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          service has not reported a request yet; its share is the knee of its latency curve until it does
           GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
         with batches of 64, 1.0s
           GPU 0: service 215 ‰ batch 64 training 785 ‰ 14744 MiB
@@ -188,8 +188,8 @@ fn up_to_three_lodgers_share_the_rest_evenly() {
     world.says("one has left");
     expect![[r#"
         five of them, 10m 02s
-          a 24 points of its latency alone were profiled before; beside others it is learned in the run
-          b 24 points of its latency alone were profiled before; beside others it is learned in the run
+          a its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          b its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: a 240 ‰ batch 16 t1 253 ‰ t3 253 ‰ t5 253 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
         one has left, 20m 02s
@@ -209,7 +209,7 @@ fn as_published_the_search_is_at_the_knee() {
     world.says("the search is over");
     expect![[r#"
         training comes, 1.0s
-          service 24 points of its latency alone were profiled before; beside others it is learned in the run
+          service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: service 300 ‰ batch 16 training 700 ‰
         the search is over, 5m 01s
           GPU 0: service 189 ‰ batch 16 training 811 ‰
@@ -236,15 +236,15 @@ fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_do
     world.says("no harm");
     expect![[r#"
         no room beside it, it is thought, 1.0s
-          service 24 points of its latency alone were profiled before; beside others it is learned in the run
-          training no room: needs 1 GPUs, 0 idle in the cluster
+          service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
+          training does not fit: needs 1 GPUs, 0 idle in the cluster
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         tried, 5m 02s
           training is tried beside job service on the same GPUs
           GPU 0: service 900 ‰ batch 64 training 100 ‰
         it did harm, 5m 03s
-          training waits in host memory: beside it service service could not keep its objective
+          training suspended in host memory: service service would miss its SLO beside it
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         not yet again, 14m 53s

@@ -1,5 +1,5 @@
-//! What the search does to the forest and the blossoms: swap pairs along a path, fold an odd cycle
-//! into a blossom, lay one open again.
+//! Operations on the forest and the blossoms: swap pairs along a path, contract an odd cycle into a
+//! blossom, expand one again.
 
 use super::{EVEN, Matcher, ODD, UNSEEN};
 
@@ -45,7 +45,7 @@ impl Matcher {
         x
     }
 
-    /// Even position of petal `x` in `b`, turning the cycle round if it has to.
+    /// Even position of petal `x` in `b`, reversing the cycle if necessary.
     fn seat(&mut self, b: usize, x: usize) -> usize {
         let petals = &mut self.petals[b];
         let i = petals.iter().position(|&p| p as usize == x).expect("a petal sits in its blossom");
@@ -147,8 +147,8 @@ impl Matcher {
         self.rekey();
     }
 
-    /// Takes the edges of petal `s` into the row of `b` where they are strictly better. Ids that are
-    /// free or inside `b` have no use for one: they get theirs when they are made or laid bare.
+    /// Copies the edges of petal `s` into the row of `b` where they are strictly better. Ids that
+    /// are free or inside `b` need none: they get theirs when they are created or exposed.
     fn choose_edges(&mut self, b: usize, s: usize) {
         let row = self.row(b);
         for x in 1..=self.hi {
@@ -159,7 +159,7 @@ impl Matcher {
             let (p, q) = self.edge(s, x);
             let slack = self.slack(p, q);
             if slack < self.best[x] {
-                // A pair without an edge is taken too, but gives way to whatever comes next.
+                // A pair without an edge is taken too, but is replaced by the next candidate.
                 let edge = self.twice[p * self.stride + q] > 0.0;
                 self.best[x] = if edge { slack } else { f64::INFINITY };
                 self.rep[row + x] = (p as u16, q as u16);

@@ -1,4 +1,4 @@
-//! The published procedure word for word: full tables, no shortcuts. Slow, obvious, compared.
+//! The published procedure word for word: full tables, no shortcuts. Slow, obvious, for comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
