@@ -82,7 +82,7 @@ fn every_layout_runs_under_its_name_and_by_itself() {
     "#]]);
     room.refuses("sim t --throughputs rates.csv --gpu-kind k80", expect![[r#"
         error: could not read throughput table "rates.csv": no throughputs for GPU kind "k80"; the table has v100
-        hint: pass --gpu-kind with one of those
+        hint: pass --gpu-kind with one of these
     "#]]);
     room.refuses(
         "sim t --throughputs nope.csv",

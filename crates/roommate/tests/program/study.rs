@@ -101,7 +101,7 @@ fn a_study_answers_what_the_trace_can() {
           reason         trials  jobs  users      p50      p90      p95  of GPU time
           inputs, wrong       3     1      -  1.7 min  1.7 min  1.7 min      100.0 %
           all                 3     1      -  1.7 min  1.7 min  1.7 min      100.0 %
-          without 3 jobs of which something is not known
+          without 3 jobs that lack a value
     "#]]
     .assert_eq(&room.works("trace study t.csv --quota x=2,y=8"));
     let study = room.json("trace study t.csv --quota x=2 --quota y=8");
