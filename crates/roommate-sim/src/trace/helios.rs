@@ -1,4 +1,5 @@
-//! `SenseTime` Helios (SC 2021): the Venus sample and the original `cluster_log.csv` of `HeliosData`.
+//! `SenseTime` Helios (SC 2021): the Venus sample and the original `cluster_log.csv` of
+//! `HeliosData`.
 
 use super::csv::{Column, Header, Row};
 use super::error::{Bad, Problem};

@@ -23,7 +23,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a file and skips its byte order mark and leading blank space; `what` names it in errors.
+    /// Opens a file and skips its byte order mark and leading white space; `what` names it in
+    /// errors.
     pub(super) fn open(path: &Path, what: &'static str) -> Result<Self, TraceError> {
         let fail = |e: &io::Error| TraceError {
             what,

@@ -10,17 +10,18 @@ pub enum Mix {
     /// Roommate's own mix for demonstrations: up to 8 GPUs, half a minute to two hours.
     #[default]
     Small,
-    /// Completed jobs of Microsoft Philly (Jeon et al., ATC 2019; data CC-BY-4.0): 93 % ask for one GPU,
-    /// while 8-GPU jobs use half of the GPU time.
+    /// Completed jobs of Microsoft Philly (Jeon et al., ATC 2019; data CC-BY-4.0): 93 % ask for one
+    /// GPU, while 8-GPU jobs use half of the GPU time.
     Philly,
-    /// GPU jobs of `SenseTime` Helios' cluster Venus (Hu et al., SC 2021; data CC-BY-4.0), durations cut at
-    /// 48 h as in the file they were counted in: a quarter are whole nodes, half end within 204 s.
+    /// GPU jobs of `SenseTime` Helios' cluster Venus (Hu et al., SC 2021; data CC-BY-4.0),
+    /// durations cut at 48 h as in the source file: a quarter use whole nodes, half end within 204
+    /// s.
     Helios,
-    /// Finished GPU tasks of Alibaba PAI (Weng et al., NSDI 2022; data CC-BY-4.0), fractions of a GPU counted
-    /// as one: three quarters on one GPU, and sizes that are no powers of two.
+    /// Finished GPU tasks of Alibaba PAI (Weng et al., NSDI 2022; data CC-BY-4.0), fractions of a
+    /// GPU counted as one: three quarters on one GPU, and sizes that are not powers of two.
     Pai,
-    /// The 60-job example of Tiresias (Gu et al., NSDI 2019; Apache-2.0): half on 1 GPU, a sixth each on 2, 4
-    /// and 8, all within minutes.
+    /// The 60-job example of Tiresias (Gu et al., NSDI 2019; Apache-2.0): half on 1 GPU, a sixth
+    /// each on 2, 4 and 8, all within minutes.
     Tiresias,
 }
 

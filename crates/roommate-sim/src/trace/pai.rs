@@ -1,4 +1,5 @@
-//! Alibaba PAI 2020 (NSDI 2022): the task sample and the original `pai_task_table`, which has no header.
+//! Alibaba PAI 2020 (NSDI 2022): the task sample and the original `pai_task_table`, which has no
+//! header.
 
 use super::csv::{Header, Record, Row};
 use super::error::{Bad, Problem};

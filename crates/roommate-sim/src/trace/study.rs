@@ -1,4 +1,5 @@
-//! The tables of the Philly study (Jeon et al., USENIX ATC 2019) from any trace that has the columns.
+//! The tables of the Philly study (Jeon et al., USENIX ATC 2019) from any trace that has the
+//! columns.
 //!
 //! This file has the type of the tables and their construction; `tables` defines the tables,
 //! `causes` attributes queueing delays, `render` writes text. A table that a trace cannot answer

@@ -1,4 +1,4 @@
-//! `roommate explain`: the moments of one job.
+//! `roommate explain`: the history of one job.
 
 use crate::cli::{Explain, Output};
 use crate::{console, table};
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         };
         return Err(console::advise(what, hint));
     }
-    // A journal in parts tells a moments in parts.
+    // Each journal segment has its own moments of the job.
     let moments: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.moments).collect();
     match args.output {
         Output::Json => {

@@ -169,7 +169,7 @@ fn measurements_must_be_there_and_readable() {
         "profile fit nope",
         expect![[r#"
             error: no measurements at "nope"
-            hint: give the beginning of the names of .jsonl files, such as profiles/h200, or a folder
+            hint: give a folder or a prefix of .jsonl file names, such as profiles/h200
         "#]],
     );
     room.refuses(

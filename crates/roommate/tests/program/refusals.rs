@@ -77,25 +77,25 @@ fn a_trace_must_have_a_known_layout() {
     trace(
         "name,when\na,1\n",
         expect![[r#"
-            error: could not read trace "t.csv": unknown trace layout, first line "name,when"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": unknown trace format, first line "name,when"
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
         "id,submit_s,duration_s\na,1,1\n",
         expect![[r#"
-            error: could not read trace "t.csv": unknown trace layout, first line "id,submit_s,duration_s"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": unknown trace format, first line "id,submit_s,duration_s"
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     let room = Room::with(&[("t.csv", GOOD), ("quote.csv", "\"id,submit_s\n")]);
     room.refuses("sim t.csv --format tiresias", expect![[r#"
         error: could not read trace "t.csv": line 1: missing columns "job_id", "num_gpu", "submit_time", "duration"; expected job_id, num_gpu, submit_time, duration, found id, submit_s, gpus, duration_s
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim quote.csv --format roommate", expect![[r#"
         error: could not read trace "quote.csv": line 1: a quoted field is not closed on its line
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim t.csv --format exel", expect![[r#"
         error: invalid value 'exel' for '--format <FORMAT>'
@@ -217,8 +217,8 @@ fn bytes_that_are_no_text_are_refused() {
     trace(
         std::iter::repeat_with(random).take(10_000).collect::<Vec<_>>(),
         expect![[r#"
-            error: could not read trace "t.csv": line 1: unknown trace layout, first line is not valid UTF-8
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": line 1: unknown trace format, first line is not valid UTF-8
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
@@ -532,13 +532,13 @@ fn flags_are_checked() {
     room.refuses(
         "trace synth --load -1",
         expect![[r#"
-            error: cannot invent a trace: the load must be above 0 and at most 1000, not -1
+            error: cannot generate a trace: the load must be above 0 and at most 1000, not -1
         "#]],
     );
     room.refuses(
         "trace synth --load NaN",
         expect![[r#"
-            error: cannot invent a trace: the load must be above 0 and at most 1000, not NaN
+            error: cannot generate a trace: the load must be above 0 and at most 1000, not NaN
         "#]],
     );
     room.refuses("trace synth --mix coffee", expect![[r#"
@@ -610,22 +610,22 @@ fn what_is_read_is_not_written_over() {
     room.refuses(
         "sim t.csv --journal t.csv",
         expect![[r#"
-            error: could not write t.csv: it is what was to be read
-            hint: name another file to write
+            error: could not write t.csv: it is an input file
+            hint: give another output file
         "#]],
     );
     room.refuses(
         "compare t.csv --report ./t.csv",
         expect![[r#"
-            error: could not write ./t.csv: it is what was to be read
-            hint: name another file to write
+            error: could not write ./t.csv: it is an input file
+            hint: give another output file
         "#]],
     );
     room.refuses(
         "report j.jsonl -o j.jsonl",
         expect![[r#"
-            error: could not write j.jsonl: it is what was to be read
-            hint: name another file to write
+            error: could not write j.jsonl: it is an input file
+            hint: give another output file
         "#]],
     );
     // Converting in place is what it says.

@@ -171,7 +171,7 @@ fn what_cannot_be_is_refused_with_advice() {
     room.refuses(
         "oracle blind.toml",
         expect![[r#"
-        error: blind has no [oracle]: it is not a case to try in all ways
+        error: blind has no [oracle] section, so it defines no search space
         hint: try scenarios/oracle-train.toml
     "#]],
     );

@@ -190,8 +190,8 @@ fn a_study_as_a_page_is_there_whole_or_not_at_all() {
     room.refuses(
         "trace study t.csv --report t.csv",
         expect![[r#"
-        error: could not write t.csv: it is what was to be read
-        hint: name another file to write
+        error: could not write t.csv: it is an input file
+        hint: give another output file
     "#]],
     );
     room.refuses(
@@ -214,7 +214,7 @@ fn quotas_are_checked() {
         "trace study t.csv --quota x=2,z=4",
         expect![[r#"
         error: --quota: the trace has no team "z"
-        hint: there are x, y
+        hint: its teams are x, y
     "#]],
     );
     room.refuses(
