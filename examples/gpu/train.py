@@ -70,7 +70,7 @@ class Job:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.done = state["done"]
-            print(f"goes on after {self.done:.0f} steps", flush=True)
+            print(f"resumes after {self.done:.0f} steps", flush=True)
 
     def save(self, done: float) -> None:
         if self.saved is None:

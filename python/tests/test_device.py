@@ -188,11 +188,11 @@ def test_first_steps_of_a_size_use_the_smallest_part_untimed(
     while machine.wait_for(Stepped)[-1].done < 5 + 2 * 5 + 3:
         assert time.monotonic() < end, machine.heard
         time.sleep(0.01)
-    told = machine.wait_for(Stepped)
-    assert {m.batch for m in told} == {8, 16}
-    assert told[0].done >= 3.0  # those in the smallest part count as work, not as usual steps
+    reports = machine.wait_for(Stepped)
+    assert {m.batch for m in reports} == {8, 16}
+    assert reports[0].done >= 3.0  # steps in the smallest partition count as work, but are not timed
     # The first two steps after each move and change of size are not timed either: the queue fills.
-    assert sum(m.steps for m in told) == 13 - 4 - 6
+    assert sum(m.steps for m in reports) == 13 - 4 - 6
 
 
 def test_a_partition_that_fails_the_probe_is_not_used(
@@ -293,8 +293,8 @@ def test_short_steps_are_synchronized_in_groups(
     assert max(queued) < 0.22
     assert max(queued[120:]) > 0.08
     # Neither filling the queue nor the position of a report in a group makes steps seem short.
-    told = [m.step_s for m in machine.wait_for(Stepped, 4)]
-    assert min(told) == pytest.approx(0.005, rel=0.1)
+    times = [m.step_s for m in machine.wait_for(Stepped, 4)]
+    assert min(times) == pytest.approx(0.005, rel=0.1)
 
 
 def test_after_a_move_each_step_is_synchronized_until_timed(

@@ -105,7 +105,7 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: the driver stores a pointer to a text of its own, or null for a code it does not know.
+        // SAFETY: the driver stores a pointer to a static text, or null for an unknown code.
         let found = unsafe { (self.cu_error_name)(code, &raw mut name) };
         let named = found == 0 && !name.is_null();
         // SAFETY: checked just above; the text ends with a zero and lives as long as the library.

@@ -166,7 +166,7 @@ impl TraceError {
                 "pass --throughputs with a CSV of columns model, iter_time_s, best_cpus_per_gpu, \
                  best_mem_gb_per_gpu, speedup"
             }
-            Problem::NoGpuModel { .. } => "pass --gpu-kind with one of these",
+            Problem::NoGpuModel { .. } => "pass --gpu-model with one of these",
             _ => return None,
         };
         Some(hint.to_owned())

@@ -158,9 +158,9 @@ mod tests {
         assert_eq!((best.cpu_milli, best.mib), (12_000, 128_000));
         // A measured grid has more information than the best point.
         let grid = "model,cpus,mem_gb,rel_throughput\nalexnet,3,62.5,1\nalexnet,6,62.5,1.75\n";
-        let told = read_with(TRACE, Some(MODELS), Some(grid)).unwrap();
-        assert_eq!(told.jobs[0].sensitivity.as_ref().unwrap().best().cpu_milli, 6_000);
-        assert_eq!(told.jobs[1].sensitivity, trace.jobs[1].sensitivity);
+        let with_grid = read_with(TRACE, Some(MODELS), Some(grid)).unwrap();
+        assert_eq!(with_grid.jobs[0].sensitivity.as_ref().unwrap().best().cpu_milli, 6_000);
+        assert_eq!(with_grid.jobs[1].sensitivity, trace.jobs[1].sensitivity);
     }
 
     #[test]

@@ -306,7 +306,7 @@ fn gavel_needs_throughputs() {
     .assert_eq(&gavel(wide, table, "k80"));
     expect![[r#"
         could not read throughput table FILE: no throughputs for GPU model "a100"; the table has k80, v100
-        hint: pass --gpu-kind with one of these"#]]
+        hint: pass --gpu-model with one of these"#]]
     .assert_eq(&gavel(csv, table, "a100"));
     expect![[r#"
         could not read trace FILE: line 2, column "job_type": no throughput for "Net (batch size 16)" on 1 GPUs of model "v100"

@@ -153,8 +153,8 @@ fn jobs_finish_earlier_on_faster_gpu_models() {
     let result = room.json("sim t.csv --cluster 1x2:v100,1x2:a100 --journal j.jsonl");
     assert_eq!((&result["finished"], &result["gpus"]), (&3.into(), &4.into()));
     let end = |job: &str| {
-        let story = room.json(&format!("explain {job} -j j.jsonl"));
-        let last = story["story"].as_array().unwrap().last().unwrap().clone();
+        let history = room.json(&format!("explain {job} -j j.jsonl"));
+        let last = history["moments"].as_array().unwrap().last().unwrap().clone();
         assert_eq!(last["what"], "finished");
         last["at_s"].as_f64().unwrap()
     };

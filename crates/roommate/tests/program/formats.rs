@@ -62,27 +62,30 @@ fn every_format_runs_by_name_and_by_detection() {
     for (i, (format, text)) in SAMPLES.iter().enumerate() {
         room.put("t", text);
         let sim = "sim t --cluster 1x2 --throughputs rates.csv";
-        let told = room.json(sim);
-        assert_eq!(told["format"], *format, "sample {i}");
-        assert!(told["jobs"].as_u64() > Some(0) && told["jobs"] == told["finished"], "{told}");
-        assert_eq!(told["dropped_rows"], 0);
+        let detected = room.json(sim);
+        assert_eq!(detected["format"], *format, "sample {i}");
+        assert!(
+            detected["jobs"].as_u64() > Some(0) && detected["jobs"] == detected["finished"],
+            "{detected}"
+        );
+        assert_eq!(detected["dropped_rows"], 0);
         let named = room.json(&format!("{sim} --format {format}"));
-        assert_eq!(named["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(named["avg_jct_s"], detected["avg_jct_s"]);
         room.put("t", gzip(text));
-        assert_eq!(room.json(sim)["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(room.json(sim)["avg_jct_s"], detected["avg_jct_s"]);
         let stats = room.works("trace stats t --cluster 1x2 --throughputs rates.csv");
         assert!(stats.contains(&format!("{format}\n")), "{stats}");
         let _ = room.works("trace convert t --throughputs rates.csv -o own.jsonl");
-        assert_eq!(room.json("sim own.jsonl --cluster 1x2")["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(room.json("sim own.jsonl --cluster 1x2")["avg_jct_s"], detected["avg_jct_s"]);
     }
     room.put("t", SAMPLES.iter().find(|s| s.0 == "gavel").unwrap().1);
     room.refuses("sim t", expect![[r#"
         error: could not read trace "t": the jobs have step counts but no durations, and no throughput table was given
         hint: pass --throughputs with a CSV of columns gpu, job_type, scale_factor, steps_per_s
     "#]]);
-    room.refuses("sim t --throughputs rates.csv --gpu-kind k80", expect![[r#"
-        error: could not read throughput table "rates.csv": no throughputs for GPU kind "k80"; the table has v100
-        hint: pass --gpu-kind with one of these
+    room.refuses("sim t --throughputs rates.csv --gpu-model k80", expect![[r#"
+        error: could not read throughput table "rates.csv": no throughputs for GPU model "k80"; the table has v100
+        hint: pass --gpu-model with one of these
     "#]]);
     room.refuses(
         "sim t --throughputs nope.csv",

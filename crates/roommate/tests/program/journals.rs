@@ -296,7 +296,7 @@ fn a_mix_on_a_real_gpu_is_predicted_from_measured_profiles() {
 fn explain_prints_the_history_of_a_job() {
     let room = pushed();
     expect![[r#"
-        the story of long:
+        history of long:
             0.0s  submitted; GPUs not held: 1, other jobs waiting: 0
             0.0s  started on node 0: GPU 0
             0.0s  makes progress
@@ -308,10 +308,10 @@ fn explain_prints_the_history_of_a_job() {
           2m 52s  makes progress
          17m 52s  finished
     "#]]
-    .assert_eq(&format!("the story of long:\n{}", room.works("explain long -j j.jsonl")));
-    let story = room.json("explain short -j j.jsonl");
-    assert_eq!(story["job"], "short");
-    assert_eq!(story["story"][0]["at_s"], 100.0);
+    .assert_eq(&format!("history of long:\n{}", room.works("explain long -j j.jsonl")));
+    let history = room.json("explain short -j j.jsonl");
+    assert_eq!(history["job"], "short");
+    assert_eq!(history["moments"][0]["at_s"], 100.0);
     let csv = room.works("explain long -j j.jsonl -o csv");
     assert!(csv.starts_with("at_s,what\n0,\"submitted; GPUs not held: 1"), "{csv}");
     room.refuses(

@@ -184,7 +184,7 @@ fn jobs_must_fit_the_cluster() {
     trace(
         "id,submit_s,gpus,duration_s,kinds\na,0,1,1,h100\n",
         expect![[r#"
-            error: job "a" can never run on 1x2: it needs a GPU of kind h100
+            error: job "a" can never run on 1x2: it needs a GPU of model h100
             hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
         "#]],
     );

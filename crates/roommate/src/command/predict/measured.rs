@@ -149,8 +149,8 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         let step_s = 1.0 / known.atlas.steps_per_s(work.task, work.batch);
         let mut profile = line.profile.clone();
         let of_kind = |j: &&JobLine| j.spec.profile == line.idx;
-        let told = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
-        if !told && profile.stages_s.is_none() {
+        let declared = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
+        if !declared && profile.stages_s.is_none() {
             // The policy did not know the step time; it learns it from the first report.
             profile.step_s = step_s;
         }
