@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the anchors: results of published simulators that ours has to reproduce.
+"""Runs the anchors: results of published simulators that our simulator must reproduce.
 
 usage: anchors.py DIR [--inputs DIR ...] [--binary FILE] [--only POLICY,...]
 
 DIR holds expected.csv; its name is the family (muri, gavel, ...). Every row whose policy exists in
 this program for that family is run and compared; the others are counted as skipped. Prints ours,
-expected, relative difference, tolerance, and how many times less CPU we need than the original did.
-Exit status: 0 all inside their tolerance, 1 a row missed, 2 could not run.
+expected, relative difference, tolerance, and the original's CPU time divided by ours.
+Exit status: 0 all within tolerance, 1 a row missed, 2 could not run.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FIGURES = ("avg_jct_s", "makespan_s", "p99_jct_s")
 
 @dataclass(frozen=True)
 class Family:
-    """How the rows of one published simulator are run."""
+    """Settings for the rows of one published simulator."""
 
     cluster: str
     trace_format: str
-    #: Factor on the tolerance of p99, whose rank moves with a single job.
+    #: Factor on the tolerance of p99, since a single job can shift its rank.
     p99_factor: float
-    #: Names of the original with our policy and the parameters that make it the same; others keep theirs.
+    #: The original's policy names with our policy and parameters; other names are the same in both.
     policies: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
-    #: Seeds over whose runs a row with random draws is averaged.
+    #: Number of seeds over which a row with random draws is averaged.
     seeds: int = 1
-    #: Parameter that repeats the draws of a seed of the original.
+    #: Parameter that reproduces the draws of a seed of the original.
     replay: str = ""
 
 
@@ -78,7 +78,7 @@ GAVEL_POLICIES = {
 
 SYNERGY_MECHANISMS = {"fair": "proportional", "greedy": "greedy", "tune": "tune", "opt": "opt"}
 
-#: Order + mechanism (+ place), as the original names them.
+#: Order + mechanism (+ placement), in the original's names.
 SYNERGY_POLICIES = {
     f"{order}+{theirs}{place}": (
         f"synergy-{ours}",
@@ -97,7 +97,7 @@ FAMILIES = {
 
 
 class CannotRun(Exception):
-    """Something that is not a miss but keeps us from comparing."""
+    """An error that prevents the comparison."""
 
 
 def known_policies(binary: Path, family: str) -> set[str]:
@@ -143,7 +143,7 @@ def locate(name: str, folders: list[Path], scratch: Path) -> Path:
 
 
 def measure(command: list[str]) -> tuple[dict[str, float], float]:
-    """Runs a command; its JSON and the CPU seconds (user + system) it took."""
+    """Runs a command; returns its JSON and its CPU seconds (user + system)."""
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out)
         _, status, usage = os.wait4(process.pid, 0)
@@ -155,7 +155,7 @@ def measure(command: list[str]) -> tuple[dict[str, float], float]:
 
 
 def tolerance_of(text: str, figure: str) -> float:
-    """From texts such as `5%`, `10% (random draws)` or `makespan 4%; avg 12%`."""
+    """Parses a tolerance such as `5%`, `10% (random draws)` or `makespan 4%; avg 12%`."""
     for part in text.split(";"):
         if figure.split("_")[0] in part:
             text = part
@@ -168,13 +168,13 @@ def tolerance_of(text: str, figure: str) -> float:
 
 
 def window(row: dict[str, str]) -> tuple[int, int] | None:
-    """The jobs of interest of a row such as `window [4000,5000)`."""
+    """The range of measured jobs of a row such as `window [4000,5000)`."""
     found = re.search(r"\[(\d+),(\d+)\)", row.get("jobs") or "")
     return (int(found[1]), int(found[2])) if found else None
 
 
 def gavel_options(row: dict[str, str], folder: Path) -> list[str]:
-    """Cluster, table of throughputs and window, from the command line of the original."""
+    """Cluster, throughput table and window, from the original's command line."""
     words = row["params"].split()
     counts = words[words.index("-c") + 1].split(":")
     cluster = ",".join(f"{n}x1:{kind}" for n, kind in zip(counts, ("v100", "p100", "k80")))
@@ -192,7 +192,7 @@ def synergy_options(row: dict[str, str], folder: Path) -> list[str]:
     if "--static" in row["params"]:
         options += ["--set", "first_round_s=1"]
     if row["policy"].endswith("+opt"):
-        # Only the optimum knows more than two speeds of a model.
+        # Only the optimal allocation uses more than two speeds of a model.
         table = folder.parent.parent / "traces/synergy/cpu_mem_sensitivity_1gpu.csv.gz"
         options += ["--sensitivity", str(table)]
     if jobs := window(row):
@@ -205,7 +205,7 @@ OPTIONS = {"gavel": gavel_options, "synergy": synergy_options}
 
 
 def mapped(family: Family, policy: str) -> tuple[str, dict[str, str]]:
-    """Our policy and its parameters for a name of the original; `allox_alpha=0.2` carries one itself."""
+    """Our policy and its parameters for a name of the original; `allox_alpha=0.2` contains one."""
     name, _, alpha = policy.partition("_alpha=")
     ours, params = family.policies.get(name, (policy, {}))
     return ours, {**params, "alpha": alpha} if alpha else params
@@ -224,7 +224,7 @@ def command_for(binary: Path, folder: Path, family: Family, row: dict[str, str],
 
 
 def replayed(row: dict[str, str], family: Family) -> list[str]:
-    """What makes a run draw as the original's run of this row did."""
+    """Options that make a run reproduce the random draws of the original's run of this row."""
     seed = re.search(r"--seed (\d+)", row.get("params") or "")
     return ["--set", f"{family.replay}={seed[1]}"] if family.replay and seed else []
 
@@ -234,9 +234,9 @@ def check_row(
 ) -> list[str]:
     """One line for each figure; a line that begins with MISS is outside its tolerance.
 
-    A row with random draws is one draw of the original. `ours` repeats that draw, and is to be inside
-    the tolerance; failing that, the mean over our own `seeds` is. The line says which of the two it was.
-    A range that happens to hold the row is not enough.
+    A row with random draws is one draw of the original. `ours` repeats that draw and must be within
+    the tolerance; otherwise the mean over our own `seeds` must be. The line states which of the two
+    holds. A range of values that merely includes the row is not enough.
     """
     lines = []
     for figure in FIGURES:
@@ -273,7 +273,7 @@ def is_random(row: dict[str, str]) -> bool:
 
 
 def is_chosen(row: dict[str, str], family: Family, known: set[str], only: str | None) -> bool:
-    """Whether the row's policy is built, and is among those asked for."""
+    """Whether the row's policy exists and is selected."""
     if family.policies:
         built = mapped(family, row["policy"])[0] in known
     else:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / "target/release/roommate"
 ROUNDS = ROOT / "target/release/examples/rounds"
 BUDGETS = ROOT / "bench/budgets.toml"
-#: Room for another compiler version; a real regression on a hot path is larger.
+#: Margin for other compiler versions; a real regression on a hot path is larger.
 MARGIN = 1.10
 
 

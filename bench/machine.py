@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A daemon under stress: random kills, and a crowd.
+"""Stress test of the daemon: random kills, and many jobs.
 
 usage: machine.py [--kills N] [--seed N]
 
-* crash: the daemon and its tenants are killed with `kill -9` at random, N times (500 unless given), while
-  jobs are submitted; every job has to end exactly once, and none may ever run beside itself;
-* crowd: 1,000 jobs wait and 200 tenants run and report; the daemon has to stay below 100 MiB and below
-  5 % of one core, also while somebody watches with `roommate top`;
-* parts: as crash, with a journal so short that new parts of it are begun all the time.
+* crash: the daemon and its tenants are killed with `kill -9` at random, N times (default 500),
+  while jobs are submitted; every job must end exactly once, and no job may run twice at the same time;
+* crowd: 1,000 jobs wait and 200 tenants run and report; the daemon must stay below 100 MiB and
+  below 5 % of one core, also while `roommate top` is open;
+* parts: as crash, with a journal limit so small that new segments are started all the time.
 
-The program is target/release/roommate, or $ROOMMATE_BIN. Exit status: 0 all is well, 1 not.
+The program is target/release/roommate, or $ROOMMATE_BIN. Exit status: 0 passed, 1 failed.
 """
 
 from __future__ import annotations

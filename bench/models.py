@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Features of models from their published architectures, without a framework.
+"""Computes features of models from their published architectures, without a framework.
 
 Writes profiles/models.jsonl, which the utilisation predictor reads:
 
     python3 bench/models.py > profiles/models.jsonl
 
 Each model is built layer by layer from the shapes in its paper; a layer adds its operations (2 per
-multiply-add), its parameters and the elements it hands on, all for one sample, forward only. What the
-papers leave open (sizes of our NCF, of a reinforcement learner's frames) is said where it is chosen.
+multiply-add), its parameters and its output elements, all for one sample, forward only. Choices
+that the papers leave open (sizes of our NCF, of a reinforcement learner's frames) are documented in
+place.
 """
 
 import json
@@ -16,7 +17,7 @@ BYTES = 2  # of an activation: half precision
 
 
 class Net:
-    """Counts what a sample costs on its way through."""
+    """Counts the cost of one sample through the network."""
 
     def __init__(self, *shape):
         self.shape = shape
@@ -107,8 +108,9 @@ class Net:
         return self.layer_norm().linear(hidden).act_(8).linear(d).act_()
 
     def loss(self):
-        """Cross-entropy over a vocabulary, which frameworks compute in single precision: the scores, the
-        logarithms of their probabilities, and the gradient of each."""
+        """Cross-entropy over a vocabulary, which frameworks compute in single precision: the
+        scores, the logarithms of their probabilities, and the gradient of each.
+        """
         self.act += 4 * 4 * size(self.shape)
         self.ops += 1
         return self.act_(5)
@@ -237,7 +239,7 @@ MOBILE_V3 = [
 def mobile_v3(side, dilated=False):
     net = Net(3, side, side).cbr(16, 3, 2)
     for i, (kernel, wide, out, inner, stride) in enumerate(MOBILE_V3):
-        # As the backbone of DeepLab the last stage keeps its size and looks further instead.
+        # As the backbone of DeepLab the last stage keeps its resolution and uses dilation instead.
         late = dilated and i >= 12
         same = net.shape[0] == out and stride == 1
         if wide != net.shape[0]:
@@ -436,7 +438,8 @@ def vit_b16():
 
 
 def yolos_tiny():
-    """A vision transformer (DeiT-tiny) over 16 x 16 patches of 512 x 512 and 100 detection tokens."""
+    """A vision transformer (DeiT-tiny) over 16 x 16 patches of 512 x 512 and 100 detection tokens.
+    """
     net = Net(3, 512, 512).conv(192, 16, 16, 0, bias=True)
     net.shape = (1 + 1024 + 100, 192)
     net.seq = 1125
@@ -491,8 +494,9 @@ def lstm_words():
 
 
 def ncf():
-    """Neural collaborative filtering on the users and films of ML-20M: 32 factors each for the product
-    and for the perceptron 64-32-16, our choice."""
+    """Neural collaborative filtering on the users and films of ML-20M: 32 factors each for the
+    product and for the perceptron 64-32-16, our choice.
+    """
     net = Net(2)
     for rows in (138_493, 26_744):
         net.embed(rows, 32, 1).embed(rows, 32, 1)
@@ -544,8 +548,8 @@ def atari():
     return net.flat().linear(512).act_().linear(7)
 
 
-# Name, kind of work, other names, network. Where a trace says only the model, the training task of the
-# usual data set is meant.
+# Name, kind of task, other names, network. A trace that names only the model means the training
+# task on the usual data set.
 MODELS = [
     ("vgg16-cifar", "train", [], lambda: vgg(vgg_plan(2, 2, 3, 3, 3), 32)),
     ("squeezenet-cifar", "train", ["squeezenet"], lambda: squeezenet(32)),

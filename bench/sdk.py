@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What the Python SDK costs a training step: at most 1 % of a step of 10 ms.
+"""Measures the overhead of the Python SDK per training step: at most 1 % of a step of 10 ms.
 
 usage: sdk.py
 
-A process plays the machine and answers; the loop does nothing, so that all of a step is overhead, and
-reports every half second as a real one does.
+A process acts as the daemon and answers; the loop does nothing, so that all of a step is overhead,
+and reports every half second like a real one.
 
-Exit status: 0 inside the limit, 1 not.
+Exit status: 0 within the limit, 1 not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
         from roommate import session
 
         steps = iter(roommate.steps(lambda size: size, batch_size=64, min=16, max=512))
-        assert session.current().connected, "the bench has to talk to its machine"
+        assert session.current().connected, "the benchmark must be connected to its daemon"
         began = time.perf_counter()
         for _ in range(STEPS):
             next(steps)

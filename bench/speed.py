@@ -3,12 +3,12 @@
 
 usage: speed.py [--venus FILE]
 
-* one million invented jobs on 100,000 GPUs (`fifo`, `tiresias`): once at a load that leaves GPUs
-  idle and once at four times what the cluster can do: 120 s and 4 GiB each;
+* one million synthetic jobs on 100,000 GPUs (`fifo`, `tiresias`): once at a load that leaves GPUs
+  idle and once at four times the cluster's capacity: 120 s and 4 GiB each;
 * with --venus, the 125,303 jobs of the Helios cluster Venus on its 133 nodes of 8 GPUs (`fifo`,
   `srtf`, `tiresias`): 10 s each, and the same on 50 nodes, where jobs queue.
 
-Exit status: 0 all inside their limits, 1 one is not, 2 could not run.
+Exit status: 0 all within their limits, 1 a limit exceeded, 2 could not run.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A small real training job in plain Python: a network with one hidden layer learns a rule from samples.
+"""A small training job in plain Python: a network with one hidden layer learns a rule from samples.
 
 usage: train.py [--steps N] [--hidden N] [--storage-ms MS]
 
-Runs under `roommate up` and `roommate run`, where it shares devices, and by hand, where it does not. With
---storage-ms each batch has to be waited for, as from a remote store.
+Runs under `roommate up` and `roommate run`, where it shares devices, and on its own. With
+--storage-ms the loader waits for each batch, as if it came from remote storage.
 """
 
 from __future__ import annotations

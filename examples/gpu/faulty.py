@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Trains like train.py, but goes wrong: after so many steps, in its first attempts. Later ones go on from the checkpoint.
+"""Trains like train.py, but fails in its first attempts after a number of steps. Later attempts
+continue from the checkpoint.
 
-usage: faulty.py oom|illegal|none [--after 100] [--times 1] --task resnet18-imagenet [what else train.py takes]
+usage: faulty.py oom|illegal|none [--after 100] [--times 1] --task resnet18-imagenet [OPTIONS]
 
-oom takes all of the GPU's memory; illegal writes where it may not, which under MPS its roommates die of as well.
+OPTIONS are those of train.py.
+
+oom allocates all of the GPU's memory; illegal writes to an invalid address, which under MPS also
+ends the co-located jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def out_of_memory() -> None:
 
 
 def illegal_access() -> None:
-    """A kernel that writes to address 16; the driver compiles it."""
+    """Runs a kernel that writes to address 16; the driver compiles it."""
     import torch
 
     torch.cuda.synchronize()
@@ -61,8 +65,8 @@ DEEDS = {"oom": out_of_memory, "illegal": illegal_access, "none": lambda: None}
 def arguments() -> argparse.ArgumentParser:
     parser = train.arguments()
     parser.add_argument("deed", choices=list(DEEDS))
-    parser.add_argument("--after", type=float, default=100, help="steps before it")
-    parser.add_argument("--times", type=int, default=1, help="processes in a row that do it")
+    parser.add_argument("--after", type=float, default=100, help="steps before the failure")
+    parser.add_argument("--times", type=int, default=1, help="number of attempts that fail")
     return parser
 
 

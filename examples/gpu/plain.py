@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A PyTorch training script as people have them. It knows nothing of anybody it shares the GPU with.
+"""A plain PyTorch training script. It does not use the SDK and does not know that it shares the
+GPU.
 
 usage: plain.py [--task resnet18-imagenet] [--batch 128] [--steps 300]
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A service on a GPU that it may have to share: a step is a batch of requests.
+"""An inference service on a GPU that it may share: a step is a batch of requests.
 
 usage: serve.py [--model bert] [--rate 60] [--batch 16] [--seconds 60]
 
-Requests come at random moments, so many a second on average, wait in a queue, and are answered up to --batch at a time. Prints what they
-waited for every two seconds, as JSON lines.
+Requests arrive at random times, --rate per second on average, wait in a queue, and are answered in
+batches of up to --batch. Prints their latency every two seconds, as JSON lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import roommate
 
 
 class Queue:
-    """Requests that have come and are not answered yet."""
+    """The queue of unanswered requests."""
 
     def __init__(self, rate: float, seconds: float) -> None:
         self._dice, self._rate, self._seconds = random.Random(7), rate, seconds
@@ -30,8 +30,8 @@ class Queue:
         self._idle = 5
 
     def take(self, size: int) -> list[float] | None:
-        """When the next requests came, up to so many; waits for the first. None when the service closes.
-        The first few batches are empty: what is slow about them nobody waits for.
+        """Arrival times of the next requests, at most ``size``; waits for the first. ``None`` when
+        the service ends. The first few batches are empty: their warm-up delays no request.
         """
         if self._idle > 0:
             self._idle -= 1
@@ -71,7 +71,7 @@ def main() -> None:
         told = time.monotonic()
         for came in steps:
             size = steps.batch_size
-            # Padded to the batch size, so that few shapes are used.
+            # Padded to the batch size, to limit the number of shapes.
             if size not in inputs:
                 inputs[size] = make(size)[0]
             with torch.autocast("cuda", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""When the GPU ended each step, by its own clock: the CPU only knows when it had asked for one."""
+"""End times of steps by the GPU's clock: the CPU only knows when it issued them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Ticks:
-    """Notes steps as they are asked for and gives them back, in order, when they have ended."""
+    """Records issued steps and returns them, in order, once the GPU has finished them."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -24,11 +24,11 @@ class Ticks:
         return event
 
     def note(self, what: Any) -> None:
-        """All of a step is in the queue of the current stream."""
+        """Records a step that is completely in the queue of the current stream."""
         self._asked.append((self._event(), what))
 
     def ended(self) -> Iterator[tuple[float, Any]]:
-        """Steps that have ended since the last time: when, on the monotonic clock, and what was noted of them."""
+        """Steps that ended since the last call: end time on the monotonic clock, and the note."""
         while self._asked and self._asked[0][0].query():
             event, what = self._asked.popleft()
             yield self._began + 1e-3 * self._base.elapsed_time(event), what

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a model on one GPU that it may have to share.
+"""Trains a model on one GPU that it may share.
 
-usage: train.py --task resnet50-imagenet [--batch 64] [--min 16] [--max 256] [--steps 500] [--loader] [--noise]
+usage: train.py --task resnet50-imagenet [--batch 64] [--min 16] [--max 256] [--steps 500]
+[--loader] [--noise]
 
-Runs under `roommate up --device cuda` and `roommate run`, where it shares the GPU, and by hand, where it does not. The data is made on the
-GPU; with --loader it comes from worker processes that prepare pictures on the CPU. Checkpoints go to $ROOMMATE_CHECKPOINT.
+Runs under `roommate up --device cuda` and `roommate run`, where it shares the GPU, and on its own.
+The data is generated on the GPU; with --loader worker processes prepare pictures on the CPU.
+Checkpoints are written to $ROOMMATE_CHECKPOINT.
 """
 
 from __future__ import annotations
@@ -26,19 +28,19 @@ from roommate import gpu
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", required=True, choices=list(zoo.TRAIN))
-    parser.add_argument("--batch", type=int, help="batch size; the task's usual one, unless given")
-    parser.add_argument("--min", type=int, help="smallest batch size that the machine may choose")
-    parser.add_argument("--max", type=int, help="largest one")
-    parser.add_argument("--steps", type=float, default=500, help="length, in steps of its own batch size")
+    parser.add_argument("--batch", type=int, help="batch size (default: the task's usual one)")
+    parser.add_argument("--min", type=int, help="smallest batch size that the policy may choose")
+    parser.add_argument("--max", type=int, help="largest batch size that the policy may choose")
+    parser.add_argument("--steps", type=float, default=500, help="work, in steps of its own batch size")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--loader", action="store_true", help="take pictures from worker processes")
+    parser.add_argument("--loader", action="store_true", help="load pictures in worker processes")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of --loader")
-    parser.add_argument("--interleave", action="store_true", help="mark its stages; --loader does so too")
-    parser.add_argument("--noise", action="store_true", help="report how far apart gradients are")
-    parser.add_argument("--stay", action="store_true", help="keep its memory on the GPU while it stands still")
-    parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = when asked")
-    parser.add_argument("--ticks", type=Path, help="write a line for each step: when it ended, batch, first SM, SMs")
+    parser.add_argument("--interleave", action="store_true", help="mark the stages of a step; implied by --loader")
+    parser.add_argument("--noise", action="store_true", help="report the gradient noise scale")
+    parser.add_argument("--stay", action="store_true", help="keep the model on the GPU while suspended")
+    parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = on request only")
+    parser.add_argument("--ticks", type=Path, help="write a line per step: end time, batch, first SM, SMs")
     return parser
 
 
@@ -51,7 +53,7 @@ class Job:
         self.torch = torch
         torch.manual_seed(7)
         self.task = args.task
-        # Made where it is needed: to draw its weights on the CPU takes seconds.
+        # Created on the GPU: initialising the weights on the CPU takes seconds.
         with torch.device("cuda"):
             self.model, self.make = zoo.build("train", args.task)
         self.model.cuda().train()
@@ -68,7 +70,7 @@ class Job:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.done = state["done"]
-            print(f"goes on after {self.done:.0f} steps", flush=True)
+            print(f"resumes after {self.done:.0f} steps", flush=True)
 
     def save(self, done: float) -> None:
         if self.saved is None:
@@ -91,7 +93,9 @@ class Job:
         return loss
 
     def noisy_step(self, x: Any, y: Any) -> tuple[Any, list[tuple[int, float]]]:
-        """A step in two parts of different size, and the squared lengths of the gradients over the first and over both."""
+        """A step in two micro-batches of different size, and the squared norms of the gradients
+        over the first and over both.
+        """
         small, large = roommate.noise.split(len(x))
         part = small / (small + large)
         self.optimizer.zero_grad(set_to_none=True)
@@ -108,7 +112,7 @@ class Job:
 
 
 class Photos:
-    """Pictures that cost a CPU something: a crop, a new size, a flip, colours in another range."""
+    """Pictures with CPU-heavy preprocessing: crop, resize, flip, normalise."""
 
     def __init__(self, side: int, classes: int) -> None:
         self.side, self.classes = side, classes
@@ -141,13 +145,13 @@ def loader(args: argparse.Namespace, batch: int) -> Any:
         raise SystemExit(f"--loader: {args.task} does not look at pictures")
     return DataLoader(
         Photos(*zoo.PICTURES[args.task]), batch_size=batch, drop_last=True, num_workers=args.workers, pin_memory=True,
-        # Workers of one thread each, or they would take each other's cores.
+        # One thread per worker, or workers would compete for cores.
         worker_init_fn=lambda _: torch.set_num_threads(1),
     )
 
 
 def synthetic(job: Job) -> Callable[[int], tuple[Any, Any]]:
-    """One batch, made when the size changes."""
+    """Yields one batch, generated again when the size changes."""
     made: dict[int, tuple[Any, Any]] = {}
 
     def batch(size: int) -> tuple[Any, Any]:
@@ -199,7 +203,8 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
             x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
         at_size = at_size + 1 if len(x) == size else 0
         size = len(x)
-        # Early at each size as well: its parts are sizes of their own, for which kernels are chosen.
+        # Also early at each size: micro-batches have sizes of their own, for which kernels are
+        # chosen.
         if args.noise and at_size % 10 == 1 and size >= 8:
             loss, points = job.noisy_step(x, y)
             steps.report_gradients(points)

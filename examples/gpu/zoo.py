@@ -1,4 +1,5 @@
-"""Training tasks and services with synthetic data that is made on the GPU. Used by the examples here and by bench/gpu.
+"""Training tasks and services with synthetic data generated on the GPU, for these examples and
+bench/gpu.
 
 Needs PyTorch; torchvision and transformers only for the tasks that use them.
 """
@@ -9,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-#: Training tasks: usual batch size first, then others.
+#: Batch sizes of training tasks, the usual one first.
 TRAIN = {
     "vgg16-cifar": (512, 64, 128, 256, 1024, 2048),
     "squeezenet-cifar": (512, 64, 128, 256, 1024, 2048),
@@ -26,7 +27,7 @@ TRAIN = {
 }
 SERVE = ("resnet50", "inception_v3", "gpt2", "bert", "roberta", "yolos-tiny")
 
-#: Side and number of classes of the pictures that a task looks at.
+#: Side length and number of classes of a task's pictures.
 PICTURES = {
     "vgg16-cifar": (32, 10),
     "squeezenet-cifar": (32, 10),
@@ -41,7 +42,7 @@ Make = Callable[[int], tuple[Any, Any]]
 
 
 def build(kind: str, name: str) -> tuple[Any, Make]:
-    """A model, on the CPU, and a function from a batch size to inputs and targets, on the GPU."""
+    """A model on the CPU, and a function from a batch size to inputs and targets on the GPU."""
     built = training(name) if kind == "train" else serving(name)
     if built is None:
         raise SystemExit(f"unknown task {name!r}: there are {', '.join(TRAIN if kind == 'train' else SERVE)}")
@@ -118,7 +119,7 @@ def serving(name: str) -> tuple[Any, Make] | None:
 
 
 def loss(name: str, out: Any, y: Any) -> Any:
-    """What a training task minimises, of the model's output and the targets."""
+    """The loss function of a training task, of the model's output and the targets."""
     from torch.nn import functional
 
     if name == "bert-squad":

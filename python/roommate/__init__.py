@@ -1,4 +1,4 @@
-"""Training loops that share a device.
+"""SDK for training loops that share a GPU with other jobs.
 
 >>> import roommate
 >>> for batch in roommate.steps([1.0, 2.0, 3.0], batch_size=2):
@@ -32,30 +32,30 @@ H = TypeVar("H", bound=Hook)
 
 
 def managed() -> bool:
-    """Whether a machine started this process and looks after it."""
+    """Whether a Roommate daemon started this process and manages it."""
     return current().managed
 
 
 def start_done() -> float:
-    """Work that survived from earlier attempts, as the machine knows it; 0 without a machine."""
+    """Work kept from earlier attempts, in steps, as the daemon knows it; 0 without a daemon."""
     session = current()
     session.open(None)
     return session.start_done
 
 
 def on_checkpoint(hook: H) -> H:
-    """Calls this between two steps when the job has to be saved. Usable as a decorator."""
+    """Registers a hook that saves the job; called between two steps. Usable as a decorator."""
     current().on_checkpoint.append(hook)
     return hook
 
 
 def on_suspend(hook: H) -> H:
-    """Calls this before the job stands still, to let go of memory. Usable as a decorator."""
+    """Registers a hook that frees memory before the job is suspended. Usable as a decorator."""
     current().on_suspend.append(hook)
     return hook
 
 
 def on_resume(hook: H) -> H:
-    """Calls this before the job goes on, to take back what it let go. Usable as a decorator."""
+    """Registers a hook that restores the memory before the job resumes. Usable as a decorator."""
     current().on_resume.append(hook)
     return hook

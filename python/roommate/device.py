@@ -1,7 +1,7 @@
-"""The GPU as a loop uses it: in which part, how far ahead, and how much of its memory.
+"""The loop's use of its GPU: its SM partition, how far the CPU runs ahead, its memory limit.
 
-All of it happens between two steps and is decided by what the machine asks for. Nothing happens without
-PyTorch, before the process uses CUDA, or without a machine.
+All changes happen between two steps and follow the daemon's requests. Nothing happens without
+PyTorch, before the process uses CUDA, or without a daemon.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from . import gpu, host
 from .protocol import SeatRange
 
 PLAN_STEPS = 2
-"""Steps of each batch size that are taken in the smallest part, so that kernels are chosen that fit it."""
+"""First steps of each batch size run in the smallest partition, so that the chosen kernels fit
+it."""
 
 SHORT_S = 0.025
-"""Steps shorter than this are waited for several at a time: to wait for an H200 takes the CPU 0.23 ms."""
+"""Steps shorter than this are synchronized in groups: one synchronization with an H200 costs the
+CPU 0.23 ms."""
 
 LOOK_EVERY_S = 0.1
-"""How long short steps that are waited for together take, about."""
+"""Approximate duration of a group of short steps that is synchronized at once."""
 
 MOST_AHEAD = 32
-"""Steps that are waited for at a time at most."""
+"""Most steps in a group that is synchronized at once."""
 
 SLACK = 1.3
-"""Room for what the allocator cannot use, over what steps were seen to need: with 1.1 GPT-2 ran out of
-memory, a fifth of which lay in pieces."""
+"""Factor on the peak memory of a step, for fragmentation: with 1.1 GPT-2 ran out of memory, a fifth
+of which was fragmented."""
 
 
 class Device:
-    """What the machine asks for, and what is in force."""
+    """The partition and memory limit that the daemon requested, and those in force."""
 
     def __init__(self, managed: bool) -> None:
         self.managed = managed
@@ -41,15 +43,15 @@ class Device:
         self.owners: list[host.Owner] = []
         self.probe: Callable[[], object] | None = None
         self.place: SeatRange | None = None
-        """The part of the GPU that steps really run in; None = the whole."""
+        """The partition of the GPU in which steps run; None = the whole GPU."""
         self.memory_due = False
-        """Whether a limit waits to be put in force."""
+        """Whether a new memory limit is not yet in force."""
         self.looked = True
-        """Whether the last step ended a group that was waited for."""
+        """Whether the last step ended a synchronized group."""
         self._torch: Any = None
         self._seat: gpu.Seat | None = None
         self._wish: SeatRange | None = None
-        # The last part that was gone to, as it was asked for; whether it is where we are is another thing.
+        # The last requested partition that was tried; the move may have failed.
         self._asked: SeatRange | None = None
         self._plan_sms: int | None = None
         self._plans: dict[int, int] = {}
@@ -68,7 +70,7 @@ class Device:
         self._marks = 0
 
     def wants(self, seat: SeatRange | None, limit_mib: int | None) -> None:
-        """The machine asks for this part and at most so much memory."""
+        """Sets the partition and the memory limit (MiB) that the daemon requests."""
         self._wish = seat
         if seat is not None:
             self._confined = True
@@ -76,13 +78,13 @@ class Device:
             self._limit, self.memory_due = limit_mib, True
 
     def plans_for(self, sms: int | None) -> None:
-        """The smallest part that it may ever be given."""
+        """Sets the SMs of the smallest partition that the job may ever get."""
         self._plan_sms = sms
         if sms is not None:
             self._confined = True
 
     def look(self) -> bool:
-        """Whether the process uses CUDA by now."""
+        """Checks whether the process uses CUDA by now."""
         if self.on or not self.managed:
             return self.on
         torch = sys.modules.get("torch")
@@ -96,15 +98,16 @@ class Device:
     # Time.
 
     def mark(self, whole: bool) -> bool:
-        """The end of a step as the CPU sees it. Waits until the GPU has ended the step before, or with
-        ``whole`` this one; of short steps the group before. Whether the time since the last mark is the
-        GPU's time for a step, on average over a group; ``looked`` says whether one ends here.
+        """Called when the CPU has issued a step. Waits until the GPU has finished the previous step
+        (of short steps: the previous group), or with ``whole`` this one. Returns whether the time
+        since the last mark is the GPU's time for a step, averaged over a group; ``looked`` tells
+        whether a group ends here.
         """
         if not self.on and not self.look():
             return True
         whole = whole or not self._events
         self._unseen += 1
-        # What fills the queue after a halt seems short: the first two steps or groups of them.
+        # The first two steps or groups after a pause only fill the queue, so they seem short.
         usual = self._marks >= 2
         self.looked = whole or self._unseen >= self._together
         if not self.looked:
@@ -119,7 +122,7 @@ class Device:
         try:
             event.record()
         except RuntimeError:
-            # Not on this stream; if the GPU is broken, this raises as well.
+            # The event cannot be recorded on this stream; after a GPU error this raises as well.
             self._synchronize()
             self._events = []
             return False
@@ -130,7 +133,7 @@ class Device:
         return usual
 
     def drain(self) -> None:
-        """Waits until the GPU has done all that it was given."""
+        """Waits until the GPU has finished all work of this process."""
         if self.on:
             self._synchronize()
 
@@ -142,14 +145,16 @@ class Device:
         self._ahead, self._unseen, self._marks = None, 0, 0
 
     def _new_events(self) -> None:
-        # They wait without spinning: the CPU is what many roommates lack most.
+        # Blocking events do not spin: co-located jobs need the CPU.
         self._events = [self._torch.cuda.Event(blocking=True) for _ in range(2)]
         self._rest()
 
     # Place.
 
     def prepare(self, size: int) -> bool:
-        """Goes where the next step, of this batch size, is to be taken. Whether it is a usual step."""
+        """Moves to the partition of the next step, of this batch size. Returns whether the step is
+        one whose time counts.
+        """
         if not self._confined or not self.look():
             return True
         self._size = size
@@ -163,14 +168,14 @@ class Device:
         return left == 0
 
     def settle(self, size: int, still: bool, stepped: bool) -> bool:
-        """Goes where the machine asks for. Whether it is there, or as near as can be; not while steps are
-        still to be taken in the smallest part. ``still``: the job takes no steps now; ``stepped``: it has
-        taken some.
+        """Moves to the requested partition. Returns whether the request is done, as far as
+        possible; it is not while first steps in the smallest partition are due. ``still``: the job
+        takes no steps now; ``stepped``: it has taken some.
         """
         if not self._confined:
             return True
         if not self.look():
-            # A process that has done a step without CUDA has nothing to move.
+            # A process that has done a step without CUDA needs no partition.
             return stepped or still
         self._size = size
         if self._plans_left(size) > 0 and not still:
@@ -208,7 +213,7 @@ class Device:
             self._proved.add((wanted, self._size))
         self._torch.cuda.set_stream(self._seat.stream)
         self._new_events()
-        # Steps are of another length here.
+        # Steps have another length in another partition.
         self._together = 1
         first, sms = self._seat.first, self._seat.sms
         self.place = None if sms == self._seat.all_sms else SeatRange(first, sms)
@@ -221,14 +226,14 @@ class Device:
     # Memory.
 
     def held_mib(self) -> int | None:
-        """GPU memory that the process holds, spare memory included."""
+        """GPU memory that the process holds in MiB, with the allocator's cache."""
         return int(self._torch.cuda.memory_reserved()) >> 20 if self.on else None
 
     def resized(self) -> None:
-        """The batch size changes, and what a step needs with it."""
+        """Prepares for another batch size, at which a step needs other memory."""
         self._known, self._together = False, 1
         if self._seat is not None:
-            # They lie in the block that is to go.
+            # Gradients are in the block that is freed.
             for owner in self.owners:
                 owner.drop_grads()
             self._seat.resized()
@@ -238,17 +243,17 @@ class Device:
             self._torch.cuda.reset_peak_memory_stats()
 
     def stepped(self, step_s: float) -> None:
-        """Usual steps were done that took so long each: what they need is known."""
+        """Called with the mean time of representative steps: their memory need is now known."""
         together = 1 if step_s >= SHORT_S else min(MOST_AHEAD, math.ceil(LOOK_EVERY_S / max(step_s, 1e-9)))
         if abs(together - self._together) > 0.25 * self._together:
-            # The next group waits for one of another size, which says nothing of its own length.
+            # The next group waits for a group of another size, so its time does not count.
             self._together, self._marks = together, 0
         if not self._known:
             self._known, self.memory_due = True, self._limit is not None
 
     def keep_memory(self) -> None:
-        """Puts the limit in force. It is never set so low that a step would fail, so that it waits until it
-        is known what a step needs.
+        """Enforces the memory limit. It is never set so low that a step would fail, so it is
+        deferred until the memory need of a step is known.
         """
         if not self.look():
             return
@@ -273,7 +278,8 @@ class Device:
         cuda.empty_cache()
         state = sum(owner.state_mib for owner in self.owners)
         now = int(cuda.memory_allocated()) >> 20
-        # In the middle of a step the state is away; at its end it is there, but no activations are.
+        # During a step the optimizer state is on the host; at its end it is back, without
+        # activations.
         needed = int(SLACK * max(peak - state, now + state))
         if needed > limit:
             self._tell(f"a step needs {needed} MiB of the GPU, more than the {limit} MiB that it may hold")

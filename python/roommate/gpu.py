@@ -1,13 +1,14 @@
-"""Parts of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs), no restart.
+"""SM partitions of a GPU: a running PyTorch process moves between groups of multiprocessors (SMs)
+without a restart.
 
-The driver's green contexts give a stream that is confined to some SMs. ``Seat.move`` goes to another one
-between two steps. Loops over ``roommate.steps`` do that by themselves when the machine asks for it; others
-run each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer; ``Seat`` raises
-``Unavailable`` with the reason where there is none. ``swap`` lets a model's memory go to the host while its
-job stands still.
+The driver's green contexts give a stream that is confined to a set of SMs. ``Seat.move`` changes
+the partition between two steps. Loops over ``roommate.steps`` do so on the daemon's request; other
+loops run each step ``with seat:``. Needs PyTorch and a driver of CUDA 12.4 or newer; otherwise
+``Seat`` raises ``Unavailable`` with the reason. ``swap`` moves a model's memory to the host while
+its job is suspended.
 
-Take the first steps in the smallest part that will ever be used: convolution plans that were chosen on the
-whole GPU fail in a part.
+Run the first steps in the smallest partition that will ever be used: convolution plans that were
+chosen on the whole GPU fail in a partition.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .pool import Pool
 __all__ = ["GRAIN", "Seat", "Swapped", "Unavailable", "last_swap", "swap"]
 
 GRAIN = 8
-"""Hopper and newer give out SMs in groups of eight."""
+"""SMs per group: Hopper and newer GPUs partition SMs in groups of eight."""
 
 _RESOURCE_BYTES = 144
 _COUNT_AT = 96
@@ -34,11 +35,11 @@ _NON_BLOCKING = 1
 
 
 class Unavailable(RuntimeError):
-    """The GPU cannot be divided here, or not so."""
+    """The GPU cannot be partitioned here, or not in this way."""
 
 
 class _Driver:
-    """The few calls of the CUDA driver that PyTorch does not offer."""
+    """The calls of the CUDA driver API that PyTorch does not offer."""
 
     def __init__(self, device: int) -> None:
         try:
@@ -56,12 +57,14 @@ class _Driver:
         self._call("cuDevSmResourceSplitByCount", self._groups, ctypes.byref(groups), whole, rest, 0, GRAIN)
         self.groups = groups.value
         self.rest = _count(rest)
-        """SMs that are in no group; they go with the last one."""
+        """SMs that are in no group; they belong to the last partition."""
         end = self.groups * _RESOURCE_BYTES
         ctypes.memmove(ctypes.byref(self._groups, end), rest, _RESOURCE_BYTES)
 
     def stream(self, first: int, groups: int, rest: bool) -> int:
-        """A stream on so many groups of SMs, from one on, with or without what is in no group."""
+        """A stream on ``groups`` groups of SMs from group ``first`` on, and with ``rest`` on the
+        SMs that are in no group.
+        """
         parts = groups + (1 if rest else 0)
         size = ctypes.c_ubyte * (_RESOURCE_BYTES * parts)
         part = size.from_buffer(self._groups, first * _RESOURCE_BYTES)
@@ -88,7 +91,7 @@ def _count(resource: Any) -> int:
 
 
 class Seat:
-    """Where on the GPU this process runs. ``with seat:`` around each step."""
+    """The SM partition in which this process runs; use ``with seat:`` around each step."""
 
     def __init__(self, device: int = 0) -> None:
         import torch  # type: ignore[import-not-found, unused-ignore]
@@ -98,15 +101,16 @@ class Seat:
         torch.zeros(1, device=f"cuda:{device}")
         self._driver = _Driver(device)
         self._whole = torch.cuda.default_stream(device)
-        # A stream is made once for each part: the allocator keeps memory for every stream it has seen.
+        # One stream per partition, reused: the allocator keeps a cache for every stream it has
+        # seen.
         self._streams: dict[tuple[int, int, bool], Any] = {}
         self._stream: Any = self._whole
         self._pool = Pool(torch)
         self._inside: list[Any] = []
         self.sms = self._driver.sms
-        """SMs of the present part."""
+        """SMs of the present partition."""
         self.first = 0
-        """Number of its first one."""
+        """Number of its first SM."""
 
     @property
     def all_sms(self) -> int:
@@ -114,16 +118,16 @@ class Seat:
 
     @property
     def stream(self) -> Any:
-        """The stream that runs in the present part."""
+        """The stream that runs in the present partition."""
         return self._stream
 
     def move(self, sms: int, first: int = 0, probe: Callable[[], object] | None = None) -> bool:
-        """Goes to ``sms`` SMs (rounded down to whole groups), beginning with number ``first``; to all of them
-        if there are no more. A part that reaches to the end has the SMs that are in no group as well. Call it
-        between two steps.
+        """Moves to ``sms`` SMs (rounded down to whole groups), starting with number ``first``; to
+        the whole GPU if it has no more. A partition that reaches the end also has the SMs that are
+        in no group. Call it between two steps.
 
-        ``probe`` runs a step there before it counts: if that fails, the process stays where it was, and the
-        answer is ``False``.
+        ``probe`` runs a test step in the new partition: if it fails, the process returns to the
+        previous partition, and the result is ``False``.
         """
         before = self._stream, self.sms, self.first
         self._go(*self._part(sms, first))
@@ -140,7 +144,7 @@ class Seat:
         return True
 
     def _part(self, sms: int, first: int) -> tuple[int, int, bool]:
-        """The first group, how many, and whether what is in no group goes with them."""
+        """The first group, the number of groups, and whether the SMs in no group are included."""
         at, groups, all_groups = first // GRAIN, max(1, sms // GRAIN), self._driver.groups
         if sms >= self._driver.sms or groups >= all_groups:
             return 0, 0, False
@@ -158,8 +162,8 @@ class Seat:
             stream = self._streams[first, groups, rest]
             sms = groups * GRAIN + (self._driver.rest if rest else 0)
         if stream is not self._stream:
-            # What the old stream has begun must be over before the new one reads it; then its spare memory
-            # goes back, or each part would keep a pool of its own.
+            # The work of the old stream must be finished before the new one reads its results; then
+            # its cached memory is freed, or each partition would keep a pool of its own.
             self._stream.synchronize()
             self._pool.leave()
             with self._torch.cuda.stream(stream):
@@ -167,7 +171,7 @@ class Seat:
         self._stream, self.sms, self.first = stream, sms, first * GRAIN
 
     def resized(self) -> None:
-        """Steps are of another size from now on, and need other memory."""
+        """Prepares for another batch size, at which a step needs other memory."""
         self._pool.drop_block()
 
     def __enter__(self) -> None:
@@ -181,5 +185,5 @@ class Seat:
         self._inside.pop().__exit__(kind, error, trace)
 
     def synchronize(self) -> None:
-        """Waits until all that was begun in this part is over."""
+        """Waits until all work in this partition is finished."""
         self._stream.synchronize()

@@ -1,8 +1,8 @@
-"""A model's memory on the host: all of it while a job stands still, its optimizer's state while there is
-little room.
+"""Offloads a model's memory to the host: all of it while the job is suspended, the optimizer state
+while GPU memory is scarce.
 
-Memory moves by whole storages, so that tensors which share one share it again afterwards, bit for bit. While
-it is away the tensors are there as usual, on the host, so that a checkpoint can be written.
+Whole storages are moved, so that tensors that share a storage share it again afterwards, bit for
+bit. Meanwhile the tensors remain accessible on the host, so that a checkpoint can be written.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 from .pool import drop_spare
 
 TRIES = 40
-"""How often memory is asked for that a roommate may be about to give back."""
+"""Attempts to allocate memory that a co-located job may be about to free."""
 
 TRY_EVERY_S = 0.25
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """What the last move of a model took."""
+    """Duration and size of the last move of a model."""
 
     way: str
     """``out`` or ``in``."""
     mib: float
-    """What was copied."""
+    """Copied memory in MiB."""
     seconds: float
     held_before_mib: int
-    """What the process held of the GPU's memory before."""
+    """GPU memory of the process before the move, in MiB."""
     held_after_mib: int
 
 
@@ -39,17 +39,18 @@ _last: Swapped | None = None
 
 
 def last_swap() -> Swapped | None:
-    """How long the last move of a model to the host or back took, and what it moved."""
+    """Duration and size of the last move of a model to the host or back."""
     return _last
 
 
 def swap(model: Any, optimizer: Any = None, keep_grads: bool = False) -> None:
-    """Lets the parameters, buffers and optimizer state of a PyTorch model go to the host while the job is
-    suspended, and the optimizer's state also while the machine leaves it little memory.
+    """Moves the parameters, buffers and optimizer state of a PyTorch model to the host while the
+    job is suspended, and the optimizer state also while the job's GPU memory limit is too low for
+    it.
 
-    Gradients are dropped then, and when the job goes to another part of the GPU or to another batch size in
-    one; a loop that adds them up over several steps says ``keep_grads``. Captured CUDA graphs do not survive:
-    they know their memory by its address.
+    Gradients are dropped then, and when the job moves to another partition of the GPU or changes
+    its batch size in one; a loop that accumulates them over several steps sets ``keep_grads``.
+    Captured CUDA graphs do not survive, because they contain memory addresses.
     """
     from . import session
 
@@ -57,7 +58,7 @@ def swap(model: Any, optimizer: Any = None, keep_grads: bool = False) -> None:
     current = session.current()
     current.device.owners.append(owner)
     current.on_suspend.append(owner.leave)
-    # The model is back before anybody's own hook looks for it.
+    # The model is restored before the user's hooks run.
     current.on_resume.insert(0, owner.come_back)
 
 
@@ -73,10 +74,10 @@ class Owner:
         self._packed = False
         self._hooks: list[Any] = []
         self.state_mib = 0
-        """Optimizer state that lives on the host; 0 while it does not."""
+        """Optimizer state on the host in MiB; 0 while it is on the GPU."""
 
     def leave(self) -> None:
-        """Everything goes to the host."""
+        """Moves everything to the host."""
         torch = sys.modules.get("torch")
         if torch is None or self._away is not None or not _in_use(torch):
             return
@@ -88,7 +89,7 @@ class Owner:
         self._away = parked
 
     def come_back(self) -> None:
-        """Everything that left is on the GPU again."""
+        """Moves everything back to the GPU."""
         if self._away is None:
             return
         torch = sys.modules["torch"]
@@ -98,27 +99,29 @@ class Owner:
         self._away = None
 
     def drop_grads(self) -> None:
-        """Lets gradients go, unless they are to be kept: between two steps they are only in the way."""
+        """Drops gradients, unless they are to be kept: between two steps they are not needed."""
         if not self._keep_grads:
             for parameter in self._model.parameters():
                 parameter.grad = None
 
     def pack(self) -> None:
-        """Puts everything that stays into memory of its own, once there is an optimizer's state: that came to
-        be in the middle of a step, in pieces of large blocks which nobody else could have any more.
+        """Copies all persistent tensors into storages of their own, once the optimizer has its
+        state: that state was allocated during a step, in pieces of large blocks that could
+        otherwise not be freed.
         """
         torch = sys.modules.get("torch")
         started = self._optimizer is None or len(self._optimizer.state) > 0
         if self._packed or not started or torch is None or self._away is not None or self._state is not None:
             return
         self._packed = True
-        # In a stream of its own: the pool of any other may have room left in those large blocks.
+        # In a new stream: the pool of any other may still have space in those large blocks.
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             _move_all(torch, storages(torch, self._tensors()))
         drop_spare(torch)
 
     def state_to_host(self) -> None:
-        """The optimizer's state lives on the host from now on and comes in for each of its steps."""
+        """Keeps the optimizer state on the host from now on and loads it for each optimizer step.
+        """
         if self._optimizer is None or self._hooks:
             return
         self._hooks = [
@@ -128,7 +131,7 @@ class Owner:
         self._after_step()
 
     def state_back(self) -> None:
-        """The optimizer's state lives on the GPU again."""
+        """Keeps the optimizer state on the GPU again."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -157,11 +160,11 @@ class Owner:
 
 
 class Parked:
-    """Tensors of the GPU whose memory is on the host. Those that are elsewhere stay there."""
+    """GPU tensors whose memory is on the host; tensors of other devices stay where they are."""
 
     def __init__(self, torch: Any, tensors: Iterable[Any]) -> None:
         self._torch = torch
-        # The copy on the host, the device, and the tensors that look into it.
+        # The copy on the host, the device, and the tensors that are views of it.
         self._blocks: list[tuple[Any, Any, list[Any]]] = []
         with torch.no_grad():
             for whole, members in storages(torch, tensors):
@@ -175,7 +178,7 @@ class Parked:
         self.mib = sum(host.numel() for host, _, _ in self._blocks) / 2**20
 
     def back(self) -> None:
-        """Everything where it was."""
+        """Moves the memory back to its device."""
         with self._torch.no_grad():
             for host, device, members in self._blocks:
                 there = self._room(host.numel(), device)
@@ -189,11 +192,11 @@ class Parked:
         try:
             return self._torch.empty(count, dtype=self._torch.uint8, pin_memory=True)
         except RuntimeError:
-            # Memory that may be paged out is slower, and there is more of it.
+            # Pageable memory is slower, but less scarce than pinned memory.
             return self._torch.empty(count, dtype=self._torch.uint8)
 
     def _room(self, count: int, device: Any) -> Any:
-        # Older versions have it elsewhere.
+        # Older versions of PyTorch have the exception elsewhere.
         full = getattr(self._torch, "OutOfMemoryError", None) or self._torch.cuda.OutOfMemoryError
         for _ in range(TRIES):
             try:
@@ -204,7 +207,7 @@ class Parked:
 
 
 class _Measured:
-    """Notes a move as the last one."""
+    """Measures a move and records it as the last one."""
 
     def __init__(self, torch: Any, way: str) -> None:
         self._torch = torch
@@ -225,7 +228,7 @@ class _Measured:
 
 
 def storages(torch: Any, tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
-    """The storages of tensors of the GPU, as bytes, and the tensors that look into each."""
+    """The storages of GPU tensors, as bytes, and the tensors that are views of each."""
     found: dict[int, tuple[Any, list[Any]]] = {}
     for tensor in tensors:
         if not tensor.is_cuda or tensor.layout is not torch.strided:
@@ -244,7 +247,7 @@ def storages(torch: Any, tensors: Iterable[Any]) -> list[tuple[Any, list[Any]]]:
 
 
 def _move_all(torch: Any, blocks: list[tuple[Any, list[Any]]]) -> None:
-    """To other memory of the same device, as far as there is room for one of them at a time."""
+    """Moves storages to other memory of the same device, one at a time, until memory runs out."""
     while blocks:
         whole, members = blocks.pop()
         try:
@@ -258,14 +261,14 @@ def _move_all(torch: Any, blocks: list[tuple[Any, list[Any]]]) -> None:
 
 
 def point(torch: Any, tensor: Any, memory: Any) -> None:
-    """The tensor looks into this memory from now on, as it did into its own."""
+    """Makes the tensor a view of this memory, with its offset, size and strides."""
     offset, size, stride = tensor.storage_offset(), tensor.size(), tensor.stride()
     view = torch.empty(0, dtype=tensor.dtype, device=memory.device)
     tensor.data = view.set_(memory.untyped_storage(), offset, size, stride)
 
 
 def finish(torch: Any) -> None:
-    """Waits until the GPU has done all that this process gave it, wherever on it."""
+    """Waits until the GPU has finished all work of this process, in every stream."""
     torch.cuda.current_stream().synchronize()
     torch.cuda.synchronize()
 

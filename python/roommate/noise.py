@@ -1,8 +1,8 @@
-"""The gradient noise scale: how far apart the gradients of single samples are, which says how large a
-batch is still worth its cost (McCandlish et al., 2018).
+"""The gradient noise scale: the variance of per-sample gradients relative to the squared gradient,
+which determines up to which size a larger batch is worth its cost (McCandlish et al., 2018).
 
-The squared length of a mean gradient over ``b`` samples is on average ``|G|^2 + S / b``. Two genuinely
-different sizes are needed to tell the two terms apart; equal halves of a batch would not do, and are
+The squared norm of a mean gradient over ``b`` samples is on average ``|G|^2 + S / b``. Two
+different sizes are needed to separate the two terms; equal halves of a batch do not suffice and are
 refused.
 """
 
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 LEAST_PART = 0.01
-"""``|G|^2`` is taken for at least this part of what was seen: below it nothing can be told from noise, so
-that the noise scale is at most about a hundred batches."""
+"""Lower bound of ``|G|^2`` relative to the observed squared norm: below it the gradient cannot be
+distinguished from noise. It limits the noise scale to about a hundred batches."""
 
 
 class NoiseScale:
-    """Estimates ``S / |G|^2`` from squared gradient lengths, smoothed over steps."""
+    """Estimates ``S / |G|^2`` from squared gradient norms, smoothed over steps."""
 
     def __init__(self, smoothing: float = 0.95) -> None:
         if not 0.0 <= smoothing < 1.0:
@@ -28,7 +28,7 @@ class NoiseScale:
         self._weight = 0.0
 
     def observe(self, points: Iterable[tuple[int, float]]) -> None:
-        """Takes in one step: pairs of a number of samples and the squared length of the mean gradient
+        """Adds one step: pairs of a number of samples and the squared norm of the mean gradient
         over them. At least two sizes have to differ.
         """
         points = list(points)
@@ -43,7 +43,7 @@ class NoiseScale:
         mean_y = sum(square for _, square in points) / count
         slope = sum((1.0 / size - mean_x) * (square - mean_y) for size, square in points) / spread
         keep = self._smoothing
-        # A single step says little of either term, so both are smoothed before they are divided.
+        # Both terms of a single step are very noisy, so they are smoothed before the division.
         self._noise = keep * self._noise + (1.0 - keep) * slope
         self._square = keep * self._square + (1.0 - keep) * (mean_y - slope * mean_x)
         self._seen = keep * self._seen + (1.0 - keep) * min(square for _, square in points)
@@ -51,7 +51,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """The noise scale in samples; ``None`` as long as nothing sensible can be said."""
+        """The noise scale in samples; ``None`` while there is no valid estimate."""
         square = max(self._square, LEAST_PART * self._seen)
         if self._weight == 0.0 or square <= 0.0 or self._noise < 0.0:
             return None

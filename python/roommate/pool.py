@@ -1,5 +1,5 @@
-"""Memory that PyTorch's allocator keeps for later. It keeps it for each stream, so a job that goes to another
-part of the GPU, which is another stream, takes none of it along.
+"""The cache of PyTorch's allocator. There is one per stream, so a job that moves to another
+partition of the GPU, which is another stream, cannot use the old cache.
 """
 
 from __future__ import annotations
@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 WORTH = 64 << 20
-"""Bytes below which it is left to the allocator to ask for them."""
+"""Bytes below which no block is allocated in advance."""
 
 
 def drop_spare(torch: Any) -> None:
-    """Gives memory back that nobody looks into."""
+    """Frees cached memory that no tensor uses."""
     # Matrix products keep a workspace for each stream they ran in.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
@@ -20,22 +20,23 @@ def drop_spare(torch: Any) -> None:
 
 
 class Pool:
-    """What a job that moves gives back in one part is asked for at once in the next, as one block that the
-    allocator then divides: it would ask for hundreds of pieces one by one, while the GPU stands still.
+    """Allocates, after a move to another partition, the memory freed in the previous one as a
+    single block that the allocator then splits: otherwise it would request hundreds of pieces one
+    by one while the GPU is idle.
 
-    What outlives a step and lies in such a block keeps all of it from being given back. Where that happens,
-    blocks are not asked for any more.
+    A tensor in such a block that outlives a step prevents the whole block from being freed. Where
+    that happens, no further blocks are allocated.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._in_one = True
-        # What was held when the job came, and how much of that was no use; the block that it was given then,
-        # and the one it needs next.
+        # Bytes held at the last move, and how many of them were unused; the size of the block
+        # allocated then, and of the next one.
         self._base = self._stuck = self._given = self._next = 0
 
     def leave(self) -> None:
-        """The job stands still and goes to another part."""
+        """Called when the job is idle and about to move to another partition."""
         before, _ = self._large()
         drop_spare(self._torch)
         now, used = self._large()
@@ -45,18 +46,20 @@ class Pool:
         self._base, self._stuck, self._given = now, now - used, 0
 
     def arrive(self) -> None:
-        """It is there: the current stream is that of the new part."""
+        """Called after the move: the current stream is that of the new partition."""
         if not self._in_one or self._next < WORTH:
             return
         try:
             self._torch.empty(self._next, dtype=self._torch.uint8, device="cuda")
         except RuntimeError:
-            # Somebody else has it by now. The allocator asks for what a step really needs.
+            # Another process has the memory by now. The allocator requests what a step needs.
             return
         self._given = self._next
 
     def drop_block(self) -> None:
-        """What steps need changes: the block goes back, and the allocator asks for pieces."""
+        """Frees the block when the memory need of steps changes; the allocator then requests
+        pieces.
+        """
         if self._given > 0:
             drop_spare(self._torch)
             self._given, (self._base, _) = 0, self._large()

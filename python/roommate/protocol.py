@@ -1,8 +1,8 @@
-"""What a tenant and its machine say to each other: JSON lines over a Unix socket, one message each.
+"""The protocol between a tenant and the daemon of its machine: JSON lines over a Unix socket.
 
-A message is an object with one member, its kind, whose value holds the fields. Nothing that is not
-listed here is said: an unknown kind or field is an error on either side. The same messages are written
-down in ``tests/protocol.jsonl`` and read by the daemon's tests as well.
+Each line is one message: an object with one member, its kind, whose value holds the fields. An
+unknown kind or field is an error on either side. The golden file ``tests/protocol.jsonl`` has the
+same messages and is read by the daemon's tests as well.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ VERSION = 1
 """Version of the protocol."""
 
 LONGEST_LINE = 64 * 1024
-"""Bytes; a longer line is nonsense."""
+"""Longest valid line in bytes."""
 
 STAGES = ("load", "preprocess", "compute", "sync")
 """The stages of a step, by the resource that each uses: storage, CPU, device, network."""
 
 
 class ProtocolError(Exception):
-    """Something that is not a message."""
+    """An invalid message."""
 
 
 class Message:
@@ -43,7 +43,7 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class SeatRange:
-    """A part of a GPU: so many of its multiprocessors (SMs), from one on."""
+    """A partition of a GPU: ``sms`` multiprocessors (SMs) from number ``first`` on."""
 
     first: int
     sms: int
@@ -54,7 +54,7 @@ class SeatRange:
 
 @dataclass(frozen=True)
 class Hello(Message):
-    """Comes first: who is here."""
+    """The first message: identifies the process."""
 
     kind = "hello"
     version: int
@@ -65,43 +65,43 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Stepped(Message):
-    """Steps were done since the last such message."""
+    """A report of the steps since the last such message."""
 
     kind = "stepped"
     steps: int
-    """Steps since then."""
+    """Number of steps since the last report."""
     done: float
-    """Work in all, counted in steps of the job's own batch size."""
+    """Total work, in steps of the job's own batch size."""
     step_s: float
-    """Mean seconds of a step, pauses left out."""
+    """Mean step time in seconds, without pauses."""
     batch: int
-    """Batch size now."""
+    """Present batch size."""
     load_s: float | None = None
-    """Mean seconds of a step that the loop waited for its data."""
+    """Mean time per step that the loop waited for its data, in seconds."""
     noise_scale: float | None = None
     """Gradient noise scale, where the job measures it."""
     mem_mib: int | None = None
-    """Memory of the process."""
+    """Resident memory of the process in MiB."""
     gpu_mib: int | None = None
-    """GPU memory that it holds."""
+    """GPU memory that it holds in MiB."""
     stages_s: list[float] | None = None
-    """Mean seconds of a step in each stage, where the job marks them."""
+    """Mean time per step in each stage in seconds, where the job marks them."""
 
 
 @dataclass(frozen=True)
 class Tuned(Message):
-    """The job runs in the way it was asked to."""
+    """The job applied the last ``Tune``."""
 
     kind = "tuned"
     batch: int
     pace_permille: int
     seat: SeatRange | None = None
-    """The part of the GPU that it runs in; None = the whole."""
+    """The partition in which it runs; None = the whole GPU."""
 
 
 @dataclass(frozen=True)
 class Suspended(Message):
-    """The job stands still between two steps and has let go of what it can."""
+    """The job is paused between two steps and has freed what memory it can."""
 
     kind = "suspended"
     done: float
@@ -109,14 +109,14 @@ class Suspended(Message):
 
 @dataclass(frozen=True)
 class Resumed(Message):
-    """The job goes on."""
+    """The job takes steps again."""
 
     kind = "resumed"
 
 
 @dataclass(frozen=True)
 class Checkpointed(Message):
-    """So much work survives a restart."""
+    """The job has saved a checkpoint of this much work."""
 
     kind = "checkpointed"
     done: float
@@ -124,7 +124,7 @@ class Checkpointed(Message):
 
 @dataclass(frozen=True)
 class Enter(Message):
-    """The job waits to enter a stage."""
+    """The job requests to enter a stage."""
 
     kind = "enter"
     stage: str
@@ -196,71 +196,71 @@ class Leave(Message):
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """Answers a hello: who you are and how you run."""
+    """The answer to a hello: the job's name, its progress and how it runs."""
 
     kind = "welcome"
     version: int
     job: str
     done: float
     batch: int
-    """Batch size to use; 0 = your own."""
+    """Batch size to use; 0 = the job's own."""
     pace_permille: int
     suspended: bool = False
     interleaved: bool = False
     """Whether stages are entered one job at a time."""
     seat: SeatRange | None = None
-    """The part of the GPU to run in; None = the whole."""
+    """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
-    """The most GPU memory to hold; None = no limit."""
+    """Limit of GPU memory in MiB; None = no limit."""
     plan_sms: int | None = None
-    """SMs of the smallest part that it may ever be given; None = it is never confined."""
+    """SMs of the smallest partition that the job may ever get; None = it is never confined."""
 
 
 @dataclass(frozen=True)
 class Tune(Message):
-    """Run in this way from the next step on."""
+    """How to run from the next step on."""
 
     kind = "tune"
     batch: int
     pace_permille: int
     interleaved: bool = False
     seat: SeatRange | None = None
-    """The part of the GPU to run in; None = the whole."""
+    """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
-    """The most GPU memory to hold; None = no limit."""
+    """Limit of GPU memory in MiB; None = no limit."""
 
 
 @dataclass(frozen=True)
 class Suspend(Message):
-    """Stand still at the end of this step and let go of what you can."""
+    """Pause at the end of this step and free what memory you can."""
 
     kind = "suspend"
 
 
 @dataclass(frozen=True)
 class Resume(Message):
-    """Go on."""
+    """Take steps again."""
 
     kind = "resume"
 
 
 @dataclass(frozen=True)
 class Checkpoint(Message):
-    """Save at the end of this step."""
+    """Save a checkpoint at the end of this step."""
 
     kind = "checkpoint"
 
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Save at the end of this step and exit."""
+    """Save a checkpoint at the end of this step and exit."""
 
     kind = "stop"
 
 
 @dataclass(frozen=True)
 class Go(Message):
-    """Enter the stage."""
+    """Permission to enter the stage."""
 
     kind = "go"
     stage: str
@@ -268,7 +268,7 @@ class Go(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """What you said makes no sense; this is the last word on this connection."""
+    """The tenant's message is invalid; the daemon closes the connection."""
 
     kind = "refused"
     reason: str
@@ -283,7 +283,7 @@ FROM_MACHINE: dict[str, type[Message]] = {
 
 
 def encode(message: Message) -> bytes:
-    """The message as a line. Fields that have nothing to say are left out."""
+    """Encodes a message as a line. Fields that are ``None`` or ``False`` are left out."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(message):  # type: ignore[arg-type]
         value = getattr(message, field.name)
@@ -295,7 +295,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes, kinds: dict[str, type[Message]]) -> Message:
-    """The message in a line; of these kinds only."""
+    """Decodes a line into a message of one of these kinds."""
     try:
         parsed = json.loads(line)
     except ValueError as error:

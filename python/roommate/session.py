@@ -1,8 +1,8 @@
-"""The one connection of a process to its machine.
+"""The connection of a process to the daemon of its machine.
 
-Everything happens between two steps, in the thread that trains: there is no second thread, and a step
-that is under way is never disturbed. A machine that goes away is looked for again; until it is back the
-job goes on as it was. Without a machine nothing here does anything.
+Everything happens between two steps, in the training thread: there is no second thread, and a
+running step is never disturbed. After a lost connection the session reconnects; until then the job
+runs on unchanged. Without a daemon nothing here has any effect.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ REPORT_EVERY_S = 0.5
 """Seconds between two reports."""
 
 RETRY_EVERY_S = 0.5
-"""Seconds between two attempts to find the machine again."""
+"""Seconds between two attempts to reconnect."""
 
 ANSWER_WITHIN_S = 5.0
-"""Seconds in which a machine has to answer a hello."""
+"""Seconds within which the daemon must answer a hello."""
 
 LEAVES = 75
-"""Exit status of a job that left because it was told to: "try again later" (sysexits)."""
+"""Exit status of a job that ended on the daemon's request: "try again later" (sysexits)."""
 
 Hook = Callable[[], None]
 
 
 class Stopped(SystemExit):
-    """Raised between two steps when the machine wants the process to leave. What it needs to go on has
-    been saved by the hooks; a ``finally`` still runs.
+    """Raised between two steps when the daemon stops the job. The hooks have saved a checkpoint; a
+    ``finally`` still runs.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,13 @@ class Loop(Protocol):
     """A loop that takes steps."""
 
     def retune(self, still: bool) -> bool:
-        """Runs as the machine asks for. Whether it does; if not, it is asked again after the next step."""
+        """Applies the daemon's request. Returns whether it is applied; if not, it is called again
+        after the next step.
+        """
 
 
 class Session:
-    """The connection, and what the machine has asked for."""
+    """The connection, and the daemon's requests."""
 
     def __init__(self, path: str | None, token: str) -> None:
         self._path = path
@@ -75,9 +77,9 @@ class Session:
         self.on_checkpoint: list[Hook] = []
         self.job: str | None = None
         self.start_done = 0.0
-        """Work that survived from earlier attempts, as the machine knows it."""
+        """Work kept from earlier attempts, in steps, as the daemon knows it."""
         self.batch = 0
-        """The batch size that the machine wants; 0 = the job's own."""
+        """The batch size that the daemon requests; 0 = the job's own."""
         self.pace_permille = 1000
         self.interleaved = False
         self.done = 0.0
@@ -86,16 +88,16 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a machine to talk to."""
+        """Whether the daemon is connected."""
         return self._socket is not None
 
     @property
     def managed(self) -> bool:
-        """Whether this process was started by a machine and still belongs to it."""
+        """Whether a daemon started this process and manages it."""
         return self._path is not None and os.getpid() == self._pid
 
     def open(self, batches: BatchRange | None) -> None:
-        """Says hello, if there is anybody to say it to."""
+        """Connects to the daemon and sends a hello, if the process is managed."""
         news = batches is not None and batches != self._batches
         if batches is not None:
             self._batches = batches
@@ -107,7 +109,9 @@ class Session:
             self._greet()
 
     def boundary(self) -> None:
-        """Between two steps: does what the machine asks for. Returns when the job may go on."""
+        """Handles the daemon's requests between two steps. Returns when the job may take the next
+        step.
+        """
         if self._path is None:
             return
         self._receive(0.0)
@@ -117,8 +121,8 @@ class Session:
             self._wait_suspended()
 
     def pause(self, seconds: float) -> None:
-        """Stands still for so long, or until the machine says something. At pace 0 that is until it
-        raises the pace.
+        """Pauses for ``seconds``, or until the daemon changes the pace. At pace 0 it pauses until
+        the daemon raises the pace.
         """
         end = time.monotonic() + seconds
         while self.managed:
@@ -134,7 +138,7 @@ class Session:
                 return
 
     def send(self, message: Message) -> None:
-        """Tells the machine, if it is there."""
+        """Sends a message, if the daemon is connected."""
         if self._socket is None:
             return
         try:
@@ -143,7 +147,7 @@ class Session:
             self._lose()
 
     def enter(self, stage: str) -> None:
-        """Waits for its turn in a stage, where jobs interleave."""
+        """Waits for permission to enter a stage, where jobs interleave their stages."""
         if not self.interleaved or self._socket is None:
             return
         self._granted = None
@@ -152,13 +156,13 @@ class Session:
             self._receive(1.0)
 
     def leave(self, stage: str) -> None:
-        """Lets the next one in."""
+        """Leaves a stage, so that the next job can enter it."""
         if self._granted == stage:
             self._granted = None
             self.send(protocol.Leave(stage))
 
     def checkpoint(self) -> None:
-        """Saves what the job needs to go on, and says so."""
+        """Saves a checkpoint through the hooks and reports it."""
         self.device.drain()
         for hook in self.on_checkpoint:
             hook()
@@ -169,7 +173,7 @@ class Session:
         assert self._path is not None
         self._retry_at = time.monotonic() + RETRY_EVERY_S
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A machine that does not listen must not hold up a step for ever.
+        # A daemon that does not read must not block a step for ever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
             connection.connect(self._path)
@@ -180,7 +184,7 @@ class Session:
         self._greet()
 
     def _greet(self) -> None:
-        """Says hello and waits for the welcome."""
+        """Sends a hello and waits for the welcome."""
         version, pid = protocol.VERSION, self._pid
         self.send(protocol.Hello(version, self._token, pid, self._batches))
         deadline = time.monotonic() + ANSWER_WITHIN_S
@@ -200,7 +204,7 @@ class Session:
         self._retry_at = time.monotonic() + RETRY_EVERY_S
 
     def _receive(self, wait_s: float) -> None:
-        """Takes in what the machine has said, waiting at most so long for it."""
+        """Handles received messages, waiting at most ``wait_s`` seconds for one."""
         if self._socket is None:
             if time.monotonic() >= self._retry_at and self.managed:
                 self._connect()
@@ -229,7 +233,7 @@ class Session:
             self._give_up("the machine said something endless")
 
     def _give_up(self, reason: str) -> None:
-        """Goes on alone for good."""
+        """Disconnects for good; the job runs on without the daemon."""
         print(f"roommate: {reason}; going on without it", file=sys.stderr)
         self._lose()
         self._path = None
@@ -243,7 +247,7 @@ class Session:
             self.job, self.start_done = message.job, message.done
             self._wants(message)
             self.device.plans_for(message.plan_sms or None)
-            # The machine has to know whether the part that it gave can be used.
+            # The daemon must learn whether its partition can be used.
             self._tune_wanted = message.seat is not None
             self._suspend_wanted = message.suspended
         elif isinstance(message, protocol.Tune):
@@ -292,7 +296,7 @@ class Session:
         release_memory()
         said_to: socket.socket | None = None
         while self._suspend_wanted and self._path is not None:
-            # A machine that came back has to be told again.
+            # A reconnected daemon must be informed again.
             if self._socket is not None and self._socket is not said_to:
                 said_to = self._socket
                 self.send(protocol.Suspended(self.done))
@@ -304,19 +308,19 @@ class Session:
 
 
 def release_memory() -> None:
-    """Gives what is not in use back to the operating system and to the device."""
+    """Returns unused memory to the operating system and to the device."""
     gc.collect()
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_available():
         cuda.empty_cache()
-    # Without the GNU library there is nothing to trim.
+    # malloc_trim exists only in the GNU C library.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def resident_mib() -> int | None:
-    """Memory that the process holds now, where the system says so."""
+    """Resident memory of the process in MiB; ``None`` where the system does not report it."""
     try:
         with open("/proc/self/statm") as statm:
             pages = int(statm.read().split()[1])
@@ -329,7 +333,7 @@ _current: Session | None = None
 
 
 def current() -> Session:
-    """The session of this process. A forked child has none of its own and is left alone."""
+    """The session of this process. A forked child is not managed."""
     global _current
     if _current is None:
         path = os.environ.get("ROOMMATE_SOCKET") or None
@@ -338,7 +342,7 @@ def current() -> Session:
 
 
 def forget() -> None:
-    """Ends the session, as if the process had just begun."""
+    """Closes the session; the next use creates a new one."""
     global _current
     if _current is not None:
         _current._lose()

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 
 class Source(Protocol):
-    """Hands out batches."""
+    """A source of batches."""
 
     resizable: bool
 
@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 def source_of(loader: object) -> Source:
-    """The source for what the user gave us."""
+    """The source for the user's loader."""
     if _is_torch_loader(loader):
         return _Torch(loader)
     if hasattr(loader, "__len__") and hasattr(loader, "__getitem__"):
@@ -102,7 +102,7 @@ class _LiveBatches:
         self._samples = samples
         self._drop_last = drop_last
         self.size = 1
-        # Workers fetch ahead, so sizes are kept in order until their batch arrives.
+        # Workers prefetch, so sizes are queued until their batch arrives.
         self.sizes: deque[int] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -133,7 +133,7 @@ _KEPT = (
 
 
 class _Torch:
-    """With worker processes a change arrives after the batches that were fetched ahead."""
+    """With worker processes a change of size takes effect after the prefetched batches."""
 
     resizable = True
 
@@ -161,7 +161,7 @@ def _is_torch_loader(loader: object) -> bool:
     kind = getattr(data, "DataLoader", None)
     if kind is None or not isinstance(loader, kind):
         return False
-    # A loader with a batch sampler of its user's, or over a stream, decides its sizes itself.
+    # A loader with the user's own batch sampler, or over a stream, determines its own batch sizes.
     return getattr(loader, "batch_size", None) is not None and hasattr(
         getattr(loader, "dataset", None), "__getitem__"
     )

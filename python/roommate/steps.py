@@ -1,4 +1,4 @@
-"""The training loop as a machine sees it: steps whose size, pace and place may change in between."""
+"""The training loop: steps between which batch size, pace and GPU partition may change."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .source import Source, source_of
 T = TypeVar("T")
 
 Rule = Callable[[float, float], float]
-"""A rule for the learning rate: how it grows with a batch ``times`` as large, at a noise scale given in
-batches of the job's own size."""
+"""A rule for the learning rate: its factor for a batch ``times`` as large, at a noise scale given
+in batches of the job's own size."""
 
 MOST_OWED_S = 0.1
-"""Most that one pause may be too long and be made good later."""
+"""Longest overrun of a pause, in seconds, that shortens later pauses."""
 
 RULES: dict[str, Rule] = {
     "none": lambda times, noise: 1.0,
     "linear": lambda times, noise: times,
     "sqrt": lambda times, noise: math.sqrt(times),
-    # AdaScale: as much as a step of the larger batch is worth in steps of the smaller one.
+    # AdaScale: the number of steps of the smaller batch that one step of the larger batch is worth.
     "adascale": lambda times, noise: (noise + 1.0) / (noise / times + 1.0),
 }
 
 
 class Steps(Generic[T]):
-    """An iterator over batches. Between two of them it does what the machine asks for."""
+    """An iterator over batches that handles the daemon's requests between two of them."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Steps(Generic[T]):
         self.batch_size = batch_size
         """Size of the present batch."""
         self.lr_scale = 1.0
-        """What the learning rate of the job's own batch size has to be multiplied with."""
+        """Factor on the learning rate of the job's own batch size."""
         self.noise = NoiseScale()
         self._given = batch_size
         self._at: float | None = None
@@ -91,14 +91,14 @@ class Steps(Generic[T]):
 
     @property
     def seat(self) -> protocol.SeatRange | None:
-        """The part of the GPU that the loop runs in; None = the whole."""
+        """The partition of the GPU in which the loop runs; None = the whole GPU."""
         return self._device.place
 
     @property
     def probe(self) -> Callable[[], object] | None:
-        """Runs a step whose result is thrown away, e.g. forward and backward on a spare batch. Where there
-        is one, a part of the GPU is tried with it before it is used: if it raises a ``RuntimeError`` there,
-        the loop stays where it was and the machine is told.
+        """A function that runs a step and discards its result, e.g. forward and backward on a spare
+        batch. If set, it tests a GPU partition before use: if it raises a ``RuntimeError`` there,
+        the loop stays in its previous partition and reports that to the daemon.
         """
         return self._device.probe
 
@@ -140,8 +140,8 @@ class Steps(Generic[T]):
         return batch  # type: ignore[no-any-return]
 
     def retune(self, still: bool) -> bool:
-        """For the session: runs as the machine asks for, and says whether it does."""
-        # What was measured until now must not be reported as if it had been so.
+        """Called by the session: applies the daemon's request and returns whether it is applied."""
+        # Steps measured so far must be reported with the settings they ran under.
         self._report()
         self._follow_size()
         return self._device.settle(self.batch_size, still, self._steps > 0)
@@ -152,7 +152,7 @@ class Steps(Generic[T]):
             self._resize(size)
 
     def report_gradients(self, points: Iterable[tuple[int, float]]) -> None:
-        """Squared lengths of mean gradients over different numbers of samples of one step; see
+        """Adds squared norms of mean gradients over different numbers of samples of one step; see
         ``roommate.noise``. Two micro-batches and the whole batch make three points.
         """
         self.noise.observe(points)
@@ -160,8 +160,8 @@ class Steps(Generic[T]):
             self._set_lr()
 
     def checkpoint(self) -> None:
-        """Saves now, through the hooks of ``roommate.on_checkpoint``, and lets the machine know: so much
-        work survives.
+        """Saves a checkpoint now, through the hooks of ``roommate.on_checkpoint``, and reports it
+        to the daemon.
         """
         self._session.checkpoint()
 
@@ -172,7 +172,7 @@ class Steps(Generic[T]):
         return Stage(self, name)
 
     def _end_step(self) -> None:
-        # A stage is over when the GPU has done it, and a pause begins when it has nothing to do.
+        # A stage ends when the GPU has finished it, and a pause begins when the GPU is idle.
         whole = self._whole or self._session.pace_permille < 1000
         usual = self._device.mark(whole) and self._usual
         now = time.perf_counter()
@@ -201,7 +201,7 @@ class Steps(Generic[T]):
             self._hold_back(busy_s)
 
     def _hold_back(self, busy_s: float) -> None:
-        """Pauses for as long as the pace asks for; a pause that was too long makes the next one shorter."""
+        """Pauses as long as the pace requires; a pause that was too long shortens the next one."""
         pace = self._session.pace_permille
         if pace != self._held_at:
             self._held_at, self._owed_s = pace, 0.0
@@ -214,7 +214,7 @@ class Steps(Generic[T]):
         self._reported = time.perf_counter()
         timed, busy_s, load_s, stages_s = self._timed, self._busy_s, self._load_s, self._stages_s
         self._timed, self._busy_s, self._load_s, self._stages_s = 0, 0.0, 0.0, [0.0, 0.0, 0.0, 0.0]
-        # Steps whose length says nothing count in what the next report calls done.
+        # Steps without a valid time are counted in ``done`` of the next report.
         if timed == 0 or not self._session.connected:
             return
         self._device.stepped(busy_s / timed)
@@ -246,7 +246,7 @@ class Steps(Generic[T]):
         noise = self.noise.value
         in_batches = noise / self._own if noise is not None else math.inf
         times = self.batch_size / self._own
-        # Without a measured noise scale a larger batch is taken for as good as it is large.
+        # Without a measured noise scale the goodput is assumed proportional to the batch size.
         known = self._rule(times, in_batches) if math.isfinite(in_batches) else math.nan
         scale = known if math.isfinite(known) else self._rule(times, 1e12)
         if self._optimizer is not None:
@@ -274,7 +274,7 @@ class Stage:
         trace: TracebackType | None,
     ) -> None:
         if self._name == "compute" and self._steps._device.on:
-            # The stage is over when the GPU has done it, and so is then every step.
+            # The stage ends when the GPU has finished it; from now on every step is synchronized.
             self._steps._whole = True
             self._steps._device.drain()
         self._steps._add_stage(self._name, time.perf_counter() - self._began)
@@ -292,13 +292,13 @@ def steps(
     done: float | None = None,
     interleave: bool = False,
 ) -> Steps[Any]:
-    """Iterates over batches of a loader, as ``roommate.source`` says, and lets the machine change their
+    """Iterates over batches of a loader (see ``roommate.source``) and lets the daemon change their
     size between ``min`` and ``max``.
 
-    ``lr`` says how the learning rate follows the batch size: ``none``, ``linear``, ``sqrt``,
-    ``adascale`` or a function; it is applied to a PyTorch ``optimizer`` if one is given and stands in
-    ``lr_scale`` otherwise. ``done`` is the work that a restored checkpoint holds. With ``interleave``
-    the loader counts as the stage ``load`` and the body of the loop as ``compute``.
+    ``lr`` is the rule by which the learning rate follows the batch size: ``none``, ``linear``,
+    ``sqrt``, ``adascale`` or a function; it is applied to a PyTorch ``optimizer`` if one is given
+    and is available in ``lr_scale`` otherwise. ``done`` is the work in a restored checkpoint. With
+    ``interleave`` the loader counts as the stage ``load`` and the body of the loop as ``compute``.
     """
     return Steps(
         source_of(loader),

@@ -1,4 +1,4 @@
-"""A machine for tests: answers a hello, says what the test wants, and notes what it hears."""
+"""A daemon for tests: answers a hello, sends the test's messages, and records received ones."""
 
 from __future__ import annotations
 

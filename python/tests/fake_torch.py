@@ -1,4 +1,4 @@
-"""What the SDK touches of PyTorch and the CUDA driver: streams that take time, memory that is counted."""
+"""Fakes of the parts of PyTorch and the CUDA driver that the SDK uses: streams, memory counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Library:
-    """A driver of 132 SMs that records how contexts are made."""
+    """A driver of 132 SMs that records the contexts created."""
 
     def __init__(self, refuse: str = "") -> None:
         self.refuse = refuse
@@ -30,7 +30,7 @@ class Library:
         if name == "cuDeviceGetDevResource":
             arguments[1][96:100] = list((132).to_bytes(4, "little"))
         elif name == "cuDevSmResourceSplitByCount":
-            # Groups of eight do not come out even: fifteen fit into 132, as on an H200.
+            # 132 SMs are no multiple of eight: fifteen groups fit, as on an H200.
             arguments[1]._obj.value = 15
             for n in range(15):
                 arguments[0][n * 144] = n
@@ -62,7 +62,7 @@ def wait_until(at: float) -> None:
 
 
 class Memory:
-    """A block of bytes somewhere."""
+    """A block of bytes on a device."""
 
     def __init__(self, torch: FakeTorch, content: bytes, device: str) -> None:
         self.torch, self.content, self.device = torch, bytearray(content), device
@@ -83,7 +83,7 @@ class Memory:
 
 
 class Tensor:
-    """A view of memory, of bytes only."""
+    """A view of memory as bytes."""
 
     layout = "strided"
     dtype = "uint8"
@@ -136,7 +136,7 @@ class Tensor:
 
 
 class Optimizer:
-    """Its step reads and writes its state, which has to be on the GPU then."""
+    """An optimizer whose step reads and writes its state, which must be on the GPU then."""
 
     def __init__(self, parameters: list[Tensor], torch: FakeTorch) -> None:
         self.param_groups: list[dict[str, Any]] = [{"lr": 0.1}]
@@ -168,7 +168,7 @@ class Optimizer:
 class Model:
     def __init__(self, torch: FakeTorch, sizes: tuple[int, ...] = (3 * MIB, 5 * MIB)) -> None:
         self.weights = [torch.on_gpu(bytes([n + 1]) * size) for n, size in enumerate(sizes)]
-        # Two that look into the memory of the first, as weights of recurrent layers do.
+        # Two views of the memory of the first, like weights of recurrent layers.
         first = self.weights[0].memory
         self.weights += [Tensor(first, 0, MIB), Tensor(first, MIB, MIB)]
         self.statistics = [torch.on_gpu(b"running")]
@@ -181,7 +181,7 @@ class Model:
 
 
 class FakeTorch(types.ModuleType):
-    """One GPU with 1000 MiB."""
+    """A GPU with 1000 MiB."""
 
     uint8 = "uint8"
     strided = "strided"
@@ -278,7 +278,7 @@ class FakeTorch(types.ModuleType):
         self.current.busy_until = max(now, self.current.busy_until) + seconds
 
     def needs(self, mib: int) -> None:
-        """A step that has so much more for a while."""
+        """A step that allocates this much memory temporarily."""
         self.on_gpu(bytes(mib * MIB))
 
 

@@ -1,4 +1,4 @@
-"""Without a machine a loop is a loop."""
+"""Without a daemon a loop runs unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_sequence_is_sliced_and_starts_again_each_epoch() -> None:
     assert it.done == 5.0  # five steps' worth of two samples, the short ones counted as half
 
 
-def test_a_function_is_called_with_the_size_until_it_has_nothing() -> None:
+def test_a_function_is_called_with_the_size_until_it_returns_none() -> None:
     left = [8, 8]
     it = roommate.steps(lambda size: left.pop() * size if left else None, batch_size=4)
     assert list(it) == [32, 32]
@@ -31,7 +31,7 @@ def test_an_iterable_of_batches_is_passed_through() -> None:
     assert list(roommate.steps(iter("ab"), batch_size=4, min=1, max=8)) == ["a", "b"]
 
 
-def test_what_is_no_loader_is_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="cannot take batches from int"):
         roommate.steps(3, batch_size=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="need 1 <= min <= batch_size <= max"):
@@ -42,7 +42,7 @@ def test_what_is_no_loader_is_named() -> None:
         roommate.steps([1], batch_size=4).stage("lunch")
 
 
-def test_nobody_is_asked_and_nothing_waits() -> None:
+def test_without_a_daemon_a_step_never_waits() -> None:
     assert not roommate.managed()
     assert roommate.start_done() == 0.0
     it = roommate.steps([1, 2], batch_size=1, interleave=True)
@@ -52,7 +52,7 @@ def test_nobody_is_asked_and_nothing_waits() -> None:
 
 
 class FakeLoader:
-    """Shaped like PyTorch's, which the tests do without."""
+    """A fake of PyTorch's DataLoader."""
 
     def __init__(
         self,

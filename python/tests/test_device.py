@@ -1,4 +1,4 @@
-"""Loops that use a GPU, with a PyTorch of our own making; bench/gpu has the rest."""
+"""Loops that use a GPU, with a fake PyTorch; bench/gpu has tests on real GPUs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def places(
     script: dict[int, Callable[[], None]],
     **given: Any,
 ) -> list[str]:
-    """Where each step ran; the script says what happens during which one."""
+    """The partition of each step; the script has the messages to send during a step."""
     it = roommate.steps(lambda size: size, batch_size=8, min=4, max=16, **given)
     seen = []
     for n, _ in enumerate(it):
@@ -44,14 +44,14 @@ def places(
             break
         torch.kernel(0.03)
         seen.append(torch.current.name)
-        # So that the machine's words are there at the boundary.
+        # So that the messages have arrived at the boundary.
         if n in script:
             script[n]()
             time.sleep(0.02)
     return seen
 
 
-def test_a_loop_goes_where_the_machine_asks_for_and_says_so(
+def test_a_loop_moves_to_the_requested_partition_and_reports_it(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT)
@@ -66,7 +66,7 @@ def test_a_loop_goes_where_the_machine_asks_for_and_says_so(
     assert [m.seat for m in machine.wait_for(Tuned, 3)] == [LEFT, RIGHT, WHOLE]
 
 
-def test_what_was_begun_is_over_before_the_loop_moves(
+def test_pending_work_is_finished_before_the_loop_moves(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     ends: list[float] = []
@@ -88,7 +88,7 @@ def test_what_was_begun_is_over_before_the_loop_moves(
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_gradients_do_not_move_unless_they_are_kept(
+def test_gradients_are_dropped_on_a_move_unless_kept(
     torch: FakeTorch, machine: Machine, library: Library, kept: bool
 ) -> None:
     model = Model(torch)
@@ -103,7 +103,7 @@ def test_gradients_do_not_move_unless_they_are_kept(
     assert (grad is not None and grad.bytes() == b"g") == kept
 
 
-def test_gradients_do_not_keep_memory_from_steps_of_another_size(
+def test_gradients_are_dropped_when_the_batch_size_changes(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     model = Model(torch)
@@ -118,7 +118,7 @@ def test_gradients_do_not_keep_memory_from_steps_of_another_size(
 
 
 @pytest.mark.parametrize("rooms", [0, 1])
-def test_what_stays_gets_memory_of_its_own_with_the_first_move(
+def test_persistent_tensors_are_packed_at_the_first_move(
     torch: FakeTorch, machine: Machine, library: Library, rooms: int
 ) -> None:
     model = Model(torch)
@@ -131,7 +131,7 @@ def test_what_stays_gets_memory_of_its_own_with_the_first_move(
         seen.append([(id(t.memory), t.bytes()) for t in tensors])
 
     def ask(seat: SeatRange | None) -> None:
-        # Where there is no room, some stay where they are.
+        # Without enough memory, some tensors stay where they are.
         torch.full = rooms
         machine.say(Tune(0, 1000, seat=seat))
         look()
@@ -145,7 +145,7 @@ def test_what_stays_gets_memory_of_its_own_with_the_first_move(
     assert model.weights[2].memory is model.weights[0].memory
 
 
-def test_a_process_that_has_no_context_yet_moves_when_it_has(
+def test_a_process_without_a_context_moves_once_it_has_one(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     torch.initialized = False
@@ -159,14 +159,14 @@ def test_a_process_that_has_no_context_yet_moves_when_it_has(
     assert machine.wait_for(Tuned) == [Tuned(8, 1000, LEFT)]
 
 
-def test_a_process_that_never_has_one_answers_without(torch: FakeTorch, machine: Machine) -> None:
+def test_a_process_that_never_uses_cuda_answers_too(torch: FakeTorch, machine: Machine) -> None:
     torch.initialized = False
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT)
     assert places(torch, machine, 3, {}) == ["whole"] * 3
     assert machine.wait_for(Tuned) == [Tuned(8, 1000)]
 
 
-def test_first_steps_of_each_size_are_taken_in_the_smallest_part_and_not_timed(
+def test_first_steps_of_a_size_use_the_smallest_part_untimed(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=RIGHT, plan_sms=24)
@@ -182,20 +182,20 @@ def test_first_steps_of_each_size_are_taken_in_the_smallest_part_and_not_timed(
     small, seat = "part-4711", "part-4712"
     assert seen == [small] * 2 + [seat] * 3 + [small] * 2 + [seat] * 6
     assert library.described == [[0, 1, 2], list(range(8, 16))]
-    # The answer waits for the steps in the smallest part; a size that had its steps needs no more.
+    # The answer comes after the steps in the smallest partition; a size needs them only once.
     assert [(m.batch, m.seat) for m in machine.wait_for(Tuned, 3)] == [(8, RIGHT), (16, RIGHT), (8, RIGHT)]
     end = time.monotonic() + 10
     while machine.wait_for(Stepped)[-1].done < 5 + 2 * 5 + 3:
         assert time.monotonic() < end, machine.heard
         time.sleep(0.01)
-    told = machine.wait_for(Stepped)
-    assert {m.batch for m in told} == {8, 16}
-    assert told[0].done >= 3.0  # those in the smallest part count as work, not as usual steps
-    # Nor are the first two after each move and change of size: the queue fills.
-    assert sum(m.steps for m in told) == 13 - 4 - 6
+    reports = machine.wait_for(Stepped)
+    assert {m.batch for m in reports} == {8, 16}
+    assert reports[0].done >= 3.0  # steps in the smallest partition count as work, but are not timed
+    # The first two steps after each move and change of size are not timed either: the queue fills.
+    assert sum(m.steps for m in reports) == 13 - 4 - 6
 
 
-def test_a_part_in_which_the_probe_fails_is_not_used(
+def test_a_partition_that_fails_the_probe_is_not_used(
     torch: FakeTorch, machine: Machine, library: Library, capsys: pytest.CaptureFixture[str]
 ) -> None:
     it = roommate.steps(lambda size: size, batch_size=8)
@@ -218,11 +218,11 @@ def test_a_part_in_which_the_probe_fails_is_not_used(
             break
     assert seen == ["whole"] * 2 + ["part-4711"] * 5
     assert [m.seat for m in machine.wait_for(Tuned, 3)] == [LEFT, LEFT, LEFT]
-    assert tried == ["part-4711", "part-4712"]  # what was good once needs no second trial
+    assert tried == ["part-4711", "part-4712"]  # a partition is probed only once
     assert "probe failed in 68 SMs from 64 on" in capsys.readouterr().err
 
 
-def test_a_gpu_that_cannot_be_divided_is_said_once(
+def test_a_gpu_that_cannot_be_partitioned_is_reported_once(
     torch: FakeTorch, machine: Machine, library: Library, capsys: pytest.CaptureFixture[str]
 ) -> None:
     library.refuse = "cuDeviceGetDevResource"
@@ -232,17 +232,17 @@ def test_a_gpu_that_cannot_be_divided_is_said_once(
     assert capsys.readouterr().err.count("cannot be divided") == 1
 
 
-def test_a_machine_that_is_left_gives_the_whole_gpu_back(
+def test_without_the_daemon_the_loop_uses_the_whole_gpu(
     torch: FakeTorch, machine: Machine, library: Library
 ) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT, plan_sms=24)
     assert places(torch, machine, 5, {3: lambda: machine.say_raw(b"what?\n")})[-1] == "whole"
 
 
-def test_what_fills_the_queue_is_not_taken_for_a_short_step(torch: FakeTorch, machine: Machine) -> None:
+def test_steps_that_fill_the_queue_are_not_timed(torch: FakeTorch, machine: Machine) -> None:
     for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
         torch.kernel(0.03)
-        # The CPU is busy with it for half as long as the GPU.
+        # The CPU needs half of the GPU's time for a step.
         time.sleep(0.015)
         if n == 8:
             break
@@ -250,7 +250,7 @@ def test_what_fills_the_queue_is_not_taken_for_a_short_step(torch: FakeTorch, ma
 
 
 @pytest.mark.parametrize(("pace", "low", "high"), [(1000, 0.027, 0.04), (500, 0.029, 0.04)])
-def test_a_step_is_as_long_as_the_gpu_takes(
+def test_step_time_is_the_gpus_time(
     torch: FakeTorch, machine: Machine, pace: int, low: float, high: float
 ) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, pace)
@@ -268,7 +268,7 @@ def test_a_step_is_as_long_as_the_gpu_takes(
     raise AssertionError(f"longest steps {longest}")
 
 
-def test_the_cpu_is_one_step_ahead_and_no_more(torch: FakeTorch, machine: Machine) -> None:
+def test_the_cpu_runs_at_most_one_step_ahead(torch: FakeTorch, machine: Machine) -> None:
     queued = []
     for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8)):
         queued.append(torch.current.busy_until - time.perf_counter())
@@ -279,7 +279,7 @@ def test_the_cpu_is_one_step_ahead_and_no_more(torch: FakeTorch, machine: Machin
     assert min(queued[3:]) > 0.0
 
 
-def test_short_steps_are_waited_for_several_at_a_time(
+def test_short_steps_are_synchronized_in_groups(
     torch: FakeTorch, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "REPORT_EVERY_S", 0.1)
@@ -289,15 +289,15 @@ def test_short_steps_are_waited_for_several_at_a_time(
         queued.append(torch.current.busy_until - time.perf_counter())
         if n == 240:
             break
-    # Twenty steps make 0.1 s: this group and the one before are in the queue at most.
+    # Twenty steps take 0.1 s: at most this group and the previous one are queued.
     assert max(queued) < 0.22
     assert max(queued[120:]) > 0.08
-    # Neither what fills the queue nor where in a group a report comes makes steps seem short.
-    told = [m.step_s for m in machine.wait_for(Stepped, 4)]
-    assert min(told) == pytest.approx(0.005, rel=0.1)
+    # Neither filling the queue nor the position of a report in a group makes steps seem short.
+    times = [m.step_s for m in machine.wait_for(Stepped, 4)]
+    assert min(times) == pytest.approx(0.005, rel=0.1)
 
 
-def test_in_another_part_steps_are_waited_for_one_by_one_until_their_length_is_known(
+def test_after_a_move_each_step_is_synchronized_until_timed(
     torch: FakeTorch, machine: Machine, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "REPORT_EVERY_S", 0.1)
@@ -315,7 +315,7 @@ def test_in_another_part_steps_are_waited_for_one_by_one_until_their_length_is_k
     assert max(queued) < 0.25
 
 
-def test_a_checkpoint_and_a_suspension_find_a_gpu_at_rest(torch: FakeTorch, machine: Machine) -> None:
+def test_the_gpu_is_idle_at_a_checkpoint_and_a_suspension(torch: FakeTorch, machine: Machine) -> None:
     rests = []
     roommate.on_checkpoint(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
     roommate.on_suspend(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
@@ -339,7 +339,7 @@ def test_held_memory_is_reported(torch: FakeTorch, machine: Machine) -> None:
     assert machine.wait_for(Stepped)[-1].gpu_mib == 77
 
 
-def test_a_model_leaves_while_its_job_stands_still(torch: FakeTorch, machine: Machine) -> None:
+def test_a_model_is_offloaded_while_its_job_is_suspended(torch: FakeTorch, machine: Machine) -> None:
     model = Model(torch)
     optimizer = Optimizer(model.parameters(), torch)
     model.weights[0].grad = torch.on_gpu(bytes(3 * MIB))
@@ -374,7 +374,7 @@ def test_a_model_leaves_while_its_job_stands_still(torch: FakeTorch, machine: Ma
     assert last.seconds > 0.0 and last.held_before_mib == 0
 
 
-def test_gradients_that_are_added_up_are_kept(torch: FakeTorch) -> None:
+def test_accumulated_gradients_are_kept(torch: FakeTorch) -> None:
     model = Model(torch)
     model.weights[1].grad = torch.on_gpu(b"g" * 100)
     owner = host.Owner(model, None, True)
@@ -393,7 +393,7 @@ def test_swap_does_nothing_without_a_gpu(torch: FakeTorch, machine: Machine) -> 
     assert all(t.is_cuda for t in model.weights)
 
 
-def test_little_memory_sends_the_optimizers_state_to_the_host_and_back(
+def test_a_low_limit_offloads_the_optimizer_state(
     torch: FakeTorch, machine: Machine
 ) -> None:
     model = Model(torch, (20 * MIB, 20 * MIB))
@@ -418,15 +418,16 @@ def test_little_memory_sends_the_optimizers_state_to_the_host_and_back(
     assert states == [80] * 5 + [40] * 4 + [80] * 6
     assert set(optimizer.state_was_on) == {"cuda"}
     assert fractions[4] == 1.0 and fractions[14] == 1.0
-    # 140 in all less 40 of state, and three tenths; 100 are not enough, and a step that fails helps nobody.
+    # 140 in all minus 40 of state, times 1.3; 100 are not enough, and the limit must not fail a
+    # step.
     assert fractions[8] == pytest.approx(0.130, abs=0.001)
     assert fractions[12] == pytest.approx(0.2)
-    # Every step wrote the state once, wherever it lived.
+    # Every step wrote the state once, on the host or on the GPU.
     assert optimizer.state[0]["momentum"].bytes()[0] == ord("m") + 15
     assert optimizer.before == [] and optimizer.after == []
 
 
-def test_a_limit_waits_until_a_step_is_known(torch: FakeTorch, machine: Machine) -> None:
+def test_a_limit_is_deferred_until_a_step_is_measured(torch: FakeTorch, machine: Machine) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, gpu_mib=50)
     fractions = []
     for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=8, min=4, max=16)):
@@ -443,7 +444,7 @@ def test_a_limit_waits_until_a_step_is_known(torch: FakeTorch, machine: Machine)
     assert fractions[-1] == pytest.approx(0.05)
 
 
-def test_nobody_is_disturbed_without_a_machine(
+def test_without_a_daemon_the_gpu_is_left_alone(
     torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, library: Library
 ) -> None:
     monkeypatch.delenv("ROOMMATE_SOCKET", raising=False)
@@ -459,7 +460,7 @@ def test_nobody_is_disturbed_without_a_machine(
     session.forget()
 
 
-def test_the_gpu_costs_a_step_little(
+def test_the_overhead_per_gpu_step_is_small(
     torch: FakeTorch, machine: Machine, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "REPORT_EVERY_S", 0.5)

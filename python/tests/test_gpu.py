@@ -1,4 +1,4 @@
-"""Parts of a GPU, as far as they can be tried without one; bench/gpu/repartition.py has the rest."""
+"""SM partitions with a fake driver; bench/gpu/repartition.py tests them on a real GPU."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def driver(monkeypatch: pytest.MonkeyPatch, library: Any) -> gpu._Driver:
     return gpu._Driver(0)
 
 
-def test_a_part_is_the_groups_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_has_the_requested_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
     found = driver(monkeypatch, library)
     assert (found.sms, found.groups, found.rest) == (132, 15, 12)
     assert found.stream(2, 3, False) == 4711
     assert found.stream(13, 2, True) == 4712
-    # What is in no group goes with the last ones.
+    # SMs that are in no group belong to the last partition.
     assert library.described == [[2, 3, 4], [13, 14, 15]]
 
 
-def test_a_driver_that_refuses_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(gpu.Unavailable, match="cuDeviceGet: out of luck"):
         driver(monkeypatch, Library(refuse="cuDeviceGet"))
 
 
-def test_without_a_driver_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 

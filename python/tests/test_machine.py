@@ -1,4 +1,4 @@
-"""With a machine that asks for things."""
+"""Loops with a daemon that sends requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Optimizer:
         self.param_groups = [{"lr": 0.1}, {"lr": 0.01}]
 
 
-def test_hello_says_who_is_here_and_what_it_can(machine: Machine) -> None:
+def test_hello_has_the_token_and_the_batch_range(machine: Machine) -> None:
     machine.welcome = Welcome(1, "test", 41.0, 0, 1000)
     assert roommate.start_done() == 41.0
     roommate.steps([1], batch_size=64, min=16, max=512)
@@ -50,7 +50,7 @@ def test_hello_says_who_is_here_and_what_it_can(machine: Machine) -> None:
     assert second.batch == protocol.BatchRange(64, 16, 512)
 
 
-def test_a_batch_change_is_obeyed_at_the_next_step(machine: Machine) -> None:
+def test_a_batch_change_applies_at_the_next_step(machine: Machine) -> None:
     optimizer = Optimizer()
     it = roommate.steps(endless, batch_size=64, min=16, max=512, optimizer=optimizer)
     sizes = []
@@ -68,7 +68,7 @@ def test_a_batch_change_is_obeyed_at_the_next_step(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("asked", "got"), [(4, 16), (4096, 512), (0, 64)])
-def test_a_size_out_of_range_is_brought_into_it(machine: Machine, asked: int, got: int) -> None:
+def test_a_size_out_of_range_is_clamped(machine: Machine, asked: int, got: int) -> None:
     machine.welcome = Welcome(1, "test", 0.0, asked, 1000)
     it = roommate.steps(endless, batch_size=64, min=16, max=512)
     assert len(next(iter(it))) == got
@@ -88,7 +88,7 @@ def test_adascale_follows_the_measured_noise(machine: Machine) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 256, 1000)
     it = roommate.steps(endless, batch_size=64, min=16, max=512, lr="adascale")
     next(iter(it))
-    # |G|^2 = 1 and S = 64, so one batch of its own size is as noisy as it is useful.
+    # |G|^2 = 1 and S = 64, so at the job's own batch size noise and signal are equal.
     it.report_gradients([(64, 2.0), (256, 1.25)])
     assert it.noise.value == pytest.approx(64.0)
     assert it.lr_scale == pytest.approx(2.0 / 1.25)
@@ -115,7 +115,7 @@ def test_steps_are_reported_with_time_noise_and_stages(machine: Machine) -> None
     assert said.mem_mib is not None and said.mem_mib > 1
 
 
-def test_suspended_means_standing_still_with_memory_let_go(machine: Machine) -> None:
+def test_a_suspended_job_pauses_and_frees_memory(machine: Machine) -> None:
     held = bytearray(200 << 20)
     before = session.resident_mib()
     assert before is not None
@@ -154,7 +154,7 @@ def test_suspended_means_standing_still_with_memory_let_go(machine: Machine) -> 
     assert len(held) == 200 << 20
 
 
-def test_stop_saves_and_leaves_with_its_own_status(machine: Machine) -> None:
+def test_stop_saves_a_checkpoint_and_exits_with_status_75(machine: Machine) -> None:
     saved = []
     roommate.on_checkpoint(lambda: saved.append(True))
     it = roommate.steps(endless, batch_size=1)
@@ -179,7 +179,7 @@ def test_a_checkpoint_on_request_does_not_end_the_loop(machine: Machine) -> None
     assert saved == [True]
 
 
-def test_pace_holds_the_loop_back(machine: Machine) -> None:
+def test_pace_throttles_the_loop(machine: Machine) -> None:
     def rate(pace: int) -> float:
         machine.say(Tune(0, pace))
         began, count = time.perf_counter(), 0
@@ -191,7 +191,7 @@ def test_pace_holds_the_loop_back(machine: Machine) -> None:
         return count / (time.perf_counter() - began)
 
     it = roommate.steps(lambda size: size, batch_size=1)
-    # Others may keep the machine busy during one of the two, hardly three times.
+    # Other processes may disturb one of the two measurements, hardly three in a row.
     ratios = []
     while len(ratios) < 3 and not (ratios and 0.4 < ratios[-1] < 0.6):
         full, half = rate(1000), rate(500)
@@ -217,7 +217,7 @@ def test_pace_zero_waits_until_it_is_raised(machine: Machine) -> None:
             break
 
 
-def test_stages_are_entered_when_it_is_their_turn(machine: Machine) -> None:
+def test_stages_are_entered_with_permission(machine: Machine) -> None:
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, interleaved=True)
     machine.react = lambda m: [Go(m.stage)] if isinstance(m, Enter) else []
     for n, _ in enumerate(roommate.steps(lambda size: size, batch_size=1, interleave=True)):
@@ -234,7 +234,7 @@ def test_stages_are_entered_when_it_is_their_turn(machine: Machine) -> None:
     ]
 
 
-def test_a_machine_that_comes_back_is_greeted_again(machine: Machine) -> None:
+def test_the_loop_reconnects_to_a_restarted_daemon(machine: Machine) -> None:
     for n, _ in enumerate(roommate.steps(endless, batch_size=1)):
         if n == 2:
             machine.hang_up()
@@ -244,7 +244,7 @@ def test_a_machine_that_comes_back_is_greeted_again(machine: Machine) -> None:
     machine.wait_for(Hello, 2)
 
 
-def test_a_suspended_job_waits_for_a_machine_that_went_away(machine: Machine) -> None:
+def test_a_suspended_job_waits_for_a_lost_daemon(machine: Machine) -> None:
     def react(message: Message) -> list[Message]:
         if isinstance(message, Suspended):
             if len(machine.all(Suspended)) == 1:
@@ -271,7 +271,7 @@ def test_a_suspended_job_waits_for_a_machine_that_went_away(machine: Machine) ->
         (protocol.encode(Refused("you are not mine")), "refused: you are not mine"),
     ],
 )
-def test_a_machine_that_speaks_nonsense_is_left_alone(
+def test_an_invalid_message_ends_the_connection(
     machine: Machine, capsys: pytest.CaptureFixture[str], line: bytes, said: str
 ) -> None:
     it = roommate.steps(endless, batch_size=4, min=1, max=8)
@@ -287,7 +287,7 @@ def test_a_machine_that_speaks_nonsense_is_left_alone(
     assert it.batch_size == 4
 
 
-def test_a_forked_child_leaves_the_connection_alone(machine: Machine) -> None:
+def test_a_forked_child_does_not_use_the_connection(machine: Machine) -> None:
     it = roommate.steps(endless, batch_size=1)
     next(iter(it))
     child = os.fork()
@@ -296,7 +296,7 @@ def test_a_forked_child_leaves_the_connection_alone(machine: Machine) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_step_costs_less_than_a_hundredth_of_ten_milliseconds(
+def test_the_overhead_per_step_is_below_100_us(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "REPORT_EVERY_S", 0.5)
@@ -308,5 +308,5 @@ def test_a_step_costs_less_than_a_hundredth_of_ten_milliseconds(
             next(it)
         return (time.perf_counter() - began) / count * 1e6
 
-    # The best of a few: a busy machine may take any one of them away.
+    # The best of several: other processes may disturb any of them.
     assert min(microseconds(2000) for _ in range(5)) < 100.0

@@ -1,4 +1,4 @@
-"""What a job that moves gives back, and asks for again."""
+"""Memory that a moving job frees and allocates again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roommate.pool import Pool
 
 @pytest.fixture
 def asked(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """MiB of the blocks that were asked for."""
+    """Sizes in MiB of the allocated blocks."""
     found: list[int] = []
     empty = torch.empty
 
@@ -27,23 +27,23 @@ def move(pool: Pool) -> None:
     pool.arrive()
 
 
-def test_what_a_part_needed_is_asked_for_at_once_in_the_next(torch: FakeTorch, asked: list[int]) -> None:
+def test_after_a_move_the_memory_is_allocated_as_one_block(torch: FakeTorch, asked: list[int]) -> None:
     model, pool = torch.on_gpu(bytes(50 * MIB)), Pool(torch)
     move(pool)
-    assert asked == [], "there was nothing but the model"
+    assert asked == [], "there was no memory beside the model"
     for n in range(3):
         torch.needs(200)
         move(pool)
         assert asked == [200] * (n + 1)
-        assert torch.reserved == 250 * MIB, "no more than before"
+        assert torch.reserved == 250 * MIB, "not more than before"
     del model
 
 
-def test_a_block_that_something_lies_in_is_the_last_one(torch: FakeTorch, asked: list[int]) -> None:
+def test_a_block_that_cannot_be_freed_is_the_last_one(torch: FakeTorch, asked: list[int]) -> None:
     pool = Pool(torch)
     torch.needs(200)
     move(pool)
-    # A batch that is still looked at: none of the block can be given back.
+    # A batch that is still referenced: the block cannot be freed.
     torch.cuda.empty_cache = lambda: None
     batch = torch.on_gpu(bytes(MIB))
     move(pool)
@@ -53,7 +53,7 @@ def test_a_block_that_something_lies_in_is_the_last_one(torch: FakeTorch, asked:
     assert asked == [200]
 
 
-def test_memory_that_somebody_else_has_by_now_is_not_insisted_on(torch: FakeTorch) -> None:
+def test_a_failed_block_allocation_is_not_an_error(torch: FakeTorch) -> None:
     pool = Pool(torch)
     torch.needs(200)
     torch.full = 1
@@ -61,7 +61,7 @@ def test_memory_that_somebody_else_has_by_now_is_not_insisted_on(torch: FakeTorc
     assert torch.reserved == 0
 
 
-def test_steps_of_another_size_begin_without_a_block(torch: FakeTorch, asked: list[int]) -> None:
+def test_another_batch_size_starts_without_a_block(torch: FakeTorch, asked: list[int]) -> None:
     pool = Pool(torch)
     torch.needs(200)
     move(pool)

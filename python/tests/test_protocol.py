@@ -34,11 +34,11 @@ def test_every_message_is_in_the_golden_file() -> None:
         (b'{"tune":{"batch":true,"pace_permille":1}}\n', "'batch' cannot be True"),
     ],
 )
-def test_nonsense_is_named(line: bytes, why: str) -> None:
+def test_invalid_messages_are_named(line: bytes, why: str) -> None:
     with pytest.raises(ProtocolError, match=why):
         protocol.decode(line, FROM_MACHINE)
 
 
-def test_a_tenant_does_not_take_its_own_words_for_the_machines() -> None:
+def test_a_tenant_rejects_messages_of_tenants() -> None:
     with pytest.raises(ProtocolError, match="unknown message 'hello'"):
         protocol.decode(GOLDEN[0], FROM_MACHINE)

@@ -1,16 +1,16 @@
-//! The few calls of the CUDA driver that the self-test needs.
+//! The calls of the CUDA driver API that the self-test needs.
 
 use libloading::Library;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::{fmt, ptr};
 
-/// A result of the driver's; 0 is success.
+/// A result code of the driver; 0 is success.
 type Code = c_int;
 type DeviceId = c_int;
 type Address = u64;
 type Handle = *mut c_void;
 
-/// A call that the driver refused.
+/// A driver call that returned an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failed {
     code: Code,
@@ -26,21 +26,21 @@ impl fmt::Display for Failed {
     }
 }
 
-/// Declares the functions of the driver: the field, the name in the library, the arguments.
+/// Declares the driver functions: the field, the name in the library, the arguments.
 macro_rules! driver {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
-        /// The driver's library and what was found in it.
+        /// The loaded driver library and its functions.
         pub(crate) struct Driver {
             $($field: unsafe extern "C" fn($($argument),*) -> Code,)*
-            /// The functions above are in it.
+            /// Keeps the functions above valid.
             library: Library,
         }
 
         impl Driver {
             /// Loads the library.
             pub(crate) fn load(library: &OsStr) -> Result<Self, String> {
-                // SAFETY: the library is the driver's (or what a test put in its place), whose
-                // initialisers any CUDA program runs.
+                // SAFETY: the library is the CUDA driver (or a test's substitute for it), whose
+                // initialisers every CUDA program runs.
                 let loaded = unsafe { Library::new(library) };
                 let library = loaded.map_err(|e| format!(
                     "could not load the CUDA driver's library: {e}; install NVIDIA's driver, or leave \
@@ -84,7 +84,7 @@ driver! {
 }
 
 const MULTIPROCESSOR_COUNT: c_int = 16;
-/// The kind of a resource that is made of multiprocessors, and the bytes of its description.
+/// The resource type of multiprocessors, and the size of a resource description in bytes.
 const SM_RESOURCE: c_int = 1;
 const RESOURCE_BYTES: usize = 144;
 
@@ -105,7 +105,7 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: the driver stores a pointer to a text of its own, or null for a code it does not know.
+        // SAFETY: the driver stores a pointer to a static text, or null for an unknown code.
         let found = unsafe { (self.cu_error_name)(code, &raw mut name) };
         let named = found == 0 && !name.is_null();
         // SAFETY: checked just above; the text ends with a zero and lives as long as the library.
@@ -135,8 +135,8 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Into how many groups of at least so many multiprocessors the device can be divided for streams of
-    /// their own; `None` where the driver is older than that.
+    /// The number of groups of at least `each` multiprocessors into which the device can be split
+    /// for separate streams; `None` where the driver lacks the functions.
     pub(crate) fn groups(&self, device: DeviceId, sms: u32, each: u32) -> Option<u32> {
         // SAFETY: the types are those of the driver API's declaration of these symbols.
         let get = *unsafe { self.library.get::<GetResource>(b"cuDeviceGetDevResource") }.ok()?;
@@ -147,7 +147,7 @@ impl Driver {
         self.check(unsafe { get(device, &raw mut whole, SM_RESOURCE) }).ok()?;
         let mut count = sms / each;
         let mut groups = vec![[0; RESOURCE_BYTES / 8]; count as usize];
-        // SAFETY: there is room for as many descriptions as `count` says, and for that of the rest.
+        // SAFETY: there is room for `count` descriptions and for that of the remainder.
         let code = unsafe {
             split(groups.as_mut_ptr(), &raw mut count, &raw const whole, &raw mut rest, 0, each)
         };
@@ -155,7 +155,7 @@ impl Driver {
         Some(count)
     }
 
-    /// The device's own context, made current for this thread.
+    /// The device's primary context, made current for this thread.
     pub(crate) fn context(&self, device: DeviceId) -> Result<Context<'_>, Failed> {
         let mut handle = ptr::null_mut();
         // SAFETY: the driver writes one handle.
@@ -167,13 +167,13 @@ impl Driver {
     }
 }
 
-/// A context on a device, current for the thread that made it.
+/// A context on a device, current for the thread that created it.
 pub(crate) struct Context<'a> {
     driver: &'a Driver,
     device: DeviceId,
 }
 
-/// Memory of a device, given back when dropped.
+/// Device memory, freed when dropped.
 pub(crate) struct Memory<'a> {
     driver: &'a Driver,
     address: Address,

@@ -1,12 +1,12 @@
-//! What a process can really do on a GPU, found out by doing it: how many multiprocessors it sees and
-//! runs on, whether an allocation above a limit is refused, whether a kernel gives the right answer.
+//! Tests what a process can do on a GPU: how many multiprocessors it sees and runs on, whether an
+//! allocation above a limit is refused, whether a kernel gives the right result.
 //!
-//! This is a crate of its own because calling the CUDA driver takes unsafe code, which every other crate
-//! of the house forbids: here is all of it, small enough to be read in one go. The driver's library is
-//! loaded when it is asked for, so the program starts on machines without one.
+//! It is a crate of its own because calling the CUDA driver takes unsafe code, which every other
+//! crate of the workspace forbids; all of it is here, small enough to review at once. The driver
+//! library is loaded on demand, so the program starts on machines without one.
 //!
-//! A process that has touched a GPU keeps a context there, and a limit of MPS is set when a process
-//! starts. So this is for a child process that looks, reports and ends, never for a daemon.
+//! A process that has used a GPU keeps a context on it, and an MPS limit is fixed when a process
+//! starts. So the test runs in a short-lived child process, never in a daemon.
 
 mod driver;
 
@@ -15,59 +15,62 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 
-/// What a process found on a GPU. What could not be looked at is absent, and `error` says why.
+/// Results of the self-test of one GPU. A value that was not tested is absent, and `error` has the
+/// reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Multiprocessors that the driver says this process may use.
+    /// Multiprocessors that the driver reports for this process.
     pub sms: Option<u32>,
     /// Groups of [`GRAIN`] multiprocessors to which a running process can be confined.
     pub groups: Option<u32>,
-    /// Memory that the driver says there is.
+    /// Total GPU memory that the driver reports, in MiB.
     pub total_mib: Option<u64>,
-    /// Memory that the driver says is free.
+    /// Free GPU memory that the driver reports, in MiB.
     pub free_mib: Option<u64>,
-    /// An allocation that is meant to be above a limit.
+    /// An allocation meant to exceed a memory limit.
     pub over: Option<Tried>,
-    /// A small allocation.
+    /// A small allocation, which must succeed.
     pub small: Option<Tried>,
-    /// A kernel.
+    /// Result of the test kernel.
     pub kernel: Option<Kernel>,
-    /// The first thing that went wrong and ended the test.
+    /// The first error, which ended the test.
     pub error: Option<String>,
 }
 
-/// An allocation that was tried.
+/// Result of one test allocation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tried {
-    /// How much was asked for.
+    /// Requested size in MiB.
     pub mib: u64,
-    /// Reason it was refused; `None` = it was not.
+    /// Reason of the refusal; `None` = the allocation succeeded.
     pub refused: Option<String>,
 }
 
-/// A kernel that ran.
+/// Result of the test kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kernel {
-    /// Whether its results were right.
+    /// Whether its results were correct.
     pub right: bool,
-    /// Different multiprocessors that its blocks ran on.
+    /// Number of different multiprocessors that its blocks ran on.
     pub on_sms: u32,
 }
 
-/// Names another library than the driver's own, for tests.
+/// Environment variable that names a substitute for the driver library, for tests.
 pub const LIBRARY_VARIABLE: &str = "ROOMMATE_CUDA_LIBRARY";
 const LIBRARY: &str = "libcuda.so.1";
 
-/// The hardware gives multiprocessors to streams in groups of so many.
+/// Number of multiprocessors in the hardware's smallest group for a stream.
 pub const GRAIN: u32 = 8;
 
 const SMALL_MIB: u64 = 16;
-/// More than any GPU has multiprocessors, several times over, so that blocks reach all of them.
+/// Number of blocks: several times the multiprocessors of any GPU, so that blocks reach all of
+/// them.
 const BLOCKS: u32 = 4096;
-/// Each block stays for a while: one that ended at once would leave its place to the next.
+/// Cycles that each block runs: a block that ended at once would free its multiprocessor for the
+/// next one.
 const CYCLES: u64 = 100_000;
 
-/// Every block writes which multiprocessor it is on and a figure that only it would write.
+/// Every block writes the multiprocessor it is on and a value that only it would write.
 const KERNEL: &std::ffi::CStr = c"
 .version 6.4
 .target sm_50
@@ -99,8 +102,8 @@ LOOP:
 }
 ";
 
-/// Looks at a GPU of this process, by its number among those that are visible, and tries to allocate
-/// `over_mib` (0 = does not try).
+/// Tests a GPU, by its number among the visible ones, and tries to allocate `over_mib` MiB (0 = no
+/// test of the limit).
 pub fn self_test(device: u32, over_mib: u64) -> Report {
     let library = std::env::var_os(LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
     let mut report = Report::default();

@@ -2,14 +2,14 @@ use super::*;
 use std::path::Path;
 use std::process::Command;
 
-/// A library in the place of the driver's, with one invented GPU.
+/// A substitute for the driver library with one fake GPU.
 fn fake() -> (tempfile::TempDir, OsString) {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libcuda.so.1");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-gpu/cuda.c");
     let mut cc = Command::new("cc");
     cc.args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"]).arg(&library).arg(source);
-    assert!(cc.status().unwrap().success(), "cc is what Rust links with");
+    assert!(cc.status().unwrap().success(), "cc must be installed: Rust links with it");
     (folder, library.into_os_string())
 }
 
@@ -20,7 +20,7 @@ fn report(library: &std::ffi::OsStr, device: u32, over_mib: u64) -> Report {
 }
 
 #[test]
-fn a_gpu_is_looked_at_from_all_sides() {
+fn the_report_has_all_properties_of_a_gpu() {
     let (_folder, library) = fake();
     let tried =
         |mib, refused: Option<&str>| Some(Tried { mib, refused: refused.map(String::from) });
@@ -40,7 +40,7 @@ fn a_gpu_is_looked_at_from_all_sides() {
 }
 
 #[test]
-fn what_does_not_work_is_said() {
+fn failures_are_reported() {
     let (_folder, library) = fake();
     let error = |library: &std::ffi::OsStr, device| report(library, device, 0).error.unwrap();
     assert_eq!(error(&library, 1), "could not find the GPU: CUDA_ERROR_INVALID_DEVICE");

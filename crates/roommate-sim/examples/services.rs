@@ -1,6 +1,6 @@
-//! How fast services are simulated: `services GPUS TASKS GAP_S [RPS] [exact]` puts one service on every GPU
-//! and lets training tasks arrive, on average one every `GAP_S` seconds; each takes most of a GPU beside a
-//! service. Prints how long that took and what was measured.
+//! Benchmark of simulating services: `services GPUS TASKS GAP_S [RPS] [exact]` places one service
+//! on every GPU and submits training jobs, on average one every `GAP_S` seconds; each takes most of
+//! a GPU beside a service. Prints the wall time and the measured latencies.
 #![allow(
     clippy::print_stdout,
     clippy::disallowed_types,
@@ -30,7 +30,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Services as in the published set-up, with their objectives in ms.
+/// Services of the published set-up, with their SLOs in ms.
 const SERVICES: [(&str, f64); 6] = [
     ("resnet50", 150.0),
     ("inception_v3", 120.0),
@@ -40,7 +40,7 @@ const SERVICES: [(&str, f64); 6] = [
     ("yolos-tiny", 2_200.0),
 ];
 
-/// Training tasks with their shares, and how many GPU-hours they take at least and at most.
+/// Training jobs: name, probability, least and most GPU-hours.
 const TASKS: [(&str, f64, f64, f64); 9] = [
     ("vgg16-cifar", 0.14, 0.2, 1.0),
     ("squeezenet-cifar", 0.14, 0.2, 1.0),
@@ -53,11 +53,11 @@ const TASKS: [(&str, f64, f64, f64); 9] = [
     ("resnet18-imagenet", 0.02, 100.0, 120.0),
 ];
 
-/// The share of a service, and of a task beside it.
+/// The share of a service, and of a training job beside it.
 const SERVICE: Knobs = Knobs { sm_permille: 300, ..Knobs::WHOLE };
 const TASK: Knobs = Knobs { sm_permille: 700, ..Knobs::WHOLE };
 
-/// Every service on a GPU of its own, training beside them as it comes.
+/// Places every service on a GPU of its own, and training jobs beside services on arrival.
 #[derive(Default)]
 struct OneEach {
     waiting: VecDeque<JobIdx>,
@@ -117,7 +117,7 @@ fn jobs(gpus: u32, tasks: u32, gap_s: f64, rps: f64) -> Vec<TraceJob> {
     jobs
 }
 
-/// Counts bytes.
+/// Counts written bytes.
 #[derive(Default)]
 struct Counter(u64);
 
@@ -132,7 +132,7 @@ impl Write for Counter {
     }
 }
 
-/// Mean time of an analytic answer, over loads and batch sizes.
+/// Prints the mean time of the analytic queueing model over loads and batch sizes.
 fn time_queueing() {
     let mut latencies = Latencies::default();
     let (began, mut n) = (Instant::now(), 0);

@@ -1,7 +1,7 @@
-//! Named sets of parameters under which the one simulator reproduces a published one.
+//! Named parameter sets with which the simulator reproduces a published simulator.
 //!
-//! A compat mode changes numbers of the world (here) and of the policies (their registry entries);
-//! there is no second simulator and no second copy of a policy.
+//! A compat mode changes parameters of the world (here) and of the policies (their registry
+//! entries); there is no second simulator and no second copy of a policy.
 
 use roommate_core::interference::Truth;
 use roommate_core::interference::shadow::Shadowed;
@@ -13,36 +13,38 @@ use roommate_core::time::Span;
 /// A published simulator.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Compat {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it is.
+    /// Paper or artifact that the mode reproduces.
     pub summary: &'static str,
-    /// Factor on every solo step time.
+    /// Factor on the solo step time of every job.
     step_factor: f64,
     charge: Charge,
-    /// Length of its rounds, if of a round only whole steps count and ends are seen at its end.
+    /// Length of a scheduling round in seconds, if only whole steps of a round count and job ends
+    /// are observed at the end of the round.
     round_s: Option<f64>,
-    /// Policies whose groups pay together, at every step the sum of their overheads.
+    /// Policies whose groups pay together: each step of a group costs the sum of its members'
+    /// overheads.
     together: &'static [&'static str],
-    /// Policies whose opportunists run in the gaps of guaranteed jobs.
+    /// Policies whose best-effort jobs run only in the idle gaps of guaranteed jobs.
     shadowed: &'static [&'static str],
-    /// Policies with another inflation of groups of four than the others.
+    /// Policies with their own step-time inflation for groups of four jobs.
     inflation_of_four: &'static [(&'static str, f64)],
     /// Restart overhead in seconds by model and GPUs (1, 2, 4, 8, 16, 32).
     restart_s: &'static [(&'static str, [u8; 6])],
-    /// The same for models that are not listed.
+    /// Restart overhead in seconds of models that are not in `restart_s`.
     other_restart_s: f64,
-    /// Policies that know, from the table of throughputs, how fast pairs are. Two that share end
-    /// together.
+    /// Policies that know the speed of every pair from the throughput table. Two jobs that share a
+    /// GPU end together.
     know_pairs: &'static [&'static str],
 }
 
-/// All of them.
+/// All compat modes.
 pub static COMPATS: &[Compat] = &[MURI, GAVEL, SYNERGY];
 
-/// The simulator of Zhao et al., Multi-resource interleaving for deep learning training, SIGCOMM 2022:
-/// solo steps are stretched by a fitted 1.015, and every running job pays its restart overhead at
-/// every scheduling event. The overheads are those of its published artifact.
+/// The simulator of Zhao et al., Multi-resource interleaving for deep learning training, SIGCOMM
+/// 2022: solo steps are stretched by a fitted 1.015, and every running job pays its restart
+/// overhead at every scheduling event. The overheads are those of the published artifact.
 const MURI: Compat = Compat {
     name: "muri",
     summary: "the simulator of the Muri artifact (SIGCOMM 2022)",
@@ -66,9 +68,10 @@ const MURI: Compat = Compat {
     know_pairs: &[],
 };
 
-/// The simulator of Narayanan et al., Heterogeneity-aware cluster scheduling policies for deep learning
-/// workloads, OSDI 2020: changes are free, and the table of throughputs is known to all and true. Its
-/// rounds, its stale allocations and its FIFO are parameters of the policies.
+/// The simulator of Narayanan et al., Heterogeneity-aware cluster scheduling policies for deep
+/// learning workloads, OSDI 2020: starts and migrations are free, and the throughput table is both
+/// known to every policy and true. Its rounds, its stale allocations and its FIFO are parameters of
+/// the policies.
 const GAVEL: Compat = Compat {
     name: "gavel",
     summary: "the simulator of the Gavel artifact (OSDI 2020)",
@@ -83,8 +86,8 @@ const GAVEL: Compat = Compat {
     know_pairs: &["gavel-packed", "gavel-couples"],
 };
 
-/// The simulator of Mohan et al., Looking beyond GPUs for DNN scheduling on multi-tenant clusters, OSDI
-/// 2022: changes are free, and whoever has GPUs has them for a whole round of 300 s.
+/// The simulator of Mohan et al., Looking beyond GPUs for DNN scheduling on multi-tenant clusters,
+/// OSDI 2022: starts and migrations are free, and a job keeps its GPUs for a whole round of 300 s.
 const SYNERGY: Compat = Compat {
     name: "synergy",
     summary: "the simulator of the Synergy artifact (OSDI 2022)",
@@ -100,7 +103,7 @@ const SYNERGY: Compat = Compat {
 };
 
 impl Compat {
-    /// How roommates disturb each other in this world.
+    /// The true interference model between co-located jobs.
     pub fn truth(&self, policy: &str) -> Box<dyn Truth> {
         if self.shadowed.contains(&policy) {
             return Box::new(Shadowed);
@@ -112,13 +115,13 @@ impl Compat {
         Box::new(truth)
     }
 
-    /// Whether this policy knows, from the table of throughputs, how fast pairs are; that is the truth
-    /// then, too.
+    /// Whether this policy knows the speed of every pair from the throughput table, which is then
+    /// also the truth.
     pub fn knows_pairs(&self, policy: &str) -> bool {
         self.know_pairs.contains(&policy)
     }
 
-    /// What changes cost in this world.
+    /// Costs of starts, restarts and migrations under this mode.
     pub fn costs(&self, costs: Costs, policy: &str) -> Costs {
         let restart = Span::from_secs(self.other_restart_s);
         let together = self.together.contains(&policy);
@@ -129,7 +132,7 @@ impl Compat {
         Costs { restart, start: Span::ZERO, migrate: None, quirks, ..costs }
     }
 
-    /// What a profile is in this world.
+    /// Scales a profile's step time and sets its restart overhead for `gpus` GPUs.
     pub fn adjust(&self, profile: &mut Profile, model: Option<&str>, gpus: u32) {
         profile.step_s *= self.step_factor;
         profile.spread_speed = 1.0;
@@ -141,7 +144,7 @@ impl Compat {
     }
 }
 
-/// The compat mode of this name.
+/// Finds a compat mode by its name on the command line.
 pub fn find(name: &str) -> Option<&'static Compat> {
     COMPATS.iter().find(|c| c.name == name)
 }

@@ -1,22 +1,23 @@
-//! Faults from a seed: nodes that go down and come back, jobs that crash.
+//! Seeded faults: node failures and repairs, job crashes.
 
 use roommate_core::idx::NodeIdx;
 use roommate_core::math::rng::Rng;
 use roommate_core::time::Span;
 
-/// What may go wrong, and how often. Nothing, by default.
+/// Rates of faults; none by default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Faults {
     /// Mean time between failures of one node; `None` = nodes do not fail.
     pub node_mtbf: Option<Span>,
-    /// Mean time until a node that failed is back.
+    /// Mean time to repair of a failed node.
     pub node_repair: Span,
-    /// Chance that an attempt of a job crashes, at a random point of the work it has left.
+    /// Probability that an attempt of a job crashes, at a uniformly random point of its remaining
+    /// work.
     pub crash: f64,
-    /// Part of the jobs that would crash which are wrong themselves: they fail at the same point of their
+    /// Fraction of crashing jobs that crash by a user error: they fail at the same point of their
     /// work in every attempt.
     pub user_errors: f64,
-    /// Time of progress between two checkpoints; a crash loses what came after the last one.
+    /// Run time between two checkpoints; a crash loses the progress since the last one.
     pub checkpoint: Span,
 }
 
@@ -32,8 +33,8 @@ impl Default for Faults {
     }
 }
 
-/// Draws faults. Nodes, jobs and users have streams of their own, so that more of one does not change
-/// the others.
+/// Draws faults from independent random streams for nodes, jobs and user errors, so that changing
+/// one rate does not change the draws of the others.
 #[derive(Debug)]
 pub(crate) struct FaultSource {
     faults: Faults,
@@ -52,25 +53,25 @@ impl FaultSource {
         self.faults.checkpoint
     }
 
-    /// How long a node stays up from now on.
+    /// Time until the next failure of a node that is up.
     pub(crate) fn next_failure(&mut self, _node: NodeIdx) -> Option<Span> {
         let mean = self.faults.node_mtbf?.secs();
         Some(Span::from_secs(self.nodes.exp(mean).max(1e-6)))
     }
 
-    /// How long a node stays down.
+    /// Duration of a node's outage.
     pub(crate) fn repair(&mut self) -> Span {
         Span::from_secs(self.nodes.exp(self.faults.node_repair.secs()).max(1e-6))
     }
 
-    /// The share of the remaining work after which this attempt crashes.
+    /// Fraction of the remaining work after which this attempt crashes.
     pub(crate) fn crash_point(&mut self) -> Option<f64> {
         let chance = self.faults.crash * (1.0 - self.faults.user_errors);
         (chance > 0.0 && self.jobs.chance(chance)).then(|| self.jobs.unit())
     }
 
-    /// The share of its work after which a job always fails. Asked once for each job, in the order of
-    /// submission, so that the same jobs are wrong under every policy.
+    /// Fraction of its work after which a job fails in every attempt. Drawn once per job in
+    /// submission order, so that the same jobs have user errors under every policy.
     pub(crate) fn mistake(&mut self) -> Option<f64> {
         let chance = self.faults.crash * self.faults.user_errors;
         (chance > 0.0 && self.users.chance(chance)).then(|| self.users.unit())

@@ -1,5 +1,5 @@
-//! Virtual time for Roommate: a trace-driven world around the very engine that drives real GPUs, the
-//! readers that feed it, and the pages that show what came of it.
+//! The simulator of Roommate: a trace-driven world in virtual time around the same engine that
+//! drives real GPUs, the trace readers that feed it, and the HTML reports of its results.
 
 pub mod compat;
 pub mod fault;

@@ -1,17 +1,18 @@
-//! The oracle: the best that could have been done, found by trying everything, with the truth in hand.
+//! The oracle: the optimal schedule of a small case, found by exhaustive search with full
+//! knowledge.
 //!
-//! Not a competitor: it knows when tasks will come, how long they take and what every setting of the knobs
-//! does to everybody. It says how far a policy is from the optimum of a small case.
+//! It is a bound, not a policy: it knows the arrival and length of every task and the speed of
+//! every task under every setting of the knobs. It shows how far a policy is from the optimum.
 //!
-//! **Search space.** Tasks start once, on one GPU, and stay until they are done; any of them may be kept
-//! waiting. Up to `most` share a GPU. Knobs take values from given lists and may be turned, for free, whenever
-//! a task comes or leaves, on every GPU. Between such instants they stay. Settings that are worse for somebody
-//! and better for nobody are left out. (One of them could be of use only to shift the instant at which the next
-//! choice is made.) What is searched for is the least mean completion time.
+//! **Search space.** A task starts once, on one GPU, and stays until it completes; any task may be
+//! kept waiting. Up to `most` tasks share a GPU. Knobs take values from given lists and may change,
+//! for free, on every GPU whenever a task arrives or completes, and only then. Settings that are
+//! worse for one task and better for none are left out. (A dominated setting could help only by
+//! shifting the time of the next choice.) The objective is the least mean completion time.
 //!
-//! Exact by branch and bound: a branch is given up when even with everybody at the best speed anywhere it
-//! could not beat the best known, and of empty GPUs that are alike one is tried. `tests` hold it against the same
-//! search without any of that.
+//! The search is exact branch and bound: a branch is cut when even the best speed of every task
+//! could not beat the best known schedule, and only one of several identical empty GPUs is tried.
+//! `tests` compare it with the same search without bound and symmetry breaking.
 
 #[cfg(test)]
 mod tests;
@@ -23,52 +24,53 @@ pub use world::{Space, puzzle};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Tasks as a set of bits.
+/// A set of tasks as a bit set.
 pub type Group = u32;
 
-/// What one GPU makes of groups of tasks: for each feasible group, all settings of its knobs as the speeds of its
-/// members in the order of their bits; 1 = alone on the reference GPU at its own batch size.
+/// The settings of one GPU: for each feasible group of tasks, the speeds of its members (in the
+/// order of their bits) under each setting of the knobs; 1 = alone on the reference GPU at the
+/// task's own batch size.
 pub type Options = BTreeMap<Group, Vec<Vec<f64>>>;
 
-/// A small case.
+/// A small scheduling problem.
 #[derive(Clone, Debug)]
 pub struct Puzzle {
-    /// When each task comes, and for how many seconds it would run alone.
+    /// Arrival of each task in seconds, and its run time alone in seconds.
     pub tasks: Vec<(f64, f64)>,
-    /// What each GPU model makes of groups.
+    /// The settings of each GPU model.
     pub kinds: Vec<Options>,
-    /// The kind of each GPU.
+    /// The GPU model of each GPU, as an index into `kinds`.
     pub gpus: Vec<usize>,
 }
 
-/// The optimum of a case.
+/// The optimal schedule of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimum {
-    /// Mean of completion − arrival.
+    /// Mean of completion − arrival, in seconds.
     pub mean_completion_s: f64,
-    /// Time of the last completion.
+    /// Time of the last completion, in seconds.
     pub makespan_s: f64,
-    /// Instants at which choices were tried.
+    /// Number of search nodes (arrivals and completions) visited.
     pub visited: u64,
 }
 
-/// More instants than this are not tried.
+/// Most search nodes that are visited before the search is given up.
 pub const PATIENCE: u64 = 200_000_000;
 
-/// A case that cannot be solved.
+/// Reason for a case without a solution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsolved {
-    /// A task fits nowhere, or never makes progress.
+    /// A task fits on no GPU, or never makes progress.
     #[error("a task can run on no GPU with any setting")]
     Infeasible,
-    /// The search took too long.
+    /// The search exceeded its limit of nodes.
     #[error("the case is too large: more than {PATIENCE} instants would have to be tried")]
     TooLarge,
 }
 
 impl Puzzle {
-    /// Leaves out settings that are worse for somebody and better for nobody, and orders the others, those that
-    /// do most first.
+    /// Removes dominated settings (worse for one task, better for none) and sorts the rest by total
+    /// speed, fastest first.
     pub fn prune(&mut self) {
         for options in self.kinds.iter_mut().flat_map(BTreeMap::values_mut) {
             let all = std::mem::take(options);
@@ -86,12 +88,12 @@ impl Puzzle {
         }
     }
 
-    /// Settings in all.
+    /// Number of settings over all groups and GPU models.
     pub fn settings(&self) -> usize {
         self.kinds.iter().flat_map(BTreeMap::values).map(Vec::len).sum()
     }
 
-    /// The optimum.
+    /// Finds the optimal schedule.
     pub fn solve(&self) -> Result<Optimum, Unsolved> {
         let fastest = |task: usize| {
             let of = |(group, options): (&Group, &Vec<Vec<f64>>)| {
@@ -134,7 +136,8 @@ impl Puzzle {
 }
 
 impl Puzzle {
-    /// The most that all GPUs do together: the sum of speeds, each as a part of the task's best.
+    /// Upper bound of the throughput of all GPUs together: the sum of task speeds, each relative to
+    /// the task's best speed.
     fn together(&self, fastest: &[f64]) -> f64 {
         let parts = |(group, options): (&Group, &Vec<Vec<f64>>)| {
             let sum = |o: &Vec<f64>| members(*group).zip(o).map(|(i, v)| v / fastest[i]).sum();
@@ -146,32 +149,32 @@ impl Puzzle {
     }
 }
 
-/// How things stand at an instant at which somebody came or left.
+/// A search node: the state at an arrival or a completion.
 #[derive(Clone, Debug)]
 struct Board {
     now: f64,
-    /// Seconds of work left of each task.
+    /// Seconds of work left of each task, at its speed alone.
     left: Vec<f64>,
-    /// Who is on each GPU.
+    /// The tasks on each GPU.
     groups: Vec<Group>,
     started: Group,
-    /// Completion times of those who are done.
+    /// Sum of the completion times of completed tasks.
     sum: f64,
 }
 
 struct Search<'a> {
     puzzle: &'a Puzzle,
-    /// The best speed of each task anywhere.
+    /// The best speed of each task under any setting of any GPU.
     fastest: Vec<f64>,
-    /// The most that all GPUs do together, in parts of those.
+    /// Upper bound of the throughput of all GPUs together, relative to `fastest`.
     together: f64,
     best: f64,
     makespan: f64,
     visited: u64,
 }
 
-/// What is left of a task that is done, as floats have it.
-const NOTHING_S: f64 = 1e-9;
+/// Remaining work, relative to a task's length, below which rounding makes it completed.
+const DONE_FRACTION: f64 = 1e-9;
 
 impl Search<'_> {
     fn go(&mut self, board: &Board) -> Result<(), Unsolved> {
@@ -194,8 +197,9 @@ impl Search<'_> {
         self.seat(&mut board.clone(), &waiting)
     }
 
-    /// The sum of completion times if everybody who is not done ran at its best from now on, or, where that is
-    /// more, if the GPUs together did the most that they can for the shortest first.
+    /// Lower bound of the sum of completion times: every remaining task runs at its best speed from
+    /// now on or, where that is larger, the GPUs serve the shortest task first at their greatest
+    /// joint throughput.
     fn bound(&self, board: &Board) -> f64 {
         let (mut alone, mut together) = (board.sum, board.sum);
         let mut shortest: SmallVec<[f64; 8]> = SmallVec::new();
@@ -214,7 +218,7 @@ impl Search<'_> {
         alone.max(together)
     }
 
-    /// Tries every place, and none, for those who wait.
+    /// Branches over every GPU, and over none, for each waiting task.
     fn seat(&mut self, board: &mut Board, waiting: &[usize]) -> Result<(), Unsolved> {
         let Some((task, rest)) = waiting.split_first() else {
             return self.set(board, 0, &mut Vec::new());
@@ -240,7 +244,7 @@ impl Search<'_> {
         self.seat(board, rest)
     }
 
-    /// Tries every setting of every GPU from this one on, then lets time go on.
+    /// Branches over every setting of this GPU and the following ones, then advances time.
     fn set(&mut self, board: &Board, gpu: usize, chosen: &mut Vec<usize>) -> Result<(), Unsolved> {
         let Some(group) = board.groups.get(gpu) else { return self.advance(board, chosen) };
         let options = match group {
@@ -255,7 +259,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Goes to the next instant at which somebody comes or leaves.
+    /// Advances to the next arrival or completion.
     fn advance(&mut self, board: &Board, chosen: &[usize]) -> Result<(), Unsolved> {
         let puzzle = self.puzzle;
         let mut speeds = vec![0.0; puzzle.tasks.len()];
@@ -274,7 +278,7 @@ impl Search<'_> {
         for (task, speed) in speeds.into_iter().enumerate().filter(|(_, s)| *s > 0.0) {
             let left = board.left[task] - speed * (next - board.now);
             after.left[task] = left;
-            if left <= NOTHING_S * puzzle.tasks[task].1.max(1.0) {
+            if left <= DONE_FRACTION * puzzle.tasks[task].1.max(1.0) {
                 after.left[task] = 0.0;
                 after.sum += next - puzzle.tasks[task].0;
                 after.groups.iter_mut().for_each(|g| *g &= !(1 << task));
@@ -284,7 +288,7 @@ impl Search<'_> {
     }
 }
 
-/// The tasks of a group.
+/// The tasks of a group, by index.
 pub fn members(group: Group) -> impl Iterator<Item = usize> {
     (0..Group::BITS as usize).filter(move |i| group >> i & 1 == 1)
 }

@@ -1,8 +1,8 @@
-//! Job traces: reading the public formats into one form, inventing new ones, and describing them.
+//! Job traces: reading public formats into one representation, generating and describing traces.
 //!
-//! Here are the form and the way in ([`read`]); one file per format lies below. Names stay text: turning
-//! them into the core's indices is the simulator's job. Reading streams, so memory is bounded by the
-//! jobs themselves whatever the file holds.
+//! This file has the representation and the entry point ([`read`]); each format has a file below.
+//! Names stay text; the simulator turns them into the core's indices. Reading streams the file, so
+//! memory is bounded by the number of jobs.
 
 mod chronus;
 mod collect;
@@ -38,108 +38,110 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// One job of a trace, names still as text.
+/// One job of a trace, with names as text.
 ///
-/// Times are microseconds since the trace began: the format's own zero, or the first submission where the
-/// file has calendar times.
+/// Times are microseconds since the start of the trace: the format's own zero, or the first
+/// submission where the file has calendar times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceJob {
     /// Name of the job; unique in its trace.
     pub id: String,
-    /// When it was submitted.
+    /// Submission time, in µs since the start of the trace.
     pub submit_us: u64,
     /// GPUs it asks for, at least 1.
     pub gpus: u32,
-    /// Most GPUs it can use, at least `gpus`; not said for a job that is not elastic.
+    /// Most GPUs it can use, at least `gpus`; `None` for a job that is not elastic.
     pub gpus_max: Option<u32>,
-    /// What more GPUs do for it: n instead of g make it (n/g) to the power of this as fast.
+    /// Scaling exponent: n GPUs instead of g make the job (n/g)^`scaling` times as fast.
     pub scaling: Option<f64>,
-    /// Work to do, in training steps. Where only a duration is known it is the duration in seconds.
+    /// Work in training steps. Where only a duration is known, the duration in seconds.
     pub steps: f64,
-    /// Seconds of one step, alone on the reference GPU; 1 where only a duration is known.
+    /// Seconds per step alone on the reference GPU; 1 where only a duration is known.
     pub step_s: f64,
     /// The trace's own duration column. In Muri's traces it can differ from `steps × step_s`.
     pub duration_s: f64,
-    /// What it trains.
+    /// Name of the model it trains.
     pub model: Option<String>,
     /// Batch size; 0 = unknown.
     pub batch: u32,
-    /// Storage, CPU, GPU and network part of one step, in seconds.
+    /// Storage, CPU, GPU and network time of one step, in seconds.
     pub stages_s: Option<[f64; 4]>,
     /// Team or virtual cluster.
     pub team: Option<String>,
-    /// Who submitted it.
+    /// User who submitted it.
     pub user: Option<String>,
-    /// What it is promised.
+    /// Guarantee of the job.
     pub class: TraceClass,
-    /// When it must be done, in the time of `submit_us`. Of several deadlines it is the last.
+    /// Deadline, in the time of `submit_us`; the last one of several.
     pub deadline_us: Option<u64>,
-    /// What finishing by `deadline_us` is worth.
+    /// Value of finishing by `deadline_us`.
     pub value: Option<f64>,
-    /// Earlier deadlines that are worth more, with their values, soonest first.
+    /// Earlier deadlines with greater values, soonest first.
     pub soft_deadlines: Vec<(u64, f64)>,
-    /// Share weight against other jobs (Gavel's priority weight); 1 where the trace has none.
+    /// Weight of its share against other jobs (Gavel's priority weight); 1 where the trace has
+    /// none.
     pub weight: f64,
     /// How it ended in the original cluster.
     pub status: Option<Status>,
-    /// Seconds it queued in the original cluster.
+    /// Queueing time in the original cluster, in seconds.
     pub queue_s: Option<f64>,
-    /// Times it was started in the original cluster; 0 = unknown.
+    /// Number of attempts in the original cluster; 0 = unknown.
     pub attempts: u32,
-    /// GPU memory per GPU; 0 = unknown.
+    /// GPU memory per GPU in MiB; 0 = unknown.
     pub mem_mib: u32,
-    /// CPU share per GPU in thousandths of a core; 0 = unknown.
+    /// CPU request per GPU in thousandths of a core; 0 = unknown.
     pub cpu_milli: u32,
-    /// Part of each GPU that was asked for, in thousandths; 1000 = whole GPUs.
+    /// Requested share of each GPU in thousandths; 1000 = whole GPUs.
     pub gpu_milli: u32,
     /// GPU models it may run on; empty = any.
     pub gpu_models: Vec<String>,
     /// Measured speed by GPU model relative to the reference; 0 = cannot run there.
     pub model_speed: Vec<(String, f64)>,
-    /// What other batch sizes make of it, where its user allows others; `batch` is its own.
+    /// Effect of other batch sizes, where the user allows them; `batch` is the job's own batch
+    /// size.
     pub training: Option<Box<Training>>,
-    /// What its model makes of more or less CPU and host memory, where a table says so.
+    /// Effect of more or less CPU and host memory, where a table has the job's model.
     pub sensitivity: Option<Arc<Sensitivity>>,
-    /// What else the original cluster recorded of it. Few traces have it, so it costs the others a
-    /// pointer.
+    /// Further records of the original cluster. Few traces have them, so they are boxed.
     pub observed: Option<Box<Observed>>,
-    /// What it is besides, if it is a service.
+    /// Set if the job is a service.
     pub service: Option<Box<TraceService>>,
 }
 
-/// A service besides its name, model and GPUs. Its `duration_s` is how long a run goes on for it at least.
+/// The parameters of a service beside its name, model and GPUs. Its `duration_s` is how long a run
+/// lasts for it at least.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TraceService {
-    /// Latency that its 99th percentile must not exceed.
+    /// Objective for the 99th percentile of latency, in ms.
     pub slo_ms: Option<f64>,
-    /// Longest that a request waits for others to fill a batch; a tenth of the SLO, unless said.
+    /// Longest time a request waits for its batch to fill, in ms; default: a tenth of the SLO.
     pub timeout_ms: Option<f64>,
-    /// Seconds from a start until it answers; 20, unless said.
+    /// Seconds from start to the first answer; default: 20.
     pub warm_up_s: Option<f64>,
-    /// Seconds of a batch alone on the reference GPU; as measured for its model, unless said.
+    /// Seconds per batch alone on the reference GPU; default: as measured for its model.
     pub batch_s: Option<f64>,
-    /// Whether that was measured on our GPU.
+    /// Whether `batch_s` was measured on our GPU.
     pub measured: bool,
-    /// Requests a second, from so many seconds after its submission on.
+    /// Request rate as steps: (seconds after submission, requests per second from then on).
     pub load: Vec<(f64, f64)>,
-    /// Whether they come in bursts.
+    /// Burstiness of the arrivals, if they are bursty.
     pub bursts: Option<Bursts>,
-    /// Name of a file of recorded requests, beside the trace.
+    /// Name of a file of recorded requests, relative to the trace.
     pub recorded_in: Option<String>,
-    /// What is in it.
+    /// The requests read from that file.
     pub recorded: Option<Requests>,
 }
 
-/// What the original cluster recorded of a job beyond its end: for studies, not for scheduling.
+/// Further records of the original cluster about a job: for studies, not for scheduling.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Observed {
     /// Machines of its last attempt; 0 = unknown.
     pub machines: u32,
-    /// Share of the time in which its GPUs were busy, mean over GPUs and time, 0 to 1.
+    /// Mean utilization of its GPUs over GPUs and time, 0 to 1.
     pub gpu_util: Option<f64>,
-    /// The part of its queueing during which its team was at its quota.
+    /// Part of the queueing time, in seconds, during which its team was at its quota.
     pub fair_share_s: Option<f64>,
-    /// Reason it failed, in the trace's own words.
+    /// Reason of the failure, in the trace's own words.
     pub failure: Option<String>,
 }
 
@@ -147,14 +149,14 @@ impl Observed {
     const NOTHING: &'static Self =
         &Self { machines: 0, gpu_util: None, fair_share_s: None, failure: None };
 
-    /// Boxed, unless nothing was recorded.
+    /// Boxes the record, or returns `None` if it is empty.
     fn boxed(self) -> Option<Box<Self>> {
         (self != *Self::NOTHING).then(|| Box::new(self))
     }
 }
 
 impl TraceJob {
-    /// A job of which only the duration is known; the rest is for the caller to fill in.
+    /// A job with a duration and nothing else; the caller fills in the rest.
     pub fn new(id: String, submit_us: u64, gpus: u32, duration_s: f64) -> Self {
         Self {
             id,
@@ -190,26 +192,26 @@ impl TraceJob {
         }
     }
 
-    /// What else was recorded of it in the original cluster.
+    /// Further records of the original cluster; empty if there are none.
     pub fn observed(&self) -> &Observed {
         self.observed.as_deref().unwrap_or(Observed::NOTHING)
     }
 
-    /// Seconds of work, alone on the reference GPU.
+    /// Seconds of work alone on the reference GPU.
     pub fn work_s(&self) -> f64 {
         self.steps * self.step_s
     }
 }
 
-/// What a job is promised.
+/// Guarantee of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TraceClass {
     /// The GPUs it asked for, for as long as it runs.
     Guaranteed,
-    /// What the others leave.
+    /// Capacity that guaranteed jobs leave idle.
     BestEffort,
-    /// A latency: it serves requests.
+    /// A latency objective: the job serves requests.
     Service,
 }
 
@@ -217,22 +219,22 @@ pub enum TraceClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
-    /// By itself, with success.
+    /// Successfully.
     Passed,
-    /// By its user.
+    /// Cancelled by its user.
     Killed,
-    /// By an error.
+    /// With an error.
     Failed,
 }
 
-/// Gives an enum without fields its names: `ALL`, `name`, `Display` and `FromStr`.
+/// Gives a field-less enum its names: `ALL`, `name`, `Display` and `FromStr`.
 macro_rules! named {
     ($type:ident, $what:literal, $($variant:ident = $name:literal),+ $(,)?) => {
         impl $type {
-            /// All of them, in the order they are listed to users.
+            /// All variants, in the order in which they are listed to users.
             pub const ALL: &'static [$type] = &[$($type::$variant),+];
 
-            /// The name in files and on the command line.
+            /// Name in files and on the command line.
             pub fn name(self) -> &'static str {
                 match self { $($type::$variant => $name),+ }
             }
@@ -273,7 +275,7 @@ named!(Status, "status", Passed = "passed", Killed = "killed", Failed = "failed"
 pub struct UnknownName {
     what: &'static str,
     name: String,
-    /// The names that would have been right.
+    /// The known names.
     pub known: String,
 }
 
@@ -283,14 +285,14 @@ impl UnknownName {
     }
 }
 
-/// The layouts of trace files that we read.
+/// Trace file formats that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Told from the first line.
+    /// Detected from the first line.
     #[default]
     Auto,
-    /// Our own, as CSV or as JSON lines.
+    /// Roommate's own format, as CSV or as JSON lines.
     Roommate,
     /// Microsoft Philly: job tables, or the original `cluster_job_log`.
     Philly,
@@ -298,17 +300,17 @@ pub enum Format {
     Helios,
     /// Alibaba PAI 2020: the task sample, or the original headerless `pai_task_table`.
     Pai,
-    /// Muri, milliseconds with stage times.
+    /// Muri: times in milliseconds, with stage times.
     Muri,
     /// Gavel and Shockwave `.trace` files, or Gavel jobs as CSV. Needs a throughput table.
     Gavel,
-    /// Chronus, minutes with deadlines.
+    /// Chronus: times in minutes, with deadlines.
     Chronus,
-    /// Tiresias, seconds.
+    /// Tiresias: times in seconds.
     Tiresias,
-    /// `ElasticFlow`, seconds with deadlines.
+    /// `ElasticFlow`: times in seconds, with deadlines.
     ElasticFlow,
-    /// Synergy, seconds with iterations of models. Needs a table of models.
+    /// Synergy: times in seconds, work in iterations of a model. Needs a table of models.
     Synergy,
 }
 
@@ -328,20 +330,20 @@ named!(
     Synergy = "synergy"
 );
 
-/// How to read a trace.
+/// Options of reading a trace.
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
-    /// The layout.
+    /// File format.
     pub format: Format,
-    /// Drop rows that are wrong and count them, instead of stopping at the first.
+    /// Drop and count invalid rows instead of stopping at the first.
     pub skip_bad_rows: bool,
     /// Table of steps per second, for traces that give steps without durations.
     pub throughputs: Option<PathBuf>,
-    /// Table of speeds of models by CPU and host memory.
+    /// Table of model speeds by CPU and host memory.
     pub sensitivity: Option<PathBuf>,
-    /// GPU model of that table which counts as the reference GPU.
+    /// The table's GPU model that serves as the reference GPU.
     pub gpu_model: String,
-    /// Stop after so many jobs, counted in the order of the file.
+    /// Most jobs to read, in the order of the file.
     pub max_jobs: Option<usize>,
 }
 
@@ -361,17 +363,18 @@ impl Default for ReadOptions {
 /// A trace in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// The jobs by submission; equal times stay in the order of the file.
+    /// Jobs sorted by submission time; ties keep the order of the file.
     pub jobs: Vec<TraceJob>,
-    /// The layout it was read from, never `Auto`.
+    /// The detected format, never `Auto`.
     pub format: Format,
-    /// Wrong rows that were dropped.
+    /// Number of invalid rows that were dropped.
     pub dropped: u64,
-    /// The first few of them.
+    /// The first few dropped rows.
     pub first_dropped: Vec<TraceError>,
-    /// The calendar time of zero, in seconds since 1970 on the cluster's own clock, where the file has it.
+    /// Calendar time of zero in seconds since 1970 on the cluster's own clock, where the file has
+    /// it.
     pub origin_s: Option<u64>,
-    /// Jobs that asked for no GPU, in formats that mix both kinds; they are left out.
+    /// Number of jobs without GPUs, in formats that have such jobs; they are left out.
     pub cpu_jobs: u64,
 }
 
@@ -393,7 +396,7 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     Ok(trace)
 }
 
-/// Reads the files of recorded requests that services name, each once.
+/// Reads each file of recorded requests named by a service, once.
 fn read_requests(trace: &Path, jobs: &mut [TraceJob]) -> Result<(), TraceError> {
     let mut known: BTreeMap<String, Requests> = BTreeMap::new();
     for service in jobs.iter_mut().filter_map(|j| j.service.as_deref_mut()) {

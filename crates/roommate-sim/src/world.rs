@@ -1,9 +1,9 @@
-//! The simulated world: virtual GPUs, a true model of speed, and an event heap.
+//! The simulated world: virtual GPUs, a true interference model, and an event heap.
 //!
-//! Event-driven: nothing happens between events, progress is computed when it is asked for, and an
-//! alarm that no longer holds is recognised by its epoch instead of being searched and removed.
-//! Costs are charged when the thing that costs happens, never otherwise (but see
-//! [`roommate_core::state::Charge::EveryStep`], which some published simulators need).
+//! Event-driven: nothing happens between events, progress is computed on demand, and an outdated
+//! alarm is recognised by its epoch instead of being searched for and removed. A cost is charged
+//! when its cause happens, never otherwise (but see [`roommate_core::state::Charge::EveryStep`],
+//! which some published simulators need).
 
 mod pace;
 mod service;
@@ -30,58 +30,58 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// A job on its way to the cluster: what it asks for, and what it really needs.
+/// A job of the workload: its specification, and its true work, which the policy does not see.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
-    /// When it is submitted.
+    /// Submission time.
     pub at: Time,
-    /// Its name.
+    /// Name in the journal.
     pub name: String,
-    /// What it asks for; all that a policy may see.
+    /// The job's specification; the policy sees nothing else.
     pub spec: Spec,
-    /// Steps it really needs; a service needs none.
+    /// True work in steps; unused for a service.
     pub work: f64,
-    /// The requests of a service, and how long the run goes on for it at least, from its submission.
+    /// The requests of a service, and how long the run lasts at least, counted from its submission.
     pub requests: Option<(Requests, Span)>,
 }
 
-/// What to simulate.
+/// Everything that one simulation needs.
 pub struct Setup {
-    /// The cluster.
+    /// Nodes and GPUs.
     pub cluster: Cluster,
-    /// What changes cost.
+    /// Costs of starts, restarts, migrations and knob changes.
     pub costs: Costs,
     /// Name of the policy, for the journal.
     pub policy_name: String,
-    /// All its parameters, for the journal.
+    /// All parameters of the policy, for the journal.
     pub params: Params,
     /// The policy.
     pub policy: Box<dyn Policy>,
-    /// What the policy knows of pairs that share a GPU, if anything.
+    /// Pair speeds known to the policy, if any.
     pub known_pairs: Option<Table>,
-    /// How roommates really disturb each other.
+    /// The true interference model between co-located jobs.
     pub truth: Box<dyn Truth>,
-    /// What goes wrong.
+    /// Rates of injected faults.
     pub faults: Faults,
-    /// Seed of all randomness.
+    /// Seed of all random streams.
     pub seed: u64,
-    /// Profiles, by name.
+    /// Profiles with their names, in index order.
     pub profiles: Vec<(String, Profile)>,
-    /// Teams.
+    /// Names of the teams, in index order.
     pub teams: Vec<String>,
-    /// The jobs of interest, in order of submission: the run ends with the last of them.
+    /// Range of jobs to measure, by submission order: the run ends when the last of them has ended.
     pub measure: Option<Range<u32>>,
-    /// How services are measured.
+    /// Measuring windows of services.
     pub measuring: Measuring,
 }
 
-/// GPUs that services hold, of all: services never end, so they are a usual cause of a run
-/// that does not go on.
+/// GPUs held by services, out of all GPUs. Services never finish, so they often explain why a run
+/// cannot make progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// With a service.
+    /// GPUs on which a service is placed.
     pub services: usize,
-    /// All.
+    /// All GPUs of the cluster.
     pub gpus: usize,
 }
 
@@ -93,44 +93,44 @@ impl std::fmt::Display for Held {
         }
         write!(
             f,
-            "; services, which never end, hold {services} of {gpus} GPUs: use a policy that lets training \
-             in beside them (mudi, gpulets-like, gslice-like, muxflow-like, mps), or more GPUs"
+            "; services, which never end, hold {services} of {gpus} GPUs: use a policy that colocates training \
+             with them (mudi, gpulets-like, gslice-like, muxflow-like, mps), or more GPUs"
         )
     }
 }
 
-/// Reason a simulation could not go on.
+/// Reason a simulation ended early.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SimError {
-    /// Jobs wait and nothing will ever happen.
+    /// Jobs wait and no event is left that could start them.
     #[error(
-        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and nothing will ever happen{held}"
+        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and no event is left{held}"
     )]
     Stuck {
-        /// When.
+        /// Time of the last event.
         at: Time,
-        /// How many wait.
+        /// Number of waiting jobs.
         waiting: usize,
-        /// One of them.
+        /// Name of one of them.
         first: String,
-        /// What services hold.
+        /// GPUs held by services.
         held: Held,
     },
-    /// Much happens, but no job arrives or ends any more.
+    /// Events go on, but no job arrives or ends.
     #[error(
-        "the simulation goes round in circles: no job arrived or ended in {steps} steps up to {at}, {left} are left{held}"
+        "the simulation makes no progress: no job arrived or ended in {steps} steps up to {at}; {left} jobs are left{held}"
     )]
     Circles {
-        /// When it was given up.
+        /// Time at which the simulation was stopped.
         at: Time,
-        /// Steps without a result.
+        /// Engine steps since a job last arrived or ended.
         steps: usize,
         /// Jobs that have not ended.
         left: usize,
-        /// What services hold.
+        /// GPUs held by services.
         held: Held,
     },
-    /// The next thing would happen in the far future.
+    /// The next event is beyond the latest representable time.
     #[error(
         "the simulation would go on for more than a thousand years; {left} jobs have not ended"
     )]
@@ -138,19 +138,19 @@ pub enum SimError {
         /// Jobs that have not ended.
         left: usize,
     },
-    /// Jobs that come in the wrong order.
-    #[error("job {name:?} is submitted before the one in front of it")]
+    /// The jobs are not sorted by submission time.
+    #[error("job {name:?} is submitted before the job listed before it")]
     OutOfOrder {
-        /// The job.
+        /// Name of the job.
         name: String,
     },
 }
 
-/// Steps in which no job arrives or ends after which nothing more is expected: nodes that come and go,
-/// or a policy that moves jobs to and fro, could go on for ever.
+/// Engine steps without an arrival or an end after which the simulation is stopped: failing and
+/// repaired nodes, or a policy that moves jobs back and forth, could produce events for ever.
 const FRUITLESS_STEPS: usize = 2_000_000;
 
-/// Runs jobs, given in order of submission, to the end; tells the observer everything.
+/// Simulates jobs, given in submission order, to the end and reports every step to the observer.
 pub fn simulate<O: Observer>(
     setup: Setup,
     jobs: impl Iterator<Item = Arrival>,
@@ -194,7 +194,7 @@ pub fn simulate<O: Observer>(
     world.run(jobs.peekable(), observer, progress)
 }
 
-/// What an alarm is about. The order is the order of facts at one instant.
+/// Kinds of alarms. Alarms of the same instant become facts in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Alarm {
     Finish(JobIdx, u32),
@@ -203,46 +203,46 @@ enum Alarm {
     NodeUp(NodeIdx),
     Ready(JobIdx, u32),
     Tuned(JobIdx, u32),
-    /// A job that was held may go on.
+    /// The throttle no longer holds the job at standstill.
     Unthrottle(JobIdx),
-    /// The noise of its gradients is in another stage.
+    /// The job enters the next stage of its gradient noise.
     Noise(JobIdx, u32),
 }
 
-/// The truth about a job.
+/// The true state of a job.
 #[derive(Clone, Debug)]
 struct Live {
     meter: Meter,
     work: f64,
     gpus: GpuSet,
-    /// Steps at which this attempt crashes.
+    /// Work (in steps) at which this attempt crashes.
     crash_at: f64,
-    /// Steps at which every attempt fails, because the job is wrong.
+    /// Work (in steps) at which every attempt fails because of a user error.
     wrong_at: f64,
-    /// When it began to make progress in its present stay, and from how many steps.
+    /// Start of progress in the present stay on GPUs, and the work done until then.
     began: Time,
     began_done: f64,
-    /// Counts changes of pace; an alarm of another epoch is void.
+    /// Number of changes of the step time; an alarm of an earlier epoch is void.
     epoch: u32,
-    /// Whether somebody else is on one of its GPUs.
+    /// Whether another job is on one of its GPUs.
     shares: bool,
-    /// What it loses at the next step, where steps are charged.
+    /// Time lost at the next engine step, where a cost is charged at every step.
     step_cost: Span,
-    /// Until when the throttle of a protected roommate makes it stand still.
+    /// Time until which a protected co-located job's throttle holds this job at standstill.
     held_until: Time,
-    /// Whether it is a service, which never finishes.
+    /// Whether it is a service that has not ended.
     serves: bool,
-    /// Its place among services with requests.
+    /// Index among the services with requests.
     slot: Option<u32>,
-    /// The part of the time in which it is busy, as its roommates were last told.
+    /// The service's load (fraction of time busy) as last reported to the interference model.
     busy: f64,
-    /// Its gradient noise scale, and the steps after which it is another one.
+    /// Its gradient noise scale, and the work (in steps) after which the scale changes.
     noise_scale: f32,
     noise_until: f64,
 }
 
 impl Live {
-    /// Steps after which something happens to it by itself.
+    /// Work (in steps) at which the job's next event of its own is due.
     fn next_stop(&self) -> f64 {
         self.work.min(self.crash_at).min(self.noise_until)
     }
@@ -260,31 +260,31 @@ struct World {
     alarms: BinaryHeap<Reverse<(Time, Alarm)>>,
     facts: Vec<Event>,
     acts: Vec<Action>,
-    /// Jobs whose roommates changed.
+    /// Jobs whose set of co-located jobs, or their load, changed.
     dirty: Vec<JobIdx>,
-    /// Where all are charged at every step: the running jobs that end first if nothing happens.
+    /// Where every job is charged at every step: the running jobs that end first if no event comes.
     first_to_end: Vec<JobIdx>,
     /// Jobs that ran out of GPU memory.
     out_of_memory: Vec<JobIdx>,
-    /// Profiles whose counters were reported.
+    /// Profiles whose hardware counters were reported.
     counted: IdxSet<ProfileIdx>,
     last_name: String,
     wake: Option<Time>,
     measure: Option<Range<u32>>,
-    /// How many of the jobs of interest have not ended.
+    /// Number of jobs in `measure` that have not ended.
     measured_left: Option<usize>,
     services: Services,
-    /// The run goes on until then even without training.
+    /// The run lasts until this time even without training jobs.
     open_until: Time,
 }
 
-/// Windows of services without anything else to come after which waiting jobs are called stuck: until then
-/// a policy may still make something of what it measures.
+/// Number of service windows without any other event after which waiting jobs are called stuck;
+/// until then a policy may still act on measured latencies.
 const STALL_WINDOWS: u32 = 1_000;
-/// Services on one GPU feel each other; after so many looks at each they have settled well enough.
+/// Iterations of the fixed point between the loads of services that share a GPU.
 const LOOKS: usize = 4;
 
-/// What a standing job's step is reported to take: measurements are finite.
+/// Reported step time of a job at standstill, in seconds: a measurement must be finite.
 const STANDSTILL_S: f64 = 1e12;
 
 impl World {
@@ -335,7 +335,7 @@ impl World {
             while let Some(job) = jobs.next_if(|j| j.at == now) {
                 self.submit(job, observer);
             }
-            // A window of which nothing is told concerns nobody.
+            // A window without a reported sample needs no engine step.
             if next.is_none_or(|n| n > now) && self.facts.is_empty() && self.dirty.is_empty() {
                 continue;
             }
@@ -381,7 +381,7 @@ impl World {
         }
     }
 
-    /// Turns everything that is due into facts.
+    /// Turns every alarm that is due into facts.
     fn ring(&mut self, now: Time) {
         while let Some(Reverse((_, alarm))) = self.alarms.peek().copied().filter(|a| a.0.0 <= now) {
             self.alarms.pop();
@@ -426,7 +426,8 @@ impl World {
                 Alarm::Tuned(job, _) => {
                     self.facts.push(Event::Tuned(job));
                     self.begin(now, job);
-                    // The engine went on counting while the job stood still; it is told the truth.
+                    // The engine counted progress while the job stood still: report the true
+                    // progress.
                     let done = Some(self.live[job.usize()].meter.done);
                     let sample = Sample { done, ..self.sample(now, job) };
                     self.facts.push(Event::Sampled { job, sample });
@@ -451,7 +452,7 @@ impl World {
         hit.sort_unstable();
         hit.dedup();
         for job in hit {
-            // A job that finished or crashed at this very instant is gone already.
+            // A job that finished or crashed at the same instant has already left.
             if !self.live[job.usize()].gpus.is_empty() {
                 self.fail(now, job, Reason::NodeLost(node));
             }
@@ -475,9 +476,10 @@ impl World {
         let done = live.meter.done;
         self.depart(job);
         self.facts.push(Event::Failed { job, reason, done });
-        // The engine will give the job up; the world only has to stop expecting it.
+        // The engine gives the job up by its retry limit; the world only stops counting it as
+        // unfinished.
         if self.engine.state().gives_up(job, reason) {
-            // What it did is told while it is still known.
+            // The service's last window is reported before the failure that ends the job.
             let failed = self.facts.pop();
             self.end_service(now, job);
             self.facts.extend(failed);
@@ -485,7 +487,7 @@ impl World {
         }
     }
 
-    /// Nothing more is expected of the job.
+    /// Stops counting the job as unfinished.
     fn give_up(&mut self, job: JobIdx) {
         if self.engine.state().spec(job).class == Class::Service {
             return;
@@ -496,7 +498,7 @@ impl World {
         }
     }
 
-    /// Whether a job that has done its work stays, because somebody on its GPUs has not.
+    /// Whether a job that has done its work stays because a co-located job has not.
     fn waits_for_roommates(&self, now: Time, job: JobIdx) -> bool {
         let state = self.engine.state();
         let is_busy = |other: &JobIdx| {
@@ -508,13 +510,13 @@ impl World {
         state.costs.quirks.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
     }
 
-    /// The job leaves its GPUs; whoever shared them will run differently.
+    /// The job leaves its GPUs; the speed of its co-located jobs changes.
     fn depart(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;
         let gpus = std::mem::take(&mut live.gpus);
         self.running.remove(job);
-        // Only who shared a GPU until now can run differently without the job.
+        // Only jobs that shared a GPU with it can change their speed.
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(gpu).tenants;
             let shared = |t: &&JobIdx| **t != job && self.live[t.usize()].shares;
@@ -525,7 +527,8 @@ impl World {
     fn submit<O: Observer>(&mut self, job: Arrival, observer: &mut O) {
         let idx = self.engine.add_job(job.spec.clone());
         let serves = job.spec.class == Class::Service;
-        // Drawn for all, so that the same jobs are wrong with services and without.
+        // Drawn for services as well, so that adding services does not change which jobs have
+        // errors.
         let mistake = self.faults.mistake().filter(|_| !serves);
         let wrong_at = mistake.map_or(f64::INFINITY, |share| share * job.work);
         let slot = job.requests.map(|(requests, open)| {
@@ -566,11 +569,14 @@ impl World {
         self.last_name = line.name;
     }
 
-    /// Steps until everything that was asked is confirmed.
+    /// Steps the engine until every action is confirmed.
     fn step<O: Observer>(&mut self, now: Time, observer: &mut O) {
         loop {
             let step = self.engine.step(now, &self.facts);
-            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
+            debug_assert!(
+                step.contradictions.is_empty(),
+                "the simulator reports only possible facts"
+            );
             observer.step(&StepView::of(now, &self.facts, &step));
             self.wake = step.wake;
             let asked = step.asked;
@@ -595,7 +601,7 @@ impl World {
         }
     }
 
-    /// Every running job loses of the interval since the last step what was due then.
+    /// Charges every running job the cost of the last step for the interval since then.
     fn charge_all(&mut self, now: Time) {
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
@@ -605,8 +611,8 @@ impl World {
         }
     }
 
-    /// Sets alarms where all jobs change at every step: only for those that end first. Notes what each
-    /// will lose at the next step.
+    /// Sets alarms where every step changes all jobs: only for the jobs that end first. Records the
+    /// cost that each job pays at the next step.
     fn arm_first_to_end(&mut self) {
         let ends = |a: Alarm| matches!(a, Alarm::Finish(..) | Alarm::Crash(..) | Alarm::Noise(..));
         self.alarms.retain(|a| !ends(a.0.1));
@@ -663,8 +669,8 @@ impl World {
         }
     }
 
-    /// The job turns its knobs; while it does, it makes no progress. One that is still starting will
-    /// start with the new ones.
+    /// Applies a job's new knobs; the job makes no progress meanwhile. A job that is still starting
+    /// starts with the new knobs.
     fn tune(&mut self, now: Time, job: JobIdx) {
         let cost = self.engine.state().costs.tune;
         let gpus = self.live[job.usize()].gpus.clone();
@@ -693,7 +699,7 @@ impl World {
     fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet, cost: Span) {
         self.crowd(job, &gpus);
         let live = &mut self.live[job.usize()];
-        // A service has no work that it could crash in the middle of.
+        // A service has no finite work in which to place a crash.
         let crash = if live.serves { None } else { self.faults.crash_point() };
         live.gpus = gpus;
         let crash_at = crash
@@ -708,7 +714,7 @@ impl World {
         }
     }
 
-    /// Everybody who shares one of these GPUs with the job will run differently.
+    /// Marks every other job on these GPUs: its speed changes.
     fn crowd(&mut self, job: JobIdx, gpus: &GpuSet) {
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(*gpu).tenants;
@@ -716,7 +722,7 @@ impl World {
         }
     }
 
-    /// From now on the job makes progress.
+    /// The job makes progress from now on.
     fn begin(&mut self, now: Time, job: JobIdx) {
         self.hold_opportunists(now, job);
         self.set_noise(job);
@@ -728,7 +734,7 @@ impl World {
         live.meter.set_step(now, disturbed);
         self.running.insert(job);
         self.arm_job(job);
-        // The engine expects the undisturbed pace; anything else is measured and told.
+        // The engine assumes the undisturbed step time; any other is reported as a sample.
         if disturbed != alone || self.training(job).is_some() {
             self.report_pace(now, job);
         }
@@ -736,7 +742,7 @@ impl World {
         self.serve(now, job);
     }
 
-    /// Notes a job that runs out of GPU memory with its present knobs.
+    /// Records the job if it runs out of GPU memory with its present knobs.
     fn check_memory(&mut self, job: JobIdx) {
         let state = self.engine.state();
         let is_there = |t: JobIdx| self.running.contains(t) && !self.out_of_memory.contains(&t);
@@ -745,17 +751,17 @@ impl World {
         }
     }
 
-    /// Jobs that ran out of memory fail.
+    /// Fails the jobs that ran out of GPU memory.
     fn fail_starved(&mut self, now: Time) {
         while let Some(job) = self.out_of_memory.pop() {
-            // One that was stopped meanwhile needs nothing.
+            // A job that was stopped meanwhile holds no memory.
             if !self.live[job.usize()].gpus.is_empty() {
                 self.fail(now, job, Reason::OutOfMemory);
             }
         }
     }
 
-    /// Sets the alarm for what will end this stretch of progress.
+    /// Sets the alarm for the job's next end, crash or change of gradient noise.
     fn arm_job(&mut self, job: JobIdx) {
         let live = &mut self.live[job.usize()];
         live.epoch += 1;

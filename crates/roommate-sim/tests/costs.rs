@@ -1,5 +1,5 @@
-//! What changes cost, when they happen and only then: moving and tuning, which no policy of the
-//! registry is sure to do, with policies made for it.
+//! Costs are charged when their cause happens and never otherwise: migration and tuning, tested
+//! with policies written for it, since no policy of the registry is certain to do either.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::idx::{GpuIdx, JobIdx, ProfileIdx};
@@ -16,7 +16,7 @@ use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, simulate};
 
-/// Starts job 0 on GPU 0 and does something to it, once, after ten seconds.
+/// Starts job 0 on GPU 0 and applies one edit to it after ten seconds.
 struct Once<F>(F, bool);
 
 impl<F: FnMut(&mut Plan<'_>) + Send> Policy for Once<F> {
@@ -33,7 +33,7 @@ impl<F: FnMut(&mut Plan<'_>) + Send> Policy for Once<F> {
     }
 }
 
-/// A run of one kind of work with steps of a second.
+/// A run of one profile with steps of one second.
 fn setup(cluster: &str, costs: Costs, policy: Box<dyn Policy>, truth: Box<dyn Truth>) -> Setup {
     Setup {
         cluster: cluster.parse().unwrap(),
@@ -52,7 +52,7 @@ fn setup(cluster: &str, costs: Costs, policy: Box<dyn Policy>, truth: Box<dyn Tr
     }
 }
 
-/// When a job of 100 seconds ends under this policy and these costs.
+/// Completion time in seconds of a job of 100 seconds under these costs and this edit.
 fn ends_s(costs: Costs, what: impl FnMut(&mut Plan<'_>) + Send + 'static) -> f64 {
     let policy = Box::new(Once(what, false));
     let setup = setup("1x2", costs, policy, Box::new(Undisturbed));
@@ -87,19 +87,19 @@ fn halve_it(plan: &mut Plan<'_>) {
 }
 
 #[test]
-fn nothing_costs_nothing() {
+fn without_changes_nothing_is_charged() {
     assert_eq!(ends_s(costs(62.0, Some(20.0), 5.0), |_| {}), 100.0);
 }
 
 #[test]
-fn moving_costs_a_restart_unless_it_has_a_price_of_its_own() {
+fn a_migration_costs_a_restart_unless_set_otherwise() {
     assert_eq!(ends_s(costs(62.0, None, 5.0), move_it), 162.0);
     assert_eq!(ends_s(costs(62.0, Some(20.0), 5.0), move_it), 120.0);
     assert_eq!(ends_s(costs(62.0, Some(0.0), 5.0), move_it), 100.0);
 }
 
 #[test]
-fn back_where_it_was_is_no_move() {
+fn a_move_to_the_same_gpu_costs_nothing() {
     let there_and_back = |plan: &mut Plan<'_>| {
         move_it(plan);
         plan.release(JobIdx(0));
@@ -109,13 +109,13 @@ fn back_where_it_was_is_no_move() {
 }
 
 #[test]
-fn tuning_pauses_and_then_runs_at_the_new_pace() {
+fn tuning_pauses_the_job_and_then_changes_its_speed() {
     // Ten seconds at full speed, the pause, then 90 steps at half the speed.
     assert_eq!(ends_s(costs(62.0, None, 0.0), halve_it), 190.0);
     assert_eq!(ends_s(costs(62.0, None, 5.0), halve_it), 195.0);
 }
 
-/// Starts everybody on GPU 0 at once.
+/// Starts every job on GPU 0 at once.
 struct Together;
 
 impl Policy for Together {
@@ -127,7 +127,7 @@ impl Policy for Together {
     }
 }
 
-/// Half as fast for each roommate.
+/// Halves the speed for each co-located job.
 struct Halves;
 
 impl Truth for Halves {}
@@ -139,7 +139,7 @@ impl Interference for Halves {
 }
 
 #[test]
-fn who_starts_quietly_disturbs_nobody_until_it_runs() {
+fn a_quiet_start_slows_no_other_job() {
     let last_end = |quiet_start: bool| {
         let costs = Costs { start: Span::from_secs(20.0), quiet_start, ..Costs::default() };
         let setup = setup("1x1", costs, Box::new(Together), Box::new(Halves));
@@ -154,11 +154,12 @@ fn who_starts_quietly_disturbs_nobody_until_it_runs() {
         simulate(setup, (0..2).map(job), &mut fold, &mut |_| {}).unwrap();
         fold.metrics()
     };
-    // The first runs from 20 to 60 alone, and then beside the second: 40 steps, then 60 at half the speed. Then
-    // the second has 40 of its own left.
+    // The first job runs alone from 20 to 60 and then beside the second: 40 steps, then 60 at half
+    // the speed. Then the second has 40 steps left.
     let quiet = last_end(true);
     assert_eq!((quiet.avg_jct_s, quiet.makespan_s), (Some(180.0), 220.0));
-    // If starting disturbs, the first is slowed down from 40 on, and ends at 200; the second has 30 left then.
+    // If starting disturbs, the first job is slowed down from 40 on and ends at 200; the second has
+    // 30 steps left then.
     let loud = last_end(false);
     assert_eq!((loud.avg_jct_s, loud.makespan_s), (Some(195.0), 230.0));
 }

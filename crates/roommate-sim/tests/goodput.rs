@@ -1,4 +1,4 @@
-//! Batch sizes that change under way: steps as measured, progress by goodput, memory that runs out.
+//! Batch sizes that change during a run: measured step times, progress by goodput, out of memory.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::event::{Action, Event, Sample};
@@ -20,11 +20,12 @@ use roommate_sim::truth::{Truth, h200};
 use roommate_sim::world::{Arrival, Setup, simulate};
 use std::sync::Arc;
 
-/// Starts everybody on the first GPU at its own batch size, and tunes as told: when, whom, to which batch.
+/// Starts every job on the first GPU at its own batch size, and tunes by a list of (seconds, job,
+/// batch size).
 struct Script {
     turns: Vec<(f64, u32, u32)>,
     mem_mib: u32,
-    /// Steps that the first job is believed to have done at 60 s.
+    /// Steps that the engine must believe the first job has done at 60 s.
     believed: Option<f64>,
 }
 
@@ -59,16 +60,16 @@ impl Policy for Script {
     }
 }
 
-/// What happened.
+/// Facts and tunings of a run.
 #[derive(Default)]
-struct Heard {
+struct Recorded {
     finished: Vec<(f64, JobIdx)>,
     failed: Vec<(f64, Reason)>,
     samples: Vec<(f64, JobIdx, Sample)>,
     tuned: Vec<Knobs>,
 }
 
-impl Observer for Heard {
+impl Observer for Recorded {
     fn step(&mut self, step: &StepView<'_>) {
         let at = step.at.secs();
         for fact in step.facts {
@@ -124,7 +125,7 @@ impl Case {
         self.names.iter().zip(&self.trainings).map(of).collect()
     }
 
-    fn run(self) -> (Heard, String) {
+    fn run(self) -> (Recorded, String) {
         let profiles = self.profiles();
         let work = self.work;
         let setup = Setup {
@@ -156,7 +157,7 @@ impl Case {
             spec.retries = 3.into();
             Arrival { at: Time::ZERO, name: format!("j{i}"), spec, work, requests: None }
         };
-        let mut observer = (Heard::default(), Writer::new(Vec::new()));
+        let mut observer = (Recorded::default(), Writer::new(Vec::new()));
         let jobs = (0..self.trainings.len()).map(arrival);
         simulate(setup, jobs, &mut observer, &mut |_| {}).unwrap();
         let journal = String::from_utf8(observer.1.finish().unwrap()).unwrap();
@@ -170,56 +171,57 @@ fn near(a: f64, b: f64) {
 
 #[test]
 fn progress_follows_goodput() {
-    // Steps of any batch take a second here. 40 steps at 64, then batch 256 at a noise scale of 64.
+    // A step of any batch size takes a second here: 40 steps at 64, then 256 at a noise scale of
+    // 64.
     let training = Training::around(64, 64.0);
     let each = goodput_factor(64.0, 256.0, 64.0);
-    // The engine believes what is true.
+    // The engine's progress equals the true progress.
     let believed = Some(40.0 + 20.0 * each);
-    let (heard, _) = Case { believed, ..Case::new(vec![training], &[(40.0, 0, 256)]) }.run();
-    near(heard.finished[0].0, 40.0 + 60.0 / each);
-    assert_eq!(heard.tuned[0].batch, 256);
-    let last = heard.samples.last().unwrap().2;
+    let (recorded, _) = Case { believed, ..Case::new(vec![training], &[(40.0, 0, 256)]) }.run();
+    near(recorded.finished[0].0, 40.0 + 60.0 / each);
+    assert_eq!(recorded.tuned[0].batch, 256);
+    let last = recorded.samples.last().unwrap().2;
     assert_eq!((last.batch, last.noise_scale, last.step_s), (256, 64.0, 1.0));
 }
 
 #[test]
-fn noise_that_grows_makes_a_large_batch_worth_more_and_more() {
+fn growing_noise_raises_the_goodput_of_a_large_batch() {
     let noise = Noise { start: 16.0, end: 4096.0 };
     let training = Training { noise, lr: LrRule::Linear, ..Training::around(64, 0.0) };
-    let (heard, journal) = Case::new(vec![training.clone()], &[(0.0, 0, 256)]).run();
+    let (recorded, journal) = Case::new(vec![training.clone()], &[(0.0, 0, 256)]).run();
     let stage_s = |s: u32| 5.0 / goodput_factor(64.0, 256.0, f64::from(noise.at(s)));
-    near(heard.finished[0].0, (0..Noise::STAGES).map(stage_s).sum());
-    let told: Vec<f32> = heard.samples.iter().map(|s| s.2.noise_scale).collect();
+    near(recorded.finished[0].0, (0..Noise::STAGES).map(stage_s).sum());
+    let samples: Vec<f32> = recorded.samples.iter().map(|s| s.2.noise_scale).collect();
     let mut stages: Vec<f32> = (0..Noise::STAGES).map(|s| noise.at(s)).collect();
     stages.dedup();
-    let mut heard_of = told;
-    heard_of.dedup();
-    assert_eq!(heard_of, stages, "each stage is measured once it begins");
-    // At the job's own batch the noise does not matter.
+    let mut sampled = samples;
+    sampled.dedup();
+    assert_eq!(sampled, stages, "each stage is sampled when it begins");
+    // At the job's own batch size the noise has no effect.
     let (own, _) = Case::new(vec![training], &[]).run();
     near(own.finished[0].0, 100.0);
-    // And what is written can be read.
-    let mut again = Heard::default();
+    // The journal reads back equal.
+    let mut again = Recorded::default();
     journal::read(journal.as_bytes(), &mut again).unwrap();
-    assert_eq!(again.samples, heard.samples);
+    assert_eq!(again.samples, recorded.samples);
 }
 
 #[test]
-fn what_a_change_costs_is_lost() {
+fn the_cost_of_a_change_is_lost() {
     let training = Training::around(64, 64.0);
     let case = Case { tune_s: 7.0, ..Case::new(vec![training], &[(40.0, 0, 256)]) };
     let case = Case { believed: Some(40.0 + 13.0 * goodput_factor(64.0, 256.0, 64.0)), ..case };
-    let (heard, _) = case.run();
-    near(heard.finished[0].0, 47.0 + 60.0 / goodput_factor(64.0, 256.0, 64.0));
+    let (recorded, _) = case.run();
+    near(recorded.finished[0].0, 47.0 + 60.0 / goodput_factor(64.0, 256.0, 64.0));
 }
 
-/// A job of a measured task.
+/// A job of a measured profile.
 fn measured(batch: u32, noise: f32) -> Training {
     Training { batch_min: 16, batch_max: 1024, ..Training::around(batch, noise) }
 }
 
 #[test]
-fn steps_take_what_was_measured_alone_and_beside_others() {
+fn step_times_are_as_measured_alone_and_co_located() {
     let atlas = Arc::new(h200().unwrap());
     let truth = Truth::measured(Arc::clone(&atlas));
     let vit = atlas.task(roommate_core::measurement::rows::TaskKind::Train, "vit-b16-imagenet");
@@ -227,28 +229,29 @@ fn steps_take_what_was_measured_alone_and_beside_others() {
     let mut case = Case::new(vec![measured(64, 500.0)], &[(10.0, 0, 128), (20.0, 0, 90)]);
     case.names = vec!["vit-b16-imagenet"];
     case.truth = truth.model(&case.profiles()).0;
-    let (heard, _) = case.run();
-    let told: Vec<(u32, f64)> = heard.samples.iter().map(|s| (s.2.batch, s.2.step_s)).collect();
+    let (recorded, _) = case.run();
+    let samples: Vec<(u32, f64)> =
+        recorded.samples.iter().map(|s| (s.2.batch, s.2.step_s)).collect();
     for batch in [64, 128, 90] {
-        let (_, told_s) = told.iter().find(|t| t.0 == batch).unwrap();
-        near(*told_s, step_s(batch) / step_s(64));
+        let (_, sampled_s) = samples.iter().find(|t| t.0 == batch).unwrap();
+        near(*sampled_s, step_s(batch) / step_s(64));
     }
 
-    // A roommate's batch is felt.
+    // A larger batch size of the co-located job slows this one.
     let slowed = |other: u32| {
         let trainings = vec![measured(64, 500.0), measured(64, 500.0)];
         let mut case = Case::new(trainings, &[(10.0, 1, other)]);
         case.names = vec!["vit-b16-imagenet", "resnet18-imagenet"];
         case.truth = truth.model(&case.profiles()).0;
-        let (heard, _) = case.run();
-        let mine = heard.samples.iter().filter(|s| s.1 == JobIdx(0) && s.0 >= 10.0);
+        let (recorded, _) = case.run();
+        let mine = recorded.samples.iter().filter(|s| s.1 == JobIdx(0) && s.0 >= 10.0);
         mine.map(|s| s.2.step_s).next().unwrap()
     };
     assert!(slowed(512) > slowed(32), "{} {}", slowed(512), slowed(32));
 }
 
 #[test]
-fn who_takes_more_memory_than_there_is_fails_and_says_so() {
+fn exceeding_gpu_memory_fails_with_out_of_memory() {
     let memory = vec![(64, 6_000), (256, 30_000)];
     let training = Training { memory, ..Training::around(64, 1e6) };
     let case = |mem_mib: u32, batch: u32| Case {
@@ -256,26 +259,28 @@ fn who_takes_more_memory_than_there_is_fails_and_says_so() {
         mem_mib,
         ..Case::new(vec![training.clone()], &[(40.0, 0, batch)])
     };
-    // 18,000 MiB on a GPU of 16 GiB; without a limit of its own.
-    let (heard, _) = case(0, 160).run();
-    assert_eq!(heard.failed, [(40.0, Reason::OutOfMemory)]);
-    // It waits for 5 s and starts again at its own batch, from its last checkpoint: the very start.
-    near(heard.finished[0].0, 145.0);
-    // Within the GPU, but beyond its own limit.
-    let (heard, _) = case(8_000, 96).run();
-    assert_eq!(heard.failed, [(40.0, Reason::OutOfMemory)]);
-    let (heard, _) = case(8_000, 72).run();
-    assert_eq!(heard.failed, []);
-    assert_eq!(heard.samples.last().unwrap().2.mem_mib, 7_000);
+    // 18,000 MiB on a GPU of 16 GiB; the job has no limit of its own.
+    let (recorded, _) = case(0, 160).run();
+    assert_eq!(recorded.failed, [(40.0, Reason::OutOfMemory)]);
+    // The job waits for 5 s and restarts at its own batch size from its last checkpoint, the start.
+    near(recorded.finished[0].0, 145.0);
+    // Within the GPU's memory, but beyond the job's own limit.
+    let (recorded, _) = case(8_000, 96).run();
+    assert_eq!(recorded.failed, [(40.0, Reason::OutOfMemory)]);
+    let (recorded, _) = case(8_000, 72).run();
+    assert_eq!(recorded.failed, []);
+    assert_eq!(recorded.samples.last().unwrap().2.mem_mib, 7_000);
 }
 
 #[test]
-fn the_last_straw_fails_and_not_its_roommate() {
+fn the_job_that_exceeds_memory_fails_not_its_neighbour() {
     let heavy = Training { memory: vec![(64, 9_000)], ..Training::around(64, 64.0) };
     let trainings = vec![heavy.clone(), heavy];
     let case = Case { cluster: "1x1:v100", ..Case::new(trainings, &[]) };
-    let (heard, _) = case.run();
-    // The other comes back after each pause, as long as its retries allow.
-    assert!(heard.failed.iter().all(|f| f.1 == Reason::OutOfMemory) && !heard.failed.is_empty());
-    assert_eq!(heard.finished[0], (100.0, JobIdx(0)));
+    let (recorded, _) = case.run();
+    // The failing job is restarted after each pause, as long as its retries allow.
+    assert!(
+        recorded.failed.iter().all(|f| f.1 == Reason::OutOfMemory) && !recorded.failed.is_empty()
+    );
+    assert_eq!(recorded.finished[0], (100.0, JobIdx(0)));
 }

@@ -1,4 +1,4 @@
-//! Who is started again after a failure: by the class of the failure, under any policy.
+//! Retries after a failure depend on the class of the failure, under any policy.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use expect_test::expect;
@@ -15,8 +15,8 @@ use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::world::{Arrival, Setup, simulate};
 
-/// Six jobs of ten seconds one after another on one GPU, half of which would fail. A checkpoint never
-/// comes, so that every attempt begins anew.
+/// Six jobs of ten seconds in sequence on one GPU, half of which would fail. There are no
+/// checkpoints, so every attempt starts from the beginning.
 fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
     let entry = policy::find(policy).unwrap();
     let setup = Setup {
@@ -54,7 +54,7 @@ fn run(policy: &str, user_errors: f64, retries: Retries) -> (String, Metrics) {
 const CAREFUL: Retries = Retries { user: 0, infra: 3, unknown: 3 };
 
 #[test]
-fn an_error_of_the_user_is_not_tried_again() {
+fn a_user_error_is_not_retried() {
     let (blind, blind_metrics) = run("fifo", 1.0, 3.into());
     let (careful, careful_metrics) = run("fifo", 1.0, CAREFUL);
     expect![[r#"
@@ -65,20 +65,20 @@ fn an_error_of_the_user_is_not_tried_again() {
         gpu0  aabbbbcdeeeeeeeeeeffff
     "#]]
     .assert_eq(&careful);
-    // The same jobs finish, three retries of each of the others earlier.
+    // The same jobs finish, and each of the others is spared three retries.
     assert_eq!(blind_metrics.finished, careful_metrics.finished);
     assert_eq!(blind_metrics.failures, 4 * careful_metrics.failures);
 }
 
 #[test]
-fn what_may_work_the_next_time_is_tried_again() {
+fn other_failures_are_retried() {
     let (_, careful) = run("fifo", 0.0, CAREFUL);
     let (_, never) = run("fifo", 0.0, 0.into());
     assert!(careful.finished > never.finished && careful.failures > 0, "{careful:?}");
 }
 
 #[test]
-fn the_same_jobs_are_wrong_under_every_policy() {
+fn the_same_jobs_have_user_errors_under_every_policy() {
     let wrong = |policy: &str| run(policy, 1.0, 0.into()).1.finished;
     for policy in ["sjf", "srtf", "tiresias", "fifo-backfill"] {
         assert_eq!(wrong(policy), wrong("fifo"), "{policy}");

@@ -1,4 +1,4 @@
-//! Services in the simulated world: what is measured, what is told, and how they end.
+//! Services in the simulated world: what is measured, what is reported, and how they end.
 #![allow(clippy::unwrap_used, clippy::float_cmp, reason = "this is a test")]
 
 use roommate_core::event::{Event, Served};
@@ -49,7 +49,7 @@ fn edit(mut job: TraceJob, with: impl Fn(&mut TraceService)) -> TraceJob {
 struct Facts {
     of: JobIdx,
     served: Vec<(Time, Served)>,
-    /// When, load and 99th percentile.
+    /// (time, load, 99th percentile in µs).
     sampled: Vec<(Time, f32, u32)>,
     cancelled: Vec<Time>,
 }
@@ -82,7 +82,7 @@ struct World<'a> {
     cluster: &'a str,
     policy: &'a str,
     measured: bool,
-    /// Everybody on one GPU, free to use all of it.
+    /// Place all jobs on one GPU without confining any.
     together: bool,
     measuring: Measuring,
 }
@@ -155,11 +155,11 @@ fn a_run_ends_with_its_training_and_services_end_with_it() {
         assert_eq!(run.metrics.avg_jct_s, Some(300.0));
         let service = &run.metrics.services[0];
         assert_eq!(service.served.late, 0);
-        // From 5 s, when it is warm, in windows that end at 10, 20, … 300 s, and the rest.
+        // From 5 s, when it is warm, in windows that end at 10, 20, … 300 s, and the remainder.
         assert_eq!(service.served.windows, 31);
         let rate = service.served.requests as f64 / 302.0;
         assert!((rate - 100.0).abs() < 3.0, "{rate}");
-        // Alone it waits 5 ms for others, and answers within 10.
+        // A single request waits 5 ms for its batch to fill and is answered within 10 ms.
         assert!((14_000..21_000).contains(&service.served.p99_us), "{:?}", service.served);
         let mut replay = Replay::default();
         journal::read(run.journal.as_bytes(), &mut replay).unwrap();
@@ -168,29 +168,29 @@ fn a_run_ends_with_its_training_and_services_end_with_it() {
 }
 
 #[test]
-fn what_matters_is_told_at_the_end_of_its_window_and_nothing_else() {
+fn only_changes_of_load_are_sampled_at_the_window_end() {
     let load = [(0.0, 100.0), (3_605.0, 300.0), (7_205.0, 100.0)];
     for world in [&PLAIN, &EXACT] {
         let jobs = vec![service("s", &load), training("a", 0.0, 10_000.0)];
         let run = run(world, jobs).unwrap();
-        let told: Vec<u64> = run.facts.sampled.iter().map(|s| s.0.0 / 1_000_000).collect();
-        // The first window that it was there for all of; then each change of load, in the window that
-        // has half of it and in the next.
-        assert_eq!(told, [10, 20, 3_610, 3_620, 7_210, 7_220], "{:?}", run.facts.sampled);
+        let reported: Vec<u64> = run.facts.sampled.iter().map(|s| s.0.0 / 1_000_000).collect();
+        // The first full window; then, for each change of load, the window that contains it and the
+        // next one.
+        assert_eq!(reported, [10, 20, 3_610, 3_620, 7_210, 7_220], "{:?}", run.facts.sampled);
         let accounts: Vec<u64> = run.facts.served.iter().map(|s| s.0.0 / 1_000_000).collect();
         assert_eq!(accounts, [10, 20, 3_600, 3_610, 3_620, 7_200, 7_210, 7_220, 10_000]);
         let windows: u32 = run.facts.served.iter().map(|s| s.1.windows).sum();
         assert_eq!(windows, 1_000);
-        // Nothing asked the policy but the two submissions, the end, and what was sampled.
+        // The policy is asked only at the two submissions, at the end, and for the samples.
         assert!(run.metrics.events <= 2 + 1 + 6, "{}", run.metrics.events);
     }
 }
 
 #[test]
-fn an_objective_that_nothing_can_keep_is_missed_all_the_time_and_said_once() {
+fn an_infeasible_slo_is_always_violated_and_reported_once() {
     for world in [&PLAIN, &EXACT] {
-        let hopeless = edit(service("s", &[(0.0, 100.0)]), |s| s.slo_ms = Some(5.0));
-        let run = run(world, vec![hopeless, training("a", 0.0, 600.0)]).unwrap();
+        let infeasible = edit(service("s", &[(0.0, 100.0)]), |s| s.slo_ms = Some(5.0));
+        let run = run(world, vec![infeasible, training("a", 0.0, 600.0)]).unwrap();
         let served = run.metrics.served().unwrap();
         assert_eq!((served.late, served.over), (served.requests, served.windows));
         assert_eq!(run.metrics.services[0].goodput_rps, 0.0);
@@ -201,21 +201,21 @@ fn an_objective_that_nothing_can_keep_is_missed_all_the_time_and_said_once() {
 }
 
 #[test]
-fn a_service_that_nobody_asks_keeps_its_objective() {
+fn a_service_without_requests_meets_its_slo() {
     for world in [&PLAIN, &EXACT] {
         let run = run(world, vec![service("s", &[(0.0, 0.0)]), training("a", 0.0, 600.0)]).unwrap();
         let served = run.metrics.served().unwrap();
         assert_eq!((served.requests, served.over, served.windows), (0, 0, 60));
-        // Zero would mean that nobody measured.
-        let told: Vec<f32> = run.facts.sampled.iter().map(|s| s.1).collect();
-        assert!(told.len() <= 1 && told.iter().all(|l| *l < 1e-3), "{told:?}");
-        let told = outcome(&run, "s");
-        assert!(told.iter().any(|m| m.contains("nobody asked")), "{told:?}");
+        // A load of zero would mean that nothing was measured.
+        let reported: Vec<f32> = run.facts.sampled.iter().map(|s| s.1).collect();
+        assert!(reported.len() <= 1 && reported.iter().all(|l| *l < 1e-3), "{reported:?}");
+        let reported = outcome(&run, "s");
+        assert!(reported.iter().any(|m| m.contains("nobody asked")), "{reported:?}");
     }
 }
 
 #[test]
-fn clients_of_a_service_that_never_warms_up_are_sent_to_it_after_a_while_all_the_same() {
+fn a_service_that_never_warms_up_gets_requests_after_300_s() {
     for world in [&PLAIN, &EXACT] {
         let never = edit(service("s", &[(0.0, 100.0)]), |s| s.warm_up_s = Some(1e9));
         let run = run(world, vec![never, training("a", 0.0, 900.0)]).unwrap();
@@ -224,14 +224,14 @@ fn clients_of_a_service_that_never_warms_up_are_sent_to_it_after_a_while_all_the
         assert_eq!(served.late, served.requests);
         assert!((served.requests as f64 / 60_000.0 - 1.0).abs() < 0.02, "{served:?}");
         assert!(run.facts.sampled.is_empty(), "there is nothing to sample");
-        let told = outcome(&run, "s");
-        assert!(told.iter().any(|m| m.starts_with("5m 10s misses")), "{told:?}");
+        let reported = outcome(&run, "s");
+        assert!(reported.iter().any(|m| m.starts_with("5m 10s misses")), "{reported:?}");
     }
 }
 
 #[test]
-fn requests_to_a_service_that_was_stopped_are_late() {
-    // Least attained service first: the service is pushed out by whoever is younger.
+fn requests_to_a_preempted_service_are_late() {
+    // srtf preempts the service for the training job.
     let world = World { cluster: "1x1", policy: "srtf", ..PLAIN };
     let jobs = vec![service("s", &[(0.0, 10.0)]), training("a", 100.0, 50.0)];
     let run = run(&world, jobs).unwrap();
@@ -242,25 +242,25 @@ fn requests_to_a_service_that_was_stopped_are_late() {
 }
 
 #[test]
-fn training_behind_services_that_hold_everything_is_called_stuck() {
+fn training_that_waits_for_services_is_reported_as_stuck() {
     let world = World { cluster: "1x1", ..PLAIN };
     let stuck = run(&world, vec![service("s", &[(0.0, 9.0)]), training("a", 1.0, 5.0)]).err();
     assert!(matches!(stuck, Some(SimError::Stuck { waiting: 1, .. })), "{stuck:?}");
-    let said = stuck.unwrap().to_string();
-    assert!(said.contains("services, which never end, hold 1 of 1 GPUs"), "{said}");
+    let message = stuck.unwrap().to_string();
+    assert!(message.contains("services, which never end, hold 1 of 1 GPUs"), "{message}");
 }
 
 #[test]
-fn without_training_a_run_lasts_as_long_as_a_service_says() {
+fn without_training_a_run_lasts_a_service_s_duration() {
     let mut alone = service("s", &[(0.0, 50.0)]);
     alone.duration_s = 125.0;
     let run = run(&PLAIN, vec![alone]).unwrap();
     assert_eq!(run.end, Time::from_secs(125.0));
-    assert_eq!(run.metrics.services[0].served.windows, 13, "the last is half as long");
+    assert_eq!(run.metrics.services[0].served.windows, 13, "the last window is half as long");
 }
 
-/// Six services with their objectives under loads from idle to too much, some bursty, beside training that
-/// comes and goes on the same GPUs.
+/// Six models with their SLOs under loads from idle to overload, some bursty, beside training jobs
+/// that arrive and finish on the same GPUs.
 fn busy_mix() -> Vec<TraceJob> {
     let models = ["resnet50", "inception_v3", "gpt2", "bert", "roberta", "yolos-tiny"];
     let mut jobs = Vec::new();
@@ -288,12 +288,12 @@ fn busy_mix() -> Vec<TraceJob> {
 }
 
 #[test]
-fn repeating_windows_gives_what_simulating_every_request_gives() {
+fn repeated_windows_agree_with_simulating_every_request() {
     let world = World { cluster: "18x1:h200", policy: "antman", measured: true, ..PLAIN };
     let fast = run(&world, busy_mix()).unwrap();
     let exact = run(&World { measuring: EXACT.measuring, ..world }, busy_mix()).unwrap();
     assert!((fast.end.secs() / exact.end.secs() - 1.0).abs() < 0.01);
-    // Of steady loads and of bursty ones.
+    // First of steady loads, then of bursty ones.
     let (mut worst_late, mut worst_p99) = ([0.0f64; 2], [0.0f64; 2]);
     for (a, b) in fast.metrics.services.iter().zip(&exact.metrics.services) {
         assert_eq!(a.name, b.name);
@@ -317,8 +317,8 @@ fn repeating_windows_gives_what_simulating_every_request_gives() {
 }
 
 #[test]
-fn training_feels_how_busy_a_service_is() {
-    // The same task beside a service that nobody asks, and beside one that is always busy.
+fn the_load_of_a_service_slows_training() {
+    // The same job beside a service without requests, and beside one that is always busy.
     let length = |rps: f64| {
         let mut job = TraceJob::new("s".into(), 0, 1, 0.0);
         (job.class, job.batch, job.model) = (TraceClass::Service, 64, Some("gpt2".into()));
@@ -346,6 +346,6 @@ fn the_same_seed_gives_the_same_journal() {
 
 #[test]
 fn jobs_are_numbered_from_zero() {
-    // `Facts` counts on it.
+    // `Facts` relies on it.
     assert_eq!(JobIdx::default(), JobIdx::from_usize(0));
 }

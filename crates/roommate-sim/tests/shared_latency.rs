@@ -1,7 +1,7 @@
-//! How well latency curves and predictors of latency do on what was measured: by us (`profiles/`) and by
-//! others (the public measurements beside the repository). `docs/reference/fits.md` shows the result and
-//! is compared with it. Without the public measurements this test says so and passes, unless
-//! `ROOMMATE_REQUIRE_SHARED=1`.
+//! Errors of latency curves and latency predictors on our measurements (`profiles/`) and on public
+//! ones (in `../shared`, outside the repository). `docs/reference/fits.md` shows the result and is
+//! compared with it. Without the public measurements this test prints that it is skipped and
+//! passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 mod shared;
@@ -33,7 +33,7 @@ fn num(value: &Value) -> f64 {
 
 // Curves.
 
-/// A way to draw a curve through samples.
+/// A method of fitting a curve to samples.
 type Fit = fn(&[Point]) -> Option<Box<dyn Fn(f64) -> f64>>;
 
 fn published(points: &[Point]) -> Option<Box<dyn Fn(f64) -> f64>> {
@@ -51,7 +51,8 @@ fn inverse(points: &[Point]) -> Option<Box<dyn Fn(f64) -> f64>> {
     Some(Box::new(move |x| curve.at(x)))
 }
 
-/// A polynomial of the third degree by least squares; of a lower one where samples are too few to tell.
+/// A least-squares polynomial of degree three, or of a lower degree where there are too few
+/// samples.
 fn cubic(points: &[Point]) -> Option<Box<dyn Fn(f64) -> f64>> {
     let degree = 3.min(points.len() - 2);
     let n = degree + 1;
@@ -85,8 +86,8 @@ const WAYS: [(&str, Fit); 4] = [
     ("two lines over 1/share (ours)", inverse),
 ];
 
-/// Relative errors at the samples left out, over all ways to keep `kept` of them. Both ends are always
-/// kept, because nobody asks beyond them.
+/// Relative errors at the samples left out, over all choices of `kept` samples. Both end points are
+/// always kept, because policies do not extrapolate.
 fn errors(points: &[Point], kept: usize, fit: Fit) -> Vec<f64> {
     let n = points.len();
     let mut errors = Vec::new();
@@ -108,13 +109,13 @@ fn residuals(points: &[Point], fit: Fit) -> Vec<f64> {
     points.iter().map(|(x, y)| (curve(*x) - y).abs() / y).collect()
 }
 
-/// The services that we measured, the training steps that we measured, and those of iGniter.
+/// Our measured services, our measured training steps, and the services of iGniter.
 fn curves(shared: &Path) -> BTreeMap<&'static str, Vec<Vec<Point>>> {
     let mut by_task: BTreeMap<(bool, String, u64), Vec<Point>> = BTreeMap::new();
     for row in json_lines(include_str!("../../../profiles/h200.jsonl")) {
         let is_service = row["kind"] == "serve";
         let key = (is_service, row["name"].to_string(), row["batch"].as_u64().unwrap());
-        // Services answer within their 99th percentile; a training step within its mean.
+        // A service counts by its 99th percentile, a training step by its mean.
         let seconds = if is_service { num(&row["p99_ms"]) / 1e3 } else { 1.0 / num(&row["it_s"]) };
         by_task.entry(key).or_default().push((num(&row["sms"]) / 132.0, seconds));
     }
@@ -193,9 +194,9 @@ fn curve_table(shared: &Path) -> String {
 
 // Predictors.
 
-/// One latency of a service beside another.
+/// One latency of a service beside a co-located job.
 struct Pair {
-    /// Who is left out together.
+    /// Name of the co-located job; the rows of one are left out together.
     partner: String,
     /// Seconds beside it, and alone with the same share.
     beside: f64,
@@ -204,8 +205,8 @@ struct Pair {
     counters: Vec<f64>,
 }
 
-/// Mean relative errors of latencies beside partners that were left out; the family of models is chosen
-/// without them too.
+/// Relative errors of latencies beside co-located jobs that were left out of training; the model
+/// family is chosen without them too.
 fn unseen(pairs: &[Pair], features: impl Fn(&Pair) -> Vec<f64>) -> Vec<f64> {
     let names: BTreeSet<&str> = pairs.iter().map(|p| p.partner.as_str()).collect();
     let names: Vec<&str> = names.into_iter().collect();
@@ -263,7 +264,7 @@ fn igniter(shared: &Path) -> Vec<IgniterSide> {
     for pair in pairs {
         let name = |i: usize| pair[i].as_str().unwrap().to_owned();
         let batches = [num(&pair[2]), num(&pair[3])];
-        // The rest of the GPU belongs to the other one.
+        // The other job has the rest of the GPU.
         let shares = [num(&pair[4]), 100.0 - num(&pair[4])];
         for (i, k) in [(0, 1), (1, 0)] {
             let (service, partner) = (name(i), name(k));
@@ -297,8 +298,9 @@ fn igniter(shared: &Path) -> Vec<IgniterSide> {
     sides
 }
 
-/// As published: the four parameters of each curve from the layers of the partner and the batch, a model
-/// for each service and parameter. Relative errors of the parameters, then of the latencies.
+/// The published form: predicts the four parameters of each curve from the layers of the co-located
+/// job and the batch size, with one model per service and parameter. Relative errors of the
+/// parameters, then of the latencies.
 fn as_published(sides: &[IgniterSide]) -> ([Vec<f64>; 4], Vec<f64>) {
     type Key = (String, String, u64, u64);
     let mut by_curve: BTreeMap<Key, Vec<&IgniterSide>> = BTreeMap::new();
@@ -362,7 +364,7 @@ fn as_published(sides: &[IgniterSide]) -> ([Vec<f64>; 4], Vec<f64>) {
     (errors, latency)
 }
 
-/// What a training task does beside a service on the H200: median latency against a batch alone.
+/// Services beside a training job on the H200: median latency relative to a batch alone.
 fn h200() -> Vec<Pair> {
     let solo = json_lines(include_str!("../../../profiles/h200.jsonl"));
     let models = json_lines(include_str!("../../../profiles/models.jsonl"));
@@ -382,7 +384,7 @@ fn h200() -> Vec<Pair> {
         let layers = ["conv", "linear", "attention", "norm", "embedding", "recurrent"];
         let of = |gpm: &Value| ["graphics", "sm_util", "dram"].map(|c| num(&gpm[c]) / 100.0);
         let (s, t) = (of(service), of(training));
-        // How busy it would be alone: a busy service waits in line.
+        // Load of the service if it ran alone: at a busy service requests queue.
         let load = num(&r["rate_b"]) * alone;
         let launches = num(&training["pcie_rx_mib_s"]).max(1.0).ln();
         let counters = vec![
@@ -410,8 +412,8 @@ fn h200() -> Vec<Pair> {
     pairs.collect()
 }
 
-/// Services that answer one batch after the other beside a training task on the H200: median time of a batch
-/// against the same alone, in the same session.
+/// Closed loop on the H200, where a service answers one batch after the other beside a training
+/// job: median time of a batch relative to the same alone, in the same session.
 fn closed_loop() -> Vec<Pair> {
     let solo = json_lines(include_str!("../../../profiles/h200.jsonl"));
     let rows = json_lines(include_str!("../../../profiles/h200-curves.jsonl"));
@@ -447,7 +449,7 @@ fn closed_loop() -> Vec<Pair> {
     rows.iter().filter(|r| r["k"] == "tc").filter_map(pair).collect()
 }
 
-/// Tally's two services beside six training tasks under MPS.
+/// Tally's two services beside six training jobs under MPS.
 fn tally(shared: &Path) -> Vec<Pair> {
     let rows = |path: &str| -> Vec<BTreeMap<String, String>> {
         let text = text(&shared.join(path));
@@ -529,7 +531,7 @@ fn predictor_table(shared: &Path) -> String {
     table
 }
 
-/// The page with a table between its marks.
+/// Replaces the table between the page's markers.
 fn with_block(page: &str, name: &str, table: &str) -> String {
     let (open, close) = (format!("<!-- {name} -->\n"), format!("<!-- /{name} -->\n"));
     let (before, rest) = page.split_once(&open).unwrap_or_else(|| panic!("fits.md lacks {open}"));

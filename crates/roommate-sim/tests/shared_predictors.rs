@@ -1,5 +1,6 @@
-//! How well co-location predictors say what they were not taught, on public measurements and on ours. The public ones
-//! lie beside the repository; without them this test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
+//! Generalisation errors of co-location predictors on public measurements and on ours. The public
+//! ones are in `../shared`, outside the repository; without them this test prints that it is
+//! skipped and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 mod shared;
@@ -30,9 +31,9 @@ fn table(path: &Path) -> (Vec<String>, Vec<Vec<String>>) {
 /// Errors of predictions.
 #[derive(Default)]
 struct Errors {
-    /// |said / true − 1|.
+    /// |predicted / true − 1|.
     relative: Vec<f64>,
-    /// |said − true|.
+    /// |predicted − true|.
     absolute: Vec<f64>,
 }
 
@@ -55,8 +56,8 @@ impl Errors {
     }
 }
 
-/// Predicts each group from all others; rows of one group are left out together. Errors are those of the value plus
-/// what `base` says of its row.
+/// Leave-one-group-out cross-validation; the rows of one group are left out together. Errors are
+/// those of the prediction plus `base` of its row.
 fn cross_validate(rows: &[(usize, Vec<f64>, f64)], base: &dyn Fn(&[f64]) -> f64) -> Errors {
     let groups: BTreeSet<usize> = rows.iter().map(|r| r.0).collect();
     let mut errors = Errors::default();
@@ -73,7 +74,7 @@ fn cross_validate(rows: &[(usize, Vec<f64>, f64)], base: &dyn Fn(&[f64]) -> f64)
     errors
 }
 
-/// A count that is written in binary digits: 10 are two.
+/// A count written in binary digits: 10 is two.
 fn binary(text: &str) -> f64 {
     f64::from(u32::from_str_radix(text, 2).unwrap())
 }
@@ -83,7 +84,8 @@ fn counts_of_the_public_patterns_are_binary() {
     assert_eq!(["00", "01", "10", "11"].map(binary), [0.0, 1.0, 2.0, 3.0]);
 }
 
-/// Patterns of the `IADeep` artifact: how many of each of eight tasks, and the sum of their slowdowns.
+/// Patterns of the `IADeep` artifact: the number of instances of each of eight tasks, and the sum
+/// of their slowdowns.
 struct Patterns {
     tasks: Vec<String>,
     rows: Vec<(Vec<f64>, f64)>,
@@ -101,12 +103,13 @@ fn patterns(shared: &Path) -> Patterns {
     Patterns { tasks: tasks.collect(), rows: rows.iter().map(of).collect() }
 }
 
-/// SM and memory utilisation of the tasks alone, as parts of 1.
+/// SM and memory utilisation of the tasks alone, from 0 to 1.
 fn utilisation(shared: &Path) -> BTreeMap<String, (f64, f64)> {
     let (header, rows) = table(&shared.join("traces/iadeep/interference_util.csv"));
     let mut known = BTreeMap::new();
     for (i, name) in header.iter().enumerate().filter(|(_, h)| h.ends_with("_sm")) {
-        // Some rows have the figures of a neighbour; the commonest are the task's.
+        // Some rows have the values of a co-located task; the most frequent values are the task's
+        // own.
         let mut seen: BTreeMap<(String, String), usize> = BTreeMap::new();
         for row in rows.iter().filter(|r| r[i].parse::<f64>().unwrap() > 0.0) {
             *seen.entry((row[i].clone(), row[i + 1].clone())).or_default() += 1;
@@ -123,7 +126,7 @@ fn patterns_of_the_iadeep_artifact() {
     let Some(shared) = shared() else { return };
     let Patterns { tasks, rows } = patterns(&shared);
     let mut text = String::new();
-    // Equal patterns are one group: the same must not be taught.
+    // Equal patterns form one group, so that none is in both training and test data.
     let keys: BTreeSet<String> = rows.iter().map(|r| format!("{:?}", r.0)).collect();
     let group = |counts: &Vec<f64>| keys.iter().position(|k| *k == format!("{counts:?}")).unwrap();
     let by_pattern: Vec<_> = rows.iter().map(|(c, y)| (group(c), c.clone(), *y)).collect();
@@ -157,7 +160,7 @@ fn patterns_of_the_iadeep_artifact() {
     text += &cross_validate(&rows_by_counters, &|_| 0.0).row("the same, counters");
     text += &cross_validate(&rows_by_counters, &|row| row[0])
         .row("the same, counters, as a sum of PDs");
-    // Each task in turn: all patterns with it are left out.
+    // For each task, all patterns that contain it are left out.
     let mut unseen = Errors::default();
     for task in 0..tasks.len() {
         let out = rows_of(&|counts, _| usize::from(counts[task] > 0.0));
@@ -184,10 +187,10 @@ fn patterns_of_the_iadeep_artifact() {
     .assert_eq(&text);
 }
 
-/// One side of a pair: who, beside whom, degradation.
+/// One side of a pair: (profile, co-located profile, degradation).
 type Side = (ProfileIdx, ProfileIdx, f64);
 
-/// Each fold in turn is left out and predicted by a predictor that was taught the rest.
+/// Predicts each fold with a predictor trained on the others.
 fn predict(view: View, demands: &[ResourceDemand], folds: &[(Vec<Side>, Vec<Side>)]) -> Errors {
     let mut errors = Errors::default();
     for (taught, asked) in folds {
@@ -206,7 +209,7 @@ fn predict(view: View, demands: &[ResourceDemand], folds: &[(Vec<Side>, Vec<Side
     errors
 }
 
-/// Ten folds of pairs; and one fold for each group of kinds, with all its pairs.
+/// Ten folds of pairs; and one fold for each group of profiles, with all its pairs.
 fn folds(sides: &[Side], group: &dyn Fn(ProfileIdx) -> usize) -> [Vec<(Vec<Side>, Vec<Side>)>; 2] {
     let key = |s: &Side| (s.0.min(s.1), s.0.max(s.1));
     let pairs: BTreeSet<(ProfileIdx, ProfileIdx)> = sides.iter().map(key).collect();

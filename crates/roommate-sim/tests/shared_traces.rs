@@ -1,5 +1,5 @@
-//! Reads the public traces that lie beside the repository. They are not part of it, so without them this
-//! test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
+//! Reads the public traces in `../shared`. They are not part of the repository, so without them
+//! this test prints that it is skipped and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 mod shared;
@@ -58,7 +58,7 @@ fn every_public_file_of_requests_has_its_requests() {
         assert!(times.is_sorted() && times[0] == 0.0, "{path}");
         assert!(times[requests - 1] <= period_s, "{path}");
     }
-    // 22 days by the minute, and one by the hour: as many requests a second as there were.
+    // 22 days by the minute, and one by the hour: the mean request rates match the files.
     for (path, rates, mean_rps) in [
         ("twitter/requests_per_second.txt.gz", 1_899_061_usize.div_ceil(60), 63.597),
         ("burstgpt/mean_requests_by_hour_of_day.csv", 24, 0.2713),
@@ -100,7 +100,7 @@ fn has_early_deadline(job: &roommate_sim::trace::TraceJob) -> bool {
 }
 
 #[test]
-fn gavel_jobs_get_their_speed_from_a_table() {
+fn gavel_jobs_get_their_speed_from_the_table() {
     let Some(shared) = shared() else { return };
     let options = |table: &str| ReadOptions {
         throughputs: Some(shared.join(table)),
@@ -131,7 +131,7 @@ fn gavel_jobs_get_their_speed_from_a_table() {
 }
 
 #[test]
-fn real_traces_survive_our_own_format() {
+fn real_traces_round_trip_through_our_format() {
     let Some(shared) = shared() else { return };
     let trace = read_strictly(&shared.join("traces/muri/trace2.csv.gz"));
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -141,7 +141,7 @@ fn real_traces_survive_our_own_format() {
 
 /// The published group times and efficiencies, to half of the last printed digit.
 #[test]
-fn groups_take_as_long_as_the_published_model_says() {
+fn group_times_match_the_published_model() {
     use roommate_core::interference::stages::{INFLATION, Stages, seat};
     let Some(shared) = shared() else { return };
     let table = |file: &str| {
@@ -181,8 +181,8 @@ fn groups_take_as_long_as_the_published_model_says() {
     assert_eq!(checked, 64);
 }
 
-/// Figures of the Philly study's specification that the public files can answer: table, row, column,
-/// the figure, and half of its last digit (or more, where the file is another population).
+/// Checks figures of the Philly study's specification that the public files can answer: table, row,
+/// column, the figure, and half of its last digit (or more, where the file is another population).
 fn assert_figures(found: &Study, figures: &[(&str, &str, &str, f64, f64)]) {
     for (table, row, column, expected, within) in figures {
         let value = found.table(table).and_then(|t| t.value(row, column));
@@ -192,7 +192,7 @@ fn assert_figures(found: &Study, figures: &[(&str, &str, &str, f64, f64)]) {
 }
 
 #[test]
-fn completed_philly_jobs_have_the_mix_of_the_specification() {
+fn completed_philly_jobs_match_the_specification() {
     let Some(shared) = shared() else { return };
     let trace = read_strictly(&shared.join("traces/philly/philly_jobs.csv.gz"));
     let found = study(&trace, &Quotas::new());
@@ -216,7 +216,8 @@ fn completed_philly_jobs_have_the_mix_of_the_specification() {
             ("teams", "6214e9", "of_jobs", 0.50, 5e-3),
         ],
     );
-    // Only completed jobs, without their waits, places and utilisation: the rest says so.
+    // The file has only completed jobs without queueing, machines and utilisation, so other tables
+    // are unanswered.
     let answered: Vec<&str> =
         found.tables.iter().filter(|t| t.missing.is_empty()).map(|t| t.id).collect();
     assert_eq!(answered, ["run_time", "sizes", "teams"]);
@@ -236,17 +237,17 @@ fn wide_philly_jobs_complete_less_often() {
             ("outcomes_by_size", "1", "passed", 1.0 - 0.19, 5e-3),
             ("outcomes_by_size", "4", "passed", 1.0 - 0.61, 5e-3),
             ("outcomes_by_size", "8", "passed", 1.0 - 0.81, 5e-3),
-            // Published over 96,260 jobs; the sample has 1,000, none above 8 GPUs, and a stand-in
-            // for the status.
+            // Published over 96,260 jobs; the sample has 1,000, none above 8 GPUs, and only a
+            // substitute for the status.
             ("outcomes", "passed", "of_jobs", 0.693, 0.06),
         ],
     );
     let killed = found.table("outcomes_by_size").unwrap().value("8", "killed");
-    assert_eq!(killed, None, "the file does not say who was killed");
+    assert_eq!(killed, None, "the file does not say which jobs were killed");
 }
 
 #[test]
-fn one_record_of_the_original_philly_log_answers_what_it_can() {
+fn one_record_of_the_philly_log_fills_its_tables() {
     let Some(shared) = shared() else { return };
     let trace = read_strictly(&shared.join("traces/philly/cluster_job_log_example.json"));
     let quotas = Quotas::from([("ee9e8c".into(), 8)]);

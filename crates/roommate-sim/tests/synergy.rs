@@ -1,4 +1,4 @@
-//! Synergy's worked example as a trace: eight jobs on one server, to the second.
+//! Synergy's worked example as a trace: eight jobs on one server, exact to the second.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::event::Event;
@@ -17,7 +17,7 @@ use roommate_sim::workload;
 use roommate_sim::world::{Setup, simulate};
 use std::sync::Arc;
 
-/// Steps, seconds of a step, best cores and GB, and what they bring.
+/// Steps, seconds per step, best CPU cores and GB, and the speed-up they bring.
 const JOBS: [(f64, f64, u32, f64, f64); 8] = [
     (3000.0, 0.6, 12, 125.0, 2.94),
     (3000.0, 0.615, 12, 125.0, 2.89),
@@ -42,7 +42,7 @@ fn jobs() -> Vec<TraceJob> {
     JOBS.into_iter().enumerate().map(job).collect()
 }
 
-/// Seconds from submission to completion of each job; job `i` comes at `i` seconds.
+/// Seconds from submission to completion of each job; job `i` is submitted at `i` seconds.
 #[derive(Default)]
 struct Jcts([u64; 8]);
 
@@ -86,7 +86,7 @@ fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
 }
 
 #[test]
-fn the_worked_example_to_the_second() {
+fn the_worked_example_is_exact_to_the_second() {
     let six = |first: u64| -> [u64; 6] { std::array::from_fn(|i| first - i as u64) };
     let check = |mechanism: &str, order: &str, two: [u64; 2], others: u64| {
         let found = jcts(mechanism, order);

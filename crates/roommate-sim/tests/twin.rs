@@ -1,7 +1,7 @@
-//! The event-driven world against the tick world, and against what must hold in any world.
+//! Compares the event-driven world with the tick world and checks invariants of any world.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
-// The same random scenes as the laws of the core use.
+// The same random cases as the laws of the core use.
 #[path = "../../roommate-core/tests/case/random.rs"]
 mod random;
 
@@ -26,7 +26,7 @@ use roommate_sim::world::{Arrival, Setup, SimError, simulate};
 use serde_json::json;
 use std::sync::Arc;
 
-/// When and how each job ended, and how far it had come when it was interrupted.
+/// Time and kind of each job's end, and its progress when it was interrupted.
 #[derive(Debug, Default)]
 struct Ends {
     finished: Vec<Option<Time>>,
@@ -74,7 +74,7 @@ struct Run {
     metrics: Metrics,
 }
 
-/// Plays a case of the tick world in the simulated one.
+/// Simulates a case of the tick world.
 fn play(case: &TestCase, faults: Faults) -> Result<Run, SimError> {
     let entry = policy::find(&case.policy).unwrap();
     let setup = Setup {
@@ -107,11 +107,11 @@ fn play(case: &TestCase, faults: Faults) -> Result<Run, SimError> {
     Ok(Run { journal, ends, stays, metrics: fold.metrics() })
 }
 
-/// Policies whose tenants get odd parts of a GPU, so that their steps end between ticks.
+/// Policies that give tenants fractional shares of a GPU, so that their steps end between ticks.
 const ODD_PARTS: [&str; 5] =
     ["mudi", "mudi-published", "gslice-like", "gpulets-like", "muxflow-like"];
 
-/// A case in which everything that happens falls on a tick, so that the two worlds must agree to the
+/// A case in which every event falls on a tick, so that the two worlds must agree to the
 /// microsecond.
 fn exact_scene(seed: u64, entry: &Entry) -> TestCase {
     let preempts = !matches!(entry.name, "fifo" | "fifo-backfill" | "sjf");
@@ -123,21 +123,22 @@ fn exact_scene(seed: u64, entry: &Entry) -> TestCase {
     case.truth = Arc::new(Undisturbed);
     // Rounds of the released Gavel end with their last step, which is not at a tick.
     case.params.remove("released");
-    // Steps of a job that grows would end between ticks.
+    // Steps of an elastic job that grows would end between ticks.
     case.profiles.iter_mut().for_each(|p| p.scaling = Some(0.0));
-    // It grows once that pays: after twice, four or eight times the cost of it, but for five GPUs.
+    // Growth pays off after 2, 4 or 8 times its cost, which is a tick, except for five GPUs.
     if let Some(keep) = case.params.get_mut("grow_keep").filter(|k| **k == json!(0.7)) {
         *keep = json!(1.0);
     }
     case.jobs.iter_mut().filter(|a| a.spec.gpus == 5).for_each(|a| a.spec.gpus_max = 5);
     if preempts {
-        // A job that moves between speeds has fractions of steps left; here all speeds are one.
+        // A job that moves between speeds has fractions of steps left; here all GPU models have one
+        // speed.
         case.cluster.gpu_models.iter_mut().for_each(|k| k.speed = 1.0);
     } else {
-        // The fastest pace is a quarter of a second for a step.
+        // The shortest step is a quarter of a second.
         case.tick = Span(250_000);
     }
-    // Memory on the host makes steps longer by fractions of a tick.
+    // Offloading memory to the host lengthens steps by fractions of a tick.
     if let Some(least) = case.params.get_mut("min_memory") {
         *least = json!(1.0);
     }
@@ -177,12 +178,12 @@ fn both_worlds_finish_every_job_at_the_same_instant() {
             preempted += a.preemptions;
         }
     }
-    assert!(scenes >= 1_500, "only {scenes} scenes were compared");
+    assert!(scenes >= 1_500, "only {scenes} cases were compared");
     assert!(preempted > 1_000, "only {preempted} jobs were ever stopped");
 }
 
 #[test]
-fn both_worlds_agree_beside_services_that_never_end() {
+fn both_worlds_agree_in_the_presence_of_services() {
     let (mut scenes, mut with_room) = (0, 0);
     for entry in POLICIES.iter().filter(|e| !ODD_PARTS.contains(&e.name)) {
         for seed in 0..60 {
@@ -191,7 +192,7 @@ fn both_worlds_agree_beside_services_that_never_end() {
             if case.cluster.gpus() < 2 || case.params.contains_key("bounds_gpu_s") {
                 continue;
             }
-            // One GPU is enough for everybody, and one is left by the service.
+            // Every job fits on one GPU, and the service leaves one free.
             case.params.remove("dedicate_from");
             for job in &mut case.jobs {
                 (job.spec.gpus, job.spec.gpus_max) = (1, 1);
@@ -219,7 +220,7 @@ fn both_worlds_agree_beside_services_that_never_end() {
     assert!(scenes >= 500 && with_room > 100, "{scenes} {with_room}");
 }
 
-/// Faults that hit often but let everybody get on.
+/// Faults that are frequent but let every job make progress.
 fn some_faults(seed: u64) -> Faults {
     let mut rng = Rng::stream(seed, 90);
     let seconds = |s: u64| Span::from_secs(s as f64);
@@ -233,7 +234,7 @@ fn some_faults(seed: u64) -> Faults {
 }
 
 #[test]
-fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
+fn under_faults_every_job_ends_once_with_consistent_totals() {
     let (mut failures, mut given_up) = (0, 0);
     for entry in POLICIES {
         for seed in 0..250 {
@@ -251,7 +252,7 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
                 let measured = case.profiles.iter().flat_map(|p| p.model_speed.iter().map(|k| k.1));
                 let fed = case.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
                 let fed = fed.flat_map(|s| s.points().map(|p| p.1)).fold(1.0, f64::max);
-                // A larger batch makes more of a step, at most in proportion.
+                // A larger batch size raises the work per step at most in proportion.
                 let trainings = case.profiles.iter().filter_map(|p| p.training.as_ref());
                 let larger = trainings.map(|t| f64::from(t.batch_max) / f64::from(t.batch));
                 let larger = larger.fold(1.0, f64::max);
@@ -265,18 +266,18 @@ fn whatever_goes_wrong_every_job_comes_to_an_end_that_adds_up() {
             failures += run.ends.failures;
         }
     }
-    assert!(failures > 1_000 && given_up > 50, "tame faults: {failures} {given_up}");
+    assert!(failures > 1_000 && given_up > 50, "too few faults: {failures} {given_up}");
 }
 
 #[test]
-fn a_journal_with_faults_is_the_same_again_and_replays() {
+fn a_journal_with_faults_is_reproducible_and_replays() {
     for entry in POLICIES {
         for seed in 0..120 {
             let case = random::case(seed, entry, CaseOptions::WILD);
             let context = random::compact(&case);
             let run = play(&case, some_faults(seed)).unwrap();
             let again = play(&case, some_faults(seed)).unwrap();
-            assert!(run.journal == again.journal, "{context}the same seed, another journal");
+            assert!(run.journal == again.journal, "{context}the same seed gave another journal");
             let mut folds = (Replay::default(), Fold::default());
             journal::read(run.journal.as_bytes(), &mut folds).unwrap();
             assert_eq!(folds.0.refused, None, "{context}");
@@ -288,8 +289,8 @@ fn a_journal_with_faults_is_the_same_again_and_replays() {
 }
 
 #[test]
-fn another_seed_brings_other_faults() {
-    // Otherwise the test above would compare nothing with nothing.
+fn another_seed_gives_other_faults() {
+    // Otherwise the test above would compare nothing.
     let entry = policy::find("fifo").unwrap();
     let mut case = random::case(4, entry, CaseOptions::PLAIN);
     let faults = Faults { crash: 0.5, ..some_faults(1) };
@@ -306,27 +307,28 @@ fn finished_s(case: &TestCase) -> Vec<f64> {
 }
 
 #[test]
-fn a_restart_costs_once_and_nothing_else_does() {
-    // a runs 0–1, makes way for b (1–3), restarts for 3 s and has 4 s of work left.
+fn only_a_restart_is_charged_and_only_once() {
+    // a runs 0–1, is preempted by b (1–3), restarts for 3 s and has 4 s of work left.
     let mut case = TestCase::new("srtf", "1x1", "a 0 1 5, b 1 1 2");
     case.costs.restart = Span::from_secs(3.0);
     assert_eq!(finished_s(&case), [10.0, 3.0]);
     case.costs.start = Span::from_secs(0.5);
-    assert_eq!(finished_s(&case), [11.0, 3.5], "first starts cost their own price");
+    assert_eq!(finished_s(&case), [11.0, 3.5], "first starts have a cost of their own");
 }
 
 #[test]
-fn who_is_never_stopped_never_pays_for_a_restart() {
+fn a_job_that_is_never_stopped_pays_no_restart() {
     let mut calm = 0;
-    // Chronus plans with the price of a restart, and Gavel's rounds are at least twice as long, so a dear one
-    // changes whom they start.
+    // Chronus plans with the restart cost, and Gavel's rounds are at least twice as long, so an
+    // expensive restart changes which jobs they start.
     let plans_with_it = |e: &&Entry| e.name == "chronus" || e.name.starts_with("gavel");
     for entry in POLICIES.iter().filter(|e| !plans_with_it(e)) {
         for seed in 0..150 {
             let mut case =
                 random::case(seed, entry, CaseOptions { costs: false, ..CaseOptions::WILD });
             let free = play(&case, Faults::default()).unwrap();
-            // With restarts this dear a policy that does restart might never come to an end.
+            // With restarts this expensive, a policy that does restart jobs might never finish
+            // them.
             let failed = free.ends.failures > 0;
             if free.metrics.preemptions + free.metrics.moves == 0 && !failed {
                 calm += 1;
@@ -340,27 +342,27 @@ fn who_is_never_stopped_never_pays_for_a_restart() {
 }
 
 #[test]
-fn charged_at_every_step_each_running_job_pays_for_the_steps_of_others() {
-    // At 4 b arrives: a has lost 1 of its 4 s and has 7 left, until 11. b runs from 4 to 9, and at 9 a
-    // has lost another second of the 5 since then: 3 left, until 12.
+fn charge_at_every_step_applies_to_all_running_jobs() {
+    // At 4 b arrives: a has lost 1 of its 4 s and has 7 left, until 11. b runs from 4 to 9, and at
+    // 9 a has lost another second of the 5 since then: 3 left, until 12.
     let mut case = TestCase::new("fifo", "1x2", "a 0 1 10, b 4 1 5");
     case.costs.restart = Span::from_secs(1.0);
     case.costs.quirks.charge = Charge::EveryStep;
     assert_eq!(finished_s(&case), [12.0, 9.0]);
-    // An interval shorter than the cost is lost as a whole, and no more than that: c arrives half a
-    // second after b, so a and b lose only that half.
+    // An interval shorter than the cost is lost completely, but no more than that: c arrives half a
+    // second after b, so a and b lose only that half second.
     let mut case = TestCase::new("fifo", "1x3", "a 0 1 20, b 8 1 20, c 9 1 2");
     case.tick = Span(500_000);
     case.costs.restart = Span::from_secs(1.0);
     case.costs.quirks.charge = Charge::EveryStep;
-    // a: 3 of 4 s, then 0 of 0.5 s, then c (4.5–6.5) ends: 1 of 2 s; 16 left, until 22.5. At 24 b
-    // would come to its end but for what it lost: 0.5 s at 4.5, 1 s at 6.5 and 1 s at 22.5.
+    // a: 3 of 4 s, then 0 of 0.5 s, then c (4.5–6.5) ends: 1 of 2 s; 16 left, until 22.5. b would
+    // end at 24 without its losses: 0.5 s at 4.5, 1 s at 6.5 and 1 s at 22.5.
     assert_eq!(finished_s(&case), [22.5, 26.5, 6.5]);
 }
 
 #[test]
-fn a_job_that_no_rule_can_place_is_reported_even_while_nodes_come_and_go() {
-    // Six GPUs exist for it, three on each node by their CPU, but no node is ever wholly its own.
+fn an_unplaceable_job_is_reported_despite_node_failures() {
+    // Its CPU request fits three GPUs on each node, but six GPUs need one node completely.
     let mut case = TestCase::new("fifo", "2x4:3c", "a 0 6 5, b 1 1 2");
     case.jobs[0].spec.knobs.cpu_milli = 1_000;
     let quiet = play(&case, Faults::default()).err();
@@ -371,7 +373,7 @@ fn a_job_that_no_rule_can_place_is_reported_even_while_nodes_come_and_go() {
 }
 
 #[test]
-fn jobs_that_come_in_the_wrong_order_are_refused() {
+fn unsorted_submissions_are_refused() {
     let mut case = TestCase::new("fifo", "1x1", "a 0 1 5, b 9 1 2");
     case.jobs.reverse();
     let refused = play(&case, Faults::default()).err();

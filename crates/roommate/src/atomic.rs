@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all: written beside their place, then renamed into it.
+//! Atomic files: written to a temporary file beside the target, then renamed.
 
 use crate::console;
 use anyhow::Context;
@@ -9,7 +9,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A file in the making. Dropped without [`Self::keep`] it leaves nothing behind.
+/// A file being written. Dropped without [`Self::keep`], it leaves nothing behind.
 pub(crate) struct AtomicFile {
     to: PathBuf,
     out: Sink,
@@ -20,16 +20,16 @@ enum Sink {
     Gzip(GzEncoder<BufWriter<Place>>),
 }
 
-/// Where the bytes go first.
+/// Where the bytes are written.
 enum Place {
-    /// Beside the file that is to be.
+    /// A temporary file beside the target.
     Beside(NamedTempFile, PathBuf),
-    /// Into a pipe or a device, which a rename would replace by a plain file.
+    /// A pipe or a device, which a rename would replace by a plain file.
     Straight(File),
 }
 
 impl AtomicFile {
-    /// Begins a file; a name that ends in `.gz` is compressed.
+    /// Starts a file; a name that ends in `.gz` is compressed.
     pub(crate) fn create(to: &Path) -> anyhow::Result<Self> {
         let place = Place::of(to).with_context(|| problem(to))?;
         let plain = BufWriter::with_capacity(1 << 16, place);
@@ -41,13 +41,13 @@ impl AtomicFile {
         Ok(Self { to: to.into(), out })
     }
 
-    /// Writes a whole text and puts the file in its place.
+    /// Writes a text and renames the file into place.
     pub(crate) fn fill(mut self, text: &str) -> anyhow::Result<()> {
         self.write_all(text.as_bytes()).with_context(|| problem(&self.to))?;
         self.keep()
     }
 
-    /// Puts the finished file in its place.
+    /// Renames the finished file into place.
     pub(crate) fn keep(self) -> anyhow::Result<()> {
         let finish = || {
             let plain = match self.out {
@@ -70,19 +70,19 @@ fn problem(to: &Path) -> String {
     format!("could not write {}", to.display())
 }
 
-/// Refuses to write over something that was just read.
+/// Refuses to overwrite an input file.
 pub(crate) fn keep_apart(read: &Path, write: &Path) -> anyhow::Result<()> {
     let same = read.canonicalize().is_ok_and(|r| write.canonicalize().is_ok_and(|w| r == w));
     if same && read.is_file() {
-        let what = format!("{}: it is what was to be read", problem(write));
-        return Err(console::advise(what, "name another file to write"));
+        let what = format!("{}: it is an input file", problem(write));
+        return Err(console::advise(what, "give another output file"));
     }
     Ok(())
 }
 
 impl Place {
     fn of(to: &Path) -> anyhow::Result<Self> {
-        // A link stays a link: what it points at is replaced.
+        // A symbolic link stays a link: its target is replaced.
         let to = match to.metadata() {
             Ok(there) if there.is_dir() => anyhow::bail!("it is a folder"),
             Ok(there) if there.is_file() => to.canonicalize()?,
@@ -100,12 +100,12 @@ impl Place {
     }
 }
 
-/// The error without the name of the temporary file, which tells nobody anything.
+/// The error without the name of the temporary file, which would not help the user.
 fn nameless(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }
 
-/// Temporary files are private; the result is an ordinary file.
+/// Temporary files have private permissions; the result gets ordinary ones.
 #[cfg(unix)]
 fn readable_by_all(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;

@@ -70,7 +70,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Feeds the whole journal of a daemon to observers, one for each part that it has been cut into.
+/// Reads the whole journal of a daemon, with one observer for each of its segments.
 fn read_own_journal<O: Observer>(at: &At, mut new: impl FnMut() -> O) -> anyhow::Result<Vec<O>> {
     let parts = machine::journal_parts(&machine::client(at)?, &mut Place::default())?;
     let mut read = Vec::new();
@@ -83,7 +83,7 @@ fn read_own_journal<O: Observer>(at: &At, mut new: impl FnMut() -> O) -> anyhow:
     Ok(read)
 }
 
-/// Feeds a journal file, plain or compressed, to an observer.
+/// Reads a journal file, plain or compressed, into an observer.
 fn read_journal(path: &Path, to: &mut dyn Observer) -> anyhow::Result<()> {
     let plainly = |e: &io::Error| anyhow::anyhow!("{}", Problem::from(e));
     let from = gzip::open(path).map_err(|e| plainly(&e));
@@ -100,7 +100,7 @@ fn unreadable(journal: &Path) -> String {
     format!("could not read journal {:?}", journal.display().to_string())
 }
 
-/// A progress bar over jobs; draws only where a person watches.
+/// A progress bar over jobs; drawn only on a terminal.
 fn progress_bar(jobs: usize, what: &str) -> ProgressBar {
     let bar = bar(jobs, "{msg:18} {bar:30} {human_pos}/{human_len} jobs {eta}");
     bar.set_message(what.to_string());

@@ -1,4 +1,4 @@
-//! The `roommate` program: flags in, tables out. Everything that decides lives in the core.
+//! The `roommate` program: parses flags and prints results. All decisions are made in the core.
 
 mod atomic;
 mod cli;
@@ -11,9 +11,9 @@ mod table;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Ran, and the answer is no.
+/// Exit status: the command ran, and the answer is no.
 pub(crate) const ANSWER_NO: u8 = 1;
-/// Could not run.
+/// Exit status: the command could not run.
 const COULD_NOT_RUN: u8 = 2;
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Files of measurements: which ones a prefix means, and what they hold.
+//! Files of measurements: finds the files of a prefix and reads their rows.
 
 use crate::console;
 use anyhow::Context;
@@ -10,12 +10,12 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Everything that was measured under a prefix, with the model fitted to it.
+/// All measurements of a prefix, with the model fitted to them.
 pub(crate) fn atlas(prefix: &Path) -> anyhow::Result<Atlas> {
     atlas_of(prefix, &sessions(prefix)?)
 }
 
-/// The same from rows that were read before.
+/// The same from rows that are already read.
 pub(crate) fn atlas_of(prefix: &Path, sessions: &[Vec<Row>]) -> anyhow::Result<Atlas> {
     Atlas::new(sessions).map_err(|empty| {
         let what = format!("measurements {}: {empty}", quoted(prefix));
@@ -23,7 +23,7 @@ pub(crate) fn atlas_of(prefix: &Path, sessions: &[Vec<Row>]) -> anyhow::Result<A
     })
 }
 
-/// The rows under a prefix, file by file and round by round.
+/// The rows of a prefix, one list per file and measuring session.
 pub(crate) fn sessions(prefix: &Path) -> anyhow::Result<Vec<Vec<Row>>> {
     let rounds: Vec<_> = files(prefix)?.iter().map(|f| rounds(f)).collect::<Result<_, _>>()?;
     Ok(rounds.into_iter().flatten().collect())
@@ -46,7 +46,8 @@ fn text(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// The files that a prefix means, by name: all of a folder, or those whose names begin like it.
+/// The files of a prefix, sorted by name: all files of a folder, or those whose names begin with
+/// it.
 fn files(prefix: &Path) -> anyhow::Result<Vec<PathBuf>> {
     if prefix.is_file() {
         return Ok(vec![prefix.to_owned()]);
@@ -67,14 +68,13 @@ fn files(prefix: &Path) -> anyhow::Result<Vec<PathBuf>> {
     files.sort();
     if files.is_empty() {
         let what = format!("no measurements at {}", quoted(prefix));
-        let hint =
-            "give the beginning of the names of .jsonl files, such as profiles/h200, or a folder";
+        let hint = "give a folder or a prefix of .jsonl file names, such as profiles/h200";
         return Err(console::advise(what, hint));
     }
     Ok(files)
 }
 
-/// A path as errors show it.
+/// A path as shown in errors.
 pub(crate) fn quoted(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
 }

@@ -1,5 +1,5 @@
-//! The reference pages are generated; this test fails when they are stale.
-//! `UPDATE_EXPECT=1 cargo test -p roommate --test docs` writes them anew.
+//! Checks that the generated reference pages are up to date; `UPDATE_EXPECT=1 cargo test -p
+//! roommate --test docs` regenerates them.
 
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
@@ -14,7 +14,7 @@ fn policy_page(entry: &Entry) -> String {
     if entry.paper != "-" {
         page += &format!("Paper: {}.\n\n", entry.paper);
     }
-    // The headings of a policy's file become one level deeper here.
+    // Headings of a policy's file become one level deeper here.
     for line in entry.doc().lines() {
         page += &if line.starts_with("# ") { format!("##{line}\n") } else { format!("{line}\n") };
     }
@@ -29,7 +29,7 @@ fn policy_page(entry: &Entry) -> String {
 }
 
 #[test]
-fn the_page_about_policies_is_what_the_source_says() {
+fn the_policies_page_is_up_to_date() {
     let mut page =
         String::from("# Policies\n\nGenerated from the headers of the policy files.\n\n");
     POLICIES.iter().for_each(|e| page += &policy_page(e));
@@ -48,7 +48,7 @@ fn help(words: &[&str]) -> String {
 }
 
 #[test]
-fn the_page_about_commands_is_what_the_program_says() {
+fn the_commands_page_is_up_to_date() {
     let mut page = String::from("# Commands\n\nGenerated from the program's own help.\n");
     let commands: &[&[&str]] = &[
         &[],
@@ -89,13 +89,13 @@ fn the_page_about_commands_is_what_the_program_says() {
     expect_file!["../../../docs/reference/commands.md"].assert_eq(&page);
 }
 
-/// The text between the lines after which the page shows what a command prints.
+/// The block that follows this line of the page and shows the output of a command.
 fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
     let rest = page.split_once(line).unwrap().1;
     rest.split_once("```text\n").unwrap().1.split_once("```").unwrap().0
 }
 
-/// The page with what the command really prints under the line that names it.
+/// The page with the present output of the command under the line that names it.
 fn refreshed(page: &str, command: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
@@ -114,13 +114,13 @@ fn refreshed(page: &str, command: &str) -> String {
 }
 
 #[test]
-fn the_page_about_interference_shows_the_fit_of_today() {
+fn the_interference_page_shows_the_present_fit() {
     let fresh = refreshed("docs/reference/interference.md", "profile fit profiles/h200");
     expect_file!["../../../docs/reference/interference.md"].assert_eq(&fresh);
 }
 
 #[test]
-fn the_page_that_compares_policies_shows_the_figures_of_today() {
+fn the_comparison_page_shows_the_present_figures() {
     let policies = "fifo,fifo-backfill,srsf,tiresias,gandiva,muri-l,antman,horus";
     let fresh = refreshed("docs/reference/comparison.md", &format!("compare -p {policies}"));
     expect_file!["../../../docs/reference/comparison.md"].assert_eq(&fresh);

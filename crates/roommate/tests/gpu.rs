@@ -1,5 +1,5 @@
-//! `roommate gpu-test` on an invented GPU (`tests/fake-gpu`): what a process can do there, with the limits
-//! of MPS and without.
+//! `roommate gpu-test` on a fake GPU (`tests/fake-gpu`): what a process can do there, with MPS
+//! limits and without.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// A folder with a library in the place of the CUDA driver's.
+/// A folder with a substitute for the CUDA driver library.
 struct Room(TempDir);
 
 impl Room {
@@ -17,11 +17,11 @@ impl Room {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-gpu/cuda.c");
         let mut cc = Command::new("cc");
         cc.args(["-shared", "-fPIC", "-o"]).arg(folder.path().join("libcuda.so.1")).arg(source);
-        assert!(cc.status().unwrap().success(), "cc is what Rust links with");
+        assert!(cc.status().unwrap().success(), "cc must be installed: Rust links with it");
         Self(folder)
     }
 
-    /// What the program reports with this in its environment.
+    /// The program's report with these environment variables.
     fn look(&self, env: &[(&str, &str)]) -> Value {
         let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
             .args(["gpu-test", "--device", "0", "--over-mib", "2048"])
@@ -39,7 +39,7 @@ const LIMITS: [(&str, &str); 2] =
     [("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50"), ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1024M")];
 
 #[test]
-fn limits_are_seen_where_somebody_keeps_them() {
+fn enforced_limits_are_detected() {
     let room = Room::new();
     let free = room.look(&LIMITS);
     assert_eq!(free["sms"], 132);
@@ -55,7 +55,7 @@ fn limits_are_seen_where_somebody_keeps_them() {
 }
 
 #[test]
-fn what_does_not_work_is_in_the_report() {
+fn failures_are_in_the_report() {
     let room = Room::new();
     let of = |how| room.look(&[("FAKE_CUDA", how)]);
     let absent = of("absent");

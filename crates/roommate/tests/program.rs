@@ -1,4 +1,4 @@
-//! The program from outside: real processes, what they print, what they leave behind, how they exit.
+//! The program as a process: its output, its files and its exit status.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes its texts so")]
 #![expect(clippy::needless_pass_by_value, reason = "a table of examples reads better without &")]
@@ -36,15 +36,15 @@ use tempfile::TempDir;
 /// Three jobs on at most two GPUs.
 const GOOD: &str = "id,submit_s,gpus,duration_s\na,0,1,100\nb,10,2,50\nc,20,1,30\n";
 
-/// A long job that a short one pushes out, if the policy lets it.
+/// A long job that a short one preempts, if the policy allows it.
 const PUSHED: &str = "id,submit_s,gpus,duration_s\nlong,0,1,1000\nshort,100,1,10\n";
 
-/// A folder of its own for the program to work in.
+/// A temporary working folder for the program.
 struct Room {
     folder: TempDir,
 }
 
-/// What a run of the program came to.
+/// The output and exit status of a run.
 struct Said {
     code: Option<i32>,
     out: String,
@@ -75,7 +75,7 @@ impl Room {
         String::from_utf8(self.bytes(name)).unwrap()
     }
 
-    /// Every file and folder in it, with what it holds.
+    /// Every file and folder in it, with the contents.
     fn everything(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.path().to_owned()];
@@ -95,7 +95,7 @@ impl Room {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_roommate"));
         command.args(args).current_dir(&self.folder).stdin(Stdio::null());
-        // If anything panics, let it be seen.
+        // Make panics visible.
         command.env("RUST_BACKTRACE", "1");
         command
     }
@@ -106,24 +106,24 @@ impl Room {
         Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
     }
 
-    /// Runs a command line of words without spaces.
+    /// Runs a command line, split at spaces.
     fn run(&self, line: &str) -> Said {
         self.run_with(&line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs what must work; gives standard output.
+    /// Runs a command that must succeed; returns standard output.
     fn works(&self, line: &str) -> String {
         let said = self.run(line);
         assert_eq!(said.code, Some(0), "{line}\n{}", said.err);
         said.out
     }
 
-    /// Runs what must work and print JSON.
+    /// Runs a command that must succeed and print JSON.
     fn json(&self, line: &str) -> Value {
         serde_json::from_str(&self.works(&format!("{line} -o json"))).unwrap()
     }
 
-    /// Runs what cannot be run: it says why, and leaves everything as it was.
+    /// Runs a command that must fail with this message and leave every file unchanged.
     fn refuses_with(&self, args: &[&str], expected: Expect) {
         let before = self.everything();
         let said = self.run_with(args);
@@ -132,7 +132,7 @@ impl Room {
         assert_eq!(said.out, "", "{args:?}");
         let errors = said.err.lines().filter(|l| l.starts_with("error: ")).count();
         assert!(errors == 1 && !said.err.contains("panicked"), "{args:?}");
-        assert!(self.everything() == before, "{args:?} has left something behind");
+        assert!(self.everything() == before, "{args:?} has changed files");
     }
 
     fn refuses(&self, line: &str, expected: Expect) {
@@ -146,7 +146,7 @@ fn gzip(text: impl AsRef<[u8]>) -> Vec<u8> {
     zip.finish().unwrap()
 }
 
-/// Without what differs from run to run.
+/// Removes the fields that differ from run to run.
 fn timeless(mut result: Value) -> Value {
     let map = result.as_object_mut().unwrap();
     for key in ["wall_s", "peak_rss_mib"] {

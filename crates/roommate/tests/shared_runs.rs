@@ -1,5 +1,5 @@
-//! Runs of the program on the public traces that lie beside the repository. They are not part of it, so
-//! without them this test says so and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
+//! Runs the program on the public traces in `../shared`. They are not part of the repository, so
+//! without them this test prints that it is skipped and passes, unless `ROOMMATE_REQUIRE_SHARED=1`.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn sim(trace: &Path, flags: &str) -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// The Tiresias artifact's own example, with its rules: free restarts, GPUs counted, nodes ignored.
+/// The Tiresias artifact's own example with its rules: free restarts, GPUs counted, nodes ignored.
 #[test]
 fn the_tiresias_example_has_the_published_means() {
     let Some(trace) = shared("traces/tiresias/60_job.csv") else { return };
@@ -51,9 +51,9 @@ fn the_tiresias_example_has_the_published_means() {
     }
 }
 
-/// On a real trace that queues, knowing durations helps, and least attained service comes close.
+/// On a real trace with queueing, knowing durations helps, and least attained service comes close.
 #[test]
-fn policies_rank_as_their_papers_say_on_a_busy_venus() {
+fn policies_rank_as_published_on_a_busy_venus() {
     let Some(trace) = shared("traces/helios/venus_gpu_jobs.csv.gz") else { return };
     let mean = |policy: &str| {
         let result = sim(&trace, &format!("--cluster 50x8 --policy {policy}"));

@@ -1,5 +1,6 @@
-//! The rules of the house as a test over its source text: who may depend on whom, what a room may not
-//! contain, and what every file has to say. Each rule has a reason and a sample that it must refuse.
+//! The structure rules of the repository as a test over its source text: allowed dependencies,
+//! words that a room must not contain, and required headings. Each rule has a reason and a sample
+//! that it must refuse.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use std::fs;
@@ -7,24 +8,24 @@ use std::path::{Path, PathBuf};
 
 /// A rule over the text of some files.
 struct Rule {
-    /// What it demands.
+    /// The requirement.
     name: &'static str,
-    /// Reason.
+    /// Reason of the requirement.
     reason: &'static str,
-    /// Which files, by their path from the root.
+    /// The files it applies to, by their path from the root.
     applies: fn(&str) -> bool,
-    /// What offends in a text.
+    /// Finds violations in a text.
     find: fn(&str) -> Vec<String>,
-    /// A text that offends.
+    /// A text that violates the rule.
     bad: &'static str,
-    /// One that does not.
+    /// A text that keeps the rule.
     good: &'static str,
 }
 
 const RULES: &[Rule] = &[
     Rule {
         name: "the core has no clock, no IO, no thread and no hash order",
-        reason: "the same facts must give the same decisions in every world, for ever",
+        reason: "the same facts must always give the same decisions, in every world",
         applies: |path| in_core(path),
         find: |text| {
             let never = [
@@ -48,7 +49,7 @@ const RULES: &[Rule] = &[
     },
     Rule {
         name: "no strings below the edge",
-        reason: "inside, everything is a dense index; names exist where people are. (The error text \
+        reason: "inside, everything is a dense index; names exist at the edge. (The error text \
                  of a policy's `build` and `check` is for a person and leaves at once.)",
         applies: below_the_edge,
         find: |text| {
@@ -62,7 +63,7 @@ const RULES: &[Rule] = &[
                #[cfg(test)]\nmod tests {\n    fn f() -> String {}\n}",
     },
     Rule {
-        name: "a policy's header says what it is",
+        name: "a policy's header has its three headings",
         reason: "its page in the documentation is made from these headings",
         applies: is_policy_root,
         find: |text| {
@@ -74,8 +75,8 @@ const RULES: &[Rule] = &[
         good: "//! # Idea\n//! # Reads / does / wakes\n//! # Differs from the paper\n",
     },
     Rule {
-        name: "nothing is half done",
-        reason: "what is not finished is not committed, and a test that does not run proves nothing",
+        name: "no unfinished code and no disabled tests",
+        reason: "unfinished work is not committed, and a test that does not run proves nothing",
         applies: |path| has_extension(path, &["rs"]),
         find: |text| {
             let never = [
@@ -91,8 +92,8 @@ const RULES: &[Rule] = &[
         good: "fn now() {}",
     },
     Rule {
-        name: "a file fits in a head",
-        reason: "900 lines are the most that anybody reads in one go",
+        name: "a file has at most 900 lines",
+        reason: "longer files are not read as a whole",
         applies: |path| has_extension(path, &["rs", "py", "js", "mjs", "css", "html"]),
         find: |text| {
             let lines = text.lines().count();
@@ -102,8 +103,8 @@ const RULES: &[Rule] = &[
         good: "fn short() {}",
     },
     Rule {
-        name: "no paths of one machine",
-        reason: "what only works on the author's machine does not work",
+        name: "no paths of the author's machine",
+        reason: "the repository must work on any machine",
         applies: |path| !has_extension(path, &["png", "gz", "ico", "woff2"]),
         find: |text| {
             let homes = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/tm", "p/")];
@@ -124,8 +125,8 @@ const RULES: &[Rule] = &[
         good: "[package]\nname = \"tidy\"\n[lints]\nworkspace = true\n",
     },
     Rule {
-        name: "where unsafe code is allowed, each piece says why it is sound",
-        reason: "one small crate speaks with the CUDA driver, which cannot be done otherwise",
+        name: "every unsafe block has a SAFETY comment",
+        reason: "only one small crate, which calls the CUDA driver, needs unsafe code",
         applies: |path| is_crate(path) && speaks_with_a_driver(path),
         find: |text| {
             let rules = ["undocumented_unsafe_blocks", "pedantic", "unwrap_used"];
@@ -137,16 +138,16 @@ const RULES: &[Rule] = &[
                undocumented_unsafe_blocks = \"warn\"\n",
     },
     Rule {
-        name: "the core knows no other room, and no runtime",
-        reason: "worlds depend on the core; the other way round it could not be tested alone",
+        name: "the core depends on no other crate of the workspace and on no runtime",
+        reason: "worlds depend on the core; otherwise the core could not be tested alone",
         applies: |path| path == "crates/roommate-core/Cargo.toml",
         find: |text| ours(text, &[]),
         bad: "[dependencies]\nroommate-sim.workspace = true\n",
         good: "[dependencies]\nserde.workspace = true\n[package]\nname = \"roommate-core\"\n",
     },
     Rule {
-        name: "a world knows only the core",
-        reason: "there are several worlds, and they do not know each other",
+        name: "a world depends only on the core",
+        reason: "there are several worlds, and they are independent of each other",
         applies: |path| {
             ["crates/roommate-sim/Cargo.toml", "crates/roommate-agent/Cargo.toml"].contains(&path)
         },
@@ -155,8 +156,8 @@ const RULES: &[Rule] = &[
         good: "[dependencies]\nroommate-core.workspace = true\n",
     },
     Rule {
-        name: "who speaks with a driver knows nobody of the house",
-        reason: "the one place with unsafe code has to be small enough to be read in one go",
+        name: "the crate that calls the driver depends on no crate of the workspace",
+        reason: "the only crate with unsafe code must be small enough to review at once",
         applies: |path| is_crate(path) && speaks_with_a_driver(path),
         find: |text| ours(text, &[]),
         bad: "[dependencies]\nroommate-core.workspace = true\n",
@@ -185,13 +186,14 @@ fn in_core(path: &str) -> bool {
     path.starts_with("crates/roommate-core/src/") && has_extension(path, &["rs"])
 }
 
-/// Whether this is the file of a policy: what it needs besides lies in a folder of the same name.
+/// Whether this is the root file of a policy; its helpers are in a folder of the same name.
 fn is_policy_root(path: &str) -> bool {
     let name = path.strip_prefix("crates/roommate-core/src/policy/");
     name.is_some_and(|n| !n.contains('/') && n.ends_with(".rs") && n != "serving.rs")
 }
 
-/// Names are for people: where a registry, a journal, measurements or pictures are read and written.
+/// Whether a file must not use strings: only the registry, the journal, measurements and tests have
+/// names.
 fn below_the_edge(path: &str) -> bool {
     let edge = [
         "cluster.rs",
@@ -223,13 +225,13 @@ fn has_extension(path: &str, extensions: &[&str]) -> bool {
     found.is_some_and(|e| extensions.contains(&e))
 }
 
-/// The text without comments, which may speak about anything.
+/// The text without comments, which may mention anything.
 fn code(text: &str) -> String {
     let lines = text.lines().map(|l| l.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The text up to its tests, which stand at the end of a file.
+/// The text up to its tests, which are at the end of a file.
 fn without_tests(code: &str) -> String {
     code.split("#[cfg(test)]").next().unwrap_or_default().into()
 }
@@ -238,7 +240,7 @@ fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or_default()
 }
 
-/// A room of a crate as ARCHITECTURE.md has it: its name, and the rooms that it may use.
+/// A room of a crate as listed in ARCHITECTURE.md: its name, and the rooms that it may use.
 struct Room {
     name: String,
     uses: Vec<String>,
@@ -260,13 +262,13 @@ fn rooms(page: &str, heading: &str) -> Vec<Room> {
     found
 }
 
-/// What a file of a room uses of its crate without being allowed to. A policy and its folder may use no
-/// other policy; `policy::serving` is the frame that policies with services share.
-fn strangers(path: &str, text: &str, rooms: &[Room]) -> Vec<String> {
+/// Uses of other rooms of the crate that the table does not allow. A policy and its folder may use
+/// no other policy; `policy::serving` is the frame that policies with services share.
+fn forbidden_uses(path: &str, text: &str, rooms: &[Room]) -> Vec<String> {
     let mut parts = path.split(['/', '.']);
     let (here, below) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let Some(room) = rooms.iter().find(|r| r.name == here) else {
-        return vec![format!("ARCHITECTURE.md does not know the room {here:?}")];
+        return vec![format!("ARCHITECTURE.md does not list the room {here:?}")];
     };
     let code = without_tests(&code(text));
     let mut found = Vec::new();
@@ -316,7 +318,7 @@ fn section<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     lines.take_while(|l| !l.starts_with('['))
 }
 
-/// Dependencies on our own crates, and on a runtime, that are not allowed.
+/// Dependencies on crates of the workspace, and on a runtime, that are not allowed.
 fn ours(text: &str, allowed: &[&str]) -> Vec<String> {
     let sections = ["dependencies", "dev-dependencies", "build-dependencies"];
     let lines = sections.iter().flat_map(|s| section(text, s));
@@ -329,7 +331,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All text files of the project by their path from the root; not what is built or downloaded.
+/// All text files of the repository by their path from the root, without build outputs and
+/// downloads.
 fn files() -> Vec<(String, String)> {
     const SKIPPED: &[&str] =
         &["target", ".git", ".venv", "node_modules", "out", "__pycache__", ".mypy_cache"];
@@ -354,7 +357,7 @@ fn files() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_house_is_tidy() {
+fn the_repository_keeps_the_rules() {
     let files = files();
     let mut offences: Vec<String> = Vec::new();
     for rule in RULES {
@@ -371,18 +374,18 @@ fn the_house_is_tidy() {
 }
 
 #[test]
-fn a_room_uses_what_the_table_of_rooms_allows() {
+fn a_room_uses_only_what_its_table_allows() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let mut offences: Vec<String> = Vec::new();
     for name in ["roommate-core", "roommate-agent"] {
         let rooms = rooms(&page, &format!("### `{name}`"));
-        assert!(rooms.len() > 5, "ARCHITECTURE.md has a table of the rooms of {name}");
+        assert!(rooms.len() > 5, "ARCHITECTURE.md has no table of the rooms of {name}");
         let prefix = format!("crates/{name}/src/");
         for (path, text) in files() {
             let Some(path) = path.strip_prefix(&prefix) else { continue };
             let aside = ["lib.rs", "tests.rs", "testing.rs", "fake.rs"];
             if path.ends_with(".rs") && !aside.iter().any(|a| path.ends_with(a)) {
-                let found = strangers(path, &text, &rooms);
+                let found = forbidden_uses(path, &text, &rooms);
                 offences.extend(found.iter().map(|f| format!("{name}: {path} uses {f}")));
             }
         }
@@ -391,12 +394,12 @@ fn a_room_uses_what_the_table_of_rooms_allows() {
 }
 
 #[test]
-fn strangers_in_a_room_are_found() {
+fn forbidden_uses_are_found() {
     let page = "### `x`\n\n|room|for|may use|\n|---|---|---|\n|`policy`|.|`plan`|\n|`plan` `state`|.|`idx`|\n";
     let rooms = rooms(page, "### `x`");
     assert_eq!(rooms.len(), 3);
     let check = |path: &str, text: &str, expect: usize| {
-        let found = strangers(path, text, &rooms);
+        let found = forbidden_uses(path, text, &rooms);
         assert_eq!(found.len(), expect, "{path}: {text:?}: {found:?}");
     };
     check("plan.rs", "use crate::idx::Idx;\nuse crate::Error;", 0);
@@ -411,7 +414,7 @@ fn strangers_in_a_room_are_found() {
 }
 
 #[test]
-fn every_rule_can_fail_and_can_hold() {
+fn every_rule_can_fail_and_can_pass() {
     for rule in RULES {
         assert!(!(rule.find)(rule.bad).is_empty(), "{:?} lets its bad sample pass", rule.name);
         let found = (rule.find)(rule.good);
@@ -440,7 +443,7 @@ fn licence_allowed(expression: &str, allowed: &[String]) -> bool {
 }
 
 #[test]
-fn every_dependency_has_a_licence_that_deny_toml_allows() {
+fn every_dependency_has_an_allowed_licence() {
     let text = std::fs::read_to_string(root().join("deny.toml")).unwrap();
     let list = text.split("allow = [").nth(1).and_then(|t| t.split(']').next()).unwrap();
     let allowed: Vec<String> =
@@ -449,7 +452,7 @@ fn every_dependency_has_a_licence_that_deny_toml_allows() {
     assert!(licence_allowed("(MIT OR Apache-2.0) AND Unicode-3.0", &allowed));
     assert!(!licence_allowed("GPL-3.0", &allowed), "this rule can fail");
     assert!(!licence_allowed("MIT AND GPL-3.0", &allowed), "this rule can fail");
-    // Only this platform's dependencies are sure to be on this machine.
+    // Only this platform's dependencies are certain to be on this machine.
     let about = std::process::Command::new("rustc").arg("-vV").output().unwrap();
     let about = String::from_utf8(about.stdout).unwrap();
     let host = about.lines().find_map(|l| l.strip_prefix("host: ")).unwrap();

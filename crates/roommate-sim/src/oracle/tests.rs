@@ -1,7 +1,7 @@
 use super::*;
 use roommate_core::math::rng::Rng;
 
-/// The same search space, tried without any cleverness: no bound, no symmetry, no order.
+/// The same search space without bound, symmetry breaking and ordering.
 fn naive(puzzle: &Puzzle, now: f64, left: &[f64], seats: &[Option<usize>], sum: f64) -> f64 {
     let n = puzzle.tasks.len();
     if left.iter().all(|l| *l <= 0.0) {
@@ -87,7 +87,7 @@ fn random(seed: u64) -> Puzzle {
 }
 
 #[test]
-fn the_optimum_is_the_one_that_trying_everything_finds() {
+fn optimum_equals_exhaustive_search() {
     let mut shared = 0;
     for seed in 0..300 {
         let mut puzzle = random(seed);
@@ -99,11 +99,11 @@ fn the_optimum_is_the_one_that_trying_everything_finds() {
         assert!((found - plain).abs() < 1e-6, "seed {seed}: {found} instead of {plain}");
         shared += usize::from(puzzle.gpus.len() < n);
     }
-    assert!(shared > 50, "only {shared} cases in which somebody must share or wait");
+    assert!(shared > 50, "only {shared} cases in which a task must share or wait");
 }
 
 #[test]
-fn settings_that_nobody_wants_are_left_out() {
+fn dominated_settings_are_pruned() {
     let options = vec![vec![0.5, 0.5], vec![0.6, 0.4], vec![0.4, 0.4], vec![0.5, 0.5]];
     let kinds = vec![Options::from([(0b11, options)])];
     let mut puzzle = Puzzle { tasks: vec![(0.0, 1.0); 2], kinds, gpus: vec![0] };
@@ -112,8 +112,8 @@ fn settings_that_nobody_wants_are_left_out() {
 }
 
 #[test]
-fn waiting_can_be_best() {
-    // Together each has a quarter of its speed; one after the other is better.
+fn waiting_can_be_optimal() {
+    // Together each task has a quarter of its speed; running one after the other is better.
     let alone = vec![vec![1.0]];
     let kinds =
         vec![Options::from([(0b01, alone.clone()), (0b10, alone), (0b11, vec![vec![0.25; 2]])])];
@@ -123,7 +123,7 @@ fn waiting_can_be_best() {
 }
 
 #[test]
-fn what_fits_nowhere_is_said() {
+fn a_task_that_fits_nowhere_is_infeasible() {
     let kinds = vec![Options::from([(0b01, vec![vec![1.0]])])];
     let puzzle = Puzzle { tasks: vec![(0.0, 1.0); 2], kinds, gpus: vec![0] };
     assert_eq!(puzzle.solve(), Err(Unsolved::Infeasible));

@@ -1,4 +1,5 @@
-//! From a small scenario to a puzzle: what every setting of the knobs does to everybody, by the truth.
+//! Builds the oracle's case from a small scenario: the true speed of every task under every
+//! setting.
 
 use super::{Group, Options, Puzzle, members};
 use crate::scenario::SampledWorkload;
@@ -17,16 +18,16 @@ use serde::Deserialize;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Space {
-    /// Batch sizes of training, as factors of the task's own.
+    /// Batch sizes of training, as factors of the job's own batch size.
     #[serde(default = "own")]
     pub batches: Vec<f64>,
-    /// Most training tasks on a GPU.
+    /// Most training jobs on a GPU.
     pub most: usize,
-    /// Largest batches of a service.
+    /// Largest batch sizes of a service.
     #[serde(default)]
     pub service_batches: Vec<u32>,
-    /// Shares of the GPU that a service is confined to, the rest split evenly among training; nobody confined
-    /// is tried as well.
+    /// Shares of the GPU that a service is confined to, the rest split evenly among training jobs;
+    /// the unconfined setting is always tried as well.
     #[serde(default)]
     pub service_shares: Vec<f64>,
 }
@@ -35,13 +36,14 @@ fn own() -> Vec<f64> {
     vec![1.0]
 }
 
-/// The most tasks that a case may have.
+/// Most tasks of a case.
 pub(crate) const MOST_TASKS: usize = 8;
 
-/// Share of its windows in which a service may miss its objective.
+/// Fraction of its windows in which a service may violate its SLO.
 const MISSES: f64 = 0.01;
 
-/// The case of a workload under a truth. Each service has a GPU; there are as many as GPUs, or none.
+/// Builds the case of a workload under a true interference model. Each service has a GPU of its
+/// own; there are as many services as GPUs, or none.
 pub fn puzzle(
     sampled: &SampledWorkload,
     cluster: &Cluster,
@@ -60,10 +62,14 @@ pub fn puzzle(
     let tasks: Vec<JobIdx> = tasks.into_iter().map(JobIdx::from_usize).collect();
     let mut judge = Judge::default();
     let mut kind = |service: Option<usize>, truth: &mut dyn Truth| {
-        let landlord = service.map(|i| {
+        let service = service.map(|i| {
             let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
             let serving = state.profiles[arrivals[i].spec.profile.usize()].serving;
-            (JobIdx::from_usize(i), serving.expect("a service"), requests.expect("it has requests"))
+            (
+                JobIdx::from_usize(i),
+                serving.expect("a service"),
+                requests.expect("a service has requests"),
+            )
         });
         let mut options = Options::new();
         for group in 1..(1 as Group) << tasks.len() {
@@ -72,7 +78,7 @@ pub fn puzzle(
             }
             let of: Vec<JobIdx> = members(group).map(|i| tasks[i]).collect();
             let settings = Candidate { state: &state, space, truth, judge: &mut judge, of: &of }
-                .settings(landlord);
+                .settings(service);
             if !settings.is_empty() {
                 options.insert(group, settings);
             }
@@ -97,10 +103,10 @@ pub fn puzzle(
     }
 }
 
-/// A service with what is known of it, and its requests.
+/// A service: its job, its serving profile and its requests.
 type Service<'a> = (JobIdx, Serving, &'a Requests);
 
-/// Some tasks on one GPU.
+/// A set of training jobs to run together on one GPU.
 struct Candidate<'a> {
     state: &'a State,
     space: &'a Space,
@@ -110,11 +116,11 @@ struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// The speeds of the tasks in every setting that fits and, beside a service, keeps its objective.
-    fn settings(&mut self, landlord: Option<Service<'_>>) -> Vec<Vec<f64>> {
+    /// The speeds of the jobs under every setting that fits and, beside a service, meets its SLO.
+    fn settings(&mut self, service: Option<Service<'_>>) -> Vec<Vec<f64>> {
         let mut found = Vec::new();
         for knobs in self.batches() {
-            match landlord {
+            match service {
                 None => {
                     let free = |(job, k): &(JobIdx, Knobs)| (*job, Knobs { sm_permille: 0, ..*k });
                     let tenants: Vec<(JobIdx, Knobs)> = knobs.iter().map(free).collect();
@@ -122,7 +128,7 @@ impl Candidate<'_> {
                         found.push(self.speeds(&tenants));
                     }
                 }
-                Some(landlord) => self.beside(landlord, &knobs, &mut found),
+                Some(service) => self.beside(service, &knobs, &mut found),
             }
         }
         found
@@ -151,7 +157,7 @@ impl Candidate<'_> {
         }
     }
 
-    /// Whether the service, first of the tenants, answers in time; leaves the truth with how busy it is.
+    /// Whether the service, first of the tenants, meets its SLO; sets its load in the truth.
     fn keeps_objective(
         &mut self,
         (service, serving, requests): Service<'_>,
@@ -162,7 +168,7 @@ impl Candidate<'_> {
             self.state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let step_s = self.state.profile(service).step_s;
         let mut verdict = Verdict::default();
-        // How busy it is decides how fast the others are and they decide how busy it is.
+        // The service's load and the speed of its co-located jobs depend on each other: iterate.
         for _ in 0..3 {
             self.truth.set_load(service, verdict.busy);
             let times = Judge::sizes(batch).map(|n| {
@@ -179,7 +185,7 @@ impl Candidate<'_> {
         verdict.missed <= MISSES
     }
 
-    /// Every choice of batch sizes.
+    /// Every combination of batch sizes.
     fn batches(&self) -> Vec<Vec<(JobIdx, Knobs)>> {
         let mut all: Vec<Vec<(JobIdx, Knobs)>> = vec![Vec::new()];
         for job in self.of {
@@ -214,12 +220,12 @@ impl Candidate<'_> {
         room == 0 || needs + u64::from(more_mib) <= u64::from(room)
     }
 
-    /// Work per second of each tenant, alone on the reference GPU at its own batch size = 1.
+    /// Work per second of each tenant; 1 = alone on the reference GPU at its own batch size.
     fn speeds(&self, tenants: &[(JobIdx, Knobs)]) -> Vec<f64> {
         let speed = |who: usize| {
             let (job, knobs) = tenants[who];
             let training = self.state.profile(job).training.as_ref();
-            // The oracle's cases have noise that does not change.
+            // The gradient noise of the oracle's cases is constant.
             let worth = training.map_or(1.0, |t| t.goodput_factor(knobs, t.noise.start));
             self.truth.speed(self.state, 0, tenants, who).mean * worth
         };

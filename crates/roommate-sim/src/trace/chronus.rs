@@ -6,7 +6,7 @@ use super::field::{self, Unit};
 use super::layout::RowReader;
 use super::{TraceClass, TraceJob};
 
-/// Steps are seconds for the reason given in Tiresias' reader.
+/// Steps are seconds for the reason given in `tiresias`.
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     let [id, team, gpus, submit, duration, times, values, kind] = header.require([
         "job_id",
@@ -37,7 +37,8 @@ pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     }))
 }
 
-/// Deadlines count from the submission and are joined by `-`, like their values; the last is the hard one.
+/// Deadlines are relative to the submission and joined by `-`, like their values; the last one is
+/// the hard deadline.
 fn set_deadlines(
     job: &mut TraceJob,
     row: &Row<'_>,

@@ -1,4 +1,4 @@
-//! Gathers the jobs of one file: rules that hold for every format, and the counting of bad rows.
+//! Collects the jobs of one file: checks that hold for every format, and the count of invalid rows.
 
 use super::error::{Bad, Problem, TraceError};
 use super::field::MAX_S;
@@ -6,7 +6,7 @@ use super::lines::Source;
 use super::{Format, ReadOptions, Trace, TraceJob};
 use std::collections::HashSet;
 
-/// Dropped rows that are kept to be shown.
+/// Most dropped rows that are kept for the report.
 const SHOWN_ROWS: usize = 5;
 
 /// The jobs read so far.
@@ -33,7 +33,7 @@ impl Collector {
         }
     }
 
-    /// Takes the outcome of one row (`None`: a job without GPUs). Answers whether more are wanted.
+    /// Adds the result of one row (`None`: a job without GPUs). Returns whether to read on.
     pub(super) fn add(
         &mut self,
         source: &Source,
@@ -67,14 +67,14 @@ impl Collector {
             let found = format!("{} steps of {} s", job.steps, job.step_s);
             return Err(Problem::expected("at most 100 years of work", &found).into());
         }
-        // The set costs one more copy of each id; it is freed when the file ends.
+        // The set costs one more copy of each id; it is freed at the end of the file.
         if !self.ids.insert(job.id.clone()) {
             return Err(Problem::Duplicate(super::error::shown(&job.id)).into());
         }
         Ok(job)
     }
 
-    /// The trace. Calendar times are made relative to the earliest submission.
+    /// Builds the trace. Calendar times become relative to the earliest submission.
     pub(super) fn finish(mut self, format: Format) -> Trace {
         self.jobs.sort_by_key(|job| job.submit_us);
         let calendar = matches!(format, Format::Philly | Format::Helios);

@@ -4,11 +4,11 @@ use super::error::{Bad, Problem, TraceError, shown};
 use super::field::{self, Unit};
 use super::lines::Source;
 
-/// One record; its fields lie in one buffer that is used again for the next.
+/// One record; its fields share one buffer, which is reused for the next record.
 #[derive(Default)]
 pub(super) struct Record {
     text: String,
-    /// Where each begins and ends.
+    /// Start and end of each field in the buffer.
     fields: Vec<(usize, usize)>,
 }
 
@@ -26,7 +26,8 @@ impl Record {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// Splits a line. Quotes count only in comma-separated text: Gavel's command lines hold any character.
+    /// Splits a line. Quotes are special only in comma-separated text: Gavel's command lines
+    /// contain any character.
     pub(super) fn split(&mut self, line: &str, delimiter: char) -> Result<(), Problem> {
         self.text.clear();
         self.fields.clear();
@@ -63,7 +64,7 @@ impl Record {
         self.fields.push((start, self.text.len()));
     }
 
-    /// Takes a field whose opening quote is gone; returns what follows its closing quote.
+    /// Reads a field after its opening quote; returns the rest of the line after its closing quote.
     fn push_quoted<'a>(&mut self, mut rest: &'a str) -> Result<&'a str, Problem> {
         let start = self.text.len();
         loop {
@@ -116,7 +117,7 @@ impl Header {
         Some(Column { index, name })
     }
 
-    /// The named columns, or an error that lists all the missing ones at once.
+    /// Finds the named columns; the error lists all missing ones at once.
     pub(super) fn require<const N: usize>(
         &self,
         names: [&'static str; N],
@@ -148,7 +149,7 @@ impl Header {
 /// One row of a table under its header.
 pub(super) struct Row<'a> {
     record: &'a Record,
-    /// Rows before this one.
+    /// Number of rows before this one.
     pub(super) index: u64,
 }
 
@@ -174,7 +175,7 @@ impl Row<'_> {
         parse(self.text(column)).map_err(|problem| Bad::at(column.name, problem))
     }
 
-    /// A number under the given rule.
+    /// Parses a number with the given check.
     pub(super) fn value<T>(
         &self,
         column: Column,
@@ -219,8 +220,8 @@ impl Row<'_> {
     }
 }
 
-/// Reads every row of a table: `each` gets the line number and the row (or what is wrong with its line)
-/// and answers whether to go on. The header, if the file has one, must be read already.
+/// Reads every row of a table: `each` gets the line number and the row (or the error of its line)
+/// and returns whether to go on. The header, if the file has one, must already be read.
 pub(super) fn rows(
     source: &mut Source,
     header: &Header,

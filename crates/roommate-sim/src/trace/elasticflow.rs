@@ -6,8 +6,9 @@ use super::error::Problem;
 use super::field::Unit;
 use super::layout::RowReader;
 
-/// Steps are seconds for the reason given in Tiresias' reader. The deadline `ddl` is absolute; it may come
-/// before `submit_time + duration`, since the original meets it by giving a job more GPUs than it asked for.
+/// Steps are seconds for the reason given in `tiresias`. The deadline `ddl` is absolute; it may be
+/// before `submit_time + duration`, since the original meets it by giving a job more GPUs than it
+/// asked for.
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     let [id, gpus, submit, duration, deadline] =
         header.require(["job_id", "num_gpu", "submit_time", "duration", "ddl"])?;

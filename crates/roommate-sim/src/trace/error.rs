@@ -1,4 +1,4 @@
-//! What can be wrong with a trace file, said with file, line and column.
+//! Errors of trace files, with file, line and column.
 
 use super::Format;
 use std::borrow::Cow;
@@ -8,102 +8,102 @@ use std::path::Path;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("could not read {what} {path:?}: {}{problem}", self.place())]
 pub struct TraceError {
-    /// What kind of file it is: `trace` or `throughput table`.
+    /// Kind of file for the message, such as `trace` or `throughput table`.
     pub what: &'static str,
-    /// The file, as it was named by the caller.
+    /// Path of the file as given by the caller.
     pub path: Box<Path>,
-    /// The line of the file, counted from 1; none when the file as a whole is wrong.
+    /// Line of the file, counted from 1; `None` for an error of the whole file.
     pub line: Option<u64>,
-    /// The column (or JSON key), where one is to blame.
+    /// Column (or JSON key) with the error, if it is known.
     pub column: Option<&'static str>,
-    /// What is wrong there.
+    /// The error itself.
     pub problem: Problem,
 }
 
-/// What is wrong, without the place.
+/// An error of a trace file, without its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{0}")]
     Io(String),
-    /// No byte in it but blank space.
+    /// The file has only white space.
     #[error("the file is empty")]
     Empty,
-    /// A gzip stream without its end.
+    /// The gzip stream is truncated.
     #[error("the gzip data ends early, so the file is not complete")]
     Truncated,
-    /// A gzip stream that does not decode.
+    /// The gzip stream does not decode.
     #[error("broken gzip data ({0})")]
     Gzip(String),
-    /// A line beyond the limit that keeps memory bounded.
+    /// The line exceeds the limit that bounds memory use.
     #[error("the line is longer than {limit_kib} KiB")]
     LongLine {
-        /// The limit.
+        /// The limit in KiB.
         limit_kib: usize,
     },
-    /// A JSON object beyond the limit that keeps memory bounded.
+    /// The JSON object exceeds the limit that bounds memory use.
     #[error("the JSON object is longer than {limit_kib} KiB")]
     LongObject {
-        /// The limit.
+        /// The limit in KiB.
         limit_kib: usize,
     },
     /// The header lacks columns.
     #[error("{0}")]
     Columns(String),
-    /// No known layout has this first line.
-    #[error("unknown trace layout, first line {0}")]
+    /// The first line belongs to no known format.
+    #[error("unknown trace format, first line {0}")]
     Layout(String),
-    /// Jobs are given in steps and nothing says how long a step takes.
+    /// Jobs are given in steps, and no throughput table gives the step time.
     #[error("the jobs have step counts but no durations, and no throughput table was given")]
     NoThroughputs,
-    /// Jobs are given in iterations of models and nothing says how long one takes.
+    /// Jobs are given in iterations of models, and no table gives the iteration time.
     #[error("the jobs have iterations of models, and no table of models was given")]
     NoModels,
-    /// The throughput table does not know the GPU model.
+    /// The throughput table does not have the GPU model.
     #[error("no throughputs for GPU model {kind:?}; the table has {known}")]
     NoGpuModel {
-        /// The kind asked for.
+        /// The requested GPU model.
         kind: String,
-        /// The kinds of the table.
+        /// The GPU models of the table.
         known: String,
     },
-    /// The JSON around the jobs is broken, so no later job can be found.
+    /// The JSON around the jobs is invalid, so no later job can be found.
     #[error("broken JSON: {0}")]
     JsonFile(String),
-    /// One JSON object is broken or lacks a key.
+    /// One JSON object is invalid or lacks a key.
     #[error("broken job: {0}")]
     Json(String),
-    /// More or fewer fields than the header.
+    /// The row has more or fewer fields than the header.
     #[error("expected {expected} fields, found {found}")]
     FieldCount {
-        /// Fields of the header.
+        /// Number of fields of the header.
         expected: usize,
-        /// Fields of this row.
+        /// Number of fields of the row.
         found: usize,
     },
-    /// A value that does not fit its column.
+    /// A value that is invalid in its column.
     #[error("expected {expected}, found {found:?}")]
     Expected {
-        /// What would have been right.
+        /// Description of valid values.
         expected: Cow<'static, str>,
-        /// The start of what is there.
+        /// The start of the value found.
         found: String,
     },
-    /// Bytes that are no text.
+    /// The line is not UTF-8.
     #[error("not valid UTF-8")]
     Utf8,
-    /// A quote that does not follow the CSV rules.
+    /// A quote that violates the CSV rules.
     #[error("{0}")]
     Quote(&'static str),
-    /// Two jobs with one name.
+    /// Two jobs have the same id.
     #[error("duplicate job id {0:?}")]
     Duplicate(String),
-    /// The throughput table lacks this kind of job.
+    /// The throughput table lacks this job type.
     #[error("no throughput for {0}")]
     NoThroughput(String),
 }
 
-/// Longest piece of a file that an error message repeats.
+/// Longest piece of a file, in characters, that an error message repeats.
 const SHOWN: usize = 60;
 
 /// The start of `text`, short enough for a message.
@@ -119,7 +119,7 @@ impl Problem {
         Self::Expected { expected: expected.into(), found: shown(found) }
     }
 
-    /// True when only one row is wrong, so that reading can go on after it.
+    /// Whether only one row is invalid, so that reading can continue after it.
     pub fn is_row(&self) -> bool {
         matches!(
             self,
@@ -144,19 +144,19 @@ impl TraceError {
         }
     }
 
-    /// What the reader of the message can do about it, where we know.
+    /// A remedy for the error, where one is known.
     pub fn hint(&self) -> Option<String> {
         let hint = match &self.problem {
             Problem::NoThroughput(_) => {
                 "pass a table that has it, or --skip-bad-rows to drop such rows and count them"
             }
-            // A table that belongs to a trace is read whole or not at all.
+            // A table that belongs to a trace is read completely or not at all.
             problem if problem.is_row() && self.what == "trace" => {
                 "pass --skip-bad-rows to drop such rows and count them"
             }
             Problem::Layout(_) | Problem::Columns(_) if self.what == "trace" => {
                 let names: Vec<&str> = Format::ALL[1..].iter().map(|f| f.name()).collect();
-                let own = "our own columns are id, submit_s, gpus, duration_s";
+                let own = "the columns of the roommate format are id, submit_s, gpus, duration_s";
                 return Some(format!("pass --format with one of {}; {own}", names.join(", ")));
             }
             Problem::NoThroughputs => {
@@ -166,14 +166,14 @@ impl TraceError {
                 "pass --throughputs with a CSV of columns model, iter_time_s, best_cpus_per_gpu, \
                  best_mem_gb_per_gpu, speedup"
             }
-            Problem::NoGpuModel { .. } => "pass --gpu-kind with one of those",
+            Problem::NoGpuModel { .. } => "pass --gpu-model with one of these",
             _ => return None,
         };
         Some(hint.to_owned())
     }
 }
 
-/// A wrong row, before file and line are known.
+/// An invalid row, before file and line are known.
 #[derive(Debug)]
 pub(super) struct Bad {
     pub(super) column: Option<&'static str>,

@@ -1,16 +1,17 @@
-//! One field of a row: numbers, durations and times with their limits.
+//! Single fields of a row: numbers, durations and times, with their limits.
 
 use super::error::Problem;
 use std::borrow::Cow;
 
-/// Most seconds that any time in a trace may have: 100 years. It also keeps whole microseconds exact:
-/// below 2^32 s the rounding of the decimal and of the product together stay under half a microsecond.
+/// Largest time in a trace, in seconds: 100 years. The limit also keeps whole microseconds exact:
+/// below 2^32 s the rounding errors of the decimal and of the product together stay under half a
+/// microsecond.
 pub(super) const MAX_S: f64 = 100.0 * 365.25 * 86_400.0;
 
 /// Most GPUs of one job.
 pub(super) const MAX_GPUS: u32 = 65_535;
 
-/// Most steps of one job; above it a step is lost in the rounding of a double.
+/// Most steps of one job; above it a double cannot count single steps.
 const MAX_STEPS: f64 = 1e15;
 
 /// The unit in which a trace writes its times.
@@ -39,7 +40,7 @@ impl Unit {
     }
 }
 
-/// A number as it is written, with no limits yet.
+/// Parses a number without checking limits.
 pub(super) fn parse(text: &str) -> Result<f64, Problem> {
     text.trim().parse().map_err(|_| Problem::expected("a number", text.trim()))
 }
@@ -60,7 +61,8 @@ pub(super) fn number(value: f64) -> Result<f64, Problem> {
     Ok(value + 0.0)
 }
 
-/// A whole number up to `max`. Pandas writes whole columns as `8.0` once one row is empty, so that counts.
+/// A whole number up to `max`. `8.0` is accepted, since Pandas writes whole columns so once one row
+/// is empty.
 pub(super) fn whole(value: f64, max: u32) -> Result<u32, Problem> {
     let value = number(value)?;
     if value.fract() != 0.0 {
@@ -80,7 +82,7 @@ pub(super) fn gpus(value: f64) -> Result<u32, Problem> {
     }
 }
 
-/// The most GPUs that a job can use, which needs some.
+/// The most GPUs that a job can use: at least the GPUs that it needs.
 pub(super) fn gpus_max(value: f64, gpus: u32) -> Result<u32, Problem> {
     match whole(value, MAX_GPUS)? {
         max if max < gpus => wrong(format!("at least the {gpus} GPUs that it needs"), value),
@@ -88,12 +90,12 @@ pub(super) fn gpus_max(value: f64, gpus: u32) -> Result<u32, Problem> {
     }
 }
 
-/// The exponent of what more GPUs do; twice as many are at most four times as fast.
+/// The scaling exponent of an elastic job; with 2, twice the GPUs are four times as fast.
 pub(super) fn scaling(value: f64) -> Result<f64, Problem> {
     if number(value)? > 2.0 { wrong("0 to 2", value) } else { number(value) }
 }
 
-/// A part of a GPU in thousandths.
+/// A share of a GPU in thousandths.
 pub(super) fn gpu_milli(value: f64) -> Result<u32, Problem> {
     match whole(value, 1000)? {
         0 => wrong("at least 1 thousandth of a GPU", value),
@@ -101,7 +103,7 @@ pub(super) fn gpu_milli(value: f64) -> Result<u32, Problem> {
     }
 }
 
-/// A part of something whole.
+/// A share from 0 to 1.
 pub(super) fn share(value: f64) -> Result<f64, Problem> {
     if number(value)? > 1.0 { wrong("a share from 0 to 1", value) } else { number(value) }
 }
@@ -120,7 +122,7 @@ pub(super) fn seconds(value: f64, unit: Unit) -> Result<f64, Problem> {
     if seconds > MAX_S { wrong("at most 100 years", value) } else { Ok(seconds) }
 }
 
-/// A duration that something is divided by.
+/// A duration above 0, for use as a divisor.
 pub(super) fn positive_seconds(value: f64, unit: Unit) -> Result<f64, Problem> {
     let seconds = seconds(value, unit)?;
     if seconds > 0.0 { Ok(seconds) } else { wrong("a time above 0", value) }
@@ -132,8 +134,8 @@ pub(super) fn micros(value: f64, unit: Unit) -> Result<u64, Problem> {
     Ok(unit.micros(value).round() as u64)
 }
 
-/// `YYYY-MM-DD HH:MM:SS` (also with `T`, a fraction or a trailing `Z`) in seconds since 1970 of a clock
-/// without time zone. The files give no zone, and only differences count.
+/// `YYYY-MM-DD HH:MM:SS` (also with `T`, a fraction or a trailing `Z`) in seconds since 1970 of a
+/// clock without time zone. The files give no zone, and only differences matter.
 pub(super) fn timestamp(text: &str) -> Result<u64, Problem> {
     let text = text.trim();
     parse_timestamp(text)
@@ -172,14 +174,14 @@ fn parse_timestamp(text: &str) -> Option<u64> {
     Some(days_since_1970(year, month, day)? * 86_400 + hour * 3_600 + minute * 60 + second)
 }
 
-/// Days from 1970-01-01 in the Gregorian calendar; none outside 1970 to 2069, a range that keeps every
-/// difference below [`MAX_S`].
+/// Days since 1970-01-01 in the Gregorian calendar; `None` outside 1970 to 2069, a range that keeps
+/// every difference below [`MAX_S`].
 fn days_since_1970(year: u64, month: u64, day: u64) -> Option<u64> {
     const BEFORE: [u64; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
     if !(1970..2070).contains(&year) || !(1..=12).contains(&month) || day == 0 {
         return None;
     }
-    // No century year but 2000 falls in the range, so every fourth is a leap year.
+    // 2000 is the only century year in the range, so every fourth year is a leap year.
     let leap = u64::from(year.is_multiple_of(4));
     let before = |month: u64| BEFORE[month as usize - 1] + if month > 2 { leap } else { 0 };
     let length = if month == 12 { 31 } else { before(month + 1) - before(month) };

@@ -1,6 +1,6 @@
 //! Gavel (OSDI 2020): its `.trace` files, Shockwave's wider variant, and Gavel jobs as CSV.
 //!
-//! Jobs are given in steps; how long a step takes comes from a table of throughputs.
+//! Jobs are given in steps; a throughput table gives the step time.
 
 use super::csv::{self, Header};
 use super::error::{Bad, Problem, TraceError};
@@ -35,7 +35,7 @@ const SHOCKWAVE: [&str; 12] = [
     "arrival_s",
 ];
 
-/// The columns of a file without header that has this many tab-separated fields.
+/// Columns of a file without header that has this many tab-separated fields.
 pub(super) fn headerless(fields: usize) -> Option<Header> {
     match fields {
         7 => Some(Header::fixed(&GAVEL)),
@@ -51,7 +51,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
     let (duration, slo) = (header.find("duration_s"), header.find("slo"));
     let table = options.throughputs.as_deref().ok_or(Wrong::File(Problem::NoThroughputs))?;
     let table = Throughputs::read(table, &options.gpu_model).map_err(Wrong::Elsewhere)?;
-    // A trace has many jobs of few types, one after the other in any order.
+    // A trace has many jobs of few types: cache the lookups.
     let mut known: Vec<(String, u32, Measured)> = Vec::new();
     Ok(Box::new(move |row| {
         let name = row.text(kind);
@@ -76,7 +76,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
         job.batch = batch_size(name);
         job.model = Some(name.to_owned());
         job.weight = row.number_of(weight)?.unwrap_or(1.0);
-        // Written as a multiple of the duration; a negative number stands for none.
+        // Written as a multiple of the duration; a negative number means no SLO.
         if let Some(factor) = slo.and_then(|c| row.text(c).trim().parse::<f64>().ok())
             && factor > 0.0
             && factor * duration_s < field::MAX_S
@@ -87,15 +87,15 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
     }))
 }
 
-/// Batch size from a name like `ResNet-18 (batch size 32)`; 0 where there is none.
+/// Batch size from a name like `ResNet-18 (batch size 32)`; 0 where it has none.
 fn batch_size(job_type: &str) -> u32 {
     let tail = job_type.split_once("(batch size ").map(|(_, tail)| tail);
     tail.and_then(|tail| tail.strip_suffix(')')?.parse().ok()).unwrap_or(0)
 }
 
-/// Steps per second of each kind of job alone, by GPU model.
+/// Steps per second of each job type alone, by GPU model.
 pub(super) struct Throughputs {
-    /// The reference.
+    /// The reference GPU model.
     kind: String,
     by_type: HashMap<String, Vec<Rate>>,
 }
@@ -107,7 +107,8 @@ struct Rate {
 }
 
 impl Throughputs {
-    /// Keeps the rows with the workers side by side and no other job; `kind` is the reference.
+    /// Keeps the rows with consolidated workers and no second job; `kind` is the reference GPU
+    /// model.
     pub(super) fn read(path: &Path, kind: &str) -> Result<Self, TraceError> {
         let mut source = Source::open(path, "throughput table")?;
         let header = csv::header(&mut source)?;
@@ -141,29 +142,29 @@ impl Throughputs {
         Ok(Self { kind: kind.to_owned(), by_type })
     }
 
-    /// Rates of jobs of this type on so many GPUs.
+    /// Rates of a job type on this number of GPUs, by GPU model.
     fn rates(&self, job_type: &str, gpus: u32) -> impl Iterator<Item = &Rate> {
         let rates = self.by_type.get(job_type).map_or(&[][..], Vec::as_slice);
         rates.iter().filter(move |r| r.gpus == gpus)
     }
 
-    /// Seconds of a step on a GPU of this kind, if it can run there.
+    /// Step time in seconds on this GPU model; `None` if the job cannot run there.
     pub(super) fn step_on(&self, job_type: &str, gpus: u32, kind: &str) -> Option<f64> {
         let rate = self.rates(job_type, gpus).find(|r| r.kind == kind);
         rate.filter(|r| r.steps_per_s > 0.0).map(|r| 1.0 / r.steps_per_s)
     }
 
-    /// Seconds of a step on the reference GPU.
+    /// Step time in seconds on the reference GPU model.
     pub(super) fn step_s(&self, job_type: &str, gpus: u32) -> Result<f64, Bad> {
         self.step_on(job_type, gpus, &self.kind).ok_or_else(|| {
             let kind = &self.kind;
             let job_type = super::error::shown(job_type);
-            let what = format!("{job_type:?} on {gpus} GPUs of kind {kind:?}");
+            let what = format!("{job_type:?} on {gpus} GPUs of model {kind:?}");
             Bad::at("job_type", Problem::NoThroughput(what))
         })
     }
 
-    /// How fast jobs of this type are.
+    /// The step time and speeds of a job type on this number of GPUs.
     fn measured(&self, job_type: &str, gpus: u32) -> Result<Measured, Bad> {
         let nearest = self.step_s(job_type, gpus)?;
         let rates: Vec<&Rate> = self.rates(job_type, gpus).collect();
@@ -182,16 +183,18 @@ impl Throughputs {
     }
 }
 
-/// How fast jobs of one type are.
+/// The speed of one job type.
 struct Measured {
-    /// Seconds of a step on the reference, off by a few bits if that lets all rates be turned back exactly:
-    /// the released policies break ties by the last bit of a rate.
+    /// Step time in seconds on the reference GPU model, adjusted by a few units in the last place
+    /// if that lets all rates be recovered exactly: the released policies break ties by the last
+    /// bit of a rate.
     step_s: f64,
-    /// Speed on every kind of the table relative to the reference.
+    /// Speed on every GPU model of the table relative to the reference.
     model_speed: Vec<(String, f64)>,
 }
 
-/// A rate relative to a reference, such that dividing by its step gives back the very rate if possible.
+/// A rate relative to the reference, chosen so that dividing by the step time recovers the exact
+/// rate where possible.
 fn relative(steps_per_s: f64, step_s: f64) -> f64 {
     let speed = steps_per_s * step_s;
     let exact = |s: &f64| *s / step_s == steps_per_s;

@@ -1,4 +1,4 @@
-//! Opening files that may be compressed: told by their first bytes, never by their name.
+//! Opens files that may be compressed; detected from their first bytes, never from their name.
 
 use flate2::bufread::MultiGzDecoder;
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::path::Path;
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
 const BUFFER: usize = 64 << 10;
 
-/// Opens a file, plain or gzip; `-` is standard input. The name says nothing else: files are renamed,
-/// and browsers unpack .gz files on the way.
+/// Opens a plain or gzip file; `-` is standard input. No other part of the name matters: files get
+/// renamed, and browsers decompress .gz files during download.
 pub fn open(path: &Path) -> io::Result<BufReader<Box<dyn Read>>> {
     let mut file: Box<dyn Read> =
         if path == Path::new("-") { Box::new(io::stdin()) } else { Box::new(File::open(path)?) };

@@ -1,4 +1,5 @@
-//! `SenseTime` Helios (SC 2021): the Venus sample and the original `cluster_log.csv` of `HeliosData`.
+//! `SenseTime` Helios (SC 2021): the Venus sample and the original `cluster_log.csv` of
+//! `HeliosData`.
 
 use super::csv::{Column, Header, Row};
 use super::error::{Bad, Problem};
@@ -12,7 +13,7 @@ pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     let (user, team) = (header.find("user"), header.find("vc"));
     let (cpus, state, queue) = (header.find("cpu_num"), header.find("state"), header.find("queue"));
     Ok(Box::new(move |row| {
-        // Half of the original's jobs use no GPU; they are not wrong, only not ours.
+        // Half of the original's jobs use no GPU; they are valid, but out of scope.
         if row.value(gpus, |count| field::whole(count, field::MAX_GPUS))? == 0 {
             return Ok(None);
         }
@@ -33,7 +34,7 @@ pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     }))
 }
 
-/// Slurm's words for the ends of a job.
+/// Final job states of Slurm.
 fn status(row: &Row<'_>, column: Column) -> Result<Status, Bad> {
     match row.text(column) {
         "COMPLETED" => Ok(Status::Passed),

@@ -1,4 +1,4 @@
-//! Which format a file has, and the reader that goes with it.
+//! Detects the format of a file and selects its reader.
 
 use super::collect::Collector;
 use super::csv::{self, Header, Record, Row};
@@ -49,11 +49,11 @@ pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceErr
 
 /// Reason a table cannot be read at all.
 pub(super) enum Wrong {
-    /// Its header is wrong.
+    /// The header is invalid.
     Here(Problem),
-    /// It lacks something that no line of it could give.
+    /// An additional input is missing; no line of the file is at fault.
     File(Problem),
-    /// Another file is wrong.
+    /// Another file is invalid.
     Elsewhere(TraceError),
 }
 
@@ -65,7 +65,7 @@ impl From<Problem> for Wrong {
 
 fn rows_of(format: Format, header: &Header, options: &ReadOptions) -> Result<RowReader, Wrong> {
     Ok(match format {
-        Format::Auto => unreachable!("the caller has told the format from the first line"),
+        Format::Auto => unreachable!("the caller has detected the format"),
         Format::Roommate => native::rows(header)?,
         Format::Philly => philly::rows(header)?,
         Format::Helios => helios::rows(header)?,
@@ -79,7 +79,7 @@ fn rows_of(format: Format, header: &Header, options: &ReadOptions) -> Result<Row
     })
 }
 
-/// The first line, looked at before anything is known about it.
+/// The first line, read before the format is known.
 struct FirstLine {
     line: String,
     record: Record,
@@ -90,12 +90,12 @@ fn first_line(source: &mut Source) -> Result<FirstLine, TraceError> {
     if !source.next_line()? {
         return Err(source.whole_file(Problem::Empty));
     }
-    // No row can be dropped here: without its first line the layout of a file is not known.
+    // The first line cannot be dropped as a bad row: it determines the format.
     let text = source.text();
     let line = text.map_err(|p| source.error_here(Problem::Layout(format!("is {p}"))))?.to_owned();
     source.hold();
     let mut record = Record::default();
-    // A broken quote is reported by the reader proper; here it only means "not recognised".
+    // The reader reports a broken quote; here it only means "not recognised".
     if record.split(&line, ',').is_err() {
         record = Record::default();
     }
@@ -103,7 +103,7 @@ fn first_line(source: &mut Source) -> Result<FirstLine, TraceError> {
     Ok(FirstLine { line, record, tabs })
 }
 
-/// The columns of a file without header line, and what separates them.
+/// Columns and delimiter of a file without header line.
 fn headerless(format: Format, first: &FirstLine) -> Option<(Header, char)> {
     match format {
         Format::Gavel => gavel::headerless(first.tabs + 1).map(|names| (names, '\t')),
@@ -115,7 +115,8 @@ fn headerless(format: Format, first: &FirstLine) -> Option<(Header, char)> {
 }
 
 fn sniff(first: &FirstLine) -> Option<Format> {
-    // The first row whose columns are all there; a layout comes before those whose columns it contains.
+    // The first entry whose columns are all present wins; a format precedes those whose columns it
+    // contains.
     const MARKS: [(&[&str], Format); 12] = [
         (&["id", "submit_s", "gpus", "duration_s"], Format::Roommate),
         (&["timestamp", "duration", "num_gpus"], Format::Philly),

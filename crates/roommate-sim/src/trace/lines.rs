@@ -1,12 +1,12 @@
-//! A file as bounded lines: plain or gzip, never more of it in memory than one line.
+//! A plain or gzip file as lines of bounded length; one line is in memory at a time.
 //!
-//! What the lines mean lives elsewhere; here is only where they are.
+//! This module only finds lines; the readers of the formats interpret them.
 
 use super::error::{Bad, Problem, TraceError};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Longest line we accept. The longest real one (a Gavel command line) has 300 bytes.
+/// Longest accepted line in bytes. The longest real one (a Gavel command line) has 300 bytes.
 pub(super) const MAX_LINE: usize = 1 << 20;
 
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
@@ -23,7 +23,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a file and skips its byte order mark and leading blank space; `what` names it in errors.
+    /// Opens a file and skips its byte order mark and leading white space; `what` names it in
+    /// errors.
     pub(super) fn open(path: &Path, what: &'static str) -> Result<Self, TraceError> {
         let fail = |e: &io::Error| TraceError {
             what,
@@ -74,7 +75,7 @@ impl Source {
         Ok(self.chunk()?.first().copied())
     }
 
-    /// The next bytes as they lie in the buffer; empty at the end. For readers that do not go by line.
+    /// The next buffered bytes; empty at the end. For readers that do not work by line.
     pub(super) fn chunk(&mut self) -> Result<&[u8], TraceError> {
         // Filled twice because the borrow checker cannot yet return the first borrow conditionally;
         // the second call finds the buffer full and does nothing.
@@ -90,13 +91,13 @@ impl Source {
         Ok(self.reader.buffer())
     }
 
-    /// Marks bytes of the chunk as read; they held `newlines` line ends.
+    /// Marks `bytes` of the chunk as read; they contained `newlines` line ends.
     pub(super) fn consume(&mut self, bytes: usize, newlines: u64) {
         self.reader.consume(bytes);
         self.line += newlines;
     }
 
-    /// The first byte that is not blank.
+    /// The first byte of the file that is not white space.
     pub(super) fn first_byte(&self) -> u8 {
         self.first
     }
@@ -106,7 +107,7 @@ impl Source {
         self.line
     }
 
-    /// Goes to the next line that is not blank; false at the end of the file.
+    /// Reads the next line that is not blank; false at the end of the file.
     pub(super) fn next_line(&mut self) -> Result<bool, TraceError> {
         if std::mem::take(&mut self.held) {
             return Ok(true);
@@ -149,7 +150,7 @@ impl Source {
         Ok(true)
     }
 
-    /// Makes the next `next_line` give this line again.
+    /// Makes the next call of `next_line` return this line again.
     pub(super) fn hold(&mut self) {
         self.held = true;
     }
@@ -181,14 +182,14 @@ impl Source {
     }
 }
 
-/// What went wrong in [`crate::trace::gzip`], in words.
+/// Errors of [`crate::trace::gzip`] as text.
 impl From<&io::Error> for Problem {
     fn from(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Io("no such file".to_owned()),
             io::ErrorKind::PermissionDenied => Self::Io("permission denied".to_owned()),
             io::ErrorKind::IsADirectory => Self::Io("it is a directory".to_owned()),
-            // Only the decoder gives these: a plain file just ends.
+            // Only the decoder returns these: a plain file just ends.
             io::ErrorKind::UnexpectedEof => Self::Truncated,
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
                 Self::Gzip(error.to_string())

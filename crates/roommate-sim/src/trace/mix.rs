@@ -1,26 +1,27 @@
-//! Published mixes of job sizes and durations, as statistics: shares and quantiles, none of their rows.
+//! Published mixes of job sizes and durations, as shares and quantiles; no rows of the traces.
 
 use super::named;
 use roommate_core::math::rng::Rng;
 
-/// Whose jobs they look like. Sizes beyond the cluster are left out.
+/// The published mix that the jobs imitate. Sizes larger than the cluster are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mix {
-    /// Our own, for demonstrations: up to 8 GPUs, half a minute to two hours.
+    /// Roommate's own mix for demonstrations: up to 8 GPUs, half a minute to two hours.
     #[default]
     Small,
-    /// Completed jobs of Microsoft Philly (Jeon et al., ATC 2019; data CC-BY-4.0): 93 % ask for one GPU,
-    /// while 8-GPU jobs use half of the GPU time.
+    /// Completed jobs of Microsoft Philly (Jeon et al., ATC 2019; data CC-BY-4.0): 93 % ask for one
+    /// GPU, while 8-GPU jobs use half of the GPU time.
     Philly,
-    /// GPU jobs of `SenseTime` Helios' cluster Venus (Hu et al., SC 2021; data CC-BY-4.0), durations cut at
-    /// 48 h as in the file they were counted in: a quarter are whole nodes, half end within 204 s.
+    /// GPU jobs of `SenseTime` Helios' cluster Venus (Hu et al., SC 2021; data CC-BY-4.0),
+    /// durations cut at 48 h as in the source file: a quarter use whole nodes, half end within 204
+    /// s.
     Helios,
-    /// Finished GPU tasks of Alibaba PAI (Weng et al., NSDI 2022; data CC-BY-4.0), fractions of a GPU counted
-    /// as one: three quarters on one GPU, and sizes that are no powers of two.
+    /// Finished GPU tasks of Alibaba PAI (Weng et al., NSDI 2022; data CC-BY-4.0), fractions of a
+    /// GPU counted as one: three quarters on one GPU, and sizes that are not powers of two.
     Pai,
-    /// The 60-job example of Tiresias (Gu et al., NSDI 2019; Apache-2.0): half on 1 GPU, a sixth each on 2, 4
-    /// and 8, all within minutes.
+    /// The 60-job example of Tiresias (Gu et al., NSDI 2019; Apache-2.0): half on 1 GPU, a sixth
+    /// each on 2, 4 and 8, all within minutes.
     Tiresias,
 }
 
@@ -34,16 +35,16 @@ named!(
     Tiresias = "tiresias"
 );
 
-/// Jobs of like size: how often each size occurs, and how long they run.
+/// Jobs of similar size: the frequency of each size, and their run times.
 struct Group {
-    /// GPUs and per mille of all jobs.
+    /// GPUs, and per mille of all jobs.
     sizes: &'static [(u32, f64)],
-    /// Share of jobs that run at most so many seconds; between two points the logarithm is linear. The
-    /// first point is the shortest job (share 0), the last the longest (share 1).
+    /// Cumulative distribution of run times: (share of jobs, seconds), log-linear between two
+    /// points. The first point is the shortest job (share 0), the last the longest (share 1).
     seconds: Quantiles,
 }
 
-/// Share of jobs, and the seconds within which so many end.
+/// (share of jobs, seconds within which that share ends).
 type Quantiles = &'static [(f64, f64)];
 
 /// Counted in the published file (completed jobs), rounded to two digits.
@@ -262,7 +263,7 @@ const TIRESIAS: [Group; 1] = [Group {
     ],
 }];
 
-/// Our own choice.
+/// Chosen for demonstrations.
 const SMALL: [Group; 1] = [Group {
     sizes: &[(1, 600.0), (2, 200.0), (4, 150.0), (8, 50.0)],
     seconds: &[(0.0, 30.0), (0.5, 300.0), (0.9, 1_800.0), (1.0, 7_200.0)],
@@ -291,7 +292,7 @@ fn mean_s(points: &[(f64, f64)]) -> f64 {
     points.windows(2).map(part).sum()
 }
 
-/// The value below which the share `p` lies, of a distribution through the given points.
+/// The value below which the share `p` lies, in the distribution through the given points.
 pub(crate) fn quantile(points: &[(f64, f64)], p: f64) -> f64 {
     let i = points.partition_point(|(share, _)| *share <= p).clamp(1, points.len() - 1);
     let [(p0, s0), (p1, s1)] = [points[i - 1], points[i]];
@@ -300,9 +301,9 @@ pub(crate) fn quantile(points: &[(f64, f64)], p: f64) -> f64 {
 
 /// The sizes of a mix that fit the cluster.
 pub(super) struct Choices {
-    /// Cumulated weight, GPUs, durations.
+    /// Cumulative weight, GPUs, run times.
     sizes: Vec<(f64, u32, Quantiles)>,
-    /// GPU-seconds of the average job.
+    /// Mean GPU-seconds of a job.
     pub(super) mean_gpu_s: f64,
 }
 

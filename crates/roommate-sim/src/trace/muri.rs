@@ -29,12 +29,13 @@ pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
         let mut job =
             TraceJob::new(row.text(id).to_owned(), submit_us, row.gpus(gpus)?, duration_s);
         job.steps = row.value(iterations, field::steps)?;
-        // Without the factor 1.015 of the original's simulator: that belongs to its cluster, not its jobs.
+        // Without the factor 1.015 of the original simulator, which is a property of its cluster,
+        // not of the jobs.
         job.step_s = row.value(step, |ms| field::positive_seconds(ms, Unit::Millis))?;
         job.model = row.owned(Some(model));
         job.batch = row.whole(batch)?;
         let stage = |column: Column| row.seconds(column, Unit::Millis);
-        // Input and CPU work are measured as one; the original gives all of it to storage.
+        // Input and CPU work are measured as one; the original counts all of it as storage.
         job.stages_s = Some([stage(data)?, 0.0, stage(gpu)?, stage(network)?]);
         job.class = match row.text(priority).trim() {
             "0" => TraceClass::Guaranteed,

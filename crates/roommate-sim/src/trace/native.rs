@@ -1,7 +1,8 @@
 //! Roommate's own trace format: CSV with columns by name, or the same keys as JSON lines.
 //!
-//! Required are `id`, `submit_s`, `gpus` and `duration_s`. Everything else of [`TraceJob`] is optional, and
-//! what is written reads back exactly: decimals are the shortest that give the same double.
+//! Required are `id`, `submit_s`, `gpus` and `duration_s`. Everything else of [`TraceJob`] is
+//! optional, and a written trace reads back exactly: decimals are the shortest that give the same
+//! double.
 
 use super::collect::Collector;
 use super::csv::{Column, Header, Row};
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::io::{self, Write};
 use std::str::FromStr;
 
-/// One job as the file has it: seconds, and `None` for what is not said.
+/// One job as written in the file: times in seconds, `None` for absent values.
 #[derive(Default, Serialize, Deserialize)]
 struct Raw {
     id: String,
@@ -30,7 +31,7 @@ struct Raw {
     more: Optional,
 }
 
-/// Whole numbers without `.0`, as a person would write them.
+/// Writes whole numbers without `.0`.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
 fn plain<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     if value.fract() == 0.0 && *value < 1e15 {
@@ -125,12 +126,12 @@ pub(super) fn read_jsonl(source: &mut Source, collector: &mut Collector) -> Resu
     Ok(())
 }
 
-/// What a JSON error says, with its place told as part of the object rather than of a file it never saw.
+/// Text of a JSON error, with its place relative to the object instead of the file.
 pub(super) fn json_message(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
     let text = text.replace("expected f64", "expected a number");
-    // Flattened structs lose the place; then there is none to tell.
+    // Errors of flattened structs have no place.
     match (error.line(), error.column()) {
         (0, _) | (1, 0) => text,
         (1, column) => format!("{text}, at character {column}"),
@@ -138,7 +139,7 @@ pub(super) fn json_message(error: &serde_json::Error) -> String {
     }
 }
 
-/// The `to` of a value that may be absent, with the column's name for errors.
+/// Converts an optional value with `to`; errors name the column.
 fn maybe<T>(
     column: &'static str,
     value: Option<f64>,
@@ -178,7 +179,7 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
         (Some(steps), Some(step_s)) => (steps, step_s),
         (Some(steps), None) if steps > 0.0 && duration_s > 0.0 => (steps, duration_s / steps),
         (None, Some(step_s)) => (duration_s / step_s, step_s),
-        // Of no work or no duration there is no step time.
+        // Without work or duration, the step time is undefined.
         (Some(0.0), None) => (0.0, 1.0),
         (_, None) => (duration_s, 1.0),
     };
@@ -248,10 +249,10 @@ fn positive(value: f64) -> Result<f64, Problem> {
     field::positive_seconds(value, Unit::Seconds)
 }
 
-/// `200`, or `0:200|100:600`: 200 requests a second, from 100 s on 600.
+/// `200`, or `0:200|100:600`: 200 requests per second, and 600 from 100 s on.
 fn load(text: &str) -> Result<Vec<(f64, f64)>, Problem> {
     let parts: Vec<&str> = text.split('|').filter(|part| !part.is_empty()).collect();
-    let wrong = || Problem::expected("requests a second like 200 or 0:200|100:600", text);
+    let wrong = || Problem::expected("requests per second like 200 or 0:200|100:600", text);
     let number = |text: &str| field::parse(text).and_then(|v| field::seconds(v, Unit::Seconds));
     let rates: Vec<(f64, f64)> = parts
         .iter()
@@ -265,7 +266,7 @@ fn load(text: &str) -> Result<Vec<(f64, f64)>, Problem> {
     if fine { Ok(rates) } else { Err(wrong()) }
 }
 
-/// `3:10:90`: for 10 s on average three times the rate of the 90 s between.
+/// `3:10:90`: bursts of 10 s on average at three times the rate of the 90 s between them.
 fn bursts(text: &str) -> Result<Bursts, Problem> {
     let wrong = || Problem::expected("times:burst_s:calm_s like 3:10:90", text);
     let numbers: Vec<f64> = text
@@ -279,7 +280,7 @@ fn bursts(text: &str) -> Result<Bursts, Problem> {
     }
 }
 
-/// What the batch size of a job may be, if it may be anything but its own.
+/// The allowed batch sizes of a job, if it allows any but its own.
 fn training(job: &TraceJob, more: &Optional) -> Result<Option<Box<Training>>, Bad> {
     let (low, high) = (count("batch_min", more.batch_min)?, count("batch_max", more.batch_max)?);
     if low == 0 && high == 0 {
@@ -333,7 +334,7 @@ fn mem_by_batch(text: &str) -> Result<Vec<(u32, u32)>, Problem> {
     Err(Problem::expected("ascending batch sizes", text))
 }
 
-/// `600:10|1200:8`: by 600 s worth 10, by 1200 s worth 8.
+/// `600:10|1200:8`: value 10 by 600 s, value 8 by 1200 s.
 fn soft_deadlines(text: &str) -> Result<Vec<(u64, f64)>, Problem> {
     let parts = text.split('|').filter(|part| !part.is_empty());
     parts
@@ -347,7 +348,8 @@ fn soft_deadlines(text: &str) -> Result<Vec<(u64, f64)>, Problem> {
         .collect()
 }
 
-/// Below 2^32 s the nearest double to a decimal of six places still tells every microsecond apart.
+/// Below 2^32 s the nearest double to a decimal of six places still distinguishes every
+/// microsecond.
 fn to_seconds(us: u64) -> f64 {
     us as f64 / 1e6
 }
@@ -433,10 +435,10 @@ fn to_raw(job: &TraceJob) -> Raw {
 
 /// Writes jobs as CSV, with only those optional columns that some job uses.
 ///
-/// A line break inside a name is an error: our files have one job per line.
+/// A line break inside a name is an error: the format has one job per line.
 pub fn write_csv(to: &mut impl Write, jobs: &[TraceJob]) -> io::Result<()> {
     let mut used = [false; OPTIONAL.len()];
-    // Looked through before the first byte is written, so that a refusal leaves no half a file.
+    // Checked before the first byte is written, so that an error leaves no partial file.
     for job in jobs {
         let cells = to_raw(job).more.cells();
         cells.iter().flatten().chain([&job.id]).try_for_each(|text| one_line(text))?;
@@ -501,7 +503,7 @@ mod tests {
         prop_oneof![0u64..10_000_000, 0u64..3_155_760_000_000_000]
     }
 
-    /// No line breaks, which a file of lines cannot hold.
+    /// Names without line breaks, which the format cannot hold.
     fn name() -> impl Strategy<Value = String> {
         "[a-z0-9 ,\"'é#;:/-]{0,8}[a-z]"
     }
@@ -574,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_says_its_latency_and_its_load() {
+    fn a_service_has_an_slo_and_a_load() {
         let trace = read_back(
             b"id,submit_s,gpus,duration_s,class,slo_ms,load,bursts\n\
               a,0,1,0,service,150,200,\nb,0,1,9,service,,0:200|100:600,3:10:90\nc,0,1,5,,,,\n",
@@ -587,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_load_is_named() {
+    fn an_invalid_load_is_named() {
         let wrong = |row: &str| {
             let text = format!("id,submit_s,gpus,duration_s,class,slo_ms,load,bursts\n{row}\n");
             let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -617,7 +619,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_exactly(jobs in prop::collection::vec(job(), 1..6)) {
+        fn written_jobs_read_back_exactly(jobs in prop::collection::vec(job(), 1..6)) {
             let jobs = distinct(jobs);
             let (mut csv, mut jsonl) = (Vec::new(), Vec::new());
             write_csv(&mut csv, &jobs).unwrap();
@@ -631,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_follow_from_what_is_given() {
+    fn steps_follow_from_the_given_columns() {
         let trace = read_back(
             b"step_s,extra,steps,id,submit_s,gpus,duration_s\n\
               ,x,10,a,0,1,5\n0.25,x,,b,0,1,5\n2,x,3,c,0,1,5\n,x,,d,0,1,5\n",
@@ -641,7 +643,7 @@ mod tests {
     }
 
     #[test]
-    fn json_reads_as_a_person_would_write_it() {
+    fn json_accepts_handwritten_numbers() {
         let job =
             TraceJob { model: Some("net".into()), ..TraceJob::new("a".into(), 1_500_000, 4, 60.0) };
         let mut text = Vec::new();
@@ -658,6 +660,6 @@ mod tests {
         let error = write_csv(&mut text, &jobs).unwrap_err();
         let expected = "a line break in \"a\\nb\" cannot be written as CSV, only as .jsonl";
         assert_eq!(error.to_string(), expected);
-        assert!(text.is_empty(), "no half a file");
+        assert!(text.is_empty(), "no partial file");
     }
 }

@@ -1,4 +1,5 @@
-//! Alibaba PAI 2020 (NSDI 2022): the task sample and the original `pai_task_table`, which has no header.
+//! Alibaba PAI 2020 (NSDI 2022): the task sample and the original `pai_task_table`, which has no
+//! header.
 
 use super::csv::{Header, Record, Row};
 use super::error::{Bad, Problem};
@@ -21,13 +22,13 @@ pub(super) const TASK_TABLE: [&str; 10] = [
     "gpu_type",
 ];
 
-/// True for a first line that is a task rather than the names of columns.
+/// Whether the first line is a task rather than the column names.
 pub(super) fn is_headerless(first: &Record) -> bool {
     const STATES: [&str; 4] = ["Terminated", "Failed", "Running", "Waiting"];
     first.len() == TASK_TABLE.len() && STATES.contains(&first.get(3))
 }
 
-/// Start times stand in for submissions: the trace has no others.
+/// The start time stands for the submission time, which the trace does not have.
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     if header.has(&["plan_gpu"]) { task_table(header) } else { sample(header) }
 }
@@ -63,7 +64,7 @@ fn task_table(header: &Header) -> Result<RowReader, Problem> {
             return Ok(None);
         }
         let instances = row.gpus(instances)?;
-        // In GPUs; most tasks ask for a part of one.
+        // In GPUs; most tasks ask for a fraction of one.
         let asked = f64::from(instances) * percent / 100.0;
         let gpus = asked.ceil();
         if gpus > f64::from(field::MAX_GPUS) {
@@ -95,7 +96,7 @@ fn kinds(row: &Row<'_>, kind: Option<super::csv::Column>) -> Vec<String> {
     row.owned(kind).into_iter().collect()
 }
 
-/// Tasks of one job may share a name; the second becomes `job/task#2`.
+/// Gives tasks of one job with the same name distinct ids; the second becomes `job/task#2`.
 #[derive(Default)]
 struct Names {
     seen: HashMap<String, u32>,

@@ -1,5 +1,5 @@
-//! Public tables of how fast two jobs are beside each other: Gavel's throughputs (OSDI 2020), Lucid's
-//! co-location measurements (ASPLOS 2023), and a plain `a,b,speed_a,speed_b` of one's own.
+//! Public tables of pair speeds, i.e. how fast two jobs run on one GPU: Gavel's throughputs (OSDI
+//! 2020), Lucid's co-location measurements (ASPLOS 2023), and a plain `a,b,speed_a,speed_b`.
 
 use super::csv::{self, Header, Row};
 use super::error::{Bad, Problem, TraceError};
@@ -10,26 +10,27 @@ use roommate_core::interference::table::Table;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Speed of either in a pair that nobody measured, or that could not run side by side: they take turns.
+/// Speed of each job of a pair that was not measured or cannot run concurrently: time slicing.
 const TAKE_TURNS: f64 = 0.5;
 
-/// Mean speeds of pairs, by name.
+/// Mean pair speeds, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Pairs {
     exact: BTreeMap<(String, String), Mean>,
     family: BTreeMap<(String, String), Mean>,
-    /// Pairs of the file that could not run side by side.
+    /// Pairs of the file that cannot run concurrently.
     pub impossible: u64,
 }
 
-/// Sums of both speeds, and how many.
+/// Sums of both speeds, and the number of measurements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean([f64; 2], f64);
 
-/// Reads one row: the names of both, and their speeds relative to alone; nothing for rows of other GPUs.
+/// Reads one row: both names with their speeds relative to alone; `None` for rows of other GPU
+/// models.
 type PairReader = Box<dyn Fn(&Row<'_>) -> Result<Option<[(String, f64); 2]>, Bad>>;
 
-/// Reads a table of pairs. Gavel's has throughputs, so it needs those of the jobs alone as well.
+/// Reads a table of pairs. Gavel's has throughputs, so it also needs those of the jobs alone.
 pub fn read(path: &Path, alone: Option<&Path>, gpu_model: &str) -> Result<Pairs, TraceError> {
     let mut source = Source::open(path, "table of pairs")?;
     let header = csv::header(&mut source)?;
@@ -69,7 +70,7 @@ fn layout(
     speeds(header, ["a", "b", "speed_a", "speed_b"]).map_err(wrong)
 }
 
-/// A table of speeds, under these names of columns.
+/// Reader of a table of relative speeds with these column names.
 fn speeds(header: &Header, columns: [&'static str; 4]) -> Result<PairReader, Problem> {
     let [a, b, speed_a, speed_b] = header.require(columns)?;
     Ok(Box::new(move |row| {
@@ -78,7 +79,8 @@ fn speeds(header: &Header, columns: [&'static str; 4]) -> Result<PairReader, Pro
     }))
 }
 
-/// Rows of the kind asked for, workers side by side, both of the same width.
+/// Reader of Gavel's rows with this GPU model, consolidated workers, and as many GPUs for both
+/// jobs.
 fn gavel(header: &Header, alone: Throughputs, kind: String) -> Result<PairReader, Problem> {
     let [gpu, scale, a, rate_a, b, rate_b] = header.require([
         "gpu",
@@ -98,16 +100,16 @@ fn gavel(header: &Header, alone: Throughputs, kind: String) -> Result<PairReader
         let gpus = row.gpus(scale)?;
         let side = |name, rate| {
             let (name, rate) = (row.text(name), row.number(rate)?);
-            // A pair of which nobody knows how fast one is alone says nothing.
+            // Without the throughput alone, a pair has no relative speed.
             Ok::<_, Bad>(alone.step_s(name, gpus).ok().map(|s| (name.to_owned(), rate * s)))
         };
         Ok(side(a, rate_a)?.zip(side(b, rate_b)?).map(Into::into))
     }))
 }
 
-/// Speeds of pairs of profiles on each GPU model, from Gavel's throughputs alone: `profiles` are names
-/// with how many GPUs they run on, and only those on equally many may share. Pairs of the table that
-/// could not run side by side stand still.
+/// Pair speeds of profiles on each GPU model, from Gavel's throughput table: `profiles` are names
+/// with their number of GPUs, and only profiles with the same number may share. Pairs of the table
+/// that cannot run concurrently have speed 0.
 pub fn by_gpu_model(
     path: &Path,
     kinds: &[&str],
@@ -122,7 +124,7 @@ pub fn by_gpu_model(
     let [gpu, scale, name, rate] = columns;
     let [other, other_rate] =
         header.require(["other_job_type", "other_steps_per_s"]).map_err(|p| wrong(p, &source))?;
-    // By kind, width and names; alone, the second name is empty.
+    // By GPU model, number of GPUs and names; the second name is empty for a job alone.
     let mut rates: BTreeMap<(u8, u32, String, String), [f64; 2]> = BTreeMap::new();
     csv::rows(&mut source, &header, ',', |source, row| {
         let take = || {
@@ -161,7 +163,7 @@ pub fn by_gpu_model(
 
 impl Pairs {
     fn add(&mut self, (a, speed_a): &(String, f64), (b, speed_b): &(String, f64)) {
-        // Faster than alone is noise.
+        // A speed above 1 (faster than alone) is noise.
         let speeds = [speed_a.min(1.0), speed_b.min(1.0)];
         let names = [(exactly(a), exactly(b)), (family(a), family(b))];
         for (table, (a, b)) in [&mut self.exact, &mut self.family].into_iter().zip(names) {
@@ -173,17 +175,18 @@ impl Pairs {
         }
     }
 
-    /// How many pairs of names are known.
+    /// Number of pairs of names with speeds.
     pub fn len(&self) -> usize {
         self.exact.len()
     }
 
-    /// Whether nothing is known.
+    /// Whether the table has no pairs.
     pub fn is_empty(&self) -> bool {
         self.exact.is_empty()
     }
 
-    /// Speeds of both beside each other: of exactly these names, else the mean over their families.
+    /// Speeds of both jobs of a pair: of exactly these names, else the mean over their model
+    /// families.
     pub fn speeds(&self, a: &str, b: &str) -> Option<[f64; 2]> {
         let look = |table: &BTreeMap<(String, String), Mean>, a: String, b: String| {
             let swapped = a > b;
@@ -196,7 +199,8 @@ impl Pairs {
             .or_else(|| look(&self.family, family(a), family(b)))
     }
 
-    /// The truth for profiles of these names, and how many of them are in the table at all.
+    /// The interference table of profiles with these names, and the number of them found in the
+    /// table.
     pub fn table(&self, names: &[&str]) -> (Table, usize) {
         let mut pairs = BTreeMap::new();
         let mut known = vec![false; names.len()];
@@ -213,12 +217,12 @@ impl Pairs {
     }
 }
 
-/// Letters and digits only, so that `ResNet-18` is `resnet18`.
+/// Letters and digits only, in lower case: `ResNet-18` becomes `resnet18`.
 fn exactly(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
 
-/// The same without a batch size.
+/// The same without the batch size.
 fn family(name: &str) -> String {
     exactly(name.split_once(" (").map_or(name, |(model, _)| model))
 }
@@ -254,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_table_of_pairs_is_refused() {
+    fn a_table_without_pairs_is_refused() {
         let header = "gpu,unconsolidated,job_type,scale_factor,other_job_type,steps_per_s,other_steps_per_s\n";
         let refusals = [
             ("x,y\n1,2\n", "a"),
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_pairs_take_turns() {
+    fn unknown_pairs_are_time_sliced() {
         let own = read_text("a,b,speed_a,speed_b\nx,y,0.8,0.6\n", None).unwrap();
         let (table, known) = own.table(&["x", "y", "z"]);
         assert_eq!((table.speed_of(ProfileIdx(1), ProfileIdx(0)), known), (0.6, 2));

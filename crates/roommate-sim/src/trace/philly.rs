@@ -6,8 +6,8 @@ use super::field::Unit;
 use super::layout::RowReader;
 use super::{Status, TraceJob};
 
-/// Calendar times are the cluster's wall clock without offset; the hour that daylight saving takes or
-/// gives is not corrected, as the files do not say on which side of it a time lies.
+/// Calendar times are the cluster's wall clock without offset; the hour of a daylight-saving change
+/// is not corrected, as the files do not say on which side of it a time lies.
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     if header.has(&["gpu_num"]) { all_status(header) } else { completed(header) }
 }
@@ -35,7 +35,7 @@ fn all_status(header: &Header) -> Result<RowReader, Problem> {
         let duration_s = row.seconds(duration, Unit::Seconds)?;
         let mut job =
             TraceJob::new(row.text(id).to_owned(), submit_us, row.gpus(gpus)?, duration_s);
-        // The other value means killed or failed, without saying which.
+        // Any other value means killed or failed, without saying which.
         job.status = (row.text_of(completed) == Some("1")).then_some(Status::Passed);
         Ok(Some(job))
     }))

@@ -1,6 +1,6 @@
-//! The original `cluster_job_log` of Philly: one JSON array of jobs, often as one huge text.
+//! The original `cluster_job_log` of Philly: one JSON array of jobs, often on a single line.
 //!
-//! It is cut into its objects by counting braces, so that one job at a time is in memory.
+//! It is split into its objects by counting braces, so that one job at a time is in memory.
 
 use super::collect::Collector;
 use super::error::{Bad, Problem, TraceError};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeSet;
 
-/// Longest object we accept; a job of 1000 attempts on 128 GPUs stays below it.
+/// Longest accepted object in bytes; a job of 1000 attempts on 128 GPUs stays below it.
 const MAX_OBJECT: usize = 4 << 20;
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ struct Detail {
     gpus: Vec<IgnoredAny>,
 }
 
-/// Reads the array; every object counts as a row, named by the line where it begins.
+/// Reads the array; every object counts as a row, located by the line where it begins.
 pub(super) fn read(source: &mut Source, collector: &mut Collector) -> Result<(), TraceError> {
     let mut objects = Objects::default();
     while let Some((line, text)) = objects.next(source)? {
@@ -54,7 +54,7 @@ fn parse(text: &[u8]) -> Result<TraceJob, Bad> {
     let log: LogJob = serde_json::from_slice(text).map_err(|e| Problem::Json(json_message(&e)))?;
     let submitted = log.submitted_time.as_deref().unwrap_or_default();
     let submit = time("submitted_time", submitted)?;
-    // Resources may change between attempts; what it last ran with is what it asks for in the end.
+    // Resources may change between attempts; the last attempt's are taken as the request.
     let detail = log.attempts.last().and_then(|a| a.detail.as_deref()).unwrap_or_default();
     let gpus = detail.iter().map(|part| part.gpus.len()).sum::<usize>();
     if gpus == 0 || gpus > MAX_GPUS as usize {
@@ -77,7 +77,8 @@ fn parse(text: &[u8]) -> Result<TraceJob, Bad> {
     });
     let first_start = log.attempts.iter().find_map(|a| known(a.start_time.as_deref()));
     if let Some(start) = first_start {
-        // Before the submission only where the clock was set back; then nothing is known.
+        // A start before the submission occurs only where the clock was set back: the queueing is
+        // unknown.
         job.queue_s = time("start_time", start)?.checked_sub(submit).map(|s| s as f64);
     }
     job.attempts = log.attempts.len() as u32;
@@ -94,7 +95,7 @@ fn machines(detail: &[Detail]) -> u32 {
 }
 
 impl Attempt {
-    /// How long it ran; 0 where the log lost its start or end.
+    /// Run time of the attempt in seconds; 0 where the log lacks its start or end.
     fn seconds(&self) -> Result<u64, Bad> {
         let (Some(start), Some(end)) =
             (known(self.start_time.as_deref()), known(self.end_time.as_deref()))
@@ -107,7 +108,7 @@ impl Attempt {
     }
 }
 
-/// The log writes unknown times as null, and in places as the word None.
+/// The log writes an unknown time as null, and in places as the word None.
 fn known(time: Option<&str>) -> Option<&str> {
     time.filter(|text| !text.is_empty() && *text != "None")
 }
@@ -116,29 +117,29 @@ fn time(key: &'static str, text: &str) -> Result<u64, Bad> {
     field::timestamp(text).map_err(|problem| Bad::at(key, problem))
 }
 
-/// Where the cutter stands between two bytes.
+/// State of the splitter between two bytes.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum At {
     /// Before the array.
     #[default]
     Start,
-    /// In the array, where an object or the end may come.
+    /// In the array, where an object or the end may follow.
     First,
-    /// Behind a comma, where an object must come.
+    /// After a comma, where an object must follow.
     Object,
-    /// Behind an object, where a comma or the end must come.
+    /// After an object, where a comma or the end must follow.
     Comma,
     /// Inside an object.
     Inside,
     /// Inside a string of an object.
     Text,
-    /// Behind a backslash of such a string.
+    /// After a backslash in such a string.
     Escape,
-    /// Behind the array.
+    /// After the array.
     End,
 }
 
-/// Cuts the array into objects.
+/// Splits the array into objects.
 #[derive(Default)]
 struct Objects {
     at: At,
@@ -185,7 +186,7 @@ impl Objects {
         Err(source.error_at(source.line() + 1, problem.into()))
     }
 
-    /// Takes one byte; true when it closes an object.
+    /// Reads one byte; true when it closes an object.
     fn step(&mut self, byte: u8, line: u64) -> Result<bool, Problem> {
         match (self.at, byte) {
             (At::Text | At::Escape | At::Inside, _) => return self.inside(byte),

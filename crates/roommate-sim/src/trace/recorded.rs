@@ -1,4 +1,4 @@
-//! Files of recorded requests, plain or gzip-compressed. Told by their first line:
+//! Files of recorded requests, plain or gzip. The first line determines the layout:
 //!
 //! | first line | what it is |
 //! |---|---|
@@ -10,7 +10,8 @@
 //! | `app,func,end_timestamp,duration` | invocations (Azure Functions 2021) |
 //! | `{"timestamp": …}` | JSON lines, milliseconds (Mooncake) |
 //!
-//! Of single requests the time of the first is 0, and they begin again after the last and one mean gap.
+//! The time of the first of single requests is 0; after the last request and one mean gap they
+//! repeat.
 
 use super::csv::{self, Header, Row};
 use super::error::{Bad, Problem, TraceError};
@@ -22,7 +23,7 @@ use serde::Deserialize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A rate for each second would be as many changes; of a minute the mean is taken.
+/// Seconds averaged into one rate: one rate per second would be too many changes.
 const SECONDS_TO_A_RATE: usize = 60;
 
 /// Reads recorded requests.
@@ -50,7 +51,7 @@ struct Stamp {
     timestamp: f64,
 }
 
-/// One number a line: requests in that second.
+/// One number per line: the requests of that second.
 fn by_second(source: &mut Source) -> Result<Requests, TraceError> {
     let mut sums = Vec::new();
     let mut seconds = 0;
@@ -70,7 +71,7 @@ fn by_second(source: &mut Source) -> Result<Requests, TraceError> {
     Ok(Requests::Rates { rates: rates.collect(), bursts: None })
 }
 
-/// What a row says: when a request came, or from when on which rate holds.
+/// The value of a row: the time of a request, or a time and the rate from then on.
 type RowReader = Box<dyn Fn(&Row<'_>) -> Result<(f64, f64), Bad>>;
 
 fn table(source: &mut Source) -> Result<Requests, TraceError> {
@@ -122,7 +123,7 @@ fn layout(header: &Header) -> Result<(bool, RowReader), Problem> {
     }
 }
 
-/// `2023-11-16 18:17:03.9799600`: the calendar knows whole seconds, the rest is a fraction of one.
+/// `2023-11-16 18:17:03.9799600`: whole seconds from the calendar, plus a fraction.
 fn calendar(text: &str) -> Result<f64, Problem> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let part = field::parse(&format!("0.{part}"))?;
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layout_is_told_by_its_first_line() {
+    fn every_layout_is_detected_from_its_first_line() {
         assert_eq!(times("time_s\n2\n1\n4\n"), (vec![0.0, 1.0, 3.0], 4.5));
         let azure = "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03.5,1\n2023-11-16 18:17:05.0,2\n";
         assert_eq!(times(azure), (vec![0.0, 1.5], 3.0));
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn errors_name_the_problem() {
         assert_eq!(read_text("4\nx\n").unwrap_err(), "expected a number, found \"x\"");
         assert!(read_text("a,b\n1,2\n").unwrap_err().contains("time_s"));
         assert!(read_text("at_s,rps\n5,1\n5,2\n").unwrap_err().contains("ascend"));

@@ -1,4 +1,4 @@
-//! What a trace looks like: sizes, durations, arrivals, load, outcomes. Rendering is in `render`.
+//! Statistics of a trace: sizes, durations, arrivals, load, final states. Rendering is in `render`.
 
 pub(super) mod render;
 
@@ -6,112 +6,112 @@ use super::{Format, Status, Trace, TraceJob};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A trace in numbers; its `Display` is a text of at most 100 columns. Sections for which the trace has no
-/// data are empty, and left out of the text.
+/// Statistics of a trace; its `Display` is a text of at most 100 columns. Sections without data are
+/// empty and left out of the text.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stats {
-    /// The layout it was read from.
+    /// The format it was read from.
     pub format: Format,
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Wrong rows that were dropped.
+    /// Number of invalid rows that were dropped.
     pub dropped: u64,
-    /// Jobs without GPUs that were left out.
+    /// Number of jobs without GPUs, which are left out.
     pub cpu_jobs: u64,
-    /// From the first submission to the last.
+    /// Seconds from the first submission to the last.
     pub span_s: f64,
     /// Work in GPU-hours.
     pub gpu_hours: f64,
-    /// Mean GPUs of a job.
+    /// Mean number of GPUs of a job.
     pub mean_gpus: f64,
-    /// GPU-seconds per second of span and GPU of the cluster, if a cluster was given.
+    /// Submitted GPU-seconds per second of the span and GPU of the cluster, if a cluster was given.
     pub offered_load: Option<f64>,
     /// The four size classes of the Philly study, without empty ones.
     pub classes: Vec<SizeClass>,
-    /// The most frequent exact sizes, by size.
+    /// The most frequent exact sizes, sorted by size.
     pub sizes: Vec<Share>,
-    /// Sizes beyond those.
+    /// Number of further sizes.
     pub other_sizes: u64,
     /// Durations of all jobs, in seconds.
     pub duration_s: Summary,
     /// Seconds between submissions.
     pub gap_s: Option<Summary>,
-    /// Standard deviation of those over their mean: 1 for independent arrivals, more for bursts.
+    /// Coefficient of variation of those gaps: 1 for Poisson arrivals, more for bursts.
     pub burstiness: Option<f64>,
     /// Submissions by hour of the day; empty for a trace shorter than a day.
     pub hours: Vec<u64>,
-    /// True when the hours are those of a clock; else they count from the trace's start.
+    /// Whether the hours are those of a clock; else they count from the start of the trace.
     pub clock_hours: bool,
-    /// Queueing in the original cluster, in seconds.
+    /// Queueing time in the original cluster, in seconds.
     pub queue_s: Option<Summary>,
-    /// How jobs ended, where known.
+    /// Final states, where known.
     pub statuses: Vec<Share>,
-    /// Mean number of starts, of the jobs where it is known.
+    /// Mean number of attempts, over the jobs where it is known.
     pub mean_attempts: Option<f64>,
-    /// The teams with most jobs.
+    /// The teams with the most jobs.
     pub teams: Vec<Share>,
     /// Number of teams.
     pub team_count: u64,
-    /// The models with most jobs.
+    /// The models with the most jobs.
     pub models: Vec<Share>,
     /// Number of models.
     pub model_count: u64,
-    /// Jobs with a deadline.
+    /// Number of jobs with a deadline.
     pub with_deadline: u64,
-    /// Jobs that are best effort.
+    /// Number of best-effort jobs.
     pub best_effort: u64,
 }
 
-/// A group of jobs and its part of the whole.
+/// A group of jobs and its share of all jobs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Share {
-    /// What they have in common.
+    /// The property that its jobs have in common.
     pub name: String,
-    /// How many.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Their part of all jobs, 0 to 1.
+    /// Share of all jobs, 0 to 1.
     pub of_jobs: f64,
-    /// Their part of the GPU time, 0 to 1.
+    /// Share of the GPU time, 0 to 1.
     pub of_gpu_time: f64,
 }
 
 /// One of the Philly study's size classes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SizeClass {
-    /// The class and its part.
+    /// The class and its share.
     #[serde(flatten)]
     pub share: Share,
     /// Durations, in seconds.
     pub duration_s: Summary,
-    /// Queueing in the original cluster, in seconds, where known.
+    /// Queueing time in the original cluster, in seconds, where known.
     pub queue_s: Option<Summary>,
 }
 
-/// Percentiles (nearest rank) and mean of some values.
+/// Mean and percentiles (nearest rank) of a set of values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// The mean.
     pub mean: f64,
-    /// 10 % are at most this.
+    /// 10th percentile.
     pub p10: f64,
-    /// 25 % are at most this.
+    /// 25th percentile.
     pub p25: f64,
-    /// Half are at most this.
+    /// Median.
     pub p50: f64,
-    /// 75 % are at most this.
+    /// 75th percentile.
     pub p75: f64,
-    /// 90 % are at most this.
+    /// 90th percentile.
     pub p90: f64,
-    /// 95 % are at most this.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 % are at most this.
+    /// 99th percentile.
     pub p99: f64,
-    /// The largest.
+    /// The largest value.
     pub max: f64,
 }
 
 impl Summary {
-    /// Of no values there is none.
+    /// Summarises the values; `None` if there are none.
     pub(super) fn new(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let max = *values.last()?;
@@ -131,13 +131,13 @@ impl Summary {
     }
 }
 
-/// Most exact sizes, teams or models that are listed.
+/// Most sizes, teams or models that are listed.
 const LISTED: usize = 10;
 
 /// The size classes of the Philly study: name and largest size.
 pub(super) const CLASSES: [(&str, u32); 4] = [("1", 1), ("2-4", 4), ("5-8", 8), (">8", u32::MAX)];
 
-/// Describes a trace; with the size of a cluster also how much load it would be.
+/// Computes the statistics of a trace; with the size of a cluster, also its offered load.
 pub fn stats(trace: &Trace, cluster_gpus: Option<u32>) -> Stats {
     let jobs = &trace.jobs;
     let total = Total::new(jobs);
@@ -206,7 +206,7 @@ pub(super) fn gpu_s(job: &TraceJob) -> f64 {
     job.duration_s * f64::from(job.gpus)
 }
 
-/// What shares are shares of.
+/// The totals that shares refer to.
 struct Total {
     jobs: f64,
     gpu_s: f64,
@@ -218,12 +218,12 @@ impl Total {
     }
 
     fn share(&self, name: String, jobs: u64, gpu_s: f64) -> Share {
-        // A trace of empty jobs has no GPU time to share.
+        // A trace of empty jobs has no GPU time.
         let of_gpu_time = if self.gpu_s > 0.0 { gpu_s / self.gpu_s } else { 0.0 };
         Share { name, jobs, of_jobs: jobs as f64 / self.jobs, of_gpu_time }
     }
 
-    /// One share for each value of `key`, in its order.
+    /// One share for each value of `key`, in the order of the keys.
     fn by<'a, K: Ord + ToString>(
         &self,
         jobs: &'a [TraceJob],
@@ -241,7 +241,7 @@ impl Total {
     }
 }
 
-/// Those with most jobs.
+/// The shares with the most jobs.
 fn top(mut shares: Vec<Share>) -> Vec<Share> {
     shares.sort_by_key(|share| std::cmp::Reverse(share.jobs));
     shares.truncate(LISTED);
@@ -272,7 +272,7 @@ fn gaps(jobs: &[TraceJob]) -> impl Iterator<Item = f64> {
     jobs.windows(2).map(|w| (w[1].submit_us - w[0].submit_us) as f64 / 1e6)
 }
 
-/// Coefficient of variation of the gaps; none where all jobs come at once.
+/// Coefficient of variation of the gaps; `None` where all jobs are submitted at once.
 fn variation(jobs: &[TraceJob], mean_gap: f64) -> Option<f64> {
     let variance = mean(gaps(jobs).map(|gap| (gap - mean_gap).powi(2)))?;
     (mean_gap > 0.0).then(|| variance.sqrt() / mean_gap)
@@ -280,7 +280,7 @@ fn variation(jobs: &[TraceJob], mean_gap: f64) -> Option<f64> {
 
 fn hours(trace: &Trace, span_s: f64) -> Vec<u64> {
     const HOUR_US: u64 = 3_600_000_000;
-    // Less than a day shows when the trace was cut, not when people submit.
+    // Less than a day shows when the trace was cut, not at which hours users submit.
     if span_s < 86_400.0 {
         return Vec::new();
     }
@@ -292,7 +292,7 @@ fn hours(trace: &Trace, span_s: f64) -> Vec<u64> {
     hours
 }
 
-/// Ends of jobs; those without one are a group of their own as soon as some have one.
+/// Shares of final states; jobs without one form a group of their own if any job has one.
 fn statuses(jobs: &[TraceJob], total: &Total) -> Vec<Share> {
     if jobs.iter().all(|job| job.status.is_none()) {
         return Vec::new();
@@ -430,10 +430,7 @@ mod tests {
             assert_eq!(sum(shares), (12, 1e9));
         }
         assert_eq!(stats.hours.iter().sum::<u64>(), 12);
-        assert_eq!(
-            stats.hours[2], 2,
-            "the first job comes at 02:00 of the clock, the last a day later"
-        );
+        assert_eq!(stats.hours[2], 2, "the first job is submitted at 02:00, the last a day later");
         serde_json::to_string(&stats).unwrap();
     }
 }

@@ -1,7 +1,9 @@
-//! The tables of the Philly study (Jeon et al., USENIX ATC 2019) from any trace that has the columns.
+//! The tables of the Philly study (Jeon et al., USENIX ATC 2019) from any trace that has the
+//! columns.
 //!
-//! Here are their form and their making; `tables` says what they are of, `causes` to what a wait is
-//! charged, `render` writes them as text. A table that a trace cannot answer names the columns it lacks.
+//! This file has the type of the tables and their construction; `tables` defines the tables,
+//! `causes` attributes queueing delays, `render` writes text. A table that a trace cannot answer
+//! lists the missing columns.
 
 mod causes;
 mod render;
@@ -13,76 +15,76 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-/// GPUs that each team is entitled to, by its name.
+/// GPU quota of each team, by its name.
 pub type Quotas = BTreeMap<String, u32>;
 
 /// The study of one trace.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Study {
-    /// The layout it was read from.
+    /// The format it was read from.
     pub format: Format,
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Their work in GPU-hours.
+    /// Work of all jobs in GPU-hours.
     pub gpu_hours: f64,
-    /// The tables, answered or not.
+    /// All tables, with or without rows.
     pub tables: Vec<Table>,
 }
 
 /// One table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// Its short name.
+    /// Short name.
     pub id: &'static str,
-    /// What it shows.
+    /// Title.
     pub title: &'static str,
-    /// What its rows are, and its columns after that.
+    /// The name column of the rows, then the value columns.
     pub columns: Vec<Column>,
-    /// Its rows; none where columns of the trace are missing.
+    /// Rows; empty where columns of the trace are missing.
     pub rows: Vec<Row>,
     /// Columns that the trace would need.
     pub missing: Vec<&'static str>,
-    /// Jobs that had no value in one of those columns.
+    /// Number of jobs without a value in one of the needed columns.
     pub left_out: u64,
 }
 
 /// A column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name in JSON and CSV.
+    /// Name in JSON and CSV.
     pub key: &'static str,
-    /// Its name for people.
+    /// Heading in text.
     pub head: &'static str,
-    /// What its numbers are.
+    /// Unit of its values.
     pub unit: Unit,
 }
 
-/// What the numbers of a column are.
+/// Unit of a column's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// No numbers: the names of the rows.
+    /// Names of the rows.
     Name,
-    /// So many.
+    /// A number of things.
     Count,
-    /// A part, 0 to 1.
+    /// A share, 0 to 1.
     Share,
     /// Seconds.
     Seconds,
-    /// A plain number.
+    /// A number without unit.
     Number,
 }
 
 /// A row of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is about.
+    /// The group of jobs it describes.
     pub name: String,
-    /// A value for each column but the first; absent where there is nothing to measure.
+    /// A value for each column but the first; `None` where there is nothing to measure.
     pub cells: Vec<Option<f64>>,
 }
 
 impl Study {
-    /// The table of this name.
+    /// Finds a table by its short name.
     pub fn table(&self, id: &str) -> Option<&Table> {
         self.tables.iter().find(|table| table.id == id)
     }
@@ -113,7 +115,7 @@ impl Serialize for Table {
     }
 }
 
-/// A row with the keys of its table.
+/// A row with the keys of its table, for serialization.
 struct Named<'a>(&'a Table, &'a Row);
 
 impl Serialize for Named<'_> {
@@ -128,8 +130,8 @@ impl Serialize for Named<'_> {
     }
 }
 
-/// Studies a trace. With the quotas of its teams, waits that the trace does not attribute are charged
-/// by rebuilding who used what.
+/// Studies a trace. With the quotas of its teams, delays that the trace does not attribute are
+/// attributed by reconstructing each team's GPU usage over time.
 pub fn study(trace: &Trace, quotas: &Quotas) -> Study {
     let fair = causes::fair_share(&trace.jobs, quotas);
     let cases: Vec<Case<'_>> =
@@ -157,7 +159,7 @@ pub fn by_class(jobs: &[TraceJob]) -> Vec<(&'static str, Vec<&TraceJob>)> {
     classes
 }
 
-/// A job, and the part of its wait that is charged to its team's quota, where that is known.
+/// A job, and the part of its queueing that is attributed to its team's quota, where known.
 #[derive(Clone, Copy)]
 struct Case<'a> {
     job: &'a TraceJob,
@@ -183,13 +185,13 @@ struct Need {
     has: fn(&Case<'_>) -> bool,
 }
 
-/// A name and its jobs: what becomes a row.
+/// A name and its jobs, which become a row.
 type Group<'a> = (String, Vec<Case<'a>>);
 
-/// What a group of cases comes to; nothing where they cannot say.
+/// The value of a group of jobs; `None` where the jobs lack the data.
 type Outcome = dyn Fn(&[Case<'_>]) -> Option<f64>;
 
-/// A column in the making: what it is called and how it follows from the jobs of a row.
+/// The definition of a column: its name, and its value for the jobs of a row.
 struct Figure {
     column: Column,
     of: Box<Outcome>,
@@ -204,7 +206,7 @@ fn figure(
     Figure { column: Column { key, head, unit }, of: Box::new(of) }
 }
 
-/// What a table is called, and what its rows are.
+/// Names of a table and of its rows.
 struct About {
     id: &'static str,
     title: &'static str,
@@ -213,7 +215,8 @@ struct About {
 }
 
 impl About {
-    /// The table over those jobs that have what it needs, or the names of what no job has.
+    /// The table over the jobs that have the needed columns, or the names of columns that no job
+    /// has.
     fn table<'a>(
         self,
         all: &[Case<'a>],
@@ -225,7 +228,7 @@ impl About {
         let absent = |need: &&Need| known.is_empty() && !all.iter().any(need.has);
         let mut missing: Vec<&str> = self.needs.iter().filter(absent).map(|n| n.column).collect();
         if known.is_empty() && missing.is_empty() {
-            // Each is somewhere, but no job has them all.
+            // Each column occurs, but no job has all of them.
             missing = self.needs.iter().map(|n| n.column).collect();
         }
         let figures = figures(&known);

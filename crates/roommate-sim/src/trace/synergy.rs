@@ -1,5 +1,5 @@
-//! Synergy (OSDI 2022): its replays, whose jobs are given in iterations of a model. How long an iteration
-//! takes, and what the model makes of more CPU and memory, comes from a table of models.
+//! Synergy (OSDI 2022): its replays, whose jobs are given in iterations of a model. A table of
+//! models gives the iteration time and the effect of more CPU and memory.
 
 use super::csv::{self, Header};
 use super::error::{Bad, Problem, TraceError, shown};
@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The share of a GPU in the servers on which the tables were measured: 24 cores and 500 GB for eight.
+/// CPU and memory per GPU of the servers on which the tables were measured: 24 cores and 500 GB for
+/// eight GPUs.
 const USUAL: Host = Host { cpu_milli: 3_000, mib: 64_000 };
 
 const MIB_PER_GB: f64 = 1024.0;
@@ -40,7 +41,7 @@ pub(super) fn rows(header: &Header, options: &ReadOptions) -> Result<RowReader, 
     }))
 }
 
-/// Seconds of an iteration with the usual share, and what the best share brings, by model.
+/// Iteration time in seconds with the usual CPU and memory, and the effect of the best, by model.
 fn models(path: &Path) -> Result<HashMap<String, (f64, Arc<Sensitivity>)>, TraceError> {
     let mut source = Source::open(path, "table of models")?;
     let header = csv::header(&mut source)?;
@@ -63,7 +64,7 @@ fn models(path: &Path) -> Result<HashMap<String, (f64, Arc<Sensitivity>)>, Trace
     Ok(table)
 }
 
-/// Measured speeds of models by CPU cores and memory for each GPU, relative to the usual share.
+/// Measured speeds of models by CPU cores and memory per GPU, relative to the usual allocation.
 pub(super) struct Grids(BTreeMap<String, Arc<Sensitivity>>);
 
 impl Grids {
@@ -94,7 +95,7 @@ impl Grids {
         grids.collect::<Result<_, TraceError>>().map(Self)
     }
 
-    /// Tells the jobs whose models are in the table.
+    /// Sets the sensitivity of the jobs whose models are in the table.
     pub(super) fn tell(&self, jobs: &mut [TraceJob]) {
         for job in jobs {
             let known = job.model.as_ref().and_then(|m| self.0.get(m));
@@ -148,22 +149,22 @@ mod tests {
     }
 
     #[test]
-    fn jobs_know_what_their_models_make_of_cpu_and_memory() {
+    fn jobs_get_the_sensitivity_of_their_models() {
         let trace = read_with(TRACE, Some(MODELS), None).unwrap();
         assert_eq!(trace.format, Format::Synergy);
         let job = &trace.jobs[0];
         assert_eq!((job.submit_us, job.gpus, job.steps, job.step_s), (500_000, 4, 3000.0, 0.6));
         let best = job.sensitivity.as_ref().unwrap().best();
         assert_eq!((best.cpu_milli, best.mib), (12_000, 128_000));
-        // A measured grid says more than the best point.
+        // A measured grid has more information than the best point.
         let grid = "model,cpus,mem_gb,rel_throughput\nalexnet,3,62.5,1\nalexnet,6,62.5,1.75\n";
-        let told = read_with(TRACE, Some(MODELS), Some(grid)).unwrap();
-        assert_eq!(told.jobs[0].sensitivity.as_ref().unwrap().best().cpu_milli, 6_000);
-        assert_eq!(told.jobs[1].sensitivity, trace.jobs[1].sensitivity);
+        let with_grid = read_with(TRACE, Some(MODELS), Some(grid)).unwrap();
+        assert_eq!(with_grid.jobs[0].sensitivity.as_ref().unwrap().best().cpu_milli, 6_000);
+        assert_eq!(with_grid.jobs[1].sensitivity, trace.jobs[1].sensitivity);
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_tables_and_models_are_named() {
         let wrong = |trace: &str, models: Option<&str>, grid: Option<&str>| {
             let error = read_with(trace, models, grid).unwrap_err();
             (error.problem.to_string(), error.hint().is_some())

@@ -1,7 +1,7 @@
-//! Made-up traces: the mixes of published clusters at any load, size and burstiness.
+//! Synthetic traces: the mixes of published clusters at any load, size and burstiness.
 //!
-//! Only statistics of those clusters are here, none of their rows. Which job comes does not depend on how
-//! jobs arrive: sizes, durations and models have random streams of their own.
+//! Only statistics of those clusters are used, none of their rows. The jobs do not depend on the
+//! arrival process: sizes, durations and models have random streams of their own.
 
 pub use super::mix::Mix;
 
@@ -9,30 +9,31 @@ use super::mix::Choices;
 use super::{TraceClass, TraceJob, named};
 use roommate_core::math::rng::Rng;
 
-/// How jobs arrive.
+/// Arrival process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// Independently of each other, at one rate.
+    /// A Poisson process: independent arrivals at a constant rate.
     #[default]
     Poisson,
-    /// In two alternating states (a Markov-modulated Poisson process): bursts of about 50 jobs at ten times
-    /// the mean rate for 8 % of the time, and a calm at about a fifth of it for the rest. The coefficient of
-    /// variation of the gaps is about 3.
+    /// A Markov-modulated Poisson process with two states: bursts of about 50 jobs at ten times the
+    /// mean rate for 8 % of the time, and calm phases at about a fifth of it for the rest. The
+    /// coefficient of variation of the gaps is about 3.
     Bursty,
-    /// At a rate that swings by ±80 % over a day, with its peak 15 hours after the start.
+    /// A Poisson process whose rate varies by ±80 % over a day, with its peak 15 hours after the
+    /// start.
     Diurnal,
 }
 
 named!(Arrivals, "kind of arrivals", Poisson = "poisson", Bursty = "bursty", Diurnal = "diurnal");
 
-/// A model that synthetic jobs train. All numbers are invented, of the order that the public profiles of
-/// these models have; they are here so that policies which look at stages or memory have something to see.
+/// A model that synthetic jobs train. All numbers are invented, of the order of the public profiles
+/// of these models; policies that use stages or memory need them.
 struct Model {
     name: &'static str,
     batch: u32,
     mem_mib: u32,
-    /// Storage, CPU, GPU and network time of a step, in seconds; the network part is for many GPUs.
+    /// Storage, CPU, GPU and network time of a step in seconds; the network time is for many GPUs.
     stages_s: [f64; 4],
 }
 
@@ -52,27 +53,28 @@ const MODELS: [Model; 8] = [
     Model { name: "dqn", batch: 128, mem_mib: 1_900, stages_s: [0.0, 0.40, 0.01, 0.001] },
 ];
 
-/// What to invent.
+/// Parameters of a synthetic trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SynthOptions {
-    /// How many jobs.
+    /// Number of jobs.
     pub jobs: usize,
-    /// The same seed gives the same trace.
+    /// Random seed; the same seed gives the same trace.
     pub seed: u64,
-    /// How they arrive.
+    /// Arrival process.
     pub arrivals: Arrivals,
-    /// GPU-seconds of work submitted per second and GPU of the cluster; 1 would keep it just busy.
+    /// Offered load: GPU-seconds of work submitted per second and GPU of the cluster; at 1 the
+    /// cluster is just busy.
     pub load: f64,
     /// GPUs of the cluster; no job asks for more.
     pub cluster_gpus: u32,
-    /// Whose jobs they look like.
+    /// Published mix that the jobs imitate.
     pub mix: Mix,
-    /// Teams that share the cluster. The first submits most; the others ever less, as in Philly, where one
-    /// of 15 virtual clusters has half of the jobs.
+    /// Number of teams. The first submits the most jobs, each further one fewer, as in Philly,
+    /// where one of 15 virtual clusters has half of the jobs.
     pub teams: u32,
-    /// Share of jobs that are best effort, 0 to 1.
+    /// Share of best-effort jobs, 0 to 1.
     pub best_effort: f64,
-    /// Share of jobs that can use two or four times the GPUs they ask for, 0 to 1.
+    /// Share of elastic jobs, which can use two or four times the GPUs they ask for, 0 to 1.
     pub elastic: f64,
 }
 
@@ -92,9 +94,9 @@ impl Default for SynthOptions {
     }
 }
 
-/// Options that describe no trace.
+/// Options outside their range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("cannot invent a trace: {what} must be {expected}, not {found}")]
+#[error("cannot generate a trace: {what} must be {expected}, not {found}")]
 pub struct SynthError {
     what: &'static str,
     expected: &'static str,
@@ -102,7 +104,7 @@ pub struct SynthError {
 }
 
 impl SynthOptions {
-    /// Says what is wrong with the options, if anything is.
+    /// Checks the ranges of the options.
     pub fn check(&self) -> Result<(), SynthError> {
         let rules = [
             (
@@ -138,7 +140,7 @@ impl SynthOptions {
     }
 }
 
-/// Invents a trace, job by job in order of submission. The options must pass their `check`.
+/// Generates a trace, job by job in submission order. The options must pass their `check`.
 pub fn synth(options: &SynthOptions) -> impl Iterator<Item = TraceJob> + use<> {
     if let Err(error) = options.check() {
         panic!("{error}");
@@ -187,7 +189,7 @@ fn trained(model: &Model, number: usize, submit_us: u64, gpus: u32, seconds: f64
     job
 }
 
-/// Team `i` submits in proportion to 1 / (i + 1).
+/// Draws teams: team `i` submits in proportion to 1 / (i + 1).
 struct Teams {
     sums: Vec<f64>,
 }
@@ -208,9 +210,9 @@ impl Teams {
     }
 }
 
-/// Jobs in one burst, on average.
+/// Mean number of jobs in a burst.
 const BURST_JOBS: f64 = 50.0;
-/// Rate in a burst over the mean rate.
+/// Arrival rate in a burst, relative to the mean rate.
 const BURST_RATE: f64 = 10.0;
 /// Share of time spent in bursts.
 const BURST_SHARE: f64 = 0.08;
@@ -218,14 +220,14 @@ const DAY_S: f64 = 86_400.0;
 const DAY_SWING: f64 = 0.8;
 const PEAK_S: f64 = 15.0 * 3600.0;
 
-/// A running arrival process.
+/// The state of an arrival process.
 struct Process {
     kind: Arrivals,
     rate: f64,
     rng: Rng,
     now_s: f64,
     bursting: bool,
-    /// Time left in the present state.
+    /// Seconds left in the present state.
     left_s: f64,
 }
 
@@ -237,7 +239,7 @@ impl Process {
         process
     }
 
-    /// When the job of this number comes; the first comes at 0.
+    /// Submission time in seconds of the job of this number; the first is submitted at 0.
     fn next_s(&mut self, number: usize) -> f64 {
         if number > 0 {
             match self.kind {
@@ -249,7 +251,8 @@ impl Process {
         self.now_s
     }
 
-    /// How long the present state lasts. Calms last so long that bursts get their share of time.
+    /// Duration of the present state in seconds. Calm phases are so long that bursts get their
+    /// share of time.
     fn dwell_s(&mut self) -> f64 {
         let burst_s = BURST_JOBS / (BURST_RATE * self.rate);
         let mean =
@@ -267,14 +270,14 @@ impl Process {
                 self.left_s -= gap;
                 return;
             }
-            // Exponential gaps have no memory, so the draw can be thrown away at the change of state.
+            // Exponential gaps are memoryless, so the draw can be discarded when the state changes.
             self.now_s += self.left_s;
             self.bursting = !self.bursting;
             self.left_s = self.dwell_s();
         }
     }
 
-    /// Thinning: candidates at the peak rate, kept in proportion to the rate of their moment.
+    /// Thinning: candidates at the peak rate, kept in proportion to the rate at their time.
     fn diurnal(&mut self) {
         loop {
             self.now_s += self.rng.exp(1.0 / (self.rate * (1.0 + DAY_SWING)));
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_is_the_one_asked_for() {
+    fn offered_load_matches_the_option() {
         for mix in Mix::ALL {
             let stats = described(&options(*mix, Arrivals::Poisson, 200_000));
             let load = stats.offered_load.unwrap();
@@ -333,19 +336,20 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_are_as_bursty_as_they_say() {
+    fn arrivals_have_the_documented_burstiness() {
         let burstiness =
             |arrivals| described(&options(Mix::Small, arrivals, 200_000)).burstiness.unwrap();
         assert!((burstiness(Arrivals::Poisson) - 1.0).abs() < 0.02);
         assert!((2.5..3.5).contains(&burstiness(Arrivals::Bursty)));
-        // The load is 0.7 of a small cluster's, so a day has thousands of jobs and shows its shape.
+        // At a load of 0.7 of a small cluster a day has thousands of jobs, enough to show its
+        // shape.
         let hours = described(&options(Mix::Small, Arrivals::Diurnal, 200_000)).hours;
         let (night, day) = (hours[3] as f64, hours[15] as f64);
         assert!((7.0..11.0).contains(&(day / night)), "1.8 / 0.2 expected, found {}", day / night);
     }
 
     #[test]
-    fn the_mixes_are_those_of_the_studies() {
+    fn mixes_match_the_published_statistics() {
         let philly = described(&options(Mix::Philly, Arrivals::Poisson, 300_000));
         assert!((philly.mean_gpus - 1.30).abs() < 0.02, "{}", philly.mean_gpus);
         assert!((philly.duration_s.p50 / 1_144.0 - 1.0).abs() < 0.1, "{}", philly.duration_s.p50);
@@ -388,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn elastic_jobs_are_otherwise_the_same_jobs() {
+    fn elastic_option_changes_no_other_field() {
         let plain = options(Mix::Philly, Arrivals::Poisson, 2_000);
         let some = SynthOptions { elastic: 0.3, ..plain.clone() };
         let elastic = synth(&some).filter(|j| j.gpus_max.is_some_and(|m| m > j.gpus)).count();
@@ -399,12 +403,12 @@ mod tests {
     }
 
     #[test]
-    fn wrong_options_are_named() {
+    fn invalid_options_are_named() {
         let wrong = SynthOptions { load: f64::NAN, ..SynthOptions::default() };
         let error = wrong.check().unwrap_err().to_string();
         assert_eq!(
             error,
-            "cannot invent a trace: the load must be above 0 and at most 1000, not NaN"
+            "cannot generate a trace: the load must be above 0 and at most 1000, not NaN"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Every reader, by example: small files in each layout, and what is said about wrong ones.
+//! Every reader by example: small files in each format, and the errors of invalid ones.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes its texts so")]
 #![expect(clippy::needless_pass_by_value, reason = "a table of examples reads better without &")]
@@ -15,7 +15,7 @@ fn read_bytes(bytes: &[u8], options: &ReadOptions) -> Result<Trace, TraceError> 
     let path = folder.path().join("t.csv");
     std::fs::write(&path, bytes).unwrap();
     let mut result = read(&path, options);
-    // The folder's name is random; messages are compared without it.
+    // The folder has a random name; messages are compared without it.
     let strip = |error: &mut TraceError| {
         error.path = error.path.file_name().map(Path::new).unwrap().into();
     };
@@ -36,7 +36,7 @@ fn gzip(text: &[u8]) -> Vec<u8> {
     zip.finish().unwrap()
 }
 
-/// What reading gives: the error with its hint, or the jobs.
+/// Reads a trace and compares the jobs, or the error with its hint.
 fn check(format: Format, text: impl AsRef<[u8]>, expected: Expect) {
     let said = match read_bytes(text.as_ref(), &options(format)) {
         Ok(trace) => format!("{}: {}", trace.format, shown(&trace)),
@@ -48,7 +48,7 @@ fn check(format: Format, text: impl AsRef<[u8]>, expected: Expect) {
     expected.assert_eq(&said);
 }
 
-/// The jobs, in our own format.
+/// The jobs in Roommate's own format.
 fn shown(trace: &Trace) -> String {
     let mut text = Vec::new();
     native::write_csv(&mut text, &trace.jobs).unwrap();
@@ -59,7 +59,7 @@ const MURI: &str = "job_id,num_gpu,submit_time,iterations,model_name,batch_size,
     iteration_time,resource_time_0,resource_time_1,resource_time_2,priority\n";
 
 #[test]
-fn an_elastic_job_can_use_at_least_what_it_needs() {
+fn gpus_max_is_at_least_gpus() {
     let of = |row: &str| {
         let text = format!("id,submit_s,gpus,duration_s,gpus_max,scaling\n{row}\n");
         let trace = read_bytes(text.as_bytes(), &options(Format::Roommate));
@@ -257,7 +257,7 @@ fn tiresias_and_elasticflow_are_in_seconds() {
     );
 }
 
-/// Gavel jobs as text, or what is said about them, under a throughput table.
+/// Reads Gavel jobs with a throughput table; the jobs as text, or the error.
 fn gavel(text: &str, table: &str, kind: &str) -> String {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(table.as_bytes()).unwrap();
@@ -306,10 +306,10 @@ fn gavel_needs_throughputs() {
     .assert_eq(&gavel(wide, table, "k80"));
     expect![[r#"
         could not read throughput table FILE: no throughputs for GPU model "a100"; the table has k80, v100
-        hint: pass --gpu-kind with one of those"#]]
+        hint: pass --gpu-model with one of these"#]]
     .assert_eq(&gavel(csv, table, "a100"));
     expect![[r#"
-        could not read trace FILE: line 2, column "job_type": no throughput for "Net (batch size 16)" on 1 GPUs of kind "v100"
+        could not read trace FILE: line 2, column "job_type": no throughput for "Net (batch size 16)" on 1 GPUs of model "v100"
         hint: pass a table that has it, or --skip-bad-rows to drop such rows and count them"#]]
     .assert_eq(&gavel(&csv.replace(",2,5", ",1,5"), table, "v100"));
 }
@@ -323,15 +323,15 @@ fn errors_say_where_and_what() {
         Format::Auto,
         "a,b\n1,2\n",
         expect![[r#"
-            could not read trace "t.csv": unknown trace layout, first line "a,b"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s"#]],
+            could not read trace "t.csv": unknown trace format, first line "a,b"
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     check(
         Format::Roommate,
         "id,submit,gpus\n",
         expect![[r#"
             could not read trace "t.csv": line 1: missing columns "submit_s", "duration_s"; expected id, submit_s, gpus, duration_s, found id, submit, gpus
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s"#]],
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s"#]],
     );
     for (rows, expected) in [
         ("a,0,1,1\n\nb,1,-,1", r#"line 4, column "gpus": expected a number, found "-""#),
@@ -399,7 +399,7 @@ fn bad_rows_can_be_dropped_but_not_broken_files() {
 }
 
 #[test]
-fn gzip_is_told_by_content() {
+fn gzip_is_detected_from_content() {
     let head = b"id,submit_s,gpus,duration_s\n";
     let rows: Vec<String> = (0..5000).map(|i| format!("job{i},{},1,{}\n", i * 7, i * 13)).collect();
     let rows = rows.concat();
@@ -419,7 +419,7 @@ fn gzip_is_told_by_content() {
 }
 
 #[test]
-fn a_huge_line_is_refused_before_it_is_read() {
+fn an_overlong_line_is_refused_early() {
     let mut text = b"id,submit_s,gpus,duration_s\na,0,1,1\n".to_vec();
     text.resize(text.len() + 10_000_000, b'x');
     let zipped = gzip(&text);
@@ -441,7 +441,7 @@ fn formats_have_names() {
     assert!(error.starts_with("unknown trace format \"muri2\", expected one of auto, "), "{error}");
 }
 
-/// Pieces that files of all formats are made of, so that random files get past the first checks.
+/// Fragments of all formats, so that random files get past the first checks.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let known = prop::sample::select(vec![
         MURI,
@@ -479,7 +479,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn no_file_makes_a_reader_panic(
+    fn no_input_makes_a_reader_panic(
         bytes in pieces(), zipped in any::<bool>(), skip in any::<bool>(), cut in 0usize..40,
     ) {
         let mut bytes = if zipped { gzip(&bytes) } else { bytes };

@@ -6,8 +6,8 @@ use super::error::Problem;
 use super::field::Unit;
 use super::layout::RowReader;
 
-/// Steps are seconds here, not the `iterations` column: the original runs every job for its `duration`,
-/// and `iterations × (duration / iterations)` would not give that back exactly.
+/// Steps are seconds here, not the `iterations` column: the original runs every job for its
+/// `duration`, and `iterations × (duration / iterations)` would not recover that exactly.
 pub(super) fn rows(header: &Header) -> Result<RowReader, Problem> {
     let [id, gpus, submit, duration] =
         header.require(["job_id", "num_gpu", "submit_time", "duration"])?;

@@ -1,4 +1,4 @@
-//! How fast jobs really are: alone, beside roommates, held back by throttles, at another batch size.
+//! True step times: alone, beside co-located jobs, under throttles, at another batch size.
 
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
@@ -11,8 +11,9 @@ use roommate_core::time::Time;
 use std::cmp::Reverse;
 
 impl World {
-    /// Where throttles protect somebody: a protected job that begins is measured with the others held,
-    /// and an opportunist climbs from standstill.
+    /// Throttles opportunists on protected GPUs: while a protected job starts, they are held so
+    /// that its undisturbed speed can be measured; an opportunist that starts climbs from
+    /// standstill.
     pub(super) fn hold_opportunists(&mut self, now: Time, job: JobIdx) {
         let state = self.engine.state();
         if state.protected == 0 {
@@ -38,7 +39,7 @@ impl World {
         }
     }
 
-    /// Seconds for the work of a step where the job is now: alone, and with whom it is there now.
+    /// Seconds per step of work on the job's present GPUs: alone, and beside its co-located jobs.
     pub(super) fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
@@ -49,7 +50,7 @@ impl World {
         (work_s(alone, worth), work_s(step_s, worth))
     }
 
-    /// Seconds of a step where the job is now: alone, and with whom it is there now.
+    /// Step time in seconds on the job's present GPUs: alone, and beside its co-located jobs.
     pub(super) fn steps(&self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
         let gpus = &self.live[job.usize()].gpus;
@@ -58,7 +59,7 @@ impl World {
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
         let alone = state.alone_step_s(job, gpus);
         let speed = match self.live[job.usize()].slot {
-            // Its speed depends on its batch, also alone.
+            // The speed of a service depends on its batch size even when it is alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
             None => effective_speed(&*self.truth, state, job, gpus, &held, &away),
         };
@@ -69,14 +70,14 @@ impl World {
         self.engine.state().profile(job).training.as_ref()
     }
 
-    /// Steps of its own batch size that a step of the job really counts for.
+    /// Number of steps of the job's own batch size that one step is worth now.
     pub(super) fn goodput_factor(&self, job: JobIdx) -> f64 {
         let Some(training) = self.training(job) else { return 1.0 };
         training
             .goodput_factor(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
     }
 
-    /// The noise of its gradients where it goes on from.
+    /// Sets the gradient noise scale for the work the job has done.
     pub(super) fn set_noise(&mut self, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
         let live = &mut self.live[job.usize()];
@@ -88,7 +89,7 @@ impl World {
     pub(super) fn next_noise(&mut self, now: Time, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
         let live = &mut self.live[job.usize()];
-        // By the boundary that was reached: the meter may be a rounding error before it.
+        // Taken from the boundary that was reached: the meter may be a rounding error short of it.
         let part = live.noise_until / live.work + 0.5 / f64::from(Noise::STAGES);
         let stage = noise.stage(part);
         live.noise_scale = noise.at(stage);
@@ -99,7 +100,7 @@ impl World {
         self.report_pace(now, job);
     }
 
-    /// What is measured of a running job now.
+    /// The sample that a running job reports now.
     pub(super) fn sample(&self, now: Time, job: JobIdx) -> Sample {
         let Some(training) = self.training(job) else {
             let step_s = self.live[job.usize()].meter.step_s.min(STANDSTILL_S);
@@ -120,7 +121,7 @@ impl World {
         self.facts.push(Event::Sampled { job, sample });
     }
 
-    /// What counters show of a profile, once.
+    /// Reports the hardware counters of a job's profile, once per profile.
     pub(super) fn report_counters(&mut self, job: JobIdx) {
         let state = self.engine.state();
         let profile = state.spec(job).profile;
@@ -153,13 +154,13 @@ impl World {
                     live.meter.set_step(now, pace);
                     self.arm_job(job);
                 }
-                // Steps of another batch may be worth just what they take longer.
+                // At another batch size the step time may change while the time per work does not.
                 if changed || self.training(job).is_some() {
                     self.report_pace(now, job);
                 }
                 self.serve(now, job);
             }
-            // Only a service that is busier or less busy than before crowds others again.
+            // Only a service whose load changed marks further jobs.
             if self.dirty.is_empty() {
                 self.dirty = dirty;
                 return;
@@ -168,7 +169,7 @@ impl World {
         self.dirty.clear();
     }
 
-    /// A gang of an opportunist has one pace, so a change on one of its GPUs is felt on all of them.
+    /// An opportunist's gang has one step time, so a change on one of its GPUs affects all of them.
     pub(super) fn add_neighbours_of_held_gangs(&self, dirty: &mut Vec<JobIdx>) {
         let state = self.engine.state();
         if state.protected == 0 {
@@ -183,7 +184,7 @@ impl World {
     }
 }
 
-/// Steps of a job with so much work at which a stage of its noise ends.
+/// Work (in steps) at which a stage of the gradient noise ends, for a job of `work` steps.
 fn noise_until(stage: u32, work: f64) -> f64 {
     if stage + 1 >= Noise::STAGES {
         return f64::INFINITY;

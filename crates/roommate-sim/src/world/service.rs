@@ -1,4 +1,5 @@
-//! Services in the world: they answer requests while they run, and their roommates feel how busy they are.
+//! Services in the world: they answer requests while they run, and their load slows co-located
+//! jobs.
 
 use super::World;
 use crate::serving::Services;
@@ -10,7 +11,7 @@ use roommate_core::time::Time;
 use smallvec::SmallVec;
 
 impl World {
-    /// Rates that change and windows that end.
+    /// Applies due changes of request rates and closes due windows.
     pub(super) fn ring_services(&mut self, now: Time) {
         while let Some((slot, job)) = self.services.change_due(now) {
             self.set_load(job, self.services.busy(slot));
@@ -18,7 +19,7 @@ impl World {
         self.services.close_window(now, &mut self.facts);
     }
 
-    /// A service answers from now on, under the conditions that it has now.
+    /// The service answers from now on with its present batch size and speed.
     pub(super) fn serve(&mut self, now: Time, job: JobIdx) {
         let Some(slot) = self.live[job.usize()].slot else { return };
         let state = self.engine.state();
@@ -33,7 +34,7 @@ impl World {
         self.set_load(job, busy);
     }
 
-    /// Speed of a service where it is now with batches of this size; the slowest GPU sets the pace.
+    /// Speed of a service with batches of this size; the slowest of its GPUs determines it.
     pub(super) fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
         let state = self.engine.state();
         let held = |t: JobIdx| self.live[t.usize()].held_until > now;
@@ -47,7 +48,7 @@ impl World {
         self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
     }
 
-    /// Roommates of a service feel how busy it is.
+    /// Sets the load of a service and marks its co-located jobs.
     pub(super) fn set_load(&mut self, job: JobIdx, busy: f64) {
         let live = &mut self.live[job.usize()];
         if live.busy != busy {
@@ -66,7 +67,8 @@ impl World {
         }
     }
 
-    /// Services end with the training. Where the run ends before that, they only account for the rest.
+    /// Services end with the last training job. Where the run ends before that, only their windows
+    /// are accounted for.
     pub(super) fn end_services<O: Observer>(&mut self, now: Time, observer: &mut O) {
         self.facts.clear();
         let here: Vec<(u32, JobIdx)> = self.services.here().collect();
@@ -80,7 +82,10 @@ impl World {
         }
         if !self.facts.is_empty() {
             let step = self.engine.step(now, &self.facts);
-            debug_assert!(step.contradictions.is_empty(), "the simulator tells the truth");
+            debug_assert!(
+                step.contradictions.is_empty(),
+                "the simulator reports only possible facts"
+            );
             observer.step(&StepView::of(now, &self.facts, &step));
         }
     }

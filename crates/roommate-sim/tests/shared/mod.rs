@@ -1,8 +1,8 @@
-//! What lies beside the repository and is not part of it.
+//! Access to the shared folder, which is outside the repository.
 
 use std::path::{Path, PathBuf};
 
-/// The shared folder, or `None` after saying that it is absent.
+/// The shared folder; prints a message and returns `None` where it is absent.
 pub(crate) fn shared() -> Option<PathBuf> {
     let folder = std::env::var_os("ROOMMATE_SHARED").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared"),

@@ -1,4 +1,4 @@
-//! `roommate events`: the journal of the daemon in words.
+//! `roommate events`: the daemon's journal as text.
 
 use crate::cli::machine::{Events, Listing};
 use crate::console;
@@ -12,8 +12,8 @@ use std::time::Duration;
 pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
     let client = super::machine::client(&args.at)?;
     let mut place = Place::default();
-    // The part that still grows, and what was told of it.
-    let (mut growing, mut told) = ((0, Vec::new()), 0);
+    // The journal segment that still grows, and how many of its lines were printed.
+    let (mut growing, mut printed) = ((0, Vec::new()), 0);
     loop {
         for (number, part) in super::machine::journal_parts(&client, &mut place)? {
             if args.output == Listing::Json {
@@ -21,15 +21,15 @@ pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
                 continue;
             }
             if growing.0 != number {
-                (growing, told) = ((number, Vec::new()), 0);
+                (growing, printed) = ((number, Vec::new()), 0);
             }
             growing.1.extend(part);
             let mut words = EventLog::default();
             journal::read(growing.1.as_slice(), &mut words)
                 .context("could not read the daemon's journal")?;
-            let fresh = words.lines.iter().skip(told).map(|told| format!("{told}\n"));
+            let fresh = words.lines.iter().skip(printed).map(|line| format!("{line}\n"));
             console::print(&fresh.collect::<String>())?;
-            told = words.lines.len();
+            printed = words.lines.len();
         }
         if !args.follow {
             return Ok(ExitCode::SUCCESS);

@@ -1,4 +1,4 @@
-//! `roommate explain`: the moments of one job.
+//! `roommate explain`: the history of one job.
 
 use crate::cli::{Explain, Output};
 use crate::{console, table};
@@ -8,16 +8,16 @@ use std::process::ExitCode;
 
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let new = || explain::Explain::new(&args.job);
-    let (stories, journal) = if let Some(path) = &args.journal {
+    let (explained, journal) = if let Some(path) = &args.journal {
         let mut moments = new();
         super::read_journal(path, &mut moments)?;
         (vec![moments], path.display().to_string())
     } else {
         (super::read_own_journal(&args.at, new)?, "the daemon's journal".to_string())
     };
-    if !stories.iter().any(explain::Explain::found) {
+    if !explained.iter().any(explain::Explain::found) {
         let what = format!("there is no job {:?} in {journal}", args.job);
-        let similar = stories.iter().flat_map(explain::Explain::similar);
+        let similar = explained.iter().flat_map(explain::Explain::similar);
         let similar: Vec<String> = similar.take(5).map(|n| format!("{n:?}")).collect();
         let hint = if similar.is_empty() {
             "job names are the ids of the trace".to_string()
@@ -26,8 +26,8 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         };
         return Err(console::advise(what, hint));
     }
-    // A journal in parts tells a moments in parts.
-    let moments: Vec<&explain::Moment> = stories.iter().flat_map(|s| &s.moments).collect();
+    // Each journal segment has its own moments of the job.
+    let moments: Vec<&explain::Moment> = explained.iter().flat_map(|s| &s.moments).collect();
     match args.output {
         Output::Json => {
             let moments: Vec<_> =

@@ -1,4 +1,4 @@
-//! `roommate logs`: what a job prints.
+//! `roommate logs`: the output of a job.
 
 use crate::cli::machine::Logs;
 use crate::console;
@@ -14,10 +14,10 @@ pub(super) fn run(args: &Logs) -> anyhow::Result<ExitCode> {
     let mut place = Place::default();
     let mut out = io::stdout().lock();
     loop {
-        // Asked before reading: what a job prints before its end is then surely read.
+        // Asked before reading, so that everything a job printed before its end is read.
         let ended = match client.ask(&Request::Describe { job: args.job.clone() })? {
             Reply::Job(job) => job.ended,
-            _ => anyhow::bail!("the daemon answers something else"),
+            _ => anyhow::bail!("the daemon gave an unexpected answer"),
         };
         loop {
             let (bytes, next) = client.log(&args.job, place)?;

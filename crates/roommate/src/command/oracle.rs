@@ -1,4 +1,4 @@
-//! `roommate oracle`: how far policies are from the best that could have been done, on small scenarios.
+//! `roommate oracle`: compares policies with the optimal schedule of small scenarios.
 
 use super::scenario;
 use crate::cli::{Oracle, Output};
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// One seed: the optimum, and what policies came to.
+/// One seed: the optimum, and the results of the policies.
 struct Case {
     optimum: Optimum,
-    /// Settings that were tried, before and after those that nobody wants were left out.
+    /// Number of settings before and after removing dominated ones.
     settings: (usize, usize),
-    /// Mean completion time by policy, seconds.
+    /// Mean completion time in seconds, by policy.
     policies: Vec<f64>,
-    /// Share of windows in which a service missed its objective, by policy.
+    /// Share of windows in which a service violated its SLO, by policy.
     missed: Vec<f64>,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Oracle) -> anyhow::Result<ExitCode> {
     let scenario = Scenario::read(&args.scenario, &atlas)?;
     let Some(space) = scenario.oracle.as_ref().map(|s| s.get_ref().clone()) else {
         let what =
-            format!("{} has no [oracle]: it is not a case to try in all ways", scenario.name());
+            format!("{} has no [oracle] section, so it defines no search space", scenario.name());
         return Err(console::advise(what, "try scenarios/oracle-train.toml"));
     };
     let contenders: Vec<Contender> = scenario.policies().cloned().collect();
@@ -95,7 +95,7 @@ fn space_text(scenario: &Scenario, cases: &[Case]) -> String {
         if from == to { from.to_string() } else { format!("{from} to {to}") }
     };
     format!(
-        "{}: {} on {}, {}; settings of groups {}, of which somebody could want {}; instants tried {}",
+        "{}: {} on {}, {}; settings of groups {}, of which not dominated {}; search nodes {}",
         scenario.name(),
         table::count(scenario.arrivals.get_ref().tasks as u64, "task"),
         scenario.cluster,
@@ -106,7 +106,7 @@ fn space_text(scenario: &Scenario, cases: &[Case]) -> String {
     )
 }
 
-/// Mean completion time over that of the optimum, less 1, by seed.
+/// Mean completion time relative to the optimum, minus 1, by seed.
 fn distances(cases: &[Case], policy: usize) -> Vec<f64> {
     let of = |c: &Case| c.policies[policy] / c.optimum.mean_completion_s - 1.0;
     cases.iter().map(of).collect()

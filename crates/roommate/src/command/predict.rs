@@ -1,6 +1,5 @@
-//! `roommate predict`, and the predictions of `roommate run`: what the simulator makes of a mix that ran. The very
-//! policy, with the jobs as they were when they had the machine for themselves, or as [`measured`] tasks of their
-//! kinds are.
+//! `roommate predict`, and the predictions of `roommate run`: simulates a mix that ran under the
+//! same policy, with the jobs as they were when they ran alone, or as [`measured`] profiles.
 
 mod measured;
 
@@ -25,20 +24,20 @@ use roommate_sim::world::{Arrival, Setup, simulate};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A job's end as it was predicted and as it came.
+/// A job's predicted and real completion time.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Guess {
     pub(super) job: String,
-    /// Seconds from its submission to its end, alone.
+    /// Seconds from submission to end, alone.
     pub(super) alone_s: f64,
-    /// The same beside the others, as the simulator has it.
+    /// Seconds from submission to end beside the other jobs, as simulated.
     pub(super) predicted_s: f64,
-    /// And as it was.
+    /// Seconds from submission to end beside the other jobs, as run.
     pub(super) real_s: f64,
 }
 
 impl Guess {
-    /// By how much the prediction was too long, as a part of what came.
+    /// Signed relative error of the prediction; above 0 = predicted too long.
     pub(super) fn error(&self) -> f64 {
         self.predicted_s / self.real_s - 1.0
     }
@@ -46,24 +45,26 @@ impl Guess {
 
 /// A job as it was measured alone.
 struct Measured {
-    /// What the policy was told of it.
+    /// The profile that the policy knew.
     profile: Profile,
-    /// Steps of that profile which it really takes.
+    /// True work in steps of that profile.
     work: f64,
-    /// The part of its time for which it computes.
+    /// Fraction of the time in which it computes.
     busy: f64,
-    /// Seconds of a step with its data, computing, and exchanging, where it marks its stages.
+    /// Seconds of a step spent on data, computation and communication, where the job reports its
+    /// stages.
     stages: Option<[f64; 3]>,
 }
 
 fn measure(file: &JobFile, alone: &JobView) -> Measured {
-    // Starting up is a part of all steps, as it were: it computes like them, and is short beside them.
+    // The start-up is counted as part of the steps: it computes like them and is short compared
+    // with them.
     let alone_s = alone.age_s.max(1e-3);
     let steps = file.steps.or(alone.step_s.map(|_| alone.done)).filter(|w| *w > 0.0).unwrap_or(1.0);
     let step_s = alone_s / steps;
     let mut profile = file.profile();
     if file.step_s.or(file.stages_s.map(|s| s.iter().sum())).is_none() {
-        // Nobody told the policy; it learns it from the first report.
+        // The policy did not know the step time; it learns it from the first report.
         profile.step_s = step_s;
     }
     let stages = alone.stages_s.or(file.stages_s).and_then(|stages| {
@@ -76,7 +77,7 @@ fn measure(file: &JobFile, alone: &JobView) -> Measured {
     Measured { work: alone_s / profile.step_s, profile, busy, stages }
 }
 
-/// Simulates the mix as it ran: the same machine, policy and submissions, with the jobs as they were
+/// Simulates the mix as it ran: the same machine, policy and submissions, with the jobs as measured
 /// `alone`.
 pub(super) fn predict(
     journal: &[u8],
@@ -131,20 +132,20 @@ pub(super) fn predict(
     Ok(jobs.iter().filter_map(guess).collect())
 }
 
-/// What is of interest in a journal: what was run, and when jobs came and ended.
+/// The parts of a journal that a prediction needs: its head, jobs, submissions and ends.
 #[derive(Default)]
 struct Heard {
     head: Option<Head>,
     profiles: Vec<ProfileLine>,
     teams: Vec<String>,
     jobs: Vec<JobLine>,
-    /// By job.
+    /// Submission time of each job.
     submitted: BTreeMap<JobIdx, Time>,
     ended: BTreeMap<JobIdx, Time>,
 }
 
 impl Heard {
-    /// When the job of that name ended.
+    /// End of the named job, in seconds.
     fn end_s(&self, name: &str) -> Option<f64> {
         let line = self.jobs.iter().find(|j| j.name == name)?;
         self.ended.get(&line.idx).map(|at| at.secs())
@@ -175,7 +176,7 @@ impl Observer for Heard {
     }
 }
 
-/// Predictions beside what came.
+/// A table of predicted and real completion times.
 pub(super) fn tell(guesses: &[Guess]) -> String {
     let head = ["prediction", "alone", "predicted", "real", "error"];
     let mut rows = vec![head.map(String::from).to_vec()];

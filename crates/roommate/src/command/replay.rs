@@ -1,4 +1,4 @@
-//! `roommate replay`: decide everything again and compare.
+//! `roommate replay`: makes every decision of a journal again and compares.
 
 use crate::cli::{Output, Replay};
 use crate::{ANSWER_NO, console};
@@ -15,7 +15,7 @@ pub(super) fn run(args: &Replay) -> anyhow::Result<ExitCode> {
     Ok(if all_same { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
 }
 
-/// Whether one journal is decided in the same way again.
+/// Whether replaying one journal gives the same decisions.
 fn one(journal: &Path, output: Output) -> anyhow::Result<bool> {
     let mut replay = roommate_core::journal::replay::Replay::default();
     super::read_journal(journal, &mut replay)?;

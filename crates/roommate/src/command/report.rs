@@ -1,4 +1,4 @@
-//! `roommate report`: journals in, one HTML page out.
+//! `roommate report`: renders journals as one HTML page.
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::Report;

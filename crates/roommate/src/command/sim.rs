@@ -7,7 +7,7 @@ use crate::{atomic, console, table};
 use roommate_core::journal::gantt::Gantt;
 use std::process::ExitCode;
 
-/// A chart that fits a terminal.
+/// Width of the Gantt chart in columns, to fit a terminal.
 const CHART_COLUMNS: usize = 90;
 const CHART_ROWS: usize = 64;
 

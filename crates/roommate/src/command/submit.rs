@@ -1,4 +1,4 @@
-//! `roommate submit`: job files to the daemon.
+//! `roommate submit`: sends job files to the daemon.
 
 use crate::cli::machine::Submit;
 use crate::console;
@@ -11,15 +11,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// A daemon that is being started again is waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a daemon that is being restarted.
+const RESTART_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     if args.example {
         console::print(EXAMPLE)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // All files are read before one is submitted: a mistake in the last leaves nothing half done.
+    // All files are read before the first is submitted, so that an error in one leaves nothing
+    // submitted.
     let jobs: Vec<JobFile> = args.files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?;
     let client = super::machine::client(&args.at)?;
     for file in jobs {
@@ -27,24 +28,24 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
         match reply {
             Reply::Submitted { name } => console::print(&format!("{name}\n"))?,
             Reply::Done { what } => console::print(&format!("{what}\n"))?,
-            _ => anyhow::bail!("the daemon answers something else"),
+            _ => anyhow::bail!("the daemon gave an unexpected answer"),
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The request for a job, with the environment of this process.
+/// The submit request for a job, with the environment of this process.
 pub(super) fn request(file: JobFile, dry_run: bool) -> Request {
-    // What is not text cannot travel as JSON, and no job of ours will miss it.
+    // Variables that are not UTF-8 cannot be sent as JSON and are left out.
     let env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
     let key = format!("{}-{:?}", std::process::id(), std::time::SystemTime::now());
     Request::Submit(Box::new(control::Submit { file, env: env.collect(), key, dry_run }))
 }
 
-/// Submits, and repeats it if the daemon went away in the middle: the same submission is taken once.
+/// Submits, and repeats the request if the connection breaks: a submission is accepted only once.
 fn send(client: &Client, request: &Request) -> Result<Reply, AgentError> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + RESTART_WAIT;
     let mut spoken = false;
     loop {
         match client.ask(request) {
@@ -57,7 +58,7 @@ fn send(client: &Client, request: &Request) -> Result<Reply, AgentError> {
     }
 }
 
-/// Reads a job file; paths in it become those of this process.
+/// Reads a job file; relative paths in it become absolute.
 pub(super) fn read(path: &Path) -> anyhow::Result<JobFile> {
     let here = std::env::current_dir().context("could not find the current folder")?;
     if path == Path::new("-") {
@@ -79,7 +80,7 @@ pub(super) fn text_of(path: &Path) -> anyhow::Result<String> {
         .map_err(|_| anyhow::anyhow!("could not read {shown:?}: it is not text"))
 }
 
-/// The path as it is from the root, without asking whether it is there.
+/// The absolute path, without checking that it exists.
 pub(super) fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     Ok(std::env::current_dir().context("could not find the current folder")?.join(path))
 }

@@ -1,4 +1,4 @@
-//! `roommate trace`: look at traces, convert and invent them.
+//! `roommate trace`: describes, converts and generates traces.
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Output, Synth, Trace};
@@ -51,14 +51,14 @@ pub(super) fn run(command: Trace) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The quotas, all of teams that exist: a wrong name would silently leave its team out.
+/// Checks that every quota names a team of the trace: a typo would silently leave its team out.
 fn known_teams(jobs: &[TraceJob], quota: Vec<(String, u32)>) -> anyhow::Result<study::Quotas> {
     let teams: BTreeSet<&str> = jobs.iter().filter_map(|job| job.team.as_deref()).collect();
     if let Some((team, _)) = quota.iter().find(|(team, _)| !teams.contains(team.as_str())) {
         let known: Vec<&str> = teams.into_iter().take(20).collect();
         let hint = match known.as_slice() {
             [] => "no job of the trace has a team".to_owned(),
-            known => format!("there are {}", known.join(", ")),
+            known => format!("its teams are {}", known.join(", ")),
         };
         return Err(console::advise(format!("--quota: the trace has no team {team:?}"), hint));
     }
@@ -100,7 +100,7 @@ fn write(jobs: &[TraceJob], to: &Path) -> anyhow::Result<()> {
     file.keep()
 }
 
-/// Nested figures as `path,value` lines.
+/// Nested values as `path,value` lines.
 pub(super) fn flat_csv(value: &serde_json::Value) -> String {
     fn walk(path: &str, value: &serde_json::Value, text: &mut String) {
         let deeper = |key: &str| if path.is_empty() { key.into() } else { format!("{path}.{key}") };

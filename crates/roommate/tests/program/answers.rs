@@ -1,4 +1,4 @@
-//! What the program answers: figures, their order, their shape, and that they do not depend on how it is asked.
+//! The program's results: values, order and format, independent of flags that must not matter.
 
 use crate::{GOOD, Room, timeless};
 use expect_test::expect;
@@ -99,7 +99,7 @@ fn json_has_the_promised_keys() {
 }
 
 #[test]
-fn compare_is_sim_side_by_side_whatever_the_threads() {
+fn compare_equals_sim_for_any_number_of_threads() {
     let room = Room::with(&[]);
     let world = "--cluster 2x4 --seed 5 --crash 0.1";
     let asked = ["tiresias", "fifo", "srtf", "sjf"];
@@ -127,7 +127,7 @@ fn compare_is_sim_side_by_side_whatever_the_threads() {
 }
 
 #[test]
-fn csv_has_as_many_cells_in_every_line() {
+fn every_csv_line_has_the_same_number_of_cells() {
     let room = Room::with(&[("t.csv", GOOD)]);
     let _ = room.works("sim t.csv --cluster 1x2 --journal j.jsonl");
     for (line, rows) in [
@@ -144,7 +144,7 @@ fn csv_has_as_many_cells_in_every_line() {
 }
 
 #[test]
-fn faster_kinds_finish_earlier() {
+fn jobs_finish_earlier_on_faster_gpu_models() {
     let room = Room::with(&[]);
     room.put(
         "t.csv",
@@ -153,8 +153,8 @@ fn faster_kinds_finish_earlier() {
     let result = room.json("sim t.csv --cluster 1x2:v100,1x2:a100 --journal j.jsonl");
     assert_eq!((&result["finished"], &result["gpus"]), (&3.into(), &4.into()));
     let end = |job: &str| {
-        let story = room.json(&format!("explain {job} -j j.jsonl"));
-        let last = story["story"].as_array().unwrap().last().unwrap().clone();
+        let history = room.json(&format!("explain {job} -j j.jsonl"));
+        let last = history["moments"].as_array().unwrap().last().unwrap().clone();
         assert_eq!(last["what"], "finished");
         last["at_s"].as_f64().unwrap()
     };
@@ -165,7 +165,7 @@ fn faster_kinds_finish_earlier() {
 }
 
 #[test]
-fn a_gang_wider_than_any_kind_runs_over_several() {
+fn a_large_gang_spans_several_gpu_models() {
     let room = Room::with(&[("t.csv", "id,submit_s,gpus,duration_s\na,0,3,100\nb,0,2,100\n")]);
     let compared = room.json("compare t.csv --cluster 1x2:v100,1x2:a100");
     for result in compared["results"].as_array().unwrap() {
@@ -174,7 +174,7 @@ fn a_gang_wider_than_any_kind_runs_over_several() {
 }
 
 #[test]
-fn a_first_look_needs_no_trace_on_any_cluster() {
+fn sim_runs_without_a_trace_on_any_cluster() {
     let room = Room::with(&[]);
     for cluster in ["1x1", "2x4:k80", "1x2:v100,1x2:k80", "4x8:h200", "1x1:mine=0.5:4c"] {
         let result = room.json(&format!("sim --cluster {cluster}"));
@@ -220,7 +220,7 @@ fn a_parameter_can_be_set() {
 }
 
 #[test]
-fn compat_runs_all_policies_that_know_it() {
+fn compat_runs_all_policies_that_support_it() {
     let room = Room::with(&[("t.csv", GOOD)]);
     let compared = room.json("compare t.csv --cluster 1x2 --compat muri");
     let results = compared["results"].as_array().unwrap();

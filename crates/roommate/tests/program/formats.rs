@@ -1,4 +1,4 @@
-//! Every layout of trace, by a tiny sample that runs; and our own, written and read back.
+//! Every trace format by a small sample that runs; and Roommate's own, written and read back.
 
 use crate::{GOOD, Room, gzip};
 use expect_test::expect;
@@ -57,32 +57,35 @@ const SAMPLES: &[(&str, &str)] = &[
 const THROUGHPUTS: &str = "gpu,job_type,scale_factor,steps_per_s\nv100,Net (batch size 16),2,4\n";
 
 #[test]
-fn every_layout_runs_under_its_name_and_by_itself() {
+fn every_format_runs_by_name_and_by_detection() {
     let room = Room::with(&[("rates.csv", THROUGHPUTS)]);
     for (i, (format, text)) in SAMPLES.iter().enumerate() {
         room.put("t", text);
         let sim = "sim t --cluster 1x2 --throughputs rates.csv";
-        let told = room.json(sim);
-        assert_eq!(told["format"], *format, "sample {i}");
-        assert!(told["jobs"].as_u64() > Some(0) && told["jobs"] == told["finished"], "{told}");
-        assert_eq!(told["dropped_rows"], 0);
+        let detected = room.json(sim);
+        assert_eq!(detected["format"], *format, "sample {i}");
+        assert!(
+            detected["jobs"].as_u64() > Some(0) && detected["jobs"] == detected["finished"],
+            "{detected}"
+        );
+        assert_eq!(detected["dropped_rows"], 0);
         let named = room.json(&format!("{sim} --format {format}"));
-        assert_eq!(named["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(named["avg_jct_s"], detected["avg_jct_s"]);
         room.put("t", gzip(text));
-        assert_eq!(room.json(sim)["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(room.json(sim)["avg_jct_s"], detected["avg_jct_s"]);
         let stats = room.works("trace stats t --cluster 1x2 --throughputs rates.csv");
         assert!(stats.contains(&format!("{format}\n")), "{stats}");
         let _ = room.works("trace convert t --throughputs rates.csv -o own.jsonl");
-        assert_eq!(room.json("sim own.jsonl --cluster 1x2")["avg_jct_s"], told["avg_jct_s"]);
+        assert_eq!(room.json("sim own.jsonl --cluster 1x2")["avg_jct_s"], detected["avg_jct_s"]);
     }
     room.put("t", SAMPLES.iter().find(|s| s.0 == "gavel").unwrap().1);
     room.refuses("sim t", expect![[r#"
         error: could not read trace "t": the jobs have step counts but no durations, and no throughput table was given
         hint: pass --throughputs with a CSV of columns gpu, job_type, scale_factor, steps_per_s
     "#]]);
-    room.refuses("sim t --throughputs rates.csv --gpu-kind k80", expect![[r#"
-        error: could not read throughput table "rates.csv": no throughputs for GPU kind "k80"; the table has v100
-        hint: pass --gpu-kind with one of those
+    room.refuses("sim t --throughputs rates.csv --gpu-model k80", expect![[r#"
+        error: could not read throughput table "rates.csv": no throughputs for GPU model "k80"; the table has v100
+        hint: pass --gpu-model with one of these
     "#]]);
     room.refuses(
         "sim t --throughputs nope.csv",
@@ -93,7 +96,7 @@ fn every_layout_runs_under_its_name_and_by_itself() {
 }
 
 #[test]
-fn names_may_hold_anything_that_a_file_can() {
+fn names_may_hold_any_character_of_the_format() {
     let room = Room::with(&[]);
     let text = r#"{"id":"ünï 作业, \"q\"","submit_s":0,"gpus":1,"duration_s":10,"team":"a,b"}
 {"id":"two\nlines","submit_s":1,"gpus":1,"duration_s":10}
@@ -119,7 +122,7 @@ fn names_may_hold_anything_that_a_file_can() {
             hint: did you mean "red\u{1b}[31m"?
         "#]],
     );
-    // Not even the lines before the one that cannot be written.
+    // Nothing is written, not even the valid lines before it.
     room.refuses("trace convert t.jsonl", expect![[r#"
         error: could not write to standard output: a line break in "two\nlines" cannot be written as CSV, only as .jsonl
     "#]]);
@@ -135,7 +138,7 @@ fn names_may_hold_anything_that_a_file_can() {
 }
 
 #[test]
-fn converting_forth_and_back_changes_nothing() {
+fn conversion_round_trips() {
     let room = Room::with(&[]);
     let _ = room.works("trace synth -n 200 --seed 3 -o a.csv");
     for (from, to) in [
@@ -151,7 +154,7 @@ fn converting_forth_and_back_changes_nothing() {
 }
 
 #[test]
-fn invented_traces_come_from_their_seed() {
+fn synthetic_traces_depend_only_on_their_options() {
     let room = Room::with(&[]);
     let synth = |rest: &str| room.works(&format!("trace synth -n 50 {rest}"));
     assert_eq!(synth("--seed 1"), synth("--seed 1"));

@@ -1,17 +1,17 @@
-//! Journals: written the same every time, replayed, explained, and refused when they are broken.
+//! Journals: reproducible, replayed, explained, and refused when they are invalid.
 
 use crate::{GOOD, PUSHED, Room, gzip};
 use expect_test::{Expect, expect};
 use std::collections::BTreeSet;
 
-/// A room with the journal `j.jsonl` of [`PUSHED`] under a policy that preempts.
+/// A folder with the journal `j.jsonl` of [`PUSHED`] under a policy that preempts.
 fn pushed() -> Room {
     let room = Room::with(&[("t.csv", PUSHED), ("old.html", "old")]);
     let _ = room.works("sim t.csv --cluster 1x1 -p srtf --journal j.jsonl");
     room
 }
 
-/// Every reader of journals refuses these bytes with the same words.
+/// Checks that every reader of journals refuses these bytes with the same message.
 fn broken(bytes: impl AsRef<[u8]>, expected: Expect) {
     let room = Room::with(&[("old.html", "old")]);
     room.put("j.jsonl", bytes);
@@ -27,7 +27,7 @@ fn broken(bytes: impl AsRef<[u8]>, expected: Expect) {
             (Some(2), String::new(), words.clone()),
             "{line}"
         );
-        assert!(room.everything() == before, "{line} has left something behind");
+        assert!(room.everything() == before, "{line} has changed files");
     }
 }
 
@@ -66,7 +66,7 @@ fn a_journal_must_be_a_file() {
 }
 
 #[test]
-fn a_journal_that_is_none_or_was_cut_off_is_refused() {
+fn a_truncated_or_foreign_file_is_refused() {
     let good = pushed().text("j.jsonl");
     let lines: Vec<&str> = good.lines().collect();
     let without_end = lines[..lines.len() - 1].join("\n");
@@ -135,7 +135,7 @@ fn a_journal_that_is_none_or_was_cut_off_is_refused() {
 }
 
 #[test]
-fn a_journal_is_refused_where_it_makes_no_sense() {
+fn an_inconsistent_journal_is_refused() {
     let good = pushed().text("j.jsonl");
     let lines: Vec<&str> = good.lines().collect();
     let with = |at: usize, line: &str| [&lines[..at], &[line], &lines[at..]].concat().join("\n");
@@ -202,7 +202,7 @@ fn a_journal_is_refused_where_it_makes_no_sense() {
 }
 
 #[test]
-fn one_broken_journal_among_good_ones_makes_no_report() {
+fn one_invalid_journal_prevents_the_report() {
     let room = pushed();
     room.put("cut.jsonl", &room.bytes("j.jsonl")[..500]);
     room.refuses(
@@ -217,7 +217,7 @@ fn one_broken_journal_among_good_ones_makes_no_report() {
 }
 
 #[test]
-fn replay_says_same_or_where_not() {
+fn replay_prints_same_or_the_first_difference() {
     let room = pushed();
     let good = room.text("j.jsonl");
     assert_eq!(room.works("replay j.jsonl"), "same: 7 steps, 4 actions\n");
@@ -246,7 +246,7 @@ fn replay_says_same_or_where_not() {
     );
 }
 
-/// What was decided on a real GPU is decided again from what was heard there.
+/// Decisions made on a real GPU are repeated from the recorded facts.
 #[test]
 fn journals_of_a_real_gpu_replay() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/h200");
@@ -293,10 +293,10 @@ fn a_mix_on_a_real_gpu_is_predicted_from_measured_profiles() {
 }
 
 #[test]
-fn explain_tells_the_story_of_a_job() {
+fn explain_prints_the_history_of_a_job() {
     let room = pushed();
     expect![[r#"
-        the story of long:
+        history of long:
             0.0s  submitted; GPUs not held: 1, other jobs waiting: 0
             0.0s  started on node 0: GPU 0
             0.0s  makes progress
@@ -308,10 +308,10 @@ fn explain_tells_the_story_of_a_job() {
           2m 52s  makes progress
          17m 52s  finished
     "#]]
-    .assert_eq(&format!("the story of long:\n{}", room.works("explain long -j j.jsonl")));
-    let story = room.json("explain short -j j.jsonl");
-    assert_eq!(story["job"], "short");
-    assert_eq!(story["story"][0]["at_s"], 100.0);
+    .assert_eq(&format!("history of long:\n{}", room.works("explain long -j j.jsonl")));
+    let history = room.json("explain short -j j.jsonl");
+    assert_eq!(history["job"], "short");
+    assert_eq!(history["moments"][0]["at_s"], 100.0);
     let csv = room.works("explain long -j j.jsonl -o csv");
     assert!(csv.starts_with("at_s,what\n0,\"submitted; GPUs not held: 1"), "{csv}");
     room.refuses(
@@ -331,7 +331,7 @@ fn explain_tells_the_story_of_a_job() {
 }
 
 #[test]
-fn a_seed_gives_one_journal_and_another_seed_another() {
+fn the_journal_depends_on_the_seed() {
     let room = Room::with(&[]);
     let sim = |seed: u32, to: &str| {
         let world = "--cluster 2x4 --node-mtbf 20 --node-repair 0.5 --crash 0.3";
@@ -350,7 +350,7 @@ fn a_seed_gives_one_journal_and_another_seed_another() {
     let same = room.works("replay a.jsonl");
     assert!(same.starts_with("same: "), "{same}");
     assert_eq!(room.works("replay c.jsonl.gz"), same);
-    // The seed is told by the faults, not only by the invented jobs.
+    // The seed affects the faults, not only the generated jobs.
     let _ = room.works("trace synth -n 50 --cluster 1x4 -o t.csv");
     for seed in [1, 2] {
         let _ = room

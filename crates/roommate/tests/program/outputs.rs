@@ -1,4 +1,4 @@
-//! The program among others: pipes, terminals that are none, help, completions, links and devices.
+//! Output to pipes, terminals, links and devices; help and completions.
 
 use crate::{GOOD, Room};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ fn listed(help: &str) -> Vec<&str> {
 }
 
 #[test]
-fn help_is_there_and_fits_a_terminal() {
+fn every_command_has_help_that_fits_a_terminal() {
     let room = Room::with(&[]);
     let mut commands = vec![String::new()];
     let mut seen = 0;
@@ -33,7 +33,7 @@ fn help_is_there_and_fits_a_terminal() {
 }
 
 #[test]
-fn completions_come_for_every_shell() {
+fn there_are_completions_for_every_shell() {
     let room = Room::with(&[]);
     for shell in ["bash", "zsh", "fish"] {
         let text = room.works(&format!("completions {shell}"));
@@ -42,7 +42,7 @@ fn completions_come_for_every_shell() {
 }
 
 #[test]
-fn nothing_but_text_goes_where_no_terminal_is() {
+fn without_a_terminal_the_output_is_plain_text() {
     let room = Room::with(&[]);
     for line in [
         "sim --gantt",
@@ -62,7 +62,7 @@ fn nothing_but_text_goes_where_no_terminal_is() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_stdout_is_no_error() {
     let room = Room::with(&[]);
     let _ = room.works("trace synth -n 2000 -o t.csv");
     for line in
@@ -81,7 +81,7 @@ fn a_reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn a_listener_that_goes_away_is_no_panic() {
+fn a_closed_stderr_causes_no_panic() {
     let room = Room::with(&[("t.csv", GOOD)]);
     for (line, code) in [("compare t.csv -o table", 0), ("sim nope", 2)] {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -108,7 +108,7 @@ fn a_trace_and_a_journal_may_come_through_a_pipe() {
     }
 }
 
-/// A rename into place would turn the device into a plain file.
+/// A rename into place would replace the device by a plain file.
 #[cfg(target_os = "linux")]
 #[test]
 fn links_stay_links_and_devices_stay_devices() {
@@ -117,7 +117,8 @@ fn links_stay_links_and_devices_stay_devices() {
     let _ = room.works("sim t.csv --journal link");
     assert!(room.path("link").is_symlink());
     assert!(room.text("real").starts_with("{\"head\""));
-    // Through a link of our own: were it replaced, it would not be the system's device.
+    // Through a symbolic link in the test folder: a replacement would not touch the system's
+    // device.
     std::os::unix::fs::symlink("/dev/full", room.path("full")).unwrap();
     let said = room.run("sim t.csv --journal full");
     assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
@@ -133,7 +134,7 @@ fn links_stay_links_and_devices_stay_devices() {
 }
 
 #[test]
-fn a_file_is_replaced_whole_and_readable() {
+fn a_file_is_replaced_atomically_and_readable() {
     let room = Room::with(&[("t.csv", GOOD), ("j.jsonl", "old")]);
     let _ = room.works("sim t.csv --journal j.jsonl");
     assert!(room.text("j.jsonl").ends_with("}}\n"));

@@ -1,16 +1,16 @@
-//! Measured profiles: what is fitted to them, what is checked against them, and what is refused.
+//! Measured profiles: the model fitted to them, checks against them, and invalid ones.
 
 use crate::{Room, gzip};
 use expect_test::expect;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The measurements that come with the repository.
+/// A file of the measurements in the repository.
 fn measured(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../profiles").join(name)
 }
 
-/// A room with all of them.
+/// A folder with all of them.
 fn room() -> Room {
     let room = Room::with(&[]);
     for name in ["h200.jsonl", "h200-pairs.jsonl"] {
@@ -19,7 +19,7 @@ fn room() -> Room {
     room
 }
 
-/// A task alone, as a row.
+/// A row of a task alone.
 fn alone(name: &str, sms: u32, it_s: f64) -> String {
     format!(
         "{{\"kind\":\"train\",\"name\":\"{name}\",\"batch\":8,\"sms\":{sms},\"mem_mib\":900,\
@@ -27,7 +27,7 @@ fn alone(name: &str, sms: u32, it_s: f64) -> String {
     )
 }
 
-/// Two training tasks beside each other, as a row.
+/// A row of two training tasks on one GPU.
 fn pair(a: &str, b: &str, it_s: f64) -> String {
     let side = format!("{{\"it_s\":{it_s}}}");
     format!(
@@ -37,7 +37,7 @@ fn pair(a: &str, b: &str, it_s: f64) -> String {
 }
 
 #[test]
-fn a_fit_says_how_well_it_predicts_what_it_has_not_seen() {
+fn a_fit_reports_its_error_on_held_out_data() {
     let fit = room().json("profile fit h200");
     assert_eq!((&fit["tasks"], &fit["pairs"]), (&18.into(), &148.into()));
     for kind in ["tt", "ts", "all"] {
@@ -52,7 +52,7 @@ fn a_fit_says_how_well_it_predicts_what_it_has_not_seen() {
 }
 
 #[test]
-fn a_check_prefers_what_was_measured() {
+fn a_check_prefers_measured_pairs() {
     let room = room();
     let check = room.json("profile check h200 h200-pairs.jsonl");
     assert_eq!((&check["pairs"], &check["sides"]), (&148.into(), &196.into()));
@@ -61,7 +61,7 @@ fn a_check_prefers_what_was_measured() {
     assert!(number("model_mae") < 0.1 && number("p90_abs_error") < 0.1, "{check}");
     assert_eq!(check["by_kind"]["tt"]["sides"], 96);
     assert_eq!(check["by_kind"]["ts"]["sides"], 100);
-    // A folder is all its files; compressed pairs are read as well.
+    // A folder means all its files; compressed files are read as well.
     fs::create_dir(room.path("all")).unwrap();
     room.put("all/solo.jsonl", room.bytes("h200.jsonl"));
     room.put("all/pairs.jsonl", room.bytes("h200-pairs.jsonl"));
@@ -80,7 +80,7 @@ fn pairs_are_checked_against_their_own_session() {
         ("pairs.jsonl", &pair("x", "y", 5.0)),
     ]);
     let by_profile = room.json("profile check own pairs.jsonl");
-    // In a session in which both ran half as fast alone, the same figures mean no loss at all.
+    // In a session in which both tasks ran half as fast alone, the same rates mean no slowdown.
     let slow = |name: &str| {
         alone(name, 132, 5.0).replace("\"kind\":\"train\",\"name\"", "\"k\":\"solo\",\"a\"")
     };
@@ -91,7 +91,7 @@ fn pairs_are_checked_against_their_own_session() {
 }
 
 #[test]
-fn a_check_prints_a_table_and_says_what_it_left_out() {
+fn a_check_prints_a_table_and_the_skipped_rows() {
     let room = Room::with(&[
         ("own.jsonl", &(alone("x", 132, 10.0) + &alone("x", 66, 6.0))),
         ("pairs.jsonl", &(pair("x", "x", 6.0) + &pair("x", "stranger", 5.0))),
@@ -115,7 +115,7 @@ fn a_check_prints_a_table_and_says_what_it_left_out() {
 }
 
 #[test]
-fn advice_names_the_best_way_or_why_there_is_none() {
+fn advice_names_a_configuration_or_the_reason_for_none() {
     let split =
         pair("x", "y", 7.0).replace("\"batch_b\":8,", "\"batch_b\":8,\"sms_a\":64,\"sms_b\":68,");
     let alone = alone("x", 132, 10.0) + &alone("x", 64, 8.0) + &alone("y", 132, 10.0);
@@ -156,7 +156,7 @@ fn advice_names_the_best_way_or_why_there_is_none() {
 }
 
 #[test]
-fn measurements_must_be_there_and_readable() {
+fn measurements_must_exist_and_be_valid() {
     let good = alone("x", 132, 10.0);
     let room = Room::with(&[
         ("own.jsonl", &good),
@@ -169,7 +169,7 @@ fn measurements_must_be_there_and_readable() {
         "profile fit nope",
         expect![[r#"
             error: no measurements at "nope"
-            hint: give the beginning of the names of .jsonl files, such as profiles/h200, or a folder
+            hint: give a folder or a prefix of .jsonl file names, such as profiles/h200
         "#]],
     );
     room.refuses(
@@ -217,9 +217,9 @@ fn measurements_must_be_there_and_readable() {
     );
 }
 
-/// What is said of measured sets on a real GPU is what the program makes of their measurements.
+/// The program's advice for sets measured on a real GPU is as their results record it.
 #[test]
-fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
+fn advice_for_real_sets_matches_the_recorded_results() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/results/h200");
     let read = |name: String| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
     for part in ["sets", "large"] {
@@ -239,7 +239,7 @@ fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
             };
             assert_eq!(chosen, row["way"], "{row}");
             assert_eq!(advice["reason"], row["reason"], "{row}");
-            // Whatever is shared got at least as much done as under plain MPS, when measured again.
+            // A set to share had at least the throughput of plain MPS when it was measured again.
             if advice["decision"] == "share" {
                 assert!(row["roommate"].as_f64() >= row["mps"].as_f64(), "{row}");
             }

@@ -1,9 +1,9 @@
-//! What the program cannot run: each refusal names the place, helps where it can, and leaves no trace.
+//! Invalid inputs: each error names the place, has a hint where possible, and changes no file.
 
 use crate::{GOOD, Room, gzip};
 use expect_test::{Expect, expect};
 
-/// Refuses a trace of these bytes; an older journal stays as it is.
+/// Checks that a trace of these bytes is refused and older files stay unchanged.
 fn trace(bytes: impl AsRef<[u8]>, expected: Expect) {
     let room = Room::with(&[("old.jsonl", "old"), ("old.html", "old")]);
     room.put("t.csv", bytes);
@@ -16,11 +16,11 @@ fn trace(bytes: impl AsRef<[u8]>, expected: Expect) {
         let before = room.everything();
         let said = room.run(line);
         assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{line}");
-        assert!(room.everything() == before, "{line} has left something behind");
+        assert!(room.everything() == before, "{line} has changed files");
     }
 }
 
-/// The same with our own header above.
+/// The same below the header of Roommate's own format.
 fn rows(rows: &str, expected: Expect) {
     trace(format!("id,submit_s,gpus,duration_s\n{rows}\n"), expected);
 }
@@ -73,29 +73,29 @@ fn a_trace_must_be_a_file_with_jobs() {
 }
 
 #[test]
-fn a_trace_must_have_a_known_layout() {
+fn a_trace_must_have_a_known_format() {
     trace(
         "name,when\na,1\n",
         expect![[r#"
-            error: could not read trace "t.csv": unknown trace layout, first line "name,when"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": unknown trace format, first line "name,when"
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
         "id,submit_s,duration_s\na,1,1\n",
         expect![[r#"
-            error: could not read trace "t.csv": unknown trace layout, first line "id,submit_s,duration_s"
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": unknown trace format, first line "id,submit_s,duration_s"
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     let room = Room::with(&[("t.csv", GOOD), ("quote.csv", "\"id,submit_s\n")]);
     room.refuses("sim t.csv --format tiresias", expect![[r#"
         error: could not read trace "t.csv": line 1: missing columns "job_id", "num_gpu", "submit_time", "duration"; expected job_id, num_gpu, submit_time, duration, found id, submit_s, gpus, duration_s
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim quote.csv --format roommate", expect![[r#"
         error: could not read trace "quote.csv": line 1: a quoted field is not closed on its line
-        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+        hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
     "#]]);
     room.refuses("sim t.csv --format exel", expect![[r#"
         error: invalid value 'exel' for '--format <FORMAT>'
@@ -106,7 +106,7 @@ fn a_trace_must_have_a_known_layout() {
 }
 
 #[test]
-fn numbers_in_a_trace_make_sense() {
+fn numbers_in_a_trace_must_be_valid() {
     rows(
         "a,-1,1,1",
         expect![[r#"
@@ -184,7 +184,7 @@ fn jobs_must_fit_the_cluster() {
     trace(
         "id,submit_s,gpus,duration_s,kinds\na,0,1,1,h100\n",
         expect![[r#"
-            error: job "a" can never run on 1x2: it needs a GPU of kind h100
+            error: job "a" can never run on 1x2: it needs a GPU of model h100
             hint: use another --cluster, or --skip-bad-rows to drop such jobs and count them
         "#]],
     );
@@ -208,7 +208,7 @@ fn jobs_must_fit_the_cluster() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_refused() {
+fn bytes_that_are_not_utf8_are_refused() {
     let mut state = 1u32;
     let random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -217,8 +217,8 @@ fn bytes_that_are_no_text_are_refused() {
     trace(
         std::iter::repeat_with(random).take(10_000).collect::<Vec<_>>(),
         expect![[r#"
-            error: could not read trace "t.csv": line 1: unknown trace layout, first line is not valid UTF-8
-            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; our own columns are id, submit_s, gpus, duration_s
+            error: could not read trace "t.csv": line 1: unknown trace format, first line is not valid UTF-8
+            hint: pass --format with one of roommate, philly, helios, pai, muri, gavel, chronus, tiresias, elasticflow, synergy; the columns of the roommate format are id, submit_s, gpus, duration_s
         "#]],
     );
     trace(
@@ -250,7 +250,7 @@ fn bytes_that_are_no_text_are_refused() {
             error: could not read trace "t.csv": line 1: the gzip data ends early, so the file is not complete
         "#]],
     );
-    // Where it is noticed depends on who compressed it; that it is, does not.
+    // The place depends on the compressor, but the error is always found.
     let room = Room::with(&[]);
     room.put("cut.gz", &whole[..whole.len() / 2]);
     room.put("flipped.gz", [&whole[..whole.len() - 8], &[0; 8]].concat());
@@ -299,7 +299,7 @@ fn bad_rows_are_dropped_and_counted_on_request() {
 }
 
 #[test]
-fn policies_and_parameters_are_checked_before_anything_is_read() {
+fn sim_checks_policies_before_reading_files() {
     let room = Room::with(&[("old.jsonl", "old")]);
     let sim = |rest: &str, expected| {
         room.refuses(&format!("sim not-there.csv --journal old.jsonl {rest}"), expected);
@@ -379,7 +379,7 @@ fn policies_and_parameters_are_checked_before_anything_is_read() {
 }
 
 #[test]
-fn so_are_those_of_a_comparison() {
+fn compare_checks_policies_before_reading_files() {
     let room = Room::with(&[("old.jsonl", "old")]);
     let compare = |rest: &str, expected| {
         room.refuses(&format!("compare not-there.csv --journals . {rest}"), expected);
@@ -532,13 +532,13 @@ fn flags_are_checked() {
     room.refuses(
         "trace synth --load -1",
         expect![[r#"
-            error: cannot invent a trace: the load must be above 0 and at most 1000, not -1
+            error: cannot generate a trace: the load must be above 0 and at most 1000, not -1
         "#]],
     );
     room.refuses(
         "trace synth --load NaN",
         expect![[r#"
-            error: cannot invent a trace: the load must be above 0 and at most 1000, not NaN
+            error: cannot generate a trace: the load must be above 0 and at most 1000, not NaN
         "#]],
     );
     room.refuses("trace synth --mix coffee", expect![[r#"
@@ -561,7 +561,7 @@ fn flags_are_checked() {
 }
 
 #[test]
-fn what_cannot_be_written_is_said_before_the_work() {
+fn unwritable_outputs_are_refused_before_the_run() {
     let room = Room::with(&[("t.csv", GOOD), ("file", "old")]);
     std::fs::create_dir(room.path("folder")).unwrap();
     let _ = room.works("sim t.csv --journal j.jsonl");
@@ -604,31 +604,31 @@ fn what_cannot_be_written_is_said_before_the_work() {
 }
 
 #[test]
-fn what_is_read_is_not_written_over() {
+fn inputs_are_not_overwritten() {
     let room = Room::with(&[("t.csv", GOOD)]);
     let _ = room.works("sim t.csv --journal j.jsonl");
     room.refuses(
         "sim t.csv --journal t.csv",
         expect![[r#"
-            error: could not write t.csv: it is what was to be read
-            hint: name another file to write
+            error: could not write t.csv: it is an input file
+            hint: give another output file
         "#]],
     );
     room.refuses(
         "compare t.csv --report ./t.csv",
         expect![[r#"
-            error: could not write ./t.csv: it is what was to be read
-            hint: name another file to write
+            error: could not write ./t.csv: it is an input file
+            hint: give another output file
         "#]],
     );
     room.refuses(
         "report j.jsonl -o j.jsonl",
         expect![[r#"
-            error: could not write j.jsonl: it is what was to be read
-            hint: name another file to write
+            error: could not write j.jsonl: it is an input file
+            hint: give another output file
         "#]],
     );
-    // Converting in place is what it says.
+    // A conversion in place is allowed.
     let _ = room.works("trace convert t.csv -o t.csv");
     assert_eq!(room.text("t.csv"), GOOD);
 }

@@ -50,7 +50,7 @@ published = { completion = 1.5 }
 "#;
 
 #[test]
-fn a_scenario_is_run_over_its_seeds_and_held_against_what_was_published() {
+fn a_scenario_runs_all_seeds_and_shows_published_results() {
     let room = Room::with(&[("small.toml", SMALL)]);
     let all = room.json("compare small.toml");
     assert_eq!((&all["seeds"], &all["jobs"], &all["ours"]), (&3.into(), &4.into(), &"mps".into()));
@@ -76,7 +76,7 @@ fn a_scenario_is_run_over_its_seeds_and_held_against_what_was_published() {
 }
 
 #[test]
-fn one_policy_of_a_scenario_can_be_looked_at() {
+fn sim_runs_one_policy_of_a_scenario() {
     let room = Room::with(&[("small.toml", SMALL)]);
     let one = room.json("sim small.toml --policy exclusive --seed 2 --journal j.jsonl");
     let all = room.json("compare small.toml -p exclusive");
@@ -85,7 +85,7 @@ fn one_policy_of_a_scenario_can_be_looked_at() {
 }
 
 #[test]
-fn nobody_is_better_than_the_oracle() {
+fn no_policy_is_better_than_the_oracle() {
     let room = Room::with(&[("small.toml", SMALL)]);
     let all = room.json("oracle small.toml");
     let seeds = all["seeds"].as_array().unwrap();
@@ -103,9 +103,9 @@ fn nobody_is_better_than_the_oracle() {
     );
 }
 
-/// Training that a service was predicted to have no room for once waited for ever on seed 1.
+/// Regression: on seed 1 training that was predicted not to fit beside any service waited for ever.
 #[test]
-fn training_beside_services_comes_to_an_end() {
+fn training_beside_services_finishes() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/oracle-serve.toml");
     let room = Room::with(&[("serve.toml", &std::fs::read_to_string(file).unwrap())]);
     let all =
@@ -116,7 +116,7 @@ fn training_beside_services_comes_to_an_end() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_advice() {
+fn invalid_scenarios_are_refused_with_a_hint() {
     let wrong = SMALL.replacen("measured =", "mesured =", 1);
     let blind = SMALL.replace("[oracle]\nbatches = [1.0, 2.0]\nmost = 2\n", "");
     let room = Room::with(&[
@@ -171,7 +171,7 @@ fn what_cannot_be_is_refused_with_advice() {
     room.refuses(
         "oracle blind.toml",
         expect![[r#"
-        error: blind has no [oracle]: it is not a case to try in all ways
+        error: blind has no [oracle] section, so it defines no search space
         hint: try scenarios/oracle-train.toml
     "#]],
     );

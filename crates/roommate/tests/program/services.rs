@@ -1,9 +1,9 @@
-//! Services from outside: what a run with them prints, leaves behind and explains.
+//! Services: output, journal and explanation of runs that have them.
 
 use crate::Room;
 use expect_test::expect;
 
-/// Two services that keep their objectives, one that cannot, and training beside them.
+/// Two services that meet their SLOs, one that cannot, and training beside them.
 const SERVED: &str = "id,submit_s,gpus,duration_s,class,model,batch,slo_ms,load,requests\n\
     photos,0,1,0,service,resnet50,16,150,0:200|600:600|1200:200,\n\
     chat,0,1,0,service,gpt2,16,2,50,\n\
@@ -15,7 +15,7 @@ fn room() -> Room {
 }
 
 #[test]
-fn a_run_with_services_says_what_they_made_of_their_requests() {
+fn a_run_reports_the_requests_of_its_services() {
     let room = room();
     let out = room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
     let services = out.split("\n\n").nth(2).unwrap_or_default();
@@ -37,7 +37,7 @@ fn a_run_with_services_says_what_they_made_of_their_requests() {
 }
 
 #[test]
-fn the_story_of_a_service_is_told_and_its_journal_replays() {
+fn a_service_is_explained_and_its_journal_replays() {
     let room = room();
     room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none --journal j.jsonl");
     expect![[r#"
@@ -58,7 +58,7 @@ fn the_story_of_a_service_is_told_and_its_journal_replays() {
 }
 
 #[test]
-fn every_request_can_be_simulated_and_the_window_chosen() {
+fn exact_requests_and_window_length_are_options() {
     let room = room();
     let json = room.json("sim t.csv -p fifo --cluster 1x4:h200 --exact-requests --window 60");
     let windows = |json: &serde_json::Value| json["services"][0]["windows"].as_u64().unwrap();
@@ -75,7 +75,7 @@ fn every_request_can_be_simulated_and_the_window_chosen() {
 }
 
 #[test]
-fn what_is_wrong_with_a_service_is_said() {
+fn errors_of_services_are_named() {
     let room = Room::with(&[
         ("unknown.csv", "id,submit_s,gpus,duration_s,class,load\na,0,1,0,service,5\n"),
         ("file.csv", "id,submit_s,gpus,duration_s,class,model,requests\na,0,1,0,service,bert,no\n"),

@@ -1,9 +1,9 @@
-//! `roommate trace study`: what it answers, what it refuses, what it leaves behind.
+//! `roommate trace study`: its tables, its errors and its files.
 
 use crate::{GOOD, Room};
 use expect_test::expect;
 
-/// Two teams, two waits: x has a quota of two GPUs and uses one of them until 600.
+/// Two teams, two delays: team x has a quota of two GPUs and uses one of them until 600.
 const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,status,attempts,failure\n\
     a,0,1,600,x,0,1,0.5,passed,1,\n\
     b,0,1,400,y,0,1,0.4,killed,1,\n\
@@ -11,7 +11,7 @@ const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,
     d,100,4,300,y,120,2,0.7,failed,3,\"inputs, wrong\"\n";
 
 #[test]
-fn a_study_answers_what_the_trace_can() {
+fn a_study_fills_the_tables_that_the_trace_supports() {
     let room = Room::with(&[("t.csv", WAITS)]);
     expect![[r#"
         4 jobs, 1 GPU-hours, roommate trace
@@ -101,7 +101,7 @@ fn a_study_answers_what_the_trace_can() {
           reason         trials  jobs  users      p50      p90      p95  of GPU time
           inputs, wrong       3     1      -  1.7 min  1.7 min  1.7 min      100.0 %
           all                 3     1      -  1.7 min  1.7 min  1.7 min      100.0 %
-          without 3 jobs of which something is not known
+          without 3 jobs that lack a value
     "#]]
     .assert_eq(&room.works("trace study t.csv --quota x=2,y=8"));
     let study = room.json("trace study t.csv --quota x=2 --quota y=8");
@@ -116,13 +116,13 @@ fn a_study_answers_what_the_trace_can() {
     assert!(csv.starts_with("table,row,column,value\nrun_time,1,jobs,2\n"), "{csv}");
     assert!(csv.contains("causes_by_size,,missing,fair_share_s (or team and --quota)\n"), "{csv}");
     assert!(csv.contains("failures,\"inputs, wrong\",trials,3\n"), "{csv}");
-    // Converted to JSON lines nothing is lost.
+    // Conversion to JSON lines loses nothing.
     let _ = room.works("trace convert t.csv -o t.jsonl");
     assert_eq!(room.works("trace study t.jsonl -o csv"), csv);
 }
 
 #[test]
-fn a_study_names_what_a_trace_lacks() {
+fn a_study_lists_missing_columns() {
     let room = Room::with(&[("t.csv", GOOD)]);
     expect![[r#"
         3 jobs, 0 GPU-hours, roommate trace
@@ -179,7 +179,7 @@ fn a_study_names_what_a_trace_lacks() {
 }
 
 #[test]
-fn a_study_as_a_page_is_there_whole_or_not_at_all() {
+fn a_report_of_a_study_is_written_atomically() {
     let room = Room::with(&[("t.csv", WAITS)]);
     let said = room.run("trace study t.csv --report out/page.html -o csv");
     assert_eq!((said.code, said.err.as_str()), (Some(0), "report: out/page.html\n"));
@@ -190,8 +190,8 @@ fn a_study_as_a_page_is_there_whole_or_not_at_all() {
     room.refuses(
         "trace study t.csv --report t.csv",
         expect![[r#"
-        error: could not write t.csv: it is what was to be read
-        hint: name another file to write
+        error: could not write t.csv: it is an input file
+        hint: give another output file
     "#]],
     );
     room.refuses(
@@ -214,7 +214,7 @@ fn quotas_are_checked() {
         "trace study t.csv --quota x=2,z=4",
         expect![[r#"
         error: --quota: the trace has no team "z"
-        hint: there are x, y
+        hint: its teams are x, y
     "#]],
     );
     room.refuses(
@@ -227,7 +227,7 @@ fn quotas_are_checked() {
 }
 
 #[test]
-fn what_was_observed_is_checked() {
+fn recorded_columns_are_checked() {
     let head = "id,submit_s,gpus,duration_s,queue_s,fair_share_s,gpu_util\n";
     let room = Room::with(&[]);
     room.put("t.csv", format!("{head}a,0,1,9,5,6,0.5\n"));
@@ -243,7 +243,7 @@ fn what_was_observed_is_checked() {
 }
 
 #[test]
-fn parameters_of_the_three_guidelines_are_checked() {
+fn parameters_of_the_study_s_guidelines_are_checked() {
     let room = Room::with(&[("t.csv", GOOD)]);
     room.refuses(
         "sim t.csv -p fifo --set patience_s=-1",

@@ -3,9 +3,9 @@
 use super::{Share, Stats, Summary};
 use std::fmt::{self, Display, Formatter};
 
-/// Width of the names in front of every row of times.
+/// Width of the row names of time tables.
 const NAME: usize = 24;
-/// Width of the names in front of shares: model names are long.
+/// Width of the row names of share tables: model names are long.
 const SHARE_NAME: usize = 34;
 
 impl Display for Stats {
@@ -143,7 +143,7 @@ fn write_summary(f: &mut Formatter<'_>, name: &str, s: &Summary) -> fmt::Result 
     writeln!(f)
 }
 
-/// A name cut to its column.
+/// Truncates a name to the width of its column.
 pub(in crate::trace) fn fitted(name: &str) -> String {
     let room = SHARE_NAME - 3;
     match name.char_indices().nth(room) {
@@ -166,7 +166,7 @@ pub(in crate::trace) fn grouped(n: u64) -> String {
 }
 
 pub(in crate::trace) fn percent(share: f64) -> String {
-    // The rare must not read like the absent.
+    // A rare value must not be printed like an absent one.
     match share * 100.0 {
         p if p > 0.0 && p < 0.01 => "<0.01 %".to_owned(),
         p if p > 0.0 && p < 0.95 => format!("{p:.2} %"),
@@ -174,7 +174,7 @@ pub(in crate::trace) fn percent(share: f64) -> String {
     }
 }
 
-/// A duration in the largest unit that leaves a number of at least 1, in at most eight columns.
+/// A duration in the largest unit that gives a number of at least 1, in at most eight columns.
 pub(in crate::trace) fn time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s <= 0.0 => return "0 s".to_owned(),

@@ -1,15 +1,17 @@
-//! To what a wait is charged: to the team's quota (*fair share*) while what the team uses and the job
-//! asks for together exceed it, otherwise to *fragmentation*. Never to both, never to neither.
+//! Attribution of queueing delays: to the team's quota (*fair share*) while the team's usage plus
+//! the job's request exceeds it, otherwise to *fragmentation*. Every delay has exactly one cause at
+//! a time.
 
 use super::Quotas;
 use crate::trace::TraceJob;
 use std::collections::BTreeMap;
 
-/// A job that waits longer than this counts as delayed. The study gives no limit of its own; a start
-/// alone takes half a minute in its log.
+/// A job that queues longer than this, in seconds, counts as delayed. The study gives no limit; a
+/// start alone takes half a minute in its log.
 pub(super) const DELAYED_S: f64 = 60.0;
 
-/// Seconds of each job's wait that are charged to fair share: as the trace says, else as the quotas say.
+/// Seconds of each job's queueing attributed to fair share: as recorded in the trace, else computed
+/// from the quotas.
 pub(super) fn fair_share(jobs: &[TraceJob], quotas: &Quotas) -> Vec<Option<f64>> {
     let mut fair: Vec<Option<f64>> = jobs.iter().map(|job| job.observed().fair_share_s).collect();
     let mut teams: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
@@ -34,15 +36,16 @@ pub(super) fn fair_share(jobs: &[TraceJob], quotas: &Quotas) -> Vec<Option<f64>>
     fair
 }
 
-/// From submission to first start.
+/// Submission and first start, in µs.
 fn wait_us(job: &TraceJob) -> (u64, u64) {
     let wait_us = (job.queue_s.unwrap_or(0.0) * 1e6).round() as u64;
     (job.submit_us, job.submit_us + wait_us)
 }
 
-/// GPUs that a team uses over time, as if each job ran from its first start without a break.
+/// GPUs used by a team over time, assuming that each job runs from its first start without
+/// interruption.
 struct Usage {
-    /// Time and what is used from then on, ascending.
+    /// Time and GPUs used from then on, ascending.
     steps: Vec<(u64, i64)>,
 }
 
@@ -63,7 +66,8 @@ impl Usage {
         Self { steps }
     }
 
-    /// How long more than `limit` was used, up to any time: a walk here saves one for each wait.
+    /// For every time, how long more than `limit` GPUs were used before it; computed once for all
+    /// delays.
     fn over(&self, limit: i64) -> Over {
         let (mut total, mut before) = (0, (0, 0));
         let mut steps = vec![(0, 0, 0 > limit)];
@@ -76,7 +80,8 @@ impl Usage {
     }
 }
 
-/// Time, how long the limit was exceeded before it, and whether it is from then on.
+/// Steps of: time in µs, µs over the limit before it, and whether the limit is exceeded from then
+/// on.
 struct Over {
     steps: Vec<(u64, u64, bool)>,
 }
@@ -98,9 +103,10 @@ mod tests {
         job
     }
 
-    /// Picture P1 of the study's specification: c waits 1..6 although a GPU is idle on every node.
+    /// Picture P1 of the study's specification: job c queues from 1 to 6 although every node has an
+    /// idle GPU.
     #[test]
-    fn a_wait_over_quota_is_fair_share_whether_or_not_gpus_are_free() {
+    fn a_delay_over_quota_is_fair_share_even_with_idle_gpus() {
         let jobs = [
             job("x", 0, 1, 0.0, 6.0),
             job("y", 0, 1, 0.0, 4.0),
@@ -112,18 +118,18 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_split_at_the_instant_when_the_quota_is_free() {
-        // Up to 10 the team uses 3 of 4; the two-GPU job starts only at 25.
+    fn a_delay_is_split_when_the_quota_becomes_free() {
+        // Up to 10 the team uses 3 of 4 GPUs; the two-GPU job starts only at 25.
         let jobs = [job("x", 0, 3, 0.0, 10.0), job("x", 4, 2, 21.0, 1.0), job("z", 4, 2, 9.0, 1.0)];
         let quotas = Quotas::from([("x".into(), 4)]);
         assert_eq!(fair_share(&jobs, &quotas), [Some(0.0), Some(6.0), None]);
-        // Wider than the quota: it only ever runs on what others leave.
+        // The job is larger than the quota: it can only run on GPUs that other teams leave idle.
         let narrow = Quotas::from([("x".into(), 1)]);
         assert_eq!(fair_share(&jobs, &narrow)[1], Some(21.0));
     }
 
     #[test]
-    fn what_the_trace_says_has_the_last_word() {
+    fn the_recorded_attribution_takes_precedence() {
         let mut jobs = [job("x", 0, 1, 8.0, 1.0)];
         jobs[0].observed =
             crate::trace::Observed { fair_share_s: Some(3.0), ..crate::trace::Observed::default() }

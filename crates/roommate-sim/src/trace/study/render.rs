@@ -1,4 +1,4 @@
-//! The study as text for people and as CSV for programs.
+//! The study as text and as CSV.
 
 use super::{Row, Study, Table, Unit};
 use crate::trace::stats::render::{fitted, grouped, percent, time};
@@ -32,14 +32,14 @@ impl Display for Table {
         }
         if self.left_out > 0 {
             let jobs = grouped(self.left_out);
-            writeln!(f, "  without {jobs} jobs of which something is not known")?;
+            writeln!(f, "  without {jobs} jobs that lack a value")?;
         }
         Ok(())
     }
 }
 
 impl Table {
-    /// A row as people read it.
+    /// A row as formatted text.
     pub(crate) fn cells(&self, row: &Row) -> Vec<String> {
         let values = self.columns[1..].iter().zip(&row.cells);
         let shown = values.map(|(column, cell)| cell.map_or("-".into(), |v| column.unit.show(v)));
@@ -59,7 +59,7 @@ impl Unit {
 }
 
 impl Study {
-    /// One line for each value, and one for each table without any.
+    /// One line for each value, and one for each table without values.
     pub fn csv(&self) -> String {
         let mut text = String::from("table,row,column,value\n");
         for table in &self.tables {

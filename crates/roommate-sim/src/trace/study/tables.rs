@@ -1,4 +1,4 @@
-//! Which tables there are, and what each needs of a trace.
+//! The tables of the study, and the columns that each needs.
 
 use super::causes::DELAYED_S;
 use super::{About, Case, Column, Figure, Group, Need, Table, Unit, figure};
@@ -16,10 +16,10 @@ const STATUS: Need = Need { column: "status", has: |case| case.status.is_some() 
 const ATTEMPTS: Need = Need { column: "attempts", has: |case| case.attempts > 0 };
 const FAILURE: Need = Need { column: "failure", has: |case| case.observed().failure.is_some() };
 
-/// Teams and failures that are listed by name; the study has 14 teams and 20 failures.
+/// Most teams and failure reasons listed by name; the study has 14 teams and 20 reasons.
 const LISTED: usize = 20;
 
-/// Sizes that the study reports one by one.
+/// Sizes that the study reports individually.
 const SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 
 /// All tables, in the order of the study.
@@ -183,15 +183,15 @@ fn outcomes_by_size(cases: &[Case<'_>]) -> Table {
         cases,
         by_size,
         |all| {
-            // Where some ends are not known, an end that nobody has may be among those.
-            let told = |status| {
+            // While some final states are unknown, a status without jobs may be among them.
+            let complete = |status| {
                 let has = |wanted| all.iter().any(|case| case.status == wanted);
                 has(status) || !has(None)
             };
             let of = |key, head, status: Option<Status>| {
-                let told = told(status);
+                let complete = complete(status);
                 let part = share(key, head, move |case: &Case<'_>| case.status == status);
-                figure(key, head, Unit::Share, move |jobs| (part.of)(jobs).filter(|_| told))
+                figure(key, head, Unit::Share, move |jobs| (part.of)(jobs).filter(|_| complete))
             };
             let mut figures = vec![
                 figure("jobs", "jobs", Unit::Count, |jobs| Some(jobs.len() as f64)),
@@ -251,7 +251,7 @@ fn failures(cases: &[Case<'_>]) -> Table {
 }
 
 impl About {
-    /// A table in which jobs without the value stand too, under a name of their own.
+    /// A table that also has jobs without the value, in a row of their own.
     fn table_of_all<'a>(
         self,
         all: &[Case<'a>],
@@ -266,7 +266,7 @@ impl About {
 
 // ---- columns ----
 
-/// How many jobs there are, and their part of all.
+/// Number of jobs and their share of all jobs.
 fn shares(all: &[Case<'_>]) -> Vec<Figure> {
     let (jobs, time) = (all.len() as f64, all.iter().map(Case::gpu_s).sum());
     vec![
@@ -336,7 +336,8 @@ fn queueing() -> Vec<Figure> {
     figures
 }
 
-/// Of the delayed jobs: which cause is the larger part of each wait, and the parts of all waiting.
+/// Of the delayed jobs: how many have each cause as their larger part, and the shares of the total
+/// delay.
 fn causes() -> Vec<Figure> {
     fn delayed<'s, 'a>(jobs: &'s [Case<'a>]) -> impl Iterator<Item = (f64, f64)> + use<'s, 'a> {
         let parts = |case: &Case<'_>| Some((case.fair_s?, case.queue_s?));
@@ -378,7 +379,7 @@ fn attempts() -> [Figure; 2] {
     ]
 }
 
-/// Every GPU-second counts once, as in the study's samples by the minute.
+/// Weighted by GPU time, like the study's samples per minute.
 fn weighted_util<'c, 'a: 'c>(jobs: impl Iterator<Item = &'c Case<'a>>) -> Option<f64> {
     let (mut busy, mut time) = (0.0, 0.0);
     for case in jobs {
@@ -417,7 +418,7 @@ fn by_size<'a>(all: &[Case<'a>]) -> Vec<Group<'a>> {
     with_all(groups, all)
 }
 
-/// One group for each name, those with most GPU time first; the rest together.
+/// One group for each name, largest GPU time first; the rest as one group.
 fn by_name<'a>(all: &[Case<'a>], name: impl Fn(&Case<'a>) -> Option<&'a str>) -> Vec<Group<'a>> {
     let mut named: BTreeMap<&str, Vec<Case<'a>>> = BTreeMap::new();
     for case in all {

@@ -1,4 +1,4 @@
-//! The study over two dozen jobs, by eye.
+//! The study over two dozen jobs, compared with expected text.
 
 use super::*;
 use crate::trace::{Observed, Status};
@@ -9,7 +9,7 @@ fn trace(jobs: Vec<TraceJob>) -> Trace {
     Trace { jobs, format, dropped: 0, first_dropped, origin_s: None, cpu_jobs: 0 }
 }
 
-/// Of everything something: sizes, teams, spreads, ends.
+/// A sample with several sizes, teams, numbers of machines and final states.
 fn sample() -> Trace {
     let job = |i: u32| {
         let gpus = [1u32, 1, 4, 8, 16, 40][i as usize % 6];
@@ -41,7 +41,7 @@ fn sample() -> Trace {
 }
 
 #[test]
-fn a_trace_with_everything_answers_every_table() {
+fn a_complete_trace_fills_every_table() {
     let study = study(&sample(), &Quotas::new());
     assert!(study.tables.iter().all(|table| table.missing.is_empty() && !table.rows.is_empty()));
     let text = study.to_string();
@@ -49,7 +49,7 @@ fn a_trace_with_everything_answers_every_table() {
 }
 
 #[test]
-fn a_trace_with_nothing_says_what_it_lacks() {
+fn missing_columns_are_listed() {
     let study = study(&trace(vec![TraceJob::new("a".into(), 0, 8, 10.0)]), &Quotas::new());
     let lacks: Vec<String> = study
         .tables
@@ -77,7 +77,7 @@ fn a_trace_with_nothing_says_what_it_lacks() {
 }
 
 #[test]
-fn a_wait_has_one_cause_at_a_time() {
+fn a_delay_has_one_cause_at_a_time() {
     let study = study(&sample(), &Quotas::new());
     for table in ["causes_by_size", "causes_by_team"].map(|id| study.table(id).unwrap()) {
         for row in &table.rows {
@@ -100,7 +100,7 @@ fn jobs_without_a_value_are_left_out_and_counted() {
     let study = study(&trace, &Quotas::new());
     let left_out = |id| study.table(id).unwrap().left_out;
     assert_eq!((left_out("queueing_by_size"), left_out("utilisation")), (1, 1));
-    // Without an end they are a row of their own.
+    // Jobs without a final state have a row of their own.
     trace.jobs[0].status = None;
     let study = super::study(&trace, &Quotas::new());
     assert_eq!(study.table("outcomes").unwrap().value("unknown", "jobs"), Some(1.0));

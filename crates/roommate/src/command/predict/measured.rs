@@ -1,4 +1,4 @@
-//! A prediction from measured profiles: nothing of the run is used but what was submitted when.
+//! Predictions from measured profiles: of the run only the submissions and their times are used.
 
 use super::{Guess, Heard, mean_error, tell, worst_error};
 use crate::cli::{Output, Predict};
@@ -54,8 +54,8 @@ fn with_error(guess: &Guess) -> serde_json::Value {
     value
 }
 
-/// What measured profiles say of the run that this journal tells of. `start_s` is what a job takes beside its steps;
-/// as measured, unless given.
+/// Predicts the run of this journal from measured profiles. `start_s` is the time in seconds that a
+/// job takes beside its steps; by default, as measured.
 pub(crate) fn predict(
     journal: &[u8],
     profiles: &Path,
@@ -73,20 +73,21 @@ fn from(heard: &Heard, profiles: &Path, start_s: Option<f64>) -> anyhow::Result<
     let unended = heard.jobs.len() - guesses.len();
     if unended > 0 {
         let jobs = crate::table::count(unended as u64, "job");
-        console::say(&format!("{jobs} did not finish: predicted as if, and not compared"));
+        console::say(&format!("{jobs} did not finish: predicted as if they had, and not compared"));
     }
     Ok(guesses)
 }
 
-/// What was measured.
+/// The measurements and the fitted model.
 struct Known {
     atlas: Arc<Atlas>,
     sessions: Vec<Vec<Row>>,
 }
 
 impl Known {
-    /// The measured task that a kind of work is: by its name, or the name and a batch size, as in
-    /// `resnet50@64`. Otherwise that is the one which the job can change, or the first that was measured.
+    /// The measured task of a profile: by its name, or by name and batch size, as in `resnet50@64`.
+    /// Without a batch size, it is the task whose batch size the job can change, or the first
+    /// measured one.
     fn work(&self, ProfileLine { name, profile, .. }: &ProfileLine) -> anyhow::Result<Work> {
         let (plain, said) = match name.rsplit_once('@') {
             Some((plain, batch)) => (plain, batch.parse().ok()),
@@ -97,9 +98,9 @@ impl Known {
         let Some((task, name, said)) = found.or_else(|| Some((train(plain)?, plain, said))) else {
             let tasks = self.atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Train);
             let names: Vec<&str> = tasks.map(|(_, _, name)| name).collect();
-            let what = format!("nothing was measured of the kind of work {name:?}");
+            let what = format!("there are no measurements of profile {name:?}");
             let hint = format!(
-                "`profile:` of a job file says its kind; measured are {}",
+                "`profile:` of a job file names its profile; measured are {}",
                 names.join(", ")
             );
             return Err(console::advise(what, hint));
@@ -109,7 +110,7 @@ impl Known {
         Ok(Work { task, batch, load: 1.0 })
     }
 
-    /// How long it took to start, in the mean of its measurements; 0 where nobody measured it.
+    /// Mean measured start-up time of a task in seconds; 0 where it was not measured.
     fn start_s(&self, task: TaskId) -> f64 {
         let of_task = |row: &Row| match row {
             Row::Solo(s) if self.atlas.task(s.kind, &s.name) == Some(task) => s.start_s,
@@ -129,14 +130,14 @@ impl Known {
     }
 }
 
-/// A kind of work as the simulator has it.
+/// A profile as the simulator needs it.
 struct Kind {
     work: Work,
-    /// Seconds of a step, as measured.
+    /// Measured step time in seconds.
     step_s: f64,
-    /// Seconds that it takes beside its steps.
+    /// Time in seconds that a job takes beside its steps.
     start_s: f64,
-    /// What the policy is told.
+    /// The profile that the policy knows.
     profile: Profile,
 }
 
@@ -148,9 +149,9 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         let step_s = 1.0 / known.atlas.steps_per_s(work.task, work.batch);
         let mut profile = line.profile.clone();
         let of_kind = |j: &&JobLine| j.spec.profile == line.idx;
-        let told = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
-        if !told && profile.stages_s.is_none() {
-            // Nobody told the policy; it learns it from the first report.
+        let declared = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
+        if !declared && profile.stages_s.is_none() {
+            // The policy did not know the step time; it learns it from the first report.
             profile.step_s = step_s;
         }
         let start_s = start_s.unwrap_or_else(|| known.start_s(work.task));
@@ -177,14 +178,14 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
             at: *at,
             name: job.name.clone(),
             spec: job.spec.clone(),
-            // In steps of the length that the policy believes in.
+            // In steps of the length that the policy assumes.
             work: steps(job)? * step_s / profile.step_s,
             requests: None,
         });
     }
     let slowest = kinds.iter().map(|k| k.start_s).fold(0.0, f64::max);
     let mut cluster = Cluster::clone(&cluster);
-    // Steps were measured on these very GPUs, not on the one that kinds are compared with.
+    // Step times were measured on these GPUs, not on the reference GPU model.
     cluster.gpu_models.iter_mut().for_each(|kind| kind.speed = 1.0);
     let setup = Setup {
         cluster,
@@ -255,8 +256,8 @@ mod tests {
     const KINDS: [(&str, u32); 3] =
         [("resnet18-imagenet", 128), ("vit-b16-imagenet", 64), ("gpt2-lm", 4)];
 
-    /// What a machine with the measured truth would have written: five jobs of three kinds, which take 3 s to
-    /// start. Profiles are what a daemon knows of job files that say nothing of steps.
+    /// The journal of a machine that behaves as measured: five jobs of three profiles, which take 3
+    /// s to start. The profiles are those of job files without steps.
     fn journal(known: &Known, policy: &str) -> Vec<u8> {
         let works: Vec<Work> = KINDS
             .iter()
@@ -322,14 +323,14 @@ mod tests {
             let same = guesses(&known, &journal, 3.0);
             assert_eq!(same.len(), 5, "{policy}");
             assert!(worst_error(&same) < 1e-6, "{policy}: {same:?}");
-            // A start that takes three times as long is seen.
+            // A start-up time three times as long is noticed.
             let late = guesses(&known, &journal, 9.0);
             assert!(mean_error(&late) > 0.05, "{policy}: {late:?}");
         }
     }
 
     #[test]
-    fn sharing_takes_longer_than_alone_and_not_as_long_as_waiting() {
+    fn sharing_is_slower_than_alone_and_faster_than_queueing() {
         let known = known();
         let mean = |policy: &str| {
             let all = guesses(&known, &journal(&known, policy), 3.0);
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_are_found_by_name_and_batch() {
+    fn profiles_are_found_by_name_and_batch() {
         let known = known();
         let line = |name: &str| ProfileLine {
             idx: ProfileIdx(0),
@@ -351,6 +352,6 @@ mod tests {
         let first = known.work(&line("vit-b16-imagenet")).unwrap().batch;
         assert_eq!(Some(first), known.usual_batch("vit-b16-imagenet"));
         let error = known.work(&line("no-such")).unwrap_err();
-        assert_eq!(error.to_string(), "nothing was measured of the kind of work \"no-such\"");
+        assert_eq!(error.to_string(), "there are no measurements of profile \"no-such\"");
     }
 }
