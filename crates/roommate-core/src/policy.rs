@@ -59,10 +59,64 @@ pub enum PolicyError {
     },
 }
 
+/// How a policy goes about sharing GPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// Jobs wait for whole GPUs and keep them until they end.
+    Queue,
+    /// Jobs have whole GPUs and lose them to more urgent ones.
+    Priority,
+    /// Jobs take turns on the same GPUs.
+    TimeSharing,
+    /// Several jobs run on a GPU at the same time.
+    CoLocation,
+    /// Parts of time on each kind of GPU from a program, in rounds.
+    Gavel,
+    /// Whole GPUs, and CPU and memory of the host by what jobs make of them.
+    HostResources,
+    /// Whole GPUs in leases, so that deadlines are kept.
+    Deadlines,
+    /// Training beside inference services that have latency objectives.
+    Services,
+}
+
+impl Family {
+    /// All of them, in the order of the registry.
+    pub const ALL: [Self; 8] = [
+        Self::Queue,
+        Self::Priority,
+        Self::TimeSharing,
+        Self::CoLocation,
+        Self::Gavel,
+        Self::HostResources,
+        Self::Deadlines,
+        Self::Services,
+    ];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Priority => "priority",
+            Self::TimeSharing => "time sharing",
+            Self::CoLocation => "co-location",
+            Self::Gavel => "gavel",
+            Self::HostResources => "CPU+memory",
+            Self::Deadlines => "deadlines",
+            Self::Services => "services",
+        }
+    }
+}
+
 /// A policy in the registry.
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
+    /// How it goes about sharing GPUs.
+    pub family: Family,
+    /// Whether it reads how long jobs take (`Spec::work`, `Spec::declared_s`) with its own parameters. The
+    /// law `only_those_that_say_so_read_durations` holds it to that.
+    pub knows_durations: bool,
     /// What it does, in one line.
     pub summary: &'static str,
     /// Where it was published.
@@ -77,23 +131,7 @@ pub struct Entry {
     defaults: fn(Params) -> Result<Value, String>,
 }
 
-/// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &[
-    "muri-l-worst-ordering",
-    "muri-l-no-blossom",
-    "synergy-proportional",
-    "synergy-greedy",
-    "iadeep-no-tuner",
-    "iadeep-no-predictor",
-];
-
 impl Entry {
-    /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
-    /// is named.
-    pub fn is_ablation(&self) -> bool {
-        ABLATIONS.contains(&self.name)
-    }
-
     /// The policy with its defaults, then these parameters.
     pub fn build(&self, params: &Params) -> Result<Box<dyn Policy>, PolicyError> {
         (self.build)(self.merged(params)).map_err(|what| self.wrong(what))
@@ -150,9 +188,12 @@ fn shown<P: DeserializeOwned + Serialize>(params: Params) -> Result<Value, Strin
 }
 
 macro_rules! entry {
-    ($file:ident, $name:literal, preset: $preset:literal, summary: $summary:literal, paper: $paper:literal, compat: $compat:expr) => {
+    ($file:ident, $name:literal, family: $family:ident, knows_durations: $knows:literal,
+     preset: $preset:literal, summary: $summary:literal, paper: $paper:literal, compat: $compat:expr) => {
         Entry {
             name: $name,
+            family: Family::$family,
+            knows_durations: $knows,
             summary: $summary,
             paper: $paper,
             source: include_str!(concat!("policy/", stringify!($file), ".rs")),
@@ -166,144 +207,144 @@ macro_rules! entry {
 
 /// All policies, in the order in which they are shown.
 pub static POLICIES: &[Entry] = &[
-    entry!(fifo, "fifo", preset: r"{}",
+    entry!(fifo, "fifo", family: Queue, knows_durations: false, preset: r"{}",
         summary: "first come, first served; nobody overtakes",
         paper: "-", compat: &[]),
-    entry!(fifo, "fifo-backfill", preset: r#"{"backfill": true}"#,
+    entry!(fifo, "fifo-backfill", family: Queue, knows_durations: false, preset: r#"{"backfill": true}"#,
         summary: "first come, first served; smaller jobs fill the holes",
         paper: "-", compat: &[]),
-    entry!(sjf, "sjf", preset: r"{}",
+    entry!(sjf, "sjf", family: Queue, knows_durations: true, preset: r"{}",
         summary: "shortest declared job first, never preempts",
         paper: "-", compat: &[]),
-    entry!(srtf, "srtf", preset: r"{}",
+    entry!(srtf, "srtf", family: Priority, knows_durations: true, preset: r"{}",
         summary: "shortest remaining time first, preempts",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
-    entry!(srsf, "srsf", preset: r"{}",
+    entry!(srsf, "srsf", family: Priority, knows_durations: true, preset: r"{}",
         summary: "shortest remaining service (time x GPUs) first, preempts",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)]),
-    entry!(tiresias, "tiresias", preset: r"{}",
+    entry!(tiresias, "tiresias", family: Priority, knows_durations: false, preset: r"{}",
         summary: "least attained service in discrete queues, needs no durations",
         paper: "Gu et al., Tiresias, NSDI 2019",
         compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)]),
-    entry!(tiresias, "tiresias-gittins", preset: r#"{"order": "gittins"}"#,
+    entry!(tiresias, "tiresias-gittins", family: Priority, knows_durations: false, preset: r#"{"order": "gittins"}"#,
         summary: "as tiresias, ordered by the Gittins index of past jobs",
         paper: "Gu et al., Tiresias, NSDI 2019", compat: &[]),
-    entry!(gandiva, "gandiva", preset: r"{}",
+    entry!(gandiva, "gandiva", family: TimeSharing, knows_durations: false, preset: r"{}",
         summary: "nobody queues: jobs take turns, and packs and moves that were measured to help are kept",
         paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[]),
-    entry!(gandiva, "gandiva-tiresias-style",
+    entry!(gandiva, "gandiva-tiresias-style", family: TimeSharing, knows_durations: false,
         preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0, "grow": false}"#,
         summary: "as the Tiresias simulator has gandiva: turns only, and nodes by each class's share of the demand",
         paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[]),
-    entry!(muri, "muri-s", preset: r"{}",
+    entry!(muri, "muri-s", family: CoLocation, knows_durations: true, preset: r"{}",
         summary: "interleaves the stages of up to four jobs, shortest remaining service first",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l", preset: r#"{"urgency": "attained"}"#,
+    entry!(muri, "muri-l", family: CoLocation, knows_durations: false, preset: r#"{"urgency": "attained"}"#,
         summary: "the same, least attained service first, needs no durations",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l-worst-ordering", preset: r#"{"urgency": "attained", "worst_order": true}"#,
+    entry!(muri, "muri-l-worst-ordering", family: CoLocation, knows_durations: false, preset: r#"{"urgency": "attained", "worst_order": true}"#,
         summary: "an ablation of muri-l: groups sit in the worst order",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"weight": "efficiency", "matcher": "released", "guard": false, "budget": null, "fill": false, "repack": true}"#)]),
-    entry!(muri, "muri-l-no-blossom", preset: r#"{"urgency": "attained", "grouping": "in_order"}"#,
+    entry!(muri, "muri-l-no-blossom", family: CoLocation, knows_durations: false, preset: r#"{"urgency": "attained", "grouping": "in_order"}"#,
         summary: "an ablation of muri-l: neighbours in line are grouped instead of matched",
         paper: "Zhao et al., Muri, SIGCOMM 2022",
         compat: &[("muri", r#"{"guard": false, "budget": null, "fill": false, "repack": true, "inflation": [1.310344827586207, 1.4778325123152711, 1.2807881773399017]}"#)]),
-    entry!(antman, "antman", preset: r"{}",
+    entry!(antman, "antman", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)]),
-    entry!(gavel, "gavel", preset: r"{}",
+    entry!(gavel, "gavel", family: Gavel, knows_durations: false, preset: r"{}",
         summary: "max-min fairness of effective speeds over GPU kinds, realised by rounds",
         paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-packed", preset: r#"{"packed": true}"#,
+    entry!(gavel, "gavel-packed", family: Gavel, knows_durations: false, preset: r#"{"packed": true}"#,
         summary: "the same, and two jobs share GPUs where they are known to gain by it",
         paper: "Narayanan et al., Gavel, OSDI 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-makespan", preset: r#"{"objective": "makespan"}"#,
+    entry!(gavel, "gavel-makespan", family: Gavel, knows_durations: true, preset: r#"{"objective": "makespan"}"#,
         summary: "the same rounds, so that all jobs are done as early as possible",
         paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-finish-time", preset: r#"{"objective": "finish_time"}"#,
+    entry!(gavel, "gavel-finish-time", family: Gavel, knows_durations: true, preset: r#"{"objective": "finish_time"}"#,
         summary: "the same rounds, so that nobody ends much later than with an equal part",
         paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
         compat: &[("gavel", r#"{"released": true}"#)]),
-    entry!(gavel, "gavel-fifo", preset: r#"{"objective": "fifo"}"#,
+    entry!(gavel, "gavel-fifo", family: Gavel, knows_durations: false, preset: r#"{"objective": "fifo"}"#,
         summary: "the same rounds, first come, first served on the fastest kind that is free",
         paper: "Narayanan et al., Gavel, OSDI 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-allox", preset: r#"{"objective": "allox"}"#,
+    entry!(gavel, "gavel-allox", family: Gavel, knows_durations: true, preset: r#"{"objective": "allox"}"#,
         summary: "the same rounds, the best queue behind every GPU, so that the mean completion time is least",
         paper: "Narayanan et al., Gavel, OSDI 2020; Le et al., AlloX, EuroSys 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(gavel, "gavel-couples", preset: r#"{"objective": "couples"}"#,
+    entry!(gavel, "gavel-couples", family: Gavel, knows_durations: false, preset: r#"{"objective": "couples"}"#,
         summary: "the same rounds, equal parts; who shares is drawn, and couples that lose by it part",
         paper: "Narayanan et al., Gavel, OSDI 2020; Xiao et al., Gandiva, OSDI 2018",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)]),
-    entry!(horus, "horus", preset: r"{}",
+    entry!(horus, "horus", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
-    entry!(horus, "horus-plus", preset: r#"{"queues": 3}"#,
+    entry!(horus, "horus-plus", family: CoLocation, knows_durations: false, preset: r#"{"queues": 3}"#,
         summary: "the same with lines of similar jobs, the one that waited most first",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[]),
-    entry!(synergy, "synergy-proportional", preset: r#"{"mechanism": "proportional"}"#,
+    entry!(synergy, "synergy-proportional", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "proportional"}"#,
         summary: "every job gets the CPU and memory of its GPUs",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-greedy", preset: r#"{"mechanism": "greedy"}"#,
+    entry!(synergy, "synergy-greedy", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "greedy"}"#,
         summary: "every job gets the CPU and memory that it asks for, or waits",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-tune", preset: r#"{"mechanism": "tune"}"#,
+    entry!(synergy, "synergy-tune", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "tune"}"#,
         summary: "CPU and memory by what jobs make of them, nobody below its share",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(synergy, "synergy-opt", preset: r#"{"mechanism": "opt"}"#,
+    entry!(synergy, "synergy-opt", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "opt"}"#,
         summary: "CPU and memory such that the sum of all speeds is largest",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)]),
-    entry!(chronus, "chronus", preset: r"{}",
+    entry!(chronus, "chronus", family: Deadlines, knows_durations: true, preset: r"{}",
         summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
         paper: "Gao et al., Chronus, SoCC 2021", compat: &[]),
-    entry!(mps, "mps", preset: r"{}",
+    entry!(mps, "mps", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
         paper: "-", compat: &[]),
-    entry!(mps, "mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
+    entry!(mps, "mps-split", family: CoLocation, knows_durations: false, preset: r#"{"sharing": "split", "max_tasks": 2}"#,
         summary: "two tasks on a GPU, each confined to a half of it for good",
         paper: "-", compat: &[]),
-    entry!(mps, "time-slicing", preset: r#"{"sharing": "turns"}"#,
+    entry!(mps, "time-slicing", family: TimeSharing, knows_durations: false, preset: r#"{"sharing": "turns"}"#,
         summary: "up to three tasks on a GPU, by turns in the driver's time slices",
         paper: "-", compat: &[]),
-    entry!(mps, "random-colocate", preset: r#"{"choice": "random"}"#,
+    entry!(mps, "random-colocate", family: CoLocation, knows_durations: false, preset: r#"{"choice": "random"}"#,
         summary: "up to three tasks on a GPU at once, on a random one with room",
         paper: "-", compat: &[]),
-    entry!(mps, "kernel-est", preset: r#"{"choice": "predicted"}"#,
+    entry!(mps, "kernel-est", family: CoLocation, knows_durations: false, preset: r#"{"choice": "predicted"}"#,
         summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
         paper: "Xu et al., HotCloud 2019", compat: &[]),
-    entry!(iadeep, "iadeep", preset: r"{}",
+    entry!(iadeep, "iadeep", family: CoLocation, knows_durations: true, preset: r"{}",
         summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
         paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(iadeep, "iadeep-no-tuner", preset: r#"{"tune": false}"#,
+    entry!(iadeep, "iadeep-no-tuner", family: CoLocation, knows_durations: true, preset: r#"{"tune": false}"#,
         summary: "an ablation of iadeep: batch sizes stay as they are",
         paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(iadeep, "iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
+    entry!(iadeep, "iadeep-no-predictor", family: CoLocation, knows_durations: false, preset: r#"{"predictor": "off", "admission": false}"#,
         summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
         paper: "Chen et al., IADeep, SC 2023", compat: &[]),
-    entry!(mudi, "mudi", preset: r"{}",
+    entry!(mudi, "mudi", family: Services, knows_durations: false, preset: r"{}",
         summary: "one service and training on each GPU; batch and share tuned to the service's objective",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
-    entry!(mudi, "mudi-published",
+    entry!(mudi, "mudi-published", family: Services, knows_durations: false,
         preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0, "max_training": 1}"#,
         summary: "the same as printed: no fill or waiting time, search at the knee",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[]),
-    entry!(gslice, "gslice-like", preset: r"{}",
+    entry!(gslice, "gslice-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "shares and batches of services by feedback, training on the emptiest GPU",
         paper: "Dhakal et al., GSLICE, SoCC 2020", compat: &[]),
-    entry!(gpulets, "gpulets-like", preset: r"{}",
+    entry!(gpulets, "gpulets-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "partitions of a few sizes from profiled throughput, training by best fit",
         paper: "Choi et al., gpulets, USENIX ATC 2022", compat: &[]),
-    entry!(muxflow, "muxflow-like", preset: r"{}",
+    entry!(muxflow, "muxflow-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "services have what they are busy with, training is matched to what is left",
         paper: "Zhao et al., MuxFlow, 2023", compat: &[]),
 ];

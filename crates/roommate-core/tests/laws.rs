@@ -10,6 +10,8 @@ mod books;
 mod canary;
 #[path = "laws/drama.rs"]
 mod drama;
+#[path = "laws/durations.rs"]
+mod durations;
 #[path = "laws/fuzz.rs"]
 mod fuzz;
 #[path = "laws/price.rs"]

@@ -2,7 +2,6 @@
 
   // ---- line figures ----
 
-  const hidden = new Set();
   const charts = [];
 
   /** Decodes a step function whose times are ticks. */
@@ -125,7 +124,7 @@
       let d = "";
       const gap = (f.box.right - f.box.left) / 5;
       // Shifted from run to run, so that the markers of equal curves stand side by side.
-      for (let px = f.box.left + gap * (0.3 + run / Math.max(1, runs.length)); px < f.box.right; px += gap) {
+      for (let px = f.box.left + gap * (0.3 + looks[run].slot / DRAWN_MAX); px < f.box.right; px += gap) {
         let v = valueAt(series, f.back(px));
         if (v !== null && bins) v = binAt(bins, f.back(px)).mean;
         if (v !== null) d += marker(looks[run].marker, +px.toFixed(1), +f.y(v).toFixed(1));
@@ -148,7 +147,7 @@
         picture.append(svg("text", { class: "halo", x: f.box.right - 4, y: f.y(limit) - 4, "text-anchor": "end" }, plural(limit, "GPU")));
       }
       spec.series.forEach((series, run) => {
-        if (hidden.has(run) || series.xs.length === 0) return;
+        if (!looks[run] || series.xs.length === 0) return;
         const look = looks[run];
         const bins = columns(series, f);
         const group = svg("g", { class: "series", "data-run": run });
@@ -183,7 +182,7 @@
           const between = bin.low < bin.high ? ` (${fixed(bin.low, 1)}–${fixed(bin.high, 1)})` : "";
           return { run, v: bin.mean, words: `${spec.value(bin.mean)}${between}` };
         })
-        .filter((row) => !hidden.has(row.run) && spec.series[row.run].xs.length > 0)
+        .filter((row) => looks[row.run] && spec.series[row.run].xs.length > 0)
         .sort((a, b) => (b.v ?? -1) - (a.v ?? -1));
       const content = [make("strong", {}, spec.at(x))];
       for (const { run, v, words } of rows) {
@@ -228,29 +227,58 @@
     draw();
   }
 
+  /** A button of a legend, which also picks its curve out while it is pointed at. */
+  function legendButton(run, plot) {
+    const title = `Show or hide this ${data.noun ?? "run"} in all figures`;
+    const button = make("button", { type: "button", class: "pick", "data-run": run, title });
+    button.append(make("span", { class: "key", "data-run": run }), runs[run].label);
+    const pick = (on) => {
+      plot.classList.toggle("picked", on && looks[run] !== null);
+      for (const g of plot.querySelectorAll(".series")) g.classList.toggle("pick", Number(g.dataset.run) === run);
+    };
+    for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => pick(true));
+    for (const event of ["pointerleave", "blur", "click"]) button.addEventListener(event, () => pick(false));
+    return button;
+  }
+
+  /** Legends list the runs on offer; the others are in the table. Buttons stay, so that focus does. */
   function legends() {
     for (const { legend, plot } of charts) {
-      runs.forEach((run, i) => {
-        const button = make("button", { type: "button", "aria-pressed": "true", title: `Show or hide this ${data.noun ?? "run"} in all figures` });
-        button.append(make("span", { class: "key" }, key(i)), run.label);
-        const pick = (on) => {
-          plot.classList.toggle("picked", on && !hidden.has(i));
-          for (const g of plot.querySelectorAll(".series")) g.classList.toggle("pick", Number(g.dataset.run) === i);
-        };
-        for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => pick(true));
-        for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => pick(false));
-        button.addEventListener("click", () => {
-          if (!hidden.delete(i)) hidden.add(i);
-          pick(false);
-          for (const other of charts) {
-            other.legend.children[i].firstChild.setAttribute("aria-pressed", String(!hidden.has(i)));
-            other.draw();
-          }
-        });
-        legend.append(make("li", {}, button));
-      });
+      const more = legend.querySelector(".more");
+      const listed = legend.querySelectorAll("button").length;
+      for (const run of offered.slice(listed)) legend.insertBefore(make("li", {}, legendButton(run, plot)), more);
+      if (offered.length === runs.length) more?.remove();
+      else if (!more) {
+        const others = make("a", { href: "#h-league" }, `${runs.length - offered.length} more in the table`);
+        legend.append(make("li", { class: "more" }, others));
+      } else more.firstChild.textContent = `${runs.length - offered.length} more in the table`;
     }
+    markRuns();
   }
+
+  /** Draws a run in all figures, in place of another where there are as many as can be told apart. */
+  function toggleRun(run) {
+    const name = runs[run].label;
+    if (looks[run]) {
+      dropRun(run);
+      say(`${name} is hidden`);
+    } else if (drawn.length < DRAWN_MAX) {
+      drawRun(run);
+      say(`${name} is drawn`);
+    } else {
+      const [first] = drawn;
+      dropRun(first);
+      drawRun(run);
+      say(`${name} is drawn instead of ${runs[first].label}`);
+    }
+    legends();
+    for (const { draw } of charts) draw();
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.pick");
+    if (button) toggleRun(Number(button.dataset.run));
+  });
 
   const percent = (v) => `${fixed(v * 100, 1)} %`;
 
