@@ -136,15 +136,15 @@ pub struct Card {
     pub rows: Vec<Vec<String>>,
 }
 
-/// The whole page.
+/// The whole page, with the best runs by mean completion time first.
 pub fn render(title: &str, runs: &[RunView]) -> String {
-    render_with(title, &[], runs)
+    render_with(title, &[], runs, league::SORTED_BY)
 }
 
-/// The whole page, with tables of words first.
-pub fn render_with(title: &str, cards: &[Card], runs: &[RunView]) -> String {
+/// The whole page, with tables of words first, and the runs sorted by the figure with this key.
+pub fn render_with(title: &str, cards: &[Card], runs: &[RunView], sort: &str) -> String {
     let figures: Vec<Vec<Row>> = runs.iter().map(|r| r.figures.clone()).collect();
-    let league = League::new(&figures, league::SORTED_BY);
+    let league = League::new(&figures, sort);
     let drawn = league.order.iter().copied().take(DRAWN_MAX).collect();
     let data = PageData::new(runs, drawn);
     let mut body = String::with_capacity(32_768);

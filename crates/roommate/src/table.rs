@@ -139,23 +139,33 @@ fn line_width(rows: &[Vec<String>]) -> usize {
     widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1)
 }
 
-/// The three lines above a column of the league, and its cells by run, all in one unit.
+/// The three lines above a column of the league, and its cells by run, all in one unit. What cannot be
+/// told from the best by the digits that are shown is marked like it.
 fn figures(column: &Column) -> ([String; 3], Vec<String>) {
     let (scale, unit) = match column.unit {
         "s" => time_unit(typical(&column.values)),
         "share" => (100.0, "%"),
         unit => (1.0, unit),
     };
-    let decimals = decimals(column, scale);
+    let decimals = match (column.unit, typical(&column.values) * scale) {
+        ("", _) => 0,
+        ("share", _) => 1,
+        (_, v) if v < 10.0 => 2,
+        (_, v) if v < 100.0 => 1,
+        _ => 0,
+    };
+    let shown = |value: &Option<f64>| value.map(|v| format!("{:.decimals$}", v * scale));
+    let best = column.values.iter().zip(&column.best).find(|(_, best)| **best);
+    let best = best.and_then(|(value, _)| shown(value));
     // Where one is marked the others leave room for the mark.
-    let (star, none) = if column.best.contains(&true) { ("*", " ") } else { ("", "") };
-    let cell = |(value, best): (&Option<f64>, &bool)| {
-        let mark = if *best { star } else { none };
-        value.map_or(format!("-{none}"), |v| format!("{:.decimals$}{mark}", v * scale))
+    let none = if best.is_some() { " " } else { "" };
+    let cell = |value: &Option<f64>| match shown(value) {
+        text if text.is_some() && text == best => format!("{}*", text.unwrap_or_default()),
+        text => format!("{}{none}", text.unwrap_or("-".into())),
     };
     let (above, below) = column.head.split_once(' ').unwrap_or(("", column.head));
     let heads = [above, below, unit].map(|head| format!("{head}{none}"));
-    (heads, column.values.iter().zip(&column.best).map(cell).collect())
+    (heads, column.values.iter().map(cell).collect())
 }
 
 /// The value in the middle: what a column is mostly about, whatever its extremes are.
@@ -163,25 +173,6 @@ fn typical(values: &[Option<f64>]) -> f64 {
     let mut known: Vec<f64> = values.iter().flatten().copied().collect();
     known.sort_by(f64::total_cmp);
     known.get(known.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// Digits after the point: three significant ones, and up to two more without which the best value
-/// would look like another.
-fn decimals(column: &Column, scale: f64) -> usize {
-    let start = match (column.unit, typical(&column.values) * scale) {
-        ("", _) => 0,
-        ("share", _) => 1,
-        (_, v) if v < 10.0 => 2,
-        (_, v) if v < 100.0 => 1,
-        _ => 0,
-    };
-    let shown = |wanted: bool, decimals: usize| {
-        let marked = column.values.iter().zip(&column.best).filter(move |(_, b)| **b == wanted);
-        marked.filter_map(move |(v, _)| v.map(|v| format!("{:.decimals$}", v * scale)))
-    };
-    let clear =
-        |d: &usize| shown(true, *d).next().is_none_or(|best| shown(false, *d).all(|v| v != best));
-    (start..start + 2).find(clear).unwrap_or(start + 2)
 }
 
 /// The unit in which seconds like these have few digits, and how many of it a second is.
@@ -295,10 +286,24 @@ mod tests {
         let standings: Vec<Standing> =
             ["a", "b", "long"].into_iter().enumerate().map(standing).collect();
         expect_test::expect![[r#"
-            "#]]
+                                        mean      SLO
+                            knows        JCT   misses
+            policy  family  durations      h        %
+            a       queue   no          2.50*    50.0
+            b       queue   no          2.50*    25.0
+            long    queue   no         20.00      0.0*
+            * best of its column
+        "#]]
         .assert_eq(&league(&standings, &columns, None));
         expect_test::expect![[r#"
-            "#]]
+                     mean      SLO
+                      JCT   misses
+            policy      h        %
+            a        2.50*    50.0
+            b        2.50*    25.0
+            long    20.00      0.0*
+            * best of its column
+        "#]]
         .assert_eq(&league(&standings, &columns, Some(28)));
     }
 

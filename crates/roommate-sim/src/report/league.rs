@@ -125,7 +125,7 @@ pub(super) fn push(page: &mut String, runs: &[RunView], league: &League) {
         "</tbody>\n</table>\n</div>\n<p class=\"muted\">★ marks the best value of a column; bars are \
          as long as values, the longest of a column in full. JCT: job completion time, from submission to \
          the end. A click on a run draws its curves in the figures below, at most {} runs at once: \
-         one more takes the place of the run that was drawn longest.</p>\n</section>\n",
+         one more takes the place of another.</p>\n</section>\n",
         super::DRAWN_MAX
     );
 }

@@ -44,7 +44,7 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     }
     views = reordered(views, &league.order);
     if let Some(page) = page {
-        page.fill(&report::render(&lab.title(), &views))?;
+        page.fill(&report::render_with(&lab.title(), &[], &views, sort))?;
     }
     match args.output {
         Output::Json => {

@@ -8,6 +8,7 @@ use anyhow::Context;
 use roommate_core::interference::Interference;
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::policy::{self, POLICIES};
+use roommate_sim::report::league;
 use roommate_sim::report::view::View;
 use roommate_sim::report::{self, Card, RunView};
 use roommate_sim::scenario::score::{FIGURES, Figure, Mean, Score};
@@ -92,7 +93,7 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     let (scores, views) = study.run(args)?;
     if let Some(page) = page {
         let cards = study.cards(&scores);
-        page.fill(&report::render_with(&study.title(), &cards, &views))?;
+        page.fill(&report::render_with(&study.title(), &cards, &views, league::SORTED_BY))?;
     }
     match args.output {
         Output::Json => {

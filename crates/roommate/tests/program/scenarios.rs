@@ -151,6 +151,13 @@ fn what_cannot_be_is_refused_with_advice() {
     "#]],
     );
     room.refuses(
+        "compare small.toml --sort avg_jct_s",
+        expect![[r#"
+            error: --wide and --sort: a scenario says itself what is compared, and in which order
+            hint: -o csv prints every figure of every run
+        "#]],
+    );
+    room.refuses(
         "compare small.toml --journals d",
         expect![[r#"
         error: --journals: not for scenarios
