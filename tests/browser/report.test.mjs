@@ -206,6 +206,8 @@ for (const path of reports.length ? reports : ["(none)"]) {
       visit(path, {}, async (page) => {
         const { runs, drawn } = await embedded(page);
         assert.equal(drawn.length, Math.min(6, runs.length));
+        const tallest = () => page.locator("#fig-queue .series path").evaluateAll((all) => Math.max(...all.map((p) => p.getBBox().height)));
+        assert.ok((await tallest()) > 80, "the axis is as high as what is drawn");
         const shown = () => page.locator("#fig-queue .series").evaluateAll((all) => all.map((g) => Number(g.dataset.run)).sort((a, b) => a - b));
         assert.deepEqual(await shown(), [...drawn].sort((a, b) => a - b));
         const other = runs.findIndex((_, i) => !drawn.includes(i));

@@ -27,7 +27,7 @@
 
   /**
    * A figure with one step curve for each run. `spec` has: `id`, `series` (xs, ys, end), `domain()`
-   * giving low, high and log, `top`, `limits` (labelled horizontal lines), `yTicks`, `yText`,
+   * giving low, high and log, `top()`, `limits` (labelled horizontal lines), `yTicks`, `yText`,
    * `value` (a value in words), `empty` (what to say when there is nothing); `xTicks` and `xText` where
    * the axis is not one of time.
    */
@@ -51,7 +51,8 @@
         const u = a + ((px - box.left) / (box.right - box.left)) * (b - a);
         return log ? Math.exp(u) : u;
       };
-      const y = (v) => box.bottom - (v / spec.top) * (box.bottom - box.top);
+      const top = spec.top();
+      const y = (v) => box.bottom - (v / top) * (box.bottom - box.top);
       return { box, low, high, log, x, back, y };
     }
 
@@ -292,7 +293,7 @@
     const low = Math.max(shortest, longest / 1e7);
     const logarithmic = { low: low === longest ? low / 10 : low * 0.9, high: longest * 1.05, log: true };
     chart({
-      id, series, empty, top: 1, limits: [], gutter: 48,
+      id, series, empty, top: () => 1, limits: [], gutter: 48,
       domain: () => (log() ? logarithmic : { low: 0, high: longest * 1.02, log: false }),
       yTicks: (n) => (n >= 5 ? [0, 0.2, 0.4, 0.6, 0.8, 1] : [0, 0.5, 1]),
       yText: (v) => `${Math.round(v * 100)} %`, value: percent,
@@ -314,13 +315,15 @@
     }
     const end = Math.max(...runs.map((run) => run.end_s)) || 1;
     const overTime = (id, series, limits, value) => {
-      const peak = Math.max(0, ...series.flatMap((s) => s.ys.reduce((a, b) => Math.max(a, b ?? 0), 0)), ...limits);
-      const top = (peak || 1) * 1.08;
+      const peaks = series.map((s) => s.ys.reduce((a, b) => Math.max(a, b ?? 0), 0));
+      // As high as what is drawn, so that a run that is not drawn does not press the others flat.
+      const peak = () => Math.max(0, ...drawn.map((run) => peaks[run]), ...limits);
+      const top = () => (peak() || 1) * 1.08;
       chart({
         id, series, limits, top, value,
-        gutter: 26 + 7 * Math.max(2, grouped(peak).length),
+        gutter: 26 + 7 * Math.max(2, grouped(Math.max(0, ...peaks, ...limits)).length),
         domain: () => ({ low: 0, high: end, log: false }),
-        yTicks: (n) => niceTicks(0, top, n).filter((t) => peak >= 4 || Number.isInteger(t)),
+        yTicks: (n) => niceTicks(0, top(), n).filter((t) => peak() >= 4 || Number.isInteger(t)),
         yText: (v) => (Number.isInteger(v) ? grouped(v) : fixed(v, 2)),
         at: (x) => `at ${duration(x)}`, empty: "Nothing happened",
       });

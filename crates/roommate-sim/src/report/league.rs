@@ -2,7 +2,7 @@
 //! terminal and the page show the same rows in the same order.
 
 use super::RunView;
-use super::all_figures::{best, extra_digits, metric_text};
+use super::all_figures::{best, metric_text};
 use super::text::html;
 use roommate_core::journal::metrics::{Better, Row};
 use roommate_core::policy::{self, Entry};
@@ -145,14 +145,15 @@ fn push_run(page: &mut String, i: usize, run: &RunView, columns: &[Column]) {
     page.push_str("</tr>\n");
 }
 
+/// A value over its bar. What cannot be told from the best by the digits that are shown is marked like it.
 fn push_cell(page: &mut String, run: usize, column: &Column) {
     let Some(value) = column.values[run] else {
         page.push_str("<td class=\"muted\"><span title=\"not measured\">–</span></td>");
         return;
     };
-    let extra = extra_digits(&column.values, &column.best, column.unit);
-    let (shown, full) = metric_text(value, column.unit, extra);
-    let (class, star) = if column.best[run] {
+    let shown = |value: f64| metric_text(value, column.unit, 0).0;
+    let best = column.best.iter().position(|b| *b).and_then(|i| column.values[i]).map(shown);
+    let (class, star) = if best.is_some_and(|best| best == shown(value)) {
         (
             " class=\"best\"",
             "<span aria-hidden=\"true\">★ </span><span class=\"unseen\">best: </span>",
@@ -167,8 +168,8 @@ fn push_cell(page: &mut String, run: usize, column: &Column) {
         "<td{class}>{star}<data value=\"{value}\" title=\"{}\">{}</data>\
          <svg class=\"meter\" viewBox=\"0 0 100 4\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
          <rect width=\"{width:.2}\" height=\"4\"></rect></svg></td>",
-        html(&full),
-        html(&shown)
+        html(&metric_text(value, column.unit, 0).1),
+        html(&shown(value))
     );
 }
 

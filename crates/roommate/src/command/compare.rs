@@ -100,7 +100,7 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
 /// - `chronus`: the only one of its family;
 /// - `mudi`: the others of its family are the baselines of its paper.
 const REPRESENTATIVES: [&str; 8] =
-    ["fifo-backfill", "tiresias", "gandiva", "antman", "gavel", "synergy-tune", "chronus", "mudi"];
+    ["fifo-backfill", "tiresias", "gandiva", "muri-l", "gavel", "synergy-tune", "chronus", "mudi"];
 
 /// The word for all policies of the registry in `-p`.
 pub(super) const ALL: &str = "all";
