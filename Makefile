@@ -20,13 +20,14 @@ build: ## build the program
 	@cargo build --release --quiet
 
 .PHONY: demo
-demo: build ## compare all policies on an invented trace, run a real mix on this machine, write reports
+demo: build ## compare policies on an invented trace, run a real mix on this machine, write reports
 	@$(RELEASE) compare --cluster 4x8 --seed 7 --journals $(OUT)/demo --report $(OUT)/report.html
 	@$(RELEASE) replay $(OUT)/demo/tiresias.jsonl | sed 's/^/replay of tiresias: /'
-	@PYTHONPATH=$(CURDIR)/python $(RELEASE) run examples/mix.yaml --versus-alone --report $(OUT)/mix.html
+	@PYTHONPATH=$(CURDIR)/python $(RELEASE) run examples/mix.yaml --versus-exclusive --report $(OUT)/mix.html
 	@echo "next: open $(OUT)/report.html and $(OUT)/mix.html, or try"
 	@echo "  $(RELEASE) explain 100 --journal $(OUT)/demo/tiresias.jsonl"
 	@echo "  $(RELEASE) sim --gantt --cluster 2x4 --policy srtf"
+	@echo "  $(RELEASE) compare --cluster 4x8 --seed 7 -p all"
 
 .PHONY: test
 test: lint python ## run all tests
@@ -55,7 +56,7 @@ python-setup:
 
 .PHONY: browser
 browser: build browser-setup ## the report in a real Chromium
-	@$(RELEASE) compare --cluster 4x8 --seed 7 --report $(OUT)/browser/all.html -o csv > /dev/null
+	@$(RELEASE) compare --cluster 4x8 --seed 7 -p all --report $(OUT)/browser/all.html -o csv > /dev/null
 	@$(RELEASE) sim --cluster 2x4 --policy srtf --journal $(OUT)/browser/one.jsonl -o csv > /dev/null
 	@$(RELEASE) report $(OUT)/browser/one.jsonl -o $(OUT)/browser/one.html 2> /dev/null
 	@$(RELEASE) trace study tests/browser/study.csv --report $(OUT)/browser/study.html -o csv > /dev/null 2>&1

@@ -111,7 +111,7 @@ def muri(bench: Bench) -> None:
             # As long as the other, so that they are together for all of it.
             steps = int(bench.seconds(25) / sum(stages[name]))
             mix.append(room.job(name, "train.py", *words, "--steps", steps, "--save-s", 0, steps=steps, stages_s=stages[name]))
-        run_mix(bench, room, {"policy": "muri-s", "jobs": mix}, "--versus-alone")
+        run_mix(bench, room, {"policy": "muri-s", "jobs": mix}, "--versus-exclusive")
         journal = (room.out / f"{room.name}.journal.jsonl").read_text()
         bench.row(policy="muri-s", interleaved='"stage":' in journal)
 

@@ -56,6 +56,12 @@ async function visit(path, options, look) {
 
 const embedded = (page) => page.evaluate(() => JSON.parse(document.getElementById("data").textContent));
 
+/** The runs whose curves are drawn when the page opens. */
+const drawnFirst = ({ runs, drawn }) => drawn.map((i) => runs[i]);
+
+/** Unfolds the table of all figures, where it is folded. */
+const unfold = (page) => page.locator("details").evaluateAll((all) => all.forEach((d) => (d.open = true)));
+
 /** The part of a canvas that is neither blank nor grey, such as labels and grid lines are. */
 const coloured = (page, selector) =>
   page.locator(selector).evaluate((canvas) => {
@@ -124,7 +130,7 @@ const lowestContrast = (page) =>
       return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
     };
     let lowest = { ratio: Infinity };
-    const chosen = "body, h1, h2, p, th, td, td *, figcaption, footer, .plot text, .legend button, .tabs button, .switch button, #theme";
+    const chosen = "body, h1, h2, p, a, th, td, td *, figcaption, footer, .plot text, .pick, .tabs button, .switch button, #theme";
     for (const element of document.querySelectorAll(chosen)) {
       if (!element.textContent.trim() || element.disabled) continue;
       const style = getComputedStyle(element);
@@ -150,6 +156,7 @@ for (const path of reports.length ? reports : ["(none)"]) {
       visit(path, {}, async (page) => {
         const { runs } = await embedded(page);
         assert.ok(runs.length > 0, "the report has no runs");
+        await unfold(page);
         const heads = await page.locator("#metrics thead th").allInnerTexts();
         assert.deepEqual(heads.slice(1).map((h) => h.trim()), runs.map((run) => run.label));
         let starred = 0;
@@ -174,9 +181,61 @@ for (const path of reports.length ? reports : ["(none)"]) {
         if (runs.length > 1) assert.ok(starred > 0, "runs differ, yet nothing is marked");
       }));
 
+    test("the league comes first, sorted, with bars as long as its values", () =>
+      visit(path, {}, async (page) => {
+        const { runs, drawn } = await embedded(page);
+        const rows = page.locator("#league tbody tr");
+        assert.equal(await rows.count(), runs.length > 1 ? runs.length : 0);
+        if (runs.length === 1) return;
+        assert.equal(await page.locator("main table").first().getAttribute("id"), "league");
+        const cells = await rows.evaluateAll((all) => all.map((row) => [...row.querySelectorAll("td:has(data)")].map((td) => ({
+          value: Number(td.querySelector("data").value), best: td.classList.contains("best"), star: td.innerText.includes("★"),
+          bar: td.querySelector(".meter rect").getBoundingClientRect().width / td.querySelector(".meter").getBoundingClientRect().width,
+        }))));
+        const first = cells.map((row) => row[0].value);
+        assert.deepEqual(first, [...first].sort((a, b) => a - b), "the shortest mean completion time comes first");
+        assert.ok(cells[0][0].best && cells.flat().every((c) => c.best === c.star));
+        const longest = Math.max(...first);
+        cells.forEach(([jct]) => assert.ok(Math.abs(jct.bar - jct.value / longest) < 0.01, `${jct.bar} for ${jct.value}`));
+        const names = await page.locator("#league .pick").allInnerTexts();
+        assert.deepEqual(names.slice(0, drawn.length), drawn.map((i) => runs[i].label), "the best are drawn");
+        assert.match(await rows.first().innerText(), /yes|no/);
+      }));
+
+    test("at most six runs are drawn, and a click chooses others", () =>
+      visit(path, {}, async (page) => {
+        const { runs, drawn } = await embedded(page);
+        assert.equal(drawn.length, Math.min(6, runs.length));
+        const tallest = () => page.locator("#fig-queue .series path").evaluateAll((all) => Math.max(...all.map((p) => p.getBBox().height)));
+        assert.ok((await tallest()) > 80, "the axis is as high as what is drawn");
+        const shown = () => page.locator("#fig-queue .series").evaluateAll((all) => all.map((g) => Number(g.dataset.run)).sort((a, b) => a - b));
+        assert.deepEqual(await shown(), [...drawn].sort((a, b) => a - b));
+        const other = runs.findIndex((_, i) => !drawn.includes(i));
+        if (other < 0) return;
+        const worst = drawn[drawn.length - 1];
+        const row = page.locator(`#league .pick[data-run="${other}"]`);
+        assert.equal(await row.getAttribute("aria-pressed"), "false");
+        await row.focus();
+        await page.keyboard.press("Enter");
+        assert.equal(await row.getAttribute("aria-pressed"), "true");
+        assert.ok(await row.evaluate((button) => button === document.activeElement), "the focus stays");
+        assert.deepEqual(await shown(), [...drawn.filter((i) => i !== worst), other].sort((a, b) => a - b));
+        assert.equal(await page.locator("#said").textContent(), `${runs[other].label} is drawn instead of ${runs[worst].label}`);
+        // Who was chosen stays in the legends, drawn or not.
+        const legend = page.locator(`#fig-cdf .legend .pick[data-run="${other}"]`);
+        await legend.click();
+        assert.deepEqual(await shown(), drawn.filter((i) => i !== worst).sort((a, b) => a - b));
+        assert.equal(await row.getAttribute("aria-pressed"), "false");
+        await legend.click();
+        assert.ok((await shown()).includes(other));
+        const looks = await page.locator("#fig-cdf path.curve").evaluateAll((all) => all.map((p) => p.getAttribute("stroke")));
+        assert.equal(new Set(looks).size, looks.length, "no two curves have one colour");
+      }));
+
     test("each figure drew something and says what in words", () =>
       visit(path, {}, async (page) => {
-        const { runs } = await embedded(page);
+        const data = await embedded(page);
+        const runs = drawnFirst(data);
         for (const id of ["cdf", "queue", "busy"]) {
           const curves = await page.locator(`#fig-${id} path.curve`).evaluateAll((paths) => paths.map((p) => p.getTotalLength()));
           const drawable = runs.filter((run) => run[id].x.length > 0).length;
@@ -188,12 +247,12 @@ for (const path of reports.length ? reports : ["(none)"]) {
           assert.ok((await page.locator(`#fig-${id} .plot svg desc`).textContent()).length > 30);
         }
         assert.ok((await coloured(page, ".gantt .base")) > 0.002, "the Gantt chart is blank");
-        assert.ok((await page.locator("#gantt-caption").innerText()).includes(runs[0].label));
+        assert.ok((await page.locator("#gantt-caption").innerText()).includes(data.runs[0].label));
       }));
 
     test("pointing at a curve tells the value of each run", () =>
       visit(path, {}, async (page) => {
-        const { runs } = await embedded(page);
+        const runs = drawnFirst(await embedded(page));
         for (const id of ["cdf", "queue", "busy"]) {
           const plot = page.locator(`#fig-${id} .plot svg`);
           await plot.scrollIntoViewIfNeeded();

@@ -47,9 +47,9 @@ def test_two_interleaved_jobs_finish_sooner_than_one_after_the_other(room: Room)
     journal = room.folder / "j.jsonl"
     gains = []
     for _ in range(3):
-        out = room.ok("run", mix, "--versus-alone", "--journal", str(journal), "-o", "json")
-        alone, shared = (r["metrics"]["makespan_s"] for r in json.loads(out))
-        gains.append(alone / shared)
+        out = room.ok("run", mix, "--versus-exclusive", "--journal", str(journal), "-o", "json")
+        exclusive, shared = (r["metrics"]["makespan_s"] for r in json.loads(out))
+        gains.append(exclusive / shared)
         if gains[-1] >= 1.3:
             break
     # Without waiting for each other they would take half as long; starting takes a part of it.

@@ -179,8 +179,9 @@ def test_a_mix_runs_in_the_foreground_and_ends_with_a_report(room: Room) -> None
     ]
     mix = room.job("mix", json.dumps({"policy": "fifo", "devices": 2, "jobs": jobs}))
     report, journal = room.folder / "r.html", room.folder / "j.jsonl"
-    out = room.ok("run", mix, "--versus-alone", "--report", str(report), "--journal", str(journal))
-    assert "one at a time" in out and "times as fast" in out
+    out = room.ok("run", mix, "--versus-exclusive", "--report", str(report), "--journal", str(journal))
+    assert "one job per device" in out and "times as fast" in out
+    assert "one at a time" not in out
     assert "<html" in report.read_text()
     assert room.ok("replay", str(journal)).startswith("same: ")
     bad = room.job("bad", json.dumps({"jobs": [{"name": "x", "command": "echo oh; exit 3"}]}))

@@ -10,13 +10,14 @@ use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
 /// Puts the policies of one file into the registry: its names, each with the parameters that make it
-/// (`preset`), what it does (`summary`), where it was published (`paper`, `-` if nowhere), its parameters in
+/// (`preset`), how it shares GPUs (`family`), whether it reads how long jobs are, what it does (`summary`), where it was published (`paper`, `-` if nowhere), its parameters in
 /// published simulators (`compat`) and, if it only shows what a part of another policy is worth, of which one
 /// (`ablates`) and which part (`lacks`). The header of the file `$source` is their documentation; the file has
 /// `Params`, `build` and `fuzz`.
 macro_rules! registry {
     ($source:literal $((
         $name:literal,
+        family: $family:ident, knows_durations: $knows:literal,
         preset: $preset:literal,
         summary: $summary:literal,
         paper: $paper:literal,
@@ -25,6 +26,8 @@ macro_rules! registry {
     ))+) => {
         pub(crate) const ENTRIES: &[$crate::policy::Entry] = &[$($crate::policy::Entry {
             name: $name,
+            family: $crate::policy::Family::$family,
+            knows_durations: $knows,
             summary: $summary,
             paper: $paper,
             ablation: registry!(@ablates $($whole, $part)?),
@@ -127,11 +130,65 @@ pub struct Ablation {
     pub lacks: Part,
 }
 
+/// How a policy goes about sharing GPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// Jobs wait for whole GPUs and keep them until they end.
+    Queue,
+    /// Jobs have whole GPUs and lose them to more urgent ones.
+    Priority,
+    /// Jobs take turns on the same GPUs.
+    TimeSharing,
+    /// Several jobs run on a GPU at the same time.
+    CoLocation,
+    /// Parts of time on each kind of GPU from a program, in rounds.
+    Gavel,
+    /// Whole GPUs, and CPU and memory of the host by what jobs make of them.
+    HostResources,
+    /// Whole GPUs in leases, so that deadlines are kept.
+    Deadlines,
+    /// Training beside inference services that have latency objectives.
+    Services,
+}
+
+impl Family {
+    /// All of them, in the order of the registry.
+    pub const ALL: [Self; 8] = [
+        Self::Queue,
+        Self::Priority,
+        Self::TimeSharing,
+        Self::CoLocation,
+        Self::Gavel,
+        Self::HostResources,
+        Self::Deadlines,
+        Self::Services,
+    ];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Priority => "priority",
+            Self::TimeSharing => "time sharing",
+            Self::CoLocation => "co-location",
+            Self::Gavel => "gavel",
+            Self::HostResources => "CPU+memory",
+            Self::Deadlines => "deadlines",
+            Self::Services => "services",
+        }
+    }
+}
+
 /// A policy in the registry.
 #[derive(Clone, Copy)]
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
+    /// How it goes about sharing GPUs.
+    pub family: Family,
+    /// Whether it reads how long jobs take (`Spec::work`, `Spec::declared_s`) with its own parameters. The
+    /// law `only_those_that_say_so_read_durations` holds it to that.
+    pub knows_durations: bool,
     /// What it does, in one line.
     pub summary: &'static str,
     /// Where it was published.

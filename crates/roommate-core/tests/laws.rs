@@ -8,6 +8,8 @@
 mod books;
 #[path = "laws/canary.rs"]
 mod canary;
+#[path = "laws/durations.rs"]
+mod durations;
 #[path = "laws/faulty_run.rs"]
 mod faulty_run;
 #[path = "laws/fuzz.rs"]

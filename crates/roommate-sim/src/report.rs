@@ -1,12 +1,15 @@
 //! The HTML report: one page that compares runs, readable without a network for as long as there
 //! are browsers.
 //!
-//! What lives here: the view of a run that the page needs, the metrics table, the captions, and
-//! the data embedded for the figures. The figures themselves are drawn by the scripts in `report/`.
+//! What lives here: the view of a run that the page needs, its tables, the captions, and the
+//! data embedded for the figures. The figures themselves are drawn by the scripts in `report/`.
 //! What does not: reading journals and computing metrics. The same runs give the same page, byte
 //! for byte.
 
+mod all_figures;
 mod condense;
+mod data;
+pub mod league;
 mod services;
 mod study;
 mod text;
@@ -14,13 +17,12 @@ pub mod view;
 
 pub use study::study;
 
-use std::collections::BTreeMap;
+use condense::{clean_steps, mean_over_time};
+use data::{PageData, end_of, sorted_jcts};
+use league::League;
+use roommate_core::journal::metrics::Row;
+use serde::Serialize;
 use std::fmt::Write as _;
-
-use roommate_core::journal::metrics::Better;
-use serde::{Deserialize, Serialize, Serializer};
-
-use condense::{clean_steps, distribution, heat, mean_over_time, means, thin_steps};
 use text::{count, duration, html, script_safe};
 
 const STYLE: &str = include_str!("report/style.css");
@@ -30,26 +32,11 @@ const SCRIPT: &str = concat!(
     include_str!("report/gantt.js")
 );
 
-/// Points of one step function at most: more than a wide screen has pixels.
-const STEP_POINTS_MAX: usize = 2_000;
-/// Points of one distribution at most: steps of 0.2 %.
-const CDF_POINTS_MAX: usize = 500;
-/// Spans of a run over which a lively step function is averaged: some two pixels each.
-const MEAN_SPANS: usize = 400;
-/// Points of each kind of figure over all runs, so that many runs still make a small page.
-const POINTS_BUDGET: usize = 32_000;
-/// Bytes of the page for all Gantt charts. With the points above the page stays below 5 MB.
-const GANTT_BUDGET_BYTES: usize = 3_200_000;
-/// Stays drawn one by one at most; beyond, a browser redraws too slowly while zooming.
-const EXACT_STAYS_MAX: usize = 50_000;
-/// Bytes that one stay and one job take in the embedded data, measured and rounded up.
-const STAY_BYTES: usize = 26;
-const JOB_BYTES: usize = 18;
-/// Cells of one heatmap at most.
-const HEAT_CELLS_MAX: usize = 205_000;
+/// Runs whose curves are drawn at the same time: more than six cannot be told apart.
+const DRAWN_MAX: usize = 6;
 
 /// Everything the page shows of one run.
-#[derive(Serialize, Deserialize, Clone, Debug)]
+#[derive(Clone, Debug)]
 pub struct RunView {
     /// The policy's name in the registry.
     pub policy: String,
@@ -67,8 +54,8 @@ pub struct RunView {
     pub nodes: Vec<(u32, u32)>,
     /// When the run ended, in seconds since it began.
     pub end_s: f64,
-    /// The same names in the same order for all runs of a page.
-    pub metrics: Vec<MetricRow>,
+    /// The same figures in the same order for all runs of a page.
+    pub figures: Vec<Row>,
     /// One for each interval of a job on a GPU.
     pub stays: Vec<Stay>,
     /// Names by job index.
@@ -82,12 +69,11 @@ pub struct RunView {
     /// Time in seconds and the GPUs in use after it; a fraction where GPUs are shared.
     pub busy: Vec<(f64, f64)>,
     /// The services that had requests.
-    #[serde(default)]
     pub services: Vec<ServiceView>,
 }
 
 /// What a run made of the requests of one service.
-#[derive(Serialize, Deserialize, Clone, Debug)]
+#[derive(Clone, Debug)]
 pub struct ServiceView {
     /// Its name.
     pub name: String,
@@ -110,7 +96,7 @@ pub struct ServiceView {
 }
 
 /// An account of a service.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Stretch {
     /// From when, in seconds since the run began.
     pub from_s: f64,
@@ -124,22 +110,8 @@ pub struct Stretch {
     pub over: f64,
 }
 
-/// One metric of one run.
-#[derive(Serialize, Deserialize, Clone, Debug)]
-pub struct MetricRow {
-    /// What is measured, such as `mean JCT`.
-    pub name: String,
-    /// `s`, `ms`, `us` and `h` are shown as durations, `%` as it is, `share` (0 to 1) as a
-    /// percentage, `x` as a factor; any other unit is named beside the metric.
-    pub unit: String,
-    /// Absent where the run has nothing to measure.
-    pub value: Option<f64>,
-    /// Which values win.
-    pub better: Better,
-}
-
 /// An interval of one job on one GPU.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Stay {
     /// Index of the job.
     pub job: u32,
@@ -164,23 +136,34 @@ pub struct Card {
     pub rows: Vec<Vec<String>>,
 }
 
-/// The whole page.
+/// The whole page, with the best runs by mean completion time first.
 pub fn render(title: &str, runs: &[RunView]) -> String {
-    render_with(title, &[], runs)
+    render_with(title, &[], runs, league::SORTED_BY)
 }
 
-/// The whole page, with tables of words first.
-pub fn render_with(title: &str, cards: &[Card], runs: &[RunView]) -> String {
-    let data = PageData::new(runs);
+/// The whole page, with tables of words first, and the runs sorted by the figure with this key.
+pub fn render_with(title: &str, cards: &[Card], runs: &[RunView], sort: &str) -> String {
+    let figures: Vec<Vec<Row>> = runs.iter().map(|r| r.figures.clone()).collect();
+    let league = League::new(&figures, sort);
+    let drawn = league.order.iter().copied().take(DRAWN_MAX).collect();
+    let data = PageData::new(runs, drawn);
     let mut body = String::with_capacity(32_768);
     cards.iter().enumerate().for_each(|(i, card)| push_card(&mut body, i, card));
     if runs.is_empty() {
         body.push_str("<section class=\"card\"><p>No runs to show.</p></section>\n");
     } else {
-        push_metrics(&mut body, runs);
-        services::push(&mut body, runs);
+        let several = runs.len() > 1;
+        if several {
+            league::push(&mut body, runs, &league);
+        } else {
+            all_figures::push(&mut body, runs);
+        }
         push_charts(&mut body, runs);
+        services::push(&mut body, runs);
         push_gantt(&mut body, &data);
+        if several {
+            all_figures::push(&mut body, runs);
+        }
         push_sources(&mut body, runs);
     }
     let frame =
@@ -250,65 +233,6 @@ fn subtitle(runs: &[RunView]) -> String {
     parts.join(" · ")
 }
 
-// ---- metrics table ----
-
-/// Which of a row's values to mark: the best ones, unless there is nothing to choose between.
-fn best(values: &[Option<f64>], better: Better) -> Vec<bool> {
-    let known = || values.iter().flatten().copied();
-    let low = known().fold(f64::INFINITY, f64::min);
-    let high = known().fold(f64::NEG_INFINITY, f64::max);
-    let target = match better {
-        Better::Lower => low,
-        Better::Higher => high,
-        Better::Neither => return vec![false; values.len()],
-    };
-    values.iter().map(|v| low < high && *v == Some(target)).collect()
-}
-
-/// Seconds in a unit of time; none for other units.
-fn seconds_in(unit: &str) -> Option<f64> {
-    match unit {
-        "us" | "µs" => Some(1e-6),
-        "ms" => Some(1e-3),
-        "s" => Some(1.0),
-        "h" => Some(3_600.0),
-        _ => None,
-    }
-}
-
-/// A value as shown, with up to two steps of `extra` digits, and in full for the tooltip.
-fn metric_text(value: f64, unit: &str, extra: usize) -> (String, String) {
-    let full = format!("{} {unit}", text::exact(value)).trim_end().to_owned();
-    if let Some(scale) = seconds_in(unit) {
-        return (text::duration_in(value * scale, 2 + extra), full);
-    }
-    let plain = match extra {
-        0 => text::number(value),
-        1 => text::exact((value * 1e4).round() / 1e4),
-        _ => text::exact(value),
-    };
-    let decimals = 1 + 2 * extra;
-    match unit {
-        "%" => (format!("{value:.decimals$} %"), full),
-        "share" => (format!("{:.decimals$} %", value * 100.0), text::exact(value)),
-        "x" | "×" => (format!("{plain} ×"), full),
-        _ => (plain, full),
-    }
-}
-
-/// The extra digits without which a best value would look the same as one that is not best: a
-/// star nobody could explain.
-fn extra_digits(values: &[Option<f64>], marks: &[bool], unit: &str) -> usize {
-    let shown = |wanted: bool, extra: usize| {
-        let pairs = values.iter().zip(marks).filter(move |&(_, &mark)| mark == wanted);
-        pairs.filter_map(move |(value, _)| value.map(|v| metric_text(v, unit, extra).0))
-    };
-    let clear = |extra: &usize| {
-        shown(true, *extra).next().is_none_or(|best| shown(false, *extra).all(|v| v != best))
-    };
-    (0..2).find(clear).unwrap_or(2)
-}
-
 fn push_card(page: &mut String, number: usize, card: &Card) {
     let _ = write!(
         page,
@@ -330,88 +254,6 @@ fn push_card(page: &mut String, number: usize, card: &Card) {
     }
     let note = html(&card.note);
     let _ = write!(page, "</table>\n</div>\n<p class=\"muted\">{note}</p>\n</section>\n");
-}
-
-fn push_metrics(page: &mut String, runs: &[RunView]) {
-    page.push_str(
-        "<section class=\"card\" aria-labelledby=\"h-metrics\">\n<h2 id=\"h-metrics\">Metrics</h2>\n",
-    );
-    page.push_str(
-        "<div class=\"scroll\" role=\"region\" aria-labelledby=\"h-metrics\" tabindex=\"0\">\n\
-         <table id=\"metrics\">\n<thead><tr><th scope=\"col\">Metric</th>",
-    );
-    for (i, run) in runs.iter().enumerate() {
-        let _ = write!(
-            page,
-            "<th scope=\"col\"><span class=\"key\" data-run=\"{i}\"></span>{}</th>",
-            html(&run.label)
-        );
-    }
-    page.push_str("</tr></thead>\n<tbody>\n");
-    for (row, metric) in runs[0].metrics.iter().enumerate() {
-        push_metric_row(page, runs, row, metric);
-    }
-    page.push_str("</tbody>\n</table>\n</div>\n");
-    if runs.len() > 1 {
-        page.push_str(
-            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ tell which direction is \
-             better. Point at a value for all its digits.</p>\n",
-        );
-    }
-    page.push_str("</section>\n");
-}
-
-fn push_metric_row(page: &mut String, runs: &[RunView], row: usize, metric: &MetricRow) {
-    let values: Vec<Option<f64>> = runs
-        .iter()
-        .map(|r| r.metrics.get(row).and_then(|m| m.value).filter(|v| v.is_finite()))
-        .collect();
-    // What happened in no run is not worth a row.
-    if values.iter().all(|v| v.is_none_or(|v| v == 0.0)) {
-        return;
-    }
-    let marks = best(&values, metric.better);
-    let (arrow, words) = match metric.better {
-        Better::Lower => ("↓", "lower is better"),
-        Better::Higher => ("↑", "higher is better"),
-        Better::Neither => ("", ""),
-    };
-    let _ = write!(page, "<tr><th scope=\"row\">{}", html(&metric.name));
-    let plain = matches!(metric.unit.as_str(), "" | "%" | "share" | "x" | "×");
-    if !plain && seconds_in(&metric.unit).is_none() {
-        let _ = write!(page, " <small class=\"muted\">{}</small>", html(&metric.unit));
-    }
-    if !arrow.is_empty() {
-        let _ = write!(
-            page,
-            "&nbsp;<span class=\"muted\" aria-hidden=\"true\" title=\"{words}\">{arrow}</span>\
-             <span class=\"unseen\">, {words}</span>"
-        );
-    }
-    page.push_str("</th>");
-    let extra = extra_digits(&values, &marks, &metric.unit);
-    for (value, mark) in values.iter().zip(marks) {
-        let Some(value) = value else {
-            page.push_str("<td class=\"muted\"><span title=\"not measured\">–</span></td>");
-            continue;
-        };
-        let (shown, full) = metric_text(*value, &metric.unit, extra);
-        let (class, star) = if mark {
-            (
-                " class=\"best\"",
-                "<span aria-hidden=\"true\">★ </span><span class=\"unseen\">best: </span>",
-            )
-        } else {
-            ("", "")
-        };
-        let _ = write!(
-            page,
-            "<td{class}>{star}<data value=\"{value}\" title=\"{}\">{}</data></td>",
-            html(&full),
-            html(&shown)
-        );
-    }
-    page.push_str("</tr>\n");
 }
 
 // ---- figures ----
@@ -550,292 +392,6 @@ fn push_sources(page: &mut String, runs: &[RunView]) {
         );
     }
     page.push_str("</tbody></table>\n</div>\n</section>\n");
-}
-
-// ---- embedded data ----
-
-/// What the script reads. Times of a run are whole numbers of its `tick_s`.
-#[derive(Serialize)]
-struct PageData {
-    names: Vec<String>,
-    runs: Vec<RunData>,
-}
-
-#[derive(Serialize)]
-struct RunData {
-    label: String,
-    gpus: u32,
-    nodes: Vec<(u32, u32)>,
-    end_s: Number,
-    tick_s: Number,
-    cdf: Points,
-    queue: Steps,
-    busy: Steps,
-    caption: String,
-    gantt: Gantt,
-}
-
-/// A polyline as two columns, which JSON writes shorter than pairs.
-#[derive(Serialize)]
-struct Points {
-    x: Vec<Number>,
-    y: Vec<Number>,
-}
-
-/// A step function, and its means over equal spans of the run for where it changes faster than can
-/// be drawn; there are none where it never does.
-#[derive(Serialize)]
-struct Steps {
-    x: Vec<Number>,
-    y: Vec<Number>,
-    means: Vec<Number>,
-}
-
-#[derive(Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-enum Gantt {
-    /// Stays in columns, sorted by GPU and time. `per_gpu` counts those of each GPU; `from` counts
-    /// from the start of the one before on the same GPU; `job` points into the other columns.
-    Stays {
-        per_gpu: Vec<u32>,
-        job: Vec<u32>,
-        from: Vec<u64>,
-        length: Vec<u64>,
-        sm: Vec<u16>,
-        job_index: Vec<u32>,
-        job_name: Vec<u32>,
-        job_team: Vec<u32>,
-    },
-    Heat {
-        gpus_per_row: u32,
-        col_s: Number,
-        cols: usize,
-        cells: String,
-    },
-}
-
-/// A float that is written as an integer where it is one, and as null where it is none.
-#[derive(Clone, Copy)]
-struct Number(f64);
-
-impl Serialize for Number {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if !self.0.is_finite() {
-            serializer.serialize_none()
-        } else if self.0.fract() == 0.0 && self.0.abs() < 1e15 {
-            serializer.serialize_i64(self.0 as i64)
-        } else {
-            serializer.serialize_f64(self.0)
-        }
-    }
-}
-
-/// Each string once, in order of first use; jobs of several runs mostly share their names.
-#[derive(Default)]
-struct Names {
-    ids: BTreeMap<String, u32>,
-    list: Vec<String>,
-}
-
-impl Names {
-    fn id(&mut self, name: &str) -> u32 {
-        let name = text::clip(name);
-        if let Some(&id) = self.ids.get(&name) {
-            return id;
-        }
-        let id = self.list.len() as u32;
-        self.list.push(name.clone());
-        self.ids.insert(name, id);
-        id
-    }
-
-    /// Bytes that a name would add to the page.
-    fn cost(&self, name: &str) -> usize {
-        let name = text::clip(name);
-        if self.ids.contains_key(&name) {
-            return 0;
-        }
-        serde_json::to_string(&name).map_or(0, |json| script_safe(&json).len() + 1)
-    }
-}
-
-impl PageData {
-    fn new(runs: &[RunView]) -> Self {
-        let mut names = Names::default();
-        let mut gantts: Vec<Option<(Gantt, String)>> = runs.iter().map(|_| None).collect();
-        // The smallest first: what they leave of their share goes to the larger ones.
-        let mut order: Vec<usize> = (0..runs.len()).collect();
-        order.sort_by_key(|&i| runs[i].stays.len());
-        let mut left = GANTT_BUDGET_BYTES;
-        for (done, &i) in order.iter().enumerate() {
-            let share = left / (runs.len() - done);
-            let (gantt, caption, used) = gantt(&runs[i], &mut names, share);
-            left = left.saturating_sub(used);
-            gantts[i] = Some((gantt, caption));
-        }
-        let most = (POINTS_BUDGET / runs.len().max(1)).clamp(40, STEP_POINTS_MAX);
-        let runs = runs
-            .iter()
-            .zip(gantts.into_iter().flatten())
-            .map(|(run, (gantt, caption))| run_data(run, gantt, caption, most))
-            .collect();
-        Self { names: names.list, runs }
-    }
-}
-
-fn run_data(run: &RunView, gantt: Gantt, caption: String, most: usize) -> RunData {
-    let end_s = end_of(run);
-    let tick_s = tick_of(end_s);
-    let steps = |points: Vec<(f64, f64)>| {
-        let thin = thin_steps(&points, end_s, most);
-        let spans = if points.len() > MEAN_SPANS / 4 { MEAN_SPANS.min(most) } else { 0 };
-        Steps {
-            means: means(&points, end_s, spans)
-                .into_iter()
-                .map(|v| Number(v).rounded(1_000.0))
-                .collect(),
-            x: thin.iter().map(|p| Number(p.0.max(0.0) / tick_s).rounded(1.0)).collect(),
-            y: thin.iter().map(|p| Number(p.1).rounded(1_000.0)).collect(),
-        }
-    };
-    let cdf = distribution(&sorted_jcts(run), most.min(CDF_POINTS_MAX));
-    RunData {
-        label: run.label.clone(),
-        gpus: run.gpus,
-        nodes: run.nodes.clone(),
-        end_s: Number(end_s),
-        tick_s: Number(tick_s),
-        cdf: Points {
-            x: cdf.iter().map(|p| Number(p.0).significant()).collect(),
-            y: cdf.iter().map(|p| Number(p.1).rounded(1e5)).collect(),
-        },
-        queue: steps(clean_steps(run.queue.iter().map(|&(t, n)| (t, f64::from(n))))),
-        busy: steps(clean_steps(run.busy.iter().copied())),
-        caption,
-        gantt,
-    }
-}
-
-impl Number {
-    /// The nearest multiple of `1 / per_one`.
-    fn rounded(self, per_one: f64) -> Self {
-        Self((self.0 * per_one).round() / per_one)
-    }
-
-    /// Six significant digits.
-    fn significant(self) -> Self {
-        let digits = self.0.abs().log10().ceil().clamp(-9.0, 6.0);
-        self.rounded(10f64.powf(6.0 - digits))
-    }
-}
-
-/// The Gantt chart of one run in about `share` bytes, its caption, and the bytes it takes.
-fn gantt(run: &RunView, names: &mut Names, share: usize) -> (Gantt, String, usize) {
-    let end_s = end_of(run);
-    let stays = clean_stays(run);
-    let mut jobs: Vec<u32> = stays.iter().map(|s| s.job).collect();
-    jobs.sort_unstable();
-    jobs.dedup();
-    let about = format!(
-        "{}: {} of {} on {} over {}.",
-        run.label,
-        count(stays.len(), "stay"),
-        count(jobs.len(), "job"),
-        count(run.gpus as usize, "GPU"),
-        duration(end_s)
-    );
-    let mut cost = stays.len() * STAY_BYTES + jobs.len() * JOB_BYTES + run.gpus as usize * 4;
-    if stays.len() <= EXACT_STAYS_MAX && cost <= share {
-        let named = |&job: &u32| names.cost(&job_name(run, job)) + names.cost(&job_team(run, job));
-        cost += jobs.iter().map(named).sum::<usize>();
-    }
-    if stays.len() <= EXACT_STAYS_MAX && cost <= share {
-        return (exact_gantt(run, &stays, jobs, names), about, cost);
-    }
-    let heat = heat(&stays, run.gpus, &run.nodes, end_s, share.min(HEAT_CELLS_MAX));
-    let caption = format!(
-        "{about} That is too much to draw stay by stay, so it is condensed: each cell is the part \
-         of {} in which {} had a tenant.",
-        duration(heat.col_s),
-        if heat.gpus_per_row == 1 {
-            "a GPU".to_owned()
-        } else {
-            format!("{} GPUs", heat.gpus_per_row)
-        }
-    );
-    let used = heat.cells.len();
-    let gantt = Gantt::Heat {
-        gpus_per_row: heat.gpus_per_row,
-        col_s: Number(heat.col_s),
-        cols: heat.cols,
-        cells: heat.cells,
-    };
-    (gantt, caption, used)
-}
-
-fn exact_gantt(run: &RunView, stays: &[Stay], jobs: Vec<u32>, names: &mut Names) -> Gantt {
-    let tick_s = tick_of(end_of(run));
-    let ticks = |seconds: f64| (seconds / tick_s).round() as u64;
-    let mut per_gpu = vec![0; run.gpus as usize];
-    let mut from = Vec::with_capacity(stays.len());
-    let mut before = (u32::MAX, 0);
-    for stay in stays {
-        per_gpu[stay.gpu as usize] += 1;
-        let start = ticks(stay.from_s);
-        from.push(if before.0 == stay.gpu { start - before.1 } else { start });
-        before = (stay.gpu, start);
-    }
-    let position = |job: u32| jobs.binary_search(&job).expect("jobs holds the job of each stay");
-    Gantt::Stays {
-        per_gpu,
-        job: stays.iter().map(|s| position(s.job) as u32).collect(),
-        from,
-        length: stays.iter().map(|s| ticks(s.to_s) - ticks(s.from_s)).collect(),
-        sm: stays.iter().map(|s| s.sm_permille).collect(),
-        job_name: jobs.iter().map(|&j| names.id(&job_name(run, j))).collect(),
-        job_team: jobs.iter().map(|&j| names.id(&job_team(run, j))).collect(),
-        job_index: jobs,
-    }
-}
-
-/// The stays that can be drawn, by GPU and time.
-fn clean_stays(run: &RunView) -> Vec<Stay> {
-    let mut stays: Vec<Stay> = run
-        .stays
-        .iter()
-        .filter(|s| s.gpu < run.gpus && s.from_s.is_finite() && s.to_s.is_finite())
-        .map(|s| Stay { from_s: s.from_s.max(0.0), to_s: s.to_s.max(0.0), ..*s })
-        .filter(|s| s.from_s <= s.to_s)
-        .collect();
-    stays.sort_by(|a, b| {
-        (a.gpu.cmp(&b.gpu)).then(a.from_s.total_cmp(&b.from_s)).then(a.job.cmp(&b.job))
-    });
-    stays
-}
-
-fn sorted_jcts(run: &RunView) -> Vec<f64> {
-    let mut sorted: Vec<f64> =
-        run.jcts_s.iter().copied().filter(|j| j.is_finite()).map(|j| j.max(0.0)).collect();
-    sorted.sort_by(f64::total_cmp);
-    sorted
-}
-
-fn job_name(run: &RunView, job: u32) -> String {
-    run.job_names.get(job as usize).cloned().unwrap_or_else(|| format!("job {job}"))
-}
-
-fn job_team(run: &RunView, job: u32) -> String {
-    run.job_teams.get(job as usize).cloned().unwrap_or_default()
-}
-
-fn end_of(run: &RunView) -> f64 {
-    if run.end_s.is_finite() { run.end_s.max(0.0) } else { 0.0 }
-}
-
-/// A power of ten that divides the run into one to ten million parts: far finer than a pixel, and
-/// few digits to write.
-fn tick_of(end_s: f64) -> f64 {
-    if end_s > 0.0 { 10f64.powf(end_s.log10().ceil() - 7.0) } else { 1e-3 }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The command line.
 
+pub(crate) mod help;
 pub(crate) mod machine;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -24,49 +25,49 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
-    /// Say how far policies are from the best that could have been done, on a small scenario
+    /// Compare policies with the best that could have been done
     Oracle(Oracle),
-    /// Decide everything in a journal again and prove that the decisions are the same
+    /// Decide a journal again and check that the decisions are the same
     Replay(Replay),
-    /// Predict when the jobs of a recorded run end, from measured profiles, and compare
+    /// Predict a recorded run from measured profiles, and compare
     Predict(Predict),
-    /// Tell the story of one job: why it waited, where it ran, who pushed it out
+    /// Say of one job why it waited, where it ran, who preempted it
     Explain(Explain),
     /// List the policies, or describe one with its parameters
     Policies(Policies),
-    /// Read, describe, convert and invent traces
+    /// Read, describe, convert and generate traces
     #[command(subcommand)]
     Trace(Trace),
-    /// Measure tasks alone and side by side, and say what follows from it
+    /// Measure tasks alone and side by side, and say how to share
     #[command(subcommand)]
     Profile(Profile),
     /// Turn journals into one self-contained HTML page
     Report(Report),
-    /// Look after this machine: start a daemon that runs submitted jobs
+    /// Start the daemon that runs submitted jobs on this machine
     Up(machine::Up),
     /// Submit jobs to the daemon
     Submit(machine::Submit),
-    /// Watch devices, tenants and the queue as they change, and act on them
+    /// Watch devices, jobs and the queue, and act on them
     Top(machine::Top),
     /// List the daemon's jobs
     Ps(machine::Ps),
-    /// Say everything about one job, or about the machine
+    /// Describe one job, or the machine
     Describe(machine::Describe),
     /// Show what a job prints
     Logs(machine::Logs),
-    /// Take jobs back
+    /// Cancel jobs
     Cancel(machine::OnJobs),
-    /// Make jobs stand still where they are
+    /// Suspend jobs where they are
     Suspend(machine::OnJobs),
-    /// Let suspended jobs go on
+    /// Resume suspended jobs
     Resume(machine::OnJobs),
     /// Change the batch size or the share of a job while it runs
     Resize(machine::Resize),
-    /// Tell what happens on the machine
+    /// List what happened on the machine
     Events(machine::Events),
-    /// End the daemon
+    /// Stop the daemon
     Down(machine::Down),
-    /// Run a whole mix of jobs on this machine, watch it, and end with a report
+    /// Run a mix of jobs in the foreground, and report on it
     Run(machine::Run),
     #[command(hide = true)]
     Keeper(machine::Keeper),
@@ -238,9 +239,16 @@ pub(crate) struct Sim {
 pub(crate) struct Compare {
     /// The trace, `-` for standard input, or a scenario (.toml); without one, a small invented trace
     pub(crate) trace: Option<PathBuf>,
-    /// The policies, separated by commas; those of the scenario, or all but ablations, unless given
+    /// The policies, separated by commas, or `all`; those of the scenario, or one of each family, unless
+    /// given
     #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) policies: Vec<String>,
+    /// Sort by this figure, named as in CSV; by mean completion time (avg_jct_s), unless given
+    #[arg(long, value_name = "FIGURE")]
+    pub(crate) sort: Option<String>,
+    /// Print all figures of every policy, not only those that are asked for most
+    #[arg(long)]
+    pub(crate) wide: bool,
     /// Set a parameter of one policy: policy.name=value
     #[arg(long = "set", value_name = "POLICY.NAME=VALUE")]
     pub(crate) set: Vec<String>,

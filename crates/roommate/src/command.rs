@@ -20,10 +20,9 @@ mod trace;
 mod up;
 
 use crate::cli::machine::At;
-use crate::cli::{Cli, Command};
+use crate::cli::{self, Command};
 use crate::console;
 use anyhow::Context;
-use clap::CommandFactory;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use roommate_agent::api::control::Request;
 use roommate_agent::process::rotated_file::Place;
@@ -63,7 +62,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::GpuTest(args) => up::gpu_test(&args),
         Command::Completions { shell } => {
             let mut text = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "roommate", &mut text);
+            clap_complete::generate(shell, &mut cli::help::command(), "roommate", &mut text);
             console::print(&String::from_utf8_lossy(&text))?;
             Ok(ExitCode::SUCCESS)
         }

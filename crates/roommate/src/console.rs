@@ -30,6 +30,12 @@ pub(crate) fn watched() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Columns of the terminal that shows standard output; nothing where it is a file or a pipe.
+pub(crate) fn width() -> Option<usize> {
+    let shown = io::stdout().is_terminal().then(ratatui::crossterm::terminal::size)?;
+    shown.ok().map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
+}
+
 /// The largest amount of memory that the process has held so far, MiB; 0 where that is not known.
 pub(crate) fn peak_rss_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -8,7 +8,6 @@ mod experiment;
 mod measurements;
 mod table;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 /// Exit status: the command ran, and the answer is no.
@@ -17,7 +16,7 @@ pub(crate) const ANSWER_NO: u8 = 1;
 const COULD_NOT_RUN: u8 = 2;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    let cli = cli::help::parse();
     match command::run(cli.command) {
         Ok(code) => code,
         Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,

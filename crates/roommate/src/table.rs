@@ -1,49 +1,43 @@
-//! Tables for a terminal: aligned, plain without colour, the best of a row marked.
+//! Tables for a terminal: aligned, plain without colour, the best of a row or column marked.
 
 use roommate_core::journal::metrics::{Better, Metrics, ServiceFigures};
+use roommate_sim::report::league::Column;
 use std::fmt::Write;
 
 /// Lays out cells in aligned columns; the first column to the left, the others to the right.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| {
-        let cells = rows.iter().filter_map(|r| r.get(c));
-        cells.map(|s| s.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
+    align_words(rows, 1)
+}
+
+/// Left-aligned columns, for words.
+pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
+    align_words(rows, usize::MAX)
+}
+
+/// Lays out cells in columns, so many of them words to the left, the others figures to the right.
+fn align_words(rows: &[Vec<String>], words: usize) -> String {
+    let widths = widths(rows);
     let mut text = String::new();
     for row in rows {
-        let mut line = String::new();
-        for (c, cell) in row.iter().enumerate() {
-            let width = widths[c];
-            let _ = if c == 0 {
-                write!(line, "{cell:width$}")
-            } else {
-                write!(line, "  {cell:>width$}")
-            };
-        }
-        text.push_str(line.trim_end());
+        let cells = row.iter().zip(&widths).enumerate().map(|(c, (cell, width))| {
+            if c < words { format!("{cell:width$}") } else { format!("{cell:>width$}") }
+        });
+        text.push_str(cells.collect::<Vec<_>>().join(GAP).trim_end());
         text.push('\n');
     }
     text
 }
 
-/// Left-aligned columns, for words.
-pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
+/// Between two columns.
+const GAP: &str = "  ";
+
+fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let mut padded = rows.to_vec();
-    for c in 0..columns {
-        let width = rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max();
-        for row in padded.iter_mut().filter(|r| r.len() > c) {
-            row[c] = format!("{:w$}", row[c], w = width.unwrap_or(0));
-        }
-    }
-    let mut text = String::new();
-    for row in padded {
-        text.push_str(row.join("  ").trim_end());
-        text.push('\n');
-    }
-    text
+    let width = |c: usize| {
+        let cells = rows.iter().filter_map(|r| r.get(c));
+        cells.map(|s| s.chars().count()).max().unwrap_or(0)
+    };
+    (0..columns).map(width).collect()
 }
 
 /// So many of something.
@@ -66,11 +60,9 @@ pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
 
 /// Seconds with a unit that keeps three or four digits before the reader's eyes.
 fn duration(s: f64) -> String {
-    match s {
-        s if s < 120.0 => format!("{s:.1} s"),
-        s if s < 7_200.0 => format!("{:.1} min", s / 60.0),
-        s if s < 360_000.0 => format!("{:.2} h", s / 3_600.0),
-        _ => format!("{:.2} d", s / 86_400.0),
+    match time_unit(s) {
+        (scale, unit @ ("s" | "min")) => format!("{:.1} {unit}", s * scale),
+        (scale, unit) => format!("{:.2} {unit}", s * scale),
     }
 }
 
@@ -110,8 +102,99 @@ pub(crate) fn services(metrics: &Metrics) -> String {
     text
 }
 
+/// A run in the league.
+pub(crate) struct Standing {
+    pub(crate) name: String,
+    /// The family of its policy, and whether that knows durations.
+    pub(crate) about: [&'static str; 2],
+    /// Its index in the columns.
+    pub(crate) run: usize,
+}
+
+/// A row for each run, as they stand, the best of each column marked with a star. On a terminal that
+/// is too narrow the words about policies are left out.
+pub(crate) fn league(standings: &[Standing], columns: &[Column], width: Option<usize>) -> String {
+    let heads = [["", "", ""], ["", "", "knows"], ["policy", "family", "durations"]];
+    let mut rows: Vec<Vec<String>> = heads.map(|h| h.map(String::from).to_vec()).to_vec();
+    for standing in standings {
+        let [family, knows] = standing.about.map(String::from);
+        rows.push(vec![standing.name.clone(), family, knows]);
+    }
+    for column in columns {
+        let (heads, cells) = figures(column);
+        let cells = standings.iter().map(|s| cells[s.run].clone());
+        rows.iter_mut().zip(heads.into_iter().chain(cells)).for_each(|(row, cell)| row.push(cell));
+    }
+    let mut words = 3;
+    while words > 1 && width.is_some_and(|w| line_width(&rows) > w) {
+        rows.iter_mut().for_each(|row| drop(row.remove(1)));
+        words -= 1;
+    }
+    let note = if standings.len() > 1 { "* best of its column\n" } else { "" };
+    align_words(&rows, words) + note
+}
+
+fn line_width(rows: &[Vec<String>]) -> usize {
+    let widths = widths(rows);
+    widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1)
+}
+
+/// The three lines above a column of the league, and its cells by run, all in one unit. What cannot be
+/// told from the best by the digits that are shown is marked like it.
+fn figures(column: &Column) -> ([String; 3], Vec<String>) {
+    let (scale, unit) = match column.unit {
+        "s" => time_unit(typical(&column.values)),
+        "share" => (100.0, "%"),
+        unit => (1.0, unit),
+    };
+    let decimals = match (column.unit, typical(&column.values) * scale) {
+        ("", _) => 0,
+        ("share", _) => 1,
+        (_, v) if v < 10.0 => 2,
+        (_, v) if v < 100.0 => 1,
+        _ => 0,
+    };
+    let shown = |value: &Option<f64>| value.map(|v| format!("{:.decimals$}", v * scale));
+    let best = column.values.iter().zip(&column.best).find(|(_, best)| **best);
+    let best = best.and_then(|(value, _)| shown(value));
+    // Where one is marked the others leave room for the mark.
+    let none = if best.is_some() { " " } else { "" };
+    let cell = |value: &Option<f64>| match shown(value) {
+        text if text.is_some() && text == best => format!("{}*", text.unwrap_or_default()),
+        text => format!("{}{none}", text.unwrap_or("-".into())),
+    };
+    let (above, below) = column.head.split_once(' ').unwrap_or(("", column.head));
+    let heads = [above, below, unit].map(|head| format!("{head}{none}"));
+    (heads, column.values.iter().map(cell).collect())
+}
+
+/// The value in the middle: what a column is mostly about, whatever its extremes are.
+fn typical(values: &[Option<f64>]) -> f64 {
+    let mut known: Vec<f64> = values.iter().flatten().copied().collect();
+    known.sort_by(f64::total_cmp);
+    known.get(known.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// The unit in which seconds like these have few digits, and how many of it a second is.
+fn time_unit(s: f64) -> (f64, &'static str) {
+    match s {
+        s if s < 120.0 => (1.0, "s"),
+        s if s < 7_200.0 => (1.0 / 60.0, "min"),
+        s if s < 360_000.0 => (1.0 / 3_600.0, "h"),
+        _ => (1.0 / 86_400.0, "d"),
+    }
+}
+
+/// Columns of a wide table where nobody says how many fit.
+pub(crate) const WIDTH: usize = 120;
+
 /// A column for each run, a row for each figure, the best of each row marked with a star.
 pub(crate) fn metrics(runs: &[(String, Metrics)]) -> String {
+    metrics_within(runs, WIDTH)
+}
+
+/// The same, cut into blocks of so many columns.
+pub(crate) fn metrics_within(runs: &[(String, Metrics)], width: usize) -> String {
     let columns: Vec<_> = runs.iter().map(|(_, m)| m.rows()).collect();
     // Figures end in room for a star; the names above them do too.
     let names = runs.iter().map(|r| format!("{}  ", r.0));
@@ -131,17 +214,16 @@ pub(crate) fn metrics(runs: &[(String, Metrics)]) -> String {
         rows.push(std::iter::once(row.label.to_string()).chain(cells).collect());
     }
     let note = if runs.len() > 1 { "* best of its row\n" } else { "" };
-    in_blocks(&rows) + note
+    in_blocks(&rows, width) + note
 }
 
 /// Wide tables are cut into blocks of columns that fit a terminal, each with the names of the rows.
-fn in_blocks(rows: &[Vec<String>]) -> String {
-    const WIDTH: usize = 120;
+fn in_blocks(rows: &[Vec<String>], most: usize) -> String {
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0) + 2;
     let mut blocks: Vec<Vec<usize>> = Vec::new();
     let mut used = 0;
     for c in 1..rows[0].len() {
-        if used == 0 || used + width(c) > WIDTH {
+        if used == 0 || used + width(c) > most {
             blocks.push(vec![0]);
             used = width(0);
         }
@@ -181,6 +263,48 @@ mod tests {
         assert_eq!(best(&values, Better::Neither), None);
         assert_eq!(best(&[Some(2.0), Some(2.0)], Better::Lower), None);
         assert_eq!(best(&[Some(2.0)], Better::Lower), None);
+    }
+
+    fn column(head: &'static str, unit: &'static str, values: &[f64]) -> Column {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let best = values.iter().map(|v| *v == least).collect();
+        let values = values.iter().copied().map(Some).collect();
+        Column { head, unit, better: Better::Lower, values, best }
+    }
+
+    #[test]
+    fn a_league_has_one_unit_and_a_star_for_each_column() {
+        let columns = [
+            column("mean JCT", "s", &[9_000.0, 9_001.0, 72_000.0]),
+            column("SLO misses", "share", &[0.5, 0.25, 0.0]),
+        ];
+        let standing = |(run, name): (usize, &str)| Standing {
+            name: name.into(),
+            about: ["queue", "no"],
+            run,
+        };
+        let standings: Vec<Standing> =
+            ["a", "b", "long"].into_iter().enumerate().map(standing).collect();
+        expect_test::expect![[r#"
+                                        mean      SLO
+                            knows        JCT   misses
+            policy  family  durations      h        %
+            a       queue   no          2.50*    50.0
+            b       queue   no          2.50*    25.0
+            long    queue   no         20.00      0.0*
+            * best of its column
+        "#]]
+        .assert_eq(&league(&standings, &columns, None));
+        expect_test::expect![[r#"
+                     mean      SLO
+                      JCT   misses
+            policy      h        %
+            a        2.50*    50.0
+            b        2.50*    25.0
+            long    20.00      0.0*
+            * best of its column
+        "#]]
+        .assert_eq(&league(&standings, &columns, Some(28)));
     }
 
     #[test]

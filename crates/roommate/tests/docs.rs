@@ -5,12 +5,14 @@
 
 use expect_test::expect_file;
 use roommate_core::policy::{Entry, POLICIES, Params};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn policy_page(entry: &Entry) -> String {
     let params = entry.params(&Params::new()).unwrap();
     let mut page = format!("## `{}`\n\n{}.\n\n", entry.name, entry.summary);
+    let knows = if entry.knows_durations { "knows" } else { "does not know" };
+    page += &format!("Family {}; {knows} how long jobs take.\n\n", entry.family.name());
     if entry.paper != "-" {
         page += &format!("Paper: {}.\n\n", entry.paper);
     }
@@ -97,31 +99,40 @@ fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
 
 /// The page with the present output of the command under the line that names it.
 fn refreshed(page: &str, command: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
         .args(command.split_whitespace())
-        .current_dir(&root)
+        .current_dir(root())
         .output()
         .unwrap();
     let printed = String::from_utf8(out.stdout).unwrap();
-    let page = std::fs::read_to_string(root.join(page)).unwrap();
     let line = format!("Made by `roommate {command}`");
     let (before, after) = page.split_once(&line).unwrap();
-    let shown = shown_after(&page, &line);
+    let shown = shown_after(page, &line);
     let fresh =
         after.replacen(&format!("```text\n{shown}```"), &format!("```text\n{printed}```"), 1);
     format!("{before}{line}{fresh}")
 }
 
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn page(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap()
+}
+
 #[test]
 fn the_interference_page_shows_the_present_fit() {
-    let fresh = refreshed("docs/reference/interference.md", "profile fit profiles/h200");
+    let old = page("docs/reference/interference.md");
+    let fresh = refreshed(&old, "profile fit profiles/h200");
     expect_file!["../../../docs/reference/interference.md"].assert_eq(&fresh);
 }
 
 #[test]
 fn the_comparison_page_shows_the_present_figures() {
     let policies = "fifo,fifo-backfill,srsf,tiresias,gandiva,muri-l,antman,horus";
-    let fresh = refreshed("docs/reference/comparison.md", &format!("compare -p {policies}"));
+    let old = page("docs/reference/comparison.md");
+    let fresh = refreshed(&old, &format!("compare -p {policies}"));
+    let fresh = refreshed(&fresh, &format!("compare -p {policies} --wide"));
     expect_file!["../../../docs/reference/comparison.md"].assert_eq(&fresh);
 }

@@ -21,10 +21,10 @@ use crate::queue::ranked_walk::{Style, Walk};
 use serde::{Deserialize, Serialize};
 
 registry! { "fifo.rs"
-    ("fifo", preset: r"{}",
+    ("fifo", family: Queue, knows_durations: false, preset: r"{}",
         summary: "first come, first served; nobody overtakes",
         paper: "-", compat: &[])
-    ("fifo-backfill", preset: r#"{"backfill": true}"#,
+    ("fifo-backfill", family: Queue, knows_durations: false, preset: r#"{"backfill": true}"#,
         summary: "first come, first served; smaller jobs fill the holes",
         paper: "-", compat: &[])
 }

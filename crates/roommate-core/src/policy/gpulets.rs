@@ -32,7 +32,7 @@ use crate::state::State;
 use serde::{Deserialize, Serialize};
 
 registry! { "gpulets.rs"
-    ("gpulets-like", preset: r"{}",
+    ("gpulets-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "partitions of a few sizes from profiled throughput, training by best fit",
         paper: "Choi et al., gpulets, USENIX ATC 2022", compat: &[])
 }

@@ -38,7 +38,7 @@ enum Choice {
 }
 
 registry! { "gslice.rs"
-    ("gslice-like", preset: r"{}",
+    ("gslice-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "shares and batches of services by feedback, training on the emptiest GPU",
         paper: "Dhakal et al., GSLICE, SoCC 2020", compat: &[])
 }

@@ -59,14 +59,14 @@ enum Sight {
 }
 
 registry! { "iadeep.rs"
-    ("iadeep", preset: r"{}",
+    ("iadeep", family: CoLocation, knows_durations: true, preset: r"{}",
         summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
         paper: "Chen et al., IADeep, SC 2023", compat: &[])
-    ("iadeep-no-tuner", preset: r#"{"tune": false}"#,
+    ("iadeep-no-tuner", family: CoLocation, knows_durations: true, preset: r#"{"tune": false}"#,
         summary: "an ablation of iadeep: batch sizes stay as they are",
         paper: "Chen et al., IADeep, SC 2023", compat: &[],
         ablates: "iadeep", lacks: BatchTuning)
-    ("iadeep-no-predictor", preset: r#"{"predictor": "off", "admission": false}"#,
+    ("iadeep-no-predictor", family: CoLocation, knows_durations: false, preset: r#"{"predictor": "off", "admission": false}"#,
         summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
         paper: "Chen et al., IADeep, SC 2023", compat: &[],
         ablates: "iadeep", lacks: Prediction)

@@ -58,19 +58,19 @@ enum Choice {
 }
 
 registry! { "mps.rs"
-    ("mps", preset: r"{}",
+    ("mps", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
         paper: "-", compat: &[])
-    ("mps-split", preset: r#"{"sharing": "split", "max_tasks": 2}"#,
+    ("mps-split", family: CoLocation, knows_durations: false, preset: r#"{"sharing": "split", "max_tasks": 2}"#,
         summary: "two tasks on a GPU, each confined to a half of it for good",
         paper: "-", compat: &[])
-    ("time-slicing", preset: r#"{"sharing": "turns"}"#,
+    ("time-slicing", family: TimeSharing, knows_durations: false, preset: r#"{"sharing": "turns"}"#,
         summary: "up to three tasks on a GPU, by turns in the driver's time slices",
         paper: "-", compat: &[])
-    ("random-colocate", preset: r#"{"choice": "random"}"#,
+    ("random-colocate", family: CoLocation, knows_durations: false, preset: r#"{"choice": "random"}"#,
         summary: "up to three tasks on a GPU at once, on a random one with room",
         paper: "-", compat: &[])
-    ("kernel-est", preset: r#"{"choice": "predicted"}"#,
+    ("kernel-est", family: CoLocation, knows_durations: false, preset: r#"{"choice": "predicted"}"#,
         summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
         paper: "Xu et al., HotCloud 2019", compat: &[])
 }

@@ -79,10 +79,10 @@ enum Score {
 }
 
 registry! { "mudi.rs"
-    ("mudi", preset: r"{}",
+    ("mudi", family: Services, knows_durations: false, preset: r"{}",
         summary: "one service and training on each GPU; batch and share tuned to the service's objective",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
-    ("mudi-published",
+    ("mudi-published", family: Services, knows_durations: false,
         preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0, "max_training": 1}"#,
         summary: "the same as printed: no fill or waiting time, search at the knee",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])

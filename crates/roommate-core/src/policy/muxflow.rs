@@ -34,7 +34,7 @@ use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
 
 registry! { "muxflow.rs"
-    ("muxflow-like", preset: r"{}",
+    ("muxflow-like", family: Services, knows_durations: false, preset: r"{}",
         summary: "services have what they are busy with, training is matched to what is left",
         paper: "Zhao et al., MuxFlow, 2023", compat: &[])
 }

@@ -22,7 +22,7 @@ use crate::state::State;
 use serde::{Deserialize, Serialize};
 
 registry! { "sjf.rs"
-    ("sjf", preset: r"{}",
+    ("sjf", family: Queue, knows_durations: true, preset: r"{}",
         summary: "shortest declared job first, never preempts",
         paper: "-", compat: &[])
 }

@@ -21,7 +21,7 @@ use crate::queue::ranked_walk::{Walk, key_of_secs};
 use crate::state::State;
 
 registry! { "srsf.rs"
-    ("srsf", preset: r"{}",
+    ("srsf", family: Priority, knows_durations: true, preset: r"{}",
         summary: "shortest remaining service (time x GPUs) first, preempts",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
 }

@@ -25,7 +25,7 @@ use crate::queue::ranked_walk::{Walk, key_of_secs};
 use crate::state::State;
 
 registry! { "srtf.rs"
-    ("srtf", preset: r"{}",
+    ("srtf", family: Priority, knows_durations: true, preset: r"{}",
         summary: "shortest remaining time first, preempts",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
 }

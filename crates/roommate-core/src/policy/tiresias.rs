@@ -89,11 +89,11 @@ enum Quantum {
 }
 
 registry! { "tiresias.rs"
-    ("tiresias", preset: r"{}",
+    ("tiresias", family: Priority, knows_durations: false, preset: r"{}",
         summary: "least attained service in discrete queues, needs no durations",
         paper: "Gu et al., Tiresias, NSDI 2019",
         compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)])
-    ("tiresias-gittins", preset: r#"{"order": "gittins"}"#,
+    ("tiresias-gittins", family: Priority, knows_durations: false, preset: r#"{"order": "gittins"}"#,
         summary: "as tiresias, ordered by the Gittins index of past jobs",
         paper: "Gu et al., Tiresias, NSDI 2019", compat: &[])
 }

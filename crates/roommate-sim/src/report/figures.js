@@ -2,7 +2,6 @@
 
   // ---- line figures ----
 
-  const hidden = new Set();
   const charts = [];
 
   /** Decodes a step function whose times are ticks. */
@@ -28,7 +27,7 @@
 
   /**
    * A figure with one step curve for each run. `spec` has: `id`, `series` (xs, ys, end), `domain()`
-   * giving low, high and log, `top`, `limits` (labelled horizontal lines), `yTicks`, `yText`,
+   * giving low, high and log, `top()`, `limits` (labelled horizontal lines), `yTicks`, `yText`,
    * `value` (a value in words), `empty` (what to say when there is nothing); `xTicks` and `xText` where
    * the axis is not one of time.
    */
@@ -52,7 +51,8 @@
         const u = a + ((px - box.left) / (box.right - box.left)) * (b - a);
         return log ? Math.exp(u) : u;
       };
-      const y = (v) => box.bottom - (v / spec.top) * (box.bottom - box.top);
+      const top = spec.top();
+      const y = (v) => box.bottom - (v / top) * (box.bottom - box.top);
       return { box, low, high, log, x, back, y };
     }
 
@@ -125,7 +125,7 @@
       let d = "";
       const gap = (f.box.right - f.box.left) / 5;
       // Shifted from run to run, so that the markers of equal curves stand side by side.
-      for (let px = f.box.left + gap * (0.3 + run / Math.max(1, runs.length)); px < f.box.right; px += gap) {
+      for (let px = f.box.left + gap * (0.3 + looks[run].slot / DRAWN_MAX); px < f.box.right; px += gap) {
         let v = valueAt(series, f.back(px));
         if (v !== null && bins) v = binAt(bins, f.back(px)).mean;
         if (v !== null) d += marker(looks[run].marker, +px.toFixed(1), +f.y(v).toFixed(1));
@@ -148,7 +148,7 @@
         picture.append(svg("text", { class: "halo", x: f.box.right - 4, y: f.y(limit) - 4, "text-anchor": "end" }, plural(limit, "GPU")));
       }
       spec.series.forEach((series, run) => {
-        if (hidden.has(run) || series.xs.length === 0) return;
+        if (!looks[run] || series.xs.length === 0) return;
         const look = looks[run];
         const bins = columns(series, f);
         const group = svg("g", { class: "series", "data-run": run });
@@ -183,7 +183,7 @@
           const between = bin.low < bin.high ? ` (${fixed(bin.low, 1)}–${fixed(bin.high, 1)})` : "";
           return { run, v: bin.mean, words: `${spec.value(bin.mean)}${between}` };
         })
-        .filter((row) => !hidden.has(row.run) && spec.series[row.run].xs.length > 0)
+        .filter((row) => looks[row.run] && spec.series[row.run].xs.length > 0)
         .sort((a, b) => (b.v ?? -1) - (a.v ?? -1));
       const content = [make("strong", {}, spec.at(x))];
       for (const { run, v, words } of rows) {
@@ -228,29 +228,58 @@
     draw();
   }
 
+  /** A button of a legend, which also picks its curve out while it is pointed at. */
+  function legendButton(run, plot) {
+    const title = `Show or hide this ${data.noun ?? "run"} in all figures`;
+    const button = make("button", { type: "button", class: "pick", "data-run": run, title });
+    button.append(make("span", { class: "key", "data-run": run }), runs[run].label);
+    const pick = (on) => {
+      plot.classList.toggle("picked", on && looks[run] !== null);
+      for (const g of plot.querySelectorAll(".series")) g.classList.toggle("pick", Number(g.dataset.run) === run);
+    };
+    for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => pick(true));
+    for (const event of ["pointerleave", "blur", "click"]) button.addEventListener(event, () => pick(false));
+    return button;
+  }
+
+  /** Legends list the runs on offer; the others are in the table. Buttons stay, so that focus does. */
   function legends() {
     for (const { legend, plot } of charts) {
-      runs.forEach((run, i) => {
-        const button = make("button", { type: "button", "aria-pressed": "true", title: `Show or hide this ${data.noun ?? "run"} in all figures` });
-        button.append(make("span", { class: "key" }, key(i)), run.label);
-        const pick = (on) => {
-          plot.classList.toggle("picked", on && !hidden.has(i));
-          for (const g of plot.querySelectorAll(".series")) g.classList.toggle("pick", Number(g.dataset.run) === i);
-        };
-        for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => pick(true));
-        for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => pick(false));
-        button.addEventListener("click", () => {
-          if (!hidden.delete(i)) hidden.add(i);
-          pick(false);
-          for (const other of charts) {
-            other.legend.children[i].firstChild.setAttribute("aria-pressed", String(!hidden.has(i)));
-            other.draw();
-          }
-        });
-        legend.append(make("li", {}, button));
-      });
+      const more = legend.querySelector(".more");
+      const listed = legend.querySelectorAll("button").length;
+      for (const run of offered.slice(listed)) legend.insertBefore(make("li", {}, legendButton(run, plot)), more);
+      if (offered.length === runs.length) more?.remove();
+      else if (!more) {
+        const others = make("a", { href: "#h-league" }, `${runs.length - offered.length} more in the table`);
+        legend.append(make("li", { class: "more" }, others));
+      } else more.firstChild.textContent = `${runs.length - offered.length} more in the table`;
     }
+    markRuns();
   }
+
+  /** Draws a run in all figures, in place of another where there are as many as can be told apart. */
+  function toggleRun(run) {
+    const name = runs[run].label;
+    if (looks[run]) {
+      dropRun(run);
+      say(`${name} is hidden`);
+    } else if (drawn.length < DRAWN_MAX) {
+      drawRun(run);
+      say(`${name} is drawn`);
+    } else {
+      const [first] = drawn;
+      dropRun(first);
+      drawRun(run);
+      say(`${name} is drawn instead of ${runs[first].label}`);
+    }
+    legends();
+    for (const { draw } of charts) draw();
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button.pick");
+    if (button) toggleRun(Number(button.dataset.run));
+  });
 
   const percent = (v) => `${fixed(v * 100, 1)} %`;
 
@@ -264,7 +293,7 @@
     const low = Math.max(shortest, longest / 1e7);
     const logarithmic = { low: low === longest ? low / 10 : low * 0.9, high: longest * 1.05, log: true };
     chart({
-      id, series, empty, top: 1, limits: [], gutter: 48,
+      id, series, empty, top: () => 1, limits: [], gutter: 48,
       domain: () => (log() ? logarithmic : { low: 0, high: longest * 1.02, log: false }),
       yTicks: (n) => (n >= 5 ? [0, 0.2, 0.4, 0.6, 0.8, 1] : [0, 0.5, 1]),
       yText: (v) => `${Math.round(v * 100)} %`, value: percent,
@@ -286,13 +315,15 @@
     }
     const end = Math.max(...runs.map((run) => run.end_s)) || 1;
     const overTime = (id, series, limits, value) => {
-      const peak = Math.max(0, ...series.flatMap((s) => s.ys.reduce((a, b) => Math.max(a, b ?? 0), 0)), ...limits);
-      const top = (peak || 1) * 1.08;
+      const peaks = series.map((s) => s.ys.reduce((a, b) => Math.max(a, b ?? 0), 0));
+      // As high as what is drawn, so that a run that is not drawn does not press the others flat.
+      const peak = () => Math.max(0, ...drawn.map((run) => peaks[run]), ...limits);
+      const top = () => (peak() || 1) * 1.08;
       chart({
         id, series, limits, top, value,
-        gutter: 26 + 7 * Math.max(2, grouped(peak).length),
+        gutter: 26 + 7 * Math.max(2, grouped(Math.max(0, ...peaks, ...limits)).length),
         domain: () => ({ low: 0, high: end, log: false }),
-        yTicks: (n) => niceTicks(0, top, n).filter((t) => peak >= 4 || Number.isInteger(t)),
+        yTicks: (n) => niceTicks(0, top(), n).filter((t) => peak() >= 4 || Number.isInteger(t)),
         yText: (v) => (Number.isInteger(v) ? grouped(v) : fixed(v, 2)),
         at: (x) => `at ${duration(x)}`, empty: "Nothing happened",
       });

@@ -554,6 +554,9 @@
     };
   }
 
+  // What is folded away is not missing on paper.
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+
   if (runs.length === 0) themes(() => {});
   else {
     lineFigures();

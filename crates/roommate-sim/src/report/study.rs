@@ -1,8 +1,9 @@
 //! The study of a trace as a page: distributions by job size, bars, and all its tables.
 
+use super::Frame;
 use super::condense::distribution;
+use super::data::{CDF_POINTS_MAX, Number, Points};
 use super::text::{count, html, number};
-use super::{CDF_POINTS_MAX, Frame, Number, Points};
 use crate::trace::study::{Study, Table, Unit, by_class};
 use crate::trace::{Trace, TraceJob};
 use serde::Serialize;

@@ -1,4 +1,7 @@
+use super::all_figures::{best, extra_digits, metric_text};
+use super::data::{CDF_POINTS_MAX, GANTT_BUDGET_BYTES, Gantt, Names, STEP_POINTS_MAX, gantt};
 use super::*;
+use roommate_core::journal::metrics::Better;
 
 fn run(label: &str) -> RunView {
     RunView {
@@ -10,7 +13,7 @@ fn run(label: &str) -> RunView {
         gpus: 2,
         nodes: vec![(0, 2)],
         end_s: 100.0,
-        metrics: Vec::new(),
+        figures: Vec::new(),
         stays: vec![Stay { job: 0, gpu: 1, from_s: 0.0, to_s: 100.0, sm_permille: 1000 }],
         job_names: vec!["a".to_owned()],
         job_teams: vec!["team".to_owned()],
@@ -21,9 +24,9 @@ fn run(label: &str) -> RunView {
     }
 }
 
-fn with_metric(label: &str, unit: &str, value: f64, better: Better) -> RunView {
-    let row = MetricRow { name: "m".into(), unit: unit.into(), value: Some(value), better };
-    RunView { metrics: vec![row], ..run(label) }
+fn with_figure(label: &str, unit: &'static str, value: f64, better: Better) -> RunView {
+    let row = Row { key: "m", label: "m", unit, value: Some(value), better };
+    RunView { figures: vec![row], ..run(label) }
 }
 
 fn embedded(page: &str) -> serde_json::Value {
@@ -49,8 +52,8 @@ fn best_marks_all_winners_and_nothing_where_there_is_no_race() {
 #[test]
 fn the_table_marks_the_best_and_keeps_the_exact_value() {
     let runs = [
-        with_metric("fifo", "s", 8_040.25, Better::Lower),
-        with_metric("srtf", "s", 60.0, Better::Lower),
+        with_figure("fifo", "s", 8_040.25, Better::Lower),
+        with_figure("srtf", "s", 60.0, Better::Lower),
     ];
     let page = render("t", &runs);
     assert!(page.contains("title=\"8,040.25 s\">2 h 14 m</data>"));
@@ -83,8 +86,8 @@ fn foreign_text_never_becomes_markup() {
     view.cluster = evil.to_owned();
     view.job_names = vec![evil.to_owned()];
     view.job_teams = vec![evil.to_owned()];
-    view.metrics = with_metric("x", evil, 1.0, Better::Lower).metrics;
-    view.metrics[0].name = evil.to_owned();
+    view.figures = with_figure("x", evil, 1.0, Better::Lower).figures;
+    view.figures[0].label = evil;
     let page = render(evil, &[view]);
     assert!(!page.contains("<script>") && !page.contains("<!--") && !page.contains("<img"));
     assert_eq!(page.matches("</script").count(), 2);
@@ -153,7 +156,7 @@ fn degenerate_runs_still_make_a_page() {
     nothing.queue.clear();
     nothing.busy = vec![(f64::NAN, 1.0), (1.0, f64::INFINITY)];
     nothing.jcts_s = vec![f64::NAN];
-    nothing.metrics = with_metric("x", "s", f64::NAN, Better::Lower).metrics;
+    nothing.figures = with_figure("x", "s", f64::NAN, Better::Lower).figures;
     let mut forever = run("forever");
     (forever.end_s, forever.stays[0].to_s) = (1e9, 1e9);
     forever.stays.push(Stay { job: 9, gpu: 0, from_s: 5.0, to_s: f64::NAN, sm_permille: 0 });

@@ -1,6 +1,6 @@
 //! From a journal to what the HTML report shows of a run.
 
-use crate::report::{MetricRow, RunView, ServiceView, Stay, Stretch};
+use crate::report::{RunView, ServiceView, Stay, Stretch};
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::Idx;
 use roommate_core::journal::gantt::Stays;
@@ -45,12 +45,6 @@ impl View {
                 first += u32::from(group.gpus);
             }
         }
-        let row = |r: roommate_core::journal::metrics::Row| MetricRow {
-            name: r.label.into(),
-            unit: r.unit.into(),
-            value: r.value,
-            better: r.better,
-        };
         let stays = self.stays.ended.iter().flat_map(|s| {
             s.gpus.iter().map(|g| Stay {
                 job: s.job.0,
@@ -84,7 +78,7 @@ impl View {
             gpus: first,
             nodes,
             end_s: self.end.secs(),
-            metrics: metrics.rows().into_iter().map(row).collect(),
+            figures: metrics.rows(),
             services,
             stays: stays.collect(),
             job_teams: self.job_teams.iter().map(team).collect(),

@@ -92,15 +92,35 @@
     return ticks.filter((_, i) => i % every === 0);
   }
 
-  // ---- how a run looks: colour, dash and marker, so that no two look alike without colour ----
+  // ---- which runs are drawn, and how each looks: colour, dash and marker, so that no two look alike
+  // without colour ----
 
+  /** Runs drawn at the same time; more cannot be told apart. The same number as in report.rs. */
+  const DRAWN_MAX = 6;
   const DASHES = ["", "7 3", "2.5 2.5", "10 3 2.5 3", "14 4", "5 2 1.5 2"];
-  const looks = runs.map((_, i) => ({
-    colour: `var(--c${i % 8})`,
-    // With 3, all six dashes meet each colour before the first pair comes again.
-    dash: DASHES[(i + 3 * Math.floor(i / 8)) % DASHES.length],
-    marker: i % 7,
-  }));
+  /** By run; nothing for runs that are not drawn. */
+  const looks = runs.map(() => null);
+  /** The runs that are drawn; whoever is first makes room for one more. */
+  let drawn = [];
+  /** The runs that legends list: those that are drawn, or have been. */
+  const offered = [];
+
+  function drawRun(run) {
+    const taken = new Set(drawn.map((r) => looks[r].slot));
+    const slot = DASHES.findIndex((_, i) => !taken.has(i));
+    looks[run] = { slot, colour: `var(--c${slot})`, dash: DASHES[slot], marker: slot };
+    drawn.push(run);
+    if (!offered.includes(run)) offered.push(run);
+  }
+
+  function dropRun(run) {
+    drawn = drawn.filter((r) => r !== run);
+    looks[run] = null;
+  }
+
+  (data.drawn ?? runs.map((_, i) => i)).slice(0, DRAWN_MAX).forEach(drawRun);
+  // The best are given up last.
+  drawn.reverse();
 
   function marker(kind, x, y, r = 3.4) {
     const at = (points) => points.map(([dx, dy], i) => `${i ? "L" : "M"}${x + dx * r} ${y + dy * r}`).join("");
@@ -122,7 +142,16 @@
     return svg("svg", { width: 28, height: 12, viewBox: "0 0 28 12", "aria-hidden": "true" }, line, mark);
   }
 
-  for (const span of document.querySelectorAll(".key[data-run]")) span.append(key(Number(span.dataset.run)));
+  /** Shows everywhere which runs are drawn, and how they look. */
+  function markRuns() {
+    for (const span of document.querySelectorAll(".key[data-run]")) {
+      const run = Number(span.dataset.run);
+      span.replaceChildren(...(looks[run] ? [key(run)] : []));
+    }
+    for (const button of document.querySelectorAll("button.pick")) {
+      button.setAttribute("aria-pressed", String(Boolean(looks[button.dataset.run])));
+    }
+  }
 
   // ---- tooltip, and the same words for those who listen ----
 

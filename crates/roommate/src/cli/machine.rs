@@ -242,9 +242,9 @@ pub(crate) struct Run {
     pub(crate) mix: PathBuf,
     #[command(flatten)]
     pub(crate) deciding: Deciding,
-    /// Run the jobs one at a time first, and compare
+    /// Run the mix with one job per device first (all devices, first come, first served), and compare
     #[arg(long)]
-    pub(crate) versus_alone: bool,
+    pub(crate) versus_exclusive: bool,
     /// Have the simulator predict when each job ends, from its speed alone, and compare; runs the jobs one at
     /// a time first, unless there are --profiles
     #[arg(long)]

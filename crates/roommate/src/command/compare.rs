@@ -3,12 +3,15 @@
 use super::scenario;
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{Compare, Output};
+use crate::console;
 use crate::experiment::{self, Choice, Lab, Run};
-use crate::{console, table};
+use crate::table::{self, Standing};
 use anyhow::Context;
 use indicatif::MultiProgress;
+use roommate_core::journal::metrics::{Metrics, Row};
 use roommate_core::policy::{self, POLICIES};
 use roommate_sim::report;
+use roommate_sim::report::league::{self, League};
 use roommate_sim::report::view::View;
 use serde_json::Value;
 use std::process::ExitCode;
@@ -23,6 +26,7 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
         let what = "--seeds: only a scenario has several";
         return Err(console::advise(what, "name a .toml file, or use --seed"));
     }
+    let sort = sort_key(args)?;
     let choices = chosen(args)?;
     if let (Some(trace), Some(report)) = (&args.trace, &args.report) {
         atomic::keep_apart(trace, report)?;
@@ -32,9 +36,15 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
     if args.output == Output::Table {
         console::say(&lab.title());
     }
-    let (runs, views) = run_all(&lab, &choices, args)?;
+    let (mut runs, mut views) = run_all(&lab, &choices, args)?;
+    let figures: Vec<Vec<Row>> = runs.iter().map(|r| r.metrics.rows()).collect();
+    let league = League::new(&figures, sort);
+    if args.output == Output::Table || args.sort.is_some() {
+        runs = reordered(runs, &league.order);
+    }
+    views = reordered(views, &league.order);
     if let Some(page) = page {
-        page.fill(&report::render(&lab.title(), &views))?;
+        page.fill(&report::render_with(&lab.title(), &[], &views, sort))?;
     }
     match args.output {
         Output::Json => {
@@ -46,9 +56,10 @@ pub(super) fn run(args: &Compare) -> anyhow::Result<ExitCode> {
         }
         Output::Csv => console::print(&experiment::csv(&runs))?,
         Output::Table => {
-            let columns: Vec<_> =
-                runs.iter().map(|r| (r.policy.clone(), r.metrics.clone())).collect();
-            console::print(&table::metrics(&columns))?;
+            console::print(&shown(&runs, &league, args.wide))?;
+            if args.policies.is_empty() && args.world.compat.is_none() {
+                console::say(&others());
+            }
             if let Some(path) = &args.report {
                 console::say(&format!("report: {}", path.display()));
             }
@@ -78,14 +89,41 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
     names.iter().zip(sets).map(|(name, set)| Choice::new(name, compat, &set)).collect()
 }
 
-/// Those asked for, or all that know the compat mode.
+/// One policy of each family, for a first look:
+/// - `fifo-backfill`: what Slurm and Kubernetes do unless told otherwise, so the line to beat;
+/// - `tiresias`: preempts without knowing durations, and most later papers compare with it;
+/// - `gandiva`: the first that let jobs take turns, and what `roommate up` does by default;
+/// - `muri-l`: packs without knowing durations (`horus` is favoured here: its predictor and the default
+///   truth come from the same measurements);
+/// - `gavel`: its own default goal, max-min fairness;
+/// - `synergy-tune`: the mechanism that its paper recommends;
+/// - `chronus`: the only one of its family;
+/// - `mudi`: the others of its family are the baselines of its paper.
+const REPRESENTATIVES: [&str; 8] =
+    ["fifo-backfill", "tiresias", "gandiva", "muri-l", "gavel", "synergy-tune", "chronus", "mudi"];
+
+/// The word for all policies of the registry in `-p`.
+pub(super) const ALL: &str = "all";
+
+/// How to see what was not run.
+fn others() -> String {
+    let (shown, all) = (REPRESENTATIVES.len(), POLICIES.len());
+    format!(
+        "one policy of each family, {shown} of {all}: `-p all` runs all {all}, `-p NAME,...` those you name"
+    )
+}
+
+/// Those asked for; without a word, all that know the compat mode, or one of each family.
 fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
-    if args.policies.is_empty() {
-        let knows = |e: &&policy::Entry| match &args.world.compat {
-            Some(compat) => e.compat_params(compat).is_ok(),
-            None => !e.is_ablation(),
-        };
-        return Ok(POLICIES.iter().filter(knows).map(|e| e.name.into()).collect());
+    let asked = || args.policies.iter().map(String::as_str);
+    match &args.world.compat {
+        Some(compat) if args.policies.is_empty() || asked().eq([ALL]) => {
+            let with = POLICIES.iter().filter(|e| e.compat_params(compat).is_ok());
+            return Ok(with.map(|e| e.name.into()).collect());
+        }
+        _ if args.policies.is_empty() => return Ok(REPRESENTATIVES.map(String::from).to_vec()),
+        _ if asked().eq([ALL]) => return Ok(POLICIES.iter().map(|e| e.name.into()).collect()),
+        _ => {}
     }
     let mut names: Vec<String> = Vec::new();
     for name in &args.policies {
@@ -97,6 +135,38 @@ fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
         names.push(name.clone());
     }
     Ok(names)
+}
+
+/// The key of the figure to sort by.
+fn sort_key(args: &Compare) -> anyhow::Result<&str> {
+    let sort = args.sort.as_deref().unwrap_or(league::SORTED_BY);
+    let keys: Vec<&str> = Metrics::default().rows().iter().map(|r| r.key).collect();
+    if keys.contains(&sort) {
+        return Ok(sort);
+    }
+    let what = format!("--sort {sort:?}: there is no such figure");
+    Err(console::advise(what, format!("there are {}", keys.join(", "))))
+}
+
+fn reordered<T>(of: Vec<T>, order: &[usize]) -> Vec<T> {
+    let mut slots: Vec<Option<T>> = of.into_iter().map(Some).collect();
+    order.iter().filter_map(|i| slots.get_mut(*i)?.take()).collect()
+}
+
+/// What a terminal shows: the league, or all figures.
+fn shown(runs: &[Run], league: &League, wide: bool) -> String {
+    let width = console::width();
+    if wide {
+        let columns: Vec<_> = runs.iter().map(|r| (r.policy.clone(), r.metrics.clone())).collect();
+        return table::metrics_within(&columns, width.unwrap_or(table::WIDTH));
+    }
+    let standing = |(run, i): (&Run, &usize)| Standing {
+        name: run.policy.clone(),
+        about: league::about(&run.policy),
+        run: *i,
+    };
+    let standings: Vec<Standing> = runs.iter().zip(&league.order).map(standing).collect();
+    table::league(&standings, &league.columns, width)
 }
 
 /// Where a thread leaves what a policy made of the trace.
@@ -145,4 +215,16 @@ fn run_all(
         runs.push(run);
     }
     Ok((runs, views))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roommate_core::policy::Family;
+
+    #[test]
+    fn every_family_has_one_representative() {
+        let found = |name: &str| policy::find(name).expect("a policy").family;
+        assert_eq!(REPRESENTATIVES.map(found), Family::ALL);
+    }
 }

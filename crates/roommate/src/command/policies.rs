@@ -21,18 +21,17 @@ pub(super) fn run(args: &Policies) -> anyhow::Result<ExitCode> {
             console::print(&(serde_json::to_string_pretty(&value)? + "\n"))?;
         }
         Output::Csv => {
-            let mut text = String::from("name,summary,paper\n");
+            let mut text = String::from("name,family,knows_durations,summary,paper\n");
             for e in &chosen {
-                text += &format!("{},\"{}\",\"{}\"\n", e.name, e.summary, e.paper);
+                let (family, knows) = (e.family.name(), e.knows_durations);
+                text += &format!("{},{family},{knows},\"{}\",\"{}\"\n", e.name, e.summary, e.paper);
             }
             console::print(&text)?;
         }
         Output::Table if args.name.is_some() => console::print(&describe(chosen[0])?)?,
         Output::Table => {
-            let rows: Vec<Vec<String>> = chosen
-                .iter()
-                .map(|e| [e.name, e.summary, e.paper].map(String::from).to_vec())
-                .collect();
+            let row = |e: &&Entry| [e.name, e.family.name(), e.summary, e.paper].map(String::from);
+            let rows: Vec<Vec<String>> = chosen.iter().map(|e| row(e).to_vec()).collect();
             console::print(&table::align_left(&rows))?;
         }
     }
@@ -43,6 +42,8 @@ fn json_of(entry: &Entry) -> anyhow::Result<Value> {
     let compat: Vec<&str> = entry.compat.iter().map(|(name, _)| *name).collect();
     Ok(json!({
         "name": entry.name,
+        "family": entry.family.name(),
+        "knows_durations": entry.knows_durations,
         "summary": entry.summary,
         "paper": entry.paper,
         "params": entry.params(&Params::new())?,
@@ -52,7 +53,10 @@ fn json_of(entry: &Entry) -> anyhow::Result<Value> {
 }
 
 fn describe(entry: &Entry) -> anyhow::Result<String> {
-    let mut text = format!("{}: {}\n\n{}", entry.name, entry.summary, entry.doc());
+    let knows = if entry.knows_durations { "knows" } else { "does not know" };
+    let mut text = format!("{}: {}\n", entry.name, entry.summary);
+    text += &format!("Family {}; {knows} how long jobs take.\n\n", entry.family.name());
+    text += &entry.doc();
     text += "\n# Parameters (set with --set name=value)\n";
     let Value::Object(params) = entry.params(&Params::new())? else { return Ok(text) };
     let rows: Vec<Vec<String>> =

@@ -25,9 +25,30 @@ use std::time::{Duration, Instant};
 /// More than any journal of a mix has.
 const ONE_PART: u64 = 1 << 40;
 
+/// How the mix is run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// A job has the whole machine for itself, which shows how fast it is alone.
+    OneAtATime,
+    /// Every job has whole devices for itself, all devices are used, first come, first served.
+    Exclusive,
+    /// As the mix says.
+    Shared,
+}
+
+impl Way {
+    fn label(self) -> &'static str {
+        match self {
+            Self::OneAtATime => "one at a time",
+            Self::Exclusive => "one job per device",
+            Self::Shared => "shared",
+        }
+    }
+}
+
 /// What a run of the mix came to.
 struct Came {
-    label: String,
+    way: Way,
     jobs: Vec<JobView>,
     metrics: Metrics,
     journal: Vec<u8>,
@@ -40,16 +61,16 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let open = |path: &std::path::Path| std::fs::read_to_string(path);
     let mix =
         Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
-    let mut runs = Vec::new();
-    if args.versus_alone || (args.predict && args.profiles.is_none()) {
-        runs.push(go(args, &mix, true, &wanted)?);
-    }
-    runs.push(go(args, &mix, false, &wanted)?);
+    let alone = (args.predict && args.profiles.is_none()).then_some(Way::OneAtATime);
+    let exclusive = args.versus_exclusive.then_some(Way::Exclusive);
+    let ways = alone.into_iter().chain(exclusive).chain([Way::Shared]);
+    let runs: Vec<Came> =
+        ways.map(|way| go(args, &mix, way, &wanted)).collect::<anyhow::Result<_>>()?;
     let shared = runs.last().context("there was a run")?;
     let files: Vec<JobFile> = mix.jobs.iter().map(|(_, file)| file.clone()).collect();
     let guesses = match (&runs[..], &args.profiles) {
         (_, Some(profiles)) => predict::predict_measured(&shared.journal, profiles, args.start)?,
-        ([alone, shared], None) if args.predict => {
+        ([alone, .., shared], None) if args.predict => {
             predict::predict(&shared.journal, &files, &alone.jobs, &shared.jobs)?
         }
         _ => Vec::new(),
@@ -63,7 +84,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         Output::Json => {
             let mut runs: Vec<_> = runs
                 .iter()
-                .map(|r| json!({ "label": r.label, "wall_s": r.wall_s, "metrics": r.metrics, "jobs": r.jobs }))
+                .map(|r| json!({ "label": r.way.label(), "wall_s": r.wall_s, "metrics": r.metrics, "jobs": r.jobs }))
                 .collect();
             if args.predict {
                 runs.push(json!({ "label": "prediction", "jobs": guesses }));
@@ -73,7 +94,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         Output::Csv => {
             let mut text = String::from("run,job,state,steps,starts,age_s\n");
             for (run, j) in runs.iter().flat_map(|r| r.jobs.iter().map(move |j| (r, j))) {
-                let (run, state) = (&run.label, j.state.replace('"', "\"\""));
+                let (run, state) = (run.way.label(), j.state.replace('"', "\"\""));
                 text +=
                     &format!("{run},{},\"{state}\",{},{},{}\n", j.name, j.done, j.starts, j.age_s);
             }
@@ -94,8 +115,8 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(ANSWER_NO) })
 }
 
-/// Runs the mix once: as it is, or one job after the other.
-fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result<Came> {
+/// Runs the mix once.
+fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Came> {
     let folder = tempfile::Builder::new()
         .prefix("roommate-")
         .tempdir()
@@ -106,8 +127,8 @@ fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result
     if config.params.is_empty() {
         config.params.clone_from(&mix.set);
     }
-    if alone {
-        // Whoever has the machine for itself needs no policy.
+    if way != Way::Shared {
+        // Whole devices, first come, first served.
         (config.policy, config.params) = (Some("fifo".into()), serde_json::Map::new());
     }
     config.devices = config.devices.or(mix.devices);
@@ -115,7 +136,7 @@ fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result
     config.keeping.journal_bytes = ONE_PART;
     let running = daemon::start(config)?;
     let began = Instant::now();
-    let watched = watch(&running, mix, alone, wanted);
+    let watched = watch(&running, mix, way, wanted);
     let wall_s = began.elapsed().as_secs_f64();
     super::up::end(running)?;
     let jobs = watched?;
@@ -124,18 +145,17 @@ fn go(args: &Run, mix: &Mix, alone: bool, wanted: &AtomicBool) -> anyhow::Result
     finish(&mut journal, last);
     let mut fold = Fold::default();
     journal::read(journal.as_slice(), &mut fold).context("could not read the journal")?;
-    let label = if alone { "one at a time".to_string() } else { "shared".to_string() };
     if jobs.iter().any(|j| j.state != "finished") {
         keep_logs(&jobs);
     }
-    Ok(Came { label, jobs, metrics: fold.metrics(), journal, wall_s })
+    Ok(Came { way, jobs, metrics: fold.metrics(), journal, wall_s })
 }
 
 /// Submits the jobs when they are due and shows how they get on until all have ended.
 fn watch(
     running: &Running,
     mix: &Mix,
-    alone: bool,
+    way: Way,
     wanted: &AtomicBool,
 ) -> anyhow::Result<Vec<JobView>> {
     let began = Instant::now();
@@ -146,8 +166,9 @@ fn watch(
             anyhow::bail!("no jobs to show")
         };
         let all_ended = jobs.iter().all(|j| j.ended);
-        let next = |(after, _): &&(f64, JobFile)| {
-            if alone { all_ended } else { began.elapsed().as_secs_f64() >= *after }
+        let next = |(after, _): &&(f64, JobFile)| match way {
+            Way::OneAtATime => all_ended,
+            Way::Exclusive | Way::Shared => began.elapsed().as_secs_f64() >= *after,
         };
         if let Some((_, file)) = due.next_if(next) {
             running.ask(super::submit::request(file.clone(), false))?;
@@ -244,15 +265,17 @@ impl journal::Observer for LastStep {
 fn tell(runs: &[Came]) -> String {
     let mut text = String::new();
     for run in runs {
-        text += &format!("{}:\n{}\n", run.label, super::machine::list(&run.jobs, false));
+        text += &format!("{}:\n{}\n", run.way.label(), super::machine::list(&run.jobs, false));
     }
     let columns: Vec<(String, Metrics)> =
-        runs.iter().map(|r| (r.label.clone(), r.metrics.clone())).collect();
+        runs.iter().map(|r| (r.way.label().into(), r.metrics.clone())).collect();
     text += &table::metrics(&columns);
-    if let [alone, shared] = runs {
-        let faster = alone.metrics.makespan_s / shared.metrics.makespan_s;
-        text +=
-            &format!("shared, the mix is done {faster:.2} times as fast as one job at a time\n");
+    if let [.., exclusive @ Came { way: Way::Exclusive, .. }, shared] = runs {
+        let faster = exclusive.metrics.makespan_s / shared.metrics.makespan_s;
+        text += &format!(
+            "shared, the mix is done {faster:.2} times as fast as with one job per device, first come, \
+             first served, all devices used\n"
+        );
     }
     text
 }
@@ -262,7 +285,7 @@ fn page(title: &str, runs: &[Came]) -> anyhow::Result<String> {
     for run in runs {
         let mut view = View::default();
         journal::read(run.journal.as_slice(), &mut view).context("could not read the journal")?;
-        views.push(view.finish(&run.label, title));
+        views.push(view.finish(run.way.label(), title));
     }
     Ok(report::render(title, &views))
 }

@@ -7,7 +7,8 @@ use crate::{console, table};
 use anyhow::Context;
 use roommate_core::interference;
 use roommate_core::measurement::atlas::Atlas;
-use roommate_core::policy;
+use roommate_core::policy::{self, POLICIES};
+use roommate_sim::report::league;
 use roommate_sim::report::view::View;
 use roommate_sim::report::{self, Card, RunView};
 use roommate_sim::scenario::score::{FIGURES, Figure, Mean, Score};
@@ -69,6 +70,11 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
         let hint = "`roommate sim` with --seed and --journal writes one";
         return Err(console::advise("--journals: not for scenarios", hint));
     }
+    if args.wide || args.sort.is_some() {
+        let hint = "-o csv prints every figure of every run";
+        let what = "--wide and --sort: a scenario says itself what is compared, and in which order";
+        return Err(console::advise(what, hint));
+    }
     if let Some(report) = &args.report {
         atomic::keep_apart(path, report)?;
     }
@@ -87,7 +93,7 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     let (scores, views) = study.run(args)?;
     if let Some(page) = page {
         let cards = study.cards(&scores);
-        page.fill(&report::render_with(&study.title(), &cards, &views))?;
+        page.fill(&report::render_with(&study.title(), &cards, &views, league::SORTED_BY))?;
     }
     match args.output {
         Output::Json => {
@@ -107,10 +113,19 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the scenario, or those asked for.
+/// Those of the scenario, those asked for, or with `-p all` those of the scenario and every other.
 fn contenders(scenario: &Scenario, args: &Compare) -> anyhow::Result<Vec<(Contender, Choice)>> {
-    let all = || scenario.policies().map(|p| p.label().to_owned()).collect();
-    let names: Vec<String> = if args.policies.is_empty() { all() } else { args.policies.clone() };
+    let own = scenario.policies().map(|p| p.label().to_owned()).collect::<Vec<String>>();
+    let names: Vec<String> = match &args.policies[..] {
+        [] => own,
+        [word] if word == super::compare::ALL => {
+            let had = |name: &&str| scenario.policies().any(|p| p.name == *name);
+            let others =
+                POLICIES.iter().map(|e| e.name).filter(|name| !had(name)).map(String::from);
+            own.into_iter().chain(others).collect()
+        }
+        _ => args.policies.clone(),
+    };
     let mut sets: Vec<Vec<&str>> = vec![Vec::new(); names.len()];
     for pair in &args.set {
         let split = pair.split_once('.').filter(|(policy, _)| !policy.contains('='));

@@ -51,6 +51,17 @@ fn sim_prints_a_table() {
     assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
     let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
     expect![[r#"
+                                   mean    p99              mean    GPU
+                        knows       JCT    JCT   makespan   wait   held
+        policy  family  durations   min    min        min      s      %
+        sjf     queue   yes        1.50*  2.33*      2.50*  30.0*  76.7
+        fifo    queue   no         2.22   2.67       3.00   73.3   63.9
+        * best of its column
+    "#]]
+    .assert_eq(&said.out);
+    assert_eq!(said.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
+    let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo --wide");
+    expect![[r#"
                                          sjf       fifo
         jobs                               3          3
         finished                           3          3
@@ -79,23 +90,46 @@ fn json_has_the_promised_keys() {
     let result = room.json("sim t.csv --cluster 1x2");
     has_keys(&result);
     assert_eq!((&result["policy"], &result["jobs"]), (&"tiresias".into(), &3.into()));
-    let compared = room.json("compare t.csv --cluster 1x2");
+    let compared = room.json("compare t.csv --cluster 1x2 -p all");
     let results = compared["results"].as_array().unwrap();
     results.iter().for_each(has_keys);
     let policies = room.json("policies");
     let names = |list: &[Value], key: &str| list.iter().map(|r| r[key].clone()).collect::<Vec<_>>();
-    // All but the ablations, in the order of the registry.
-    let mut all = names(policies.as_array().unwrap(), "name");
-    let ablations = [
-        "muri-l-worst-ordering",
-        "muri-l-no-blossom",
-        "synergy-proportional",
-        "synergy-greedy",
-        "iadeep-no-tuner",
-        "iadeep-no-predictor",
-    ];
-    all.retain(|n| !ablations.contains(&n.as_str().unwrap()));
-    assert_eq!(names(results, "policy"), all);
+    assert_eq!(names(results, "policy"), names(policies.as_array().unwrap(), "name"));
+}
+
+#[test]
+fn a_first_comparison_has_one_policy_of_each_family() {
+    let room = Room::with(&[("t.csv", GOOD)]);
+    let said = room.run("compare t.csv --cluster 1x2");
+    let families: Vec<Value> =
+        room.json("policies").as_array().unwrap().iter().map(|p| p["family"].clone()).collect();
+    for family in &families {
+        let rows =
+            said.out.lines().filter(|l| l.contains(&format!("  {} ", family.as_str().unwrap())));
+        assert_eq!(rows.count(), 1, "{family}: {}", said.out);
+    }
+    let all = format!("`-p all` runs all {}", families.len());
+    assert!(said.err.contains(&all), "{}", said.err);
+    assert!(!room.run("compare t.csv --cluster 1x2 -p fifo").err.contains("-p all"));
+}
+
+#[test]
+fn a_comparison_is_sorted_by_any_figure() {
+    let room = Room::with(&[("t.csv", GOOD)]);
+    let first = |flags: &str| -> Vec<String> {
+        let out = room.works(&format!("compare t.csv --cluster 1x2 -p fifo,sjf {flags}"));
+        let rows = out.lines().filter(|l| l.starts_with("fifo") || l.starts_with("sjf"));
+        rows.map(|l| l.split([' ', ',']).next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(first(""), ["sjf", "fifo"]);
+    assert_eq!(first("--sort jain"), ["sjf", "fifo"]);
+    assert_eq!(first("--sort finished"), ["fifo", "sjf"]);
+    // What machines read stays as it was asked for, unless told otherwise.
+    assert_eq!(first("-o csv"), ["fifo", "sjf"]);
+    assert_eq!(first("-o csv --sort avg_jct_s"), ["sjf", "fifo"]);
+    let refused = room.run("compare t.csv --cluster 1x2 --sort nope");
+    assert!(refused.err.contains("hint: there are jobs, finished, avg_jct_s"), "{}", refused.err);
 }
 
 #[test]
@@ -167,7 +201,7 @@ fn jobs_finish_earlier_on_faster_gpu_models() {
 #[test]
 fn a_large_gang_spans_several_gpu_models() {
     let room = Room::with(&[("t.csv", "id,submit_s,gpus,duration_s\na,0,3,100\nb,0,2,100\n")]);
-    let compared = room.json("compare t.csv --cluster 1x2:v100,1x2:a100");
+    let compared = room.json("compare t.csv --cluster 1x2:v100,1x2:a100 -p all");
     for result in compared["results"].as_array().unwrap() {
         assert_eq!(result["finished"], 2, "{result}");
     }

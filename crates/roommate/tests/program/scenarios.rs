@@ -151,6 +151,13 @@ fn invalid_scenarios_are_refused_with_a_hint() {
     "#]],
     );
     room.refuses(
+        "compare small.toml --sort avg_jct_s",
+        expect![[r#"
+            error: --wide and --sort: a scenario says itself what is compared, and in which order
+            hint: -o csv prints every figure of every run
+        "#]],
+    );
+    room.refuses(
         "compare small.toml --journals d",
         expect![[r#"
         error: --journals: not for scenarios

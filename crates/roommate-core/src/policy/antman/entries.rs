@@ -4,7 +4,7 @@ use super::{Params, build};
 use crate::policy::Fuzz;
 
 registry! { "../antman.rs"
-    ("antman", preset: r"{}",
+    ("antman", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)])

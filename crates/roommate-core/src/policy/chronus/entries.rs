@@ -4,7 +4,7 @@ use super::{Params, build};
 use crate::policy::Fuzz;
 
 registry! { "../chronus.rs"
-    ("chronus", preset: r"{}",
+    ("chronus", family: Deadlines, knows_durations: true, preset: r"{}",
         summary: "promises deadlines that fit on a time-line of leases; the rest runs in what is left",
         paper: "Gao et al., Chronus, SoCC 2021", compat: &[])
 }

@@ -5,10 +5,10 @@ use crate::policy::Fuzz;
 use serde::{Deserialize, Serialize};
 
 registry! { "../gandiva.rs"
-    ("gandiva", preset: r"{}",
+    ("gandiva", family: TimeSharing, knows_durations: false, preset: r"{}",
         summary: "nobody queues: jobs take turns, and packs and moves that were measured to help are kept",
         paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[])
-    ("gandiva-tiresias-style",
+    ("gandiva-tiresias-style", family: TimeSharing, knows_durations: false,
         preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0, "grow": false}"#,
         summary: "as the Tiresias simulator has gandiva: turns only, and nodes by each class's share of the demand",
         paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[])

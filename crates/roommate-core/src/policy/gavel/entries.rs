@@ -16,29 +16,29 @@ const GOALS: [&str; 9] = [
 ];
 
 registry! { "../gavel.rs"
-    ("gavel", preset: r"{}",
+    ("gavel", family: Gavel, knows_durations: false, preset: r"{}",
         summary: "max-min fairness of effective speeds over GPU kinds, realised by rounds",
         paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)])
-    ("gavel-packed", preset: r#"{"packed": true}"#,
+    ("gavel-packed", family: Gavel, knows_durations: false, preset: r#"{"packed": true}"#,
         summary: "the same, and two jobs share GPUs where they are known to gain by it",
         paper: "Narayanan et al., Gavel, OSDI 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
-    ("gavel-makespan", preset: r#"{"objective": "makespan"}"#,
+    ("gavel-makespan", family: Gavel, knows_durations: true, preset: r#"{"objective": "makespan"}"#,
         summary: "the same rounds, so that all jobs are done as early as possible",
         paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)])
-    ("gavel-finish-time", preset: r#"{"objective": "finish_time"}"#,
+    ("gavel-finish-time", family: Gavel, knows_durations: true, preset: r#"{"objective": "finish_time"}"#,
         summary: "the same rounds, so that nobody ends much later than with an equal part",
         paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
         compat: &[("gavel", r#"{"released": true}"#)])
-    ("gavel-fifo", preset: r#"{"objective": "fifo"}"#,
+    ("gavel-fifo", family: Gavel, knows_durations: false, preset: r#"{"objective": "fifo"}"#,
         summary: "the same rounds, first come, first served on the fastest kind that is free",
         paper: "Narayanan et al., Gavel, OSDI 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
-    ("gavel-allox", preset: r#"{"objective": "allox"}"#,
+    ("gavel-allox", family: Gavel, knows_durations: true, preset: r#"{"objective": "allox"}"#,
         summary: "the same rounds, the best queue behind every GPU, so that the mean completion time is least",
         paper: "Narayanan et al., Gavel, OSDI 2020; Le et al., AlloX, EuroSys 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
-    ("gavel-couples", preset: r#"{"objective": "couples"}"#,
+    ("gavel-couples", family: Gavel, knows_durations: false, preset: r#"{"objective": "couples"}"#,
         summary: "the same rounds, equal parts; who shares is drawn, and couples that lose by it part",
         paper: "Narayanan et al., Gavel, OSDI 2020; Xiao et al., Gandiva, OSDI 2018",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])

@@ -4,10 +4,10 @@ use super::{Params, build};
 use crate::policy::Fuzz;
 
 registry! { "../horus.rs"
-    ("horus", preset: r"{}",
+    ("horus", family: CoLocation, knows_durations: false, preset: r"{}",
         summary: "packs by utilisation predicted from the architecture, up to just under 100 %",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[])
-    ("horus-plus", preset: r#"{"queues": 3}"#,
+    ("horus-plus", family: CoLocation, knows_durations: false, preset: r#"{"queues": 3}"#,
         summary: "the same with lines of similar jobs, the one that waited most first",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[])
 }

@@ -4,21 +4,21 @@ use super::{Params, build};
 use crate::policy::Fuzz;
 
 registry! { "../synergy.rs"
-    ("synergy-proportional", preset: r#"{"mechanism": "proportional"}"#,
+    ("synergy-proportional", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "proportional"}"#,
         summary: "every job gets the CPU and memory of its GPUs",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
         ablates: "synergy-tune", lacks: AboveShare)
-    ("synergy-greedy", preset: r#"{"mechanism": "greedy"}"#,
+    ("synergy-greedy", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "greedy"}"#,
         summary: "every job gets the CPU and memory that it asks for, or waits",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
         ablates: "synergy-tune", lacks: BelowDemand)
-    ("synergy-tune", preset: r#"{"mechanism": "tune"}"#,
+    ("synergy-tune", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "tune"}"#,
         summary: "CPU and memory by what jobs make of them, nobody below its share",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])
-    ("synergy-opt", preset: r#"{"mechanism": "opt"}"#,
+    ("synergy-opt", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "opt"}"#,
         summary: "CPU and memory such that the sum of all speeds is largest",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])

@@ -1,0 +1,85 @@
+//! The help of the program itself: its commands by what they are for.
+//!
+//! clap lists commands in one row; here the same commands, with the same words, stand in groups. A test
+//! holds that every visible command is in exactly one.
+
+use super::Cli;
+use clap::builder::styling::Styles;
+use clap::{Command, CommandFactory, FromArgMatches};
+use std::fmt::Write as _;
+
+/// What commands are for, and the commands, those first that are used first.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "oracle"]),
+    (
+        "This machine",
+        &[
+            "run", "up", "submit", "top", "ps", "describe", "logs", "events", "suspend", "resume",
+            "resize", "cancel", "down",
+        ],
+    ),
+    ("Measure", &["profile", "predict"]),
+    ("Traces", &["trace"]),
+    ("Shell", &["completions"]),
+];
+
+/// The command line with its commands in groups.
+pub(crate) fn command() -> Command {
+    let command = Cli::command();
+    let commands = grouped(&command);
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{commands}{{options}}\n\n\
+         `roommate help COMMAND` says more of a command.\n"
+    ))
+}
+
+/// What the user asked for; ends the program where that cannot be read, as clap does.
+pub(crate) fn parse() -> Cli {
+    let matches = command().get_matches();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+fn grouped(command: &Command) -> String {
+    let styles = Styles::default();
+    let (header, literal) = (styles.get_header(), styles.get_literal());
+    let longest = visible(command).map(|c| c.get_name().len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        let _ = writeln!(text, "{header}{group}:{header:#}");
+        for found in names.iter().filter_map(|name| command.find_subcommand(name)) {
+            let about = found.get_about().map(ToString::to_string).unwrap_or_default();
+            let name = found.get_name();
+            let _ = writeln!(text, "  {literal}{name:longest$}{literal:#}  {about}");
+        }
+        text.push('\n');
+    }
+    let _ = writeln!(text, "{header}Options:{header:#}");
+    text
+}
+
+fn visible(command: &Command) -> impl Iterator<Item = &Command> {
+    command.get_subcommands().filter(|c| !c.is_hide_set())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_visible_command_is_in_exactly_one_group() {
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        listed.sort_unstable();
+        let command = Cli::command();
+        let mut visible: Vec<&str> = visible(&command).map(Command::get_name).collect();
+        visible.sort_unstable();
+        assert_eq!(listed, visible);
+    }
+
+    #[test]
+    fn the_list_of_commands_fits_eighty_columns() {
+        let text = clap::builder::StyledStr::from(grouped(&Cli::command())).to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+}
