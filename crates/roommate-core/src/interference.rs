@@ -3,9 +3,17 @@
 //! Belief and truth are the same trait in different hands: a simulator holds a truth, a policy sees
 //! only a belief and samples.
 //!
+//! ```text
+//!  world ── truth: speed of each tenant ──→ progress ──→ samples ──┐
+//!  policy ── belief: speed, and whether it is known ←── a table ←──┘
+//! ```
+//!
+//! Invariants: speeds are those of steps, 1 = alone at the job's own batch size; the same question has the
+//! same answer; where nothing is known, `knows` says so and policies that pack by knowledge do not.
+//!
 //! | model | what it is |
 //! |---|---|
-//! | [`measured`] | measured pairs, and for the rest a [`contention`] model fitted to them |
+//! | [`measured`] | measured pairs, and for the rest a model of contention fitted to them |
 //! | [`table`] | speeds by pair of profiles, given |
 //! | [`utilization`] | demands on processors, memory, bus and CPU beyond what there is |
 //! | [`stages`] | jobs that interleave their stages |
@@ -13,7 +21,7 @@
 //! | [`shadow`] | best-effort jobs in the gaps of guaranteed ones |
 //! | [`noisy`] | any of these, seen through noise |
 //!
-//! [`pattern`] is no model of steps: it learns how much goodput co-location costs, for device choice.
+//! [`degradation`] is no model of steps: it learns how much goodput co-location costs, for device choice.
 
 pub mod cores;
 pub mod degradation;

@@ -4,6 +4,15 @@
 //! One line each for the head, every profile, team and job when it becomes known, every step, and the
 //! end. A file without an end line was cut off; everything before the cut is still good. Only the journal
 //! of a live world has none as long as that world goes on.
+//!
+//! ```text
+//!  head │ profile team job ... │ step: time, facts, actions, reasons │ ... │ end
+//!    │                            └──→ metrics · gantt · occupancy · explain   (folds)
+//!    └────────────────────────────────→ replay: a fresh engine must decide the same
+//! ```
+//!
+//! Invariants: lines are only added; floats read back exactly; every number in a line is checked before a
+//! fold uses it as an index; a reader knows all versions before its own.
 
 pub mod explain;
 pub mod gantt;
