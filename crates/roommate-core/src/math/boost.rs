@@ -2,7 +2,8 @@
 //! over (Friedman, 2001), for tables of a few dozen rows.
 //!
 //! Squared loss. Rows are put in a canonical order first, so the order in which they are given does not
-//! show in the last bit either.
+//! show in the last bit either. Trees are complete and shallow, so that one is two small arrays; those of
+//! [`crate::math::forest`] are deep and ragged, which is why the two share no type.
 
 /// How to fit.
 #[derive(Clone, Copy, Debug)]
