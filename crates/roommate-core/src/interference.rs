@@ -3,9 +3,17 @@
 //! What a policy believes is an [`Interference`]; what a world knows is a [`Truth`], which has counters
 //! and loads besides. A simulator holds a truth, a policy sees only a belief and samples.
 //!
+//! ```text
+//!  world ── truth: speed of each tenant ──→ progress ──→ samples ──┐
+//!  policy ── belief: speed, and whether it is known ←── a table ←──┘
+//! ```
+//!
+//! Invariants: speeds are those of steps, 1 = alone at the job's own batch size; the same question has the
+//! same answer; where nothing is known, `knows` says so and policies that pack by knowledge do not.
+//!
 //! | model | what it is |
 //! |---|---|
-//! | [`measured`] | measured pairs, and for the rest a [`contention`] model fitted to them |
+//! | [`measured`] | measured pairs, and for the rest a contention model fitted to them |
 //! | [`table`] | given speeds by pair of profiles |
 //! | [`utilization`] | demand for SMs, memory, bus and CPU beyond their capacity |
 //! | [`stages`] | jobs that interleave their stages |

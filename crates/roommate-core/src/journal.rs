@@ -4,6 +4,15 @@
 //! One line each for the head, for every profile, team and job when it is registered, for every
 //! step, and for the end. A file without an end line was truncated; everything before that is
 //! valid. Only the journal of a live world has no end line while that world runs.
+//!
+//! ```text
+//!  head │ profile team job ... │ step: time, facts, actions, reasons │ ... │ end
+//!    │                            └──→ metrics · gantt · occupancy · explain   (folds)
+//!    └────────────────────────────────→ replay: a fresh engine must decide the same
+//! ```
+//!
+//! Invariants: lines are only added; floats read back exactly; every number in a line is checked before a
+//! fold uses it as an index; a reader knows all versions before its own.
 
 pub mod explain;
 pub mod gantt;

@@ -1,6 +1,15 @@
 //! Placement: finding whole idle GPUs for a gang, and making room by preempting others.
 //!
-//! Helpers for policies that give jobs whole GPUs. Nothing here decides which job should run.
+//! ```text
+//!  Layout = Rule (how a gang is laid over nodes) + patience (how long it insists) + dedicated nodes
+//!
+//!  find ──→ place                     on idle GPUs
+//!    └ none ──→ Preemption::make_room victims in the order that the policy gives, undone if too few
+//!    └ none ──→ Patience              wakes the policy when a job stops insisting on a compact place
+//! ```
+//!
+//! Helpers for policies that give jobs whole GPUs. Invariants: nothing here decides which job should run; a gang
+//! gets all its GPUs or none; a failed attempt leaves the plan as it was.
 
 mod patience;
 mod preemption;

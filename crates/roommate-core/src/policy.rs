@@ -1,5 +1,16 @@
 //! The one trait, and the registry: names, papers, parameters and builders of all policies. The
 //! command line, the documentation and the laws come from the registry.
+//!
+//! ```text
+//!  name + JSON parameters ──→ Entry ──→ Params (strict) ──→ build ──→ Box<dyn Policy>
+//!                                                                        │ schedule(plan)
+//!  policy/NAME.rs: header = documentation, Params, build, schedule, pictures
+//!  policy/NAME/    what only this policy needs
+//!  policy/serving  the frame of policies that put training beside services
+//! ```
+//!
+//! Invariants: a policy edits the plan and nothing else; it knows no other policy; asked twice about the same
+//! state it changes nothing the second time; what it keeps, a replay of the journal rebuilds.
 
 use crate::math::rng::Rng;
 use crate::plan::Plan;

@@ -4,6 +4,16 @@
 //! hard to place can fit in the rest of the walk, because capacity only shrinks. So jobs are kept
 //! in one lane per *shape*, and a walk visits a lane once after it failed. That makes a step cost
 //! the number of shapes instead of the number of waiting jobs.
+//!
+//! ```text
+//!  shape (GPUs, memory, ...)   lane, ascending by key
+//!  1 GPU                       a  d  e        next: the least head of all open lanes
+//!  4 GPUs                      b  f           b does not fit: its lane and all harder ones close
+//!  8 GPUs                      c
+//! ```
+//!
+//! Invariants: a closed lane opens again only at the next walk, or where a repacking walk starts anew; ties
+//! break by job. [`ranked_walk`] is the walk of policies that rank jobs by one number.
 
 pub mod ranked_walk;
 

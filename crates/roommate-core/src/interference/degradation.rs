@@ -145,11 +145,6 @@ impl DegradationModel {
         self.demands.get(profile.usize()).copied().flatten().unwrap_or_default()
     }
 
-    /// Number of colocations with a measurement.
-    pub fn records(&self) -> usize {
-        self.seen.len()
-    }
-
     /// Adds a measurement of the degradation of `who` beside these others.
     pub fn learn(&mut self, who: ProfileIdx, others: &[ProfileIdx], pd: f64) {
         if others.is_empty() || !pd.is_finite() || pd <= 0.0 {
@@ -396,7 +391,7 @@ mod tests {
     fn without_data_it_says_so() {
         let predictor = DegradationModel::new(View::Counters, 0);
         let said = predictor.predict(ProfileIdx(3), &[ProfileIdx(4)]);
-        assert_eq!((said.source, predictor.records()), (Source::Thumb, 0));
+        assert_eq!((said.source, predictor.seen.len()), (Source::Thumb, 0));
         assert!((said.pd - 1.49).abs() < 1e-9, "{said:?}");
     }
 
@@ -407,6 +402,6 @@ mod tests {
             predictor.learn(ProfileIdx(0), &[ProfileIdx(1)], pd);
         }
         predictor.learn(ProfileIdx(0), &[], 2.0);
-        assert_eq!(predictor.records(), 0);
+        assert_eq!(predictor.seen.len(), 0);
     }
 }

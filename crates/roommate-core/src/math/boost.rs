@@ -2,7 +2,8 @@
 //! previous ones (Friedman, 2001), for tables of a few dozen rows.
 //!
 //! Squared loss. Rows are put in a canonical order first, so the result does not depend on the
-//! given order, not even in the last bit.
+//! given order, not even in the last bit. Trees are complete and shallow, so that one is two small
+//! arrays; those of [`crate::math::forest`] are deep and ragged, so the two share no type.
 
 /// Parameters of a fit.
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,15 @@
 //! a service that starts, has an equal part of what the service on its GPU leaves, gives memory away when
 //! the service needs it (the rest of its state is on the host then, moved at every step) and is suspended
 //! in host memory while its service cannot keep its objective beside it. Shares shrink before others grow.
+//!
+//! ```text
+//!  one GPU  | service, its share and batch      | training | training |   each an equal part of the rest
+//!             ↑ ColocationPolicy::settle          ↑ ColocationPolicy::choose, next
+//!             LatencyModel (curves alone) × ColocationHistory (what sharing cost)
+//! ```
+//!
+//! Invariants: at most one service and `max_tasks` training tasks on a GPU; each training task keeps
+//! `least_permille` of the multiprocessors and `min_memory` of its memory.
 
 mod colocation_history;
 mod latency_model;

@@ -47,7 +47,6 @@ pub struct ColocationHistory {
     seen: BTreeMap<Colocation, Seen>,
     model: Option<Pool>,
     fit_at: usize,
-    observations: u64,
 }
 
 impl ColocationHistory {
@@ -64,7 +63,6 @@ impl ColocationHistory {
         if !log.is_finite() {
             return;
         }
-        self.observations += 1;
         let seen =
             self.seen.entry(colocation).or_insert(Seen { features: vec![], mean: 0.0, times: 0 });
         seen.times = (seen.times + 1).min(MEMORY);
@@ -109,16 +107,6 @@ impl ColocationHistory {
         let mean = (prior.mean * before + seen.mean * now) / (before + now);
         Estimate { mean, std: (before + now).sqrt().recip() }
     }
-
-    /// Whether anything was learned about colocation.
-    pub fn is_empty(&self) -> bool {
-        self.seen.is_empty()
-    }
-
-    /// Observations so far.
-    pub fn observations(&self) -> u64 {
-        self.observations
-    }
 }
 
 #[cfg(test)]
@@ -138,7 +126,7 @@ mod tests {
     #[test]
     fn without_data_company_costs_nothing_for_sure() {
         let colocations = ColocationHistory::default();
-        assert!(colocations.is_empty());
+        assert!(colocations.seen.is_empty());
         let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
         assert_eq!((guess.mean, guess.std), (0.0, UNKNOWN));
         assert!(colocations.predict(&colocation(0, &[]), &[0.0]).std < UNKNOWN);
@@ -161,7 +149,7 @@ mod tests {
                 );
             }
         }
-        assert_eq!(colocations.observations(), 60);
+        assert_eq!(colocations.seen.len(), 60);
         let stranger = colocations.predict(&colocation(100, &[50]), &[0.33]);
         near(stranger.mean, cost(0.33), 0.05);
         assert!(stranger.std < 0.1, "{stranger:?}");
@@ -180,6 +168,6 @@ mod tests {
         for (alone_s, seconds) in [(0.0, 1.0), (1.0, 0.0), (f64::NAN, 1.0), (1.0, -1.0)] {
             colocations.observe(colocation(0, &[1]), vec![], alone_s, seconds);
         }
-        assert!(colocations.is_empty() && colocations.observations() == 0);
+        assert!(colocations.seen.is_empty());
     }
 }
