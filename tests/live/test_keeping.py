@@ -202,14 +202,26 @@ def test_a_state_of_the_version_before_is_read(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1")
     room.submit("old", "true")
     room.until_ended("old")
+    room.submit("held", "sleep 60")
+    room.until(lambda: room.state_of("held") == "running")
+    room.ok("suspend", "held")
     room.ok("down")
     with sqlite3.connect(room.state / "store.db") as store:
+        # What users set stood beside the journal.
+        for column in ("held", "batch"):
+            store.execute(f"ALTER TABLE job ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+        store.execute("UPDATE job SET held = 1 WHERE name = 'held'")
+        gone = store.execute("DELETE FROM line WHERE CAST(text AS TEXT) LIKE '%{\"held\":%'").rowcount
+        assert gone == 1
         for column in ("idx", "starts", "failures", "carried", "ended_us", "view"):
             store.execute(f"ALTER TABLE job DROP COLUMN {column}")
         store.execute("ALTER TABLE job RENAME COLUMN id TO idx")
         store.execute("PRAGMA user_version = 1")
     room.up()
     assert room.state_of("old") == "finished"
+    assert room.state_of("held") == "suspended"
+    assert "held by its user" in room.ok("events")
+    room.ok("cancel", "held")
     room.submit("new", "true")
     room.until_ended("new")
 
