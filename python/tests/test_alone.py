@@ -21,7 +21,7 @@ def test_a_sequence_is_sliced_and_starts_again_each_epoch() -> None:
     assert it.done == 5.0  # five steps' worth of two samples, the short ones counted as half
 
 
-def test_a_function_is_called_with_the_size_until_it_returns_none() -> None:
+def test_a_function_is_called_with_the_size_until_none() -> None:
     left = [8, 8]
     it = roommate.steps(lambda size: left.pop() * size if left else None, batch_size=4)
     assert list(it) == [32, 32]

@@ -227,8 +227,8 @@ impl Context<'_> {
         driver.check(code)?;
         let (mut into, mut stay) = (memory.address, cycles);
         let mut arguments = [(&raw mut into).cast::<c_void>(), (&raw mut stay).cast::<c_void>()];
-        // SAFETY: the kernel takes these two arguments, which the driver copies before it returns; it
-        // writes 8 bytes for each block, for which there is memory.
+        // SAFETY: the kernel takes these two arguments, which the driver copies before it returns;
+        // it writes 8 bytes for each block, for which memory is allocated.
         let code = unsafe {
             let none = ptr::null_mut();
             let arguments = arguments.as_mut_ptr();
