@@ -8,34 +8,86 @@ use roommate_core::policy::{Entry, POLICIES, Params};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn policy_page(entry: &Entry) -> String {
-    let params = entry.params(&Params::new()).unwrap();
-    let mut page = format!("## `{}`\n\n{}.\n\n", entry.name, entry.summary);
-    let knows = if entry.knows_durations { "knows" } else { "does not know" };
-    page += &format!("Family {}; {knows} how long jobs take.\n\n", entry.family.name());
-    if entry.paper != "-" {
-        page += &format!("Paper: {}.\n\n", entry.paper);
+/// All parameters of an entry with their defaults.
+fn defaults(entry: &Entry) -> Params {
+    entry.params(&Params::new()).unwrap().as_object().unwrap().clone()
+}
+
+/// The parameters in which an entry differs from the first one of its file.
+fn presets(entry: &Entry, first: &Entry) -> String {
+    let usual = defaults(first);
+    let own = defaults(entry);
+    let other = own.iter().filter(|(name, value)| usual.get(*name) != Some(value));
+    other.map(|(name, value)| format!("`{name} = {value}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// The policies of one file: what each does, the file's header, and their parameters.
+fn file_page(entries: &[Entry]) -> String {
+    let first = &entries[0];
+    let names: Vec<String> = entries.iter().map(|e| format!("`{}`", e.name)).collect();
+    let mut page = format!("## {}\n\n", names.join(", "));
+    page += "| policy | what it does | family | knows durations | sets | paper |\n|---|---|---|---|---|---|\n";
+    for (entry, name) in entries.iter().zip(&names) {
+        let sets = presets(entry, first);
+        let knows = if entry.knows_durations { "yes" } else { "no" };
+        let (summary, family) = (entry.summary, entry.family.name());
+        page +=
+            &format!("| {name} | {summary} | {family} | {knows} | {sets} | {} |\n", entry.paper);
     }
-    // Headings of a policy's file become one level deeper here.
-    for line in entry.doc().lines() {
+    page += "\n";
+    // The headings of a policy's file become two levels deeper here.
+    for line in first.doc().lines() {
         page += &if line.starts_with("# ") { format!("##{line}\n") } else { format!("{line}\n") };
     }
     page += "\n### Parameters\n\n| name | default |\n|---|---|\n";
-    for (name, value) in params.as_object().unwrap() {
+    for (name, value) in defaults(first) {
         page += &format!("| `{name}` | `{value}` |\n");
     }
-    for (name, preset) in entry.compat {
-        page += &format!("\n`--compat {name}` sets `{preset}`.\n");
+    page + &compat_lines(entries) + "\n"
+}
+
+/// What `--compat` sets, once for all policies of the file that it makes the same.
+fn compat_lines(entries: &[Entry]) -> String {
+    let mut sets: Vec<((&str, &str), Vec<&str>)> = Vec::new();
+    for entry in entries {
+        for compat in entry.compat {
+            match sets.iter_mut().find(|(known, _)| known == compat) {
+                Some((_, names)) => names.push(entry.name),
+                None => sets.push((*compat, vec![entry.name])),
+            }
+        }
     }
-    page + "\n"
+    let line = |((name, preset), names): ((&str, &str), Vec<&str>)| {
+        let of = if names.len() == entries.len() {
+            String::new()
+        } else {
+            format!(" for `{}`", names.join("`, `"))
+        };
+        format!("\n`--compat {name}` sets `{preset}`{of}.\n")
+    };
+    sets.into_iter().map(line).collect()
 }
 
 #[test]
 fn the_policies_page_is_up_to_date() {
-    let mut page =
-        String::from("# Policies\n\nGenerated from the headers of the policy files.\n\n");
-    POLICIES.iter().for_each(|e| page += &policy_page(e));
+    let mut page = String::from(
+        "# Policies\n\nGenerated from the headers of the policy files. Policies of one file are \
+         described together; `sets` lists the parameters in which a policy differs from the first \
+         one of its file, whose defaults are in the table of parameters.\n\n",
+    );
+    let files = POLICIES.chunk_by(|a, b| a.doc() == b.doc());
+    page += &files.map(file_page).collect::<String>();
     expect_file!["../../../docs/reference/policies.md"].assert_eq(page.trim_end_matches('\n'));
+}
+
+#[test]
+fn every_policy_file_is_described_once() {
+    let mut docs: Vec<String> =
+        POLICIES.chunk_by(|a, b| a.doc() == b.doc()).map(|file| file[0].doc()).collect();
+    let files = docs.len();
+    docs.sort_unstable();
+    docs.dedup();
+    assert_eq!(docs.len(), files, "the policies of one file are not next to each other");
 }
 
 fn help(words: &[&str]) -> String {

@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 
 registry! { "fifo.rs"
     ("fifo", family: Queue, knows_durations: false, preset: r"{}",
-        summary: "first come, first served; nobody overtakes",
+        summary: "first come, first served; no job overtakes another",
         paper: "-", compat: &[])
     ("fifo-backfill", family: Queue, knows_durations: false, preset: r#"{"backfill": true}"#,
-        summary: "first come, first served; smaller jobs fill the holes",
+        summary: "first come, first served; jobs behind a blocked one start if they fit",
         paper: "-", compat: &[])
 }
 

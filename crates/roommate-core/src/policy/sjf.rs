@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 registry! { "sjf.rs"
     ("sjf", family: Queue, knows_durations: true, preset: r"{}",
-        summary: "shortest declared job first, never preempts",
+        summary: "shortest declared length first, without preemption",
         paper: "-", compat: &[])
 }
 

@@ -22,7 +22,7 @@ use crate::state::State;
 
 registry! { "srsf.rs"
     ("srsf", family: Priority, knows_durations: true, preset: r"{}",
-        summary: "shortest remaining service (time x GPUs) first, preempts",
+        summary: "shortest remaining service (time x GPUs) first, with preemption",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
 }
 

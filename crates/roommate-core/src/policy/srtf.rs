@@ -26,7 +26,7 @@ use crate::state::State;
 
 registry! { "srtf.rs"
     ("srtf", family: Priority, knows_durations: true, preset: r"{}",
-        summary: "shortest remaining time first, preempts",
+        summary: "shortest remaining time first, with preemption",
         paper: "-", compat: &[("muri", r#"{"rule": "first_fit", "repack": true}"#)])
 }
 

@@ -5,7 +5,7 @@ use crate::policy::Fuzz;
 
 registry! { "../antman.rs"
     ("antman", family: CoLocation, knows_durations: false, preset: r"{}",
-        summary: "guaranteed jobs run as if alone, best-effort ones in the gaps they leave",
+        summary: "resource-guarantee jobs run as if alone, opportunistic jobs on the resources they leave unused",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)])
 }

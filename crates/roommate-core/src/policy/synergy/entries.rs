@@ -5,21 +5,21 @@ use crate::policy::Fuzz;
 
 registry! { "../synergy.rs"
     ("synergy-proportional", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "proportional"}"#,
-        summary: "every job gets the CPU and memory of its GPUs",
+        summary: "every job gets CPU and memory in proportion to its GPUs",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
         ablates: "synergy-tune", lacks: AboveShare)
     ("synergy-greedy", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "greedy"}"#,
-        summary: "every job gets the CPU and memory that it asks for, or waits",
+        summary: "every job gets the CPU and memory that it demands, or waits",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
         ablates: "synergy-tune", lacks: BelowDemand)
     ("synergy-tune", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "tune"}"#,
-        summary: "CPU and memory by what jobs make of them, nobody below its share",
+        summary: "CPU and memory by the sensitivity of jobs, no job below its proportional share",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])
     ("synergy-opt", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "opt"}"#,
-        summary: "CPU and memory such that the sum of all speeds is largest",
+        summary: "CPU and memory allocated to maximise the sum of speeds",
         paper: "Mohan et al., Synergy, OSDI 2022",
         compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])
 }
