@@ -77,21 +77,57 @@ pub struct Entry {
     defaults: fn(Params) -> Result<Value, String>,
 }
 
-/// Policies that exist to show what a part of another is worth.
-const ABLATIONS: &[&str] = &[
-    "muri-l-worst-ordering",
-    "muri-l-no-blossom",
-    "synergy-proportional",
-    "synergy-greedy",
-    "iadeep-no-tuner",
-    "iadeep-no-predictor",
+/// Part of a policy that an ablation of it does without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Changing batch sizes.
+    BatchTuning,
+    /// Predicting slowdowns: choosing a device by them, and waiting because of them.
+    Prediction,
+    /// Choosing who shares a group by what the group gains.
+    Matching,
+    /// Seating a group in the order with the shortest step.
+    StageOrder,
+    /// Giving jobs more CPU and host memory than the share of their GPUs.
+    AboveShare,
+    /// Giving jobs less CPU and host memory than they ask for.
+    BelowDemand,
+}
+
+/// A policy that exists to show what a part of another one is worth.
+#[derive(Clone, Copy, Debug)]
+pub struct Ablation {
+    name: &'static str,
+    /// The policy that has the part.
+    pub of: &'static str,
+    /// What the ablation never does.
+    pub lacks: Part,
+}
+
+const ABLATIONS: &[Ablation] = &[
+    Ablation { name: "muri-l-worst-ordering", of: "muri-l", lacks: Part::StageOrder },
+    Ablation { name: "muri-l-no-blossom", of: "muri-l", lacks: Part::Matching },
+    Ablation { name: "synergy-proportional", of: "synergy-tune", lacks: Part::AboveShare },
+    Ablation { name: "synergy-greedy", of: "synergy-tune", lacks: Part::BelowDemand },
+    Ablation { name: "iadeep-no-tuner", of: "iadeep", lacks: Part::BatchTuning },
+    Ablation { name: "iadeep-no-predictor", of: "iadeep", lacks: Part::Prediction },
 ];
 
 impl Entry {
     /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
     /// is named.
     pub fn is_ablation(&self) -> bool {
-        ABLATIONS.contains(&self.name)
+        self.ablation().is_some()
+    }
+
+    /// What it does without, if it is an ablation.
+    pub fn ablation(&self) -> Option<Ablation> {
+        ABLATIONS.iter().find(|a| a.name == self.name).copied()
+    }
+
+    /// The parameters that set it apart from other entries of the same file.
+    pub fn preset(&self) -> Params {
+        object(self.preset)
     }
 
     /// The policy with its defaults, then these parameters.
@@ -126,7 +162,7 @@ impl Entry {
     }
 
     fn merged(&self, params: &Params) -> Params {
-        let mut all = object(self.preset);
+        let mut all = self.preset();
         all.extend(params.clone());
         all
     }
