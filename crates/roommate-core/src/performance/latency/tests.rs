@@ -1,5 +1,8 @@
 use super::*;
+use crate::job::Spec;
 use crate::math::rng::Rng;
+use crate::profile::Profile;
+use crate::state::Costs;
 use proptest::prelude::*;
 
 fn near(a: f64, b: f64, by: f64) {
@@ -18,6 +21,20 @@ fn profiled() -> Vec<Profiled> {
         Profiled { batch, sm_permille, seconds }
     };
     [4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s))).collect()
+}
+
+#[test]
+fn a_curve_is_that_of_the_gpu_model() {
+    let mut state = State::new(&"1x1:v100,1x1:a100".parse().unwrap(), Costs::default());
+    let latency = Some(profiled().into());
+    state.profiles.push(Profile { latency, ..Profile::of_step(1.0) });
+    state.specs.push(Spec::training(1, 1.0, ProfileIdx(0)));
+    let mut known = LatencyModel::new(Axis::Inverse, 6);
+    known.notice(&state);
+    let [slow, fast] = [0, 1].map(|gpu| known.curve(&state, JobIdx(0), GpuIdx(gpu), 16).at(0.5));
+    let [v100, a100] = [0, 1].map(|gpu| state.solo_speed(JobIdx(0), &[GpuIdx(gpu)]));
+    assert!(a100 > v100);
+    near(slow / fast, a100 / v100, 1e-9);
 }
 
 #[test]
