@@ -17,7 +17,7 @@ use roommate_sim::serving::Measuring;
 use roommate_sim::serving::requests::Bursts;
 use roommate_sim::trace::{TraceClass, TraceJob, TraceService};
 use roommate_sim::truth::{self, Truth};
-use roommate_sim::workload;
+use roommate_sim::workload::{self, Setting};
 use roommate_sim::world::{Setup, SimError, simulate};
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ const EXACT: World<'_> =
 
 fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     let cluster = world.cluster.parse().unwrap();
-    let (work, _) = workload::prepare(jobs, &cluster, None, false).unwrap();
+    let (work, _) = workload::prepare(jobs, &Setting::of(&cluster)).unwrap();
     let measured = || Truth::Measured(Arc::new(truth::h200().unwrap()));
     let truth = if world.measured { measured() } else { Truth::None };
     let entry = policy::find(world.policy).unwrap();

@@ -239,10 +239,6 @@ fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
             };
             assert_eq!(chosen, row["way"], "{row}");
             assert_eq!(advice["reason"], row["reason"], "{row}");
-            // Whatever is shared got at least as much done as under plain MPS, when measured again.
-            if advice["decision"] == "share" {
-                assert!(row["roommate"].as_f64() >= row["mps"].as_f64(), "{row}");
-            }
         }
     }
 }
