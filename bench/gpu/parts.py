@@ -190,6 +190,17 @@ def driver() -> str:
         return "no GPU"
 
 
+def commit() -> str:
+    """Which code was measured; `-dirty` where files differ from it. $ROOMMATE_COMMIT where the history is elsewhere."""
+    if said := os.environ.get("ROOMMATE_COMMIT"):
+        return said
+    ask = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 WARM = "import torch, torchvision; from transformers import BertForQuestionAnswering, GPT2LMHeadModel"
 
 
@@ -218,7 +229,7 @@ def play(name: str, out: Path, rehearse: bool) -> bool:
         print(f"== {name} failed after {time.monotonic() - began:.0f} s; what it has is in {out / name}.new", flush=True)
         return False
     bench.keep()
-    what = {"part": name, "date": time.strftime("%Y-%m-%d %H:%M:%S"), "gpu": driver(), "command": f"bench/gpu/run.sh {name}",
+    what = {"part": name, "date": time.strftime("%Y-%m-%d %H:%M:%S"), "commit": commit(), "gpu": driver(), "command": f"bench/gpu/run.sh {name}",
             "seconds": round(time.monotonic() - began)}
     with (out / "parts.jsonl").open("a") as index:
         index.write(json.dumps(what) + "\n")

@@ -105,15 +105,26 @@ def muri(bench: Bench) -> None:
             room.ok("cancel", name)
             room.until(lambda name=name: room.jobs()[name]["ended"])
     bench.row(policy="muri-s", measured_stages_s=stages)
-    with bench.room("mix") as room:
-        mix = []
-        for name, words in jobs.items():
-            # As long as the other, so that they are together for all of it.
-            steps = int(bench.seconds(25) / sum(stages[name]))
-            mix.append(room.job(name, "train.py", *words, "--steps", steps, "--save-s", 0, steps=steps, stages_s=stages[name]))
-        run_mix(bench, room, {"policy": "muri-s", "jobs": mix}, "--versus-exclusive")
-        journal = (room.out / f"{room.name}.journal.jsonl").read_text()
-        bench.row(policy="muri-s", interleaved='"stage":' in journal)
+    runs = {}
+    for policy, flags in (("muri-s", ["--versus-exclusive"]), ("mps", [])):
+        with bench.room("mix" if policy == "muri-s" else policy) as room:
+            mix = []
+            for name, words in jobs.items():
+                # As long as the other, so that they are together for all of it.
+                steps = int(bench.seconds(25) / sum(stages[name]))
+                mix.append(room.job(name, "train.py", *words, "--steps", steps, "--save-s", 0, steps=steps, stages_s=stages[name]))
+            runs[policy] = run_mix(bench, room, {"policy": policy, "jobs": mix}, *flags)
+            journal = (room.out / f"{room.name}.journal.jsonl").read_text()
+            bench.row(policy=policy, interleaved='"stage":' in journal)
+    one_by_one, interleaved = runs["muri-s"]
+    [plain] = runs["mps"]
+    bench.row(policy="muri-s", **ratios(interleaved, one_by_one, "one_by_one"), **ratios(interleaved, plain, "mps"))
+
+
+def ratios(run: dict[str, Any], other: dict[str, Any], name: str) -> dict[str, float]:
+    """How many times as long the jobs take in another run, until the last ends and on average."""
+    figures = ("makespan_s", "avg_jct_s")
+    return {f"{figure[:-2]}_of_{name}": other["metrics"][figure] / run["metrics"][figure] for figure in figures}
 
 
 def iadeep(bench: Bench) -> None:
@@ -128,25 +139,49 @@ def iadeep(bench: Bench) -> None:
         for name in names:
             room.until(lambda name=name: len(room.ticks(name)) > 30, 150)
         before = samples(room, names, bench.seconds(4))
+        noise = {n: job["noise_scale"] for n, job in room.jobs().items()}
+        pd_before = {n: degradation(names[n], before[n], noise[n]) for n in names}
         done = lambda: {n for n, _ in room.notes("batch_settled")} == set(names)
         with contextlib.suppress(TimeoutError):
             room.until(done, 90)
         room.watch(bench.seconds(2))
         after = samples(room, names, bench.seconds(8))
         jobs = room.jobs()
+        noise = {n: jobs[n]["noise_scale"] for n in names}
+        pd_after = {n: degradation(names[n], after[n], noise[n]) for n in names}
+        # Pictures of two models are no sum: the policy minimises the mean of these.
         bench.row(policy="iadeep", settled=done(), tunes=room.actions("tune"), batch={n: jobs[n]["batch"] for n in names},
-                  noise_scale={n: jobs[n]["noise_scale"] for n in names}, samples_s_before=before, samples_s_after=after,
+                  noise_scale=noise, pd_before=pd_before, pd_after=pd_after, mean_pd_before=mean(pd_before), mean_pd_after=mean(pd_after),
+                  samples_s_before={n: rate for n, (rate, _) in before.items()}, samples_s_after={n: rate for n, (rate, _) in after.items()},
                   why=room.notes("batch_settled"), not_applied=room.notes("batch_not_applied"))
 
 
-def samples(room: Room, names: Any, seconds: float) -> dict[str, float]:
-    """Samples a second of each job over the next seconds."""
+def degradation(asked: tuple[str, int, int, int, float], measured: tuple[float, float], noise: float | None) -> float | None:
+    """Goodput alone at the user's batch over goodput now; nothing where either is not known.
+
+    A sample of a larger batch is worth (noise + own) / (noise + batch) of one of the user's own.
+    """
+    _, own, _, _, step_s = asked
+    rate, batch = measured
+    if not rate or not noise:
+        return None
+    return own / step_s / (rate * (noise + own) / (noise + batch))
+
+
+def mean(found: dict[str, float | None]) -> float | None:
+    known = [value for value in found.values() if value is not None]
+    return sum(known) / len(known) if len(known) == len(found) else None
+
+
+def samples(room: Room, names: Any, seconds: float) -> dict[str, tuple[float, float]]:
+    """Samples a second of each job over the next seconds, and the mean batch size of its steps."""
     began = time.monotonic()
     time.sleep(seconds)
     found = {}
     for name in names:
         ticks = [t for t in room.ticks(name) if t.at >= began]
-        found[name] = sum(t.batch for t in ticks[1:]) / (ticks[-1].at - ticks[0].at) if len(ticks) > 1 else 0.0
+        done = sum(t.batch for t in ticks[1:])
+        found[name] = (done / (ticks[-1].at - ticks[0].at), done / (len(ticks) - 1)) if len(ticks) > 1 else (0.0, 0.0)
     return found
 
 

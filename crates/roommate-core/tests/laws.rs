@@ -4,6 +4,8 @@
 //! A failure prints the smallest case that still fails, with its seed and its faults.
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "this is a test")]
 
+#[path = "laws/ablations.rs"]
+mod ablations;
 #[path = "laws/books.rs"]
 mod books;
 #[path = "laws/canary.rs"]

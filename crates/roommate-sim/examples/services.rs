@@ -23,7 +23,7 @@ use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{TraceClass, TraceJob, TraceService};
 use roommate_sim::truth::{self, Truth};
-use roommate_sim::workload;
+use roommate_sim::workload::{self, Setting};
 use roommate_sim::world::{Setup, simulate};
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -156,7 +156,7 @@ fn main() {
     let exact = args.iter().any(|a| a == "exact");
     let cluster = format!("{gpus}x1:h200").parse().unwrap();
     let (work, _) =
-        workload::prepare(jobs(gpus, tasks, gap_s, rps), &cluster, None, false).unwrap();
+        workload::prepare(jobs(gpus, tasks, gap_s, rps), &Setting::of(&cluster)).unwrap();
     let (truth, _) = Truth::measured(Arc::new(truth::h200().unwrap())).model(&work.profiles);
     let setup = Setup {
         cluster,

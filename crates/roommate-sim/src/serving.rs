@@ -15,6 +15,8 @@ mod cells;
 mod queue;
 pub mod requests;
 #[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod twin;
 
 use cells::{Cells, Window};
@@ -93,6 +95,10 @@ const ACCOUNT: u32 = 360;
 /// A load is another one if it differs by so much, and by more than chance.
 const LOAD_CHANGE: f64 = 0.2;
 const CHANCE_SIGMAS: f64 = 4.0;
+/// Of windows that go on being missed one in so many is told: a controller whose last change had no effect
+/// on batch times would never hear of it otherwise. One a minute with the usual windows, so that a service
+/// without hope costs its world little.
+const REMIND: u32 = 6;
 /// Requests are sent to a service that was never ready so long after its submission.
 const GRACE_S: f64 = 300.0;
 /// What the busy share of a service is rounded to before roommates feel it.
@@ -179,6 +185,8 @@ struct Told {
     /// before it is told again: twice as many each time, as long as conditions stay the same.
     silent: u32,
     quiet: u32,
+    /// Missed windows since anything was told of it.
+    missed: u32,
 }
 
 impl Services {
@@ -234,7 +242,14 @@ impl Services {
             exact: exact.then(queue),
             rng: Rng::stream(self.seed ^ u64::from(job.0).wrapping_mul(0x9e37_79b9), 110),
             open: Open { from: origin, ..Open::default() },
-            told: Told { load_rps: 0.0, over: false, changed: None, silent: 0, quiet: 1 },
+            told: Told {
+                load_rps: 0.0,
+                over: false,
+                changed: None,
+                silent: 0,
+                quiet: 1,
+                missed: 0,
+            },
             account: Served::default(),
         });
         slot
@@ -458,7 +473,9 @@ impl Service {
         // A window that began before the change says little of either time, and a short one little at all.
         let settled = is_whole && told.changed.is_some_and(|changed| changed <= from);
         let turned = window.is_over() != told.over && told.silent >= told.quiet;
-        if !(load_changed || settled || turned) {
+        told.missed += u32::from(window.is_over());
+        let goes_on = window.is_over() && told.missed >= REMIND;
+        if !(load_changed || settled || turned || goes_on) {
             if is_time {
                 self.tell_account(facts);
             }
@@ -469,7 +486,7 @@ impl Service {
             told.quiet = (told.quiet * 2).min(ACCOUNT);
             told.silent = 0;
         }
-        told.load_rps = load;
+        (told.load_rps, told.missed) = (load, 0);
         if let Some(up) = &self.up {
             if settled {
                 told.changed = None;

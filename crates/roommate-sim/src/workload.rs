@@ -8,7 +8,7 @@ use crate::truth;
 use crate::world::Arrival;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
-use roommate_core::job::{Class, Slo, Spec};
+use roommate_core::job::{Class, Retries, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::contention::TaskId;
@@ -77,9 +77,60 @@ static PREDICTOR: LazyLock<ResourcePredictor> = LazyLock::new(|| {
         .expect("the profiles that come with the program are sound")
 });
 
-/// What was measured of services.
-static MEASURED: LazyLock<Atlas> =
+/// What comes with the program.
+static BUILT_IN: LazyLock<Atlas> =
     LazyLock::new(|| truth::h200().expect("the profiles that come with the program are sound"));
+
+/// Measurements of services, and where they were made.
+#[derive(Clone, Copy, Debug)]
+pub struct Measurements<'a> {
+    /// The measurements.
+    pub atlas: &'a Atlas,
+    /// The GPU model; none = the first of the cluster.
+    pub gpu_model: Option<&'a str>,
+}
+
+impl<'a> Measurements<'a> {
+    /// Measurements of one H200.
+    pub fn of_h200(atlas: &'a Atlas) -> Self {
+        Self { atlas, gpu_model: Some("h200") }
+    }
+}
+
+/// What a workload is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The published simulator that is followed.
+    pub compat: Option<&'a Compat>,
+    /// What services are known by: the same measurements as the truth. None = those of the program.
+    pub measured: Option<Measurements<'a>>,
+    /// Whether jobs that can never run are dropped instead of an error.
+    pub drop_unfit: bool,
+    /// How often jobs may fail.
+    pub retries: Retries,
+    /// Whether a gang that is spread over nodes is slower for that.
+    pub spread_penalty: bool,
+}
+
+impl<'a> Setting<'a> {
+    /// The usual one.
+    pub fn of(cluster: &'a Cluster) -> Self {
+        Self {
+            cluster,
+            compat: None,
+            measured: None,
+            drop_unfit: false,
+            retries: 3.into(),
+            spread_penalty: true,
+        }
+    }
+
+    fn measured(&self) -> Measurements<'a> {
+        self.measured.unwrap_or_else(|| Measurements::of_h200(&BUILT_IN))
+    }
+}
 
 /// Largest batch of a service that says nothing else.
 const SERVICE_BATCH: u32 = 16;
@@ -89,23 +140,28 @@ const TIMEOUT_MS: f64 = 5.0;
 /// Starting a process, loading weights and warming up took 17 to 25 s where we measured.
 const WARM_UP_S: f64 = 20.0;
 
-/// Speeds of a cluster's kinds for what was measured on an H200, and not on the reference GPU that kinds are
-/// compared with. GPUs of no kind are taken for what was measured.
-fn relative_to_h200(cluster: &Cluster) -> SmallVec<[(u8, f64); 2]> {
-    let h200: Cluster = "1x1:h200".parse().expect("a kind that is known");
-    let is_it = |name: &str| ["h200", "gpu"].iter().any(|n| name.eq_ignore_ascii_case(n));
-    let kinds = (0..).zip(&cluster.gpu_models);
-    kinds
-        .map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / h200.gpu_models[0].speed }))
-        .collect()
+/// Speeds of a cluster's GPU models for what was measured, and not on the reference GPU that they are
+/// compared with. GPUs without a model are taken for what was measured.
+fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, f64); 2]> {
+    let known = measured.map(|name| {
+        let one: Cluster = format!("1x1:{name}").parse().expect("a GPU model that is known");
+        one.gpu_models[0].speed
+    });
+    let measured_speed = known.unwrap_or(cluster.gpu_models[0].speed);
+    let is_it = |name: &str| {
+        let names = measured.into_iter().flat_map(|m| [m, "gpu"]);
+        names.into_iter().any(|n| name.eq_ignore_ascii_case(n))
+    };
+    let models = (0..).zip(&cluster.gpu_models);
+    models.map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / measured_speed })).collect()
 }
 
 /// GPU memory of a measured service: without requests, and for each of a batch; least squares over the
 /// measured batch sizes.
-fn service_memory(task: TaskId) -> (f32, f32) {
-    let points: Vec<(f64, f64)> = MEASURED
+fn service_memory(atlas: &Atlas, task: TaskId) -> (f32, f32) {
+    let points: Vec<(f64, f64)> = atlas
         .batches(task)
-        .map(|b| (f64::from(b), f64::from(MEASURED.counters(task, b).mem_mib)))
+        .map(|b| (f64::from(b), f64::from(atlas.counters(task, b).mem_mib)))
         .collect();
     let n = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
@@ -121,17 +177,17 @@ fn service_memory(task: TaskId) -> (f32, f32) {
 const PROFILED_PERMILLE: [u16; 7] = [61, 121, 182, 303, 485, 727, 1000];
 
 /// What profiling a service alone would show; nothing if it was not measured.
-fn profiled(job: &TraceJob) -> Option<Box<[Profiled]>> {
+fn profiled(atlas: &Atlas, job: &TraceJob) -> Option<Box<[Profiled]>> {
     let service = job.service.as_deref()?;
-    let task = truth::service(&MEASURED, job.model.as_deref()?)?;
+    let task = truth::service(atlas, job.model.as_deref()?)?;
     // One that is said to be faster or slower than measured is so everywhere.
-    let own_s = MEASURED.batch_s(task, job.batch, None);
+    let own_s = atlas.batch_s(task, job.batch, None);
     let scale = service.batch_s.map_or(1.0, |s| s / own_s);
     let point = |batch: u32, sm_permille: u16| {
-        let sms = (f64::from(sm_permille) / 1e3 * f64::from(MEASURED.sms())).round() as u32;
-        Profiled { batch, sm_permille, seconds: scale * MEASURED.batch_s(task, batch, Some(sms)) }
+        let sms = (f64::from(sm_permille) / 1e3 * f64::from(atlas.sms())).round() as u32;
+        Profiled { batch, sm_permille, seconds: scale * atlas.batch_s(task, batch, Some(sms)) }
     };
-    let batches = MEASURED.batches(task);
+    let batches = atlas.batches(task);
     Some(batches.flat_map(|b| PROFILED_PERMILLE.map(|share| point(b, share))).collect())
 }
 
@@ -142,17 +198,13 @@ fn predict(cluster: &Cluster, model: &str, batch: u32) -> Option<Predicted> {
     all.max_by(|a, b| a.sm_util.total_cmp(&b.sm_util))
 }
 
-/// Makes a workload for a cluster. Jobs that can never run there are an error, or are dropped and
-/// returned if `drop_unfit`.
+/// Makes a workload for a setting, and returns the jobs that were dropped.
 pub fn prepare(
     jobs: Vec<TraceJob>,
-    cluster: &Cluster,
-    compat: Option<&Compat>,
-    drop_unfit: bool,
+    setting: &Setting<'_>,
 ) -> Result<(Workload, Vec<Unfit>), Unfit> {
     let mut maker = Maker {
-        cluster,
-        compat,
+        setting,
         workload: Workload::default(),
         profiles: BTreeMap::new(),
         predicted: BTreeMap::new(),
@@ -162,7 +214,7 @@ pub fn prepare(
     for job in jobs {
         match maker.admit(job) {
             Ok(()) => {}
-            Err(unfit) if drop_unfit => dropped.push(unfit),
+            Err(unfit) if setting.drop_unfit => dropped.push(unfit),
             Err(unfit) => return Err(unfit),
         }
     }
@@ -185,8 +237,7 @@ struct ProfileKey {
 }
 
 struct Maker<'a> {
-    cluster: &'a Cluster,
-    compat: Option<&'a Compat>,
+    setting: &'a Setting<'a>,
     workload: Workload,
     profiles: BTreeMap<ProfileKey, ProfileIdx>,
     /// By model and batch size; a trace has many profiles, because steps differ, but few of these.
@@ -223,7 +274,7 @@ impl Maker<'_> {
             weight: job.weight,
             deadline_values: deadline_values(&job),
             gpu_models,
-            retries: 3.into(),
+            retries: self.setting.retries,
             ..Spec::training(gpus, job.steps, profile)
         };
         let at = Time(job.submit_us);
@@ -249,31 +300,33 @@ impl Maker<'_> {
         if job.batch == 0 {
             job.batch = SERVICE_BATCH;
         }
-        let measured = job.model.as_deref().and_then(|m| truth::service(&MEASURED, m));
-        let batch_s = service.batch_s.or(measured.map(|t| MEASURED.batch_s(t, job.batch, None)));
+        let atlas = self.setting.measured().atlas;
+        let measured = job.model.as_deref().and_then(|m| truth::service(atlas, m));
+        let batch_s = service.batch_s.or(measured.map(|t| atlas.batch_s(t, job.batch, None)));
         let Some(batch_s) = batch_s else {
             let model = job.model.as_deref();
             let known = model
                 .map_or("it names no model".into(), |m| format!("no service {m:?} was measured"));
             let what =
                 format!("{known}: name a measured one, or give step_s, the seconds of a batch");
-            let (name, cluster) = (job.id.clone(), self.cluster.to_string());
+            let (name, cluster) = (job.id.clone(), self.setting.cluster.to_string());
             return Err(Unfit { name, cluster, what });
         };
         service.measured = service.batch_s.is_none();
         (job.step_s, service.batch_s) = (batch_s, Some(batch_s));
         if job.mem_mib == 0 {
-            job.mem_mib = measured.map_or(0, |t| MEASURED.counters(t, job.batch).mem_mib);
+            job.mem_mib = measured.map_or(0, |t| atlas.counters(t, job.batch).mem_mib);
         }
         Ok(())
     }
 
     /// How a service answers, as far as a policy may know.
-    fn serving(job: &TraceJob) -> Option<Serving> {
+    fn serving(&self, job: &TraceJob) -> Option<Serving> {
         let service = job.service.as_deref()?;
+        let atlas = self.setting.measured().atlas;
         let timeout_ms = service.timeout_ms.or(service.slo_ms.map(|ms| ms * TIMEOUT_OF_SLO));
-        let measured = job.model.as_deref().and_then(|m| truth::service(&MEASURED, m));
-        let (base_mib, item_mib) = measured.map_or((0.0, 0.0), service_memory);
+        let measured = job.model.as_deref().and_then(|m| truth::service(atlas, m));
+        let (base_mib, item_mib) = measured.map_or((0.0, 0.0), |t| service_memory(atlas, t));
         Some(Serving {
             batch: job.batch,
             timeout: Span::from_secs(timeout_ms.unwrap_or(TIMEOUT_MS) / 1e3),
@@ -286,7 +339,7 @@ impl Maker<'_> {
     /// The kinds that the job may use, if they can hold it at all.
     fn gpu_models(&self, job: &TraceJob) -> Result<u32, Unfit> {
         let unfit = |what: String| {
-            Err(Unfit { name: job.id.clone(), cluster: self.cluster.to_string(), what })
+            Err(Unfit { name: job.id.clone(), cluster: self.setting.cluster.to_string(), what })
         };
         let wanted = |name: &str| {
             let asked = job.gpu_models.is_empty()
@@ -294,14 +347,14 @@ impl Maker<'_> {
             let runs = |(k, speed): &(String, f64)| *speed > 0.0 || !k.eq_ignore_ascii_case(name);
             asked && job.model_speed.iter().all(runs)
         };
-        let named = self.cluster.gpu_models.iter().any(|k| wanted(&k.name));
+        let named = self.setting.cluster.gpu_models.iter().any(|k| wanted(&k.name));
         if !named {
             return unfit(format!("it needs a GPU of model {}", job.gpu_models.join(" or ")));
         }
         let mut mask = 0u32;
         let mut gpus = 0u32;
-        for group in &self.cluster.groups {
-            let model = &self.cluster.gpu_models[usize::from(group.gpu_model)];
+        for group in &self.setting.cluster.groups {
+            let model = &self.setting.cluster.gpu_models[usize::from(group.gpu_model)];
             let mem_fits = model.mem_mib == 0 || asked_mib(job) <= model.mem_mib;
             let per_node = if group.cpu_milli == 0 || job.cpu_milli == 0 {
                 u32::from(group.gpus)
@@ -321,21 +374,21 @@ impl Maker<'_> {
         if job.gpus > gpus {
             return unfit(format!("it needs {} suitable GPUs, there are {gpus}", job.gpus));
         }
-        let all = mask.count_ones() as usize == self.cluster.gpu_models.len();
+        let all = mask.count_ones() as usize == self.setting.cluster.gpu_models.len();
         Ok(if all { u32::MAX } else { mask })
     }
 
     /// What its model takes of a GPU; nothing for services, which are not training.
     fn predicted(&mut self, job: &TraceJob) -> Option<Predicted> {
         // No published simulator predicts, and training takes longer than some of their runs.
-        if self.compat.is_some() {
+        if self.setting.compat.is_some() {
             return None;
         }
         let model = job.model.as_deref().filter(|_| job.class != TraceClass::Service)?;
         if let Some(known) = self.predicted.get(model).and_then(|m| m.get(&job.batch)) {
             return *known;
         }
-        let predicted = predict(self.cluster, model, job.batch);
+        let predicted = predict(self.setting.cluster, model, job.batch);
         self.predicted.entry(model.into()).or_default().insert(job.batch, predicted);
         predicted
     }
@@ -343,14 +396,14 @@ impl Maker<'_> {
     fn profile(&mut self, job: &TraceJob) -> ProfileIdx {
         let predicted = self.predicted(job);
         let measured =
-            |(model, speed): &(String, f64)| Some((self.cluster.gpu_model(model)?, *speed));
+            |(model, speed): &(String, f64)| Some((self.setting.cluster.gpu_model(model)?, *speed));
         let model_speed: Vec<(u8, f64)> = job.model_speed.iter().filter_map(measured).collect();
-        let serving = Self::serving(job);
+        let serving = self.serving(job);
         let key = ProfileKey {
             serving: serving.map(|s| (s.batch, s.timeout, s.warm_up)),
             model: job.model.clone(),
             batch: predicted.map_or(0, |_| job.batch),
-            restart_class: if self.compat.is_some() { job.gpus } else { 0 },
+            restart_class: if self.setting.compat.is_some() { job.gpus } else { 0 },
             step: job.step_s.to_bits(),
             stages: job.stages_s.map(|s| s.map(f64::to_bits)),
             model_speed: model_speed.iter().map(|(k, s)| (*k, s.to_bits())).collect(),
@@ -358,16 +411,20 @@ impl Maker<'_> {
             training: job.training.as_ref().map(|t| format!("{t:?}")),
         };
         let profiles = &mut self.workload.profiles;
-        let (compat, cluster) = (self.compat, self.cluster);
+        let setting = self.setting;
+        let compat = setting.compat;
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
             profile.stages_s = job.stages_s;
             profile.model_speed = model_speed.into_iter().collect();
             profile.scaling = job.scaling;
             profile.serving = serving;
-            profile.latency = if compat.is_none() { profiled(job) } else { None };
-            if job.service.as_ref().is_some_and(|s| s.measured) {
-                profile.model_speed = relative_to_h200(cluster);
+            if job.service.is_some() {
+                let Measurements { atlas, gpu_model } = setting.measured();
+                profile.latency = if compat.is_none() { profiled(atlas, job) } else { None };
+                if job.service.as_ref().is_some_and(|s| s.measured) {
+                    profile.model_speed = relative_speeds(setting.cluster, gpu_model);
+                }
             }
             profile.predicted = predicted;
             profile.training = job.training.as_deref().cloned();
@@ -379,6 +436,9 @@ impl Maker<'_> {
             }
             if let Some(compat) = compat {
                 compat.adjust(&mut profile, model, job.gpus);
+            }
+            if !setting.spread_penalty {
+                profile.spread_speed = 1.0;
             }
             profiles.push((model.unwrap_or("work").into(), profile));
             ProfileIdx::from_usize(profiles.len() - 1)
@@ -414,6 +474,7 @@ fn deadline_values(job: &TraceJob) -> Vec<(Time, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roommate_core::measurement::rows;
 
     fn job(id: &str, model: &str, batch: u32) -> TraceJob {
         let model = Some(model.into());
@@ -421,7 +482,7 @@ mod tests {
     }
 
     fn profiles(jobs: Vec<TraceJob>, cluster: &str) -> Vec<(String, Profile)> {
-        prepare(jobs, &cluster.parse().unwrap(), None, false).unwrap().0.profiles
+        prepare(jobs, &Setting::of(&cluster.parse().unwrap())).unwrap().0.profiles
     }
 
     #[test]
@@ -436,12 +497,49 @@ mod tests {
         assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
     }
 
+    /// A service of which only this was measured, and training that an atlas cannot be without.
+    const OWN: &str = r#"{"kind": "serve", "name": "resnet50", "batch": 16, "sms": 10, "mem_mib": 777, "it_s": 4.0}
+{"kind": "train", "name": "other", "batch": 16, "sms": 10, "mem_mib": 100, "it_s": 4.0}
+"#;
+
+    #[test]
+    fn services_are_known_by_the_measurements_of_the_world() {
+        let own = Atlas::new(&[rows::parse(OWN).unwrap()]).unwrap();
+        let measured = Some(Measurements { atlas: &own, gpu_model: None });
+        let cluster: Cluster = "1x1:v100,1x1:a100".parse().unwrap();
+        let service = || {
+            let class = TraceClass::Service;
+            vec![TraceJob { class, ..job("s", "resnet50", 16) }]
+        };
+        let of = |setting: &Setting<'_>| prepare(service(), setting).unwrap().0;
+        let [built_in, own] =
+            [None, measured].map(|measured| of(&Setting { measured, ..Setting::of(&cluster) }));
+        assert!(built_in.profiles[0].1.step_s < 0.1, "our H200");
+        let profile = &own.profiles[0].1;
+        assert_eq!(profile.step_s, 0.25);
+        assert_eq!(own.arrivals[0].spec.knobs.mem_mib, 777);
+        let whole = profile.latency.as_ref().unwrap().iter().find(|p| p.sm_permille == 1000);
+        assert_eq!(whole.unwrap().seconds, 0.25);
+        let [(_, v100), (_, a100)] = profile.model_speed[..] else { panic!("two GPU models") };
+        assert!(v100 == 1.0 && a100 > 1.0, "measured on the first: {v100} {a100}");
+    }
+
+    #[test]
+    fn a_workload_is_made_for_its_setting() {
+        let cluster: Cluster = "2x4".parse().unwrap();
+        let setting = Setting { retries: 7.into(), spread_penalty: false, ..Setting::of(&cluster) };
+        let (workload, _) = prepare(vec![job("a", "vgg16", 64)], &setting).unwrap();
+        assert_eq!(workload.arrivals[0].spec.retries, 7.into());
+        assert_eq!(workload.profiles[0].1.spread_speed, 1.0);
+        assert!(profiles(vec![job("a", "vgg16", 64)], "2x4")[0].1.spread_speed < 1.0);
+    }
+
     #[test]
     fn elastic_jobs_say_how_far_they_grow_and_how_well() {
         let plain = job("a", "mystery", 0);
         let elastic = TraceJob { gpus_max: Some(4), scaling: Some(0.5), ..job("b", "mystery", 0) };
-        let (workload, _) =
-            prepare(vec![plain, elastic], &"1x2".parse().unwrap(), None, false).unwrap();
+        let cluster = "1x2".parse().unwrap();
+        let (workload, _) = prepare(vec![plain, elastic], &Setting::of(&cluster)).unwrap();
         let most: Vec<u16> = workload.arrivals.iter().map(|a| a.spec.gpus_max).collect();
         assert_eq!(most, [1, 4]);
         let scaling: Vec<Option<f64>> = workload.profiles.iter().map(|p| p.1.scaling).collect();

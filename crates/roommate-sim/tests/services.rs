@@ -17,7 +17,7 @@ use roommate_sim::serving::Measuring;
 use roommate_sim::serving::requests::Bursts;
 use roommate_sim::trace::{TraceClass, TraceJob, TraceService};
 use roommate_sim::truth;
-use roommate_sim::workload;
+use roommate_sim::workload::{self, Setting};
 use roommate_sim::world::{Setup, SimError, simulate};
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ const EXACT: World<'_> =
 
 fn run(world: &World<'_>, jobs: Vec<TraceJob>) -> Result<Run, SimError> {
     let cluster = world.cluster.parse().unwrap();
-    let (work, _) = workload::prepare(jobs, &cluster, None, false).unwrap();
+    let (work, _) = workload::prepare(jobs, &Setting::of(&cluster)).unwrap();
     let name = if world.measured { "measured" } else { "none" };
     let atlas = || truth::h200().map(Arc::new);
     let truth = truth::find(name).unwrap().build(atlas, || unreachable!()).unwrap();

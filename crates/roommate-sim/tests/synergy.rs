@@ -13,7 +13,7 @@ use roommate_sim::compat;
 use roommate_sim::fault::Faults;
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::TraceJob;
-use roommate_sim::workload;
+use roommate_sim::workload::{self, Setting};
 use roommate_sim::world::{Setup, simulate};
 use std::sync::Arc;
 
@@ -64,7 +64,8 @@ fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
     let mut params = entry.compat_params("synergy").unwrap();
     params.insert("order".into(), order.into());
     let cluster = "1x8:v100:24c:500g".parse().unwrap();
-    let (workload, _) = workload::prepare(jobs(), &cluster, Some(compat), false).unwrap();
+    let setting = Setting { compat: Some(compat), ..Setting::of(&cluster) };
+    let (workload, _) = workload::prepare(jobs(), &setting).unwrap();
     let setup = Setup {
         costs: compat.costs(Costs::default(), &name),
         policy: entry.build(&params).unwrap(),

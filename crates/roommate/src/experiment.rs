@@ -22,7 +22,7 @@ use roommate_sim::scenario::{Contender, SampledWorkload, Scenario};
 use roommate_sim::serving::Measuring;
 use roommate_sim::trace::{self, ReadOptions, Trace, TraceJob, synth};
 use roommate_sim::truth::{self, Truth};
-use roommate_sim::workload::{self, Workload};
+use roommate_sim::workload::{self, Measurements, Setting, Workload};
 use roommate_sim::world::{Setup, simulate};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -149,7 +149,8 @@ impl Lab {
         world: &WorldArgs,
     ) -> anyhow::Result<Self> {
         let compat = world.compat.as_deref().and_then(compat::find);
-        let truth = truth(world, input)?;
+        let own = world.measurements.as_deref().map(measurements::atlas).transpose()?.map(Arc::new);
+        let truth = truth(world, input, own.as_ref())?;
         let (source, mut trace) = match trace {
             Some(path) => (path.display().to_string(), read_trace(path, input)?),
             None => ("invented trace".to_string(), invented(world)),
@@ -158,8 +159,19 @@ impl Lab {
         truth.fill_memory(&mut trace.jobs);
         let format = trace.format.to_string();
         let dropped = trace.dropped;
-        let (mut workload, unfit) =
-            workload::prepare(trace.jobs, &world.cluster, compat, input.skip_bad_rows)?;
+        let retries = Retries {
+            user: world.user_retries.unwrap_or(world.retries),
+            ..Retries::from(world.retries)
+        };
+        let setting = Setting {
+            cluster: &world.cluster,
+            compat,
+            measured: own.as_deref().map(|atlas| Measurements { atlas, gpu_model: None }),
+            drop_unfit: input.skip_bad_rows,
+            retries,
+            spread_penalty: !world.no_spread_penalty,
+        };
+        let (workload, unfit) = workload::prepare(trace.jobs, &setting)?;
         if let Some(first) = unfit.first() {
             let jobs = table::count(unfit.len() as u64, "job");
             console::say(&format!("dropped {jobs}, the first: {first}"));
@@ -168,14 +180,6 @@ impl Lab {
             anyhow::bail!("{source:?} has no jobs that could run on {}", world.cluster);
         }
         let dropped = dropped + unfit.len() as u64;
-        if world.no_spread_penalty {
-            workload.profiles.iter_mut().for_each(|(_, p)| p.spread_speed = 1.0);
-        }
-        let retries = Retries {
-            user: world.user_retries.unwrap_or(world.retries),
-            ..Retries::from(world.retries)
-        };
-        workload.arrivals.iter_mut().for_each(|arrival| arrival.spec.retries = retries);
         Ok(Self {
             workload,
             world: world.clone(),
@@ -385,9 +389,9 @@ impl Run {
     }
 }
 
-fn truth(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<Truth> {
-    let atlas = || match &world.measurements {
-        Some(prefix) => measurements::atlas(prefix).map(Arc::new),
+fn truth(world: &WorldArgs, input: &TraceInput, own: Option<&Arc<Atlas>>) -> anyhow::Result<Truth> {
+    let atlas = || match own {
+        Some(own) => anyhow::Ok(Arc::clone(own)),
         None => Ok(Arc::new(truth::h200()?)),
     };
     let pairs = || match &world.pairs {

@@ -22,8 +22,10 @@ pub struct Work {
 }
 
 /// Speed that time slicing costs two tasks that always have work for the GPU, as a share of their
-/// speed when they run concurrently. Ten pairs that were run both ways on one H200 lose this much
-/// times the product of their busy shares, with a mean error of 0.06.
+/// speed when they run concurrently. Ten pairs of training tasks that were run both ways on one H200
+/// lose this much times the product of their busy shares, with a mean error of 0.06. Batches of
+/// services are assumed to lose as much, because the slices of the others delay their kernels in the
+/// same way; no service was measured in time slices.
 const TURNS: f64 = 0.25;
 
 /// A truth made of measurements.
@@ -83,10 +85,11 @@ impl Measured {
 
     /// Factor on a tenant's speed when all run in time slices instead of concurrently.
     fn turns(&self, seated: &[Tenant], who: usize) -> f64 {
-        let busy = |t: &Tenant| self.atlas.footprint(t.task, t.batch).busy * t.load;
+        let busy = |t: &Tenant| self.atlas.footprint(t.task, t.batch).busy;
+        // While a batch is answered its service has work, however seldom requests come.
         let own = busy(&seated[who]);
         let others = seated.iter().enumerate().filter(|(i, _)| *i != who);
-        others.map(|(_, other)| 1.0 - TURNS * own * busy(other)).product()
+        others.map(|(_, other)| 1.0 - TURNS * own * busy(other) * other.load).product()
     }
 
     /// Steps per second alone at another batch size, relative to the profile's own.
@@ -139,12 +142,13 @@ impl Interference for Measured {
         let (job, _) = tenants[who];
         let seated: SmallVec<[Tenant; 4]> =
             tenants.iter().map(|(job, knobs)| self.tenant(state, *job, *knobs)).collect();
-        if state.profile(job).serving.is_some() {
-            return Estimate::certain(self.service_speed(state, &seated, job, who));
-        }
-        let batch_speed = self.batch_speed(self.work(state, job), seated[who].batch);
         let in_turns = tenants.iter().any(|(_, knobs)| knobs.turns);
         let turns = if in_turns { self.turns(&seated, who) } else { 1.0 };
+        if state.profile(job).serving.is_some() {
+            let at_once = self.service_speed(state, &seated, job, who);
+            return Estimate::certain((at_once * turns).max(SLOWEST));
+        }
+        let batch_speed = self.batch_speed(self.work(state, job), seated[who].batch);
         Estimate::certain(self.atlas.speed(&seated, who) * batch_speed * turns)
     }
 }
@@ -169,6 +173,8 @@ mod tests {
     use crate::idx::ProfileIdx;
     use crate::interference::testing::state;
     use crate::measurement::atlas::tests::h200;
+    use crate::profile::Serving;
+    use crate::time::Span;
 
     fn truth(works: &[(&str, u32)]) -> (Measured, Arc<Atlas>) {
         let atlas = Arc::new(h200());
@@ -218,6 +224,36 @@ mod tests {
         assert_eq!((with(0), with(64)), (1.0, 1.0));
         assert!((with(128) - 17.019 / 29.908).abs() < 1e-9);
         assert!(with(32) > 1.0);
+    }
+
+    #[test]
+    fn time_slices_delay_batches_of_services() {
+        let atlas = Arc::new(h200());
+        let batch = 16;
+        let works = [(TaskKind::Serve, 1.0), (TaskKind::Train, 1.0), (TaskKind::Train, 0.0)];
+        let works = works.map(|(kind, load)| {
+            let (task, ..) = atlas.tasks().find(|(_, k, _)| *k == kind).unwrap();
+            Some(Work { task, batch: atlas.batches(task).next().unwrap().max(batch), load })
+        });
+        let mut truth = Measured::new(Arc::clone(&atlas), works.to_vec());
+        let mut state = state(&[ProfileIdx(0), ProfileIdx(1), ProfileIdx(2)]);
+        let (timeout, warm_up) = (Span::ZERO, Span::ZERO);
+        let serving = Serving { batch, timeout, warm_up, base_mib: 0.0, item_mib: 0.0 };
+        state.profiles[0].serving = Some(serving);
+        let of = |truth: &Measured, others: &[u32], turns: bool| {
+            let knobs = Knobs { sm_permille: 0, turns, ..Knobs::WHOLE };
+            let all = std::iter::once(0).chain(others.iter().copied());
+            let tenants: Vec<(JobIdx, Knobs)> = all.map(|j| (JobIdx(j), knobs)).collect();
+            truth.speed(&state, 0, &tenants, 0).mean
+        };
+        assert_eq!(of(&truth, &[], true), of(&truth, &[], false), "alone there is no other slice");
+        assert!(of(&truth, &[1], true) < 0.999 * of(&truth, &[1], false));
+        assert_eq!(of(&truth, &[2], true), of(&truth, &[2], false), "an idle tenant has no slice");
+        // A batch takes as long however seldom one comes.
+        let before = of(&truth, &[1], true) / of(&truth, &[1], false);
+        truth.set_load(JobIdx(0), 0.1);
+        let after = of(&truth, &[1], true) / of(&truth, &[1], false);
+        assert!((before - after).abs() < 1e-9, "{before} {after}");
     }
 
     #[test]

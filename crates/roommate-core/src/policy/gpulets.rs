@@ -188,6 +188,18 @@ mod tests {
     }
 
     #[test]
+    fn more_load_takes_a_larger_partition() {
+        let mut world = ServingWorld::new("gpulets-like", "{}", "1x1");
+        let service = world.service("service", 150);
+        world.train("training", 0.8, 0.3);
+        let shares = [200.0, 600.0, 200.0].map(|load_rps| {
+            world.sampled(service, load_rps, 40.0);
+            world.engine.state().job(service).knobs.sm_permille
+        });
+        assert_eq!(shares, [200, 400, 200]);
+    }
+
+    #[test]
     fn a_service_and_its_lodger() {
         let world = ServingWorld::of_two_services("gpulets-like");
         expect![[r#"

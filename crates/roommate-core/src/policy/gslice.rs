@@ -1,14 +1,16 @@
 //! Feedback: shares and batches of services follow what is measured, a step at a time.
 //!
 //! # Idea
-//! Nothing is predicted and nothing profiled. A service starts with an equal part of its GPU. After each measurement in which it
-//! missed its objective it gets a step more, after each with slack a step less; its largest batch is the one that fills
-//! in a part of the objective at the measured load. Training goes to the first of the emptiest GPUs and has the rest.
+//! Nothing is profiled. A service starts with an equal part of its GPU. After each measurement in which it
+//! missed its objective it gets a step more, after each with slack a step less. Its batch is the largest
+//! that keeps the objective: the time in which it fills at the measured load plus the time in which it is
+//! answered. Training goes to the first of the emptiest GPUs and has the rest.
 //!
 //! # Reads / does / wakes
-//! Reads objectives, measured load and latency, memory. Never reads profiles or lengths. Starts one service on a GPU and
-//! training beside it, first come, first served; turns shares and batches of services. Never suspends training for a latency. Wakes
-//! at measurements only.
+//! Reads objectives, the batch size with which a service begins, measured load, latency and batch times,
+//! memory. Never reads profiles or lengths. Starts one service on a GPU and training beside it, first come,
+//! first served; turns shares and batches of services. Never suspends training for a latency. Wakes at
+//! measurements only.
 //!
 //! # Differs from the paper
 //! After `GSLICE` (Dhakal et al., 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
@@ -16,7 +18,12 @@
 //! placement to speak of (`gpu=random` for a random GPU instead). Not modelled: its overlap of transfers, its
 //! shared parameters between shadow instances, and the estimate of each model's own knee that it begins with. A share
 //! that failed is not tried again until the load has changed by a fifth, so that the loop comes to rest.
+//! Batch sizes are powers of two. The time of a batch that was not measured is the last measured one in
+//! proportion to its size: too long for larger batches, so one that is chosen fits; too short for smaller
+//! ones, which are tried and measured. Where no batch keeps the objective, it stays as it is and the share
+//! grows.
 
+use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx};
 use crate::knobs::Knobs;
 use crate::plan::Plan;
@@ -25,6 +32,7 @@ use crate::policy::serving::{
 };
 use crate::policy::{Fuzz, Policy};
 use crate::reason::Reason;
+use crate::state::State;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,8 +61,6 @@ pub(super) struct Params {
     step: f64,
     /// A share shrinks when the latency is below this part of the objective.
     slack: f64,
-    /// Part of the objective in which a batch may fill.
-    fill: f64,
     /// Largest batch.
     max_batch: u32,
     /// Most training tasks beside a service, 1 to 3.
@@ -71,7 +77,6 @@ impl Default for Params {
             gpu: Choice::First,
             step: 0.05,
             slack: 0.7,
-            fill: 0.3,
             max_batch: 64,
             max_training: 3,
             least_training: 0.1,
@@ -88,12 +93,34 @@ fn fuzz(f: &mut Fuzz<'_>) {
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
-    let parts = [params.step, params.slack, params.fill];
+    let parts = [params.step, params.slack];
     if !parts.iter().all(|v| (0.001..=1.0).contains(v)) || params.max_batch == 0 {
-        return Err("step, slack, fill: expected 0.001 to 1; max_batch: above 0".into());
+        return Err("step, slack: expected 0.001 to 1; max_batch: above 0".into());
     }
     let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
-    Ok(ServiceColocation::new(limits, Gslice { params, limits, loops: Vec::new() }))
+    let (loops, measured) = (Vec::new(), Vec::new());
+    Ok(ServiceColocation::new(limits, Gslice { params, limits, loops, measured }))
+}
+
+/// How long a batch took.
+#[derive(Clone, Copy)]
+struct Timed {
+    batch: u32,
+    seconds: f64,
+}
+
+impl Timed {
+    /// The largest power of two up to `most` that keeps the objective at this load, if one does: its
+    /// first request waits for the others of the batch, and for the answer.
+    fn largest_batch(self, load_rps: f64, slo_s: f64, most: u32) -> Option<u32> {
+        let each_s = self.seconds / f64::from(self.batch);
+        let keeps = |batch: &u32| {
+            let (fill_s, batch_s) = (f64::from(*batch - 1) / load_rps, f64::from(*batch) * each_s);
+            fill_s + batch_s <= slo_s
+        };
+        let mut sizes = (0..=most.ilog2()).rev().map(|power| 1 << power);
+        sizes.find(keeps)
+    }
 }
 
 /// The loop of one service.
@@ -112,12 +139,24 @@ struct Gslice {
     params: Params,
     limits: Limits,
     loops: Vec<Loop>,
+    /// By job: the last measured batch of a service.
+    measured: Vec<Option<Timed>>,
 }
 
 /// A load that differs by less is the same.
 const SAME_LOAD: f64 = 0.2;
 
 impl ColocationPolicy for Gslice {
+    fn learn(&mut self, state: &State, _: &GpuIndex, job: JobIdx, sample: &Sample) {
+        let begins = state.profile(job).serving.map_or(0, |s| s.batch);
+        let now = state.job(job).knobs.batch;
+        let batch = if now == 0 { begins } else { now };
+        if batch > 0 && sample.load_rps > 0.0 && sample.step_s > 0.0 {
+            self.measured.resize(state.jobs.len(), None);
+            self.measured[job.usize()] = Some(Timed { batch, seconds: sample.step_s });
+        }
+    }
+
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
         let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
@@ -166,9 +205,10 @@ impl ColocationPolicy for Gslice {
                     state.permille = less;
                 }
             }
-            let fills = (seen.load_rps * slo_s * self.params.fill).clamp(1.0, 1e9) as u32;
-            let down = 1 << fills.ilog2();
-            state.batch = down.min(self.params.max_batch);
+            let timed = self.measured.get(service.usize()).copied().flatten();
+            let largest =
+                timed.and_then(|t| t.largest_batch(seen.load_rps, slo_s, self.params.max_batch));
+            state.batch = largest.unwrap_or(state.batch);
         } else if room.seen.is_none() {
             plan.note(service, Reason::NoSamplesYet);
         }
@@ -180,6 +220,7 @@ impl ColocationPolicy for Gslice {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::policy::serving::testing::ServingWorld;
     use crate::testing::picture;
     use expect_test::expect;
@@ -195,6 +236,35 @@ mod tests {
     }
 
     #[test]
+    fn a_batch_fills_and_is_answered_within_the_objective() {
+        let timed = |batch, seconds| Timed { batch, seconds };
+        // Fifteen others of the batch come within 75 ms.
+        assert_eq!(timed(16, 0.044).largest_batch(200.0, 0.12, 64), Some(16));
+        assert_eq!(timed(16, 0.046).largest_batch(200.0, 0.12, 64), Some(8));
+        // In proportion a batch of eight takes 60 ms, one of sixteen 120.
+        assert_eq!(timed(4, 0.030).largest_batch(200.0, 0.12, 64), Some(8));
+        assert_eq!(timed(4, 0.030).largest_batch(200.0, 0.12, 4), Some(4));
+        // A request that comes alone does not wait for others.
+        assert_eq!(timed(16, 0.02).largest_batch(0.01, 0.12, 64), Some(1));
+        assert_eq!(timed(1, 0.2).largest_batch(200.0, 0.12, 64), None);
+    }
+
+    #[test]
+    fn batches_follow_what_was_measured() {
+        let mut world = ServingWorld::new("gslice-like", "{}", "1x1");
+        let service = world.service("service", 120);
+        world.train("training", 0.8, 0.3);
+        let mut batch = |slower: f64| {
+            world.sampled_slow(service, 200.0, 100.0, slower);
+            world.engine.state().job(service).knobs.batch
+        };
+        assert_eq!(batch(1.0), 16, "36 ms, and 75 ms to fill");
+        assert_eq!(batch(1.5), 8, "54 ms are too much");
+        assert_eq!(batch(1.5), 8, "and stay so");
+        assert_eq!(batch(0.5), 16);
+    }
+
+    #[test]
     fn a_service_and_its_lodger() {
         let world = ServingWorld::of_two_services("gslice-like");
         expect![[r#"
@@ -205,14 +275,14 @@ mod tests {
               GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
             requests come, 2.0s
-              GPU 0: light 200 ‰ batch 1 a 800 ‰
-              GPU 1: heavy 1000 ‰ batch 8
+              GPU 0: light 200 ‰ batch 2 a 800 ‰
+              GPU 1: heavy 1000 ‰ batch 16
             one is late, 3.0s
-              GPU 0: light 200 ‰ batch 1 a 800 ‰
-              GPU 1: heavy 1000 ‰ batch 8
+              GPU 0: light 200 ‰ batch 2 a 800 ‰
+              GPU 1: heavy 1000 ‰ batch 16
             later, 11m 04s
-              GPU 0: light 200 ‰ batch 1 a 800 ‰
-              GPU 1: heavy 250 ‰ batch 8 b 750 ‰
+              GPU 0: light 200 ‰ batch 2 a 800 ‰
+              GPU 1: heavy 250 ‰ batch 16 b 750 ‰
         "#]]
         .assert_eq(&world.outcome);
     }

@@ -44,7 +44,7 @@ use colocation_index::{ColocationIndex, Profiles, can_share, left_s};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use tuning_sessions::{Tuning, others};
+use tuning_sessions::{Scope, Tuning, others};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -173,10 +173,15 @@ impl IaDeep {
             ..batch_search::Options::default()
         };
         let window = Span::from_secs(params.measure_s).max(Span(1));
+        let scope = match (params.tune, params.tune_alone) {
+            (false, _) => Scope::Off,
+            (true, false) => Scope::Shared,
+            (true, true) => Scope::All,
+        };
         Self {
             queue: BTreeSet::new(),
             predictor: DegradationModel::new(view, 0),
-            tuning: Tuning::new(options, window, params.drift, params.tune_alone),
+            tuning: Tuning::new(options, window, params.drift, scope),
             rooms: Vec::new(),
             touched: BTreeSet::new(),
             pd: Vec::new(),
@@ -241,7 +246,7 @@ impl IaDeep {
         for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
             if self.rooms[gpu.usize()] != plan.gpu(gpu).tenants {
                 self.touched.insert(gpu);
-                self.unsettle(gpu);
+                self.tuning.unsettle(gpu);
             }
         }
         for job in plan.news.ready.iter().filter(|j| plan.pending.contains(**j)) {
@@ -274,12 +279,6 @@ impl IaDeep {
         if room.len() > 1 && room.contains(&job) && !self.tuning.is_busy(gpu) {
             let others = others(plan, room, job);
             self.predictor.learn(plan.spec(job).profile, &others, pd);
-        }
-    }
-
-    fn unsettle(&mut self, gpu: GpuIdx) {
-        if self.params.tune {
-            self.tuning.unsettle(gpu);
         }
     }
 
@@ -330,7 +329,7 @@ impl IaDeep {
         }
         self.queue.remove(&(plan.job(job).submitted, job));
         self.touched.extend(gpus);
-        gpus.iter().for_each(|gpu| self.unsettle(*gpu));
+        gpus.iter().for_each(|gpu| self.tuning.unsettle(*gpu));
         if let Some(board) = &mut self.board {
             for gpu in gpus {
                 board.joined(plan, &self.tuning, self.params.max_tenants, &self.pd, *gpu);

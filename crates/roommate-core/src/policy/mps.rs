@@ -6,12 +6,13 @@
 //! limits (`mps`), each confined to an equal part for good (`mps-split`), or by turns in the driver's time
 //! slices (`time-slicing`). Which GPU seems best is `choice`: the emptiest, a random one
 //! (`random-colocate`), or the one where the slowdown is predicted to be least from how busy tasks keep the
-//! multiprocessors and the memory alone (`kernel-est`).
+//! multiprocessors and the memory alone (`kernel-est`). Services are kept apart as long as there is a GPU
+//! without one.
 //!
 //! # Reads / does / wakes
 //! Reads GPUs, memory, CPU and GPU model; `kernel-est` also the utilisation of profiles, measured or else
-//! predicted, and measured steps of tasks that share. Never reads durations, batch sizes or objectives of services, which
-//! are tasks like any other here. Starts tasks, never tunes, moves or stops one. Wakes when a task arrives or leaves or a
+//! predicted, and measured steps of tasks that share. Never reads durations, batch sizes or objectives of
+//! services, which share like any other task. Starts tasks, never tunes, moves or stops one. Wakes when a task arrives or leaves or a
 //! node does; never by time.
 //!
 //! # Differs from the paper
@@ -19,7 +20,8 @@
 //! its name; `kernel-est` for the estimator of Xu et al. (`HotCloud` 2019), whose regression over kernel metrics is
 //! a line through two products here (own use times that of the others, of the multiprocessors and of the memory
 //! bandwidth), fitted as measurements come in. `mps-split` gives a slot to whoever comes, because the share of a running
-//! MPS client cannot be changed. An idle GPU is always preferred, except by `random-colocate`.
+//! MPS client cannot be changed. An idle GPU is always preferred, except by `random-colocate`. The studies that
+//! these are baselines of have one service on each GPU, so a random GPU for a service is one without another.
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
@@ -143,8 +145,8 @@ struct Colocate {
     /// With a seed for each, so that a second look at one that does not fit draws nothing.
     waiting: BTreeMap<JobIdx, u64>,
     slowdown: Slowdown,
-    /// GPUs with room, by how good they are.
-    open: Vec<(f64, GpuIdx)>,
+    /// GPUs with room, by how good they are: whether the job would be a second service there, the price.
+    open: Vec<(bool, f64, GpuIdx)>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -230,13 +232,14 @@ impl Colocate {
         open.clear();
         for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
             if self.has_room(plan, job, gpu, knobs) {
-                open.push((self.price(plan, job, gpu, seed), gpu));
+                let price = self.price(plan, job, gpu, seed);
+                open.push((meets_a_service(plan, job, gpu), price, gpu));
             }
         }
-        open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        open.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
         let mut gpus = GpuSet::new();
         let need = usize::from(plan.spec(job).gpus);
-        for (_, gpu) in &open {
+        for (_, _, gpu) in &open {
             let node = plan.gpu(*gpu).node;
             let here = gpus.iter().filter(|g| plan.gpu(**g).node == node).count();
             if gpus.len() < need && (here as u32) < plan.node(node).room_for(knobs) {
@@ -281,11 +284,66 @@ impl Colocate {
     }
 }
 
+fn meets_a_service(state: &State, job: JobIdx, gpu: GpuIdx) -> bool {
+    let serves = |j: JobIdx| state.spec(j).class == Class::Service;
+    serves(job) && state.gpu(gpu).tenants.iter().any(|t| serves(*t))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::picture;
+    use crate::event::Action;
+    use crate::journal::{self, Observer, StepView};
+    use crate::testing::{TestCase, picture};
     use expect_test::expect;
+
+    /// Where each job started.
+    fn places(case: &TestCase) -> BTreeMap<JobIdx, GpuSet> {
+        #[derive(Default)]
+        struct Places(BTreeMap<JobIdx, GpuSet>);
+        impl Observer for Places {
+            fn step(&mut self, step: &StepView<'_>) {
+                for action in step.actions {
+                    if let Action::Start(job, place) = action {
+                        self.0.insert(*job, place.gpus.clone());
+                    }
+                }
+            }
+        }
+        let mut places = Places::default();
+        journal::read(case.run().journal.as_bytes(), &mut places).unwrap();
+        places.0
+    }
+
+    #[test]
+    fn services_are_kept_apart() {
+        for policy in ["mps", "mps-split", "time-slicing", "random-colocate", "kernel-est"] {
+            for seed in 0..20 {
+                let mut case = TestCase::new(policy, "1x3", "a 0 1 9, s 0 1 9, t 0 1 9, u 0 1 9");
+                case.seed = seed;
+                for service in &mut case.jobs[1..] {
+                    service.spec.class = Class::Service;
+                    (service.work, service.spec.work) = (f64::INFINITY, None);
+                }
+                let places = places(&case);
+                let mut gpus: Vec<&GpuSet> = (1..4).map(|j| &places[&JobIdx(j)]).collect();
+                gpus.sort();
+                gpus.dedup();
+                assert_eq!(gpus.len(), 3, "{policy} {seed}: {places:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_emptier_gpu_without_the_memory_is_passed_over() {
+        let mut case = TestCase::new("mps", "1x2:v100", "a 0 1 9, b 0 1 9, c 0 1 9, d 1 1 4");
+        for (job, mem_mib) in case.jobs.iter_mut().zip([14_000, 2_000, 2_000, 4_000]) {
+            job.spec.knobs.mem_mib = mem_mib;
+        }
+        let places = places(&case);
+        assert_eq!(places[&JobIdx(0)][..], [GpuIdx(0)]);
+        assert_eq!(places[&JobIdx(3)][..], [GpuIdx(1)], "beside two, not beside the large one");
+    }
 
     #[test]
     fn idle_gpus_first_then_the_emptiest() {

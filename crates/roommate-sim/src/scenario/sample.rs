@@ -2,7 +2,7 @@
 
 use super::{Arrivals, Scenario, ScenarioError, Service};
 use crate::trace::{self, ReadOptions, TraceClass, TraceJob, TraceService, mix};
-use crate::workload::{self, Unfit, Workload};
+use crate::workload::{self, Measurements, Setting, Unfit, Workload};
 use roommate_core::interference::measured::Work;
 use roommate_core::math::rng::Rng;
 use roommate_core::measurement::atlas::Atlas;
@@ -54,7 +54,9 @@ impl Scenario {
             });
         }
         let unfit = |e: Unfit| ScenarioError::whole(&self.path, &e);
-        let (workload, _) = workload::prepare(jobs, &self.cluster, None, false).map_err(unfit)?;
+        let measured = Some(Measurements::of_h200(atlas));
+        let setting = Setting { measured, ..Setting::of(&self.cluster) };
+        let (workload, _) = workload::prepare(jobs, &setting).map_err(unfit)?;
         let works = workload.profiles.iter().map(|p| self.work(p, atlas)).collect();
         Ok(SampledWorkload { workload, works, sm_s })
     }

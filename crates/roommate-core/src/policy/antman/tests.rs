@@ -73,6 +73,15 @@ fn starts(case: &TestCase, outcome: &Outcome) -> BTreeMap<String, Time> {
 }
 
 #[test]
+fn a_team_does_not_exceed_its_quota() {
+    for (quota, third) in [(json!(null), 0.0), (json!(2), 10.0)] {
+        let case = case("1x4", "A 0 1 10, B 0 1 10, C 0 1 10", json!({"quota_gpus": quota}));
+        let starts = starts(&case, &case.run());
+        assert_eq!(starts["C"].secs(), third, "{quota}: {starts:?}");
+    }
+}
+
+#[test]
 fn an_opportunistic_job_is_throttled_and_recovers() {
     // At full speed each job loses 2 %; R may lose 1 %, so the throttle settles near one half.
     let mut throttled = case("1x1", "o 0 1 60, R 20 1 40", json!({}));

@@ -204,6 +204,18 @@ fn tuning_pays_in_goodput() {
     assert!(on < off, "{on} {off}");
 }
 
+#[test]
+fn without_the_tuner_batches_stay_as_they_are() {
+    let truth = Curves { fixed: 0.6, harm: 0.6 };
+    let jobs = "a 0 1 200, b 0 1 200, c 40 1 200";
+    for tune in [false, true] {
+        let case = case("1x1", jobs, truth, json!({"measure_s": 2, "tune": tune}));
+        let Told { notes, tunes } = told(&tunable(case, 64, 300.0).run());
+        assert_eq!(!tunes.is_empty(), tune, "{tunes:?}");
+        assert_eq!(notes.iter().any(|(_, n)| is_settled(&n.reason)), tune, "{notes:?}");
+    }
+}
+
 /// A world of one GPU that can be disobedient: time goes from wake to wake.
 struct Bench {
     engine: Engine,

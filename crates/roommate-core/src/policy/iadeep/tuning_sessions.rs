@@ -75,13 +75,24 @@ const REST: f64 = 10.0;
 /// Measurements of a group that are kept.
 const KEPT: usize = 24;
 
+/// Which devices are searched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// None: batch sizes stay as they are.
+    Off,
+    /// Devices with more than one tenant.
+    Shared,
+    /// Also devices with one tenant.
+    All,
+}
+
 /// All devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuning {
     options: Options,
     window: Span,
     drift: f64,
-    alone: bool,
+    scope: Scope,
     sessions: BTreeMap<GpuIdx, Session>,
     /// Devices whose tenants changed and that are not tuned yet, with the instant of the next look.
     pending: BTreeMap<GpuIdx, Time>,
@@ -95,14 +106,14 @@ pub(crate) struct Tuning {
 }
 
 impl Tuning {
-    /// Searches with these options, with measurements that take a `window`, anew when a noise scale moved by the factor `drift`;
-    /// also for jobs that are `alone`.
-    pub(crate) fn new(options: Options, window: Span, drift: f64, alone: bool) -> Self {
+    /// Searches the devices of a `scope` with these options, with measurements that take a `window`,
+    /// and anew when a noise scale moved by the factor `drift`.
+    pub(crate) fn new(options: Options, window: Span, drift: f64, scope: Scope) -> Self {
         Self {
             options,
             window,
             drift,
-            alone,
+            scope,
             sessions: BTreeMap::new(),
             pending: BTreeMap::new(),
             resting: BTreeMap::new(),
@@ -128,7 +139,14 @@ impl Tuning {
     /// The device has other tenants than before; whatever was searched there is void.
     pub(crate) fn unsettle(&mut self, gpu: GpuIdx) {
         self.sessions.remove(&gpu);
-        self.pending.insert(gpu, Time::ZERO);
+        self.search_soon(gpu);
+    }
+
+    /// The only way into a search; closed where nothing is to be tuned.
+    fn search_soon(&mut self, gpu: GpuIdx) {
+        if self.scope != Scope::Off {
+            self.pending.insert(gpu, Time::ZERO);
+        }
     }
 
     /// Takes in what was measured of a running job.
@@ -145,7 +163,7 @@ impl Tuning {
         }
         let (was, is) = (last.tuned_noise, sample.noise_scale);
         let [gpu] = plan.job(job).gpus[..] else { return };
-        if is <= 0.0 || self.is_busy(gpu) {
+        if self.scope == Scope::Off || is <= 0.0 || self.is_busy(gpu) {
             return;
         }
         let ratio = f64::from(is) / f64::from(was);
@@ -153,12 +171,12 @@ impl Tuning {
         if was > 0.0 && !rests && (ratio >= self.drift || ratio <= 1.0 / self.drift) {
             let whole = |v: f32| v.round() as u32;
             plan.note(job, Reason::NoiseDrifted { from: whole(was), to: whole(is) });
-            self.pending.insert(gpu, Time::ZERO);
+            self.search_soon(gpu);
         }
         // A job that took its time to start or to be measured: its roommates were tuned without it, or nobody was.
-        let searched = plan.gpu(gpu).tenants.len() > 1 || self.alone;
+        let searched = plan.gpu(gpu).tenants.len() > 1 || self.scope == Scope::All;
         if was == 0.0 && searched && self.axis(plan, job).is_some() {
-            self.pending.insert(gpu, Time::ZERO);
+            self.search_soon(gpu);
         }
     }
 
@@ -360,7 +378,7 @@ impl Tuning {
                 plan.note(*job, Reason::BatchNotApplied { batch: *asked });
             }
         }
-        self.pending.insert(gpu, Time::ZERO);
+        self.search_soon(gpu);
     }
 
     /// Whether batch sizes fit for certain, with what everybody else has.
@@ -448,7 +466,7 @@ impl Tuning {
                 .filter_map(|j| self.axis(plan, *j).map(|(axis, now)| (*j, axis, now)))
                 .collect();
             let may = tenants.iter().any(|j| plan.profile(*j).training.is_some());
-            if !may || (tenants.len() == 1 && !self.alone) {
+            if !may || (tenants.len() == 1 && self.scope != Scope::All) {
                 self.pending.remove(&gpu);
                 opened = true;
             } else if tenants.iter().all(runs) && !axes.is_empty() {

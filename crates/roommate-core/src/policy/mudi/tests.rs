@@ -56,6 +56,24 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
 }
 
 #[test]
+fn a_miss_at_a_known_load_makes_it_stricter() {
+    let params = r#"{"round_s": 0, "calm_s": 0, "batches": [16]}"#;
+    let mut world = ServingWorld::new("mudi", params, "1x1");
+    let service = world.service("service", 150);
+    world.sampled(service, 200.0, 30.0);
+    world.train("training", 0.8, 0.3);
+    let mut share = |p99_ms: f64| {
+        world.sampled(service, 200.0, p99_ms);
+        world.wait(1.0);
+        world.engine.state().job(service).knobs.sm_permille
+    };
+    let kept = (0..3).map(|_| share(140.0)).last().unwrap();
+    // Batches take as long as before; only the latency says that the model is too hopeful.
+    let missed = (0..3).map(|_| share(160.0)).last().unwrap();
+    assert!(missed > kept, "{kept} ‰, then {missed} ‰");
+}
+
+#[test]
 fn training_is_suspended_where_the_objective_has_no_room_for_it() {
     let mut world = ServingWorld::new("mudi", r#"{"max_training": 1}"#, "1x2");
     let (a, b) = (world.service("a", 150), world.service("b", 150));

@@ -55,3 +55,40 @@ impl LatencyModel {
         curve.times(1.0 / state.solo_speed(service, &[gpu]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Spec;
+    use crate::profile::{Profile, Profiled};
+    use crate::state::Costs;
+
+    /// A service with fixed overhead, divisible work, and SMs that it cannot use.
+    fn truth(batch: u32, share: f64) -> f64 {
+        0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
+    }
+
+    fn profiled() -> Vec<Profiled> {
+        let shares = [60u16, 120, 180, 300, 480, 730, 1000];
+        let point = |batch: u32, sm_permille: u16| {
+            let seconds = truth(batch, f64::from(sm_permille) / 1000.0);
+            Profiled { batch, sm_permille, seconds }
+        };
+        [4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s))).collect()
+    }
+
+    #[test]
+    fn a_curve_is_that_of_the_gpu_model() {
+        let mut state = State::new(&"1x1:v100,1x1:a100".parse().unwrap(), Costs::default());
+        let latency = Some(profiled().into());
+        state.profiles.push(Profile { latency, ..Profile::of_step(1.0) });
+        state.specs.push(Spec::training(1, 1.0, ProfileIdx(0)));
+        let mut known = LatencyModel::new(Axis::Inverse, 6);
+        known.notice(&state);
+        let [slow, fast] =
+            [0, 1].map(|gpu| known.curve(&state, JobIdx(0), GpuIdx(gpu), 16).at(0.5));
+        let [v100, a100] = [0, 1].map(|gpu| state.solo_speed(JobIdx(0), &[GpuIdx(gpu)]));
+        assert!(a100 > v100);
+        assert!((slow / fast - a100 / v100).abs() < 1e-9);
+    }
+}

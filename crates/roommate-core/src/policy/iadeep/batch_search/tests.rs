@@ -272,6 +272,19 @@ fn whatever_is_measured_it_ends_with_a_batch_for_everybody() {
 }
 
 #[test]
+fn a_suggestion_that_does_not_fit_is_not_tried() {
+    let fits = |b: &[u32]| b[0] <= 64;
+    for suggested in [[128, 8], [32, 8]] {
+        let mut tuner = Tuner::new(Options::default(), &PAIR, &[64, 8]);
+        tuner.suggest(&suggested);
+        tuner.observe(&[64, 8], 1.5);
+        let Turn::Measure(next) = tuner.next(&fits) else { panic!("it stops at once") };
+        assert!(fits(&next), "{next:?}");
+        assert_eq!(next[..] == suggested, fits(&suggested), "{next:?}");
+    }
+}
+
+#[test]
 fn small_batches_have_small_ranges_and_none_below_one() {
     for (low, high) in [(1, 1), (1, 2), (2, 32), (1, u32::MAX)] {
         let axis = Axis { low, high };
