@@ -4,7 +4,6 @@
 use crate::random::{self, CaseOptions};
 use roommate_core::event::{Action, Placement};
 use roommate_core::idx::{GpuSet, JobIdx};
-use roommate_core::interference::degradation::Source;
 use roommate_core::interference::stages;
 use roommate_core::job::Job;
 use roommate_core::journal::{self, Observer, StepView};
