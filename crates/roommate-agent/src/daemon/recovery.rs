@@ -112,12 +112,11 @@ impl Daemon {
         check_same(&config, &head)?;
         let wake = replay.wake;
         let engine = replay.engine.expect("its policy was built");
-        let mut machine = match machine {
-            Some(machine) => machine,
-            None => {
-                let devices = Some(head.cluster.gpus() as u16);
-                open_machine(&config, kind_of(&head), devices, &inputs)?
-            }
+        let mut machine = if let Some(machine) = machine {
+            machine
+        } else {
+            let devices = Some(head.cluster.gpus() as u16);
+            open_machine(&config, kind_of(&head), devices, &inputs)?
         };
         machine.forget_jobs();
         machine.tidy();
@@ -194,7 +193,7 @@ impl Daemon {
         };
         match status {
             AttemptStatus::Running(supervisor) => {
-                self.machine.adopt(job, start, (attempt, supervisor), goal, starting);
+                self.machine.adopt(job, start, (attempt, supervisor), &goal, starting);
             }
             // The daemon before has seen its end and swept behind it; to look again costs a walk over
             // all processes for each job that there ever was.
@@ -204,11 +203,11 @@ impl Daemon {
             // What ended is the attempt before; this one is still to come.
             AttemptStatus::Ended(supervisor, exit) if starting && !is_this => {
                 let ended = (&attempt, supervisor);
-                self.machine.adopt_ended(job, &start, ended, exit, Goal::Cancel);
+                self.machine.adopt_ended(job, &start, ended, &exit, Goal::Cancel);
                 self.machine.start_again(job, start);
             }
             AttemptStatus::Ended(supervisor, exit) => {
-                self.machine.adopt_ended(job, &start, (&attempt, supervisor), exit, goal);
+                self.machine.adopt_ended(job, &start, (&attempt, supervisor), &exit, goal);
             }
             AttemptStatus::Void => {}
         }

@@ -144,7 +144,7 @@ impl Machine {
         job: JobIdx,
         start: Start,
         (attempt, supervisor): (Attempt, Process),
-        goal: Goal,
+        goal: &Goal,
         starting: bool,
     ) {
         self.admit_job(job, &start);
@@ -179,7 +179,7 @@ impl Machine {
         job: JobIdx,
         start: &Start,
         (attempt, supervisor): (&Attempt, Process),
-        exit: Exit,
+        exit: &Exit,
         goal: Goal,
     ) {
         self.admit_job(job, start);
@@ -188,7 +188,7 @@ impl Machine {
         if let Some(known) = self.jobs.get_mut(&job) {
             known.exit = Some(exit.clone());
         }
-        self.judge(job, goal, &exit);
+        self.judge(job, goal, exit);
     }
 
     /// Starts a process for a job whose last one ended before this machine was opened.

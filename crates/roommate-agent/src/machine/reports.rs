@@ -3,7 +3,7 @@
 
 use crate::machine::connection::Peer;
 use crate::machine::sm_partition::{self, LEAST_SMS};
-use crate::machine::speed_guard::{Guard, Steps};
+use crate::machine::speed_guard::{Guard, StepReport};
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::machine::{Machine, Report};
 use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome};
@@ -226,7 +226,7 @@ impl Machine {
         let guard = self.guards.entry(job).or_insert_with(|| Guard::new(floor_permille, now));
         let Stepped { steps, step_s, load_s, batch, .. } = *stepped;
         let load_s = load_s.unwrap_or(0.0).min(step_s);
-        guard.hear(Steps { steps, step_s, load_s, batch }, alone, apart, now);
+        guard.hear(StepReport { steps, step_s, load_s, batch }, alone, apart, now);
     }
 
     /// A connection ended.

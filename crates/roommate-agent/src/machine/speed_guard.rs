@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a job reports of its steps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Steps {
+pub(crate) struct StepReport {
     pub(crate) steps: u64,
     pub(crate) step_s: f64,
     /// What of it the job waited for its data.
@@ -43,7 +43,7 @@ struct Taken {
 }
 
 impl Taken {
-    fn add(&mut self, report: Steps) {
+    fn add(&mut self, report: StepReport) {
         let steps = report.steps as f64;
         self.join(Self { steps, s: steps * report.step_s, load_s: steps * report.load_s });
     }
@@ -108,7 +108,7 @@ impl Guard {
 
     /// Takes in what the job reports. `alone` says whether nobody could disturb it meanwhile, `apart` whether all others have
     /// parts of the device that it does not have.
-    pub(crate) fn hear(&mut self, report: Steps, alone: bool, apart: bool, now: Instant) {
+    pub(crate) fn hear(&mut self, report: StepReport, alone: bool, apart: bool, now: Instant) {
         let batch = report.batch;
         self.heard = now;
         if self.told.is_some_and(|at| now.duration_since(at) < CHANGES_WITHIN) {
@@ -200,8 +200,8 @@ impl Guard {
 mod tests {
     use super::*;
 
-    fn report(steps: u64, step_s: f64, batch: u32) -> Steps {
-        Steps { steps, step_s, load_s: 0.0, batch }
+    fn report(steps: u64, step_s: f64, batch: u32) -> StepReport {
+        StepReport { steps, step_s, load_s: 0.0, batch }
     }
 
     #[test]
@@ -307,7 +307,7 @@ mod tests {
             now += Duration::from_millis(500);
             let pace = f64::from(guard.pace_permille(now)) / 1000.0;
             let (work_s, load_s) = (work_s(pace), load_s(pace, n));
-            let report = Steps { steps: 5, step_s: work_s + load_s, load_s, batch: 64 };
+            let report = StepReport { steps: 5, step_s: work_s + load_s, load_s, batch: 64 };
             guard.hear(report, pace == 0.0, false, now);
         }
         guard.pace_permille(now)

@@ -22,10 +22,10 @@ impl Machine {
         let Some(t) = &mut known.tenant else { return };
         let was = std::mem::replace(&mut t.orders, orders);
         t.ordered_at = Instant::now();
-        if was.seat != orders.seat || was.batch != orders.batch {
-            if let Some(guard) = self.guards.get_mut(&job) {
-                guard.begin_again(orders.batch, Instant::now());
-            }
+        if (was.seat != orders.seat || was.batch != orders.batch)
+            && let Some(guard) = self.guards.get_mut(&job)
+        {
+            guard.begin_again(orders.batch, Instant::now());
         }
         let pace_permille = t.knobs.pace_permille.min(orders.pace_permille);
         let knobs = Knobs { pace_permille, ..t.knobs };

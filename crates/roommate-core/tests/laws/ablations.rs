@@ -10,7 +10,7 @@ use roommate_core::journal::{self, Observer, StepView};
 use roommate_core::knobs::Knobs;
 use roommate_core::performance::sensitivity::{Host, demand, share};
 use roommate_core::policy::{Ablation, Entry, POLICIES, Part, find};
-use roommate_core::reason::{Note, Reason};
+use roommate_core::reason::{Note, Reason, Source};
 use roommate_core::state::State;
 use roommate_core::testing::TestCase;
 use std::collections::BTreeMap;
