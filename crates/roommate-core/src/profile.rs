@@ -1,6 +1,6 @@
 //! Profiles: what is known of a profile (a model at a batch size on some GPUs) before it runs.
 
-use crate::knobs::Knobs;
+use crate::knobs::{Knobs, is_default};
 use crate::performance::goodput::Training;
 use crate::performance::latency::Profiled;
 use crate::performance::sensitivity::{Host, Sensitivity};
@@ -68,10 +68,10 @@ pub struct Serving {
     /// Time from every start, also the first, until it can answer.
     pub warm_up: Span,
     /// GPU memory in MiB without any request in the batch; 0 = not known.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub base_mib: f32,
     /// GPU memory in MiB that each request of the largest batch adds.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub item_mib: f32,
 }
 
@@ -125,11 +125,6 @@ impl Profile {
     pub fn fed_speed(&self, knobs: Knobs) -> f64 {
         self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_nothing(v: &f32) -> bool {
-    *v == 0.0
 }
 
 fn one() -> f64 {
