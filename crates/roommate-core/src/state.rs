@@ -4,7 +4,7 @@
 //! `vacate`; everything above is built from them, so the books cannot drift apart.
 
 use crate::cluster::{Cluster, GpuModel, NodeGroup};
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, IdxVec, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
 use crate::performance::goodput;
@@ -228,15 +228,15 @@ pub struct State {
     /// The GPU model.
     pub gpu_models: Vec<GpuModel>,
     /// All nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: IdxVec<NodeIdx, Node>,
     /// All GPUs.
-    pub gpus: Vec<Gpu>,
+    pub gpus: IdxVec<GpuIdx, Gpu>,
     /// All jobs ever registered.
-    pub jobs: Vec<Job>,
+    pub jobs: IdxVec<JobIdx, Job>,
     /// What was asked for each.
-    pub specs: Vec<Spec>,
+    pub specs: IdxVec<JobIdx, Spec>,
     /// What is known of profiles.
-    pub profiles: Vec<Profile>,
+    pub profiles: IdxVec<ProfileIdx, Profile>,
     /// Jobs that wait for GPUs and may be placed.
     pub pending: IdxSet<JobIdx>,
     /// Jobs that hold GPUs.
@@ -259,11 +259,11 @@ impl State {
         let mut state = Self {
             now: Time::ZERO,
             gpu_models: cluster.gpu_models.clone(),
-            nodes: Vec::new(),
-            gpus: Vec::new(),
-            jobs: Vec::new(),
-            specs: Vec::new(),
-            profiles: Vec::new(),
+            nodes: IdxVec::new(),
+            gpus: IdxVec::new(),
+            jobs: IdxVec::new(),
+            specs: IdxVec::new(),
+            profiles: IdxVec::new(),
             pending: IdxSet::default(),
             placed: IdxSet::default(),
             idle: Idle::default(),
@@ -282,8 +282,7 @@ impl State {
         }
         for group in &cluster.groups {
             for _ in 0..group.count {
-                let node = NodeIdx::from_usize(state.nodes.len());
-                state.nodes.push(Node {
+                let node = state.nodes.push(Node {
                     first: GpuIdx::from_usize(state.gpus.len()),
                     size: group.gpus,
                     idle: group.gpus,
@@ -316,27 +315,27 @@ impl State {
 
     /// The job.
     pub fn job(&self, job: JobIdx) -> &Job {
-        &self.jobs[job.usize()]
+        &self.jobs[job]
     }
 
     /// What was asked for the job.
     pub fn spec(&self, job: JobIdx) -> &Spec {
-        &self.specs[job.usize()]
+        &self.specs[job]
     }
 
     /// What is known of the job's profile.
     pub fn profile(&self, job: JobIdx) -> &Profile {
-        &self.profiles[self.spec(job).profile.usize()]
+        &self.profiles[self.spec(job).profile]
     }
 
     /// The node.
     pub fn node(&self, node: NodeIdx) -> &Node {
-        &self.nodes[node.usize()]
+        &self.nodes[node]
     }
 
     /// The GPU.
     pub fn gpu(&self, gpu: GpuIdx) -> &Gpu {
-        &self.gpus[gpu.usize()]
+        &self.gpus[gpu]
     }
 
     /// Idle GPUs that the job may run on.
@@ -530,9 +529,7 @@ impl State {
         if !knobs.are_sane() {
             return Err(Infeasible::Knob);
         }
-        if !gpus.is_sorted_by(|a, b| a < b)
-            || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len())
-        {
+        if !gpus.is_sorted_by(|a, b| a < b) || gpus.last().is_none_or(|g| !self.gpus.has(*g)) {
             return Err(Infeasible::BadSet);
         }
         let mut rest = gpus;
@@ -587,7 +584,7 @@ impl State {
             let (node, here) = self.first_node(rest);
             let mut filled = 0;
             for g in &rest[..here] {
-                let gpu = &mut self.gpus[g.usize()];
+                let gpu = &mut self.gpus[*g];
                 if gpu.tenants.is_empty() {
                     filled += 1;
                     gpu.tenants.push(job);
@@ -598,12 +595,12 @@ impl State {
                 gpu.sm_used_permille += knobs.sm_permille;
                 gpu.mem_used_mib += knobs.mem_mib;
             }
-            self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli * here as u32;
-            self.nodes[node.usize()].host_used_mib += knobs.host_mib * here as u32;
+            self.nodes[node].cpu_used_milli += knobs.cpu_milli * here as u32;
+            self.nodes[node].host_used_mib += knobs.host_mib * here as u32;
             self.shift_idle(node, -filled);
             rest = &rest[here..];
         }
-        let hot = &mut self.jobs[job.usize()];
+        let hot = &mut self.jobs[job];
         hot.gpus = GpuSet::from_slice(gpus);
         hot.knobs = knobs;
         self.protected += u32::from(knobs.floor_permille > 0);
@@ -613,7 +610,7 @@ impl State {
 
     /// Takes the job out of the books; returns where it was. It is then neither placed nor pending.
     pub(crate) fn vacate(&mut self, job: JobIdx) -> (GpuSet, Knobs) {
-        let hot = &mut self.jobs[job.usize()];
+        let hot = &mut self.jobs[job];
         let gpus = std::mem::take(&mut hot.gpus);
         let knobs = hot.knobs;
         let mut rest: &[GpuIdx] = &gpus;
@@ -621,14 +618,14 @@ impl State {
             let (node, here) = self.first_node(rest);
             let mut emptied = 0;
             for g in &rest[..here] {
-                let gpu = &mut self.gpus[g.usize()];
+                let gpu = &mut self.gpus[*g];
                 gpu.tenants.retain(|t| *t != job);
                 gpu.sm_used_permille -= knobs.sm_permille;
                 gpu.mem_used_mib -= knobs.mem_mib;
                 emptied += i16::from(gpu.tenants.is_empty());
             }
-            self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli * here as u32;
-            self.nodes[node.usize()].host_used_mib -= knobs.host_mib * here as u32;
+            self.nodes[node].cpu_used_milli -= knobs.cpu_milli * here as u32;
+            self.nodes[node].host_used_mib -= knobs.host_mib * here as u32;
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
@@ -650,7 +647,7 @@ impl State {
     pub(crate) fn set_up(&mut self, node: NodeIdx, up: bool) {
         if self.node(node).up != up {
             self.count_idle(node, false);
-            self.nodes[node.usize()].up = up;
+            self.nodes[node].up = up;
             self.count_idle(node, true);
         }
     }
@@ -660,14 +657,14 @@ impl State {
             return;
         }
         self.count_idle(node, false);
-        let n = &mut self.nodes[node.usize()];
+        let n = &mut self.nodes[node];
         n.idle = n.idle.checked_add_signed(by).expect("idle GPUs never go below zero");
         self.count_idle(node, true);
     }
 
     /// Enters a node in the index of idle GPUs or takes it out; nodes that are down are not in it.
     fn count_idle(&mut self, node: NodeIdx, enter: bool) {
-        let n = &self.nodes[node.usize()];
+        let n = &self.nodes[node];
         if !n.up {
             return;
         }

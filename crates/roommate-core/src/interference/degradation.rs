@@ -5,7 +5,7 @@
 //! *pattern* only (which profiles and how many of each, as published) or the *counters* of all tenants, which
 //! say something about profiles that were never seen together, or never at all.
 
-use crate::idx::{Idx, ProfileIdx};
+use crate::idx::{IdxVec, ProfileIdx};
 use crate::math::forest::{Online, Options};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -104,7 +104,7 @@ pub struct DegradationModel {
     seen: BTreeMap<Key, Seen>,
     forest: Online,
     /// By profile; those beyond the end, and those without, are taken for the default.
-    demands: Vec<Option<ResourceDemand>>,
+    demands: IdxVec<ProfileIdx, Option<ResourceDemand>>,
     /// Profiles in order of their first appearance.
     columns: Vec<ProfileIdx>,
     memo: RefCell<Memo>,
@@ -134,7 +134,7 @@ impl DegradationModel {
             view,
             seen: BTreeMap::new(),
             forest: Online::new(Options { seed, ..Options::default() }),
-            demands: Vec::new(),
+            demands: IdxVec::new(),
             columns: Vec::new(),
             memo: RefCell::default(),
         }
@@ -142,18 +142,16 @@ impl DegradationModel {
 
     /// Notes what a profile takes of a GPU.
     pub fn count(&mut self, profile: ProfileIdx, demand: ResourceDemand) {
-        if self.demands.len() <= profile.usize() {
-            self.demands.resize(profile.usize() + 1, None);
-        }
-        if self.demands[profile.usize()] != Some(demand) {
-            self.demands[profile.usize()] = Some(demand);
+        self.demands.grow_for(profile, None);
+        if self.demands[profile] != Some(demand) {
+            self.demands[profile] = Some(demand);
             *self.memo.get_mut() = Memo::default();
         }
     }
 
     /// What a profile takes of a GPU, as far as that is known.
     pub fn demand(&self, profile: ProfileIdx) -> ResourceDemand {
-        self.demands.get(profile.usize()).copied().flatten().unwrap_or_default()
+        self.demands.get(profile).copied().flatten().unwrap_or_default()
     }
 
     /// Measurements of a profile beside others that are known.
@@ -313,6 +311,7 @@ pub fn row(own: ResourceDemand, others: &[ResourceDemand]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idx::Idx;
     use crate::math::rng::Rng;
 
     const KINDS: u32 = 10;

@@ -1,6 +1,6 @@
 //! Tenants disturb each other as was measured: an [`Atlas`] behind the trait.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{Idx, IdxVec, JobIdx};
 use crate::interference::{Estimate, Interference};
 use crate::knobs::Knobs;
 use crate::measurement::atlas::{Atlas, Counters, Tenant};
@@ -33,7 +33,7 @@ pub struct Measured {
     works: Vec<Option<Work>>,
     fallback: Work,
     /// By job: the part of the time in which a service is busy, where it was told.
-    loads: Vec<Option<f64>>,
+    loads: IdxVec<JobIdx, Option<f64>>,
 }
 
 impl Measured {
@@ -41,7 +41,7 @@ impl Measured {
     /// lie beyond its end, are taken for the [`typical`] training task.
     pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
         let fallback = typical(&atlas);
-        Self { atlas, works, fallback, loads: Vec::new() }
+        Self { atlas, works, fallback, loads: IdxVec::new() }
     }
 
     /// What a job stands for.
@@ -67,7 +67,7 @@ impl Measured {
             }
         };
         let batch = batch(state, job, work, knobs);
-        let load = self.loads.get(job.usize()).copied().flatten().unwrap_or(work.load);
+        let load = self.loads.get(job).copied().flatten().unwrap_or(work.load);
         Tenant { task: work.task, batch, sms, load }
     }
 
@@ -153,10 +153,8 @@ impl Interference for Measured {
     }
 
     fn loaded(&mut self, job: JobIdx, busy: f64) {
-        if self.loads.len() <= job.usize() {
-            self.loads.resize(job.usize() + 1, None);
-        }
-        self.loads[job.usize()] = Some(busy);
+        self.loads.grow_for(job, None);
+        self.loads[job] = Some(busy);
     }
 }
 

@@ -343,7 +343,7 @@ impl LatencyModel {
     /// Takes notice of new profiles.
     pub fn notice(&mut self, state: &State) {
         self.uses.resize(state.profiles.len(), None);
-        for profile in &state.profiles[self.alone.len()..] {
+        for profile in state.profiles.iter().skip(self.alone.len()) {
             let points = profile.latency.as_deref().unwrap_or(&[]);
             let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
             self.alone.push((alone, used as u32));
@@ -361,8 +361,7 @@ impl LatencyModel {
 
     /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
     pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
-        let predicted =
-            || state.profiles[profile.usize()].predicted.map(|p| [p.sm_util, p.dram_util]);
+        let predicted = || state.profiles[profile].predicted.map(|p| [p.sm_util, p.dram_util]);
         let measured = self.uses.get(profile.usize()).copied().flatten();
         measured.or_else(predicted).unwrap_or([USE; 2])
     }
@@ -377,7 +376,7 @@ impl LatencyModel {
         let profile = state.spec(service).profile;
         let known = self.alone.get(profile.usize()).and_then(|(alone, _)| alone.curve(batch));
         let curve = known.unwrap_or_else(|| {
-            let profile = &state.profiles[profile.usize()];
+            let profile = &state.profiles[profile];
             let own = profile.serving.map_or(batch, |s| s.batch);
             // Never faster than the batch that is known.
             Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))

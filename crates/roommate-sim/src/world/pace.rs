@@ -2,7 +2,7 @@
 
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::progress::work_s;
 use roommate_core::performance::throttle;
@@ -17,7 +17,7 @@ impl World {
         if state.protected == 0 {
             return;
         }
-        let gpus = self.live[job.usize()].gpus.clone();
+        let gpus = self.live[job].gpus.clone();
         let protected = state.job(job).knobs.floor_permille > 0;
         for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
             let settled = throttle::settled(&*self.truth, state, *gpu);
@@ -27,7 +27,7 @@ impl World {
                 (throttle::climb(settled), std::slice::from_ref(&job))
             };
             for tenant in tenants.iter().filter(|t| state.job(**t).knobs.floor_permille == 0) {
-                let held_until = &mut self.live[tenant.usize()].held_until;
+                let held_until = &mut self.live[*tenant].held_until;
                 if now + span > *held_until {
                     *held_until = now + span;
                     self.alarms.push(Reverse((now + span, Alarm::Unthrottle(*tenant))));
@@ -40,23 +40,23 @@ impl World {
     /// Seconds for the work of a step where the job is now: alone, and with whom it is there now.
     pub(super) fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
+        let gpus = &self.live[job].gpus;
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         let (alone, step_s) = self.steps(now, job);
         let worth = self.goodput_factor(job);
-        self.live[job.usize()].shares = shares;
+        self.live[job].shares = shares;
         (work_s(alone, worth), work_s(step_s, worth))
     }
 
     /// Seconds of a step where the job is now: alone, and with whom it is there now.
     pub(super) fn steps(&self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
+        let gpus = &self.live[job].gpus;
         let quiet = state.costs.quiet_start;
         let away = |t: JobIdx| quiet && !self.running.contains(t);
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let held = |t: JobIdx| self.live[t].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let speed = match self.live[job.usize()].slot {
+        let speed = match self.live[job].slot {
             // Its speed depends on its batch, also alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
             None => throttle::effective_speed(&*self.truth, state, job, gpus, &held, &away),
@@ -71,14 +71,13 @@ impl World {
     /// Steps of its own batch size that a step of the job really counts for.
     pub(super) fn goodput_factor(&self, job: JobIdx) -> f64 {
         let Some(training) = self.training(job) else { return 1.0 };
-        training
-            .goodput_factor(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
+        training.goodput_factor(self.engine.state().job(job).knobs, self.live[job].noise_scale)
     }
 
     /// The noise of its gradients where it goes on from.
     pub(super) fn set_noise(&mut self, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         let stage = noise.stage(live.meter.done / live.work);
         live.noise_scale = noise.at(stage);
         live.noise_until = noise_until(stage, live.work);
@@ -86,14 +85,14 @@ impl World {
 
     pub(super) fn next_noise(&mut self, now: Time, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         // By the boundary that was reached: the meter may be a rounding error before it.
         let part = live.noise_until / live.work + 0.5 / f64::from(Noise::STAGES);
         let stage = noise.stage(part);
         live.noise_scale = noise.at(stage);
         live.noise_until = noise_until(stage, live.work);
         let (_, pace) = self.pace(now, job);
-        self.live[job.usize()].meter.set_step(now, pace);
+        self.live[job].meter.set_step(now, pace);
         self.arm_job(job);
         self.report_pace(now, job);
     }
@@ -101,13 +100,13 @@ impl World {
     /// What is measured of a running job now.
     pub(super) fn sample(&self, now: Time, job: JobIdx) -> Sample {
         let Some(training) = self.training(job) else {
-            let step_s = self.live[job.usize()].meter.step_s.min(STANDSTILL_S);
+            let step_s = self.live[job].meter.step_s.min(STANDSTILL_S);
             return Sample { step_s, ..Sample::default() };
         };
         let batch = training.batch_of(self.engine.state().job(job).knobs);
         Sample {
             step_s: self.steps(now, job).1.min(STANDSTILL_S),
-            noise_scale: self.live[job.usize()].noise_scale,
+            noise_scale: self.live[job].noise_scale,
             mem_mib: training.mem_mib(batch).unwrap_or(0),
             batch,
             ..Sample::default()
@@ -145,7 +144,7 @@ impl World {
                     continue;
                 }
                 let (_, pace) = self.pace(now, job);
-                let live = &mut self.live[job.usize()];
+                let live = &mut self.live[job];
                 let is_through = live.meter.done_at(now) >= live.work;
                 let changed = pace != live.meter.step_s || (is_through && ends_together);
                 if changed {
@@ -174,7 +173,7 @@ impl World {
             return;
         }
         for i in 0..dirty.len() {
-            let gpus = &self.live[dirty[i].usize()].gpus;
+            let gpus = &self.live[dirty[i]].gpus;
             if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
                 dirty.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
             }
