@@ -91,18 +91,16 @@ impl Engine {
 
     /// Registers a profile.
     pub fn add_profile(&mut self, profile: Profile) -> ProfileIdx {
-        self.state.profiles.push(profile);
         self.state.usage.push(Usage::default());
-        ProfileIdx::from_usize(self.state.profiles.len() - 1)
+        self.state.profiles.push(profile)
     }
 
     /// Registers a job; policies see it once [`Event::Submitted`] arrives.
     pub fn add_job(&mut self, spec: Spec) -> JobIdx {
-        assert!(spec.profile.usize() < self.state.profiles.len(), "a job's profile is added first");
+        assert!(self.state.profiles.has(spec.profile), "a job's profile is added first");
         assert!(spec.gpus > 0 && spec.gpus_max >= spec.gpus, "a job needs at least one GPU");
         self.state.specs.push(spec);
-        self.state.jobs.push(Job::expected());
-        JobIdx::from_usize(self.state.jobs.len() - 1)
+        self.state.jobs.push(Job::expected())
     }
 
     /// Applies facts and returns actions. Time never runs backwards.
@@ -111,7 +109,7 @@ impl Engine {
         let due = self.policy_wake.is_some_and(|w| w <= now);
         // The confirmation of an action of this instant does not call the policy; a later stop
         // does, because its job can be placed again from now on.
-        let late = |job: JobIdx| self.state.jobs.get(job.usize()).is_some_and(|j| j.since != now);
+        let late = |job: JobIdx| self.state.jobs.get(job).is_some_and(|j| j.since != now);
         let matters = |e: &Event| match e {
             Event::Started(_) | Event::Tuned(_) | Event::Served { .. } => false,
             // What a user sets is carried out by the world; a policy sees it in the samples.
@@ -195,7 +193,7 @@ impl Engine {
     /// Charges every running job, for the interval since the last step, the cost that was due then.
     fn charge_all(&mut self) {
         let State { placed, jobs, now, .. } = &mut self.state;
-        for job in placed.iter().map(Idx::usize) {
+        for job in placed.iter() {
             let cost = jobs[job].step_cost;
             jobs[job].meter.advance(*now, cost);
         }
@@ -205,7 +203,7 @@ impl Engine {
     fn set_step_costs(&mut self) {
         let mut from = 0;
         while let Some(job) = self.state.placed.first_from(from) {
-            self.state.jobs[job.usize()].step_cost = self.state.step_cost(job);
+            self.state.jobs[job].step_cost = self.state.step_cost(job);
             from = job.usize() + 1;
         }
     }
@@ -216,7 +214,7 @@ impl Engine {
             Event::Submitted(job) => self.submitted(job),
             Event::Started(job) => self.started(job),
             Event::Stopped { job, done } => self.stopped(job, done),
-            Event::Tuned(job) => self.state.jobs.get(job.usize())?.is_placed().then_some(()),
+            Event::Tuned(job) => self.state.jobs.get(job)?.is_placed().then_some(()),
             Event::Finished(job) => self.ended(job, None),
             Event::Cancelled(job) => self.ended(job, Some(Reason::Cancelled)),
             Event::Failed { job, reason, done } if done.is_finite() => {
@@ -240,7 +238,7 @@ impl Engine {
     }
 
     fn hot(&mut self, job: JobIdx) -> Option<&mut Job> {
-        self.state.jobs.get_mut(job.usize())
+        self.state.jobs.get_mut(job)
     }
 
     fn submitted(&mut self, job: JobIdx) -> Option<()> {
@@ -253,7 +251,7 @@ impl Engine {
         let (need, exist) = (self.state.spec(job).gpus, self.state.usable_by(job));
         if u32::from(need) > exist {
             let reason = Reason::TooLarge { need, exist };
-            self.state.jobs[job.usize()].phase = Phase::Done;
+            self.state.jobs[job].phase = Phase::Done;
             self.actions.push(Action::Reject(job, reason));
         } else {
             self.make_ready(job);
@@ -350,7 +348,7 @@ impl Engine {
         }
         let alone = self.state.is_alone(job);
         let profile = self.state.spec(job).profile;
-        self.state.usage[profile.usize()].learn(sample, alone);
+        self.state.usage[profile].learn(sample, alone);
         Some(())
     }
 
@@ -362,14 +360,14 @@ impl Engine {
     }
 
     fn node_up(&mut self, node: NodeIdx) -> Option<()> {
-        self.state.nodes.get(node.usize()).filter(|n| !n.up)?;
+        self.state.nodes.get(node).filter(|n| !n.up)?;
         self.state.set_up(node, true);
         Some(())
     }
 
     /// Jobs that are still on the node lose their GPUs even if their failure was not reported.
     fn node_down(&mut self, node: NodeIdx) -> Option<()> {
-        self.state.nodes.get(node.usize()).filter(|n| n.up)?;
+        self.state.nodes.get(node).filter(|n| n.up)?;
         for gpu in self.state.node(node).gpus() {
             while let Some(&job) = self.state.gpu(gpu).tenants.first() {
                 let done = self.state.done(job);
@@ -385,8 +383,8 @@ impl Engine {
     fn forget_parked(&mut self, node: NodeIdx) {
         let State { jobs, gpus, pending, .. } = &mut self.state;
         for job in pending.iter() {
-            let parked_on = &mut jobs[job.usize()].parked_on;
-            if parked_on.iter().any(|g| gpus[g.usize()].node == node) {
+            let parked_on = &mut jobs[job].parked_on;
+            if parked_on.iter().any(|g| gpus[*g].node == node) {
                 parked_on.clear();
             }
         }
@@ -395,7 +393,7 @@ impl Engine {
     /// Takes a job off its GPUs or out of the queue, permanently or until it is pending again.
     fn leave(&mut self, job: JobIdx) {
         let now = self.state.now;
-        let hot = &mut self.state.jobs[job.usize()];
+        let hot = &mut self.state.jobs[job];
         hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
         hot.since = now;
         hot.meter.stop_at(now, hot.meter.done_at(now).max(hot.meter.done));
@@ -406,7 +404,7 @@ impl Engine {
     }
 
     fn make_ready(&mut self, job: JobIdx) {
-        self.state.jobs[job.usize()].phase = Phase::Pending;
+        self.state.jobs[job].phase = Phase::Pending;
         self.state.pending.insert(job);
         self.ready.push(job);
     }

@@ -1,7 +1,7 @@
 //! Events are facts that worlds report to the engine; actions are what the engine asks of worlds.
 
 use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
-use crate::knobs::Knobs;
+use crate::knobs::{Knobs, is_default};
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct Sample {
     /// Seconds of one step.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub step_s: f64,
     /// Steps completed since the job began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub done: Option<f64>,
     /// Busy share of the SMs, 0 to 1.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub sm_util: f32,
     /// Busy share of the memory bandwidth, 0 to 1.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub dram_util: f32,
     /// GPU memory in use, MiB.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub mem_mib: u32,
     /// 99th percentile of request latency over the window, µs (services).
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub p99_us: u32,
     /// Requests per second over the window (services).
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub load_rps: f32,
     /// Gradient noise scale.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub noise_scale: f32,
     /// Batch size per GPU during this measurement.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub batch: u32,
 }
 
@@ -45,22 +45,22 @@ pub struct Served {
     /// Number of windows that ended.
     pub windows: u32,
     /// Windows in which more than 1 % of requests missed the SLO.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub over: u32,
     /// Requests in these windows.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub requests: u64,
     /// Requests answered later than the SLO allows, or not at all.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub late: u64,
     /// Median latency of a window, averaged over windows weighted by requests, µs.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub p50_us: u32,
     /// 99th percentile latency of a window, averaged over windows weighted by requests, µs.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub p99_us: u32,
     /// The largest 99th percentile latency of any window, µs.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub worst_us: u32,
 }
 
@@ -83,10 +83,6 @@ impl Served {
             worst_us: self.worst_us.max(other.worst_us),
         }
     }
-}
-
-fn is_zero<T: Default + PartialEq>(v: &T) -> bool {
-    *v == T::default()
 }
 
 /// A fact reported by the world.
@@ -222,7 +218,7 @@ pub struct Placement {
     /// Its GPUs, ascending.
     pub gpus: GpuSet,
     /// Its knobs on each of them.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub knobs: Knobs,
 }
 

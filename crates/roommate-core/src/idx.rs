@@ -1,4 +1,4 @@
-//! Dense typed indices, and sets of them.
+//! Dense typed indices, vectors by them, and sets of them.
 //!
 //! Inside the core every entity is a `u32` index into a vector; names exist only at the edge.
 //! Indices are never reused, so a stale index can only refer to an entity that has ended.
@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Index, IndexMut};
 
 /// A dense index that can be turned into a position in a vector.
 pub trait Idx: Copy + Ord {
@@ -23,7 +24,9 @@ macro_rules! index {
         #[serde(transparent)]
         pub struct $name(pub u32);
         impl Idx for $name {
+            #[inline]
             fn from_usize(i: usize) -> Self { Self(u32::try_from(i).expect("fewer than 2^32 entities")) }
+            #[inline]
             fn usize(self) -> usize { self.0 as usize }
         }
         impl std::fmt::Display for $name {
@@ -48,6 +51,152 @@ index! {
 /// The GPUs of one job, ascending. Up to eight are stored inline, so the common gang allocates
 /// nothing.
 pub type GpuSet = SmallVec<[GpuIdx; 8]>;
+
+/// A vector by a typed index: a GPU's number cannot read what belongs to jobs. Reads like a slice where
+/// no index is involved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IdxVec<I, T> {
+    items: Vec<T>,
+    marker: PhantomData<I>,
+}
+
+impl<I: Idx, T> IdxVec<I, T> {
+    /// An empty vector.
+    #[inline]
+    pub const fn new() -> Self {
+        Self { items: Vec::new(), marker: PhantomData }
+    }
+
+    /// Adds a value at the end; returns its index.
+    #[inline]
+    pub fn push(&mut self, value: T) -> I {
+        self.items.push(value);
+        I::from_usize(self.items.len() - 1)
+    }
+
+    /// The value at this index, if there is one.
+    #[inline]
+    pub fn get(&self, i: I) -> Option<&T> {
+        self.items.get(i.usize())
+    }
+
+    /// The value at this index, if there is one, to change it.
+    #[inline]
+    pub fn get_mut(&mut self, i: I) -> Option<&mut T> {
+        self.items.get_mut(i.usize())
+    }
+
+    /// Whether there is a value at this index.
+    #[inline]
+    pub fn has(&self, i: I) -> bool {
+        i.usize() < self.items.len()
+    }
+
+    /// All indices, ascending.
+    #[inline]
+    pub fn indices(&self) -> impl DoubleEndedIterator<Item = I> + ExactSizeIterator + use<I, T> {
+        (0..self.items.len()).map(I::from_usize)
+    }
+
+    /// All values with their indices.
+    #[inline]
+    pub fn iter_enumerated(&self) -> impl DoubleEndedIterator<Item = (I, &T)> {
+        self.items.iter().enumerate().map(|(i, value)| (I::from_usize(i), value))
+    }
+
+    /// Becomes empty, keeping its room.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.items.clear();
+    }
+}
+
+impl<I: Idx, T: Clone> IdxVec<I, T> {
+    /// Grows, with this value, until it is as long as another vector by the same index. Never shrinks.
+    #[inline]
+    pub fn grow_like<U>(&mut self, other: &IdxVec<I, U>, value: T) {
+        self.grow_to(other.items.len(), value);
+    }
+
+    /// Grows, with this value, until it has this index. Never shrinks.
+    #[inline]
+    pub fn grow_for(&mut self, i: I, value: T) {
+        self.grow_to(i.usize() + 1, value);
+    }
+
+    #[inline]
+    fn grow_to(&mut self, len: usize, value: T) {
+        if self.items.len() < len {
+            self.items.resize(len, value);
+        }
+    }
+}
+
+impl<I: Idx, T> Index<I> for IdxVec<I, T> {
+    type Output = T;
+    #[inline]
+    fn index(&self, i: I) -> &T {
+        &self.items[i.usize()]
+    }
+}
+
+impl<I: Idx, T> IndexMut<I> for IdxVec<I, T> {
+    #[inline]
+    fn index_mut(&mut self, i: I) -> &mut T {
+        &mut self.items[i.usize()]
+    }
+}
+
+impl<I, T> Deref for IdxVec<I, T> {
+    type Target = [T];
+    #[inline]
+    fn deref(&self) -> &[T] {
+        &self.items
+    }
+}
+
+impl<I, T> DerefMut for IdxVec<I, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.items
+    }
+}
+
+impl<I: Idx, T> Default for IdxVec<I, T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<I: Idx, T> From<Vec<T>> for IdxVec<I, T> {
+    fn from(items: Vec<T>) -> Self {
+        Self { items, marker: PhantomData }
+    }
+}
+
+impl<I: Idx, T> FromIterator<T> for IdxVec<I, T> {
+    fn from_iter<A: IntoIterator<Item = T>>(iter: A) -> Self {
+        Self { items: iter.into_iter().collect(), marker: PhantomData }
+    }
+}
+
+impl<'a, I, T> IntoIterator for &'a IdxVec<I, T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+    #[inline]
+    fn into_iter(self) -> Self::IntoIter {
+        self.items.iter()
+    }
+}
+
+impl<'a, I, T> IntoIterator for &'a mut IdxVec<I, T> {
+    type Item = &'a mut T;
+    type IntoIter = std::slice::IterMut<'a, T>;
+    #[inline]
+    fn into_iter(self) -> Self::IntoIter {
+        self.items.iter_mut()
+    }
+}
 
 /// A set of dense indices: insert, remove and "first at or after" in constant time, iteration in
 /// ascending order, no allocation once it has grown.
@@ -200,24 +349,22 @@ impl<I: Idx> FromIterator<I> for IdxSet<I> {
 #[derive(Clone, Debug)]
 pub struct Shelves<K, I> {
     by_key: BTreeMap<K, IdxSet<I>>,
-    keys: Vec<Option<K>>,
+    keys: IdxVec<I, Option<K>>,
     /// Emptied sets, kept to reuse their allocations.
     spare: Vec<IdxSet<I>>,
 }
 
-impl<K, I> Default for Shelves<K, I> {
+impl<K, I: Idx> Default for Shelves<K, I> {
     fn default() -> Self {
-        Self { by_key: BTreeMap::new(), keys: Vec::new(), spare: Vec::new() }
+        Self { by_key: BTreeMap::new(), keys: IdxVec::new(), spare: Vec::new() }
     }
 }
 
 impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
     /// Moves `i` to the group of this key; `None` removes it from its group.
     pub fn set(&mut self, i: I, key: Option<K>) {
-        if self.keys.len() <= i.usize() {
-            self.keys.resize(i.usize() + 1, None);
-        }
-        let old = std::mem::replace(&mut self.keys[i.usize()], key);
+        self.keys.grow_for(i, None);
+        let old = std::mem::replace(&mut self.keys[i], key);
         if old == key {
             return;
         }
@@ -237,7 +384,7 @@ impl<K: Ord + Copy, I: Idx> Shelves<K, I> {
 
     /// The key of the group that holds `i`.
     pub fn key_of(&self, i: I) -> Option<&K> {
-        self.keys.get(i.usize())?.as_ref()
+        self.keys.get(i)?.as_ref()
     }
 
     /// All groups that are not empty, by key.
@@ -256,6 +403,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
+
+    #[test]
+    fn a_vector_by_index_grows_and_never_shrinks() {
+        let mut names: IdxVec<GpuIdx, u8> = IdxVec::new();
+        assert_eq!((names.push(7), names.push(8)), (GpuIdx(0), GpuIdx(1)));
+        names[GpuIdx(0)] = 9;
+        names.grow_for(GpuIdx(3), 1);
+        names.grow_for(GpuIdx(0), 5);
+        let other: IdxVec<GpuIdx, bool> = vec![true; 3].into();
+        names.grow_like(&other, 5);
+        assert_eq!(*names, [9, 8, 1, 1]);
+        assert_eq!((names.get(GpuIdx(3)), names.get(GpuIdx(4))), (Some(&1), None));
+        assert_eq!((names.has(GpuIdx(3)), names.has(GpuIdx(4))), (true, false));
+        assert!(names.iter_enumerated().map(|(i, _)| i).eq(names.indices()));
+    }
 
     proptest! {
         #[test]

@@ -176,7 +176,7 @@ mod testing {
     pub(super) fn state(profiles: &[ProfileIdx]) -> State {
         let cluster: Cluster = "1x1".parse().unwrap();
         let mut state = State::new(&cluster, Costs::default());
-        state.profiles = vec![Profile::of_step(1.0); 16];
+        state.profiles = vec![Profile::of_step(1.0); 16].into();
         state.specs = profiles.iter().map(|p| Spec::training(1, 1.0, *p)).collect();
         state
     }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[serde(from = "Written")]
 pub struct Knobs {
     /// Batch size per GPU; 0 = the job's own choice.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub batch: u32,
     /// Guaranteed share of the GPU's streaming multiprocessors (SMs) in permille; where roommates
     /// are guaranteed the rest, the job is confined to its share. 1000 = the whole GPU; 0 = nothing
@@ -21,23 +21,23 @@ pub struct Knobs {
     pub pace_permille: u16,
     /// Guaranteed share of the job's solo speed in permille: the machine throttles roommates
     /// without a floor until the job reaches it. 0 = no guarantee.
-    #[serde(skip_serializing_if = "is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub floor_permille: u16,
     /// Whether the GPU's tenants run one at a time, in the driver's time slices, and not
     /// concurrently.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "is_default")]
     pub turns: bool,
     /// GPU memory in MiB per GPU; 0 = not known, not checked.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub mem_mib: u32,
     /// CPU in thousandths of a core per GPU; 0 = not known, not checked.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub cpu_milli: u32,
     /// Host memory in MiB per GPU; 0 = not known, not checked.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub host_mib: u32,
     /// Offset of its stages in an interleaved group (Muri).
-    #[serde(skip_serializing_if = "is_first")]
+    #[serde(skip_serializing_if = "is_default")]
     pub stage: u8,
 }
 
@@ -62,6 +62,23 @@ impl Knobs {
     /// Share of the SMs that the job can use while it is the only tenant.
     pub fn reach(&self) -> f64 {
         if self.sm_permille == 0 { 1.0 } else { f64::from(self.sm_permille) / 1000.0 }
+    }
+
+    /// Whether no knob but the batch size changes the speed of a job that is alone on its GPUs. Lists
+    /// all knobs, so that a new one does not compile before this is decided for it.
+    pub fn is_plain(&self) -> bool {
+        let Self {
+            sm_permille,
+            pace_permille,
+            batch: _,
+            floor_permille: _,
+            turns: _,
+            mem_mib: _,
+            cpu_milli: _,
+            host_mib: _,
+            stage: _,
+        } = *self;
+        [0, Self::SM_ALL].contains(&sm_permille) && pace_permille == Self::PACE_FULL
     }
 
     /// Whether all knobs are within their ranges.
@@ -132,34 +149,36 @@ impl Default for Knobs {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_zero(v: &u32) -> bool {
-    *v == 0
+/// Whether a value is the default of its type: what serde leaves out.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_whole(v: &u16) -> bool {
-    *v == 1000
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_none(v: &u16) -> bool {
-    *v == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_false(v: &bool) -> bool {
-    !v
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_first(v: &u8) -> bool {
-    *v == 0
+fn is_whole(permille: &u16) -> bool {
+    *permille == 1000
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_knobs_that_are_turned_are_written() {
+        assert_eq!(serde_json::to_string(&Knobs::WHOLE).unwrap(), "{}");
+        let turned = Knobs { sm_permille: 0, pace_permille: 500, stage: 1, ..Knobs::WHOLE };
+        let text = r#"{"sm_permille":0,"pace_permille":500,"stage":1}"#;
+        assert_eq!(serde_json::to_string(&turned).unwrap(), text);
+        assert_eq!(serde_json::from_str::<Knobs>(text).unwrap(), turned);
+    }
+
+    #[test]
+    fn a_job_that_is_held_back_or_confined_is_not_plain() {
+        assert!(Knobs::WHOLE.is_plain());
+        assert!(Knobs { sm_permille: 0, batch: 8, turns: true, ..Knobs::WHOLE }.is_plain());
+        assert!(!Knobs { sm_permille: 500, ..Knobs::WHOLE }.is_plain());
+        assert!(!Knobs { pace_permille: 999, ..Knobs::WHOLE }.is_plain());
+    }
 
     #[test]
     fn a_learning_rate_of_old_journals_is_read_and_forgotten() {

@@ -14,7 +14,7 @@
 mod patience;
 mod preemption;
 
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
 use crate::plan::Plan;
 use crate::reason::Reason;
 use crate::state::{Node, State};
@@ -256,9 +256,8 @@ fn one_node(
     };
     if layout.rule == Rule::FirstFit {
         let idle = |n: &Node| n.idle >= count && n.gpu_model == gpu_model && n.up;
-        let nodes = state.nodes.iter().enumerate().filter(|(_, n)| idle(n));
-        let mut nodes = nodes.map(|(i, _)| NodeIdx::from_usize(i));
-        return nodes.find(fits);
+        let nodes = state.nodes.iter_enumerated().filter(|(_, n)| idle(n));
+        return nodes.map(|(i, _)| i).find(fits);
     }
     let mut by_idle =
         (count..=state.idle.largest(gpu_model)).map(|idle| state.idle.nodes(gpu_model, idle));

@@ -2,7 +2,7 @@
 //! turns the difference between before and after into actions, so no policy writes a preempt list.
 
 use crate::event::{Action, Event, Placement};
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx};
 use crate::interference::Interference;
 use crate::job::Phase;
 use crate::knobs::Knobs;
@@ -40,7 +40,7 @@ pub struct Draft {
     edits: Vec<Edit>,
     before: Vec<Before>,
     /// Position in `before` plus one of a job that was touched; 0 = untouched.
-    touched: Vec<u32>,
+    touched: IdxVec<JobIdx, u32>,
     rejected: Vec<(JobIdx, Reason)>,
     notes: Vec<Note>,
     wake: Option<Time>,
@@ -98,12 +98,12 @@ impl<'a> Plan<'a> {
     ) -> Self {
         draft.edits.clear();
         for b in draft.before.drain(..) {
-            draft.touched[b.job.usize()] = 0;
+            draft.touched[b.job] = 0;
         }
         draft.rejected.clear();
         draft.notes.clear();
         draft.wake = None;
-        draft.touched.resize(state.jobs.len(), 0);
+        draft.touched.grow_like(&state.jobs, 0);
         Plan { state, draft, news, belief, rng }
     }
 
@@ -178,7 +178,7 @@ impl<'a> Plan<'a> {
 
     /// The job's GPUs before this plan; empty if it had none.
     pub fn was_on(&self, job: JobIdx) -> &[GpuIdx] {
-        match self.draft.touched[job.usize()] {
+        match self.draft.touched[job] {
             0 => &self.state.job(job).gpus,
             at => &self.draft.before[at as usize - 1].gpus,
         }
@@ -217,7 +217,7 @@ impl<'a> Plan<'a> {
             match last {
                 Edit::Place(job, old) => {
                     let (_, _) = self.state.vacate(job);
-                    self.state.jobs[job.usize()].knobs = old;
+                    self.state.jobs[job].knobs = old;
                     self.state.pending.insert(job);
                 }
                 Edit::Release(job, gpus, knobs) => self.state.occupy(job, &gpus, knobs),
@@ -232,8 +232,8 @@ impl<'a> Plan<'a> {
             }
         }
         for b in self.draft.before.drain(mark.before..) {
-            self.draft.touched[b.job.usize()] = 0;
-            let hot = &mut self.state.jobs[b.job.usize()];
+            self.draft.touched[b.job] = 0;
+            let hot = &mut self.state.jobs[b.job];
             hot.attained_gpu_us = b.attained_gpu_us;
             hot.since = b.since;
         }
@@ -243,18 +243,18 @@ impl<'a> Plan<'a> {
     }
 
     fn before_mut(&mut self, job: JobIdx) -> &mut Before {
-        let at = self.draft.touched[job.usize()] as usize;
+        let at = self.draft.touched[job] as usize;
         &mut self.draft.before[at - 1]
     }
 
     /// Saves the job's state before its first edit and accounts its service up to now, so that it
     /// stays right whatever the plan does to its GPUs.
     fn touch(&mut self, job: JobIdx) {
-        if self.draft.touched[job.usize()] != 0 {
+        if self.draft.touched[job] != 0 {
             return;
         }
         let now = self.state.now;
-        let hot = &mut self.state.jobs[job.usize()];
+        let hot = &mut self.state.jobs[job];
         self.draft.before.push(Before {
             job,
             gpus: hot.gpus.clone(),
@@ -263,7 +263,7 @@ impl<'a> Plan<'a> {
             since: hot.since,
             suspend: false,
         });
-        self.draft.touched[job.usize()] = self.draft.before.len() as u32;
+        self.draft.touched[job] = self.draft.before.len() as u32;
         hot.attained_gpu_us = hot.attained_gpu_us.saturating_add(hot.service(now - hot.since));
         hot.since = now;
     }
@@ -289,14 +289,14 @@ impl Draft {
             if matches!(note.reason, Reason::PreemptedBy(_)) && state.job(note.job).is_placed() {
                 continue;
             }
-            let said = &mut state.jobs[note.job.usize()].last_reason;
+            let said = &mut state.jobs[note.job].last_reason;
             if *said != Some(note.reason) {
                 *said = Some(note.reason);
                 notes.push(note);
             }
         }
         for b in &self.before {
-            let hot = &mut state.jobs[b.job.usize()];
+            let hot = &mut state.jobs[b.job];
             let placement = || Placement { gpus: hot.gpus.clone(), knobs: hot.knobs };
             let action = match (b.gpus.is_empty(), hot.gpus.is_empty()) {
                 (true, true) => continue,
@@ -327,7 +327,7 @@ impl Draft {
             actions.push(action);
         }
         for (job, reason) in self.rejected.drain(..) {
-            state.jobs[job.usize()].phase = Phase::Done;
+            state.jobs[job].phase = Phase::Done;
             actions.push(Action::Reject(job, reason));
         }
         actions.sort_by_key(|a| (a.rank(), a.job()));

@@ -1,6 +1,6 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
-use crate::knobs::Knobs;
+use crate::knobs::{Knobs, is_default};
 use crate::performance::goodput::Training;
 use crate::performance::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
@@ -80,10 +80,10 @@ pub struct Serving {
     /// Time from every start, including the first, until it can answer requests.
     pub warm_up: Span,
     /// GPU memory in MiB with an empty batch; 0 = not known.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub base_mib: f32,
     /// GPU memory in MiB per request in the largest batch.
-    #[serde(default, skip_serializing_if = "is_nothing")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub item_mib: f32,
 }
 
@@ -138,11 +138,6 @@ impl Profile {
     pub fn fed_speed(&self, knobs: Knobs) -> f64 {
         self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_nothing(v: &f32) -> bool {
-    *v == 0.0
 }
 
 fn one() -> f64 {

@@ -17,7 +17,7 @@
 
 pub mod ranked_walk;
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx};
 use crate::plan::Plan;
 use crate::state::State;
 use std::cmp::Reverse;
@@ -76,9 +76,9 @@ struct Lane<K> {
 pub struct Queue<K> {
     lanes: Vec<Lane<K>>,
     lane_of: BTreeMap<Shape, usize>,
-    stamps: Vec<u32>,
+    stamps: IdxVec<JobIdx, u32>,
     /// The lane of each job when it was last queued.
-    lanes_of_jobs: Vec<u32>,
+    lanes_of_jobs: IdxVec<JobIdx, u32>,
     at: usize,
 }
 
@@ -87,8 +87,8 @@ impl<K: Ord + Copy> Default for Queue<K> {
         Self {
             lanes: Vec::new(),
             lane_of: BTreeMap::new(),
-            stamps: Vec::new(),
-            lanes_of_jobs: Vec::new(),
+            stamps: IdxVec::new(),
+            lanes_of_jobs: IdxVec::new(),
             at: 0,
         }
     }
@@ -103,12 +103,10 @@ impl<K: Ord + Copy> Queue<K> {
         if lane == next {
             self.lanes.push(Lane { shape, heap: BinaryHeap::new(), open: true, closed_at: None });
         }
-        if self.stamps.len() <= job.usize() {
-            self.stamps.resize(state.jobs.len(), 0);
-            self.lanes_of_jobs.resize(state.jobs.len(), 0);
-        }
-        self.lanes_of_jobs[job.usize()] = lane as u32;
-        let stamp = &mut self.stamps[job.usize()];
+        self.stamps.grow_like(&state.jobs, 0);
+        self.lanes_of_jobs.grow_like(&state.jobs, 0);
+        self.lanes_of_jobs[job] = lane as u32;
+        let stamp = &mut self.stamps[job];
         *stamp += 1;
         self.lanes[lane].heap.push(Reverse((key, job, *stamp)));
     }
@@ -133,7 +131,7 @@ impl<K: Ord + Copy> Queue<K> {
         let mut best: Option<(K, JobIdx, usize)> = None;
         for (i, lane) in self.lanes.iter_mut().enumerate().filter(|(_, l)| l.open) {
             while let Some(Reverse((key, job, stamp))) = lane.heap.peek().copied() {
-                if self.stamps[job.usize()] != stamp || !plan.pending.contains(job) {
+                if self.stamps[job] != stamp || !plan.pending.contains(job) {
                     lane.heap.pop();
                     continue;
                 }
@@ -151,7 +149,7 @@ impl<K: Ord + Copy> Queue<K> {
     /// Selects a job that was queued before but is not now, as if [`Self::next`] had returned it;
     /// false if jobs of its shape are skipped in this walk. Follow with [`Self::close`] or nothing.
     pub fn seek(&mut self, job: JobIdx) -> bool {
-        let lane = self.lanes_of_jobs[job.usize()] as usize;
+        let lane = self.lanes_of_jobs[job] as usize;
         if self.lanes[lane].open {
             self.at = lane;
         }

@@ -6,7 +6,7 @@
 mod costs;
 
 use crate::cluster::{Cluster, GpuModel, NodeGroup};
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, IdxVec, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::{Job, Spec};
 use crate::knobs::Knobs;
 use crate::performance::goodput;
@@ -140,17 +140,17 @@ pub struct State {
     /// The GPU models in the cluster.
     pub gpu_models: Vec<GpuModel>,
     /// All nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: IdxVec<NodeIdx, Node>,
     /// All GPUs.
-    pub gpus: Vec<Gpu>,
+    pub gpus: IdxVec<GpuIdx, Gpu>,
     /// All jobs ever registered.
-    pub jobs: Vec<Job>,
+    pub jobs: IdxVec<JobIdx, Job>,
     /// What the user asked for, by job.
-    pub specs: Vec<Spec>,
+    pub specs: IdxVec<JobIdx, Spec>,
     /// Profiles of all registered kinds of work.
-    pub profiles: Vec<Profile>,
+    pub profiles: IdxVec<ProfileIdx, Profile>,
     /// What counters showed of each profile.
-    pub usage: Vec<Usage>,
+    pub usage: IdxVec<ProfileIdx, Usage>,
     /// Jobs that wait for GPUs and may be placed.
     pub pending: IdxSet<JobIdx>,
     /// Jobs that hold GPUs.
@@ -173,12 +173,12 @@ impl State {
         let mut state = Self {
             now: Time::ZERO,
             gpu_models: cluster.gpu_models.clone(),
-            nodes: Vec::new(),
-            gpus: Vec::new(),
-            jobs: Vec::new(),
-            specs: Vec::new(),
-            profiles: Vec::new(),
-            usage: Vec::new(),
+            nodes: IdxVec::new(),
+            gpus: IdxVec::new(),
+            jobs: IdxVec::new(),
+            specs: IdxVec::new(),
+            profiles: IdxVec::new(),
+            usage: IdxVec::new(),
             pending: IdxSet::default(),
             placed: IdxSet::default(),
             idle: Idle::default(),
@@ -197,8 +197,7 @@ impl State {
         }
         for group in &cluster.groups {
             for _ in 0..group.count {
-                let node = NodeIdx::from_usize(state.nodes.len());
-                state.nodes.push(Node {
+                let node = state.nodes.push(Node {
                     first: GpuIdx::from_usize(state.gpus.len()),
                     size: group.gpus,
                     idle: group.gpus,
@@ -231,17 +230,17 @@ impl State {
 
     /// Current state of this job.
     pub fn job(&self, job: JobIdx) -> &Job {
-        &self.jobs[job.usize()]
+        &self.jobs[job]
     }
 
     /// What the user asked for.
     pub fn spec(&self, job: JobIdx) -> &Spec {
-        &self.specs[job.usize()]
+        &self.specs[job]
     }
 
     /// Profile of this job.
     pub fn profile(&self, job: JobIdx) -> &Profile {
-        &self.profiles[self.spec(job).profile.usize()]
+        &self.profiles[self.spec(job).profile]
     }
 
     /// Whether the job has GPUs and shares none of them.
@@ -252,25 +251,25 @@ impl State {
 
     /// What counters showed of a profile.
     pub fn usage(&self, profile: ProfileIdx) -> Usage {
-        self.usage.get(profile.usize()).copied().unwrap_or_default()
+        self.usage.get(profile).copied().unwrap_or_default()
     }
 
     /// Busy shares of the multiprocessors and of the memory bandwidth that jobs of this profile need:
     /// as measured last, else as predicted, else unknown.
     pub fn demand(&self, profile: ProfileIdx) -> Option<[f64; 2]> {
-        let predicted = || self.profiles[profile.usize()].predicted;
+        let predicted = || self.profiles[profile].predicted;
         let measured = self.usage(profile).last;
         measured.or_else(|| predicted().map(|p| [p.sm_util, p.dram_util]))
     }
 
     /// Current state of this node.
     pub fn node(&self, node: NodeIdx) -> &Node {
-        &self.nodes[node.usize()]
+        &self.nodes[node]
     }
 
     /// Current state of this GPU.
     pub fn gpu(&self, gpu: GpuIdx) -> &Gpu {
-        &self.gpus[gpu.usize()]
+        &self.gpus[gpu]
     }
 
     /// Idle GPUs that the job may run on.
@@ -465,9 +464,7 @@ impl State {
         if !knobs.are_sane() {
             return Err(Infeasible::Knob);
         }
-        if !gpus.is_sorted_by(|a, b| a < b)
-            || gpus.last().is_none_or(|g| g.usize() >= self.gpus.len())
-        {
+        if !gpus.is_sorted_by(|a, b| a < b) || gpus.last().is_none_or(|g| !self.gpus.has(*g)) {
             return Err(Infeasible::BadSet);
         }
         let mut rest = gpus;
@@ -522,7 +519,7 @@ impl State {
             let (node, here) = self.first_node(rest);
             let mut filled = 0;
             for g in &rest[..here] {
-                let gpu = &mut self.gpus[g.usize()];
+                let gpu = &mut self.gpus[*g];
                 if gpu.tenants.is_empty() {
                     filled += 1;
                     gpu.tenants.push(job);
@@ -533,12 +530,12 @@ impl State {
                 gpu.sm_used_permille += knobs.sm_permille;
                 gpu.mem_used_mib += knobs.mem_mib;
             }
-            self.nodes[node.usize()].cpu_used_milli += knobs.cpu_milli * here as u32;
-            self.nodes[node.usize()].host_used_mib += knobs.host_mib * here as u32;
+            self.nodes[node].cpu_used_milli += knobs.cpu_milli * here as u32;
+            self.nodes[node].host_used_mib += knobs.host_mib * here as u32;
             self.shift_idle(node, -filled);
             rest = &rest[here..];
         }
-        let hot = &mut self.jobs[job.usize()];
+        let hot = &mut self.jobs[job];
         hot.gpus = GpuSet::from_slice(gpus);
         hot.knobs = knobs;
         self.protected += u32::from(knobs.floor_permille > 0);
@@ -549,7 +546,7 @@ impl State {
     /// Removes the job from the accounts and returns its placement; it is then neither placed nor
     /// pending.
     pub(crate) fn vacate(&mut self, job: JobIdx) -> (GpuSet, Knobs) {
-        let hot = &mut self.jobs[job.usize()];
+        let hot = &mut self.jobs[job];
         let gpus = std::mem::take(&mut hot.gpus);
         let knobs = hot.knobs;
         let mut rest: &[GpuIdx] = &gpus;
@@ -557,14 +554,14 @@ impl State {
             let (node, here) = self.first_node(rest);
             let mut emptied = 0;
             for g in &rest[..here] {
-                let gpu = &mut self.gpus[g.usize()];
+                let gpu = &mut self.gpus[*g];
                 gpu.tenants.retain(|t| *t != job);
                 gpu.sm_used_permille -= knobs.sm_permille;
                 gpu.mem_used_mib -= knobs.mem_mib;
                 emptied += i16::from(gpu.tenants.is_empty());
             }
-            self.nodes[node.usize()].cpu_used_milli -= knobs.cpu_milli * here as u32;
-            self.nodes[node.usize()].host_used_mib -= knobs.host_mib * here as u32;
+            self.nodes[node].cpu_used_milli -= knobs.cpu_milli * here as u32;
+            self.nodes[node].host_used_mib -= knobs.host_mib * here as u32;
             self.shift_idle(node, emptied);
             rest = &rest[here..];
         }
@@ -586,7 +583,7 @@ impl State {
     pub(crate) fn set_up(&mut self, node: NodeIdx, up: bool) {
         if self.node(node).up != up {
             self.count_idle(node, false);
-            self.nodes[node.usize()].up = up;
+            self.nodes[node].up = up;
             self.count_idle(node, true);
         }
     }
@@ -596,14 +593,14 @@ impl State {
             return;
         }
         self.count_idle(node, false);
-        let n = &mut self.nodes[node.usize()];
+        let n = &mut self.nodes[node];
         n.idle = n.idle.checked_add_signed(by).expect("idle GPUs never go below zero");
         self.count_idle(node, true);
     }
 
     /// Adds a node to the index of idle GPUs or removes it; nodes that are down are not in it.
     fn count_idle(&mut self, node: NodeIdx, enter: bool) {
-        let n = &self.nodes[node.usize()];
+        let n = &self.nodes[node];
         if !n.up {
             return;
         }

@@ -5,7 +5,7 @@
 use crate::cluster::Cluster;
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use crate::idx::{Idx, IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use crate::interference::Truth;
 use crate::interference::stages::Interleaved;
 use crate::interference::table::Table;
@@ -148,7 +148,7 @@ impl TestCase {
         look: &mut dyn FnMut(&mut Engine),
     ) -> Outcome {
         let engine = self.head("ticks").engine_with(policy);
-        let mut stage = TickWorld { case: self, engine, jobs: Vec::new(), out: Vec::new() };
+        let mut stage = TickWorld { case: self, engine, jobs: IdxVec::new(), out: Vec::new() };
         let ended = stage.play(look);
         let TickWorld { jobs, out, .. } = stage;
         Outcome {
@@ -195,7 +195,7 @@ struct Played {
 struct TickWorld<'a> {
     case: &'a TestCase,
     engine: Engine,
-    jobs: Vec<Played>,
+    jobs: IdxVec<JobIdx, Played>,
     out: Vec<u8>,
 }
 
@@ -224,13 +224,12 @@ impl TickWorld<'_> {
                 arrived += 1;
             }
             self.steps(now, facts, &mut writer, look);
-            let serves = |i: usize| case.jobs[i].spec.class == Class::Service;
-            let over = |(i, j): (usize, &Played)| j.finished.is_some() || j.refused || serves(i);
-            if arrived == case.jobs.len() && self.jobs.iter().enumerate().all(over) {
+            let serves = |i: JobIdx| case.jobs[i.usize()].spec.class == Class::Service;
+            let over = |(i, j): (JobIdx, &Played)| j.finished.is_some() || j.refused || serves(i);
+            if arrived == case.jobs.len() && self.jobs.iter_enumerated().all(over) {
                 // Services end with the training.
-                let left = (0..arrived).filter(|i| serves(*i) && !self.jobs[*i].refused);
-                let facts: Vec<Event> =
-                    left.map(|i| Event::Cancelled(JobIdx::from_usize(i))).collect();
+                let left = self.jobs.indices().filter(|i| serves(*i) && !self.jobs[*i].refused);
+                let facts: Vec<Event> = left.map(Event::Cancelled).collect();
                 if !facts.is_empty() {
                     let step = self.engine.step(now, &facts);
                     writer.step(&StepView::of(now, &facts, &step));
@@ -291,8 +290,8 @@ impl TickWorld<'_> {
             }
             facts = actions.iter().filter_map(|a| self.act(a)).collect();
             self.begin_started(&facts);
-            for i in 0..self.jobs.len() {
-                self.measure(JobIdx::from_usize(i), &mut facts);
+            for job in self.jobs.indices() {
+                self.measure(job, &mut facts);
             }
             if facts.is_empty() {
                 return;
@@ -302,7 +301,7 @@ impl TickWorld<'_> {
 
     fn act(&mut self, action: &Action) -> Option<Event> {
         let idx = action.job();
-        let job = &mut self.jobs[idx.usize()];
+        let job = &mut self.jobs[idx];
         match action {
             Action::Start(..) | Action::Move(..) => {
                 let cost = match action {
@@ -331,7 +330,7 @@ impl TickWorld<'_> {
     /// Seconds per step of the job on its current GPUs, with its current roommates.
     fn pace(&self, idx: JobIdx) -> f64 {
         let state = self.engine.state();
-        let held = |t: JobIdx| self.jobs[t.usize()].held > 0;
+        let held = |t: JobIdx| self.jobs[t].held > 0;
         let gpus = &state.job(idx).gpus;
         let speed = effective_speed(&*self.case.truth, state, idx, gpus, &held, &|_| false);
         state.alone_step_s(idx, gpus) / speed
@@ -341,7 +340,7 @@ impl TickWorld<'_> {
     fn noise_scale(&self, idx: JobIdx) -> f32 {
         let (state, job) = (self.engine.state(), &self.case.jobs[idx.usize()]);
         let noise = state.profile(idx).training.as_ref().map(|t| t.noise);
-        noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx.usize()].done / job.work)))
+        noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx].done / job.work)))
     }
 
     /// Seconds for the work of one step at its own batch size.
@@ -371,7 +370,7 @@ impl TickWorld<'_> {
                     };
                     let concerned = *tenant == job || state.job(job).knobs.floor_permille > 0;
                     if concerned && state.job(*tenant).knobs.floor_permille == 0 {
-                        let held = &mut self.jobs[tenant.usize()].held;
+                        let held = &mut self.jobs[*tenant].held;
                         *held = span.0.div_ceil(self.case.tick.0).max(*held);
                     }
                 }
@@ -381,7 +380,7 @@ impl TickWorld<'_> {
 
     /// Reports to the engine if a step of the job takes another time than it believes.
     fn measure(&mut self, job: JobIdx, facts: &mut Vec<Event>) {
-        if !self.jobs[job.usize()].running {
+        if !self.jobs[job].running {
             return;
         }
         let state = self.engine.state();
@@ -394,7 +393,7 @@ impl TickWorld<'_> {
             sample.noise_scale = self.noise_scale(job);
             sample.mem_mib = training.mem_mib(sample.batch).unwrap_or(0);
         }
-        let told = &mut self.jobs[job.usize()];
+        let told = &mut self.jobs[job];
         let news = told.told_batch != sample.batch || told.told_noise != sample.noise_scale;
         let believed_s = if told.told_s == 0.0 { alone_s } else { told.told_s };
         told.told_s = work_s;
@@ -405,9 +404,8 @@ impl TickWorld<'_> {
     }
 
     fn advance(&mut self) {
-        let paces: Vec<f64> = (0..self.jobs.len())
-            .map(|i| if self.jobs[i].running { self.work_s(JobIdx::from_usize(i)) } else { 1.0 })
-            .collect();
+        let pace = |i: JobIdx| if self.jobs[i].running { self.work_s(i) } else { 1.0 };
+        let paces: Vec<f64> = self.jobs.indices().map(pace).collect();
         for (job, step_s) in self.jobs.iter_mut().zip(paces) {
             if job.running {
                 job.done += self.case.tick.secs() / step_s;

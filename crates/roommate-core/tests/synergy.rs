@@ -156,7 +156,7 @@ fn only_whole_steps_count_in_a_round() {
 fn demands_are_capped_at_a_server() {
     let check = |gpus: u16, cores: u32, gb: f64, wanted: f64| {
         let state = round("greedy", "2x8:24c:500g", &[(profile("alexnet"), gpus)], true);
-        let knobs = state.jobs[0].knobs;
+        let knobs = state.jobs[JobIdx(0)].knobs;
         assert_eq!(u32::from(gpus) * knobs.cpu_milli, cores * 1000, "{gpus} GPUs");
         assert_eq!(u32::from(gpus) * knobs.host_mib, (gb * GB) as u32, "{gpus} GPUs");
         assert!((speed(&state, 0) - wanted).abs() < 1e-6, "{gpus} GPUs: {}", speed(&state, 0));

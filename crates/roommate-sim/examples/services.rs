@@ -9,7 +9,7 @@
     reason = "a benchmark prints and has a clock"
 )]
 
-use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::job::Class;
 use roommate_core::journal::Writer;
 use roommate_core::journal::metrics::Fold;
@@ -71,8 +71,8 @@ impl Policy for OneEach {
         self.waiting.extend(plan.news.ready.iter().filter(|j| plan.pending.contains(**j)));
         if !gone.is_empty() {
             self.free.clear();
-            let alone = (0..plan.gpus.len()).filter(|g| plan.gpus[*g].tenants.len() == 1);
-            self.free.extend(alone.map(GpuIdx::from_usize));
+            let alone = plan.gpus.indices().filter(|g| plan.gpu(*g).tenants.len() == 1);
+            self.free.extend(alone);
         }
         while let Some(job) = self.waiting.pop_front() {
             let spec = plan.spec(job);

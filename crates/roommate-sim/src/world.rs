@@ -14,7 +14,7 @@ use crate::serving::{Measuring, Services};
 use roommate_core::cluster::Cluster;
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample};
-use roommate_core::idx::{GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{GpuSet, Idx, IdxSet, IdxVec, JobIdx, NodeIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::Truth;
 use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Spec};
@@ -173,7 +173,7 @@ pub fn simulate<O: Observer>(
         engine,
         truth: setup.truth,
         faults: FaultSource::new(setup.faults, setup.seed),
-        live: Vec::new(),
+        live: IdxVec::new(),
         running: IdxSet::default(),
         unfinished: 0,
         finished: 0,
@@ -252,7 +252,7 @@ struct World {
     engine: Engine,
     truth: Box<dyn Truth>,
     faults: FaultSource,
-    live: Vec<Live>,
+    live: IdxVec<JobIdx, Live>,
     /// Jobs that make progress.
     running: IdxSet<JobIdx>,
     unfinished: usize,
@@ -294,7 +294,7 @@ impl World {
         observer: &mut O,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Time, SimError> {
-        for node in (0..self.engine.state().nodes.len()).map(NodeIdx::from_usize) {
+        for node in self.engine.state().nodes.indices() {
             self.arm_node(Time::ZERO, node);
         }
         let mut now = Time::ZERO;
@@ -368,9 +368,9 @@ impl World {
     fn is_void(&self, alarm: Alarm) -> bool {
         match alarm {
             Alarm::Finish(j, e) | Alarm::Crash(j, e) | Alarm::Ready(j, e) => {
-                self.live[j.usize()].epoch != e
+                self.live[j].epoch != e
             }
-            Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j.usize()].epoch != e,
+            Alarm::Tuned(j, e) | Alarm::Noise(j, e) => self.live[j].epoch != e,
             Alarm::NodeDown(_) | Alarm::NodeUp(_) | Alarm::Unthrottle(_) => false,
         }
     }
@@ -397,7 +397,7 @@ impl World {
                     self.facts.push(Event::Finished(job));
                 }
                 Alarm::Crash(job, _) => {
-                    let live = &self.live[job.usize()];
+                    let live = &self.live[job];
                     let own = live.crash_at >= live.wrong_at;
                     self.fail(now, job, if own { Reason::UserError } else { Reason::Crashed });
                 }
@@ -411,7 +411,7 @@ impl World {
                     self.arm_node(now, node);
                 }
                 Alarm::Unthrottle(job) => {
-                    let gpus = self.live[job.usize()].gpus.clone();
+                    let gpus = self.live[job].gpus.clone();
                     self.crowd(job, &gpus);
                     self.dirty.push(job);
                 }
@@ -419,7 +419,7 @@ impl World {
                     self.facts.push(Event::Started(job));
                     self.begin(now, job);
                     if self.engine.state().costs.quiet_start {
-                        let gpus = self.live[job.usize()].gpus.clone();
+                        let gpus = self.live[job].gpus.clone();
                         self.crowd(job, &gpus);
                     }
                 }
@@ -428,7 +428,7 @@ impl World {
                     self.begin(now, job);
                     // The engine counted progress while the job stood still: report the true
                     // progress.
-                    let done = Some(self.live[job.usize()].meter.done);
+                    let done = Some(self.live[job].meter.done);
                     let sample = Sample { done, ..self.sample(now, job) };
                     self.facts.push(Event::Sampled { job, sample });
                 }
@@ -453,7 +453,7 @@ impl World {
         hit.dedup();
         for job in hit {
             // A job that finished or crashed at the same instant has already left.
-            if !self.live[job.usize()].gpus.is_empty() {
+            if !self.live[job].gpus.is_empty() {
                 self.fail(now, job, Reason::NodeLost(node));
             }
         }
@@ -461,11 +461,11 @@ impl World {
     }
 
     fn fail(&mut self, now: Time, job: JobIdx, reason: Reason) {
-        if let Some(slot) = self.live[job.usize()].slot {
+        if let Some(slot) = self.live[job].slot {
             self.services.down(now, slot);
         }
         let every = self.faults.checkpoint();
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         let done = live.meter.done_at(now);
         let lost = match every {
             Span(0) => 0.0,
@@ -502,24 +502,24 @@ impl World {
     fn waits_for_roommates(&self, now: Time, job: JobIdx) -> bool {
         let state = self.engine.state();
         let is_busy = |other: &JobIdx| {
-            let live = &self.live[other.usize()];
+            let live = &self.live[*other];
             let left_s = live.meter.finishes(live.work).map_or(f64::INFINITY, Time::secs);
             *other != job && self.running.contains(*other) && left_s > now.secs()
         };
-        let mut gpus = self.live[job.usize()].gpus.iter();
+        let mut gpus = self.live[job].gpus.iter();
         state.costs.quirks.ends_together && gpus.any(|g| state.gpu(*g).tenants.iter().any(is_busy))
     }
 
     /// The job leaves its GPUs; the speed of its co-located jobs changes.
     fn depart(&mut self, job: JobIdx) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.epoch += 1;
         let gpus = std::mem::take(&mut live.gpus);
         self.running.remove(job);
         // Only jobs that shared a GPU with it can change their speed.
         for gpu in gpus {
             let tenants = &self.engine.state().gpu(gpu).tenants;
-            let shared = |t: &&JobIdx| **t != job && self.live[t.usize()].shares;
+            let shared = |t: &&JobIdx| **t != job && self.live[**t].shares;
             self.dirty.extend(tenants.iter().filter(shared));
         }
     }
@@ -605,7 +605,7 @@ impl World {
     fn charge_all(&mut self, now: Time) {
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
-            let live = &mut self.live[job.usize()];
+            let live = &mut self.live[job];
             live.meter.advance(now, live.step_cost);
             from = job.usize() + 1;
         }
@@ -621,7 +621,7 @@ impl World {
         let mut from = 0;
         while let Some(job) = self.running.first_from(from) {
             from = job.usize() + 1;
-            let live = &mut self.live[job.usize()];
+            let live = &mut self.live[job];
             live.step_cost = self.engine.state().step_cost(job);
             let ends = live.meter.finishes(live.next_stop()).unwrap_or(first);
             if ends < first {
@@ -654,12 +654,12 @@ impl World {
             Action::Stop(_) | Action::Suspend(_) => {
                 self.halt(now, job);
                 self.depart(job);
-                let done = self.live[job.usize()].meter.done;
+                let done = self.live[job].meter.done;
                 self.facts.push(Event::Stopped { job, done });
             }
             Action::Tune(..) => self.tune(now, job),
             Action::Reject(..) => {
-                let live = &mut self.live[job.usize()];
+                let live = &mut self.live[job];
                 live.serves = false;
                 if let Some(slot) = live.slot {
                     self.services.forget(now, slot);
@@ -673,7 +673,7 @@ impl World {
     /// starts with the new knobs.
     fn tune(&mut self, now: Time, job: JobIdx) {
         let cost = self.engine.state().costs.tune;
-        let gpus = self.live[job.usize()].gpus.clone();
+        let gpus = self.live[job].gpus.clone();
         self.crowd(job, &gpus);
         if cost == Span::ZERO || !self.running.contains(job) {
             self.dirty.push(job);
@@ -683,13 +683,13 @@ impl World {
         }
         self.halt(now, job);
         self.running.remove(job);
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.epoch += 1;
         self.alarms.push(Reverse((now + cost, Alarm::Tuned(job, live.epoch))));
     }
 
     fn halt(&mut self, now: Time, job: JobIdx) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.meter.stop_at(now, live.meter.done_at(now));
         if let Some(slot) = live.slot {
             self.services.down(now, slot);
@@ -698,7 +698,7 @@ impl World {
 
     fn move_in(&mut self, now: Time, job: JobIdx, gpus: GpuSet, cost: Span) {
         self.crowd(job, &gpus);
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         // A service has no finite work in which to place a crash.
         let crash = if live.serves { None } else { self.faults.crash_point() };
         live.gpus = gpus;
@@ -728,7 +728,7 @@ impl World {
         self.set_noise(job);
         self.check_memory(job);
         let (alone, disturbed) = self.pace(now, job);
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.began = now;
         live.began_done = live.meter.done;
         live.meter.set_step(now, disturbed);
@@ -755,7 +755,7 @@ impl World {
     fn fail_starved(&mut self, now: Time) {
         while let Some(job) = self.out_of_memory.pop() {
             // A job that was stopped meanwhile holds no memory.
-            if !self.live[job.usize()].gpus.is_empty() {
+            if !self.live[job].gpus.is_empty() {
                 self.fail(now, job, Reason::OutOfMemory);
             }
         }
@@ -763,7 +763,7 @@ impl World {
 
     /// Sets the alarm for the job's next end, crash or change of gradient noise.
     fn arm_job(&mut self, job: JobIdx) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.epoch += 1;
         let until = live.next_stop();
         let alarm = if until == live.work {

@@ -6,7 +6,7 @@
 //! the *counters* of all tenants, which also say something about profiles that were never
 //! colocated, or never measured.
 
-use crate::idx::{Idx, ProfileIdx};
+use crate::idx::{IdxVec, ProfileIdx};
 use crate::math::forest::{Online, Options};
 use crate::reason::Source;
 use smallvec::SmallVec;
@@ -93,7 +93,7 @@ pub struct DegradationModel {
     seen: BTreeMap<Key, Seen>,
     forest: Online,
     /// By profile; profiles beyond the end, and `None`, have the default demand.
-    demands: Vec<Option<ResourceDemand>>,
+    demands: IdxVec<ProfileIdx, Option<ResourceDemand>>,
     /// Profiles in order of their first appearance.
     columns: Vec<ProfileIdx>,
     memo: RefCell<Memo>,
@@ -123,7 +123,7 @@ impl DegradationModel {
             view,
             seen: BTreeMap::new(),
             forest: Online::new(Options { seed, ..Options::default() }),
-            demands: Vec::new(),
+            demands: IdxVec::new(),
             columns: Vec::new(),
             memo: RefCell::default(),
         }
@@ -131,18 +131,16 @@ impl DegradationModel {
 
     /// Sets the resource demand of a profile.
     pub fn count(&mut self, profile: ProfileIdx, demand: ResourceDemand) {
-        if self.demands.len() <= profile.usize() {
-            self.demands.resize(profile.usize() + 1, None);
-        }
-        if self.demands[profile.usize()] != Some(demand) {
-            self.demands[profile.usize()] = Some(demand);
+        self.demands.grow_for(profile, None);
+        if self.demands[profile] != Some(demand) {
+            self.demands[profile] = Some(demand);
             *self.memo.get_mut() = Memo::default();
         }
     }
 
     /// The resource demand of a profile, or the default.
     pub fn demand(&self, profile: ProfileIdx) -> ResourceDemand {
-        self.demands.get(profile.usize()).copied().flatten().unwrap_or_default()
+        self.demands.get(profile).copied().flatten().unwrap_or_default()
     }
 
     /// Adds a measurement of the degradation of `who` beside these others.
@@ -300,6 +298,7 @@ pub fn row(own: ResourceDemand, others: &[ResourceDemand]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idx::Idx;
     use crate::math::rng::Rng;
 
     const KINDS: u32 = 10;

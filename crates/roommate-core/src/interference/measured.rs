@@ -1,6 +1,6 @@
 //! Tenants interfere as measured: an [`Atlas`] behind the trait.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{Idx, IdxVec, JobIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::measurement::atlas::{Atlas, Counters, Tenant};
@@ -35,7 +35,7 @@ pub struct Measured {
     works: Vec<Option<Work>>,
     fallback: Work,
     /// By job: share of time during which a service is busy, where it was set.
-    loads: Vec<Option<f64>>,
+    loads: IdxVec<JobIdx, Option<f64>>,
 }
 
 impl Measured {
@@ -43,7 +43,7 @@ impl Measured {
     /// beyond the end, are represented by the [`typical`] training task.
     pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
         let fallback = typical(&atlas);
-        Self { atlas, works, fallback, loads: Vec::new() }
+        Self { atlas, works, fallback, loads: IdxVec::new() }
     }
 
     /// The measured task of a job.
@@ -69,7 +69,7 @@ impl Measured {
             }
         };
         let batch = batch(state, job, work, knobs);
-        let load = self.loads.get(job.usize()).copied().flatten().unwrap_or(work.load);
+        let load = self.loads.get(job).copied().flatten().unwrap_or(work.load);
         Tenant { task: work.task, batch, sms, load }
     }
 
@@ -160,10 +160,8 @@ impl Truth for Measured {
     }
 
     fn set_load(&mut self, job: JobIdx, busy: f64) {
-        if self.loads.len() <= job.usize() {
-            self.loads.resize(job.usize() + 1, None);
-        }
-        self.loads[job.usize()] = Some(busy);
+        self.loads.grow_for(job, None);
+        self.loads[job] = Some(busy);
     }
 }
 
@@ -239,7 +237,7 @@ mod tests {
         let mut state = state(&[ProfileIdx(0), ProfileIdx(1), ProfileIdx(2)]);
         let (timeout, warm_up) = (Span::ZERO, Span::ZERO);
         let serving = Serving { batch, timeout, warm_up, base_mib: 0.0, item_mib: 0.0 };
-        state.profiles[0].serving = Some(serving);
+        state.profiles[ProfileIdx(0)].serving = Some(serving);
         let of = |truth: &Measured, others: &[u32], turns: bool| {
             let knobs = Knobs { sm_permille: 0, turns, ..Knobs::WHOLE };
             let all = std::iter::once(0).chain(others.iter().copied());

@@ -1,7 +1,7 @@
 //! Explain: the history of one job, folded from a journal.
 
 use crate::event::{Action, Event, Placement, Served};
-use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::idx::{GpuIdx, IdxVec, JobIdx};
 use crate::job::Class;
 use crate::journal::{Head, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
@@ -22,12 +22,12 @@ pub struct Moment {
 pub struct Explain {
     wanted: String,
     job: Option<JobIdx>,
-    names: Vec<String>,
+    names: IdxVec<JobIdx, String>,
     /// First GPU of each node.
     nodes: Vec<u32>,
     gpus: u32,
     waiting: u32,
-    held: Vec<u16>,
+    held: IdxVec<JobIdx, u16>,
     busy: u32,
     /// For a service: whether its last report had windows over its SLO.
     missed: Option<bool>,
@@ -43,11 +43,11 @@ impl Explain {
         Self {
             wanted: name.into(),
             job: None,
-            names: Vec::new(),
+            names: IdxVec::new(),
             nodes: Vec::new(),
             gpus: 0,
             waiting: 0,
-            held: Vec::new(),
+            held: IdxVec::new(),
             busy: 0,
             missed: None,
             serves: false,
@@ -92,7 +92,7 @@ impl Explain {
     }
 
     fn hold(&mut self, job: JobIdx, gpus: u16) {
-        let was = std::mem::replace(&mut self.held[job.usize()], gpus);
+        let was = std::mem::replace(&mut self.held[job], gpus);
         self.busy = self.busy + u32::from(gpus) - u32::from(was);
     }
 
@@ -182,7 +182,7 @@ impl Observer for Explain {
                     *job
                 }
                 Event::Finished(job) | Event::Cancelled(job) | Event::Failed { job, .. } => {
-                    if matches!(fact, Event::Cancelled(_)) && self.held[job.usize()] == 0 {
+                    if matches!(fact, Event::Cancelled(_)) && self.held[*job] == 0 {
                         self.waiting = self.waiting.saturating_sub(1);
                     }
                     self.hold(*job, 0);
@@ -288,6 +288,6 @@ fn share(knobs: Knobs) -> String {
     text
 }
 
-fn describe(reason: &Reason, names: &[String]) -> String {
-    reason.describe(&|j| names[j.usize()].clone())
+fn describe(reason: &Reason, names: &IdxVec<JobIdx, String>) -> String {
+    reason.describe(&|j| names[j].clone())
 }

@@ -1,7 +1,7 @@
 //! Stays: which job was on which GPU from when to when, folded from a journal; and an ASCII chart.
 
 use crate::event::{Action, Event};
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::idx::{GpuIdx, GpuSet, Idx, IdxVec, JobIdx};
 use crate::journal::{Head, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
 use crate::time::Time;
@@ -26,12 +26,12 @@ pub struct Stay {
 pub struct Stays {
     /// Stays that have ended, in order of their end.
     pub ended: Vec<Stay>,
-    open: Vec<Option<(GpuSet, Knobs, Time)>>,
+    open: IdxVec<JobIdx, Option<(GpuSet, Knobs, Time)>>,
 }
 
 impl Stays {
     fn close(&mut self, job: JobIdx, at: Time) {
-        if let Some((gpus, knobs, from)) = self.open[job.usize()].take()
+        if let Some((gpus, knobs, from)) = self.open[job].take()
             && at > from
         {
             self.ended.push(Stay { job, gpus, knobs, from, to: at });
@@ -60,20 +60,20 @@ impl Observer for Stays {
                 }
                 Action::Start(job, p) | Action::Move(job, p) => {
                     self.close(*job, step.at);
-                    self.open[job.usize()] = Some((p.gpus.clone(), p.knobs, step.at));
+                    self.open[*job] = Some((p.gpus.clone(), p.knobs, step.at));
                 }
                 Action::Tune(job, knobs) => {
-                    let gpus = self.open[job.usize()].as_ref().map(|o| o.0.clone());
+                    let gpus = self.open[*job].as_ref().map(|o| o.0.clone());
                     self.close(*job, step.at);
-                    self.open[job.usize()] = gpus.map(|g| (g, *knobs, step.at));
+                    self.open[*job] = gpus.map(|g| (g, *knobs, step.at));
                 }
             }
         }
     }
 
     fn end(&mut self, at: Time) {
-        for job in 0..self.open.len() {
-            self.close(JobIdx::from_usize(job), at);
+        for job in self.open.indices() {
+            self.close(job, at);
         }
     }
 }

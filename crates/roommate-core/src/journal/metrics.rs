@@ -2,7 +2,7 @@
 //! here.
 
 use crate::event::{Action, Event, Served};
-use crate::idx::{GpuSet, Idx, JobIdx};
+use crate::idx::{GpuSet, IdxVec, JobIdx, ProfileIdx};
 use crate::job::Class;
 use crate::journal::occupancy::Occupancy;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
@@ -305,8 +305,8 @@ struct Held {
 #[derive(Debug, Default)]
 pub struct Fold {
     totals: Metrics,
-    live: Vec<Live>,
-    profiles: Vec<(f64, Option<[f64; 4]>)>,
+    live: IdxVec<JobIdx, Live>,
+    profiles: IdxVec<ProfileIdx, (f64, Option<[f64; 4]>)>,
     gpus: u32,
     mem_mib: f64,
     cpu_milli: f64,
@@ -398,10 +398,8 @@ impl Fold {
         m.p99_stretch_guaranteed = stat::quantile(&sorted(&self.stretches[0]), 0.99);
         m.stretch_best_effort = stat::mean(&self.stretches[1]);
         // Jobs with a deadline that had not finished at the end.
-        let late = |(i, l): &(usize, &Live)| {
-            l.present && l.deadline.is_some() && self.counts(JobIdx::from_usize(*i))
-        };
-        m.deadline_misses += self.live.iter().enumerate().filter(late).count() as u64;
+        let late = |(i, l): &(JobIdx, &Live)| l.present && l.deadline.is_some() && self.counts(*i);
+        m.deadline_misses += self.live.iter_enumerated().filter(late).count() as u64;
         m.services = self.live.iter().filter_map(|l| self.service_figures(l)).collect();
         m
     }
@@ -420,7 +418,7 @@ impl Fold {
     }
 
     fn leave_gpus(&mut self, job: JobIdx, at: Time) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         let span = at - live.since;
         live.since = at;
         if let Some(held) = live.held.take() {
@@ -438,7 +436,7 @@ impl Fold {
     fn take_gpus(&mut self, job: JobIdx, at: Time, gpus: GpuSet, knobs: Knobs) {
         self.count_held(at);
         self.occupancy.enter(&gpus, knobs);
-        self.live[job.usize()].held = Some(Held { gpus, knobs });
+        self.live[job].held = Some(Held { gpus, knobs });
     }
 
     fn count_held(&mut self, at: Time) {
@@ -449,7 +447,7 @@ impl Fold {
 
     fn depart(&mut self, job: JobIdx, at: Time) {
         self.leave_gpus(job, at);
-        if std::mem::take(&mut self.live[job.usize()].present) {
+        if std::mem::take(&mut self.live[job].present) {
             self.present -= 1;
         }
     }
@@ -459,7 +457,7 @@ impl Fold {
         if !self.counts(job) {
             return;
         }
-        let live = &self.live[job.usize()];
+        let live = &self.live[job];
         let jct_s = (at - live.submitted).secs();
         self.totals.finished += 1;
         self.last_finish = self.last_finish.max(at);
@@ -493,15 +491,15 @@ impl Fold {
     /// A job that ends without finishing misses its deadline.
     fn give_up(&mut self, job: JobIdx, at: Time) {
         self.depart(job, at);
-        if self.counts(job) && self.live[job.usize()].deadline.is_some() {
+        if self.counts(job) && self.live[job].deadline.is_some() {
             self.totals.deadline_misses += 1;
         }
     }
 
     fn fact(&mut self, at: Time, fact: &Event) {
         match *fact {
-            Event::Submitted(job) if self.live[job.usize()].service.is_some() => {
-                let live = &mut self.live[job.usize()];
+            Event::Submitted(job) if self.live[job].service.is_some() => {
+                let live = &mut self.live[job];
                 (live.submitted, live.since) = (at, at);
             }
             Event::Submitted(job) => {
@@ -509,12 +507,12 @@ impl Fold {
                 let counts = self.counts(job);
                 self.totals.jobs += u64::from(counts);
                 let crowd = self.crowd;
-                let live = &mut self.live[job.usize()];
+                let live = &mut self.live[job];
                 (live.submitted, live.since, live.crowd, live.present) = (at, at, crowd, true);
                 self.totals.deadline_jobs += u64::from(counts && live.deadline.is_some());
             }
             // A service that its user ended had no work to finish.
-            Event::Finished(job) if self.live[job.usize()].service.is_some() => {
+            Event::Finished(job) if self.live[job].service.is_some() => {
                 self.depart(job, at);
             }
             Event::Finished(job) => self.finish(job, at),
@@ -524,7 +522,7 @@ impl Fold {
                 self.leave_gpus(job, at);
             }
             Event::Served { job, served } => {
-                let live = &mut self.live[job.usize()];
+                let live = &mut self.live[job];
                 if let Some((_, sum)) = live.service.as_deref_mut() {
                     *sum = sum.and(served);
                 }
@@ -547,7 +545,7 @@ impl Fold {
                 self.take_gpus(*job, at, p.gpus.clone(), p.knobs);
             }
             Action::Tune(job, knobs) => {
-                let held = self.live[job.usize()].held.clone();
+                let held = self.live[*job].held.clone();
                 self.leave_gpus(*job, at);
                 if let Some(held) = held {
                     self.take_gpus(*job, at, held.gpus, *knobs);
@@ -582,7 +580,7 @@ impl Observer for Fold {
 
     fn job(&mut self, line: &JobLine) {
         let spec = &line.spec;
-        let (step_s, stages_s) = self.profiles[spec.profile.usize()];
+        let (step_s, stages_s) = self.profiles[spec.profile];
         let gpus = f64::from(spec.gpus);
         self.live.push(Live {
             gpus: spec.gpus,
@@ -615,8 +613,8 @@ impl Observer for Fold {
     }
 
     fn end(&mut self, at: Time) {
-        for job in (0..self.live.len()).map(JobIdx::from_usize) {
-            if self.live[job.usize()].held.is_some() {
+        for job in self.live.indices() {
+            if self.live[job].held.is_some() {
                 self.leave_gpus(job, at);
             }
         }

@@ -1,6 +1,6 @@
 //! Occupancy: how much of the cluster is allocated, counted once however many tenants share it.
 
-use crate::idx::{GpuIdx, Idx};
+use crate::idx::{GpuIdx, IdxVec};
 use crate::knobs::Knobs;
 
 /// What the tenants of one GPU hold of it.
@@ -20,7 +20,7 @@ impl Held {
 /// The allocated part of each GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Occupancy {
-    gpus: Vec<Held>,
+    gpus: IdxVec<GpuIdx, Held>,
     permille: u64,
 }
 
@@ -33,10 +33,8 @@ impl Occupancy {
     /// Adds a job on these GPUs with these knobs.
     pub fn enter(&mut self, gpus: &[GpuIdx], knobs: Knobs) {
         for gpu in gpus {
-            if self.gpus.len() <= gpu.usize() {
-                self.gpus.resize(gpu.usize() + 1, Held::default());
-            }
-            let held = &mut self.gpus[gpu.usize()];
+            self.gpus.grow_for(*gpu, Held::default());
+            let held = &mut self.gpus[*gpu];
             let before = held.permille();
             held.promised_permille += u32::from(knobs.sm_permille);
             held.unconfined += u32::from(knobs.sm_permille == 0);
@@ -47,7 +45,7 @@ impl Occupancy {
     /// Removes a job that was added with these GPUs and knobs.
     pub fn leave(&mut self, gpus: &[GpuIdx], knobs: Knobs) {
         for gpu in gpus {
-            let held = &mut self.gpus[gpu.usize()];
+            let held = &mut self.gpus[*gpu];
             let before = held.permille();
             held.promised_permille -= u32::from(knobs.sm_permille);
             held.unconfined -= u32::from(knobs.sm_permille == 0);

@@ -22,9 +22,7 @@ pub fn effective_speed(
 ) -> f64 {
     let knobs = state.job(job).knobs;
     let own_batch = goodput::is_own_batch(state, job, knobs);
-    let is_free = [0, Knobs::SM_ALL].contains(&knobs.sm_permille)
-        && knobs.pace_permille == Knobs::PACE_FULL
-        && own_batch;
+    let is_free = knobs.is_plain() && own_batch;
     // Steps of a smaller batch may be shorter than the job's own.
     let mut slowest: f64 = if own_batch { 1.0 } else { f64::INFINITY };
     let mut last: Option<&Gpu> = None;

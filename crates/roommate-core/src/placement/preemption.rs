@@ -1,7 +1,7 @@
 //! Making room for a job by preempting others.
 
 use super::{Layout, Rule, find, place};
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, NodeIdx};
 use crate::plan::Plan;
 use crate::state::{Node, State};
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 #[derive(Debug, Default)]
 pub struct Preemption {
     /// GPUs per node that the victims so far would free.
-    freed: Vec<u16>,
+    freed: IdxVec<NodeIdx, u16>,
     /// Nodes with an entry in `freed`.
     touched: Vec<NodeIdx>,
     /// GPUs that the victims so far would free in all.
@@ -40,9 +40,9 @@ impl Preemption {
     ) -> bool {
         let layout = layout.into().for_job(plan, job);
         for node in self.touched.drain(..) {
-            self.freed[node.usize()] = 0;
+            self.freed[node] = 0;
         }
-        self.freed.resize(plan.nodes.len(), 0);
+        self.freed.grow_like(&plan.nodes, 0);
         self.freed_gpus = 0;
         self.seen.clear();
         self.whole.clear();
@@ -67,7 +67,7 @@ impl Preemption {
                 continue;
             }
             let node = plan.node(gpu.node);
-            let freed = &mut self.freed[gpu.node.usize()];
+            let freed = &mut self.freed[gpu.node];
             if *freed == 0 {
                 self.touched.push(gpu.node);
             }
@@ -101,7 +101,7 @@ impl Preemption {
     /// Whether freeing a node helps a gang that is wider than a node: it becomes wholly idle, or it
     /// has as many idle GPUs as any other for the rest of the gang.
     fn helps_wide(&self, idx: NodeIdx, node: &Node) -> bool {
-        let idle = node.idle + self.freed[idx.usize()];
+        let idle = node.idle + self.freed[idx];
         idle == node.size || idle >= self.whole[usize::from(node.gpu_model)].1
     }
 

@@ -318,7 +318,7 @@ fn job(rng: &mut Rng, case: &TestCase, options: CaseOptions, i: u64, submit: u64
 /// Whether the job could be placed in an empty cluster.
 pub(crate) fn fits_an_empty_cluster(case: &TestCase, spec: &Spec, rule: Rule) -> bool {
     let mut state = State::new(&case.cluster, case.costs);
-    state.profiles.clone_from(&case.profiles);
+    state.profiles = case.profiles.clone().into();
     state.specs.push(spec.clone());
     state.jobs.push(Job::expected());
     placement::find(&state, JobIdx::from_usize(0), rule).is_some()

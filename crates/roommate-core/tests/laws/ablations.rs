@@ -128,7 +128,7 @@ fn misdeed(case: &TestCase, part: Part, player: &Entry) -> Option<String> {
     let policy = player.build(&case.params).unwrap();
     let outcome = case.run_policy(policy, &mut |_| {});
     let mut state = State::new(&case.cluster, case.costs);
-    state.profiles.clone_from(&case.profiles);
+    state.profiles = case.profiles.iter().cloned().collect();
     for job in &case.jobs {
         state.specs.push(job.spec.clone());
         state.jobs.push(Job::expected());

@@ -84,7 +84,7 @@ fn jobs(state: &State) -> Result<(), Broken> {
         let fine = sound && listed && job.is_placed() == holds;
         Broken::unless(fine, Law::Books, || format!("job {j} is in the wrong set: {job:?}"))?;
     }
-    let known = |i: JobIdx| i.usize() < state.jobs.len();
+    let known = |i: JobIdx| state.jobs.has(i);
     let fine = state.pending.iter().chain(state.placed.iter()).all(known);
     Broken::unless(fine, Law::Books, || "a set has a job that does not exist".into())
 }

@@ -2,7 +2,7 @@
 
 use crate::faulty_run::{Broken, FaultyRun, Law};
 use crate::{Build, books, check, from_registry, random};
-use roommate_core::idx::{GpuIdx, JobIdx};
+use roommate_core::idx::{GpuIdx, JobIdx, NodeIdx};
 use roommate_core::knobs::Knobs;
 use roommate_core::math::rng::Rng;
 use roommate_core::placement::{self, Rule};
@@ -205,7 +205,7 @@ fn falsified_accounts_are_noticed() {
     let cook = |cook: fn(&mut State)| {
         let case = random::case(3, &POLICIES[0], random::CaseOptions::PLAIN);
         let mut state = State::new(&case.cluster, Costs::default());
-        state.profiles.clone_from(&case.profiles);
+        state.profiles = case.profiles.clone().into();
         for job in &case.jobs {
             state.specs.push(job.spec.clone());
             state.jobs.push(roommate_core::job::Job::expected());
@@ -214,13 +214,13 @@ fn falsified_accounts_are_noticed() {
         cook(&mut state);
         books::check(&state).expect_err("the accounts were falsified").0
     };
-    assert_eq!(cook(|s| s.gpus[0].mem_used_mib += 1), Law::Books);
-    assert_eq!(cook(|s| s.gpus[0].sm_used_permille = 1), Law::Books);
-    assert_eq!(cook(|s| s.gpus[0].tenants.push(JobIdx(0))), Law::Books);
-    assert_eq!(cook(|s| s.nodes[0].cpu_used_milli = 1), Law::Books);
-    assert_eq!(cook(|s| s.nodes[0].host_used_mib = 1), Law::Books);
-    assert_eq!(cook(|s| s.nodes[0].idle -= 1), Law::Books);
-    assert_eq!(cook(|s| s.nodes[0].up = false), Law::Books);
+    assert_eq!(cook(|s| s.gpus[GpuIdx(0)].mem_used_mib += 1), Law::Books);
+    assert_eq!(cook(|s| s.gpus[GpuIdx(0)].sm_used_permille = 1), Law::Books);
+    assert_eq!(cook(|s| s.gpus[GpuIdx(0)].tenants.push(JobIdx(0))), Law::Books);
+    assert_eq!(cook(|s| s.nodes[NodeIdx(0)].cpu_used_milli = 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[NodeIdx(0)].host_used_mib = 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[NodeIdx(0)].idle -= 1), Law::Books);
+    assert_eq!(cook(|s| s.nodes[NodeIdx(0)].up = false), Law::Books);
     assert_eq!(cook(|s| assert!(s.pending.insert(JobIdx(0)))), Law::Books);
-    assert_eq!(cook(|s| s.jobs[0].gpus.push(GpuIdx(0))), Law::Books);
+    assert_eq!(cook(|s| s.jobs[JobIdx(0)].gpus.push(GpuIdx(0))), Law::Books);
 }

@@ -249,7 +249,7 @@ impl FaultyWorld<'_> {
                 Event::Finished(k) | Event::Cancelled(k) | Event::Failed { job: k, .. } => *k == j,
                 _ => false,
             };
-            state.jobs[j.usize()].phase == Phase::Done || facts.iter().any(ended)
+            state.jobs[j].phase == Phase::Done || facts.iter().any(ended)
         };
         match mishap {
             Mishap::Crash(j) => {

@@ -1,7 +1,7 @@
 //! The cost of a start or a move that a plan predicts is the cost once the plan is committed.
 
 use crate::random::{self, CaseOptions};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{POLICIES, Policy};
 use roommate_core::time::Span;
@@ -39,7 +39,7 @@ fn a_plan_knows_the_price_of_every_start() {
                 for (job, moves, price) in priced.try_iter() {
                     let cost = if moves { state.move_cost(job) } else { state.start_cost(job) };
                     assert_eq!(price, cost, "{job} at {}: {}", state.now, random::compact(&case));
-                    again += u32::from(state.jobs[job.usize()].starts == 2);
+                    again += u32::from(state.jobs[job].starts == 2);
                 }
             });
         }

@@ -88,7 +88,7 @@ impl Naive {
     fn find(&self, state: &State, job: JobIdx, gpu_models: &[u8]) -> Option<Choice> {
         let wanted = usize::from(state.spec(job).gpus);
         let mut nodes: Vec<Vec<(f64, GpuIdx)>> = (0..state.nodes.len())
-            .filter(|n| gpu_models.contains(&state.nodes[*n].gpu_model))
+            .filter(|n| gpu_models.contains(&state.nodes[NodeIdx::from_usize(*n)].gpu_model))
             .map(|n| self.beds(state, job, NodeIdx::from_usize(n)))
             .filter(|beds| !beds.is_empty())
             .collect();

@@ -161,7 +161,7 @@ fn fewest_nodes(state: &State, job: JobIdx, gpu_model: u8, layout: Layout) -> Op
 fn some_state(seed: u64) -> State {
     let case = random::case(seed, &POLICIES[0], CaseOptions::WILD);
     let mut state = State::new(&case.cluster, case.costs);
-    state.profiles.clone_from(&case.profiles);
+    state.profiles = case.profiles.clone().into();
     for job in &case.jobs {
         state.pending.insert(JobIdx::from_usize(state.jobs.len()));
         state.specs.push(job.spec.clone());

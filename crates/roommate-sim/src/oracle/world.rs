@@ -64,7 +64,7 @@ pub fn puzzle(
     let mut kind = |service: Option<usize>, truth: &mut dyn Truth| {
         let service = service.map(|i| {
             let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
-            let serving = state.profiles[arrivals[i].spec.profile.usize()].serving;
+            let serving = state.profiles[arrivals[i].spec.profile].serving;
             (
                 JobIdx::from_usize(i),
                 serving.expect("a service"),

@@ -2,7 +2,7 @@
 
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::performance::effective_speed::effective_speed;
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::progress::work_s;
@@ -19,7 +19,7 @@ impl World {
         if state.protected == 0 {
             return;
         }
-        let gpus = self.live[job.usize()].gpus.clone();
+        let gpus = self.live[job].gpus.clone();
         let protected = state.job(job).knobs.floor_permille > 0;
         for gpu in gpus.iter().filter(|g| throttle::is_protected(state, **g)) {
             let settled = throttle::settled(&*self.truth, state, *gpu);
@@ -29,7 +29,7 @@ impl World {
                 (throttle::climb(settled), std::slice::from_ref(&job))
             };
             for tenant in tenants.iter().filter(|t| state.job(**t).knobs.floor_permille == 0) {
-                let held_until = &mut self.live[tenant.usize()].held_until;
+                let held_until = &mut self.live[*tenant].held_until;
                 if now + span > *held_until {
                     *held_until = now + span;
                     self.alarms.push(Reverse((now + span, Alarm::Unthrottle(*tenant))));
@@ -42,23 +42,23 @@ impl World {
     /// Seconds per step of work on the job's present GPUs: alone, and beside its co-located jobs.
     pub(super) fn pace(&mut self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
+        let gpus = &self.live[job].gpus;
         let shares = gpus.iter().any(|g| state.gpu(*g).tenants.len() > 1);
         let (alone, step_s) = self.steps(now, job);
         let worth = self.goodput_factor(job);
-        self.live[job.usize()].shares = shares;
+        self.live[job].shares = shares;
         (work_s(alone, worth), work_s(step_s, worth))
     }
 
     /// Step time in seconds on the job's present GPUs: alone, and beside its co-located jobs.
     pub(super) fn steps(&self, now: Time, job: JobIdx) -> (f64, f64) {
         let state = self.engine.state();
-        let gpus = &self.live[job.usize()].gpus;
+        let gpus = &self.live[job].gpus;
         let quiet = state.costs.quiet_start;
         let away = |t: JobIdx| quiet && !self.running.contains(t);
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let held = |t: JobIdx| self.live[t].held_until > now;
         let alone = state.alone_step_s(job, gpus);
-        let speed = match self.live[job.usize()].slot {
+        let speed = match self.live[job].slot {
             // The speed of a service depends on its batch size even when it is alone.
             Some(_) => self.batch_speed(now, job, state.job(job).knobs.batch),
             None => effective_speed(&*self.truth, state, job, gpus, &held, &away),
@@ -73,14 +73,13 @@ impl World {
     /// Number of steps of the job's own batch size that one step is worth now.
     pub(super) fn goodput_factor(&self, job: JobIdx) -> f64 {
         let Some(training) = self.training(job) else { return 1.0 };
-        training
-            .goodput_factor(self.engine.state().job(job).knobs, self.live[job.usize()].noise_scale)
+        training.goodput_factor(self.engine.state().job(job).knobs, self.live[job].noise_scale)
     }
 
     /// Sets the gradient noise scale for the work the job has done.
     pub(super) fn set_noise(&mut self, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         let stage = noise.stage(live.meter.done / live.work);
         live.noise_scale = noise.at(stage);
         live.noise_until = noise_until(stage, live.work);
@@ -88,14 +87,14 @@ impl World {
 
     pub(super) fn next_noise(&mut self, now: Time, job: JobIdx) {
         let Some(noise) = self.training(job).map(|t| t.noise) else { return };
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         // Taken from the boundary that was reached: the meter may be a rounding error short of it.
         let part = live.noise_until / live.work + 0.5 / f64::from(Noise::STAGES);
         let stage = noise.stage(part);
         live.noise_scale = noise.at(stage);
         live.noise_until = noise_until(stage, live.work);
         let (_, pace) = self.pace(now, job);
-        self.live[job.usize()].meter.set_step(now, pace);
+        self.live[job].meter.set_step(now, pace);
         self.arm_job(job);
         self.report_pace(now, job);
     }
@@ -103,13 +102,13 @@ impl World {
     /// The sample that a running job reports now.
     pub(super) fn sample(&self, now: Time, job: JobIdx) -> Sample {
         let Some(training) = self.training(job) else {
-            let step_s = self.live[job.usize()].meter.step_s.min(STANDSTILL_S);
+            let step_s = self.live[job].meter.step_s.min(STANDSTILL_S);
             return Sample { step_s, ..Sample::default() };
         };
         let batch = training.batch_of(self.engine.state().job(job).knobs);
         Sample {
             step_s: self.steps(now, job).1.min(STANDSTILL_S),
-            noise_scale: self.live[job.usize()].noise_scale,
+            noise_scale: self.live[job].noise_scale,
             mem_mib: training.mem_mib(batch).unwrap_or(0),
             batch,
             ..Sample::default()
@@ -147,7 +146,7 @@ impl World {
                     continue;
                 }
                 let (_, pace) = self.pace(now, job);
-                let live = &mut self.live[job.usize()];
+                let live = &mut self.live[job];
                 let is_through = live.meter.done_at(now) >= live.work;
                 let changed = pace != live.meter.step_s || (is_through && ends_together);
                 if changed {
@@ -176,7 +175,7 @@ impl World {
             return;
         }
         for i in 0..dirty.len() {
-            let gpus = &self.live[dirty[i].usize()].gpus;
+            let gpus = &self.live[dirty[i]].gpus;
             if gpus.len() > 1 && gpus.iter().any(|g| throttle::is_protected(state, *g)) {
                 dirty.extend(gpus.iter().flat_map(|g| &state.gpu(*g).tenants));
             }

@@ -4,7 +4,7 @@
 use super::World;
 use crate::serving::Services;
 use roommate_core::event::Event;
-use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::journal::{Observer, StepView};
 use roommate_core::performance::{effective_speed, throttle};
 use roommate_core::time::Time;
@@ -21,12 +21,12 @@ impl World {
 
     /// The service answers from now on with its present batch size and speed.
     pub(super) fn serve(&mut self, now: Time, job: JobIdx) {
-        let Some(slot) = self.live[job.usize()].slot else { return };
+        let Some(slot) = self.live[job].slot else { return };
         let state = self.engine.state();
         let knobs = state.job(job).knobs;
         let reference = state.profile(job).serving.map_or(1, |s| s.batch);
         let batch = if knobs.batch == 0 { reference } else { knobs.batch };
-        let gpus = &self.live[job.usize()].gpus;
+        let gpus = &self.live[job].gpus;
         let alone = state.alone_step_s(job, gpus);
         let times = Services::sizes(batch).map(|n| alone / self.batch_speed(now, job, n));
         let times: SmallVec<[f64; 16]> = times.collect();
@@ -37,7 +37,7 @@ impl World {
     /// Speed of a service with batches of this size; the slowest of its GPUs determines it.
     pub(super) fn batch_speed(&self, now: Time, job: JobIdx, batch: u32) -> f64 {
         let state = self.engine.state();
-        let held = |t: JobIdx| self.live[t.usize()].held_until > now;
+        let held = |t: JobIdx| self.live[t].held_until > now;
         let on = |gpu: &GpuIdx| {
             let mut tenants = throttle::tenants(&*self.truth, state, *gpu, &held);
             let who = tenants.iter().position(|(t, _)| *t == job);
@@ -45,12 +45,12 @@ impl World {
             tenants[who].1.batch = batch;
             effective_speed::speed(&*self.truth, state, state.gpu(*gpu).gpu_model, &tenants, who)
         };
-        self.live[job.usize()].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
+        self.live[job].gpus.iter().map(on).fold(f64::INFINITY, f64::min)
     }
 
     /// Sets the load of a service and marks its co-located jobs.
     pub(super) fn set_load(&mut self, job: JobIdx, busy: f64) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         if live.busy != busy {
             live.busy = busy;
             self.truth.set_load(job, busy);
@@ -60,7 +60,7 @@ impl World {
     }
 
     pub(super) fn end_service(&mut self, now: Time, job: JobIdx) {
-        let live = &mut self.live[job.usize()];
+        let live = &mut self.live[job];
         live.serves = false;
         if let Some(slot) = live.slot {
             self.services.end(now, slot, &mut self.facts);
@@ -76,8 +76,7 @@ impl World {
             self.services.end(now, slot, &mut self.facts);
         }
         if self.unfinished == 0 {
-            let jobs = (0..self.live.len()).map(JobIdx::from_usize);
-            let serves = jobs.filter(|j| self.live[j.usize()].serves);
+            let serves = self.live.indices().filter(|j| self.live[*j].serves);
             self.facts.extend(serves.map(Event::Cancelled));
         }
         if !self.facts.is_empty() {

@@ -122,8 +122,8 @@ fn suspended_jobs_hold_no_memory() {
         for job in state.jobs.iter().filter(|j| !j.parked_on.is_empty()) {
             suspended += u32::from(job.phase == Phase::Pending && job.gpus.is_empty());
         }
-        let held = u32::from(!state.gpus[0].tenants.is_empty()) * 14_000;
-        assert_eq!(state.gpus[0].mem_used_mib, held);
+        let held = u32::from(!state.gpus[GpuIdx(0)].tenants.is_empty()) * 14_000;
+        assert_eq!(state.gpus[GpuIdx(0)].mem_used_mib, held);
     });
     expect![[r#"
         gpu0  abcabc
@@ -142,7 +142,7 @@ fn run_counted(case: &TestCase, utils: &[f32]) -> String {
     let out = case.run_looking(&mut |engine: &mut Engine| {
         for (i, sampled) in sampled.iter_mut().enumerate() {
             let job = JobIdx::from_usize(i);
-            let runs = engine.state().jobs.get(i).is_some_and(|j| j.phase == Phase::Running);
+            let runs = engine.state().jobs.get(job).is_some_and(|j| j.phase == Phase::Running);
             if runs && !*sampled {
                 *sampled = true;
                 let sample = Sample { sm_util: utils[i], ..Sample::default() };

@@ -25,7 +25,7 @@ impl LatencyModel {
 
     /// Takes notice of new profiles.
     pub fn notice(&mut self, state: &State) {
-        for profile in &state.profiles[self.alone.len()..] {
+        for profile in state.profiles.iter().skip(self.alone.len()) {
             let points = profile.latency.as_deref().unwrap_or(&[]);
             let (alone, used) = SoloCurves::fit(self.axis, points, self.budget);
             self.alone.push((alone, used as u32));
@@ -47,7 +47,7 @@ impl LatencyModel {
         let profile = state.spec(service).profile;
         let known = self.alone.get(profile.usize()).and_then(|(alone, _)| alone.curve(batch));
         let curve = known.unwrap_or_else(|| {
-            let profile = &state.profiles[profile.usize()];
+            let profile = &state.profiles[profile];
             let own = profile.serving.map_or(batch, |s| s.batch);
             // Never faster than the batch that is known.
             Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
