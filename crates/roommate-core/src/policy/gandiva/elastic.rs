@@ -9,7 +9,9 @@
 use crate::idx::{GpuSet, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::Phase;
 use crate::plan::Plan;
-use crate::policy::gandiva::time_sharing::{NodeTimeShare, Residence, class_of, unconfined};
+use crate::policy::gandiva::time_sharing::{
+    NodeTimeShare, Residence, class_of, idle_gpus_on, unconfined,
+};
 use crate::reason::Reason;
 use crate::state::State;
 use crate::time::{Span, Time};
@@ -140,9 +142,7 @@ impl ElasticScaling {
         });
         nodes.dedup();
         nodes.into_iter().find(|node| {
-            let room = |plan: &Plan<'_>, time_share: &NodeTimeShare| {
-                time_share.idle_gpus_on(plan, job, *node)
-            };
+            let room = |plan: &Plan<'_>, _: &NodeTimeShare| idle_gpus_on(plan, job, *node);
             self.shrink_until(plan, time_share, job, &|n| n == *node, &room).is_some()
         })
     }

@@ -1,7 +1,7 @@
 //! Migration: suspended jobs to idle GPUs, packed jobs out of their packs, spread gangs onto one
 //! node, jobs off nodes that are nearly empty, and nodes from one class to another.
 
-use super::time_sharing::class_of;
+use super::time_sharing::{class_of, idle_gpus_on};
 use super::{Gandiva, age_s, pays};
 use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx};
 use crate::job::Phase;
@@ -217,7 +217,7 @@ impl Gandiva {
         let waiting = waiting.filter(|u| u.jobs.len() == 1 && u.is_ready(plan));
         let waiting: Vec<JobIdx> = waiting.map(|u| u.jobs[0]).filter(wanted).collect();
         for job in waiting {
-            if let Some(gpus) = self.time_share.idle_gpus_on(plan, job, node) {
+            if let Some(gpus) = idle_gpus_on(plan, job, node) {
                 self.migrate(plan, job, &gpus);
             }
         }

@@ -148,6 +148,12 @@ fn has_idle_gpus(state: &State, job: JobIdx, node: NodeIdx) -> bool {
     node.idle >= spec.gpus && (node.cpu_milli == 0 || used + cpu <= u64::from(node.cpu_milli))
 }
 
+/// The first idle GPUs for the job on the node.
+pub(crate) fn idle_gpus_on(state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
+    let fits = could_host(state, job, node) && has_idle_gpus(state, job, node);
+    if fits { idle_on(state, node, state.spec(job).gpus) } else { None }
+}
+
 impl NodeTimeShare {
     /// Grows the tables to the number of jobs, and sets up all nodes at the first call.
     pub(crate) fn prepare(&mut self, state: &State) {
@@ -662,12 +668,6 @@ impl NodeTimeShare {
 
     /// The first idle GPUs for the job on a node without suspended jobs.
     pub(crate) fn spare_gpus(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
-        if self.oversubscribed.contains(node) { None } else { self.idle_gpus_on(state, job, node) }
-    }
-
-    /// The first idle GPUs for the job on the node.
-    pub(crate) fn idle_gpus_on(&self, state: &State, job: JobIdx, node: NodeIdx) -> Option<GpuSet> {
-        let fits = could_host(state, job, node) && has_idle_gpus(state, job, node);
-        if fits { idle_on(state, node, state.spec(job).gpus) } else { None }
+        if self.oversubscribed.contains(node) { None } else { idle_gpus_on(state, job, node) }
     }
 }
