@@ -223,7 +223,7 @@ impl Daemon {
                 self.machine.start_again(job, start);
             }
             Phase::Running => {
-                self.facts.push(Event::Failed { job, reason: Reason::InfraError, done })
+                self.facts.push(Event::Failed { job, reason: Reason::InfraError, done });
             }
             Phase::Stopping => self.facts.push(Event::Stopped { job, done }),
             Phase::Expected | Phase::Pending | Phase::BackingOff | Phase::Done => {}

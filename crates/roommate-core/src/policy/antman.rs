@@ -228,14 +228,14 @@ impl AntMan {
             };
         }
         for event in plan.news.events {
-            if let Event::Sampled { job, sample } = event {
-                if sample.step_s > 0.0 {
-                    let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
-                    let stalled = alone_s < self.params.stall_pace * sample.step_s;
-                    let since = self.residences[job.usize()].stalled_since;
-                    self.residences[job.usize()].stalled_since =
-                        stalled.then(|| since.unwrap_or(plan.now));
-                }
+            if let Event::Sampled { job, sample } = event
+                && sample.step_s > 0.0
+            {
+                let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
+                let stalled = alone_s < self.params.stall_pace * sample.step_s;
+                let since = self.residences[job.usize()].stalled_since;
+                self.residences[job.usize()].stalled_since =
+                    stalled.then(|| since.unwrap_or(plan.now));
             }
         }
     }

@@ -131,6 +131,31 @@ fn whole_percent(share: f64) -> Util {
     ((share * 100.0).round() as Util * 100).clamp(100, FULL_UTIL)
 }
 
+/// Demand of a job: measured where there are samples, else predicted.
+fn demand_of(state: &State, job: JobIdx) -> Demand {
+    let spec = state.spec(job);
+    let solo = state.usage(spec.profile).solo;
+    let measured = solo.sm_mean().map(|mean| (whole_percent(mean), whole_percent(solo.sm_max)));
+    let predicted = state.profile(job).predicted.as_ref();
+    let exact = |share: f64| ((share * f64::from(FULL_UTIL)).round() as Util).clamp(1, FULL_UTIL);
+    let util = measured
+        .or_else(|| predicted.map(|p| (exact(p.sm_util), exact(p.sm_util_max.max(p.sm_util)))));
+    let gpu_models = state.gpu_models.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
+    let least = gpu_models.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
+    let mem_mib = match spec.knobs.mem_mib {
+        0 => {
+            let seen = Some(solo.mem_mib).filter(|m| *m > 0);
+            let estimate = seen.or(predicted.map(|p| p.mem_mib)).unwrap_or(0);
+            // A job that declared no memory is not rejected because of an estimate.
+            estimate.min(least.unwrap_or(u32::MAX))
+        }
+        declared => declared,
+    };
+    let exclusive = util.is_none() || (mem_mib == 0 && least.is_some());
+    let (mean, max) = util.unwrap_or((FULL_UTIL, FULL_UTIL));
+    Demand { mean, max, mem_mib, exclusive }
+}
+
 /// State of a GPU as far as its cost depends on it: GPUs of one class are interchangeable.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Class {
@@ -275,7 +300,7 @@ impl Horus {
             }
         }
         for job in plan.news.ready.iter().filter(|j| plan.pending.contains(**j)) {
-            let Demand { mean, max, mem_mib, .. } = self.demand(plan, *job);
+            let Demand { mean, max, mem_mib, .. } = demand_of(plan, *job);
             let (hot, gpus) = (plan.job(*job), plan.spec(*job).gpus);
             let point = [gpus.into(), mean.into(), max.into(), mem_mib.into()];
             self.queues.add(Waiting { key: (mean, hot.submitted, *job), since: hot.since, point });
@@ -301,32 +326,6 @@ impl Horus {
         self.placements = placements;
     }
 
-    /// Demand of a job: measured where there are samples, else predicted.
-    fn demand(&self, state: &State, job: JobIdx) -> Demand {
-        let spec = state.spec(job);
-        let solo = state.usage(spec.profile).solo;
-        let measured = solo.sm_mean().map(|mean| (whole_percent(mean), whole_percent(solo.sm_max)));
-        let predicted = state.profile(job).predicted.as_ref();
-        let exact =
-            |share: f64| ((share * f64::from(FULL_UTIL)).round() as Util).clamp(1, FULL_UTIL);
-        let util = measured
-            .or_else(|| predicted.map(|p| (exact(p.sm_util), exact(p.sm_util_max.max(p.sm_util)))));
-        let gpu_models = state.gpu_models.iter().enumerate().filter(|(k, _)| spec.allows(*k as u8));
-        let least = gpu_models.map(|(_, k)| k.mem_mib).filter(|m| *m > 0).min();
-        let mem_mib = match spec.knobs.mem_mib {
-            0 => {
-                let seen = Some(solo.mem_mib).filter(|m| *m > 0);
-                let estimate = seen.or(predicted.map(|p| p.mem_mib)).unwrap_or(0);
-                // A job that declared no memory is not rejected because of an estimate.
-                estimate.min(least.unwrap_or(u32::MAX))
-            }
-            declared => declared,
-        };
-        let exclusive = util.is_none() || (mem_mib == 0 && least.is_some());
-        let (mean, max) = util.unwrap_or((FULL_UTIL, FULL_UTIL));
-        Demand { mean, max, mem_mib, exclusive }
-    }
-
     /// Updates the class of these GPUs.
     fn refresh(&mut self, state: &State, gpus: impl IntoIterator<Item = GpuIdx>) {
         let most = usize::from(self.params.max_tasks.min(state.max_tenants));
@@ -335,7 +334,7 @@ impl Horus {
             let mut class = Class { gpu_model: gpu.gpu_model, tasks: 0, util: 0, mem_mib: 0 };
             let mut open = state.node(gpu.node).up && gpu.tenants.len() < most;
             for tenant in &gpu.tenants {
-                let demand = self.demand(state, *tenant);
+                let demand = demand_of(state, *tenant);
                 open &= !demand.exclusive;
                 class.tasks += 1;
                 class.util += demand.mean;
@@ -369,7 +368,7 @@ impl Horus {
     }
 
     fn start(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let demand = self.demand(plan, job);
+        let demand = demand_of(plan, job);
         let found = self.find(plan, job, &demand);
         found.is_some_and(|gpus| self.place(plan, job, &demand, gpus))
     }
@@ -534,7 +533,7 @@ impl Horus {
             return false;
         }
         let crowded = plan.gpus.iter().find(|g| g.tenants.len() > 2);
-        let load = |j: &JobIdx| (self.demand(plan, *j).mean, Reverse(*j));
+        let load = |j: &JobIdx| (demand_of(plan, *j).mean, Reverse(*j));
         let Some(job) = crowded.and_then(|g| g.tenants.iter().copied().max_by_key(load)) else {
             return false;
         };
@@ -542,7 +541,7 @@ impl Horus {
         let before = GpuSet::from_slice(&plan.job(job).gpus);
         plan.release(job);
         self.refresh(plan, before.iter().copied());
-        let demand = self.demand(plan, job);
+        let demand = demand_of(plan, job);
         let found = self.find(plan, job, &demand);
         let idle = found.filter(|gpus| gpus.iter().all(|g| plan.gpu(*g).tenants.is_empty()));
         let moved = idle.is_some_and(|gpus| self.place(plan, job, &demand, gpus));

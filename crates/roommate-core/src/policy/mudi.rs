@@ -550,7 +550,7 @@ impl ColocationPolicy for Mudi {
 // Training that only a prediction keeps out. Where nobody lodges nothing is measured that could show the
 // prediction to be wrong, and training would wait for ever.
 impl Mudi {
-    /// GpuIndex, some of them without training beside whose service it is time to try; else asks to be woken
+    /// GPUs without training beside whose service a trial is due; else asks to be woken
     /// when it is.
     fn try_against_prediction(
         &mut self,

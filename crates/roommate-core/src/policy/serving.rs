@@ -126,7 +126,7 @@ pub trait ColocationPolicy: Send {
     ) -> ServiceConfig;
 }
 
-/// ColocationPolicy in their frame: a policy.
+/// The frame around a [`ColocationPolicy`]: a policy of the registry.
 pub struct ServiceColocation<T> {
     rooms: GpuIndex,
     policy: T,
@@ -169,9 +169,9 @@ pub struct GpuIndex {
     all: Vec<GpuTenants>,
     /// The GPUs of each job that has some.
     stays: Vec<GpuSet>,
-    /// GpuIndex that take one more, by kind, least loaded first.
+    /// GPUs that take one more training task, by the profiles of their tenants, least loaded first.
     pub open: BTreeMap<TenantProfiles, BTreeSet<(u64, GpuIdx)>>,
-    /// GpuIndex in which something changed.
+    /// GPUs on which something changed.
     stale: BTreeSet<GpuIdx>,
     looks: BTreeSet<(Time, GpuIdx)>,
 }
