@@ -243,7 +243,7 @@ pub(crate) struct Compare {
     /// given
     #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) policies: Vec<String>,
-    /// Sort by this figure, named as in CSV; by mean completion time (avg_jct_s), unless given
+    /// Sort by this figure, named as in CSV; by mean completion time (`avg_jct_s`), unless given
     #[arg(long, value_name = "FIGURE")]
     pub(crate) sort: Option<String>,
     /// Print all figures of every policy, not only those that are asked for most

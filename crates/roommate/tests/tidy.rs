@@ -189,7 +189,7 @@ fn in_core(path: &str) -> bool {
 /// Whether this is the root file of a policy; its helpers are in a folder of the same name.
 fn is_policy_root(path: &str) -> bool {
     let name = path.strip_prefix("crates/roommate-core/src/policy/");
-    name.is_some_and(|n| !n.contains('/') && n.ends_with(".rs") && n != "serving.rs")
+    name.is_some_and(|n| !n.contains('/') && has_extension(n, &["rs"]) && n != "serving.rs")
 }
 
 /// Whether a file must not use strings: only the registry, the journal, measurements and tests have
@@ -205,7 +205,7 @@ fn below_the_edge(path: &str) -> bool {
         "testing.rs",
         "time.rs",
     ];
-    let core = path.strip_prefix("crates/roommate-core/src/").filter(|p| p.ends_with(".rs"));
+    let core = path.strip_prefix("crates/roommate-core/src/").filter(|p| has_extension(p, &["rs"]));
     core.is_some_and(|p| {
         let aside = ["/tests.rs", "/testing.rs"].iter().any(|t| p.ends_with(t));
         !aside && !edge.iter().any(|e| p.starts_with(e))
@@ -384,7 +384,7 @@ fn a_room_uses_only_what_its_table_allows() {
         for (path, text) in files() {
             let Some(path) = path.strip_prefix(&prefix) else { continue };
             let aside = ["lib.rs", "tests.rs", "testing.rs", "fake.rs"];
-            if path.ends_with(".rs") && !aside.iter().any(|a| path.ends_with(a)) {
+            if has_extension(path, &["rs"]) && !aside.iter().any(|a| path.ends_with(a)) {
                 let found = forbidden_uses(path, &text, &rooms);
                 offences.extend(found.iter().map(|f| format!("{name}: {path} uses {f}")));
             }
