@@ -37,9 +37,10 @@ use crate::paths::{self, Paths};
 use crate::process::{Deliver, small_thread};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Placement, Sample};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
 use roommate_core::job::Phase;
-use roommate_core::journal::{self, Head, Observer, StepView, Writer};
+use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer};
+use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
@@ -73,6 +74,8 @@ pub struct Config {
     pub may_use_cgroups: bool,
     /// What changes cost here, as the policy is told.
     pub costs: Costs,
+    /// What was measured before and a new state begins with: profiles and pairs that the policy knows.
+    pub known: Option<KnownProfiles>,
     /// Where to listen for HTTP.
     pub http: Option<Http>,
     /// How much is kept.
@@ -552,10 +555,15 @@ impl Daemon {
     }
 }
 
-/// Writes the first lines of a new journal.
-pub(crate) fn first_lines(head: &Head) -> Vec<u8> {
+/// Writes the first lines of a new journal: its head, and the profiles that are known from the start.
+pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
     writer.head(head);
+    let profiles = known.map_or(&[][..], |k| &k.profiles);
+    for (i, (name, profile)) in profiles.iter().enumerate() {
+        let (name, profile) = (name.clone(), profile.clone());
+        writer.profile(&ProfileLine { idx: ProfileIdx::from_usize(i), name, profile });
+    }
     writer.finish().expect("memory can always be written to")
 }
 
@@ -567,15 +575,7 @@ pub(crate) fn new_head(config: &Config, machine: &Machine) -> Result<Head, Agent
         serde_json::Value::Object(map) => map,
         _ => Params::new(),
     };
-    Ok(Head {
-        version: journal::VERSION,
-        world: journal::LIVE.into(),
-        policy,
-        params,
-        cluster: machine.cluster(),
-        costs: config.costs,
-        seed: config.seed,
-        known_pairs: None,
-        continues: None,
-    })
+    let run = (&*policy, params);
+    let head = Head::new(journal::LIVE, run, machine.cluster(), config.costs, config.seed);
+    Ok(Head { known_pairs: config.known.as_ref().map(|k| k.pairs.clone()), ..head })
 }

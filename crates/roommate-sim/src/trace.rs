@@ -396,6 +396,11 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     Ok(trace)
 }
 
+/// Measured speeds of models by CPU and host memory per GPU: columns `model,cpus,mem_gb,rel_throughput`.
+pub fn sensitivities(path: &Path) -> Result<BTreeMap<String, Arc<Sensitivity>>, TraceError> {
+    Ok(synergy::Grids::read(path)?.0)
+}
+
 /// Reads each file of recorded requests named by a service, once.
 fn read_requests(trace: &Path, jobs: &mut [TraceJob]) -> Result<(), TraceError> {
     let mut known: BTreeMap<String, Requests> = BTreeMap::new();

@@ -100,7 +100,7 @@ impl Daemon {
         let mut lines = store.lines()?;
         if lines.is_empty() {
             let opened = machine.insert(open_new(&config, &inputs)?);
-            lines = first_lines(&new_head(&config, opened)?);
+            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref());
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
             store.add_lines(&lines)?;
             store.commit()?;
@@ -294,6 +294,9 @@ fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
             "the state was begun with other parameters of its policy",
             hint,
         ));
+    }
+    if config.known.as_ref().is_some_and(|k| Some(&k.pairs) != head.known_pairs.as_ref()) {
+        return Err(AgentError::refused("the state was begun with other profiles, or none", hint));
     }
     if config.kind.is_some_and(|kind| kind != kind_of(head)) {
         let what = format!("the state was begun with devices of another kind: {}", head.cluster);

@@ -111,7 +111,7 @@ pub(crate) fn begin(
     let Some(head) = past.head.take() else {
         return Err(unrepeatable("its journal has no head".into()));
     };
-    let mut next = Next::new(&head, why);
+    let mut next = Next::new(&head, why, &past.profiles);
     for kept in store.jobs()? {
         let Some(known) = past.jobs.get(kept.idx as usize) else {
             return Err(unrepeatable("its jobs and its journal do not match".into()));
@@ -226,10 +226,22 @@ pub(crate) fn bring_up_to_date(
 }
 
 impl Next {
-    fn new(head: &Head, why: &str) -> Self {
+    fn new(head: &Head, why: &str, profiles: &[ProfileLine]) -> Self {
         let mut writer = Writer::new(Vec::new());
         writer.head(&Head { continues: Some(why.into()), ..head.clone() });
-        Self { writer, jobs: 0, profiles: Vec::new(), teams: Vec::new(), set: Vec::new() }
+        let (teams, set) = (Vec::new(), Vec::new());
+        let mut next = Self { writer, jobs: 0, profiles: Vec::new(), teams, set };
+        if head.known_pairs.is_some() {
+            // The table of pairs in the head has the numbers of profiles, so they keep them.
+            profiles.iter().for_each(|line| next.profile(line));
+        }
+        next
+    }
+
+    fn profile(&mut self, line: &ProfileLine) {
+        let idx = ProfileIdx::from_usize(self.profiles.len());
+        self.writer.profile(&ProfileLine { idx, ..line.clone() });
+        self.profiles.push(line.idx);
     }
 
     fn set_by_users(&mut self, at: Time) {
@@ -241,11 +253,8 @@ impl Next {
         let mut spec = known.line.spec.clone();
         let place = |all: &mut Vec<ProfileIdx>, old| all.iter().position(|p| *p == old);
         let profile = place(&mut self.profiles, spec.profile).unwrap_or_else(|| {
-            let idx = ProfileIdx::from_usize(self.profiles.len());
-            let line = &past.profiles[spec.profile.usize()];
-            self.writer.profile(&ProfileLine { idx, ..line.clone() });
-            self.profiles.push(spec.profile);
-            idx.usize()
+            self.profile(&past.profiles[spec.profile.usize()]);
+            self.profiles.len() - 1
         });
         let team = self.teams.iter().position(|t| *t == spec.team).unwrap_or_else(|| {
             let idx = TeamIdx::from_usize(self.teams.len());

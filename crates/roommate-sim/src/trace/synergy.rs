@@ -65,7 +65,7 @@ fn models(path: &Path) -> Result<HashMap<String, (f64, Arc<Sensitivity>)>, Trace
 }
 
 /// Measured speeds of models by CPU cores and memory per GPU, relative to the usual allocation.
-pub(super) struct Grids(BTreeMap<String, Arc<Sensitivity>>);
+pub(super) struct Grids(pub(super) BTreeMap<String, Arc<Sensitivity>>);
 
 impl Grids {
     pub(super) fn read(path: &Path) -> Result<Self, TraceError> {

@@ -70,6 +70,14 @@ pub(crate) struct Deciding {
     /// Seed of the policy's randomness
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
+    /// Tell the policy what `profile measure` found: pairs, predictions and latency curves of every
+    /// file PREFIX*.jsonl; jobs name theirs with `profile: TASK@BATCH`
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) profiles: Option<PathBuf>,
+    /// Tell the policy how the speed of these profiles depends on CPU and host memory: a table with
+    /// columns `model,cpus,mem_gb,rel_throughput`
+    #[arg(long, value_name = "FILE", requires = "profiles")]
+    pub(crate) sensitivity: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -249,10 +257,8 @@ pub(crate) struct Run {
     /// a time first, unless there are --profiles
     #[arg(long)]
     pub(crate) predict: bool,
-    /// Predict from what was measured of the jobs' kinds (`profile:`) instead: every file PREFIX*.jsonl
-    #[arg(long, value_name = "PREFIX", requires = "predict")]
-    pub(crate) profiles: Option<PathBuf>,
-    /// Seconds that a job takes beside its steps, for --profiles; what was measured of its kind, unless given
+    /// Seconds that a job takes beside its steps, for --predict with --profiles; what was measured,
+    /// unless given
     #[arg(long, value_name = "S", value_parser = super::seconds, requires = "profiles")]
     pub(crate) start: Option<f64>,
     /// Write everything that happened here (JSON lines; compressed if it ends in .gz)

@@ -61,15 +61,17 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let open = |path: &std::path::Path| std::fs::read_to_string(path);
     let mix =
         Mix::read(&super::submit::text_of(&args.mix)?, &at, open).map_err(AgentError::from)?;
-    let alone = (args.predict && args.profiles.is_none()).then_some(Way::OneAtATime);
+    let alone = (args.predict && args.deciding.profiles.is_none()).then_some(Way::OneAtATime);
     let exclusive = args.versus_exclusive.then_some(Way::Exclusive);
     let ways = alone.into_iter().chain(exclusive).chain([Way::Shared]);
     let runs: Vec<Came> =
         ways.map(|way| go(args, &mix, way, &wanted)).collect::<anyhow::Result<_>>()?;
     let shared = runs.last().context("there was a run")?;
     let files: Vec<JobFile> = mix.jobs.iter().map(|(_, file)| file.clone()).collect();
-    let guesses = match (&runs[..], &args.profiles) {
-        (_, Some(profiles)) => predict::predict_measured(&shared.journal, profiles, args.start)?,
+    let guesses = match (&runs[..], &args.deciding.profiles) {
+        (_, Some(profiles)) if args.predict => {
+            predict::predict_measured(&shared.journal, profiles, args.start)?
+        }
         ([alone, .., shared], None) if args.predict => {
             predict::predict(&shared.journal, &files, &alone.jobs, &shared.jobs)?
         }

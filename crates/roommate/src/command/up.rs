@@ -1,7 +1,7 @@
 //! `roommate up`: the daemon, and the helpers that it starts.
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
-use crate::{console, experiment};
+use crate::{console, experiment, measurements};
 use anyhow::Context;
 use roommate_agent::api::control::{Reply, Request};
 use roommate_agent::api::http::Http;
@@ -10,9 +10,11 @@ use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
 use roommate_agent::paths::Paths;
 use roommate_agent::process::{signal, supervisor};
+use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::Span;
+use roommate_sim::trace;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,9 +85,24 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
         costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
+        known: known_profiles(deciding)?,
         http: None,
         keeping: Keeping::default(),
     })
+}
+
+/// What was measured under --profiles, with the sensitivity of the models that --sensitivity lists.
+fn known_profiles(deciding: &Deciding) -> anyhow::Result<Option<KnownProfiles>> {
+    let Some(prefix) = &deciding.profiles else { return Ok(None) };
+    let mut known = KnownProfiles::of(&measurements::atlas(prefix)?);
+    if let Some(table) = &deciding.sensitivity {
+        let grids = trace::sensitivities(table)?;
+        for (name, profile) in &mut known.profiles {
+            let model = name.split('@').next().unwrap_or(name);
+            profile.sensitivity = grids.get(model).map(|grid| Box::new((**grid).clone()));
+        }
+    }
+    Ok(Some(known))
 }
 
 /// Ends a daemon of this process and its jobs.

@@ -6,7 +6,7 @@ use crate::{console, measurements};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::Idx;
-use roommate_core::interference::measured::{Measured, Work};
+use roommate_core::interference::measured::{self, Measured, Work};
 use roommate_core::job::Class;
 use roommate_core::journal::{Head, JobLine, ProfileLine};
 use roommate_core::measurement::atlas::Atlas;
@@ -145,10 +145,15 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
     let Head { policy: name, params, cluster, costs, seed, known_pairs, .. } =
         heard.head.clone().context("the journal has no head")?;
     let kind = |line: &ProfileLine| {
+        let of_kind = |j: &&JobLine| j.spec.profile == line.idx;
+        let mut profile = line.profile.clone();
+        if !heard.jobs.iter().any(|j| of_kind(&j)) {
+            // Known to the policy, but no job runs it.
+            let (work, step_s) = (measured::typical(&known.atlas), profile.step_s);
+            return Ok(Kind { work, step_s, start_s: 0.0, profile });
+        }
         let work = known.work(line)?;
         let step_s = 1.0 / known.atlas.steps_per_s(work.task, work.batch);
-        let mut profile = line.profile.clone();
-        let of_kind = |j: &&JobLine| j.spec.profile == line.idx;
         let declared = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
         if !declared && profile.stages_s.is_none() {
             // The policy did not know the step time; it learns it from the first report.
