@@ -1,0 +1,60 @@
+"""What was measured before reaches a live policy: `--profiles`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conftest import Room
+
+STEPS = "import roommate, time\nfor _ in roommate.steps(batch_size=1): time.sleep(0.01)\n"
+
+SOLO = {"kind": "train", "batch": 1, "sms": 132, "mem_mib": 10, "it_s": 100.0, "n": 50}
+PAIR = {"k": "tt", "a": "a", "batch_a": 1, "b": "b", "batch_b": 1}
+RATE = {"it_s": 90.0, "n": 50}
+
+
+def measured(folder: Path) -> str:
+    """Two tasks that keep nine tenths of their speed beside each other."""
+    rows = [SOLO | {"name": "a"}, SOLO | {"name": "b"}, PAIR | {"ra": RATE, "rb": RATE}]
+    path = folder / "measured.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def submit_both(room: Room) -> None:
+    for name in ("a", "b"):
+        room.python(name, STEPS, profile=f"{name}@1", steps=100_000)
+
+
+def both_run(room: Room) -> bool:
+    return all(j["state"] == "running" for j in room.jobs().values()) and len(room.jobs()) == 2
+
+
+def test_known_pairs_share_a_device_live(room: Room) -> None:
+    room.up("--devices", "1", "--policy", "gavel-packed", "--set", "round_s=1", "--profiles", measured(room.folder))
+    submit_both(room)
+    room.until(lambda: both_run(room))
+    assert {tuple(j["devices"]) for j in room.jobs().values()} == {(0,)}
+    # The knowledge is in the journal: a daemon that comes back decides the same.
+    room.kill()
+    room.up()
+    room.until(lambda: both_run(room))
+    assert room.replays()
+
+
+def test_without_profiles_pairs_are_not_known(room: Room) -> None:
+    room.up("--devices", "1", "--policy", "gavel-packed", "--set", "round_s=1")
+    submit_both(room)
+    room.until(lambda: any(j["state"] == "running" for j in room.jobs().values()))
+    for step in room.steps():
+        starts = [action["start"] for action in step.get("actions", []) if "start" in action]
+        assert len(starts) <= 1, "two jobs of an unknown pair start together"
+
+
+def test_other_profiles_than_the_state_has_are_refused(room: Room) -> None:
+    room.up("--devices", "1")
+    room.kill()
+    done = room.tool("up", "--profiles", measured(room.folder))
+    assert done.returncode == 2
+    assert "the state was begun with other profiles, or none" in done.stderr
