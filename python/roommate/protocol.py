@@ -142,59 +142,6 @@ class Leave(Message):
 
 
 @dataclass(frozen=True)
-class Tuned(Message):
-    """The job runs in the way it was asked to."""
-
-    kind = "tuned"
-    batch: int
-    pace_permille: int
-    seat: SeatRange | None = None
-    """The part of the GPU that it runs in; None = the whole."""
-
-
-@dataclass(frozen=True)
-class Suspended(Message):
-    """The job stands still between two steps and has let go of what it can."""
-
-    kind = "suspended"
-    done: float
-
-
-@dataclass(frozen=True)
-class Resumed(Message):
-    """The job goes on."""
-
-    kind = "resumed"
-
-
-@dataclass(frozen=True)
-class Checkpointed(Message):
-    """So much work survives a restart."""
-
-    kind = "checkpointed"
-    done: float
-
-
-@dataclass(frozen=True)
-class Enter(Message):
-    """The job waits to enter a stage."""
-
-    kind = "enter"
-    stage: str
-
-
-@dataclass(frozen=True)
-class Leave(Message):
-    """The job left a stage."""
-
-    kind = "leave"
-    stage: str
-
-
-# From the machine.
-
-
-@dataclass(frozen=True)
 class Welcome(Message):
     """The answer to a hello: the job's name, its progress and how it runs."""
 
@@ -205,13 +152,14 @@ class Welcome(Message):
     batch: int
     """Batch size to use; 0 = the job's own."""
     pace_permille: int
-    suspended: bool = False
     interleaved: bool = False
     """Whether stages are entered one job at a time."""
     seat: SeatRange | None = None
     """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
     """Limit of GPU memory in MiB; None = no limit."""
+    suspended: bool = False
+    """Whether to wait before the first step."""
     plan_sms: int | None = None
     """SMs of the smallest partition that the job may ever get; None = it is never confined."""
 

@@ -2,6 +2,8 @@
 //! What a node agent of a cluster does.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
 use roommate_agent::machine::{Input, Machine, Order, Program, Report, Setup, Start};
 use roommate_agent::paths::Paths;
 use roommate_core::event::Placement;
