@@ -191,12 +191,26 @@ def test_pace_holds_the_loop_back(machine: Machine) -> None:
         return count / (time.perf_counter() - began)
 
     it = roommate.steps(lambda size: size, batch_size=1)
-    # Others may keep the machine busy during one of the two, hardly three times.
     ratios = []
-    while len(ratios) < 3 and not (ratios and 0.4 < ratios[-1] < 0.6):
-        full, half = rate(1000), rate(500)
+    for _ in range(3):
+        full, before = rate(1000), longest_pause()
+        half, after = rate(500), longest_pause()
         ratios.append(half / full)
-    assert 0.4 < ratios[-1] < 0.6, ratios
+        if 0.4 < ratios[-1] < 0.6:
+            return
+        # Only a machine on which plain pauses take too long may be asked again.
+        assert max(before, after) > 0.008, (ratios, before, after)
+    pytest.skip(f"others keep the machine busy; {ratios} says nothing")
+
+
+def longest_pause() -> float:
+    """Of fifty pauses of 5 ms."""
+    taken = []
+    for _ in range(50):
+        began = time.perf_counter()
+        time.sleep(0.005)
+        taken.append(time.perf_counter() - began)
+    return max(taken)
 
 
 def test_pace_zero_waits_until_it_is_raised(machine: Machine) -> None:

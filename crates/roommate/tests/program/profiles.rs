@@ -217,6 +217,15 @@ fn measurements_must_be_there_and_readable() {
     );
 }
 
+/// The numbers of a sentence: its words may change, what was measured may not.
+fn figures(text: &serde_json::Value) -> Vec<f64> {
+    text.as_str()
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .filter_map(|w| w.parse().ok())
+        .collect()
+}
+
 /// What is said of measured sets on a real GPU is what the program makes of their measurements.
 #[test]
 fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
@@ -238,7 +247,7 @@ fn sets_on_a_real_gpu_are_decided_as_their_results_say() {
                 (_, sms) => sms.clone(),
             };
             assert_eq!(chosen, row["way"], "{row}");
-            assert_eq!(advice["reason"], row["reason"], "{row}");
+            assert_eq!(figures(&advice["reason"]), figures(&row["reason"]), "{row}");
         }
     }
 }
