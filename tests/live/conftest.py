@@ -141,7 +141,7 @@ def machine_cpu_s() -> float:
 
 
 def own_cpu_s() -> float:
-    """CPU time of the tests so far: this process and all that have its mark, with those that they waited for."""
+    """CPU time of the tests so far: this process and all with its mark, with those they waited for."""
     ticks = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

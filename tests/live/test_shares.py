@@ -150,7 +150,8 @@ def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room, flag
             used += group_cpu_s(group) - before
             lasted += time.monotonic() - began
         ratio = statistics.median(shared) / statistics.median(solo)
-        kept.append(f"{ratio:.3f} of {statistics.median(solo):.1f}/s, opportunist {used / lasted:.3f} of a core")
+        speed = statistics.median(solo)
+        kept.append(f"{ratio:.3f} of {speed:.1f}/s, opportunist {used / lasted:.3f} of a core")
         if ratio >= 0.95 and used >= SERVED * lasted:
             return
         others.are_to_blame(kept)
@@ -159,7 +160,9 @@ def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room, flag
 
 
 SERVED = 0.02
-"""Of a core, what an opportunist gets at least. The job waits for two fifths of the time, and may lose a twenty-fifth of its speed."""
+"""Of a core, what an opportunist gets at least. The job waits for two fifths of the time, and may lose a
+twenty-fifth of its speed.
+"""
 
 
 # Waits for data, sometimes long and sometimes not at all, and computes for a tenth of the time.
@@ -180,11 +183,12 @@ for _ in roommate.steps(wait, batch_size=1):
 
 
 def of_a_step(room: Room, window_s: float) -> tuple[float, float]:
-    """Seconds of a step of the job that notes them, over the next seconds: what it waits for by itself, and the rest."""
+    """Seconds of a step over the next seconds: what the job waits for by itself, and the rest."""
     began = time.monotonic()
     time.sleep(window_s)
     lines = (room.folder / "ticks").read_text().splitlines()[:-1]
-    steps = [(float(at), float(pause)) for at, pause in (line.split() for line in lines) if float(at) >= began]
+    noted = [[float(word) for word in line.split()] for line in lines]
+    steps = [(at, pause) for at, pause in noted if at >= began]
     waits = statistics.mean(pause for _, pause in steps[1:])
     return waits, (steps[-1][0] - steps[0][0]) / (len(steps) - 1) - waits
 
@@ -198,8 +202,8 @@ def test_an_opportunist_is_let_in_beside_a_job_whose_data_comes_irregularly(room
     room.until(lambda: room.state_of("opportunist") == "running")
     group = room.jobs()["opportunist"]["keeper_pid"]
     seen: list[str] = []
-    # Were it held to account for what the other waits anyway, it would be pushed back again and again. Were it let in
-    # whatever it does, the other would lose more than the tenth that it was promised to lose at most.
+    # Were it held to account for what the other waits anyway, it would be pushed back again and again. Were
+    # it let in whatever it does, the other would lose more than the tenth that it may lose at most.
     for _ in range(20):
         others, used, began = Others(), group_cpu_s(group), time.monotonic()
         waits, beside = of_a_step(room, 4.0)
