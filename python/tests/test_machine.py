@@ -191,12 +191,26 @@ def test_pace_throttles_the_loop(machine: Machine) -> None:
         return count / (time.perf_counter() - began)
 
     it = roommate.steps(lambda size: size, batch_size=1)
-    # Other processes may disturb one of the two measurements, hardly three in a row.
     ratios = []
-    while len(ratios) < 3 and not (ratios and 0.4 < ratios[-1] < 0.6):
-        full, half = rate(1000), rate(500)
+    for _ in range(3):
+        full, before = rate(1000), longest_pause()
+        half, after = rate(500), longest_pause()
         ratios.append(half / full)
-    assert 0.4 < ratios[-1] < 0.6, ratios
+        if 0.4 < ratios[-1] < 0.6:
+            return
+        # Only a machine on which plain pauses take too long may be asked again.
+        assert max(before, after) > 0.008, (ratios, before, after)
+    pytest.skip(f"others keep the machine busy; {ratios} says nothing")
+
+
+def longest_pause() -> float:
+    """Of fifty pauses of 5 ms."""
+    taken = []
+    for _ in range(50):
+        began = time.perf_counter()
+        time.sleep(0.005)
+        taken.append(time.perf_counter() - began)
+    return max(taken)
 
 
 def test_pace_zero_waits_until_it_is_raised(machine: Machine) -> None:

@@ -114,6 +114,47 @@ class Room:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class Others:
+    """What processes that do not belong to the tests compute, from when it is made."""
+
+    MUCH = 0.1
+    """Cores from which on others disturb what is measured."""
+
+    def __init__(self) -> None:
+        self._began, self._busy_s, self._own_s = time.monotonic(), machine_cpu_s(), own_cpu_s()
+
+    def cores(self) -> float:
+        busy_s, own_s = machine_cpu_s() - self._busy_s, own_cpu_s() - self._own_s
+        return max(0.0, busy_s - own_s) / (time.monotonic() - self._began)
+
+    def are_to_blame(self, seen: object) -> float:
+        """Fails with what was seen unless others were busy meanwhile: only then may it be measured again."""
+        cores = self.cores()
+        assert cores > self.MUCH, f"{seen}, and others used only {cores:.2f} cores"
+        return cores
+
+
+def machine_cpu_s() -> float:
+    """CPU time of everybody so far, with what a hypervisor gave to others."""
+    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def own_cpu_s() -> float:
+    """CPU time of the tests so far: this process and all with its mark, with those they waited for."""
+    ticks = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(folder.name) == os.getpid() or MARK.encode() in (folder / "environ").read_bytes():
+                ticks += sum(map(int, (folder / "stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+MARK = f"ROOMMATE_TESTS={os.getpid()}"
+"""Stands in the environment of every process that a test starts, of those that they start, and so on."""
+os.environ.update([MARK.split("=")])
+
+
 @pytest.fixture(autouse=True, scope="session")
 def quiet() -> None:
     """Where we may, we come first: other work on the machine is not what is measured here."""

@@ -25,7 +25,8 @@ def test_a_complete_part_is_not_run_again(tmp_path: Path) -> None:
     assert '"policy": "mps"' in play("--again")
     index = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
     assert [one["part"] for one in index] == ["selftest", "selftest"]
-    head = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12"], capture_output=True, text=True)
+    ask = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12"]
+    head = subprocess.run(ask, capture_output=True, text=True)
     assert all(one["commit"].startswith(head.stdout.strip() or "unknown") for one in index)
     assert len((tmp_path / "selftest.jsonl").read_text().splitlines()) == 1
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 
 import pytest
-from conftest import Room, group_cpu_s
+from conftest import Others, Room, group_cpu_s
 
 # Computes as fast as it may, in steps of 5 ms.
 BUSY = """
@@ -35,35 +32,22 @@ WINDOW_S = 2.4
 
 
 def assert_shares(groups: dict[str, int], share: float) -> None:
-    """Within 10 %. Others may keep the machine busy, and then everybody gets less: that is measured again.
-    Nobody ever gets more.
+    """Within 10 %, all of them in one window. Others may keep the machine busy, and then everybody gets less:
+    only that is measured again. Nobody ever gets more.
     """
     seen: dict[str, list[float]] = {name: [] for name in groups}
     for _ in range(4):
+        others = Others()
         began, before = time.monotonic(), {n: group_cpu_s(g) for n, g in groups.items()}
         time.sleep(WINDOW_S)
         for name, group in groups.items():
             got = (group_cpu_s(group) - before[name]) / (time.monotonic() - began)
             seen[name].append(got)
             assert got <= 1.1 * share, f"{name} got {got:.3f} instead of {share}"
-        if all(max(got) >= 0.9 * share for got in seen.values()):
+        if all(got[-1] >= 0.9 * share for got in seen.values()):
             return
-    if (free := free_share()) < 0.9:
-        pytest.skip(f"others leave {free:.2f} of a core here; {seen} instead of {share} says nothing")
-    raise AssertionError(f"{seen} instead of {share}")
-
-
-def free_share() -> float:
-    """What a busy process gets on the first core now."""
-    core = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True) as busy:
-        time.sleep(0.2)
-        began, before = time.monotonic(), group_cpu_s(busy.pid)
-        time.sleep(1.0)
-        got = (group_cpu_s(busy.pid) - before) / (time.monotonic() - began)
-        busy.kill()
-    return got
+        others.are_to_blame(f"{seen} instead of {share}")
+    pytest.skip(f"others keep the machine busy; {seen} instead of {share} says nothing")
 
 
 @pytest.mark.parametrize("flags", TIERS, ids=["usual", "no-cgroups"])
@@ -146,67 +130,92 @@ def test_a_guaranteed_job_keeps_its_speed_beside_an_opportunist(room: Room, flag
     # It is held until the other's own pace is known, and then let in.
     time.sleep(1.0)
     used = group_cpu_s(group)
-    with contextlib.suppress(AssertionError):
-        room.until(lambda: group_cpu_s(group) > used + 0.02, 15.0)
+    others = Others()
+    try:
+        room.until(lambda: group_cpu_s(group) > used + 0.1, 15.0)
+    except AssertionError as failed:
+        others.are_to_blame(failed)
     kept: list[str] = []
     for _ in range(4):
-        solo, shared, used = [], [], 0.0
+        others = Others()
+        solo, shared, used, lasted = [], [], 0.0, 0.0
         for _ in range(3):
             room.ok("suspend", "opportunist")
             time.sleep(0.1)
             solo.append(rate(room, 0.7))
             room.ok("resume", "opportunist")
             time.sleep(0.1)
-            before = group_cpu_s(group)
+            before, began = group_cpu_s(group), time.monotonic()
             shared.append(rate(room, 0.7))
             used += group_cpu_s(group) - before
+            lasted += time.monotonic() - began
         ratio = statistics.median(shared) / statistics.median(solo)
-        spread = max(solo) / min(solo) - 1.0
-        median = statistics.median(solo)
-        kept.append(f"{ratio:.3f} of {median:.1f}/s, spread {spread:.3f}, opportunist {used:.2f} s")
-        if ratio >= 0.95 and used > 0.0:
+        speed = statistics.median(solo)
+        kept.append(f"{ratio:.3f} of {speed:.1f}/s, opportunist {used / lasted:.3f} of a core")
+        if ratio >= 0.95 and used >= SERVED * lasted:
             return
-        # Only a machine on which the solo phases differ among themselves may be asked again.
-        assert ratio >= 0.95 or spread > 0.03, kept
+        others.are_to_blame(kept)
     # A guard that sees steps vary by more than was promised lets nobody in.
-    assert free_share() < 0.9, kept
     pytest.skip(f"others keep the machine too busy: {kept}")
+
+
+SERVED = 0.02
+"""Of a core, what an opportunist gets at least. The job waits for two fifths of the time, and may lose a
+twenty-fifth of its speed.
+"""
 
 
 # Waits for data, sometimes long and sometimes not at all, and computes for a tenth of the time.
 STARVED = """
 import random, roommate, time
 dice = random.Random(7)
+ticks = open("ticks", "a", buffering=1)
 def wait(size):
-    time.sleep(dice.choice([0.0, 0.02, 0.06, 0.08]))
+    global pause
+    pause = dice.choice([0.0, 0.02, 0.06, 0.08])
+    time.sleep(pause)
     return size
 for _ in roommate.steps(wait, batch_size=1):
     end = time.process_time() + 0.004
     while time.process_time() < end: pass
+    ticks.write(f"{time.monotonic()} {pause}\\n")
 """
+
+
+def of_a_step(room: Room, window_s: float) -> tuple[float, float]:
+    """Seconds of a step over the next seconds: what the job waits for by itself, and the rest."""
+    began = time.monotonic()
+    time.sleep(window_s)
+    lines = (room.folder / "ticks").read_text().splitlines()[:-1]
+    noted = [[float(word) for word in line.split()] for line in lines]
+    steps = [(at, pause) for at, pause in noted if at >= began]
+    waits = statistics.mean(pause for _, pause in steps[1:])
+    return waits, (steps[-1][0] - steps[0][0]) / (len(steps) - 1) - waits
 
 
 def test_an_opportunist_is_let_in_beside_a_job_whose_data_comes_irregularly(room: Room) -> None:
     room.up("--policy", "antman", "--devices", "1", "--set", "eps=0.1")
     room.python("promised", STARVED)
-    room.until(lambda: room.jobs()["promised"]["cooperative"])
+    room.until(lambda: (room.folder / "ticks").exists() and room.jobs()["promised"]["cooperative"])
+    _, alone = of_a_step(room, 4.0)
     room.python("opportunist", BUSY, **{"class": "best-effort"})
     room.until(lambda: room.state_of("opportunist") == "running")
     group = room.jobs()["opportunist"]["keeper_pid"]
-    shares: list[float] = []
-    # Were it held to account for what the other waits anyway, it would be pushed back again and again.
+    seen: list[str] = []
+    # Were it held to account for what the other waits anyway, it would be pushed back again and again. Were
+    # it let in whatever it does, the other would lose more than the tenth that it may lose at most.
     for _ in range(20):
-        used, began = group_cpu_s(group), time.monotonic()
-        time.sleep(2.0)
-        shares.append((group_cpu_s(group) - used) / (time.monotonic() - began))
-        if shares[-1] > 0.4:
+        others, used, began = Others(), group_cpu_s(group), time.monotonic()
+        waits, beside = of_a_step(room, 4.0)
+        share = (group_cpu_s(group) - used) / (time.monotonic() - began)
+        kept = (waits + alone) / (waits + beside)
+        seen.append(f"{share:.2f} of a core, the other at {kept:.2f} of its speed")
+        if share > 0.4 and kept > 0.87:
             return
-    for name in ("promised", "opportunist"):
-        room.ok("cancel", name)
-        room.until(lambda name=name: room.state_of(name) == "cancelled")  # type: ignore[misc]
-    # Where others keep the machine busy, what the job computes takes longer as well.
-    assert free_share() < 0.9, shares
-    pytest.skip(f"others keep the machine too busy: {shares}")
+        # It takes a while until the guard has seen enough of the other to let anybody in.
+        if kept <= 0.87 or len(seen) > 8:
+            others.are_to_blame(seen)
+    pytest.skip(f"others keep the machine too busy: {seen}")
 
 
 def test_an_opportunist_hardly_takes_time_from_a_busy_guaranteed_job(room: Room) -> None:

@@ -217,6 +217,15 @@ fn measurements_must_exist_and_be_valid() {
     );
 }
 
+/// The numbers of a sentence: its words may change, what was measured may not.
+fn figures(text: &serde_json::Value) -> Vec<f64> {
+    text.as_str()
+        .into_iter()
+        .flat_map(str::split_whitespace)
+        .filter_map(|w| w.parse().ok())
+        .collect()
+}
+
 /// The program's advice for sets measured on a real GPU is as their results record it.
 #[test]
 fn advice_for_real_sets_matches_the_recorded_results() {
@@ -238,7 +247,7 @@ fn advice_for_real_sets_matches_the_recorded_results() {
                 (_, sms) => sms.clone(),
             };
             assert_eq!(chosen, row["way"], "{row}");
-            assert_eq!(advice["reason"], row["reason"], "{row}");
+            assert_eq!(figures(&advice["reason"]), figures(&row["reason"]), "{row}");
         }
     }
 }
