@@ -52,8 +52,8 @@ index! {
 /// nothing.
 pub type GpuSet = SmallVec<[GpuIdx; 8]>;
 
-/// A vector by a typed index: a GPU's number cannot read what belongs to jobs. Reads like a slice where
-/// no index is involved.
+/// A vector by a typed index: a GPU's number cannot read what belongs to jobs. Reads like a slice
+/// where no index is involved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IdxVec<I, T> {
     items: Vec<T>,
@@ -104,6 +104,15 @@ impl<I: Idx, T> IdxVec<I, T> {
         self.items.iter().enumerate().map(|(i, value)| (I::from_usize(i), value))
     }
 
+    /// Grows, with what `fill` makes, until it is as long as another vector by the same index.
+    /// Never shrinks.
+    #[inline]
+    pub fn grow_with<U>(&mut self, other: &IdxVec<I, U>, fill: impl FnMut() -> T) {
+        if self.items.len() < other.items.len() {
+            self.items.resize_with(other.items.len(), fill);
+        }
+    }
+
     /// Becomes empty, keeping its room.
     #[inline]
     pub fn clear(&mut self) {
@@ -112,7 +121,8 @@ impl<I: Idx, T> IdxVec<I, T> {
 }
 
 impl<I: Idx, T: Clone> IdxVec<I, T> {
-    /// Grows, with this value, until it is as long as another vector by the same index. Never shrinks.
+    /// Grows, with this value, until it is as long as another vector by the same index. Never
+    /// shrinks.
     #[inline]
     pub fn grow_like<U>(&mut self, other: &IdxVec<I, U>, value: T) {
         self.grow_to(other.items.len(), value);

@@ -71,7 +71,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head of a run in this world; nothing is known of pairs, and no earlier part was left off.
+    /// The head of a run in this world; nothing is known of pairs, and no earlier part was left
+    /// off.
     pub fn new(
         world: &str,
         (policy, params): (&str, Params),

@@ -20,11 +20,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
-/// Puts the policies of one file into the registry: its names, each with the parameters that make it
-/// (`preset`), how it shares GPUs (`family`), whether it reads how long jobs are, what it does (`summary`), where it was published (`paper`, `-` if nowhere), its parameters in
-/// published simulators (`compat`) and, if it only shows what a part of another policy is worth, of which one
-/// (`ablates`) and which part (`lacks`). The header of the file `$source` is their documentation; the file has
-/// `Params`, `build` and `fuzz`.
+/// Puts the policies of one file into the registry: its names, each with the parameters that make
+/// it (`preset`), how it shares GPUs (`family`), whether it reads how long jobs are
+/// (`knows_durations`), what it does (`summary`), where it was published (`paper`, `-` if nowhere), its
+/// parameters in published simulators (`compat`) and, if it only shows what a part of another
+/// policy is worth, of which one (`ablates`) and which part (`lacks`). The header of the file
+/// `$source` is their documentation; the file has `Params`, `build` and `fuzz`.
 macro_rules! registry {
     ($source:literal $((
         $name:literal,
@@ -75,6 +76,9 @@ mod srsf;
 mod srtf;
 mod synergy;
 mod tiresias;
+#[cfg(test)]
+#[path = "../tests/contributing/widest_first.rs"]
+mod widest_first;
 
 /// A scheduling policy: edits a plan when asked.
 pub trait Policy: Send {
@@ -244,7 +248,8 @@ impl Entry {
         (self.defaults)(self.merged(params)).map_err(|what| self.wrong(what))
     }
 
-    /// Its parameters at random, as far as its file says which values are worth trying in this case.
+    /// Its parameters at random, as far as its file says which values are worth trying in this
+    /// case.
     pub fn fuzz(&self, rng: &mut Rng, case: FuzzCase) -> Result<Params, PolicyError> {
         let defaults = self.params(&Params::new())?;
         let mut fuzz = Fuzz { entry: self.name, case, rng, defaults, params: Params::new() };
@@ -430,7 +435,41 @@ pub static POLICIES: &[Entry] = &{
     all
 };
 
+/// The example of CONTRIBUTING.md is a policy in unit tests only.
+#[cfg(test)]
+const EXAMPLES: &[Entry] = widest_first::ENTRIES;
+#[cfg(not(test))]
+const EXAMPLES: &[Entry] = &[];
+
 /// The policy of this name.
 pub fn find(name: &str) -> Result<&'static Entry, PolicyError> {
-    POLICIES.iter().find(|e| e.name == name).ok_or_else(|| PolicyError::Unknown(name.into()))
+    let found = POLICIES.iter().chain(EXAMPLES).find(|e| e.name == name);
+    found.ok_or_else(|| PolicyError::Unknown(name.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_policies_are_unique_and_ablations_are_of_one() {
+        for entry in POLICIES {
+            assert_eq!(POLICIES.iter().filter(|e| e.name == entry.name).count(), 1);
+            if let Some(ablation) = entry.ablation() {
+                assert!(find(ablation.of).is_ok_and(|e| !e.is_ablation()), "{}", entry.name);
+            }
+        }
+        assert_eq!(POLICIES.len(), FILES.iter().map(|f| f.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn values_for_the_laws_are_valid_parameters() {
+        let case = FuzzCase { restart_s: 3, widest: 8, on_ticks: false };
+        let mut rng = Rng::new(1);
+        for entry in POLICIES.iter().chain(EXAMPLES) {
+            let tried: Vec<Params> = (0..50).map(|_| entry.fuzz(&mut rng, case).unwrap()).collect();
+            assert!(tried.iter().any(|t| *t != tried[0]), "{} is always the same", entry.name);
+            tried.iter().for_each(|t| drop(entry.build(t).unwrap()));
+        }
+    }
 }

@@ -184,8 +184,8 @@ impl Reason {
         self.names().1.into_iter()
     }
 
-    /// The job or the node that it names. Lists all reasons, so that a new one does not compile before
-    /// it says what it names: a reader of journals checks these numbers.
+    /// The job or the node that it names. Lists all reasons, so that a new one does not compile
+    /// before it says what it names: a reader of journals checks these numbers.
     fn names(&self) -> (Option<JobIdx>, Option<NodeIdx>) {
         match self {
             Self::Behind(j)

@@ -1,5 +1,9 @@
-//! Which truth a simulated world has: the registry of truths, and the way from profiles, by name, to models of
-//! interference.
+//! Which truth a simulated world has: the registry of truths, and the way from profiles, by name,
+//! to models of interference.
+
+#[cfg(test)]
+#[path = "../tests/contributing/turns.rs"]
+mod turns;
 
 use crate::trace::pairs::Pairs;
 use crate::trace::{TraceClass, TraceJob};
@@ -298,6 +302,27 @@ fn demand(atlas: &Atlas, work: Work) -> Demand {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roommate_core::idx::JobIdx;
+    use roommate_core::knobs::Knobs;
+    use roommate_core::state::{Costs, State};
+
+    #[test]
+    fn the_example_of_a_truth_halves_the_speed_of_two() {
+        let made = turns::ENTRY.build(|| Err(()), || Err(())).unwrap();
+        let profiles = [("work".to_string(), Profile::of_step(1.0))];
+        let (model, known) = made.model(&profiles);
+        let state = State::new(&"1x1".parse().unwrap(), Costs::default());
+        let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), Knobs::WHOLE)];
+        assert_eq!((model.speed(&state, 0, &tenants, 0).mean, known), (0.5, 1));
+    }
+
+    #[test]
+    fn names_of_truths_are_unique() {
+        for truth in TRUTHS {
+            assert_eq!(TRUTHS.iter().filter(|t| t.name == truth.name).count(), 1);
+            assert!(find(truth.name).is_some_and(|t| t.summary == truth.summary));
+        }
+    }
 
     #[test]
     fn models_of_the_public_traces_have_stand_ins() {

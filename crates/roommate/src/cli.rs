@@ -142,7 +142,8 @@ pub(crate) struct WorldArgs {
     #[arg(long, value_name = "NAME", value_parser = compat_parser())]
     pub(crate) compat: Option<String>,
     /// How roommates really disturb each other
-    #[arg(long, default_value = TRUTHS[0].name, value_parser = truth_parser(), conflicts_with = "compat")]
+    #[arg(long, default_value = TRUTHS[0].name, conflicts_with = "compat")]
+    #[arg(value_parser = truth_parser())]
     pub(crate) truth: String,
     /// Measurements for --truth measured|utilization: files that begin so, or a folder; ours, unless given
     #[arg(long, value_name = "PREFIX", conflicts_with = "compat")]

@@ -143,6 +143,50 @@ fn the_commands_page_is_up_to_date() {
     expect_file!["../../../docs/reference/commands.md"].assert_eq(&page);
 }
 
+/// The paths of our files that a text names.
+fn paths_in(text: &str) -> impl Iterator<Item = &str> {
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|w| (w.starts_with("crates/") || w.starts_with("python/")) && !w.contains("NAME"))
+}
+
+/// Blocks of Rust code in a page, each with the text before it back to the block before. Blocks
+/// inside of a list are indented like its text.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut text = String::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let indent = line.len() - line.trim_start().len();
+        if line.trim() != "```rust" {
+            text.push_str(line);
+            text.push('\n');
+            continue;
+        }
+        let block = lines.by_ref().take_while(|l| l.trim() != "```");
+        let block: Vec<&str> = block.map(|l| l.get(indent..).unwrap_or_default()).collect();
+        found.push((std::mem::take(&mut text), block.join("\n")));
+    }
+    found
+}
+
+#[test]
+fn the_code_in_contributing_is_that_of_the_files() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
+    for path in paths_in(&page) {
+        assert!(root.join(path).exists(), "CONTRIBUTING.md names {path}, which does not exist");
+    }
+    let mut from = String::new();
+    let blocks = blocks(&page);
+    assert!(blocks.len() >= 7, "CONTRIBUTING.md shows how a policy, a truth and a knob are added");
+    for (text, block) in &blocks {
+        // A block is of the file that was named last.
+        from = paths_in(text).last().map_or(from, String::from);
+        let file = std::fs::read_to_string(root.join(&from)).unwrap();
+        assert!(file.contains(block.as_str()), "{from} does not have\n{block}");
+    }
+}
+
 /// The block that follows this line of the page and shows the output of a command.
 fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
     let rest = page.split_once(line).unwrap().1;

@@ -18,7 +18,8 @@ pub struct Difference {
     pub replayed: String,
 }
 
-/// Folds a journal by repeating every decision.
+/// Folds a journal by deciding everything again. What it comes to is the proof that nothing
+/// differs, and the engine, with which a world can go on from the last line.
 #[derive(Default)]
 pub struct Replay {
     /// The engine as it is after the last step that was compared; none if the policy was refused.

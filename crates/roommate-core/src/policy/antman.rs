@@ -191,15 +191,13 @@ impl Policy for AntMan {
                 self.fill_least_loaded(plan);
             }
             Mode::Coordinated => {
-                // A job that starts as an opportunistic one may be the first to be upgraded.
+                // A job that moves leaves room for jobs that were looked at before.
                 loop {
-                    self.place_guaranteed(plan);
-                    if !self.start_as_opportunistic(plan) {
+                    self.place_all(plan);
+                    if !self.move_stalled(plan) {
                         break;
                     }
                 }
-                self.place_opportunistic_jobs(plan);
-                self.move_stalled(plan);
                 self.restore_memory(plan);
             }
         }
@@ -332,6 +330,20 @@ fn entry(load: f64, gpu: usize) -> (u64, GpuIdx) {
     let bits = load.to_bits();
     let sortable = if bits >> 63 == 1 { !bits } else { bits | 1 << 63 };
     (sortable, GpuIdx::from_usize(gpu))
+}
+
+impl AntMan {
+    /// Places resource-guarantee jobs, then opportunistic ones.
+    fn place_all(&mut self, plan: &mut Plan<'_>) {
+        // A job that starts as an opportunistic one may be the first to be upgraded.
+        loop {
+            self.place_guaranteed(plan);
+            if !self.start_as_opportunistic(plan) {
+                break;
+            }
+        }
+        self.place_opportunistic_jobs(plan);
+    }
 }
 
 // Resource-guarantee jobs.
@@ -760,8 +772,10 @@ impl AntMan {
         }
     }
 
-    /// Moves opportunistic jobs that have been stalled for `stall_s` to idle GPUs.
-    fn move_stalled(&mut self, plan: &mut Plan<'_>) {
+    /// Moves opportunistic jobs that have been stalled for `stall_s` to idle GPUs; says whether one
+    /// moved.
+    fn move_stalled(&mut self, plan: &mut Plan<'_>) -> bool {
+        let mut any = false;
         let stall_limit = Span::from_secs(self.params.stall_s);
         let placed: Vec<JobIdx> = plan.placed.iter().collect();
         for job in placed {
@@ -779,6 +793,7 @@ impl AntMan {
             let idle = |g: &GpuIdx| !here.contains(g) && plan.gpu(*g).tenants.is_empty();
             let elsewhere = self.find_least_loaded(plan, job).filter(|gpus| gpus.iter().all(idle));
             let moved = elsewhere.is_some() && self.place_opportunistic(plan, job);
+            any |= moved;
             if !moved {
                 plan.undo_to(mark);
                 // Tried again after another `stall_s`.
@@ -786,6 +801,7 @@ impl AntMan {
                 plan.wake_at(plan.now + stall_limit);
             }
         }
+        any
     }
 }
 

@@ -160,8 +160,8 @@ fn fuzz(f: &mut Fuzz<'_>) {
     f.range("min_history", known..=known + 3);
     f.set("history_gpu_s", past);
     // A job that is promoted must get something done before it is demoted again; if restarts take
-    // longer than the first queue lasts, 2D-LAS swaps two jobs for ever, as published. Under Gittins
-    // jobs of one queue swap too, so there only free restarts are safe.
+    // longer than the first queue lasts, 2D-LAS swaps two jobs for ever, as published. Under
+    // Gittins jobs of one queue swap too, so there only free restarts are safe.
     let promotes = f.chance(0.5);
     let least = if promotes { (f.case.restart_s + 1) * f.case.widest } else { 1 };
     let queues = 1 + f.below(3);

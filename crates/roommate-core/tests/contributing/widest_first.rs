@@ -1,0 +1,73 @@
+//! Widest first: jobs that need most GPUs start before others. The example of CONTRIBUTING.md.
+//!
+//! # Idea
+//! Wide gangs find room only on an empty cluster. Served first, they start before narrow jobs take the
+//! GPUs apart; narrow jobs fill what is left.
+//!
+//! # Reads / does / wakes
+//! Reads the number of GPUs. Starts jobs on whole GPUs, never stops one. Wakes when a job arrives or
+//! leaves and when a node comes back.
+//!
+//! # Differs from the paper
+//! There is none.
+
+use crate::idx::JobIdx;
+use crate::placement::{Layout, Rule};
+use crate::plan::Plan;
+use crate::policy::{Fuzz, Policy};
+use crate::queue::ranked_walk::{Style, Walk};
+use crate::state::State;
+use serde::{Deserialize, Serialize};
+
+registry! { "widest_first.rs"
+    ("widest-first", preset: r"{}",
+        summary: "jobs that need most GPUs first, never preempts",
+        paper: "-", compat: &[])
+}
+
+/// Parameters of `widest-first`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Params {
+    /// How gangs are laid over nodes.
+    rule: Rule,
+}
+
+/// Values that the laws try.
+fn fuzz(f: &mut Fuzz<'_>) {
+    f.pick("rule", &["consolidated", "first_fit", "spread", "count"]);
+}
+
+pub(super) fn build(params: Params) -> Result<impl Policy, String> {
+    let layout = Layout::from(params.rule);
+    let style = Style { layout, preempt: false, repack: false, overtake: true };
+    Ok(WidestFirst(Walk::new(style, width)))
+}
+
+struct WidestFirst(Walk);
+
+/// Smaller keys are served first.
+fn width(state: &State, job: JobIdx) -> u64 {
+    u64::from(u16::MAX - state.spec(job).gpus)
+}
+
+impl Policy for WidestFirst {
+    fn schedule(&mut self, plan: &mut Plan<'_>) {
+        self.0.schedule(plan);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::picture;
+    use expect_test::expect;
+
+    #[test]
+    fn a_wide_job_goes_before_narrow_ones() {
+        expect![[r"
+            gpu0  aabbbc
+            gpu1  ..bbbd
+        "]]
+        .assert_eq(&picture("widest-first", "1x2", "a 0 2 2, c 1 1 1, d 1 1 1, b 1 2 3"));
+    }
+}
