@@ -54,8 +54,8 @@ const RULES: &[Rule] = &[
         applies: below_the_edge,
         find: |text| {
             let code = without_tests(&code(text));
-            let code = code.replace("Result<impl Policy, String>", "");
-            let code = code.replace("Result<(), String>", "");
+            let results = ["impl Policy", "()", "Self"].map(|ok| format!("Result<{ok}, String>"));
+            let code = results.iter().fold(code, |code, result| code.replace(result, ""));
             words_of(&code, &["String", "to_string", "format!"])
         },
         bad: "struct Job {\n    name: String,\n}",

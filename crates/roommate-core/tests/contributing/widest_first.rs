@@ -20,7 +20,7 @@ use crate::state::State;
 use serde::{Deserialize, Serialize};
 
 registry! { "widest_first.rs"
-    ("widest-first", preset: r"{}",
+    ("widest-first", family: Queue, knows_durations: false, preset: r"{}",
         summary: "jobs that need most GPUs first, never preempts",
         paper: "-", compat: &[])
 }

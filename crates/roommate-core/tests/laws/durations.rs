@@ -6,7 +6,7 @@ use roommate_core::policy::{Entry, POLICIES, Params};
 use serde_json::json;
 
 /// Runs for each policy. A policy that reads durations decides differently within the first few.
-const RUNS: u64 = 150;
+const RUNS: u64 = 80;
 
 /// Its own parameters, but rounds that are short beside the jobs of a run.
 fn brisk(entry: &Entry) -> Params {

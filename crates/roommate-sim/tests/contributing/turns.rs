@@ -2,7 +2,7 @@
 
 use super::{Recipe, TruthEntry};
 use roommate_core::idx::JobIdx;
-use roommate_core::interference::{Estimate, Interference};
+use roommate_core::interference::{Estimate, Interference, Truth};
 use roommate_core::knobs::Knobs;
 use roommate_core::state::State;
 
@@ -19,3 +19,5 @@ impl Interference for Turns {
         Estimate::certain(1.0 / tenants.len() as f64)
     }
 }
+
+impl Truth for Turns {}

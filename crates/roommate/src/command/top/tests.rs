@@ -155,7 +155,7 @@ fn one_job_in_detail() {
         resnet ─────────────────────────────────────────────────────────────────────────
         name        resnet
         state       running
-        reason         -
+        why         -
         command     python3 train.py
         tenant      speaks with the machine through the SDK
         devices     0
