@@ -95,7 +95,7 @@ fn as_table(all: &[Advice]) -> String {
         "set",
         "one at a time",
         "unconfined",
-        "best configuration",
+        "best way",
         "sum",
         "slowdowns",
         "decision",
