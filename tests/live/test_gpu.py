@@ -172,7 +172,7 @@ def test_roommates_of_one_that_is_killed_start_again_and_are_not_charged(gpus: R
     jobs = gpus.jobs()
     assert (jobs["killed"]["failures"], jobs["beside"]["failures"]) == (1, 0)
     assert jobs["beside"]["starts"] == 2
-    assert "a roommate failed on its GPU" in gpus.ok("explain", "beside")
+    assert "failed together with a roommate on the same GPU" in gpus.ok("explain", "beside")
 
 
 def test_suspects_start_apart_and_are_cleared_or_charged(gpus: Room) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import Room
 
-STEPS = "import roommate, time\nfor _ in roommate.steps(batch_size=1): time.sleep(0.01)\n"
+STEPS = "import roommate, time\nfor _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass\n"
 
 SOLO = {"kind": "train", "batch": 1, "sms": 132, "mem_mib": 10, "it_s": 100.0, "n": 50}
 PAIR = {"k": "tt", "a": "a", "batch_a": 1, "b": "b", "batch_b": 1}

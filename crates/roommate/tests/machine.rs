@@ -1,7 +1,6 @@
 //! A machine without an engine: orders in, reports out, real processes on the cores of this machine.
 //! What a node agent of a cluster does.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
-#![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_agent::machine::{Input, Machine, Order, Program, Report, Setup, Start};
 use roommate_agent::paths::Paths;

@@ -42,6 +42,8 @@ struct Known {
     /// Whether it has devices, and whether it ever had.
     placed: bool,
     started: bool,
+    /// Whether it was last suspended: its process exists, and may have ended just before.
+    suspended: bool,
     submitted: Time,
 }
 
@@ -63,6 +65,7 @@ impl Observer for Past {
             user: Overrides::default(),
             placed: false,
             started: false,
+            suspended: false,
             submitted: self.at,
         });
     }
@@ -76,7 +79,7 @@ impl Observer for Past {
                     let known = &mut self.jobs[job.usize()];
                     let own_fault = Retries::counts(*reason);
                     known.failures = known.failures.saturating_add(u16::from(own_fault));
-                    known.placed = false;
+                    (known.placed, known.suspended) = (false, false);
                 }
                 Event::Held { job, held } => self.jobs[job.usize()].user.held = *held,
                 Event::Resized { job, batch, share_permille } => {
@@ -88,9 +91,14 @@ impl Observer for Past {
             }
         }
         for action in step.actions {
-            if matches!(action, Action::Start(..) | Action::Move(..)) {
-                let known = &mut self.jobs[action.job().usize()];
-                (known.placed, known.started) = (true, true);
+            let known = &mut self.jobs[action.job().usize()];
+            match action {
+                Action::Start(..) | Action::Move(..) => {
+                    (known.placed, known.started, known.suspended) = (true, true, false);
+                }
+                Action::Suspend(_) => known.suspended = true,
+                Action::Stop(_) => known.suspended = false,
+                Action::Tune(..) | Action::Reject(..) => {}
             }
         }
     }
@@ -124,7 +132,7 @@ pub(crate) fn begin(
         };
         // A process that was carried into the old part and not wanted there may have run on for a moment.
         let carried = !known.started && number > kept.starts;
-        let unseen = kept.outcome.is_none() && (known.placed || carried);
+        let unseen = kept.outcome.is_none() && (known.placed || known.suspended || carried);
         let unseen = exit.as_ref().filter(|_| unseen);
         let outcome = match unseen {
             // It ended while nobody looked.
@@ -401,6 +409,18 @@ mod tests {
             left(&[failed(Reason::RoommateFailed), failed(Reason::Crashed)]),
             Retries::from(0)
         );
+    }
+
+    #[test]
+    fn a_suspended_job_may_have_ended_unseen() {
+        let mut past = past(&journal(&[]));
+        let view =
+            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        past.step(&view(&[], &[Action::Suspend(JOB)]));
+        past.step(&view(&[Event::Stopped { job: JOB, done: 1.0 }], &[]));
+        assert!(past.jobs[0].suspended && !past.jobs[0].placed);
+        past.step(&view(&[], &[Action::Stop(JOB)]));
+        assert!(!past.jobs[0].suspended);
     }
 
     #[test]

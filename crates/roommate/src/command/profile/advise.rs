@@ -86,20 +86,12 @@ fn as_json(advice: &Advice) -> Value {
         "best": advice.choice.as_ref().ok().map(|i| configuration(&advice.configurations[*i])),
         "decision": if advice.choice.is_ok() { "share" } else { "decline" },
         "reason": advice.choice.as_ref().err().map(ToString::to_string),
-        "configurations": advice.configurations.iter().map(configuration).collect::<Vec<_>>(),
+        "ways": advice.configurations.iter().map(configuration).collect::<Vec<_>>(),
     })
 }
 
 fn as_table(all: &[Advice]) -> String {
-    let head = [
-        "set",
-        "one at a time",
-        "unconfined",
-        "best way",
-        "sum",
-        "slowdowns",
-        "decision",
-    ];
+    let head = ["set", "one at a time", "unconfined", "best way", "sum", "slowdowns", "decision"];
     let mut rows = vec![words(head)];
     for advice in all {
         let or_dash = |v: Option<String>| v.unwrap_or_else(|| "-".into());
