@@ -27,20 +27,19 @@ def submit_both(room: Room) -> None:
         room.python(name, STEPS, profile=f"{name}@1", steps=100_000)
 
 
-def both_run(room: Room) -> bool:
-    return all(j["state"] == "running" for j in room.jobs().values()) and len(room.jobs()) == 2
-
-
-def test_known_pairs_share_a_device_live(room: Room) -> None:
+def test_measured_pairs_and_profiles_are_in_the_journal(room: Room) -> None:
     room.up("--devices", "1", "--policy", "gavel-packed", "--set", "round_s=1", "--profiles", measured(room.folder))
     submit_both(room)
-    room.until(lambda: both_run(room))
-    assert {tuple(j["devices"]) for j in room.jobs().values()} == {(0,)}
+    room.until(lambda: any(j["state"] == "running" for j in room.jobs().values()))
+    lines = [json.loads(line) for line in (room.state / "journal.jsonl").read_text().splitlines()]
+    [head] = [line["head"] for line in lines if "head" in line]
+    [[_, first, second, speeds]] = head["known_pairs"]["pairs"]
+    assert (first, second) == (0, 1) and all(abs(speed - 0.9) < 1e-6 for speed in speeds)
+    assert [line["profile"]["name"] for line in lines if "profile" in line] == ["a@1", "b@1"]
     # The knowledge is in the journal: a daemon that comes back decides the same.
     room.kill()
     room.up()
-    room.until(lambda: both_run(room))
-    assert room.replays()
+    assert len(room.jobs()) == 2 and room.replays()
 
 
 def test_without_profiles_pairs_are_not_known(room: Room) -> None:
