@@ -7,7 +7,10 @@ from pathlib import Path
 
 from conftest import Room
 
-STEPS = "import roommate, time\nfor _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass\n"
+STEPS = """
+import roommate, time
+for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pass
+"""
 
 SOLO = {"kind": "train", "batch": 1, "sms": 132, "mem_mib": 10, "it_s": 100.0, "n": 50}
 PAIR = {"k": "tt", "a": "a", "batch_a": 1, "b": "b", "batch_b": 1}
@@ -28,7 +31,8 @@ def submit_both(room: Room) -> None:
 
 
 def test_measured_pairs_and_profiles_are_in_the_journal(room: Room) -> None:
-    room.up("--devices", "1", "--policy", "gavel-packed", "--set", "round_s=1", "--profiles", measured(room.folder))
+    flags = ("--devices", "1", "--policy", "gavel-packed", "--set", "round_s=1")
+    room.up(*flags, "--profiles", measured(room.folder))
     submit_both(room)
     room.until(lambda: any(j["state"] == "running" for j in room.jobs().values()))
     lines = [json.loads(line) for line in (room.state / "journal.jsonl").read_text().splitlines()]
