@@ -68,9 +68,10 @@ browser-setup:
 	@cd tests/browser && { [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund; }
 
 .PHONY: budgets
-budgets: build ## instruction budgets of the hot paths
+budgets: ## instruction budgets of the hot paths, of the build for releases
 	@command -v valgrind > /dev/null || scripts/apt-install valgrind
-	@cargo build --release --quiet -p roommate-core --example rounds
+	@cargo build --profile dist --quiet -p roommate
+	@cargo build --profile dist --quiet -p roommate-core --example rounds
 	@python3 bench/budgets.py
 
 .PHONY: anchors

@@ -16,8 +16,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BINARY = ROOT / "target/release/roommate"
-ROUNDS = ROOT / "target/release/examples/rounds"
+BINARY = ROOT / "target/dist/roommate"
+ROUNDS = ROOT / "target/dist/examples/rounds"
 BUDGETS = ROOT / "bench/budgets.toml"
 #: Margin for other compiler versions; a real regression on a hot path is larger.
 MARGIN = 1.10
