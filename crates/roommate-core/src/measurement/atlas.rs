@@ -8,7 +8,7 @@
 //! [`contention`]: crate::measurement::contention
 
 use crate::measurement::contention::{
-    self, ByGpuModel, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
+    self, ByPairKind, Errors, Fit, Footprint, Guest, PairKind, Side, TaskId, Validation,
 };
 use crate::measurement::rows::{Alone, Gpm, Group, Mixed, Rate, Row, Solo, TaskKind, Trainings};
 use serde::Serialize;
@@ -468,8 +468,8 @@ impl Atlas {
                 model.push((kind, (self.model_speed(&tenants, 0) - speed).abs()));
             }
         }
-        check.answers = ByGpuModel::of(&answers);
-        check.model = ByGpuModel::of(&model);
+        check.answers = ByPairKind::of(&answers);
+        check.model = ByPairKind::of(&model);
         check.in_groups = Errors::of(in_groups);
         check
     }
@@ -485,9 +485,9 @@ pub struct Check {
     /// The unknown tasks.
     pub unknown: BTreeSet<String>,
     /// Errors of the answers that a simulation gets: measured pairs first.
-    pub answers: ByGpuModel,
+    pub answers: ByPairKind,
     /// Errors of the model alone, for measured pairs too.
-    pub model: ByGpuModel,
+    pub model: ByPairKind,
     /// Number of groups of more than two tasks compared.
     pub groups: usize,
     /// Errors of the answers that a simulation gets for members of such groups.

@@ -266,7 +266,7 @@ impl Errors {
 
 /// Errors by kind of pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct ByGpuModel {
+pub struct ByPairKind {
     /// Two training tasks.
     pub tt: Errors,
     /// A training task beside a service.
@@ -275,7 +275,7 @@ pub struct ByGpuModel {
     pub all: Errors,
 }
 
-impl ByGpuModel {
+impl ByPairKind {
     /// From absolute errors.
     pub fn of(errors: &[(PairKind, f64)]) -> Self {
         let of = |kind| Errors::of(errors.iter().filter(|(k, _)| *k == kind).map(|(_, e)| *e));
@@ -293,9 +293,9 @@ pub struct Validation {
     /// For each task: errors on its pairs after a fit to the pairs without it.
     pub by_task: Vec<(TaskId, Errors)>,
     /// These errors over all tasks.
-    pub unseen_tasks: ByGpuModel,
+    pub unseen_tasks: ByPairKind,
     /// Errors on each pair after a fit without it; its tasks were measured in other pairs.
-    pub unseen_pairs: ByGpuModel,
+    pub unseen_pairs: ByPairKind,
 }
 
 /// Cross-validation: repeats the fit without some of the pairs, and predicts those.
@@ -312,8 +312,8 @@ pub fn validate(sides: &[Side]) -> Validation {
     let errors = |of: &[(PairKind, f64)]| Errors::of(of.iter().map(|(_, e)| *e));
     Validation {
         by_task: by_task.iter().map(|(task, of)| (*task, errors(of))).collect(),
-        unseen_tasks: ByGpuModel::of(&all),
-        unseen_pairs: ByGpuModel::of(&by_pair),
+        unseen_tasks: ByPairKind::of(&all),
+        unseen_pairs: ByPairKind::of(&by_pair),
     }
 }
 

@@ -191,4 +191,4 @@ fn spread(points: &[Point], budget: usize) -> Vec<Point> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -133,7 +133,7 @@ pub struct ServiceColocation<T> {
 }
 
 impl<T: ColocationPolicy> ServiceColocation<T> {
-    /// An empty limits.
+    /// A frame that knows of no jobs yet.
     pub fn new(limits: Limits, policy: T) -> Self {
         Self { rooms: GpuIndex::new(limits), policy }
     }

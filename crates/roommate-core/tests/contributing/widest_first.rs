@@ -65,9 +65,9 @@ mod tests {
     #[test]
     fn a_wide_job_goes_before_narrow_ones() {
         expect![[r"
-            gpu0  aabbbc
-            gpu1  ..bbbd
+            gpu0  aadddb
+            gpu1  aadddc
         "]]
-        .assert_eq(&picture("widest-first", "1x2", "a 0 2 2, c 1 1 1, d 1 1 1, b 1 2 3"));
+        .assert_eq(&picture("widest-first", "1x2", "a 0 2 2, b 1 1 1, c 1 1 1, d 1 2 3"));
     }
 }

@@ -7,7 +7,7 @@ use super::trace::flat_csv;
 use crate::cli::{Output, Profile};
 use crate::{console, measurements, table};
 use roommate_core::measurement::atlas::{self, AloneErrors, Atlas, Check};
-use roommate_core::measurement::contention::{ByGpuModel, Errors, Validation};
+use roommate_core::measurement::contention::{ByPairKind, Errors, Validation};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -145,7 +145,7 @@ fn error_row(name: &str, errors: &Errors) -> Vec<String> {
     vec![name.into(), sides.to_string(), figure(*mae), figure(*p90_abs_error)]
 }
 
-fn model_rows(errors: &ByGpuModel) -> [Vec<String>; 3] {
+fn model_rows(errors: &ByPairKind) -> [Vec<String>; 3] {
     [
         error_row("two training tasks", &errors.tt),
         error_row("training beside a service", &errors.ts),

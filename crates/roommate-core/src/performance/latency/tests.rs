@@ -10,7 +10,8 @@ fn truth(batch: u32, share: f64) -> f64 {
     0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
 }
 
-fn profiled() -> Vec<Profiled> {
+/// Points of that service at three batch sizes and seven shares.
+pub(crate) fn profiled() -> Vec<Profiled> {
     let shares = [60u16, 120, 180, 300, 480, 730, 1000];
     let point = |batch: u32, sm_permille: u16| {
         let seconds = truth(batch, f64::from(sm_permille) / 1000.0);

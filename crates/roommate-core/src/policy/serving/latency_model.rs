@@ -60,22 +60,9 @@ impl LatencyModel {
 mod tests {
     use super::*;
     use crate::job::Spec;
-    use crate::profile::{Profile, Profiled};
+    use crate::performance::latency::tests::profiled;
+    use crate::profile::Profile;
     use crate::state::Costs;
-
-    /// A service with fixed overhead, divisible work, and SMs that it cannot use.
-    fn truth(batch: u32, share: f64) -> f64 {
-        0.004 + 0.000_4 * f64::from(batch) / share.min(0.15 + 0.01 * f64::from(batch))
-    }
-
-    fn profiled() -> Vec<Profiled> {
-        let shares = [60u16, 120, 180, 300, 480, 730, 1000];
-        let point = |batch: u32, sm_permille: u16| {
-            let seconds = truth(batch, f64::from(sm_permille) / 1000.0);
-            Profiled { batch, sm_permille, seconds }
-        };
-        [4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s))).collect()
-    }
 
     #[test]
     fn a_curve_is_that_of_the_gpu_model() {
