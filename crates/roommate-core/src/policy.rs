@@ -1,16 +1,17 @@
-//! The one trait, and the registry: names, papers, parameters and builders of all policies. The
-//! command line, the documentation and the laws come from the registry.
+//! The policy trait, and the registry: names, papers, parameters and builders of all policies. The
+//! command line, the documentation and the laws are derived from the registry.
 //!
 //! ```text
 //!  name + JSON parameters ──→ Entry ──→ Params (strict) ──→ build ──→ Box<dyn Policy>
 //!                                                                        │ schedule(plan)
 //!  policy/NAME.rs: header = documentation, Params, build, schedule, pictures
-//!  policy/NAME/    what only this policy needs
-//!  policy/serving  the frame of policies that put training beside services
+//!  policy/NAME/    helpers of this policy only
+//!  policy/serving  the frame of policies that place training beside services
 //! ```
 //!
-//! Invariants: a policy edits the plan and nothing else; it knows no other policy; asked twice about the same
-//! state it changes nothing the second time; what it keeps, a replay of the journal rebuilds.
+//! Invariants: a policy edits the plan and nothing else; it does not depend on another policy;
+//! called twice on the same state it changes nothing the second time; a replay of the journal
+//! rebuilds the data that it keeps between calls.
 
 use crate::math::rng::Rng;
 use crate::plan::Plan;
@@ -20,12 +21,12 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
-/// Puts the policies of one file into the registry: its names, each with the parameters that make
-/// it (`preset`), how it shares GPUs (`family`), whether it reads how long jobs are
-/// (`knows_durations`), what it does (`summary`), where it was published (`paper`, `-` if nowhere), its
-/// parameters in published simulators (`compat`) and, if it only shows what a part of another
-/// policy is worth, of which one (`ablates`) and which part (`lacks`). The header of the file
-/// `$source` is their documentation; the file has `Params`, `build` and `fuzz`.
+/// Registers the policies of one file. Each has a name, the parameters that distinguish it
+/// (`preset`), how it shares GPUs (`family`), whether it reads the durations of jobs
+/// (`knows_durations`), what it does (`summary`), where it was published (`paper`, `-` if nowhere),
+/// its parameters in published simulators (`compat`) and, for an ablation, the policy that it is an
+/// ablation of (`ablates`) and the part that it omits (`lacks`). The header of the file `$source`
+/// is their documentation; the file defines `Params`, `build` and `fuzz`.
 macro_rules! registry {
     ($source:literal $((
         $name:literal,
@@ -80,9 +81,9 @@ mod tiresias;
 #[path = "../tests/contributing/widest_first.rs"]
 mod widest_first;
 
-/// A scheduling policy: edits a plan when asked.
+/// A scheduling policy.
 pub trait Policy: Send {
-    /// Edits the plan. Called when something happened that could matter, and at [`Plan::wake_at`].
+    /// Edits the plan. Called after facts that could change a decision, and at [`Plan::wake_at`].
     fn schedule(&mut self, plan: &mut Plan<'_>);
 }
 
@@ -101,7 +102,7 @@ pub enum PolicyError {
     /// No policy of this name.
     #[error("there is no policy {0:?}")]
     Unknown(String),
-    /// A parameter that does not exist or has an impossible value.
+    /// A parameter that does not exist or has an invalid value.
     #[error("policy {policy:?}: {what}")]
     Params {
         /// The policy.
@@ -119,55 +120,55 @@ pub enum PolicyError {
     },
 }
 
-/// Part of a policy that an ablation of it does without.
+/// Part of a policy that an ablation omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Changing batch sizes.
     BatchTuning,
-    /// Predicting slowdowns: choosing a device by them, and waiting because of them.
+    /// Predicting slowdowns: choosing a GPU by them, and making a job wait because of them.
     Prediction,
-    /// Choosing who shares a group by what the group gains.
+    /// Choosing the jobs of a group by how much the group gains.
     Matching,
-    /// Seating a group in the order with the shortest step.
+    /// Interleaving a group in the order with the shortest step.
     StageOrder,
-    /// Giving jobs more CPU and host memory than the share of their GPUs.
+    /// Giving jobs more CPU and host memory than in proportion to their GPUs.
     AboveShare,
-    /// Giving jobs less CPU and host memory than they ask for.
+    /// Giving jobs less CPU and host memory than they request.
     BelowDemand,
 }
 
-/// What sets a policy apart that exists to show what a part of another one is worth.
+/// How an ablation differs from the policy whose part it evaluates.
 #[derive(Clone, Copy, Debug)]
 pub struct Ablation {
     /// The policy that has the part.
     pub of: &'static str,
-    /// What the ablation never does.
+    /// The part that the ablation omits.
     pub lacks: Part,
 }
 
-/// How a policy goes about sharing GPUs.
+/// How a policy shares GPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     /// Jobs wait for whole GPUs and keep them until they end.
     Queue,
-    /// Jobs have whole GPUs and lose them to more urgent ones.
+    /// Jobs have whole GPUs and are preempted by jobs of higher priority.
     Priority,
-    /// Jobs take turns on the same GPUs.
+    /// Jobs share GPUs in time slices.
     TimeSharing,
     /// Several jobs run on a GPU at the same time.
     CoLocation,
-    /// Parts of time on each kind of GPU from a program, in rounds.
+    /// Fractions of time on each GPU model from an optimization problem, applied in rounds.
     Gavel,
-    /// Whole GPUs, and CPU and memory of the host by what jobs make of them.
+    /// Whole GPUs, and CPU and host memory by the sensitivity of jobs to them.
     HostResources,
-    /// Whole GPUs in leases, so that deadlines are kept.
+    /// Whole GPUs in leases, so that deadlines are met.
     Deadlines,
-    /// Training beside inference services that have latency objectives.
+    /// Training beside inference services that have SLOs.
     Services,
 }
 
 impl Family {
-    /// All of them, in the order of the registry.
+    /// All families, in the order of the registry.
     pub const ALL: [Self; 8] = [
         Self::Queue,
         Self::Priority,
@@ -199,10 +200,10 @@ impl Family {
 pub struct Entry {
     /// Its name.
     pub name: &'static str,
-    /// How it goes about sharing GPUs.
+    /// How it shares GPUs.
     pub family: Family,
-    /// Whether it reads how long jobs take (`Spec::work`, `Spec::declared_s`) with its own parameters. The
-    /// law `only_those_that_say_so_read_durations` holds it to that.
+    /// Whether it reads the durations of jobs (`Spec::work`, `Spec::declared_s`) with its default
+    /// parameters. The law `only_policies_that_say_so_read_durations` checks it.
     pub knows_durations: bool,
     /// What it does, in one line.
     pub summary: &'static str,
@@ -211,45 +212,43 @@ pub struct Entry {
     ablation: Option<Ablation>,
     /// Its source, whose header is its documentation.
     source: &'static str,
-    /// Parameters that make it the policy of a published simulator.
+    /// Published simulators, and the parameters that make it the policy of each.
     pub compat: &'static [(&'static str, &'static str)],
-    /// Parameters that set this entry apart from others of the same file.
+    /// Parameters in which this entry differs from others of the same file, a JSON object.
     preset: &'static str,
     build: fn(Params) -> Result<Box<dyn Policy>, String>,
     defaults: fn(Params) -> Result<Value, String>,
-    /// Chooses values of its parameters that are worth trying.
+    /// Chooses random values of its parameters for the laws.
     fuzz: fn(&mut Fuzz<'_>),
 }
 
 impl Entry {
-    /// Whether it only shows what a part of another policy is worth; `compare` leaves it out unless it
-    /// is named.
+    /// Whether it is an ablation of another policy; `compare` omits ablations that are not named.
     pub fn is_ablation(&self) -> bool {
         self.ablation.is_some()
     }
 
-    /// What it does without, if it is an ablation.
+    /// The policy that it is an ablation of and the part that it omits, if it is an ablation.
     pub fn ablation(&self) -> Option<Ablation> {
         self.ablation
     }
 
-    /// The parameters that set it apart from other entries of the same file.
+    /// The parameters in which it differs from other entries of the same file.
     pub fn preset(&self) -> Params {
         object(self.preset)
     }
 
-    /// The policy with its defaults, then these parameters.
+    /// Builds the policy with its defaults, overridden by these parameters.
     pub fn build(&self, params: &Params) -> Result<Box<dyn Policy>, PolicyError> {
         (self.build)(self.merged(params)).map_err(|what| self.wrong(what))
     }
 
-    /// All parameters and their values when these are given.
+    /// All parameters and their values, given these.
     pub fn params(&self, params: &Params) -> Result<Value, PolicyError> {
         (self.defaults)(self.merged(params)).map_err(|what| self.wrong(what))
     }
 
-    /// Its parameters at random, as far as its file says which values are worth trying in this
-    /// case.
+    /// Random parameters for this case, from the values that its file lists.
     pub fn fuzz(&self, rng: &mut Rng, case: FuzzCase) -> Result<Params, PolicyError> {
         let defaults = self.params(&Params::new())?;
         let mut fuzz = Fuzz { entry: self.name, case, rng, defaults, params: Params::new() };
@@ -289,22 +288,22 @@ impl Entry {
     }
 }
 
-/// What parameters of a random case have to heed.
+/// Constraints on the parameters of a random case.
 #[derive(Clone, Copy, Debug)]
 pub struct FuzzCase {
     /// The longest (re)start, whole seconds.
     pub restart_s: u64,
     /// GPUs of the widest job.
     pub widest: u64,
-    /// Whether everything has to happen at whole ticks.
+    /// Whether all events have to happen at whole ticks.
     pub on_ticks: bool,
 }
 
-/// Parameters at random, for the laws. A value of null leaves a parameter at its default.
+/// Chooses random parameters for the laws. A value of null leaves a parameter at its default.
 pub struct Fuzz<'a> {
     /// The name of the policy.
     pub entry: &'static str,
-    /// What has to be heeded.
+    /// Constraints on the parameters.
     pub case: FuzzCase,
     rng: &'a mut Rng,
     defaults: Value,
@@ -312,7 +311,7 @@ pub struct Fuzz<'a> {
 }
 
 impl Fuzz<'_> {
-    /// What the parameter is unless it is set.
+    /// The default of the parameter.
     pub fn default_of(&self, name: &str) -> &Value {
         &self.defaults[name]
     }
@@ -327,7 +326,7 @@ impl Fuzz<'_> {
         self.rng.chance(p)
     }
 
-    /// One of these, all equally likely.
+    /// One of these, uniformly.
     pub fn one_of<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize].clone()
     }
@@ -346,30 +345,30 @@ impl Fuzz<'_> {
         self.set(name, value);
     }
 
-    /// Sets the parameter to a number of this range.
+    /// Sets the parameter to a number in this range.
     pub fn range(&mut self, name: &str, range: RangeInclusive<u64>) {
         let value = range.start() + self.below(range.end() - range.start() + 1);
         self.set(name, value);
     }
 
-    /// Switches the parameter on with this probability; says whether it is on.
+    /// Sets the parameter to true with this probability, else to false; returns the value.
     pub fn flip(&mut self, name: &str, p: f64) -> bool {
         let on = self.chance(p);
         self.set(name, on);
         on
     }
 
-    /// How gangs are laid over nodes.
+    /// Sets how the GPUs of a gang are chosen among the nodes.
     pub fn rule(&mut self) {
         self.pick("rule", &["consolidated", "first_fit", "spread", "count"]);
     }
 
-    /// From how many GPUs on jobs share their nodes with no other.
+    /// Sets from how many GPUs on jobs have their nodes exclusively.
     pub fn dedicate(&mut self) {
         self.pick("dedicate_from", &[None, None, Some(1), Some(2), Some(4)]);
     }
 
-    /// How long jobs insist on a compact place.
+    /// Sets how long jobs insist on a consolidated placement.
     pub fn patience(&mut self) {
         self.pick("patience_s", &[None, None, Some(0), Some(2), Some(9)]);
     }
@@ -435,7 +434,7 @@ pub static POLICIES: &[Entry] = &{
     all
 };
 
-/// The example of CONTRIBUTING.md is a policy in unit tests only.
+/// The example of CONTRIBUTING.md, which is registered in unit tests only.
 #[cfg(test)]
 const EXAMPLES: &[Entry] = widest_first::ENTRIES;
 #[cfg(not(test))]
@@ -452,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_policies_are_unique_and_ablations_are_of_one() {
+    fn names_are_unique_and_ablations_refer_to_policies() {
         for entry in POLICIES {
             assert_eq!(POLICIES.iter().filter(|e| e.name == entry.name).count(), 1);
             if let Some(ablation) = entry.ablation() {

@@ -1,21 +1,24 @@
 //! Partitions of a few sizes, chosen from profiled throughput.
 //!
 //! # Idea
-//! A GPU is cut into partitions of a few fixed sizes. A service gets the smallest in which some batch takes no longer than a part of
-//! its objective (the rest is for the batch to fill and wait) and which keeps up with its load, by profiled times. Training is
-//! packed by best fit: into the GPU whose rest is the smallest that is enough.
+//! A GPU is divided into partitions of a few fixed sizes. By profiled times, a service gets the
+//! smallest partition that keeps up with its load at some batch size whose batches take at most a
+//! part of the SLO; the rest of the SLO is for filling the batch and queueing. Training is packed
+//! by best fit, onto the GPU with the smallest sufficient rest.
 //!
 //! # Reads / does / wakes
-//! Reads objectives, profiled latency of services alone (at most `profile_points` for each curve), measured load, memory. Never
-//! reads measured latency, lengths or anything of training. Starts one service on a GPU and training beside it, first come,
-//! first served; changes partitions and batches of services when the load changes. Never suspends training for a latency. Wakes at
+//! Reads SLOs, profiled latency of services alone (at most `profile_points` for each curve),
+//! measured load, and memory; never measured latency, durations or profiles of training. Starts one
+//! service on a GPU and training beside it, first come, first served; changes partitions and batch
+//! sizes of services when the load changes. Never suspends training because of latency. Wakes at
 //! measurements only.
 //!
 //! # Differs from the paper
-//! After gpulets (Choi et al., USENIX ATC 2022), which schedules services alone; as in the study of Mudi it is extended with
-//! training tasks, which have the rest of the GPU. Modelled: partition sizes, the choice of the most economical one by
-//! profiled throughput under half of the objective, best fit. Not modelled: its linear model of interference between two
-//! partitions (training never appears in it), serving one model from several partitions, and the ten seconds in which its
+//! After gpulets (Choi et al., USENIX ATC 2022), which schedules services only; as in the
+//! evaluation of Mudi it is extended with training tasks that get the rest of the GPU. Modelled:
+//! partition sizes, the choice of the most efficient one by profiled throughput under half of the
+//! SLO, best fit. Not modelled: its linear model of interference between two partitions (which does
+//! not include training), serving one model from several partitions, and the ten seconds in which
 //! partitions are reorganised (a change costs what the world says).
 
 use crate::event::Sample;
@@ -43,17 +46,17 @@ registry! { "gpulets.rs"
 pub(super) struct Params {
     /// Sizes of partitions, permille of the GPU, ascending.
     sizes: Vec<u16>,
-    /// Batch sizes that are considered.
+    /// Batch sizes of services to choose from.
     batches: Vec<u32>,
-    /// Part of the objective that a batch may take.
+    /// Part of the SLO that a batch may take.
     part: f64,
-    /// Profiled points used for each curve of a service.
+    /// Most profiled points used for each curve of a service.
     profile_points: u8,
-    /// Most training tasks beside a service, 1 to 3.
+    /// Maximum training tasks beside a service, 1 to 3.
     max_training: u8,
-    /// Least share of the GPU that each training task is left with.
+    /// Minimum share of each training task.
     least_training: f64,
-    /// Share of its memory that a training task needs on the GPU.
+    /// Part of its memory that a training task needs on the GPU; the rest can be on the host.
     min_memory: f64,
 }
 
@@ -102,7 +105,8 @@ struct Gpulets {
 }
 
 impl Gpulets {
-    /// The smallest partition that keeps up, with the batch that does most there.
+    /// The smallest partition that keeps up with the load, with its batch size of highest
+    /// throughput.
     fn partition(
         &self,
         state: &State,
@@ -156,7 +160,7 @@ impl ColocationPolicy for Gpulets {
                 points => Reason::LatencyProfiled(points),
             };
             plan.note(service, reason);
-            // Until its load is known, half of the GPU.
+            // Half of the GPU until the load is known.
             let batch = plan.spec(service).knobs.batch;
             return ServiceConfig { batch, permille: Knobs::SM_ALL / 2, stay: true, look: None };
         };
@@ -200,19 +204,19 @@ mod tests {
     }
 
     #[test]
-    fn a_service_and_its_lodger() {
+    fn two_services_and_two_training_tasks() {
         let world = ServingWorld::of_two_services("gpulets-like");
         expect![[r#"
-            nobody has asked yet, 0.0s
+            no requests yet, 0.0s
               light its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
               heavy its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
               light its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
-            requests come, 2.0s
+            requests arrive, 2.0s
               GPU 0: light 200 ‰ batch 16 a 800 ‰
               GPU 1: heavy 200 ‰ batch 16
-            one is late, 3.0s
+            heavy misses its SLO, 3.0s
               GPU 0: light 200 ‰ batch 16 a 800 ‰
               GPU 1: heavy 200 ‰ batch 16
             later, 11m 04s

@@ -1,27 +1,29 @@
-//! Feedback: shares and batches of services follow what is measured, a step at a time.
+//! Feedback: shares and batch sizes of services follow measurements, one step at a time.
 //!
 //! # Idea
-//! Nothing is profiled. A service starts with an equal part of its GPU. After each measurement in which it
-//! missed its objective it gets a step more, after each with slack a step less. Its batch is the largest
-//! that keeps the objective: the time in which it fills at the measured load plus the time in which it is
-//! answered. Training goes to the first of the emptiest GPUs and has the rest.
+//! Nothing is profiled. A service starts with an equal part of its GPU. After each measurement that
+//! misses its SLO its share grows by a step; after each with slack it shrinks by a step. Its batch
+//! size is the largest that meets the SLO: the time to fill the batch at the measured load plus the
+//! time to process it. Training goes to the first of the GPUs with the fewest training tasks and
+//! gets the rest of the GPU.
 //!
 //! # Reads / does / wakes
-//! Reads objectives, the batch size with which a service begins, measured load, latency and batch times,
-//! memory. Never reads profiles or lengths. Starts one service on a GPU and training beside it, first come,
-//! first served; turns shares and batches of services. Never suspends training for a latency. Wakes at
-//! measurements only.
+//! Reads SLOs, the initial batch size of a service, measured load, latency and batch times, and
+//! memory; never profiles or durations. Starts one service on a GPU and training beside it, first
+//! come, first served; sets shares and batch sizes of services. Never suspends training because of
+//! latency. Wakes at measurements only.
 //!
 //! # Differs from the paper
-//! After `GSLICE` (Dhakal et al., 2020), which shares GPUs among services alone; as in the study of Mudi it is extended
-//! with training tasks that have what the service leaves. Modelled: the feedback on shares, adaptive batching, no
-//! placement to speak of (`gpu=random` for a random GPU instead). Not modelled: its overlap of transfers, its
-//! shared parameters between shadow instances, and the estimate of each model's own knee that it begins with. A share
-//! that failed is not tried again until the load has changed by a fifth, so that the loop comes to rest.
-//! Batch sizes are powers of two. The time of a batch that was not measured is the last measured one in
-//! proportion to its size: too long for larger batches, so one that is chosen fits; too short for smaller
-//! ones, which are tried and measured. Where no batch keeps the objective, it stays as it is and the share
-//! grows.
+//! After `GSLICE` (Dhakal et al., 2020), which shares GPUs among services only; as in the
+//! evaluation of Mudi it is extended with training tasks that get what the service leaves.
+//! Modelled: the feedback on shares, adaptive batching, and a trivial placement (`gpu=random`
+//! selects a random GPU instead). Not modelled: overlapped transfers, parameters shared between
+//! shadow instances, and the initial estimate of each model's knee. A share that failed is not
+//! tried again until the load has changed by a fifth, so that the feedback loop converges. Batch
+//! sizes are powers of two. The time of a batch size that was not measured is in proportion to the
+//! last measured one. That is too long for larger batches, so one that is chosen fits, and too
+//! short for smaller ones, which are tried and measured. Where no batch size meets the SLO, the
+//! batch size is kept and the share grows.
 
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, JobIdx};
@@ -38,10 +40,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Choice {
-    /// The first of those with the fewest training tasks.
+    /// The first of the GPUs with the fewest training tasks.
     #[default]
     First,
-    /// Any GPU with room.
+    /// A random GPU that can take the task.
     Random,
 }
 
@@ -55,19 +57,19 @@ registry! { "gslice.rs"
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// Where training goes.
+    /// Which GPU a training task is placed on.
     gpu: Choice,
-    /// What a share grows or shrinks by.
+    /// Step by which a share grows or shrinks, as a part of the GPU.
     step: f64,
-    /// A share shrinks when the latency is below this part of the objective.
+    /// A share shrinks when the latency is below this part of the SLO.
     slack: f64,
-    /// Largest batch.
+    /// Largest batch size.
     max_batch: u32,
-    /// Most training tasks beside a service, 1 to 3.
+    /// Maximum training tasks beside a service, 1 to 3.
     max_training: u8,
-    /// Least share of the GPU that each training task is left with.
+    /// Minimum share of each training task.
     least_training: f64,
-    /// Share of its memory that a training task needs on the GPU.
+    /// Part of its memory that a training task needs on the GPU; the rest can be on the host.
     min_memory: f64,
 }
 
@@ -102,7 +104,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(ServiceColocation::new(limits, Gslice { params, limits, loops, measured }))
 }
 
-/// How long a batch took.
+/// The measured time of a batch.
 #[derive(Clone, Copy)]
 struct Timed {
     batch: u32,
@@ -110,8 +112,8 @@ struct Timed {
 }
 
 impl Timed {
-    /// The largest power of two up to `most` that keeps the objective at this load, if one does: its
-    /// first request waits for the others of the batch, and for the answer.
+    /// The largest power of two up to `most` that meets the SLO at this load, if there is one. The
+    /// first request of a batch waits until the batch is full and until it is processed.
     fn largest_batch(self, load_rps: f64, slo_s: f64, most: u32) -> Option<u32> {
         let each_s = self.seconds / f64::from(self.batch);
         let keeps = |batch: &u32| {
@@ -123,34 +125,35 @@ impl Timed {
     }
 }
 
-/// The loop of one service.
+/// The feedback loop of one service.
 #[derive(Clone, Copy, Default)]
 struct Loop {
     service: Option<JobIdx>,
     permille: u16,
     batch: u32,
-    /// The measurement that was last used.
+    /// The number of the last measurement used.
     count: u32,
-    /// The largest share that failed, and at which load.
+    /// The largest share that missed the SLO, and the load at which it did.
     failed: (u16, f64),
 }
 
 struct Gslice {
     params: Params,
     limits: Limits,
+    /// By GPU.
     loops: Vec<Loop>,
     /// By job: the last measured batch of a service.
     measured: Vec<Option<Timed>>,
 }
 
-/// A load that differs by less is the same.
+/// Relative difference up to which two loads count as the same.
 const SAME_LOAD: f64 = 0.2;
 
 impl ColocationPolicy for Gslice {
     fn learn(&mut self, state: &State, _: &GpuIndex, job: JobIdx, sample: &Sample) {
-        let begins = state.profile(job).serving.map_or(0, |s| s.batch);
+        let initial = state.profile(job).serving.map_or(0, |s| s.batch);
         let now = state.job(job).knobs.batch;
-        let batch = if now == 0 { begins } else { now };
+        let batch = if now == 0 { initial } else { now };
         if batch > 0 && sample.load_rps > 0.0 && sample.step_s > 0.0 {
             self.measured.resize(state.jobs.len(), None);
             self.measured[job.usize()] = Some(Timed { batch, seconds: sample.step_s });
@@ -164,8 +167,8 @@ impl ColocationPolicy for Gslice {
             Choice::First => all.filter(fits).min_by_key(|g| (rooms.room(*g).training.len(), *g)),
             Choice::Random => {
                 let fit: Vec<GpuIdx> = all.filter(fits).collect();
-                let lot = fit.len().checked_sub(1)?;
-                Some(fit[plan.rng.below(lot as u64 + 1) as usize])
+                let last = fit.len().checked_sub(1)?;
+                Some(fit[plan.rng.below(last as u64 + 1) as usize])
             }
         }
     }
@@ -212,7 +215,7 @@ impl ColocationPolicy for Gslice {
         } else if room.seen.is_none() {
             plan.note(service, Reason::NoSamplesYet);
         }
-        // With nobody beside it, it has all; the loop goes on where it was.
+        // Alone, a service has the whole GPU; the loop keeps its share for the next roommate.
         let permille = if room.training.is_empty() { Knobs::SM_ALL } else { state.permille };
         ServiceConfig { batch: state.batch, permille: permille.min(most), stay: true, look: None }
     }
@@ -236,21 +239,21 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_fills_and_is_answered_within_the_objective() {
+    fn a_batch_fills_and_is_processed_within_the_slo() {
         let timed = |batch, seconds| Timed { batch, seconds };
-        // Fifteen others of the batch come within 75 ms.
+        // The other 15 requests of the batch arrive within 75 ms.
         assert_eq!(timed(16, 0.044).largest_batch(200.0, 0.12, 64), Some(16));
         assert_eq!(timed(16, 0.046).largest_batch(200.0, 0.12, 64), Some(8));
-        // In proportion a batch of eight takes 60 ms, one of sixteen 120.
+        // In proportion a batch of 8 takes 60 ms, one of 16 takes 120 ms.
         assert_eq!(timed(4, 0.030).largest_batch(200.0, 0.12, 64), Some(8));
         assert_eq!(timed(4, 0.030).largest_batch(200.0, 0.12, 4), Some(4));
-        // A request that comes alone does not wait for others.
+        // A batch of one request does not wait for further requests.
         assert_eq!(timed(16, 0.02).largest_batch(0.01, 0.12, 64), Some(1));
         assert_eq!(timed(1, 0.2).largest_batch(200.0, 0.12, 64), None);
     }
 
     #[test]
-    fn batches_follow_what_was_measured() {
+    fn batch_sizes_follow_measurements() {
         let mut world = ServingWorld::new("gslice-like", "{}", "1x1");
         let service = world.service("service", 120);
         world.train("training", 0.8, 0.3);
@@ -259,25 +262,25 @@ mod tests {
             world.engine.state().job(service).knobs.batch
         };
         assert_eq!(batch(1.0), 16, "36 ms, and 75 ms to fill");
-        assert_eq!(batch(1.5), 8, "54 ms are too much");
+        assert_eq!(batch(1.5), 8, "54 ms are too long");
         assert_eq!(batch(1.5), 8, "and stay so");
         assert_eq!(batch(0.5), 16);
     }
 
     #[test]
-    fn a_service_and_its_lodger() {
+    fn two_services_and_two_training_tasks() {
         let world = ServingWorld::of_two_services("gslice-like");
         expect![[r#"
-            nobody has asked yet, 0.0s
+            no requests yet, 0.0s
               light has not reported a request yet; its share is the knee of its latency curve until it does
               heavy has not reported a request yet; its share is the knee of its latency curve until it does
               light has not reported a request yet; its share is the knee of its latency curve until it does
               GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
-            requests come, 2.0s
+            requests arrive, 2.0s
               GPU 0: light 200 ‰ batch 2 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 16
-            one is late, 3.0s
+            heavy misses its SLO, 3.0s
               GPU 0: light 200 ‰ batch 2 a 800 ‰
               GPU 1: heavy 1000 ‰ batch 16
             later, 11m 04s

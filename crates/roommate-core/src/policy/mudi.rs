@@ -1,39 +1,48 @@
-//! Mudi: one service and training on each GPU, shares and batches tuned to the service's objective.
+//! Mudi: one service and training on each GPU; shares and batch sizes tuned to the service's SLO.
 //!
 //! # Idea
-//! How long a batch takes over the share of the GPU has a knee: beyond it more multiprocessors buy little. So a
-//! service needs little more than the share at which it just keeps its objective, and training gets the rest. Which
-//! training task beside which service is decided cluster-wide by how steep the service's predicted curves are; the batch
-//! size of the service is searched on each GPU by measuring training (a Gaussian process, lowest confidence
-//! bound); then the smallest share that keeps the objective follows in closed form.
+//! The latency of a batch as a function of the service's share of the GPU has a knee, beyond which
+//! more SMs gain little. A service therefore needs little more than the share at which it just
+//! meets its SLO, and training gets the rest. Training tasks are assigned to services cluster-wide,
+//! by the slope of the services' predicted latency curves. On each GPU the batch size of the
+//! service is found by Bayesian search (a Gaussian process, lowest confidence bound) that measures
+//! the speed of training. The smallest share that meets the SLO then follows in closed form.
 //!
 //! # Reads / does / wakes
-//! Reads objective, memory and profiled latency of services (at most `profile_points` for each curve; how many were used is
-//! said in `explain`), the load and latency that are measured, batch times beside others, counters of profiles of work, and
-//! measured steps of training. Never reads lengths. Starts one service on a GPU and up to `max_training` training tasks beside
-//! it, first come, first served; turns batch, share and memory; suspends training that the objective has no room for. Wakes at
-//! every measurement and, while it searches, after `round_s`.
+//! Reads the SLO, memory and profiled latency of services (at most `profile_points` for each curve;
+//! `explain` shows how many were used), measured load and latency, batch times beside roommates,
+//! utilisation of profiles, and measured steps of training; never durations. Starts one service on
+//! a GPU and up to `max_training` training tasks beside it, first come, first served. Sets batch
+//! size, share and memory; suspends training beside which a service would miss its SLO. Wakes at
+//! every measurement and, during a search, after `round_s`.
 //!
-//! Stated behaviour: an objective that is out of reach even with the whole GPU gets all that training can spare, and
-//! training goes on with its least share; one that is out of reach beside training suspends it, the last who came first. What
-//! only a prediction keeps out is tried where no training is after `retry_s`, with the least share, and goes on as long as
-//! the objective is kept; each time it is not, the next try of that service waits twice as long. A
-//! service that nobody asks anything has the least share that answers one request in time. One that has not answered
-//! yet has the share at its knee. Without profiled points a service is taken to need twice as long with half of the GPU;
-//! without observations colocation is taken to cost nothing, give or take 30 %.
+//! A service that cannot meet its SLO even with the whole GPU gets all but the minimum share of
+//! training. If it would meet the SLO alone but not beside training, training is suspended, the
+//! task that was placed last first. A training task that waits only because of a prediction is
+//! tried after `retry_s` on a GPU without training, with the minimum share, and stays as long as
+//! the SLO is met; after each failure the wait for the next trial beside that service doubles. A
+//! service without requests has the smallest share that answers one request in time. A service that
+//! has not reported a request yet has the share at its knee. Without profiled points the latency of
+//! a service is assumed to be inversely proportional to its share; without observations colocation
+//! is assumed to cost nothing, with a standard deviation of 30 %.
 //!
 //! # Differs from the paper
-//! `slo_model=published` is the constraint as printed, (load / batch) · latency ≤ objective, which counts neither the time in which
-//! a batch fills nor waiting. The default `queueing` keeps fill + wait + service within the objective at `caution` standard
-//! deviations above the predicted latency, and trusts a measured miss more than the model. Curves are two lines over one part in
-//! so many instead of over the share (`curve`; `docs/reference/fits.md` says why). Latency beside others is the curve alone times a
-//! factor learned from counters in the run, not four parameters from layer counts. The weight of exploration is clamped at 0:
-//! as printed it turns negative in the third round; after that the batch size of which most is hoped is tried, and the search ends when that is
-//! little. The search measures each batch with the share that it will have (`joint`);
-//! the paper searches at the share of the knee and shrinks it afterwards. A larger share is given at once, a smaller one after the
-//! load has been low for `calm_s`; the search begins anew when the load has changed by `load_trigger`. "10 % larger"
-//! is read as times 1.10. Up to three training tasks stay beside a service by default, the emptiest GPU first; the paper recommends one
-//! (`mudi-published`), which on our measured world doubles completion times. Training keeps its batch size; several tasks on a GPU share the rest evenly, as published.
+//! `slo_model=published` is the constraint as printed, (load / batch) · latency ≤ SLO, which
+//! includes neither the time to fill a batch nor queueing. The default `queueing` keeps the total
+//! of fill, queueing and service time within the SLO at `caution` standard deviations above the
+//! predicted latency, and becomes stricter after a measured miss. Curves are two lines over 1 /
+//! share instead of over the share (`curve`; see `docs/reference/fits.md`). Latency beside
+//! roommates is the curve alone times a factor that is learned from utilisation during the run,
+//! instead of four parameters from layer counts. The weight of exploration is clamped at 0: as
+//! printed it is negative from the third round on. From then on the batch size with the greatest
+//! expected improvement is tried, and the search ends when that improvement is small. The search
+//! measures each batch size with the share that it will have (`joint`); the paper searches at the
+//! share of the knee and lowers it afterwards. A larger share is applied at once, a smaller one
+//! after the load has been low for `calm_s`; the search starts again when the load has changed by
+//! `load_trigger`. "10 % larger" is read as × 1.10. By default up to three training tasks run
+//! beside a service, and GPUs with fewer tasks are preferred; the paper recommends one task
+//! (`mudi-published`), which doubles completion times in simulations with measured interference.
+//! Training keeps its batch size. Several tasks on a GPU share the rest equally, as published.
 
 mod batch_search;
 
@@ -61,9 +70,9 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum SloModel {
-    /// As printed.
+    /// As printed in the paper.
     Published,
-    /// Fill, wait and service, at an upper quantile.
+    /// Time to fill a batch, queueing and service, at an upper quantile.
     #[default]
     Queueing,
 }
@@ -71,20 +80,21 @@ enum SloModel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Score {
-    /// The least mean slope over all batch sizes.
+    /// The smallest mean slope over all batch sizes.
     #[default]
     Slope,
-    /// The least share that the service would need.
+    /// The smallest share that the service would need.
     Share,
 }
 
 registry! { "mudi.rs"
     ("mudi", family: Services, knows_durations: false, preset: r"{}",
-        summary: "one service and training on each GPU; batch and share tuned to the service's objective",
+        summary: "one service and training on each GPU; batch and share tuned to the service's SLO",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
     ("mudi-published", family: Services, knows_durations: false,
-        preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "batches": [16, 32, 64, 128, 256, 512], "joint": false, "calm_s": 0.0, "max_training": 1}"#,
-        summary: "the same as printed: no fill or waiting time, search at the knee",
+        preset: r#"{"slo_model": "published", "curve": "share", "score": "slope", "joint": false,
+            "batches": [16, 32, 64, 128, 256, 512], "calm_s": 0.0, "max_training": 1}"#,
+        summary: "mudi as printed: fill and waiting time ignored, search at the knee",
         paper: "Chen et al., Mudi, EuroSys 2025", compat: &[])
 }
 
@@ -92,39 +102,40 @@ registry! { "mudi.rs"
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// What keeps an objective.
+    /// When a service is predicted to meet its SLO.
     slo_model: SloModel,
-    /// Over what curves are straight.
+    /// Over what latency curves are piecewise linear.
     curve: Axis,
-    /// By what a GPU is chosen for a training task.
+    /// By what the GPU of a training task is chosen.
     score: Score,
-    /// Batch sizes of services that are considered, ascending.
+    /// Batch sizes of services to search, ascending.
     batches: Vec<u32>,
     /// Profiled points used for each curve of a service alone; 0 = none.
     profile_points: u8,
-    /// The share is made so many times as large as it has to be.
+    /// Factor by which a share is larger than necessary.
     margin: f64,
-    /// Standard deviations above the predicted latency at which an objective is kept (`queueing`).
+    /// Standard deviations above the predicted latency at which an SLO is met (`queueing`).
     caution: f64,
-    /// Change of load, as a part of it, after which batch sizes are searched anew.
+    /// Relative change of load after which batch sizes are searched again.
     load_trigger: f64,
-    /// Seconds after which a smaller share is believed to be enough.
+    /// Seconds for which a smaller share has to be sufficient before it is applied.
     calm_s: f64,
-    /// Seconds after which training that would have to wait for the objective of a service is tried beside it.
+    /// Seconds after which a training task that waits because of the SLO of a service is tried
+    /// beside it.
     retry_s: f64,
-    /// Most training tasks beside a service, 1 to 3.
+    /// Maximum training tasks beside a service, 1 to 3.
     max_training: u8,
-    /// Least share of the GPU that each training task is left with.
+    /// Minimum share of each training task.
     least_training: f64,
-    /// Least share of the GPU of a service.
+    /// Minimum share of a service.
     least_share: f64,
-    /// Share of its memory that a training task needs on the GPU; the rest can be on the host.
+    /// Part of its memory that a training task needs on the GPU; the rest can be on the host.
     min_memory: f64,
-    /// Whether batches are searched together with their shares.
+    /// Whether each batch size is measured with the share that it needs, not with that of the knee.
     joint: bool,
-    /// Seconds of measuring for each batch size that is tried; 0 = batches are not searched.
+    /// Seconds for which each batch size is measured; 0 = no search.
     round_s: f64,
-    /// Most rounds of a search.
+    /// Maximum rounds of a search.
     max_rounds: u8,
 }
 
@@ -195,29 +206,29 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(ServiceColocation::new(limits, mudi))
 }
 
-/// What is being tuned on one GPU.
+/// The tuning of one GPU.
 #[derive(Default)]
 struct Tuner {
-    /// Whose measurements these are.
+    /// The service that is tuned.
     service: Option<JobIdx>,
-    /// Somebody lodges here against the prediction, since this measurement.
+    /// The number of the measurement after which a training task was placed on trial, if one is.
     trial: Option<u32>,
-    /// For whom and beside whom.
+    /// The service, and the profiles of the training tasks, for which batch sizes were searched.
     colocation: Option<(JobIdx, SmallVec<[ProfileIdx; 3]>)>,
     /// The load for which batch sizes were searched.
     load_rps: f64,
     search: Option<Search>,
-    /// What of the objective is aimed at, after misses.
+    /// Part of the SLO that is aimed at; below 1 after misses.
     strict: f64,
-    /// The measurement that was last used.
+    /// The number of the last measurement used.
     count: u32,
-    /// Longest batch by candidate that keeps the objective.
+    /// By candidate batch size: the longest batch time that meets the SLO.
     limits_s: Vec<f64>,
-    /// Since when a smaller share would have been enough.
+    /// Since when a smaller share would have been sufficient.
     low_since: Option<Time>,
 }
 
-/// A service, a GPU model, an objective; steps of load; steps of strictness.
+/// Service, GPU model and SLO; load and strictness, both in steps.
 type LimitKey = ((ProfileIdx, u8, u32), i32, i32);
 
 struct Mudi {
@@ -225,29 +236,29 @@ struct Mudi {
     limits: Limits,
     known: LatencyModel,
     colocations: ColocationHistory,
-    /// Longest batches that keep an objective: by service, GPU model and objective, load, strictness.
+    /// Longest batch times that meet an SLO, by candidate batch size.
     longest_batches: BTreeMap<LimitKey, Vec<f64>>,
-    /// When a trial beside a kind of service last failed, and how many did in a row.
+    /// By profile of the service: when a trial last failed, and how many failed in a row.
     failures: BTreeMap<ProfileIdx, (Time, u32)>,
     tuners: Vec<Tuner>,
-    /// Kinds of rooms by score, a buffer.
+    /// Profiles of the tenants of open GPUs, by score; a buffer.
     scores: Vec<(f64, TenantProfiles)>,
 }
 
-/// Share of the objective at and below which nobody is made stricter any more.
+/// Smallest part of the SLO that is aimed at.
 const STRICTEST: f64 = 0.3;
-/// A measured load so near to the one tuned for is that one.
+/// Relative difference up to which a measured load counts as the load tuned for.
 const SAME_LOAD: f64 = 0.1;
-/// Loads are told apart in steps of this, as logarithms.
+/// Logarithms of loads are rounded to steps of this size.
 const LOAD_STEP: f64 = 0.05;
-/// How often the span of possible batch times is halved: to a four-thousandth of the objective.
+/// Halvings in the search for the longest batch time: to 1/4096 of the SLO.
 const HALVINGS: usize = 12;
-/// The wait for the next trial is doubled at most so often.
+/// Maximum number of times that the wait for the next trial is doubled.
 const DOUBLINGS: u32 = 6;
-/// Below so many requests a second nobody asks.
-const NOBODY: f64 = 0.01;
+/// A service with fewer requests per second counts as unused.
+const NO_LOAD: f64 = 0.01;
 
-// What is known, and what follows.
+// Predictions.
 impl Mudi {
     fn notice(&mut self, state: &State) {
         self.known.notice(state);
@@ -263,7 +274,7 @@ impl Mudi {
         vec![batch, own[0], own[1], sum[0], sum[1], own[1] * sum[1], own[0] * sum[0], count]
     }
 
-    /// How much longer a service takes in colocation: a factor, at the quantile that is asked for.
+    /// Slowdown of a service in colocation, at the quantile of the SLO model.
     fn factor(&self, state: &State, colocation: &Colocation) -> f64 {
         let Estimate { mean, std } =
             self.colocations.predict(colocation, &self.features(state, colocation));
@@ -273,8 +284,8 @@ impl Mudi {
         }
     }
 
-    /// The smallest share for each batch size with which the objective is kept in this colocation, with
-    /// margin; only those up to `most`.
+    /// The smallest share for each batch size that meets the SLO in this colocation, with margin;
+    /// only batch sizes that need at most `most`.
     fn options(
         &self,
         state: &State,
@@ -294,7 +305,7 @@ impl Mudi {
             let curve = self.known.curve(state, service, gpu, *batch);
             let curve = curve.times(self.factor(state, &colocation));
             let share = curve.smallest_share(*limit_s, self.params.least_share)?;
-            // The margin may end at what there is; the share itself must fit.
+            // The margin may be cut off at `most`; the share itself must fit.
             let permille = (share * 1000.0).ceil() as u16;
             let with_margin = ((share * self.params.margin * 1000.0).ceil() as u16).min(most);
             (permille <= most).then_some((*batch, with_margin.max(permille)))
@@ -302,7 +313,7 @@ impl Mudi {
         options.collect()
     }
 
-    /// Brings up to date what the last measurement says about the service of a room.
+    /// Updates the strictness and the batch time limits of a GPU from the last measurement.
     fn take_measure(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &GpuTenants) {
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         let tuner = &mut self.tuners[gpu.usize()];
@@ -329,8 +340,9 @@ impl Mudi {
         };
     }
 
-    /// Longest time of a full batch, for each size, with which the 99th percentile stays within so much of
-    /// the objective. Rounded to the safe side, so that the same question is asked again and again.
+    /// Longest time of a full batch, for each batch size, with which the 99th percentile stays
+    /// within `strict` of the SLO. Load and strictness are rounded to the safe side, so that
+    /// results can be reused.
     fn limits(
         &mut self,
         state: &State,
@@ -342,7 +354,7 @@ impl Mudi {
         let Some(slo) = state.spec(service).slo else {
             return vec![f64::INFINITY; self.params.batches.len()];
         };
-        let step = (load_rps.max(NOBODY).ln() / LOAD_STEP).ceil();
+        let step = (load_rps.max(NO_LOAD).ln() / LOAD_STEP).ceil();
         let part = (strict * 20.0).floor();
         let of = (state.spec(service).profile, state.gpu(gpu).gpu_model, slo.p99_us);
         let key = (of, step as i32, part as i32);
@@ -367,7 +379,7 @@ impl Mudi {
         aim_s: f64,
     ) -> f64 {
         let timeout_s = state.profile(service).serving.map_or(0.0, |s| s.timeout.secs());
-        // Smaller batches take less, in the proportions of the curves around the knee.
+        // The times of smaller batches are in proportion to the curves at the knee.
         let full = self.known.curve(state, service, gpu, batch);
         let knee = full.knee().clamp(self.params.least_share, 1.0);
         let mut parts: SmallVec<[(u32, f64); 12]> = SmallVec::new();
@@ -392,27 +404,27 @@ impl Mudi {
     }
 }
 
-/// Sizes of batches whose times are looked at.
+/// Sizes of partial batches whose times are evaluated: powers of two, and the full batch.
 fn sizes(batch: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(1u32), move |n| (*n < batch).then(|| (n * 2).min(batch)))
 }
 
 // Placement.
 impl Mudi {
-    /// What speaks against a kind of room for a newcomer; `None` if there is nowhere to go.
+    /// Score of GPUs with these tenants for a training task, the lower the better; `None` if no
+    /// such GPU is open.
     fn score(
         &self,
         plan: &Plan<'_>,
         rooms: &GpuIndex,
-        kind: &TenantProfiles,
+        profiles: &TenantProfiles,
         job: JobIdx,
     ) -> Option<f64> {
-        let (_, gpu) = rooms.open.get(kind)?.first()?;
+        let (_, gpu) = rooms.open.get(profiles)?.first()?;
         let Some(service) = rooms.room(*gpu).service else {
-            // Nobody to be careful of.
             return Some(0.0);
         };
-        let mut others = kind.others.clone();
+        let mut others = profiles.others.clone();
         others.push(plan.spec(job).profile);
         others.sort_unstable();
         if self.params.score == Score::Share {
@@ -453,22 +465,22 @@ impl ColocationPolicy for Mudi {
         self.notice(plan);
         let mut scores = std::mem::take(&mut self.scores);
         scores.clear();
-        for kind in rooms.open.keys() {
-            scores.extend(self.score(plan, rooms, kind, job).map(|s| (s, kind.clone())));
+        for profiles in rooms.open.keys() {
+            scores.extend(self.score(plan, rooms, profiles, job).map(|s| (s, profiles.clone())));
         }
-        // A GPU for itself is better for training than any colocation.
+        // Training is faster with fewer other training tasks, whatever the score.
         scores.sort_by(|(a, x), (b, y)| {
             x.others.len().cmp(&y.others.len()).then_with(|| a.total_cmp(b))
         });
         let mut found = None;
-        'profiles: for (_, kind) in &scores {
-            for (_, gpu) in rooms.open.get(kind).into_iter().flatten() {
+        'profiles: for (_, profiles) in &scores {
+            for (_, gpu) in rooms.open.get(profiles).into_iter().flatten() {
                 if rooms.has_place(plan, *gpu, job) {
                     if self.suits(plan, rooms, *gpu, job) {
                         found = Some(*gpu);
                         break 'profiles;
                     }
-                    // The others of this kind have more to do.
+                    // The services of the next GPUs with these profiles have a higher load.
                     break;
                 }
             }
@@ -486,7 +498,7 @@ impl ColocationPolicy for Mudi {
         found.or_else(|| self.try_against_prediction(plan, rooms, job))
     }
 
-    /// Whether the objective could be kept with one more.
+    /// Whether the service would meet its SLO beside one more training task.
     fn suits(&mut self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         self.notice(plan);
         let room = rooms.room(gpu);
@@ -499,7 +511,7 @@ impl ColocationPolicy for Mudi {
         if !self.options(plan, gpu, service, &others, most).is_empty() {
             return true;
         }
-        // Where it cannot be kept anyhow, training need not wait for it.
+        // If the SLO is missed even without training, one training task may run.
         room.training.is_empty() && self.options(plan, gpu, service, &[], Knobs::SM_ALL).is_empty()
     }
 
@@ -516,7 +528,7 @@ impl ColocationPolicy for Mudi {
         if room.training.is_empty() {
             self.tuners[gpu.usize()].trial = None;
         }
-        if seen.load_rps < NOBODY {
+        if seen.load_rps < NO_LOAD {
             plan.note(service, Reason::NoRequests);
         }
         let mut others: SmallVec<[ProfileIdx; 3]> =
@@ -547,41 +559,40 @@ impl ColocationPolicy for Mudi {
     }
 }
 
-// Training that only a prediction keeps out. Where nobody lodges nothing is measured that could show the
-// prediction to be wrong, and training would wait for ever.
+// Trials of training tasks that wait only because of a prediction. Without a training task on the
+// GPU no measurement could correct the prediction, and the task would wait for ever.
 impl Mudi {
-    /// GPUs without training beside whose service a trial is due; else asks to be woken
-    /// when it is.
+    /// GPUs without training on which a trial is due; otherwise wakes the policy when one is.
     fn try_against_prediction(
         &mut self,
         plan: &mut Plan<'_>,
         rooms: &GpuIndex,
         job: JobIdx,
     ) -> Option<GpuSet> {
-        let profiles = rooms.open.keys().filter(|kind| kind.others.is_empty());
-        let mut ripe: SmallVec<[(u32, ProfileIdx); 8]> = SmallVec::new();
-        for profile in profiles.filter_map(|kind| kind.service) {
+        let without_training = rooms.open.keys().filter(|profiles| profiles.others.is_empty());
+        let mut due: SmallVec<[(u32, ProfileIdx); 8]> = SmallVec::new();
+        for profile in without_training.filter_map(|profiles| profiles.service) {
             let (failed, times) = self.failures.get(&profile).copied().unwrap_or_default();
             let at = plan.job(job).since.max(failed) + self.wait_after(times);
             if at > plan.now {
                 plan.wake_at(at);
             } else {
-                ripe.push((times, profile));
+                due.push((times, profile));
             }
         }
-        ripe.sort_unstable();
+        due.sort_unstable();
         let gpus = if plan.spec(job).gpus == 1 {
-            // The least loaded of a kind is the one to learn from.
+            // Of the services with one profile, the least loaded is the best candidate.
             let first = |(_, service): &(u32, ProfileIdx)| {
-                let kind = TenantProfiles { service: Some(*service), others: SmallVec::new() };
-                let mut gpus = rooms.open.get(&kind)?.iter().map(|(_, gpu)| *gpu);
+                let profiles = TenantProfiles { service: Some(*service), others: SmallVec::new() };
+                let mut gpus = rooms.open.get(&profiles)?.iter().map(|(_, gpu)| *gpu);
                 gpus.find(|gpu| rooms.has_place(plan, *gpu, job))
             };
-            GpuSet::from_slice(&[ripe.iter().find_map(first)?])
+            GpuSet::from_slice(&[due.iter().find_map(first)?])
         } else {
             rooms.gang(plan, job, |plan, gpu| {
                 let TenantProfiles { service, others } = rooms.kind(plan, gpu);
-                let tried = others.is_empty() && ripe.iter().any(|r| Some(r.1) == service);
+                let tried = others.is_empty() && due.iter().any(|d| Some(d.1) == service);
                 tried || self.suits(plan, rooms, gpu, job)
             })?
         };
@@ -600,14 +611,14 @@ impl Mudi {
         Span::from_secs(self.params.retry_s * f64::from(1_u32 << failures.min(DOUBLINGS)))
     }
 
-    /// When the next trial beside a kind of service is due, after one that failed.
+    /// When the next trial beside services of this profile is due, after one that failed.
     fn next_trial(&self, state: &State, service: JobIdx) -> Option<Time> {
         let (failed, times) = *self.failures.get(&state.spec(service).profile)?;
         Some(failed + self.wait_after(times)).filter(|at| *at > state.now)
     }
 
-    /// Whether a training task may stay although the objective is predicted to be missed: as long as it is tried
-    /// and the objective is kept.
+    /// Whether a training task may stay although the SLO is predicted to be missed: as long as it
+    /// is on trial and the SLO is met.
     fn goes_on_trial(
         &mut self,
         state: &State,
@@ -628,9 +639,10 @@ impl Mudi {
     }
 }
 
-// Settings.
+// Configurations.
 impl Mudi {
-    /// Nothing is known of its load: the largest knee over all batch sizes, and its own batch.
+    /// Configuration of a service of unknown load: the largest knee over all batch sizes, and its
+    /// own batch size.
     fn before_it_answers(
         &mut self,
         plan: &mut Plan<'_>,
@@ -661,7 +673,8 @@ impl Mudi {
         knees.fold(self.params.least_share, f64::max)
     }
 
-    /// Beside these training the objective cannot be kept. Would it be without them?
+    /// Configuration of a service that would miss its SLO beside these training tasks. If it would
+    /// meet the SLO alone, they have to leave unless they are on trial.
     fn out_of_reach(
         &mut self,
         plan: &mut Plan<'_>,
@@ -678,7 +691,7 @@ impl Mudi {
         } else {
             plan.note(service, Reason::SloOutOfReach);
         }
-        // The batch that comes nearest.
+        // The batch size that misses the limit by the smallest factor.
         let limits = &self.tuners[gpu.usize()].limits_s;
         let misses = self.params.batches.iter().zip(limits).map(|(batch, limit_s)| {
             let share = f64::from(most) / 1000.0;
@@ -690,8 +703,8 @@ impl Mudi {
         ServiceConfig { batch: nearest, permille: most, stay: true, look: None }
     }
 
-    /// One more look at a room whose objective can be kept: the next round of a search, or what it came
-    /// to.
+    /// Configuration of a service that can meet its SLO: the next round of the search, or its
+    /// result.
     fn go_on(
         &mut self,
         plan: &Plan<'_>,
@@ -721,7 +734,7 @@ impl Mudi {
             look = search.until(plan.now, round);
         }
         let option = options.iter().find(|o| o.0 == search.size());
-        // What was being tried is not possible any more: the nearest that is.
+        // The batch size of the search is no longer possible: take the smallest that is.
         let (batch, need) = *option.unwrap_or_else(|| {
             search.end_with(options[0].0);
             look = None;
@@ -752,7 +765,7 @@ impl Mudi {
     }
 }
 
-/// Mean logarithm of how much longer steps of these jobs take than alone; `None` before they step.
+/// Mean logarithm of the slowdown of these jobs; `None` until all have been measured.
 fn slowdown(plan: &Plan<'_>, jobs: &[JobIdx]) -> Option<f64> {
     let of = |job: &JobIdx| {
         let hot = plan.job(*job);

@@ -1,21 +1,26 @@
-//! Training fills what services leave of the multiprocessors; who goes where is a matching.
+//! Services get the share that they use, and training is matched to the rest of each GPU.
 //!
 //! # Idea
-//! Services are protected first: their share is what their multiprocessors are predicted to be busy with at the measured load,
-//! with headroom, and training leaves at once when an objective is missed. What is left is worth most to the training task that it slows
-//! down least, so tasks and GPUs are matched by predicted speed, for several tasks of the queue at a time.
+//! Services have priority: the share of a service is its predicted SM utilisation at the measured
+//! load, with headroom, and training is suspended at once when an SLO is missed. The rest of a GPU
+//! is best used by the training task that is slowed down least there. Several tasks of the queue
+//! are therefore matched to GPUs at a time, by predicted speed.
 //!
 //! # Reads / does / wakes
-//! Reads measured load and latency, objectives, counters of profiles of work (measured, else predicted), profiled batch times of services (at
-//! most `profile_points` for each curve), memory. Never reads lengths. Starts one service on a GPU and training beside it, out of a
-//! window of the oldest; turns the share of services, never their batch; suspends training that made a service late, and keeps the GPU free
-//! of it for `cool_s`. Wakes at measurements and when a GPU has cooled down.
+//! Reads measured load and latency, SLOs, utilisation of profiles (measured, else predicted),
+//! profiled batch times of services (at most `profile_points` for each curve), and memory; never
+//! durations. Starts one service on a GPU, and training beside it from a window of the oldest
+//! tasks. Sets the share of services, never their batch size. Suspends training beside a service
+//! that missed its SLO, and places none on that GPU for `cool_s`. Wakes at measurements and when
+//! that time ends.
 //!
 //! # Differs from the paper
-//! After `MuxFlow` (Zhao et al., 2023), which protects online services beside offline training in production. Modelled: the share from predicted use of
-//! the multiprocessors, eviction on overload, pairing by maximum-weight matching. Not modelled: its deep network (a product of counters stands for
-//! it), the protection of clocks and memory at kernel level, its handling of faults that MPS clients share. The matching is over a window of
-//! `window` tasks and as many GPUs, because both sides come and go one by one.
+//! After `MuxFlow` (Zhao et al., 2023), which protects online services beside offline training in
+//! production. Modelled: the share from predicted SM utilisation, eviction on overload, pairing by
+//! maximum-weight matching. Not modelled: its deep neural network (a product of utilisations takes
+//! its place), the protection of clocks and memory at kernel level, and its handling of faults that
+//! MPS clients share. The matching is over a window of `window` tasks and about as many GPUs,
+//! because tasks and GPUs become available one by one.
 
 use crate::event::Sample;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
@@ -35,7 +40,7 @@ use serde::{Deserialize, Serialize};
 
 registry! { "muxflow.rs"
     ("muxflow-like", family: Services, knows_durations: false, preset: r"{}",
-        summary: "services have what they are busy with, training is matched to what is left",
+        summary: "services get the share that they use, training is matched to the rest",
         paper: "Zhao et al., MuxFlow, 2023", compat: &[])
 }
 
@@ -43,21 +48,21 @@ registry! { "muxflow.rs"
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// The share of a service is so many times what it is busy with.
+    /// Factor between the predicted SM utilisation of a service and its share.
     headroom: f64,
-    /// Least share of a service.
+    /// Minimum share of a service.
     least_share: f64,
-    /// Seconds for which a GPU takes no training after its service was late.
+    /// Seconds for which a GPU takes no training after its service missed its SLO.
     cool_s: f64,
-    /// Tasks and GPUs that are matched at a time.
+    /// Training tasks that are matched to GPUs at a time.
     window: u8,
-    /// Profiled points used for each curve of a service.
+    /// Most profiled points used for each curve of a service.
     profile_points: u8,
-    /// Most training tasks beside a service, 1 to 3.
+    /// Maximum training tasks beside a service, 1 to 3.
     max_training: u8,
-    /// Least share of the GPU that each training task is left with.
+    /// Minimum share of each training task.
     least_training: f64,
-    /// Share of its memory that a training task needs on the GPU.
+    /// Part of its memory that a training task needs on the GPU; the rest can be on the host.
     min_memory: f64,
 }
 
@@ -106,13 +111,13 @@ struct MuxFlow {
     params: Params,
     limits: Limits,
     known: LatencyModel,
-    /// By GPU: the last measurement that was used, and until when no training goes there.
+    /// By GPU: the number of the last measurement used, and until when no training is placed.
     cooling: Vec<(u32, Time)>,
     matcher: Exact,
 }
 
 impl MuxFlow {
-    /// What a service is busy with at its load, with headroom, permille.
+    /// Predicted SM utilisation of a service at this load, with headroom, permille.
     fn busy(&self, state: &State, gpu: GpuIdx, service: JobIdx, load_rps: f64) -> u16 {
         let knobs = state.job(service).knobs;
         let own = state.profile(service).serving.map_or(1, |s| s.batch);
@@ -124,7 +129,7 @@ impl MuxFlow {
         (share * 1000.0).round() as u16
     }
 
-    /// Predicted speed of a training task there.
+    /// Predicted speed of a training task on this GPU.
     fn speed(&self, state: &State, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> f64 {
         let room = rooms.room(gpu);
         let [sm, dram] = self.known.uses(state, state.spec(job).profile);
@@ -138,6 +143,7 @@ impl MuxFlow {
         (left / sm.max(0.05)).min(1.0) / (1.0 + dram * others)
     }
 
+    /// Whether the GPU can take the training task and is not cooling down.
     fn is_open(&self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
         let cool = self.cooling.get(gpu.usize()).is_none_or(|(_, until)| *until <= plan.now);
         cool && rooms.has_place(plan, gpu, job)
@@ -160,7 +166,8 @@ impl ColocationPolicy for MuxFlow {
         self.is_open(plan, rooms, gpu, job)
     }
 
-    /// Gangs in their turn; single tasks out of a window, by a matching with the GPUs that each likes best.
+    /// A gang when it is the oldest; tasks of one GPU from a window of the oldest, by
+    /// maximum-weight matching with the open GPUs.
     fn next(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex) -> Option<(JobIdx, GpuSet)> {
         self.known.notice(plan);
         let oldest = rooms.waiting.first()?.1;
@@ -175,10 +182,10 @@ impl ColocationPolicy for MuxFlow {
         let single = |job: &JobIdx| plan.spec(*job).gpus == 1;
         let line = rooms.waiting.iter().map(|(_, job)| *job);
         let jobs: Vec<JobIdx> = line.take_while(single).take(window).collect();
-        // Of each kind of room the least loaded are enough.
+        // Of the GPUs with the same profiles the least loaded are sufficient.
         let mut gpus: Vec<GpuIdx> = Vec::new();
-        for of_kind in rooms.open.values() {
-            let open = of_kind.iter().map(|(_, g)| *g);
+        for with_same_profiles in rooms.open.values() {
+            let open = with_same_profiles.iter().map(|(_, g)| *g);
             let open = open.filter(|g| jobs.iter().any(|j| self.is_open(plan, rooms, *g, *j)));
             gpus.extend(open.take(window.div_ceil(rooms.open.len())));
         }
@@ -265,19 +272,19 @@ mod tests {
     }
 
     #[test]
-    fn a_service_and_its_lodger() {
+    fn two_services_and_two_training_tasks() {
         let world = ServingWorld::of_two_services("muxflow-like");
         expect![[r#"
-            nobody has asked yet, 0.0s
+            no requests yet, 0.0s
               light has not reported a request yet; its share is the knee of its latency curve until it does
               heavy has not reported a request yet; its share is the knee of its latency curve until it does
               light has not reported a request yet; its share is the knee of its latency curve until it does
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
-            requests come, 2.0s
+            requests arrive, 2.0s
               GPU 0: light 100 ‰ a 900 ‰
               GPU 1: heavy 1000 ‰
-            one is late, 3.0s
+            heavy misses its SLO, 3.0s
               GPU 0: light 100 ‰ a 900 ‰
               GPU 1: heavy 1000 ‰
             later, 11m 04s

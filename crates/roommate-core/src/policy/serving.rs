@@ -1,20 +1,21 @@
-//! Services and those who lodge with them: at most one service on a GPU, a few training tasks in what it
-//! leaves them.
+//! The frame of policies that share GPUs between services and training ([`ColocationPolicy`]): at
+//! most one service on a GPU, and a few training tasks on the SMs that the service leaves.
 //!
-//! The frame of policies that share GPUs between services and training ([`ColocationPolicy`]): books of who lives
-//! where, the queue of training, and how a setting is applied. Services come first: training gives way to
-//! a service that starts, has an equal part of what the service on its GPU leaves, gives memory away when
-//! the service needs it (the rest of its state is on the host then, moved at every step) and is suspended
-//! in host memory while its service cannot keep its objective beside it. Shares shrink before others grow.
+//! The frame records the tenants of each GPU, keeps the queue of training tasks and applies the
+//! configurations that the policy chooses. Services have priority over training. Training tasks
+//! are shrunk or suspended when a service starts, share the rest of the GPU equally, and give up
+//! memory that the service needs (that part of their state is then on the host and is transferred
+//! at every step). They are suspended in host memory while the service would miss its SLO beside
+//! them. Shares are lowered before others are raised, so that their sum never exceeds the GPU.
 //!
 //! ```text
-//!  one GPU  | service, its share and batch      | training | training |   each an equal part of the rest
-//!             ↑ ColocationPolicy::settle          ↑ ColocationPolicy::choose, next
-//!             LatencyModel (curves alone) × ColocationHistory (what sharing cost)
+//!  one GPU  | service, its share and batch | training | training |   the rest in equal parts
+//!             ↑ ColocationPolicy::settle     ↑ ColocationPolicy::choose, next
+//!             LatencyModel (curves alone) × ColocationHistory (slowdown in colocation)
 //! ```
 //!
-//! Invariants: at most one service and `max_tasks` training tasks on a GPU; each training task keeps
-//! `least_permille` of the multiprocessors and `min_memory` of its memory.
+//! Invariants: at most one service and `max_tasks` training tasks on a GPU; each training task
+//! keeps `least_permille` of the SMs and `min_memory` of its memory.
 
 mod colocation_history;
 mod latency_model;
@@ -35,7 +36,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub use colocation_history::{Colocation, ColocationHistory};
 pub use latency_model::LatencyModel;
 
-/// What was last measured of a service.
+/// The last measurement of a service.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen {
     /// Requests per second.
@@ -46,58 +47,58 @@ pub struct Seen {
     pub count: u32,
 }
 
-/// Who lives on a GPU.
+/// The tenants of a GPU (a *room* in the code below).
 #[derive(Clone, Debug, Default)]
 pub struct GpuTenants {
     /// The service.
     pub service: Option<JobIdx>,
-    /// Training tasks, in the order in which they came.
+    /// Training tasks, in the order in which they were placed.
     pub training: SmallVec<[JobIdx; 3]>,
-    /// What was measured of the service.
+    /// The last measurement of the service.
     pub seen: Option<Seen>,
-    /// When it is to be looked at again, whatever happens.
+    /// When its configuration is to be reconsidered even if nothing changes.
     look: Option<Time>,
-    /// Where it is among the [`GpuIndex::open`].
+    /// Its position in [`GpuIndex::open`].
     entry: Option<(TenantProfiles, u64)>,
 }
 
-/// What rooms of one kind have in common.
+/// The profiles of the tenants of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TenantProfiles {
-    /// What the service is; none where there is no service.
+    /// Profile of the service; none where there is no service.
     pub service: Option<ProfileIdx>,
-    /// What the training are, ascending.
+    /// Profiles of the training tasks, ascending.
     pub others: SmallVec<[ProfileIdx; 3]>,
 }
 
-/// How a service is to run.
+/// How a service is to run, as chosen by the policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServiceConfig {
-    /// Its largest batch; 0 = its own choice.
+    /// Its largest batch; 0 = the service chooses.
     pub batch: u32,
-    /// Its share of the multiprocessors.
+    /// Its SM share.
     pub permille: u16,
-    /// Whether those who lodge there now can stay beside that. If not, the last who came leaves, and the
-    /// question is asked again.
+    /// Whether all training tasks on the GPU can stay. If not, the task that was placed last is
+    /// suspended and the policy is asked again.
     pub stay: bool,
-    /// When to look again, whatever happens.
+    /// When to ask the policy again even if nothing changes.
     pub look: Option<Time>,
 }
 
-/// What sets a policy apart from others with services and training.
+/// The decisions in which policies with services and training differ.
 pub trait ColocationPolicy: Send {
-    /// Something was measured of a service or of a training task.
+    /// Takes a measurement of a service or of a training task into account.
     fn learn(&mut self, _state: &State, _rooms: &GpuIndex, _job: JobIdx, _sample: &Sample) {}
 
-    /// A GPU with room for a training task of one GPU; none = it has to wait.
+    /// A GPU for a training task that needs one GPU; none = the task has to wait.
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx>;
 
-    /// Whether a gang may lodge on this GPU.
+    /// Whether a gang may use this GPU.
     fn suits(&mut self, _plan: &Plan<'_>, _rooms: &GpuIndex, _gpu: GpuIdx, _job: JobIdx) -> bool {
         true
     }
 
-    /// The next training task to be placed, and where; the oldest unless said otherwise.
+    /// The next training task to be placed, and its GPUs; by default the oldest waiting task.
     fn next(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex) -> Option<(JobIdx, GpuSet)> {
         let (_, job) = *rooms.waiting.first()?;
         let gpus = self.find(plan, rooms, job);
@@ -107,7 +108,7 @@ pub trait ColocationPolicy: Send {
         gpus.map(|gpus| (job, gpus))
     }
 
-    /// Where a training task could lodge.
+    /// GPUs for a training task; none = it has to wait.
     fn find(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuSet> {
         if plan.spec(job).gpus == 1 {
             self.choose(plan, rooms, job).map(|g| GpuSet::from_slice(&[g]))
@@ -116,7 +117,7 @@ pub trait ColocationPolicy: Send {
         }
     }
 
-    /// How the service of this room is to run beside those who lodge there.
+    /// How the service of this GPU is to run beside the training tasks there.
     fn settle(
         &mut self,
         plan: &mut Plan<'_>,
@@ -126,7 +127,7 @@ pub trait ColocationPolicy: Send {
     ) -> ServiceConfig;
 }
 
-/// The frame around a [`ColocationPolicy`]: a policy of the registry.
+/// The frame around a [`ColocationPolicy`], which makes it a [`Policy`].
 pub struct ServiceColocation<T> {
     rooms: GpuIndex,
     policy: T,
@@ -145,41 +146,44 @@ impl<T: ColocationPolicy> Policy for ServiceColocation<T> {
     }
 }
 
-/// What the frame needs to know of a policy.
+/// Limits on what a service leaves to training.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Most training tasks beside a service.
     pub max_tasks: u8,
-    /// Least share of the multiprocessors that training is left with, permille for each task.
+    /// Minimum SM share of each training task, permille.
     pub least_permille: u16,
-    /// Least share of its memory that a training task needs on the GPU; the rest can be on the host.
+    /// Part of its memory that a training task needs on the GPU; the rest can be on the host.
     pub min_memory: f64,
 }
 
-/// Who lives where, and who waits.
+/// The tenants of all GPUs, and the jobs that wait.
 #[derive(Debug)]
 pub struct GpuIndex {
     limits: Limits,
-    /// Training without GPUs, oldest first.
+    /// Waiting training tasks, oldest first.
     pub waiting: BTreeSet<(Time, JobIdx)>,
-    /// Training tasks that lost their room in this look.
+    /// Training tasks that were suspended in this call.
     displaced: Vec<JobIdx>,
+    /// Waiting services, oldest first.
     services: BTreeSet<(Time, JobIdx)>,
-    /// By GPU.
+    /// The tenants, by GPU.
     all: Vec<GpuTenants>,
-    /// The GPUs of each job that has some.
+    /// The GPUs of each job.
     stays: Vec<GpuSet>,
-    /// GPUs that take one more training task, by the profiles of their tenants, least loaded first.
+    /// GPUs that can take one more training task, by the profiles of their tenants, least loaded
+    /// service first.
     pub open: BTreeMap<TenantProfiles, BTreeSet<(u64, GpuIdx)>>,
-    /// GPUs on which something changed.
+    /// GPUs whose configuration has to be reconsidered.
     stale: BTreeSet<GpuIdx>,
+    /// When each GPU is to be reconsidered even if nothing changes.
     looks: BTreeSet<(Time, GpuIdx)>,
 }
 
 impl Limits {
-    /// Limits from parameters as users write them. Each policy has these three among its own and writes
-    /// them out: a block shared by `serde(flatten)` could not refuse an unknown name with the list of
-    /// the known ones.
+    /// Limits from policy parameters. Each policy declares these three parameters itself, because a
+    /// block shared by `serde(flatten)` could not reject an unknown name with the list of the known
+    /// ones.
     pub fn new(max_training: u8, least_training: f64, min_memory: f64) -> Result<Self, String> {
         let least_permille = (least_training * 1000.0).round() as u16;
         if !(1..=3).contains(&max_training) {
@@ -194,14 +198,13 @@ impl Limits {
         Ok(Self { max_tasks: max_training, least_permille, min_memory })
     }
 
-    /// The largest share that a service can have beside so many training.
+    /// The largest share that a service can have beside this many training tasks.
     pub fn most_beside(&self, training: usize) -> u16 {
         Knobs::SM_ALL - self.least_permille * training as u16
     }
 }
 
 impl GpuIndex {
-    /// Nobody anywhere.
     fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -216,23 +219,22 @@ impl GpuIndex {
         }
     }
 
-    /// The room.
+    /// The tenants of a GPU.
     pub fn room(&self, gpu: GpuIdx) -> &GpuTenants {
         &self.all[gpu.usize()]
     }
 
-    /// What its service leaves to each of so many training, if the service has this share.
+    /// The share of each of this many training tasks beside a service with this share.
     pub fn left_for_each(&self, service_permille: u16, training: usize) -> u16 {
         (Knobs::SM_ALL - service_permille) / training.max(1) as u16
     }
 
-    /// Everything that happened is taken in, services are placed, rooms settled,
-    /// training placed.
+    /// Updates the records, places services, configures GPUs that changed, and places training.
     fn schedule(&mut self, plan: &mut Plan<'_>, policy: &mut dyn ColocationPolicy) {
         self.take_in(plan, policy);
         self.place_services(plan);
         self.settle_stale(plan, policy);
-        // Who had to leave may find another room at once.
+        // A suspended training task may find another GPU at once.
         for job in std::mem::take(&mut self.displaced) {
             let found = policy.find(plan, self, job);
             if found.is_some_and(|gpus| self.place_training(plan, job, &gpus)) {
@@ -253,7 +255,7 @@ impl GpuIndex {
     }
 }
 
-// Books.
+// Records of tenants and of waiting jobs.
 impl GpuIndex {
     fn take_in(&mut self, plan: &Plan<'_>, policy: &mut dyn ColocationPolicy) {
         if self.all.is_empty() {
@@ -298,7 +300,7 @@ impl GpuIndex {
         }
     }
 
-    /// A job that has no GPUs any more, and does not wait.
+    /// Removes a job from the tenants and from the waiting jobs.
     fn forget(&mut self, state: &State, job: JobIdx) {
         let place = (state.job(job).submitted, job);
         self.waiting.remove(&place);
@@ -330,27 +332,27 @@ impl GpuIndex {
         }
     }
 
-    /// Keeps the room among the open ones of its kind, or not.
+    /// Updates the position of a GPU in [`Self::open`].
     fn enter(&mut self, state: &State, gpu: GpuIdx) {
-        let kind = self.kind(state, gpu);
+        let profiles = self.kind(state, gpu);
         let room = &mut self.all[gpu.usize()];
-        if let Some((kind, load)) = room.entry.take()
-            && let Some(rooms) = self.open.get_mut(&kind)
+        if let Some((old, load)) = room.entry.take()
+            && let Some(gpus) = self.open.get_mut(&old)
         {
-            rooms.remove(&(load, gpu));
-            if rooms.is_empty() {
-                self.open.remove(&kind);
+            gpus.remove(&(load, gpu));
+            if gpus.is_empty() {
+                self.open.remove(&old);
             }
         }
         if room.training.len() < usize::from(self.limits.max_tasks) {
-            // Loads are not negative, so their bits are in order.
+            // Loads are not negative, so their bits have the same order.
             let load = room.seen.map_or(0.0, |s| s.load_rps).to_bits();
-            room.entry = Some((kind.clone(), load));
-            self.open.entry(kind).or_default().insert((load, gpu));
+            room.entry = Some((profiles.clone(), load));
+            self.open.entry(profiles).or_default().insert((load, gpu));
         }
     }
 
-    /// The kind of a room.
+    /// The profiles of the tenants of a GPU.
     pub fn kind(&self, state: &State, gpu: GpuIdx) -> TenantProfiles {
         let room = self.room(gpu);
         let of = |job: &JobIdx| state.spec(*job).profile;
@@ -359,6 +361,7 @@ impl GpuIndex {
         TenantProfiles { service: room.service.as_ref().map(of), others }
     }
 
+    /// Sets when the GPU is to be reconsidered even if nothing changes.
     fn look_at(&mut self, gpu: GpuIdx, at: Option<Time>) {
         let room = &mut self.all[gpu.usize()];
         if let Some(old) = room.look.take() {
@@ -371,7 +374,8 @@ impl GpuIndex {
 
 // Services.
 impl GpuIndex {
-    /// Services start where there is none yet, on idle GPUs first.
+    /// Places waiting services on GPUs without a service, those with the fewest training tasks
+    /// first.
     fn place_services(&mut self, plan: &mut Plan<'_>) {
         let waiting: Vec<(Time, JobIdx)> = self.services.iter().copied().collect();
         for (submitted, job) in waiting {
@@ -395,7 +399,7 @@ impl GpuIndex {
         let mut free: Vec<GpuIdx> =
             (0..plan.gpus.len()).map(GpuIdx::from_usize).filter(fits).collect();
         if need == 1 {
-            // The usual case, without sorting a thousand GPUs for each of a thousand services.
+            // The usual case: do not sort all GPUs for each of many services.
             let mut tries = 0;
             while let Some(best) = free.iter().copied().min_by_key(|g| self.crowd(*g)) {
                 if self.start_service(plan, job, &[best]) {
@@ -418,7 +422,8 @@ impl GpuIndex {
         self.start_service(plan, job, &gpus)
     }
 
-    /// Starts a service on these GPUs; training move aside, and leave if that is not enough.
+    /// Starts a service on these GPUs. Training tasks there are shrunk and, if that is not enough,
+    /// suspended one after the other.
     fn start_service(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx]) -> bool {
         let mark = plan.mark();
         let mut training: Vec<JobIdx> = Vec::new();
@@ -463,9 +468,9 @@ impl GpuIndex {
     }
 }
 
-// Lodgers.
+// Training.
 impl GpuIndex {
-    /// Whether a training task could lodge there as far as memory, CPU and slots go.
+    /// Whether the GPU and its node have the memory, CPU and slots for a training task.
     pub fn has_place(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
         let (on, spec) = (plan.gpu(gpu), plan.spec(job));
         let node = plan.node(on.node);
@@ -477,8 +482,8 @@ impl GpuIndex {
             && self.memory_for(plan, gpu, job).is_some()
     }
 
-    /// MiB that a newcomer would have on the GPU: what it asked for or what is free; `None` if that is
-    /// less than it needs.
+    /// MiB that a training task would get on the GPU: what it requests, or what is free if that is
+    /// less; `None` if it needs more.
     fn memory_for(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> Option<u32> {
         let on = plan.gpu(gpu);
         let (all, asked) =
@@ -494,7 +499,8 @@ impl GpuIndex {
         ((f64::from(asked) * self.limits.min_memory).ceil() as u32).max(1)
     }
 
-    /// GPUs for a gang: idle ones together if there are any, else wherever it suits, emptiest first.
+    /// GPUs for a gang: idle ones by [`Rule::Spread`] if there are enough, else any that suit,
+    /// those with the fewest training tasks first.
     pub fn gang(
         &self,
         plan: &Plan<'_>,
@@ -562,12 +568,12 @@ impl GpuIndex {
     }
 }
 
-// Settings.
+// Configurations.
 impl GpuIndex {
     fn settle_stale(&mut self, plan: &mut Plan<'_>, policy: &mut dyn ColocationPolicy) {
         while let Some(gpu) = self.stale.pop_first() {
             if let Some(service) = self.room(gpu).service {
-                // A service on several GPUs is set by what its first one sees.
+                // A service on several GPUs is configured by the state of its first GPU.
                 let first = plan.job(service).gpus[0];
                 self.settle(plan, policy, first, service);
                 continue;
@@ -603,12 +609,13 @@ impl GpuIndex {
         }
     }
 
-    /// Whoever gets less is told first.
+    /// Applies a configuration to a service and its roommates. Knobs are lowered before others are
+    /// raised.
     fn apply(&mut self, plan: &mut Plan<'_>, service: JobIdx, batch: u32, permille: u16) {
         let now = plan.job(service).knobs;
         let serving = plan.profile(service).serving;
         let known = serving.filter(|_| batch > 0).map_or(0, |s| s.mem_mib(batch));
-        // Below what it asked for, a part of it would be taken to be on the host.
+        // With less than it requests, a part of its memory would count as being on the host.
         let mem_mib = known.max(plan.spec(service).knobs.mem_mib);
         let wanted = Knobs { batch, sm_permille: permille, mem_mib, ..now };
         let gpus = plan.job(service).gpus.clone();
@@ -622,7 +629,7 @@ impl GpuIndex {
             self.free_memory(plan, *gpu, mem_mib.saturating_sub(now.mem_mib));
         }
         if wanted != plan.job(service).knobs && plan.tune(service, wanted).is_err() {
-            // Not the memory for such batches: at least the share.
+            // There is no memory for this batch size: change only the share.
             let _ = plan.tune(service, Knobs { sm_permille: permille, ..plan.job(service).knobs });
         }
         for gpu in &gpus {
@@ -636,7 +643,8 @@ impl GpuIndex {
         }
     }
 
-    /// Gives a training task its part of what services leave, and the memory that is free; `grow` or only take.
+    /// Sets a training task's share to its part of what services leave. With `grow` the share may
+    /// rise and free memory is added; without it the share can only fall.
     fn give_part(
         &self,
         plan: &mut Plan<'_>,
@@ -668,12 +676,13 @@ impl GpuIndex {
             Knobs { sm_permille: part.max(1).min(knobs.sm_permille), ..knobs }
         };
         if wanted != knobs && plan.tune(task, wanted).is_err() {
-            // Another GPU of a gang has less to spare.
+            // Another GPU of the gang does not have the share free: change only the memory.
             let _ = plan.tune(task, Knobs { mem_mib: wanted.mem_mib, ..knobs });
         }
     }
 
-    /// Lodgers give away so much memory, as far as they can spare it.
+    /// Takes memory from training tasks, latest first, until `more` MiB are free or each task is at
+    /// its minimum.
     fn free_memory(&self, plan: &mut Plan<'_>, gpu: GpuIdx, more: u32) {
         let on = plan.gpu(gpu);
         let all = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;

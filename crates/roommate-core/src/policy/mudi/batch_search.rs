@@ -1,47 +1,48 @@
-//! The search for a service's batch size on one GPU: run with one for a round, measure training, guess
-//! all other sizes from what was measured, and try the one that might be the best.
+//! The search for a service's batch size on one GPU: run with one size for a round, measure the
+//! slowdown of training, predict that of all other sizes, and try the most promising one next.
 
 use crate::math::bayes_search::{Survey, Trials};
 use crate::time::{Span, Time};
 
-/// A round that is expected to gain less than this is not worth it.
+/// Smallest expected improvement for which a further round is run.
 const WORTH_A_ROUND: f64 = 0.003;
 
 /// A search in rounds of time.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
     size: u32,
-    /// Until when the present size is measured; none before it began and when all is over.
+    /// When the current round ends; none before it starts and when the search has ended.
     until: Option<Time>,
     over: bool,
-    /// Sizes and what was measured of them.
+    /// Measured sizes and their values.
     tried: Trials<u32>,
 }
 
 impl Search {
-    /// Begins with this size.
+    /// A search that starts with this size.
     pub(super) fn begin(size: u32) -> Self {
         Self { size, until: None, over: false, tried: Trials::default() }
     }
 
-    /// The size that is tried now, or that was found.
+    /// The size that is measured now, or the result.
     pub(super) fn size(&self) -> u32 {
         self.size
     }
 
-    /// There is nothing to search.
+    /// Ends the search with this result.
     pub(super) fn end_with(&mut self, size: u32) {
         self.size = size;
         self.over = true;
         self.until = None;
     }
 
-    /// When the present round ends; `None` once the search is over.
+    /// When the current round ends; starts one if none runs. `None` once the search has ended.
     pub(super) fn until(&mut self, now: Time, round: Span) -> Option<Time> {
         (!self.over).then(|| *self.until.get_or_insert(now + round))
     }
 
-    /// The round is over: this was measured (the smaller the better), or nothing yet.
+    /// Ends a round with this measurement (the smaller the better). Without one, the round is
+    /// repeated.
     pub(super) fn measured(&mut self, value: Option<f64>, candidates: &[u32], rounds: usize) {
         self.until = None;
         let Some(value) = value else { return };
@@ -57,8 +58,8 @@ impl Search {
         self.end_with(best.map_or(self.size, |(size, _)| *size));
     }
 
-    /// The candidate with the lowest confidence bound; if that one was measured, the one of which most is
-    /// hoped; `None` if that is too little.
+    /// The candidate with the lowest confidence bound; if that was measured already, the one with
+    /// the greatest expected improvement; `None` if that is too small.
     fn next(&self, candidates: &[u32]) -> Option<u32> {
         let place = |size: &u32| vec![f64::from(*size).log2() / 10.0];
         let process = self.tried.fit(place)?;
@@ -79,8 +80,8 @@ impl Search {
     }
 }
 
-/// Standard deviations below the expectation at which a candidate is looked at in this round, from 1:
-/// √(2 ln(|R| / n²)), and 0 where that is not a number.
+/// Standard deviations below the mean at which the confidence bound of a candidate lies in round n,
+/// from 1: √(2 ln(|R| / n²)) for |R| candidates, and 0 where that is not a number.
 fn exploration(candidates: usize, round: usize) -> f64 {
     let ratio = candidates as f64 / (round * round).max(1) as f64;
     (2.0 * ratio.ln()).max(0.0).sqrt()
@@ -92,7 +93,7 @@ mod tests {
     use crate::math::rng::Rng;
 
     #[test]
-    fn the_weight_of_exploration_never_turns_negative() {
+    fn the_weight_of_exploration_is_never_negative() {
         let squared = |n: usize| exploration(6, n).powi(2);
         assert!((squared(1) - 3.5835).abs() < 1e-4);
         assert!((squared(2) - 0.8109).abs() < 1e-4);
@@ -100,7 +101,7 @@ mod tests {
         assert!(exploration(100, 10) == 0.0 && exploration(1000, 31) > 0.0);
     }
 
-    /// Runs a search on a curve; says what it found and how many measurements that took.
+    /// Runs a search on a curve; returns the result and the number of measurements.
     fn run(candidates: &[u32], first: u32, of: impl Fn(u32) -> f64) -> (u32, usize) {
         let mut search = Search::begin(first);
         let mut rounds = 0;
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_finds_is_nearly_the_best() {
+    fn results_are_close_to_the_best_size() {
         let candidates = [1, 2, 4, 8, 16, 32, 64];
         let mut rng = Rng::stream(0, 122);
         let (mut near, mut measurements) = (0, 0);

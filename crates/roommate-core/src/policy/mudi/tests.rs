@@ -13,12 +13,12 @@ fn without_services_training_shares_idle_gpus() {
 }
 
 #[test]
-fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
+fn shares_and_batches_follow_training_and_load() {
     let mut world = ServingWorld::new("mudi", "{}", "1x1");
     let service = world.service("service", 150);
-    world.says("it starts");
+    world.says("the service starts");
     world.sampled(service, 200.0, 30.0);
-    world.says("it answers");
+    world.says("the service answers");
     world.train("training", 0.8, 0.3);
     world.says("training comes");
     world.wait(300.0);
@@ -26,17 +26,17 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
     world.sampled(service, 250.0, 60.0);
     world.says("a little more load");
     world.sampled(service, 900.0, 200.0);
-    world.says("much more");
+    world.says("much more load");
     world.wait(300.0);
     world.sampled(service, 100.0, 20.0);
     world.says("little load");
     world.wait(300.0);
-    world.says("and after a while");
+    world.says("five minutes later");
     expect![[r#"
-        it starts, 0.0s
+        the service starts, 0.0s
           service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: service 1000 ‰
-        it answers, 1.0s
+        the service answers, 1.0s
           GPU 0: service 1000 ‰ batch 16
         training comes, 1.0s
           GPU 0: service 240 ‰ batch 16 training 760 ‰
@@ -44,19 +44,19 @@ fn a_lodger_comes_batches_are_searched_and_the_load_changes() {
           GPU 0: service 240 ‰ batch 16 training 760 ‰
         a little more load, 5m 02s
           GPU 0: service 240 ‰ batch 16 training 760 ‰
-        much more, 5m 03s
+        much more load, 5m 03s
           training suspended in host memory: service service would miss its SLO beside it
           GPU 0: service 1000 ‰ batch 64
           waiting: training
         little load, 10m 04s
           GPU 0: service 132 ‰ batch 16 training 868 ‰
-        and after a while, 15m 04s
+        five minutes later, 15m 04s
           GPU 0: service 132 ‰ batch 16 training 868 ‰
     "#]].assert_eq(&world.outcome);
 }
 
 #[test]
-fn a_miss_at_a_known_load_makes_it_stricter() {
+fn a_miss_at_a_known_load_raises_the_share() {
     let params = r#"{"round_s": 0, "calm_s": 0, "batches": [16]}"#;
     let mut world = ServingWorld::new("mudi", params, "1x1");
     let service = world.service("service", 150);
@@ -68,13 +68,13 @@ fn a_miss_at_a_known_load_makes_it_stricter() {
         world.engine.state().job(service).knobs.sm_permille
     };
     let kept = (0..3).map(|_| share(140.0)).last().unwrap();
-    // Batches take as long as before; only the latency says that the model is too hopeful.
+    // Batch times are unchanged; only the latency shows that the model is too optimistic.
     let missed = (0..3).map(|_| share(160.0)).last().unwrap();
     assert!(missed > kept, "{kept} ‰, then {missed} ‰");
 }
 
 #[test]
-fn training_is_suspended_where_the_objective_has_no_room_for_it() {
+fn training_is_suspended_where_the_slo_would_be_missed() {
     let mut world = ServingWorld::new("mudi", r#"{"max_training": 1}"#, "1x2");
     let (a, b) = (world.service("a", 150), world.service("b", 150));
     world.sampled(a, 200.0, 30.0);
@@ -82,50 +82,50 @@ fn training_is_suspended_where_the_objective_has_no_room_for_it() {
     world.train("x", 0.8, 0.3);
     world.train("y", 0.8, 0.3);
     world.wait(100.0);
-    world.says("beside both");
+    world.says("both share with training");
     world.sampled(a, 900.0, 140.0);
-    world.says("much to do for a");
+    world.says("a has a high load");
     world.wait(100.0);
     world.sampled(a, 200.0, 30.0);
-    world.says("it is over");
+    world.says("a has its usual load");
     expect![[r#"
-        beside both, 1m 42s
+        both share with training, 1m 42s
           a its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           b its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: a 240 ‰ batch 16 x 760 ‰
           GPU 1: b 240 ‰ batch 16 y 760 ‰
-        much to do for a, 1m 43s
+        a has a high load, 1m 43s
           x suspended in host memory: service a would miss its SLO beside it
           GPU 0: a 1000 ‰ batch 64
           GPU 1: b 240 ‰ batch 16 y 760 ‰
           waiting: x
-        it is over, 3m 24s
+        a has its usual load, 3m 24s
           GPU 0: a 165 ‰ batch 16 x 835 ‰
           GPU 1: b 240 ‰ batch 16 y 760 ‰
     "#]].assert_eq(&world.outcome);
 }
 
 #[test]
-fn an_objective_out_of_reach_does_not_stop_training() {
+fn an_slo_out_of_reach_does_not_stop_training() {
     let mut world = ServingWorld::new("mudi", "{}", "1x1");
     let service = world.service("service", 5);
     world.sampled(service, 200.0, 30.0);
     world.says("alone");
     world.train("training", 0.8, 0.3);
-    world.says("and beside training");
+    world.says("beside training");
     world.wait(3600.0);
     expect![[r#"
         alone, 1.0s
           service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           service misses its SLO even with the whole GPU; it has all but the minimum share of training
           GPU 0: service 1000 ‰ batch 4
-        and beside training, 1.0s
+        beside training, 1.0s
           GPU 0: service 900 ‰ batch 4 training 100 ‰
     "#]].assert_eq(&world.outcome);
 }
 
 #[test]
-fn nobody_asks_and_a_service_that_never_answers() {
+fn services_without_requests_and_without_samples() {
     let mut world = ServingWorld::new("mudi", "{}", "1x2");
     let idle = world.service("idle", 150);
     world.service("silent", 150);
@@ -146,26 +146,26 @@ fn nobody_asks_and_a_service_that_never_answers() {
 }
 
 #[test]
-fn without_profiled_points_it_is_careful_and_learns() {
+fn without_profiled_points_the_share_shrinks_with_samples() {
     let mut world = ServingWorld::new("mudi", "{}", "1x1");
     let service = world.service_with("service", 150, vec![]);
     world.train("training", 0.8, 0.3);
     world.says("nothing is known");
     world.sampled(service, 100.0, 30.0);
-    world.says("it answers");
+    world.says("the service answers");
     for _ in 0..6 {
         world.wait(100.0);
         world.sampled(service, 100.0, 40.0);
     }
-    world.says("much was measured");
+    world.says("after six measurements");
     expect![[r#"
         nothing is known, 0.0s
           service its latency was not profiled: assumed to double with half of the GPU
           service has not reported a request yet; its share is the knee of its latency curve until it does
           GPU 0: service 900 ‰ training 100 ‰
-        it answers, 1.0s
+        the service answers, 1.0s
           GPU 0: service 388 ‰ batch 16 training 612 ‰
-        much was measured, 10m 07s
+        after six measurements, 10m 07s
           GPU 0: service 163 ‰ batch 16 training 837 ‰
     "#]].assert_eq(&world.outcome);
 }
@@ -176,11 +176,11 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
     let mut world = ServingWorld::new("mudi", params, "1x1:v100");
     let service = world.service("service", 300);
     world.train_with("training", 0.8, 0.3, 15_200);
-    world.says("as it asks to run");
+    world.says("as requested");
     world.sampled(service, 100.0, 30.0);
     world.says("with batches of 64");
     expect![[r#"
-        as it asks to run, 0.0s
+        as requested, 0.0s
           service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           service has not reported a request yet; its share is the knee of its latency curve until it does
           GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
@@ -190,7 +190,7 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
 }
 
 #[test]
-fn up_to_three_lodgers_share_the_rest_evenly() {
+fn up_to_three_training_tasks_share_the_rest_equally() {
     let mut world = ServingWorld::new("mudi", r#"{"max_training": 3}"#, "1x2");
     let (a, b) = (world.service("a", 150), world.service("b", 150));
     world.sampled(a, 200.0, 30.0);
@@ -200,17 +200,17 @@ fn up_to_three_lodgers_share_the_rest_evenly() {
         world.train(name, 0.4, 0.1);
     }
     world.wait(600.0);
-    world.says("five of them");
+    world.says("five training tasks");
     world.ends(first);
     world.wait(600.0);
-    world.says("one has left");
+    world.says("one has ended");
     expect![[r#"
-        five of them, 10m 02s
+        five training tasks, 10m 02s
           a its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           b its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           GPU 0: a 240 ‰ batch 16 t1 253 ‰ t3 253 ‰ t5 253 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
-        one has left, 20m 02s
+        one has ended, 20m 02s
           GPU 0: a 240 ‰ batch 16 t3 380 ‰ t5 380 ‰
           GPU 1: b 76 ‰ batch 4 t2 462 ‰ t4 462 ‰
     "#]].assert_eq(&world.outcome);
@@ -235,25 +235,25 @@ fn as_published_the_search_is_at_the_knee() {
 }
 
 #[test]
-fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_does_no_harm() {
+fn trials_against_a_prediction_become_rarer_until_one_succeeds() {
     let mut world = ServingWorld::new("mudi", r#"{"max_training": 1}"#, "1x1");
     let service = world.service("service", 150);
     world.sampled(service, 900.0, 100.0);
     world.train("training", 0.8, 0.3);
-    world.says("no room beside it, it is thought");
+    world.says("predicted to miss its SLO");
     world.wait(301.0);
     world.says("tried");
     world.sampled_slow(service, 900.0, 200.0, 2.0);
-    world.says("it did harm");
+    world.says("the SLO was missed");
     world.wait(590.0);
-    world.says("not yet again");
+    world.says("not yet tried again");
     world.wait(20.0);
-    world.says("again");
+    world.says("tried again");
     world.sampled_slow(service, 900.0, 140.0, 2.0);
     world.wait(3600.0);
-    world.says("no harm");
+    world.says("the SLO is met");
     expect![[r#"
-        no room beside it, it is thought, 1.0s
+        predicted to miss its SLO, 1.0s
           service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           training does not fit: needs 1 GPUs, 0 idle in the cluster
           GPU 0: service 1000 ‰ batch 64
@@ -261,17 +261,17 @@ fn what_only_a_prediction_keeps_out_is_tried_ever_more_rarely_and_stays_if_it_do
         tried, 5m 02s
           training is tried beside job service on the same GPUs
           GPU 0: service 900 ‰ batch 64 training 100 ‰
-        it did harm, 5m 03s
+        the SLO was missed, 5m 03s
           training suspended in host memory: service service would miss its SLO beside it
           GPU 0: service 1000 ‰ batch 64
           waiting: training
-        not yet again, 14m 53s
+        not yet tried again, 14m 53s
           GPU 0: service 1000 ‰ batch 64
           waiting: training
-        again, 15m 13s
+        tried again, 15m 13s
           training is tried beside job service on the same GPUs
           GPU 0: service 900 ‰ batch 64 training 100 ‰
-        no harm, 1h 15m
+        the SLO is met, 1h 15m
           GPU 0: service 900 ‰ batch 64 training 100 ‰
     "#]].assert_eq(&world.outcome);
 }

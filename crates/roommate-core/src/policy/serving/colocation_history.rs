@@ -1,8 +1,9 @@
-//! What sharing a GPU costs services, learned from what was seen.
+//! How much colocation slows services down, learned from measurements.
 //!
-//! Beside others a service has its curve alone, longer by a factor: what was seen of this very colocation if
-//! anything was, else what similar ones did, else nothing with a wide margin. Every answer carries how sure
-//! it is, so that a promise can be kept at an upper quantile.
+//! The latency of a service beside roommates is its curve alone times a slowdown. The slowdown is
+//! estimated from measurements of the same colocation if there are any, else from similar ones,
+//! else it is 1 with a wide margin. Every estimate has a standard deviation, so that a policy can
+//! keep an SLO at an upper quantile.
 
 use crate::idx::ProfileIdx;
 use crate::interference::Estimate;
@@ -10,38 +11,38 @@ use crate::math::pool::{Pool, Row};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// A service with a batch size, and those it shares a GPU with.
+/// A service with a batch size, and the profiles of its roommates.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Colocation {
     /// The service.
     pub service: ProfileIdx,
     /// Its batch size.
     pub batch: u32,
-    /// The others, ascending.
+    /// Profiles of its roommates, ascending.
     pub others: SmallVec<[ProfileIdx; 3]>,
 }
 
-/// What was seen of one colocation.
+/// Measurements of one colocation.
 #[derive(Clone, Debug, PartialEq)]
 struct Seen {
-    /// Features when it was last seen.
+    /// Features at the last measurement.
     features: Vec<f64>,
-    /// Mean logarithm of how many times as long as alone.
+    /// Mean logarithm of the slowdown.
     mean: f64,
     times: u32,
 }
 
-/// Standard deviation of one observation, as a part of the value: what our own measurements repeat to.
+/// Relative standard deviation of one observation, as in repeated measurements of our own.
 const NOISE: f64 = 0.08;
-/// Before anything was seen: beside others it takes as long as alone, give or take this much.
+/// Standard deviation of the logarithm of a slowdown of which nothing similar was measured.
 const UNKNOWN: f64 = 0.3;
-/// Observations count no further than this, so that what changes is noticed.
+/// An observation weighs at least 1 ÷ this, so that the mean follows changes.
 const MEMORY: u32 = 20;
-/// A first fit needs so many colocations; later ones so many times as many.
+/// Colocations needed for the first fit, and the factor by which they grow until the next.
 const FIRST_FIT: usize = 6;
 const GROWTH: f64 = 1.25;
 
-/// What colocation costs, learned from observations.
+/// Slowdowns of services in colocation, learned from observations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ColocationHistory {
     seen: BTreeMap<Colocation, Seen>,
@@ -50,8 +51,8 @@ pub struct ColocationHistory {
 }
 
 impl ColocationHistory {
-    /// A batch took `seconds` where it would have taken `alone_s` alone with the same share.
-    /// Impossible values are ignored.
+    /// Records that a batch took `seconds`, and would have taken `alone_s` alone with the same
+    /// share. Impossible values are ignored.
     pub fn observe(
         &mut self,
         colocation: Colocation,
@@ -73,26 +74,27 @@ impl ColocationHistory {
         }
     }
 
-    /// Those with the same others are left out together: the question is what new colocation costs.
+    /// Fits the model. Colocations with the same roommates are one group of the cross-validation,
+    /// because the model has to predict colocations with other roommates.
     fn fit(&mut self) {
-        let mut kinds: Vec<&[ProfileIdx]> = self.seen.keys().map(|c| &c.others[..]).collect();
-        kinds.sort_unstable();
-        kinds.dedup();
+        let mut groups: Vec<&[ProfileIdx]> = self.seen.keys().map(|c| &c.others[..]).collect();
+        groups.sort_unstable();
+        groups.dedup();
         let rows: Vec<Row> = self
             .seen
             .iter()
             .map(|(colocation, seen)| Row {
                 x: seen.features.clone(),
                 y: seen.mean,
-                group: kinds.binary_search(&&colocation.others[..]).unwrap_or(0) as u32,
+                group: groups.binary_search(&&colocation.others[..]).unwrap_or(0) as u32,
             })
             .collect();
         self.model = Pool::fit(&rows);
         self.fit_at = (self.seen.len() as f64 * GROWTH).ceil() as usize;
     }
 
-    /// Logarithm of how many times as long as alone it takes in this colocation: what similar colocation
-    /// says, corrected by what was seen of this one.
+    /// Logarithm of the slowdown in this colocation: the model's prediction from similar
+    /// colocations, corrected by measurements of this one.
     pub fn predict(&self, colocation: &Colocation, features: &[f64]) -> Estimate {
         let prior = match &self.model {
             _ if colocation.others.is_empty() => Estimate { mean: 0.0, std: NOISE },
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn without_data_company_costs_nothing_for_sure() {
+    fn without_data_colocation_costs_nothing_with_a_wide_margin() {
         let colocations = ColocationHistory::default();
         assert!(colocations.seen.is_empty());
         let guess = colocations.predict(&colocation(0, &[1]), &[0.5]);
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn company_is_learned_and_carries_over_to_similar_company() {
+    fn slowdowns_are_learned_and_carry_over_to_similar_roommates() {
         let mut colocations = ColocationHistory::default();
         let mut rng = Rng::new(121);
         let cost = |x: f64| 0.8 * x;
@@ -153,7 +155,7 @@ mod tests {
         let stranger = colocations.predict(&colocation(100, &[50]), &[0.33]);
         near(stranger.mean, cost(0.33), 0.05);
         assert!(stranger.std < 0.1, "{stranger:?}");
-        // What it sees of this very colocation corrects it, whatever similar colocation did.
+        // Measurements of the same colocation outweigh those of similar ones.
         for _ in 0..10 {
             colocations.observe(colocation(100, &[50]), vec![0.33], 0.01, 0.02);
         }

@@ -1,29 +1,30 @@
-//! What a policy knows of profiles before it colocates them: latency of services alone, counters of all.
+//! What a policy knows of profiles before it colocates them: the latency of services alone, and the
+//! utilisation of SMs and memory bandwidth of all jobs.
 
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use crate::performance::latency::{Axis, Curve, SoloCurves};
 use crate::state::State;
 
-/// What is known of profiles: profiled latency of services, measured counters of all.
+/// Profiled latency of services, and utilisation of all jobs.
 #[derive(Clone, Debug)]
 pub struct LatencyModel {
     axis: Axis,
-    /// Profiled points used for each curve.
+    /// Most profiled points that are used for each curve.
     budget: usize,
-    /// By profile: curves alone, and how many points they took.
+    /// By profile: curves alone, and the number of points used for them.
     alone: Vec<(SoloCurves, u32)>,
 }
 
-/// What a profile takes of a GPU when nothing is known of it.
+/// Assumed utilisation where none was measured or predicted.
 const USE: f64 = 0.5;
 
 impl LatencyModel {
-    /// Nothing yet; of each curve at most `budget` profiled points will be used.
+    /// A model without profiles, which will use at most `budget` profiled points for each curve.
     pub fn new(axis: Axis, budget: u8) -> Self {
         Self { axis, budget: budget.into(), alone: Vec::new() }
     }
 
-    /// Takes notice of new profiles.
+    /// Fits the curves of new profiles.
     pub fn notice(&mut self, state: &State) {
         for profile in state.profiles.iter().skip(self.alone.len()) {
             let points = profile.latency.as_deref().unwrap_or(&[]);
@@ -32,12 +33,12 @@ impl LatencyModel {
         }
     }
 
-    /// Busy shares of the multiprocessors and of the memory bandwidth: measured, predicted, or half.
+    /// Utilisation of SMs and of memory bandwidth: measured, predicted, or half.
     pub fn uses(&self, state: &State, profile: ProfileIdx) -> [f64; 2] {
         state.demand(profile).unwrap_or([USE; 2])
     }
 
-    /// Profiled points that the curves of a service took.
+    /// Number of profiled points used for the curves of a service.
     pub fn points(&self, profile: ProfileIdx) -> u32 {
         self.alone.get(profile.usize()).map_or(0, |(_, points)| *points)
     }
@@ -49,7 +50,7 @@ impl LatencyModel {
         let curve = known.unwrap_or_else(|| {
             let profile = &state.profiles[profile];
             let own = profile.serving.map_or(batch, |s| s.batch);
-            // Never faster than the batch that is known.
+            // A smaller batch is not assumed to be faster than the known one.
             Curve::proportional(profile.step_s * (f64::from(batch) / f64::from(own)).max(1.0))
         });
         curve.times(1.0 / state.solo_speed(service, &[gpu]))

@@ -1,5 +1,6 @@
-//! A world on which policies with services tell their outcome: facts are spelled out by the test, every
-//! action is confirmed at once, and whoever is looked at twice must not change anything.
+//! A world for tests of policies with services. The test reports facts, every action is confirmed
+//! at once, and the outcome is recorded as text. A policy that is called again on the same state
+//! must not change anything.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -19,27 +20,27 @@ pub(crate) struct ServingWorld {
     wake: Option<Time>,
     names: Vec<String>,
     pub(crate) outcome: String,
-    /// Reasons that were given since the outcome last went on.
-    said: Vec<String>,
+    /// Reasons since the last entry of the outcome.
+    reasons: Vec<String>,
 }
 
-/// Seconds of a batch alone: a fixed part, and work that is divided among multiprocessors.
+/// Seconds of a batch alone: a fixed part, and work that is divided among SMs.
 fn batch_s(batch: u32, share: f64) -> f64 {
     0.004 + 0.000_5 * f64::from(batch) / share.min(0.2 + 0.01 * f64::from(batch))
 }
 
 impl ServingWorld {
-    /// What happens to two services and two training tasks, the same under every policy.
+    /// The same scenario of two services and two training tasks for every policy.
     pub(crate) fn of_two_services(policy: &str) -> Self {
         let mut world = Self::new(policy, "{}", "1x2");
         let (light, heavy) = (world.service("light", 200), world.service("heavy", 100));
         world.train("a", 0.8, 0.3);
-        world.says("nobody has asked yet");
+        world.says("no requests yet");
         world.sampled(light, 10.0, 40.0);
         world.sampled(heavy, 300.0, 60.0);
-        world.says("requests come");
+        world.says("requests arrive");
         world.sampled(heavy, 300.0, 150.0);
-        world.says("one is late");
+        world.says("heavy misses its SLO");
         world.wait(60.0);
         world.sampled(heavy, 300.0, 60.0);
         world.train("b", 0.2, 0.1);
@@ -54,7 +55,7 @@ impl ServingWorld {
         let cluster = cluster.parse().unwrap();
         let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
         let (now, wake) = (Time::ZERO, None);
-        Self { engine, now, wake, names: vec![], outcome: String::new(), said: vec![] }
+        Self { engine, now, wake, names: vec![], outcome: String::new(), reasons: vec![] }
     }
 
     fn add(&mut self, name: &str, profile: Profile, spec: impl Fn(Spec) -> Spec) -> JobIdx {
@@ -65,7 +66,7 @@ impl ServingWorld {
         job
     }
 
-    /// A service of which everything was profiled, with this objective.
+    /// A service with this SLO whose latency was profiled at all batch sizes and shares.
     pub(crate) fn service(&mut self, name: &str, slo_ms: u32) -> JobIdx {
         let shares = [60, 120, 180, 300, 480, 730, 1000u16];
         let point = |batch: u32, sm_permille: u16| {
@@ -102,7 +103,7 @@ impl ServingWorld {
         })
     }
 
-    /// A training task with these counters.
+    /// A training task with this utilisation.
     pub(crate) fn train(&mut self, name: &str, sm_util: f64, dram_util: f64) -> JobIdx {
         self.train_with(name, sm_util, dram_util, 0)
     }
@@ -116,12 +117,12 @@ impl ServingWorld {
         self.add(name, profile, |spec| Spec { knobs, ..spec })
     }
 
-    /// A window of a service was measured: requests a second, and the 99th percentile.
+    /// Reports a window of a service: requests per second, and the 99th percentile of latency.
     pub(crate) fn sampled(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64) {
         self.sampled_slow(job, load_rps, p99_ms, 1.0);
     }
 
-    /// The same, with batches that take so many times as long as alone.
+    /// The same, with batches that take `times` as long as alone.
     pub(crate) fn sampled_slow(&mut self, job: JobIdx, load_rps: f32, p99_ms: f64, times: f64) {
         let knobs = self.engine.state().job(job).knobs;
         let batch = if knobs.batch == 0 { 16 } else { knobs.batch };
@@ -131,7 +132,7 @@ impl ServingWorld {
             load_rps,
             ..Sample::default()
         };
-        // At the instant of a decision it would be its consequence.
+        // A sample at the time of a decision would count as its result.
         self.now += Span::from_secs(1.0);
         self.step(&[Event::Sampled { job, sample }]);
     }
@@ -140,7 +141,7 @@ impl ServingWorld {
         self.step(&[Event::Finished(job)]);
     }
 
-    /// Lets time pass; the policy is woken as it asked to be.
+    /// Lets time pass; the policy is woken at the times that it set.
     pub(crate) fn wait(&mut self, seconds: f64) {
         let until = self.now + Span::from_secs(seconds);
         while let Some(wake) = self.wake.filter(|w| *w <= until) {
@@ -151,7 +152,7 @@ impl ServingWorld {
         self.step(&[]);
     }
 
-    /// Tells facts, confirms what follows, looks again.
+    /// Reports facts, confirms the actions, and checks that a second look changes nothing.
     fn step(&mut self, facts: &[Event]) {
         let mut facts = facts.to_vec();
         loop {
@@ -161,7 +162,7 @@ impl ServingWorld {
             let asked = step.asked;
             self.wake = step.wake;
             let names = |j: JobIdx| self.names[j.usize()].clone();
-            self.said.extend(
+            self.reasons.extend(
                 notes.iter().map(|n| format!("  {} {}\n", names(n.job), n.reason.describe(&names))),
             );
             if asked {
@@ -185,11 +186,11 @@ impl ServingWorld {
                 let done = self.engine.state().job(*job).meter.done;
                 Event::Stopped { job: *job, done }
             }
-            Action::Reject(..) => panic!("nobody is refused here"),
+            Action::Reject(..) => panic!("no job is rejected here"),
         }
     }
 
-    /// How fast training is with its share: what a world would measure.
+    /// Samples of training: its step time with its share.
     fn paces(&self) -> Vec<Event> {
         let state = self.engine.state();
         let running = state.placed.iter().filter(|j| state.job(*j).phase == Phase::Running);
@@ -202,10 +203,11 @@ impl ServingWorld {
         training.map(pace).collect()
     }
 
-    /// Goes on with the outcome: what was said since, and who runs where and how.
+    /// Adds an entry to the outcome: the reasons since the last one, and the tenants of each GPU
+    /// with their knobs.
     pub(crate) fn says(&mut self, title: &str) {
         let _ = writeln!(self.outcome, "{title}, {}", self.now);
-        self.outcome.extend(self.said.drain(..));
+        self.outcome.extend(self.reasons.drain(..));
         let state = self.engine.state();
         for (i, gpu) in state.gpus.iter().enumerate() {
             let _ = write!(self.outcome, "  GPU {}:", GpuIdx::from_usize(i).usize());
