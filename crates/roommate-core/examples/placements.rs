@@ -43,23 +43,23 @@ const TRAININGS: [(f64, f64); 9] = [
 ];
 
 /// Seconds per batch alone.
-fn batch_s(kind: usize, batch: u32, share: f64) -> f64 {
+fn batch_s(service: usize, batch: u32, share: f64) -> f64 {
     let most = (0.1 + 0.02 * f64::from(batch)).min(1.0);
-    0.003 + SERVICES[kind].1 / 1e3 * f64::from(batch) / share.min(most)
+    0.003 + SERVICES[service].1 / 1e3 * f64::from(batch) / share.min(most)
 }
 
-fn service(kind: usize) -> Profile {
+fn service(service: usize) -> Profile {
     let point = |batch: u32, sm_permille: u16| {
-        let seconds = batch_s(kind, batch, f64::from(sm_permille) / 1e3);
+        let seconds = batch_s(service, batch, f64::from(sm_permille) / 1e3);
         Profiled { batch, sm_permille, seconds }
     };
     let shares = [60, 120, 180, 300, 480, 730, 1000];
     let points = [1, 4, 16, 64].into_iter().flat_map(|b| shares.map(|s| point(b, s)));
-    let mut profile = Profile::of_step(batch_s(kind, 16, 1.0));
+    let mut profile = Profile::of_step(batch_s(service, 16, 1.0));
     profile.latency = Some(points.collect());
     profile.serving = Some(Serving {
         batch: 16,
-        timeout: Span::from_secs(f64::from(SERVICES[kind].0) / 1e4),
+        timeout: Span::from_secs(f64::from(SERVICES[service].0) / 1e4),
         warm_up: Span::ZERO,
         base_mib: 0.0,
         item_mib: 0.0,
@@ -89,8 +89,8 @@ struct Crowd {
 
 impl Crowd {
     fn task(&mut self) -> JobIdx {
-        let kind = self.rng.below(TRAININGS.len() as u64) as usize;
-        let profile = ProfileIdx((SERVICES.len() + kind) as u32);
+        let task = self.rng.below(TRAININGS.len() as u64) as usize;
+        let profile = ProfileIdx((SERVICES.len() + task) as u32);
         self.engine.add_job(Spec::training(1, 1e9, profile))
     }
 
@@ -126,12 +126,12 @@ impl Crowd {
         let state = self.engine.state();
         jobs.retain(|j| state.job(*j).is_placed());
         let pace = |job: JobIdx| {
-            let kind = state.spec(job).profile.usize() - SERVICES.len();
+            let task = state.spec(job).profile.usize() - SERVICES.len();
             let knobs = state.job(job).knobs;
             let batch = if knobs.batch == 0 { 64 } else { knobs.batch };
             let others = state.gpu(state.job(job).gpus[0]).tenants.iter().filter(|t| **t != job);
             let busy = |t: &JobIdx| state.profile(*t).predicted.map_or(0.0, |p| p.sm_util);
-            let (sm, dram) = TRAININGS[kind];
+            let (sm, dram) = TRAININGS[task];
             let slower = 1.0 + sm * others.map(busy).sum::<f64>();
             let sample = Sample {
                 step_s: 0.1 * (0.3 + 0.7 * f64::from(batch) / 64.0) * slower,
@@ -149,13 +149,13 @@ impl Crowd {
     /// A window of a service, as its world would measure it.
     fn sample(&mut self, job: JobIdx) -> Event {
         let state = self.engine.state();
-        let (knobs, kind) = (state.job(job).knobs, state.spec(job).profile.0 as usize);
+        let (knobs, service) = (state.job(job).knobs, state.spec(job).profile.0 as usize);
         let batch = if knobs.batch == 0 { 16 } else { knobs.batch };
         let crowd = state.gpu(state.job(job).gpus[0]).tenants.len() as f64 - 1.0;
         let noise = 1.0 + 0.05 * self.rng.unit();
         let sample = Sample {
-            step_s: batch_s(kind, batch, knobs.reach()) * (1.0 + 0.2 * crowd) * noise,
-            p99_us: SERVICES[kind].0 * 500,
+            step_s: batch_s(service, batch, knobs.reach()) * (1.0 + 0.2 * crowd) * noise,
+            p99_us: SERVICES[service].0 * 500,
             load_rps: 150.0 + 100.0 * self.rng.unit() as f32,
             ..Sample::default()
         };
@@ -183,18 +183,18 @@ fn play(name: &str, gpus: u32, rounds: u32, tasks: u32) -> Result<Times, Box<dyn
     let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
     let (rng, took, unmeasured) = (Rng::new(1), Vec::new(), Vec::new());
     let mut crowd = Crowd { engine, rng, now: Time::ZERO, wake: None, took, unmeasured };
-    (0..SERVICES.len()).for_each(|kind| {
-        crowd.engine.add_profile(service(kind));
+    (0..SERVICES.len()).for_each(|i| {
+        crowd.engine.add_profile(service(i));
     });
-    for kind in TRAININGS {
-        crowd.engine.add_profile(training(kind));
+    for demand in TRAININGS {
+        crowd.engine.add_profile(training(demand));
     }
     let with_services = if name.starts_with("iadeep") { 0 } else { gpus };
     let services: Vec<JobIdx> = (0..with_services)
         .map(|i| {
-            let kind = i as usize % SERVICES.len();
-            let slo = Some(Slo { p99_us: SERVICES[kind].0 * 1000 });
-            let spec = Spec::training(1, 1.0, ProfileIdx(kind as u32));
+            let service = i as usize % SERVICES.len();
+            let slo = Some(Slo { p99_us: SERVICES[service].0 * 1000 });
+            let spec = Spec::training(1, 1.0, ProfileIdx(service as u32));
             crowd.engine.add_job(Spec { class: Class::Service, work: None, slo, ..spec })
         })
         .collect();
@@ -215,8 +215,8 @@ fn play(name: &str, gpus: u32, rounds: u32, tasks: u32) -> Result<Times, Box<dyn
         let gpu = GpuIdx(crowd.rng.below(u64::from(gpus)) as u32);
         let state = crowd.engine.state();
         let training = |j: &&JobIdx| state.spec(**j).class != Class::Service;
-        let lodger = state.gpu(gpu).tenants.iter().find(training).copied();
-        let mut facts: Vec<Event> = lodger.map(Event::Finished).into_iter().collect();
+        let finished = state.gpu(gpu).tenants.iter().find(training).copied();
+        let mut facts: Vec<Event> = finished.map(Event::Finished).into_iter().collect();
         facts.push(Event::Submitted(crowd.task()));
         crowd.tell(&facts);
         placing.append(&mut crowd.took);

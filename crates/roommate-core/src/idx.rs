@@ -20,12 +20,15 @@ pub trait Idx: Copy + Ord {
 macro_rules! index {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+        #[derive(Serialize, Deserialize)]
         #[serde(transparent)]
         pub struct $name(pub u32);
         impl Idx for $name {
             #[inline]
-            fn from_usize(i: usize) -> Self { Self(u32::try_from(i).expect("fewer than 2^32 entities")) }
+            fn from_usize(i: usize) -> Self {
+                Self(u32::try_from(i).expect("fewer than 2^32 entities"))
+            }
             #[inline]
             fn usize(self) -> usize { self.0 as usize }
         }
@@ -42,7 +45,7 @@ index! {
     GpuIdx
     /// A node (a machine with GPUs).
     NodeIdx
-    /// A profile: what is known of one kind of work.
+    /// A profile: what is known of a job before it runs.
     ProfileIdx
     /// A team: the owner of jobs (an account in Slurm, a namespace in Kubernetes).
     TeamIdx
@@ -440,7 +443,8 @@ mod tests {
                 fast.set(JobIdx(i), key);
                 slow.insert(JobIdx(i), key);
                 let all = fast.iter().flat_map(|(k, set)| set.iter().map(|i| (*k, i)));
-                let mut known: Vec<_> = slow.iter().filter_map(|(i, k)| k.map(|k| (k, *i))).collect();
+                let known = slow.iter().filter_map(|(i, k)| k.map(|k| (k, *i)));
+                let mut known: Vec<_> = known.collect();
                 known.sort_unstable();
                 prop_assert_eq!(all.collect::<Vec<_>>(), known);
                 prop_assert!(fast.iter().all(|(_, set)| !set.is_empty()));
@@ -453,7 +457,10 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
         fn behaves_like_a_btree_set(
-            ops in prop::collection::vec((any::<bool>(), prop_oneof![0u32..200, 0u32..300_000]), 0..200)
+            ops in prop::collection::vec(
+                (any::<bool>(), prop_oneof![0u32..200, 0u32..300_000]),
+                0..200
+            )
         ) {
             let mut fast = IdxSet::default();
             let mut slow = BTreeSet::new();
@@ -468,7 +475,8 @@ mod tests {
                 let from = JobIdx(i);
                 prop_assert_eq!(fast.first_from(i as usize), slow.range(from..).next().copied());
             }
-            prop_assert_eq!(fast.iter().collect::<Vec<_>>(), slow.iter().copied().collect::<Vec<_>>());
+            let all: Vec<_> = slow.iter().copied().collect();
+            prop_assert_eq!(fast.iter().collect::<Vec<_>>(), all);
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Interference: how much the tenants of a GPU slow each other down.
 //!
-//! What a policy believes is an [`Interference`]; what a world knows is a [`Truth`], which has counters
-//! and loads besides. A simulator holds a truth, a policy sees only a belief and samples.
+//! What a policy believes is an [`Interference`]; what a world knows is a [`Truth`], which has
+//! counters and loads besides. A simulator holds a truth, a policy sees only a belief and samples.
 //!
 //! ```text
 //!  world ── truth: speed of each tenant ──→ progress ──→ samples ──┐
 //!  policy ── belief: speed, and whether it is known ←── a table ←──┘
 //! ```
 //!
-//! Invariants: speeds are those of steps, 1 = alone at the job's own batch size; the same question has the
-//! same answer; where nothing is known, `knows` says so and policies that pack by knowledge do not.
+//! Invariants: speeds are those of steps, 1 = alone at the job's own batch size; the same question
+//! has the same answer; where nothing is known, `knows` says so and policies that pack by knowledge
+//! do not.
 //!
 //! | model | what it is |
 //! |---|---|
@@ -56,7 +57,7 @@ impl Estimate {
 
 /// A model of how much the tenants of one GPU slow each other down.
 pub trait Interference: Send + Sync {
-    /// Speed of the steps of tenant `who` on a GPU of this model beside the other tenants: the
+    /// Speed of the steps of tenant `index` on a GPU of this model beside the other tenants: the
     /// length of a step alone on the whole GPU at the job's own batch size ÷ the length of a step
     /// with these knobs; 1 = no slowdown.
     fn speed(
@@ -64,11 +65,11 @@ pub trait Interference: Send + Sync {
         state: &State,
         gpu_model: u8,
         tenants: &[(JobIdx, Knobs)],
-        who: usize,
+        index: usize,
     ) -> Estimate;
 
     /// Whether the speeds of these tenants beside each other were measured rather than assumed.
-    fn knows(&self, _state: &State, _kind: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
+    fn knows(&self, _state: &State, _gpu_model: u8, _tenants: &[(JobIdx, Knobs)]) -> bool {
         true
     }
 }
@@ -92,9 +93,9 @@ impl<T: Interference + ?Sized> Interference for Arc<T> {
         state: &State,
         gpu_model: u8,
         tenants: &[(JobIdx, Knobs)],
-        who: usize,
+        index: usize,
     ) -> Estimate {
-        (**self).speed(state, gpu_model, tenants, who)
+        (**self).speed(state, gpu_model, tenants, index)
     }
 
     fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
@@ -108,9 +109,9 @@ impl<T: Interference + ?Sized> Interference for Box<T> {
         state: &State,
         gpu_model: u8,
         tenants: &[(JobIdx, Knobs)],
-        who: usize,
+        index: usize,
     ) -> Estimate {
-        (**self).speed(state, gpu_model, tenants, who)
+        (**self).speed(state, gpu_model, tenants, index)
     }
 
     fn knows(&self, state: &State, gpu_model: u8, tenants: &[(JobIdx, Knobs)]) -> bool {
@@ -151,8 +152,8 @@ pub struct Undisturbed;
 impl Truth for Undisturbed {}
 
 impl Interference for Undisturbed {
-    fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        Estimate::certain(tenants[who].1.reach())
+    fn speed(&self, _: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
+        Estimate::certain(tenants[index].1.reach())
     }
 
     /// Nothing is known of tenants that share a GPU, only of a job alone.

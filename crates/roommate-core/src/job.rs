@@ -103,7 +103,7 @@ pub struct Spec {
     /// The knobs that it requests on each GPU.
     #[serde(default)]
     pub knobs: Knobs,
-    /// Its profile: what is known of this kind of work.
+    /// Its profile: what is known of it before it runs.
     pub profile: ProfileIdx,
     /// The team that owns it.
     #[serde(default)]
@@ -203,7 +203,8 @@ pub enum Phase {
     Done,
 }
 
-/// What the user of a job set while it runs; zero leaves it to the policy. The world carries it out.
+/// What the user of a job set while it runs; zero leaves it to the policy. The world carries it
+/// out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Overrides {
     /// Whether the job stands still where it is.

@@ -11,8 +11,8 @@
 //!    └────────────────────────────────→ replay: a fresh engine must decide the same
 //! ```
 //!
-//! Invariants: lines are only added; floats read back exactly; every number in a line is checked before a
-//! fold uses it as an index; a reader knows all versions before its own.
+//! Invariants: lines are only added; floats read back exactly; every number in a line is checked
+//! before a fold uses it as an index; a reader knows all versions before its own.
 
 pub mod explain;
 pub mod gantt;

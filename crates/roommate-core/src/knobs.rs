@@ -64,8 +64,8 @@ impl Knobs {
         if self.sm_permille == 0 { 1.0 } else { f64::from(self.sm_permille) / 1000.0 }
     }
 
-    /// Whether no knob but the batch size changes the speed of a job that is alone on its GPUs. Lists
-    /// all knobs, so that a new one does not compile before this is decided for it.
+    /// Whether no knob but the batch size changes the speed of a job that is alone on its GPUs.
+    /// Lists all knobs, so that a new one does not compile before this is decided for it.
     pub fn is_plain(&self) -> bool {
         let Self {
             sm_permille,

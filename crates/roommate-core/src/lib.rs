@@ -1,22 +1,22 @@
 //! The decision core of Roommate: which deep-learning jobs share a GPU and how each runs there.
 //!
-//! Pure and deterministic. Facts and the time go in, actions come out ([`engine::Engine::step`]); what
-//! it decided and why leaves as a [`journal`]. There is no clock, no IO, no thread and no hash-map
-//! iteration in this crate, so the same facts give the same decisions in a simulator, on one machine
-//! and on a cluster, and a journal replays byte for byte.
+//! Pure and deterministic. Facts and the time go in, actions come out ([`engine::Engine::step`]);
+//! what it decided and why leaves as a [`journal`]. There is no clock, no IO, no thread and no
+//! hash-map iteration in this crate, so the same facts give the same decisions in a simulator, on
+//! one machine and on a cluster, and a journal replays byte for byte.
 //!
 //! # A tour, in reading order
 //!
 //! ```text
-//!  facts ──→ engine ──→ state ──→ plan ←── policy ←── placement · queue · performance · interference
-//!              │                    │                                    measurement · math
+//!  facts ──→ engine ──→ state ──→ plan ←── policy ←── placement · queue · performance
+//!              │                    │                 interference · measurement · math
 //!              └── journal ←────────┴──→ actions
 //! ```
 //!
 //! Vocabulary, small files that everything else is written in:
 //! - [`idx`], [`time`]: jobs, GPUs and nodes are dense indices, time is whole microseconds.
-//! - [`cluster`], [`job`], [`profile`], [`knobs`]: what there is, what a user asks for, what is known of a
-//!   kind of work, how a job runs.
+//! - [`cluster`], [`job`], [`profile`], [`knobs`]: what there is, what a user requests, what is
+//!   known of a job before it runs, how a job runs.
 //! - [`event`], [`reason`]: facts and actions; why something was decided, as data.
 //!
 //! The loop:

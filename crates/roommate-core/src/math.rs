@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!  a policy's question                     what answers it
-//!  who shares with whom                    matching, assignment
-//!  how much of what, for everybody         lp, conic, choice
-//!  how does a curve go on                  piecewise, least_squares, pool ← boost, forest
+//!  which jobs share a GPU                  matching, assignment
+//!  how to divide resources among jobs      lp, conic, choice
+//!  how does a curve continue               piecewise, least_squares, pool ← boost, forest
 //!  what to measure next                    bayes_search ← gp
 //!  how long do requests wait               queueing
 //!  draws, summaries and names              rng, stat, hash
 //! ```
 //!
-//! Invariants: the same input gives the same bits on every machine and after every upgrade, because a
-//! journal must replay; no answer depends on a clock; each method is tested against a slow twin or a law.
+//! Invariants: the same input gives the same bits on every machine and after every upgrade, because
+//! a journal must replay; no answer depends on a clock; each method is tested against a slow twin
+//! or a law.
 
 pub mod assignment;
 pub mod bayes_search;
@@ -31,12 +32,12 @@ pub mod queueing;
 pub mod rng;
 pub mod stat;
 
-// What follows is written as it is so that published studies can be repeated. Where many answers are
-// best, their solver decides which one is found, and their generator decides what is drawn; another one
-// would be as right and give other figures than those that are compared.
+// What follows is written as it is so that published studies can be repeated. Where many answers
+// are best, their solver decides which one is found, and their generator decides what is drawn;
+// another one would be as right and give other figures than those that are compared.
 
-/// The interior-point method of ECOS, which the Gavel study used. Policies outside compat modes use it
-/// for its speed: a step is linear in the number of jobs.
+/// The interior-point method of ECOS, which the Gavel study used. Policies outside compat modes use
+/// it for its speed: a step is linear in the number of jobs.
 pub mod conic;
 /// Python's random generator, from which the Gavel study draws; only compat modes use it.
 pub mod twister;

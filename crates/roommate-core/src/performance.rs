@@ -1,13 +1,13 @@
 //! How fast a job runs, and what its steps are worth.
 //!
 //! ```text
-//!  alone:     profile.step_s ── sensitivity (CPU, host memory) ── latency (share of the GPU, services)
-//!  together:  interference ── throttle (who is held back) ──→ effective_speed
+//!  alone:     profile.step_s ── sensitivity (CPU, host memory) ── latency (services, by share)
+//!  together:  interference ── throttle (pace of best-effort jobs) ──→ effective_speed
 //!  worth:     goodput (batch size, noise scale) ──→ progress (work done at an instant)
 //! ```
 //!
-//! Invariants: a speed is relative to the job alone at its own batch size, 1 = undisturbed; work is counted
-//! in steps of the user's own batch size; belief and truth go through the same functions.
+//! Invariants: a speed is relative to the job alone at its own batch size, 1 = undisturbed; work is
+//! counted in steps of the user's own batch size; belief and truth go through the same functions.
 
 pub mod effective_speed;
 pub mod goodput;

@@ -1,15 +1,15 @@
 //! Placement: finding whole idle GPUs for a gang, and making room by preempting others.
 //!
 //! ```text
-//!  Layout = Rule (how a gang is laid over nodes) + patience (how long it insists) + dedicated nodes
+//!  Layout = Rule (which nodes a gang uses) + patience (how long it insists) + exclusive nodes
 //!
 //!  find ──→ place                     on idle GPUs
-//!    └ none ──→ Preemption::make_room victims in the order that the policy gives, undone if too few
-//!    └ none ──→ Patience              wakes the policy when a job stops insisting on a compact place
+//!    └ none ──→ Preemption::make_room victims in the policy's order, undone if too few
+//!    └ none ──→ Patience              wakes the policy when a job stops insisting on the rule
 //! ```
 //!
-//! Helpers for policies that give jobs whole GPUs. Invariants: nothing here decides which job should run; a gang
-//! gets all its GPUs or none; a failed attempt leaves the plan as it was.
+//! Helpers for policies that give jobs whole GPUs. Invariants: nothing here decides which job
+//! should run; a gang gets all its GPUs or none; a failed attempt leaves the plan as it was.
 
 mod patience;
 mod preemption;

@@ -170,8 +170,8 @@ impl<'a> Plan<'a> {
 
     /// Records why a decision was made, for `roommate explain`. Cheap for a repeated reason.
     pub fn note(&mut self, job: JobIdx, reason: Reason) {
-        let said = self.state.job(job).last_reason;
-        if said.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&reason)) {
+        let last = self.state.job(job).last_reason;
+        if last.is_none_or(|s| std::mem::discriminant(&s) != std::mem::discriminant(&reason)) {
             self.draft.notes.push(Note { job, reason });
         }
     }
@@ -289,9 +289,9 @@ impl Draft {
             if matches!(note.reason, Reason::PreemptedBy(_)) && state.job(note.job).is_placed() {
                 continue;
             }
-            let said = &mut state.jobs[note.job].last_reason;
-            if *said != Some(note.reason) {
-                *said = Some(note.reason);
+            let last = &mut state.jobs[note.job].last_reason;
+            if *last != Some(note.reason) {
+                *last = Some(note.reason);
                 notes.push(note);
             }
         }

@@ -12,8 +12,8 @@
 //!  8 GPUs                      c
 //! ```
 //!
-//! Invariants: a closed lane opens again only at the next walk, or where a repacking walk starts anew; ties
-//! break by job. [`ranked_walk`] is the walk of policies that rank jobs by one number.
+//! Invariants: a closed lane opens again only at the next walk, or where a repacking walk starts
+//! anew; ties break by job. [`ranked_walk`] is the walk of policies that rank jobs by one number.
 
 pub mod ranked_walk;
 

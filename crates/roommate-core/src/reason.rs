@@ -294,7 +294,8 @@ impl Reason {
                 format!("did not apply the requested batch size {batch}; it is no longer tuned")
             }
             Self::NoiseDrifted { from, to } => format!(
-                "its gradient noise scale changed from {from} to {to}: batch sizes are searched again"
+                "its gradient noise scale changed from {from} to {to}: batch sizes are searched \
+                 again"
             ),
             Self::Cancelled => "was cancelled".into(),
             Self::StartFailed => "could not be started on its GPUs".into(),

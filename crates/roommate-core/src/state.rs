@@ -254,8 +254,8 @@ impl State {
         self.usage.get(profile).copied().unwrap_or_default()
     }
 
-    /// Busy shares of the multiprocessors and of the memory bandwidth that jobs of this profile need:
-    /// as measured last, else as predicted, else unknown.
+    /// Busy shares of the multiprocessors and of the memory bandwidth that jobs of this profile
+    /// need: as measured last, else as predicted, else unknown.
     pub fn demand(&self, profile: ProfileIdx) -> Option<[f64; 2]> {
         let predicted = || self.profiles[profile].predicted;
         let measured = self.usage(profile).last;

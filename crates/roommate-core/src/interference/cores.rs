@@ -44,15 +44,15 @@ struct Want {
 }
 
 impl Cores {
-    /// Speed of tenant `who` among these; alone on the whole core = 1.
-    fn speed_of(wants: &[Want], who: usize) -> f64 {
-        let me = wants[who];
+    /// Speed of tenant `index` among these; alone on the whole core = 1.
+    fn speed_of(wants: &[Want], index: usize) -> f64 {
+        let me = wants[index];
         let promised: Vec<Want> = wants.iter().copied().filter(|w| w.promised).collect();
         let (rivals, at) = if me.promised {
-            (promised.clone(), wants[..who].iter().filter(|w| w.promised).count())
+            (promised.clone(), wants[..index].iter().filter(|w| w.promised).count())
         } else {
             let others: Vec<Want> = wants.iter().copied().filter(|w| !w.promised).collect();
-            (others, wants[..who].iter().filter(|w| !w.promised).count())
+            (others, wants[..index].iter().filter(|w| !w.promised).count())
         };
         let mut core_s = Self::times(&rivals)[at];
         if !me.promised {
@@ -93,19 +93,19 @@ impl Cores {
 impl Truth for Cores {}
 
 impl Interference for Cores {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         if tenants.len() > 1 && tenants.iter().any(|(_, knobs)| knobs.stage > 0) {
             let turns = Interleaved { inflation: [1.0; SLOTS + 1] };
             let stages = |job: JobIdx| *self.stages.get(state.spec(job).profile.usize())?;
             let seated = tenants.iter().map(|(job, knobs)| (knobs.stage, stages(*job)));
             let together_s = turns.step_of(seated).filter(|s| *s > 0.0);
-            if let Some((alone, together_s)) = stages(tenants[who].0).zip(together_s) {
+            if let Some((alone, together_s)) = stages(tenants[index].0).zip(together_s) {
                 return Estimate::certain(alone.iter().sum::<f64>() / together_s);
             }
         }
         let wants: Vec<Want> =
             tenants.iter().map(|(job, knobs)| self.want(state, *job, *knobs)).collect();
-        Estimate::certain(Self::speed_of(&wants, who))
+        Estimate::certain(Self::speed_of(&wants, index))
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
         let jobs: Vec<u32> = (0..busy.len() as u32).collect();
         let model = Cores { busy: busy.to_vec(), stages: Vec::new() };
         let state = state(&profiles);
-        (0..busy.len()).map(|who| model.speed(&state, 0, &whole(&jobs), who).mean).collect()
+        (0..busy.len()).map(|index| model.speed(&state, 0, &whole(&jobs), index).mean).collect()
     }
 
     #[test]
@@ -138,7 +138,8 @@ mod tests {
         let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
         let free = Knobs { sm_permille: 0, ..Knobs::WHOLE };
         let third = Knobs { sm_permille: 250, ..Knobs::WHOLE };
-        let speed = |tenants: &[(JobIdx, Knobs)], who| model.speed(&state, 0, tenants, who).mean;
+        let speed =
+            |tenants: &[(JobIdx, Knobs)], index| model.speed(&state, 0, tenants, index).mean;
         let tenants = [(JobIdx(0), Knobs::WHOLE), (JobIdx(1), free)];
         assert_eq!((speed(&tenants, 0), speed(&tenants, 1)), (1.0, 0.5));
         assert_eq!(speed(&[(JobIdx(1), third)], 0), 0.25);

@@ -59,17 +59,17 @@ pub struct Prediction {
 struct Key(ProfileIdx, SmallVec<[(ProfileIdx, u8); 4]>);
 
 impl Key {
-    fn new(who: ProfileIdx, others: &[ProfileIdx]) -> Self {
+    fn new(profile: ProfileIdx, others: &[ProfileIdx]) -> Self {
         let mut sorted: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
         sorted.sort_unstable();
         let mut counts: SmallVec<[(ProfileIdx, u8); 4]> = SmallVec::new();
-        for profile in sorted {
-            match counts.last_mut().filter(|c| c.0 == profile) {
+        for other in sorted {
+            match counts.last_mut().filter(|c| c.0 == other) {
                 Some(last) => last.1 = last.1.saturating_add(1),
-                None => counts.push((profile, 1)),
+                None => counts.push((other, 1)),
             }
         }
-        Self(who, counts)
+        Self(profile, counts)
     }
 }
 
@@ -103,16 +103,16 @@ pub struct DegradationModel {
 #[derive(Clone, Debug, Default)]
 struct Memo {
     /// Valid until a new measurement.
-    said: BTreeMap<u64, Prediction>,
+    predictions: BTreeMap<u64, Prediction>,
     /// The forest's predictions; valid until it is refitted or a profile's demand changes.
     forest: BTreeMap<u64, Option<f64>>,
 }
 
 /// A colocation packed into one word; `None` if it is too long. The others are ascending.
-fn packed(who: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
+fn packed(profile: ProfileIdx, others: &[ProfileIdx]) -> Option<u64> {
     let fits = |profile: &ProfileIdx| profile.0 < 0xFFFF;
     let word = |word: u64, profile: &ProfileIdx| word << 16 | u64::from(profile.0 + 1);
-    let all = || others.iter().chain([&who]);
+    let all = || others.iter().chain([&profile]);
     (others.len() <= 3 && all().all(fits)).then(|| all().fold(0, word))
 }
 
@@ -143,23 +143,23 @@ impl DegradationModel {
         self.demands.get(profile).copied().flatten().unwrap_or_default()
     }
 
-    /// Adds a measurement of the degradation of `who` beside these others.
-    pub fn learn(&mut self, who: ProfileIdx, others: &[ProfileIdx], pd: f64) {
+    /// Adds a measurement of the degradation of a profile beside these others.
+    pub fn learn(&mut self, profile: ProfileIdx, others: &[ProfileIdx], pd: f64) {
         if others.is_empty() || !pd.is_finite() || pd <= 0.0 {
             return;
         }
-        self.memo.get_mut().said.clear();
+        self.memo.get_mut().predictions.clear();
         let ln_pd = pd.ln();
-        let key = Key::new(who, others);
+        let key = Key::new(profile, others);
         let seen = self.seen.entry(key).and_modify(|s| s.ln_pd += NEW * (ln_pd - s.ln_pd));
         seen.or_insert(Seen { ln_pd });
-        for profile in [who].iter().chain(others) {
-            if self.columns.len() < COLUMNS && !self.columns.contains(profile) {
-                self.columns.push(*profile);
+        for each in [profile].iter().chain(others) {
+            if self.columns.len() < COLUMNS && !self.columns.contains(each) {
+                self.columns.push(*each);
             }
         }
-        let row = self.row(who, others);
-        let thumb = self.thumb(who, others).ln();
+        let row = self.row(profile, others);
+        let thumb = self.thumb(profile, others).ln();
         // With counters, the forest learns the error of the rule of thumb.
         let target = if self.view == View::Counters { ln_pd - thumb } else { ln_pd };
         self.forest.push(row, target);
@@ -172,94 +172,103 @@ impl DegradationModel {
         }
     }
 
-    /// Predicted degradation of `who` beside these others.
-    pub fn predict(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Prediction {
+    /// Predicted degradation of a profile beside these others.
+    pub fn predict(&self, profile: ProfileIdx, others: &[ProfileIdx]) -> Prediction {
         if others.is_empty() {
             return Prediction { pd: 1.0, source: Source::Measured };
         }
         // In a fixed order, so that floating-point sums are the same to the last digit.
         let mut others: SmallVec<[ProfileIdx; 4]> = others.iter().copied().collect();
         others.sort_unstable();
-        let Some(word) = packed(who, &others) else { return self.reckon(who, &others, None) };
-        if let Some(said) = self.memo.borrow().said.get(&word) {
-            return *said;
+        let Some(word) = packed(profile, &others) else {
+            return self.reckon(profile, &others, None);
+        };
+        if let Some(known) = self.memo.borrow().predictions.get(&word) {
+            return *known;
         }
-        let said = self.reckon(who, &others, Some(word));
-        self.memo.borrow_mut().said.insert(word, said);
-        said
+        let prediction = self.reckon(profile, &others, Some(word));
+        self.memo.borrow_mut().predictions.insert(word, prediction);
+        prediction
     }
 
-    fn reckon(&self, who: ProfileIdx, others: &[ProfileIdx], word: Option<u64>) -> Prediction {
-        if let Some(seen) = self.seen.get(&Key::new(who, others)) {
+    fn reckon(&self, profile: ProfileIdx, others: &[ProfileIdx], word: Option<u64>) -> Prediction {
+        if let Some(seen) = self.seen.get(&Key::new(profile, others)) {
             return Prediction { pd: seen.ln_pd.exp(), source: Source::Measured };
         }
         let known =
             |profile: &ProfileIdx| self.view == View::Counters || self.columns.contains(profile);
-        let all_known = known(&who) && others.iter().all(known);
-        let learnt = self.ask_forest(who, others, word).filter(|_| all_known);
+        let all_known = known(&profile) && others.iter().all(known);
+        let learnt = self.ask_forest(profile, others, word).filter(|_| all_known);
         let learnt = learnt.map(|ln| match self.view {
-            View::Counters => self.thumb(who, others) * ln.exp(),
+            View::Counters => self.thumb(profile, others) * ln.exp(),
             View::Pattern => ln.exp(),
         });
-        let (pairs, all_met) = self.by_pairs(who, others);
+        let (pairs, all_met) = self.by_pairs(profile, others);
         match learnt {
             // A further roommate is assumed never to help: three are no better than the measured
             // two.
             Some(pd) => Prediction { pd: pd.max(pairs), source: Source::Learnt },
             None if all_met => Prediction { pd: pairs, source: Source::Learnt },
             None => {
-                let met = |o: &ProfileIdx| self.pair(who, *o).unwrap_or(self.thumb(who, &[*o]));
+                let met =
+                    |o: &ProfileIdx| self.pair(profile, *o).unwrap_or(self.thumb(profile, &[*o]));
                 let pd = 1.0 + others.iter().map(|o| met(o) - 1.0).sum::<f64>();
                 Prediction { pd: pd.max(0.1), source: Source::Thumb }
             }
         }
     }
 
-    fn ask_forest(&self, who: ProfileIdx, others: &[ProfileIdx], word: Option<u64>) -> Option<f64> {
+    fn ask_forest(
+        &self,
+        profile: ProfileIdx,
+        others: &[ProfileIdx],
+        word: Option<u64>,
+    ) -> Option<f64> {
         let known = word.and_then(|word| self.memo.borrow().forest.get(&word).copied());
         known.unwrap_or_else(|| {
-            let said = self.forest.predict(&self.row(who, others)).map(|(ln, _)| ln);
+            let prediction = self.forest.predict(&self.row(profile, others)).map(|(ln, _)| ln);
             // With patterns, a profile's features change when it gets its column, so they are not
             // cached.
             if let Some(word) = word.filter(|_| self.view == View::Counters) {
-                self.memo.borrow_mut().forest.insert(word, said);
+                self.memo.borrow_mut().forest.insert(word, prediction);
             }
-            said
+            prediction
         })
     }
 
-    /// Measured degradation of `who` beside this one roommate.
-    fn pair(&self, who: ProfileIdx, other: ProfileIdx) -> Option<f64> {
-        self.seen.get(&Key::new(who, &[other])).map(|s| s.ln_pd.exp())
+    /// Measured degradation of a profile beside this one roommate.
+    fn pair(&self, profile: ProfileIdx, other: ProfileIdx) -> Option<f64> {
+        self.seen.get(&Key::new(profile, &[other])).map(|s| s.ln_pd.exp())
     }
 
     /// Sum of the measured pairwise degradations, and whether all pairs were measured.
-    fn by_pairs(&self, who: ProfileIdx, others: &[ProfileIdx]) -> (f64, bool) {
-        let met: SmallVec<[f64; 4]> = others.iter().filter_map(|o| self.pair(who, *o)).collect();
+    fn by_pairs(&self, profile: ProfileIdx, others: &[ProfileIdx]) -> (f64, bool) {
+        let met: SmallVec<[f64; 4]> =
+            others.iter().filter_map(|o| self.pair(profile, *o)).collect();
         let pd = 1.0 + met.iter().map(|pd| pd - 1.0).sum::<f64>();
         (pd.max(0.1), met.len() == others.len())
     }
 
     /// The rule of thumb: kernels of two jobs wait for each other in proportion to the product of
     /// their SM demands.
-    fn thumb(&self, who: ProfileIdx, others: &[ProfileIdx]) -> f64 {
-        let own = self.demand(who);
+    fn thumb(&self, profile: ProfileIdx, others: &[ProfileIdx]) -> f64 {
+        let own = self.demand(profile);
         1.0 + others.iter().map(|o| own.sm * self.demand(*o).sm).sum::<f64>()
     }
 
-    fn row(&self, who: ProfileIdx, others: &[ProfileIdx]) -> Vec<f64> {
+    fn row(&self, profile: ProfileIdx, others: &[ProfileIdx]) -> Vec<f64> {
         match self.view {
             View::Counters => {
                 let others: SmallVec<[ResourceDemand; 4]> =
                     others.iter().map(|o| self.demand(*o)).collect();
-                row(self.demand(who), &others)
+                row(self.demand(profile), &others)
             }
             View::Pattern => {
                 // The number of each profile matters most, and trees cannot add up columns.
                 let mut row = vec![0.0; 2 * COLUMNS];
                 row.push(others.len() as f64);
                 let column = |profile: ProfileIdx| self.columns.iter().position(|c| *c == profile);
-                if let Some(at) = column(who) {
+                if let Some(at) = column(profile) {
                     row[at] = 1.0;
                 }
                 for at in others.iter().filter_map(|o| column(*o)) {
@@ -369,8 +378,8 @@ mod tests {
         let mut predictor = DegradationModel::new(View::Pattern, 0);
         predictor.learn(a, &[b, c, b], 3.0);
         let measured = |others: &[ProfileIdx]| {
-            let said = predictor.predict(a, others);
-            (said.source == Source::Measured).then_some((said.pd * 1e9).round() / 1e9)
+            let prediction = predictor.predict(a, others);
+            (prediction.source == Source::Measured).then_some((prediction.pd * 1e9).round() / 1e9)
         };
         assert_eq!(measured(&[c, b, b]), Some(3.0));
         // The published artifact compared a 0/1 flag with a count, and took larger patterns for
@@ -389,9 +398,9 @@ mod tests {
     #[test]
     fn without_data_it_says_so() {
         let predictor = DegradationModel::new(View::Counters, 0);
-        let said = predictor.predict(ProfileIdx(3), &[ProfileIdx(4)]);
-        assert_eq!((said.source, predictor.seen.len()), (Source::Thumb, 0));
-        assert!((said.pd - 1.49).abs() < 1e-9, "{said:?}");
+        let prediction = predictor.predict(ProfileIdx(3), &[ProfileIdx(4)]);
+        assert_eq!((prediction.source, predictor.seen.len()), (Source::Thumb, 0));
+        assert!((prediction.pd - 1.49).abs() < 1e-9, "{prediction:?}");
     }
 
     #[test]

@@ -22,10 +22,10 @@ pub struct Work {
 }
 
 /// Speed that time slicing costs two tasks that always have work for the GPU, as a share of their
-/// speed when they run concurrently. Ten pairs of training tasks that were run both ways on one H200
-/// lose this much times the product of their busy shares, with a mean error of 0.06. Batches of
-/// services are assumed to lose as much, because the slices of the others delay their kernels in the
-/// same way; no service was measured in time slices.
+/// speed when they run concurrently. Ten pairs of training tasks that were run both ways on one
+/// H200 lose this much times the product of their busy shares, with a mean error of 0.06. Batches
+/// of services are assumed to lose as much, because the slices of the others delay their kernels in
+/// the same way; no service was measured in time slices.
 const TURNS: f64 = 0.25;
 
 /// A truth made of measurements.
@@ -75,20 +75,20 @@ impl Measured {
 
     /// For a service: batches per second relative to batches of its profile's own size, alone on
     /// the whole GPU.
-    fn service_speed(&self, state: &State, seated: &[Tenant], job: JobIdx, who: usize) -> f64 {
+    fn service_speed(&self, state: &State, seated: &[Tenant], job: JobIdx, index: usize) -> f64 {
         let own = self.work(state, job);
         let alone_s = self.atlas.batch_s(own.task, own.batch, None);
-        let Tenant { task, batch, sms, .. } = seated[who];
-        let there_s = self.atlas.batch_s(task, batch, sms) * self.atlas.slowdown(seated, who);
+        let Tenant { task, batch, sms, .. } = seated[index];
+        let there_s = self.atlas.batch_s(task, batch, sms) * self.atlas.slowdown(seated, index);
         (alone_s / there_s).max(SLOWEST)
     }
 
     /// Factor on a tenant's speed when all run in time slices instead of concurrently.
-    fn turns(&self, seated: &[Tenant], who: usize) -> f64 {
+    fn turns(&self, seated: &[Tenant], index: usize) -> f64 {
         let busy = |t: &Tenant| self.atlas.footprint(t.task, t.batch).busy;
         // While a batch is answered its service has work, however seldom requests come.
-        let own = busy(&seated[who]);
-        let others = seated.iter().enumerate().filter(|(i, _)| *i != who);
+        let own = busy(&seated[index]);
+        let others = seated.iter().enumerate().filter(|(i, _)| *i != index);
         others.map(|(_, other)| 1.0 - TURNS * own * busy(other) * other.load).product()
     }
 
@@ -138,18 +138,18 @@ impl Interference for Measured {
     /// Steps per second relative to running alone on the whole GPU at the profile's own batch size:
     /// at most 1 at that batch size; steps of a smaller batch are shorter. For services, batches
     /// per second.
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let (job, _) = tenants[who];
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
+        let (job, _) = tenants[index];
         let seated: SmallVec<[Tenant; 4]> =
             tenants.iter().map(|(job, knobs)| self.tenant(state, *job, *knobs)).collect();
         let in_turns = tenants.iter().any(|(_, knobs)| knobs.turns);
-        let turns = if in_turns { self.turns(&seated, who) } else { 1.0 };
+        let turns = if in_turns { self.turns(&seated, index) } else { 1.0 };
         if state.profile(job).serving.is_some() {
-            let at_once = self.service_speed(state, &seated, job, who);
+            let at_once = self.service_speed(state, &seated, job, index);
             return Estimate::certain((at_once * turns).max(SLOWEST));
         }
-        let batch_speed = self.batch_speed(self.work(state, job), seated[who].batch);
-        Estimate::certain(self.atlas.speed(&seated, who) * batch_speed * turns)
+        let batch_speed = self.batch_speed(self.work(state, job), seated[index].batch);
+        Estimate::certain(self.atlas.speed(&seated, index) * batch_speed * turns)
     }
 }
 
@@ -184,11 +184,11 @@ mod tests {
         (Measured::new(Arc::clone(&atlas), works), atlas)
     }
 
-    fn speed(truth: &Measured, tenants: &[(u32, Knobs)], who: usize) -> f64 {
+    fn speed(truth: &Measured, tenants: &[(u32, Knobs)], index: usize) -> f64 {
         let state = state(&tenants.iter().map(|(p, _)| ProfileIdx(*p)).collect::<Vec<_>>());
         let tenants: Vec<(JobIdx, Knobs)> =
             tenants.iter().enumerate().map(|(i, (_, k))| (JobIdx(i as u32), *k)).collect();
-        truth.speed(&state, 0, &tenants, who).mean
+        truth.speed(&state, 0, &tenants, index).mean
     }
 
     #[test]

@@ -27,10 +27,10 @@ impl<M: Interference> Interference for Noisy<M> {
         state: &State,
         gpu_model: u8,
         tenants: &[(JobIdx, Knobs)],
-        who: usize,
+        index: usize,
     ) -> Estimate {
-        let clean = self.model.speed(state, gpu_model, tenants, who);
-        let label = question(gpu_model, tenants, who);
+        let clean = self.model.speed(state, gpu_model, tenants, index);
+        let label = question(gpu_model, tenants, index);
         let factor = (self.spread * Rng::stream(self.seed, label).normal()).exp();
         // Noise makes no tenant faster than alone, unless it was without noise (by a larger batch).
         let mean = (clean.mean * factor).clamp(SLOWEST, clean.mean.max(1.0));
@@ -49,9 +49,9 @@ impl<M: Truth> Truth for Noisy<M> {
 }
 
 /// A hash of the arguments; the order of the tenants does not matter.
-fn question(gpu_model: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> u64 {
+fn question(gpu_model: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> u64 {
     let roommates = tenants.iter().map(|t| fingerprint(*t)).fold(0, u64::wrapping_add);
-    mix(mix(u64::from(gpu_model), roommates), fingerprint(tenants[who]))
+    mix(mix(u64::from(gpu_model), roommates), fingerprint(tenants[index]))
 }
 
 fn fingerprint((job, knobs): (JobIdx, Knobs)) -> u64 {
@@ -75,8 +75,9 @@ mod tests {
     fn the_same_question_has_the_same_answer() {
         let state = state(&[ProfileIdx(0); 4]);
         let noisy = |seed| Noisy { model: Interleaved::default(), spread: 0.1, seed };
-        let ask =
-            |seed, tenants: &[u32], who| noisy(seed).speed(&state, 0, &whole(tenants), who).mean;
+        let ask = |seed, tenants: &[u32], index| {
+            noisy(seed).speed(&state, 0, &whole(tenants), index).mean
+        };
         assert_eq!(ask(1, &[0, 1, 2], 0), ask(1, &[0, 1, 2], 0));
         assert_eq!(ask(1, &[0, 1, 2], 0), ask(1, &[2, 1, 0], 2));
         assert_ne!(ask(1, &[0, 1, 2], 0), ask(1, &[0, 1, 2], 1));

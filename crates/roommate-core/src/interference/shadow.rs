@@ -46,8 +46,8 @@ pub fn steps_taken(opportunist: Stages, guaranteed: Stages) -> f64 {
 impl Truth for Shadowed {}
 
 impl Interference for Shadowed {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let (me, _) = tenants[who];
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
+        let (me, _) = tenants[index];
         let own = state.profile(me).step_s;
         let guaranteed = |job: JobIdx| state.spec(job).class == Class::Guaranteed;
         if guaranteed(me) {

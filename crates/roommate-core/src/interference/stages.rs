@@ -160,11 +160,11 @@ impl Truth for Interleaved {}
 
 impl Interference for Interleaved {
     /// Jobs whose offsets do not interleave share the GPU's time equally.
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         if tenants.len() == 1 {
             return Estimate::certain(1.0);
         }
-        let own = state.profile(tenants[who].0).step_s;
+        let own = state.profile(tenants[index].0).step_s;
         let speed = match self.step_s(state, tenants) {
             Some(step_s) if step_s > 0.0 => own / step_s,
             _ => 1.0 / tenants.len() as f64,

@@ -87,12 +87,12 @@ impl Interference for Table {
         state: &State,
         gpu_model: u8,
         tenants: &[(JobIdx, Knobs)],
-        who: usize,
+        index: usize,
     ) -> Estimate {
         let profile = |i: usize| state.spec(tenants[i].0).profile;
-        let others = (0..tenants.len()).filter(|i| *i != who);
+        let others = (0..tenants.len()).filter(|i| *i != index);
         Estimate::certain(
-            others.map(|i| self.speed_on(gpu_model, profile(who), profile(i))).product(),
+            others.map(|i| self.speed_on(gpu_model, profile(index), profile(i))).product(),
         )
     }
 
@@ -113,7 +113,7 @@ mod tests {
         let [a, b, c] = [0, 1, 2].map(ProfileIdx);
         let table = Table::new(BTreeMap::from([((a, b), [0.8, 0.6])]), 0.5);
         let state = state(&[a, b, c]);
-        let speed = |tenants: &[u32], who| table.speed(&state, 0, &whole(tenants), who).mean;
+        let speed = |tenants: &[u32], index| table.speed(&state, 0, &whole(tenants), index).mean;
         assert_eq!((speed(&[0, 1], 0), speed(&[0, 1], 1)), (0.8, 0.6));
         assert_eq!((speed(&[1, 0], 0), speed(&[1, 0], 1)), (0.6, 0.8));
         assert_eq!((speed(&[0], 0), speed(&[0, 2], 0)), (1.0, 0.5));
@@ -128,7 +128,7 @@ mod tests {
         let [a, b] = [0, 1].map(ProfileIdx);
         let table = Table::by_gpu_model(BTreeMap::from([((1, a, b), [0.8, 0.6])]));
         let state = state(&[a, b]);
-        let speed = |gpu_model, who| table.speed(&state, gpu_model, &whole(&[0, 1]), who).mean;
+        let speed = |gpu_model, index| table.speed(&state, gpu_model, &whole(&[0, 1]), index).mean;
         assert_eq!((speed(1, 0), speed(1, 1), speed(0, 0)), (0.8, 0.6, 0.0));
         let text = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<Table>(&text).unwrap(), table);

@@ -61,8 +61,8 @@ impl Utilization {
         }
     }
 
-    /// Speed of tenant `who` among these.
-    pub fn speed_of(&self, demands: &[Demand], who: usize) -> f64 {
+    /// Speed of tenant `index` among these.
+    pub fn speed_of(&self, demands: &[Demand], index: usize) -> f64 {
         if demands.len() < 2 {
             return 1.0;
         }
@@ -70,7 +70,7 @@ impl Utilization {
         let sm = (sum(|d| d.sm) - 1.0).max(0.0);
         let dram = (sum(|d| d.dram) - self.dram_free).max(0.0);
         let gpu = 1.0 / (1.0 + self.sm_loss * sm + self.dram_loss * dram);
-        let own = &demands[who];
+        let own = &demands[index];
         gpu.clamp(self.slowest, 1.0)
             * part(own.pcie_mib_s, sum(|d| d.pcie_mib_s), self.pcie_mib_s)
             * part(own.cpu_cores, sum(|d| d.cpu_cores), self.cpu_cores)
@@ -89,13 +89,13 @@ fn part(own: f64, sum: f64, capacity: f64) -> f64 {
 impl Truth for Utilization {}
 
 impl Interference for Utilization {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         let demand = |job: JobIdx| {
             let profile = state.spec(job).profile.usize();
             self.demands.get(profile).copied().unwrap_or_default()
         };
         let demands: Vec<Demand> = tenants.iter().map(|(job, _)| demand(*job)).collect();
-        Estimate::certain(self.speed_of(&demands, who))
+        Estimate::certain(self.speed_of(&demands, index))
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let demand = |sm, dram| Demand { sm, dram, ..Demand::default() };
         let model = Utilization::new(vec![demand(0.9, 0.3), demand(0.6, 0.2)]);
         let state = state(&[0, 1, 7].map(ProfileIdx));
-        let speed = |tenants: &[u32], who| model.speed(&state, 0, &whole(tenants), who).mean;
+        let speed = |tenants: &[u32], index| model.speed(&state, 0, &whole(tenants), index).mean;
         assert!((speed(&[0, 1], 0) - 1.0 / (1.0 + 0.36 * 0.5 + 0.12 * 0.3)).abs() < 1e-12);
         assert_eq!(speed(&[0], 0), 1.0);
         // The third profile is unknown, so its demand is zero.

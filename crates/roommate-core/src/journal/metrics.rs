@@ -567,9 +567,9 @@ impl Observer for Fold {
     fn head(&mut self, head: &Head) {
         self.gpus = head.cluster.gpus();
         for group in &head.cluster.groups {
-            let kind = &head.cluster.gpu_models[usize::from(group.gpu_model)];
+            let gpu_model = &head.cluster.gpu_models[usize::from(group.gpu_model)];
             let nodes = f64::from(group.count);
-            self.mem_mib += nodes * f64::from(group.gpus) * f64::from(kind.mem_mib);
+            self.mem_mib += nodes * f64::from(group.gpus) * f64::from(gpu_model.mem_mib);
             self.cpu_milli += nodes * f64::from(group.cpu_milli);
         }
     }

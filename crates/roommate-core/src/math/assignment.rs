@@ -100,7 +100,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_other_way_is_cheaper(costs in prop::collection::vec(prop::collection::vec(0u8..20, 7), 1..6)) {
+        fn no_other_assignment_is_cheaper(
+            costs in prop::collection::vec(prop::collection::vec(0u8..20, 7), 1..6)
+        ) {
             let costs: Vec<Vec<f64>> =
                 costs.into_iter().map(|row| row.into_iter().map(f64::from).collect()).collect();
             let mut found = Assignment::default();

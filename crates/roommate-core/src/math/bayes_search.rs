@@ -1,5 +1,5 @@
-//! Bayesian search for the least of an expensive function: measure a point, guess all others from what
-//! was measured, and measure next where the least may lie.
+//! Bayesian search for the least of an expensive function: measure a point, guess all others from
+//! what was measured, and measure next where the least may lie.
 //!
 //! ```text
 //!  measured, recalled ──→ Trials ──fit──→ Gaussian process ──→ Survey over candidates
@@ -7,8 +7,8 @@
 //!        └──────────── the caller applies it and measures ───────┘ greatest expected improvement
 //! ```
 //!
-//! [`Trials`] keeps what was measured, [`Survey`] says what it promises of each candidate. Which points
-//! are candidates, how bold the bound is and when to stop is the caller's rule.
+//! [`Trials`] keeps what was measured, [`Survey`] says what it promises of each candidate. Which
+//! points are candidates, how bold the bound is and when to stop is the caller's rule.
 
 use crate::math::gp::{Guess, Process};
 

@@ -236,19 +236,23 @@ mod tests {
     }
 
     prop_compose! {
-        fn table()(rows in prop::collection::vec((prop::collection::vec(value(), 3), -1e3f64..1e3), 1..20))
-            -> (Vec<Vec<f64>>, Vec<f64>) { rows.into_iter().unzip() }
+        fn table()(
+            rows in prop::collection::vec((prop::collection::vec(value(), 3), -1e3f64..1e3), 1..20)
+        ) -> (Vec<Vec<f64>>, Vec<f64>) { rows.into_iter().unzip() }
     }
 
     prop_compose! {
-        fn options()(trees in 0usize..20, depth in 0u8..=3, rate in 0.05f64..=1.0, min_leaf in 1usize..4)
-            -> Options { Options { trees, depth, rate, min_leaf } }
+        fn options()(
+            trees in 0usize..20, depth in 0u8..=3, rate in 0.05f64..=1.0, min_leaf in 1usize..4
+        ) -> Options { Options { trees, depth, rate, min_leaf } }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
         #[test]
-        fn the_order_of_rows_does_not_matter((rows, targets) in table(), options in options(), by in 0usize..20) {
+        fn the_order_of_rows_does_not_matter(
+            (rows, targets) in table(), options in options(), by in 0usize..20
+        ) {
             let (mut other, mut values) = (rows.clone(), targets.clone());
             other.rotate_left(by % rows.len());
             values.rotate_left(by % rows.len());
@@ -261,7 +265,11 @@ mod tests {
         }
 
         #[test]
-        fn it_is_never_nan((rows, targets) in table(), options in options(), row in prop::collection::vec(value(), 3)) {
+        fn predictions_are_never_nan(
+            (rows, targets) in table(),
+            options in options(),
+            row in prop::collection::vec(value(), 3),
+        ) {
             prop_assert!(fit(&rows, &targets, options).predict(&row).is_finite());
         }
 
@@ -269,7 +277,8 @@ mod tests {
         fn no_tree_increases_the_error((rows, targets) in table(), options in options()) {
             let mut last = f64::INFINITY;
             for trees in 0..8 {
-                let now = loss(&fit(&rows, &targets, Options { trees, ..options }), &rows, &targets);
+                let model = fit(&rows, &targets, Options { trees, ..options });
+                let now = loss(&model, &rows, &targets);
                 prop_assert!(now <= last + 1e-9 * (1.0 + now), "{} after {}", now, last);
                 last = now;
             }

@@ -1,4 +1,5 @@
-//! The FNV-1a hash: the same for the same bytes on every machine and for ever. Not for hostile input.
+//! The FNV-1a hash: the same for the same bytes on every machine and for ever. Not for hostile
+//! input.
 
 const BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 const PRIME: u64 = 0x0100_0000_01b3;

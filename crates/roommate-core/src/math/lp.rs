@@ -235,7 +235,10 @@ mod tests {
         #[test]
         fn small_programs_have_their_best_corner(
             gains in prop::collection::vec(-5i8..=5, 1..4),
-            rows in prop::collection::vec((prop::collection::vec(-4i8..=4, 3), -6i8..=9, 0u8..3), 0..5),
+            rows in prop::collection::vec(
+                (prop::collection::vec(-4i8..=4, 3), -6i8..=9, 0u8..3),
+                0..5
+            ),
             upper in 1u8..6,
         ) {
             let n = gains.len();
@@ -265,8 +268,8 @@ mod tests {
             match best_corner(&all, &gains) {
                 None => prop_assert_eq!(answer, Answer::Infeasible),
                 Some(best) => {
-                    let found = answer.solution().expect("there is a corner");
-                    prop_assert!((found.objective - best).abs() < 1e-6, "{} {best}", found.objective);
+                    let found = answer.solution().expect("there is a corner").objective;
+                    prop_assert!((found - best).abs() < 1e-6, "{found} {best}");
                 }
             }
         }

@@ -12,8 +12,8 @@
 
 mod classes;
 mod exact;
-/// The search of the published artifact; its parameters are what [`Exact`] changes. It exists because
-/// the figures of `--compat muri` depend on which of several equal matchings it finds.
+/// The search of the published artifact; its parameters are what [`Exact`] changes. It exists
+/// because the figures of `--compat muri` depend on which of several equal matchings it finds.
 mod released;
 #[cfg(test)]
 mod tests;

@@ -199,8 +199,9 @@ mod tests {
     }
 
     prop_compose! {
-        fn lines()(knee in 0.1f64..0.9, level in 0.01f64..10.0, steep in 0.0f64..50.0, part in 0.0f64..1.0)
-            -> TwoLines { TwoLines { knee, level, steep: -steep, flat: -steep * part } }
+        fn lines()(
+            knee in 0.1f64..0.9, level in 0.01f64..10.0, steep in 0.0f64..50.0, part in 0.0f64..1.0
+        ) -> TwoLines { TwoLines { knee, level, steep: -steep, flat: -steep * part } }
     }
 
     prop_compose! {
@@ -213,12 +214,15 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
         #[test]
-        fn two_lines_are_recovered_from_their_samples(lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1) {
+        fn two_lines_are_recovered_from_their_samples(
+            lines in lines(), before in 1usize..4, after in 1usize..4, step in 0.01f64..0.1
+        ) {
             let x = |i: usize| lines.knee + step * (i as f64 - before as f64);
             let points: Vec<Point> = (0..=before + after).map(|i| (x(i), lines.at(x(i)))).collect();
             for found in [TwoLines::fit(&points).unwrap(), TwoLines::fit_freely(&points).unwrap()] {
                 for (x, y) in &points {
-                    prop_assert!((found.at(*x) - y).abs() <= 1e-6 * (1.0 + y.abs()), "{:?} {:?}", lines, found);
+                    let error = (found.at(*x) - y).abs();
+                    prop_assert!(error <= 1e-6 * (1.0 + y.abs()), "{:?} {:?}", lines, found);
                 }
             }
         }
@@ -237,7 +241,10 @@ mod tests {
 
         #[test]
         fn a_convex_falling_curve_is_fitted_no_worse_than_by_any_line(
-            drops in prop::collection::vec(0.01f64..1.0, 2..10), floor in 0.1f64..2.0, slope in -3.0f64..0.0, level in 0.1f64..9.0,
+            drops in prop::collection::vec(0.01f64..1.0, 2..10),
+            floor in 0.1f64..2.0,
+            slope in -3.0f64..0.0,
+            level in 0.1f64..9.0,
         ) {
             let mut drops = drops;
             drops.sort_by(f64::total_cmp);
@@ -246,7 +253,9 @@ mod tests {
             for drop in drops { y += drop; values.push(y); }
             let points: Vec<Point> = (1..).map(f64::from).zip(values.into_iter().rev()).collect();
             let found = TwoLines::fit_freely(&points).unwrap();
-            let error = |of: &dyn Fn(f64) -> f64| -> f64 { points.iter().map(|(x, y)| ((of(*x) - y) / y).powi(2)).sum() };
+            let error = |of: &dyn Fn(f64) -> f64| -> f64 {
+                points.iter().map(|(x, y)| ((of(*x) - y) / y).powi(2)).sum()
+            };
             let line = error(&|x| level + slope * x);
             prop_assert!(error(&|x| found.at(x)) <= line + 1e-9, "{:?}", found);
         }
@@ -258,7 +267,8 @@ mod tests {
             prop_assert!(place(high) <= place(low));
             let x = place(low);
             if x.is_finite() {
-                prop_assert!((lines.at(x) - low).abs() <= 1e-6 * (1.0 + low + lines.level), "{:?}", lines);
+                let error = (lines.at(x) - low).abs();
+                prop_assert!(error <= 1e-6 * (1.0 + low + lines.level), "{:?}", lines);
                 prop_assert!(lines.at(x - 0.01) >= low - 1e-6 * (1.0 + low));
             } else if x > 0.0 {
                 prop_assert!(lines.level > low && lines.flat == 0.0);
@@ -268,9 +278,11 @@ mod tests {
         #[test]
         fn units_do_not_matter(points in samples(), factor in 0.001f64..1000.0) {
             let scaled: Vec<Point> = points.iter().map(|(x, y)| (*x, y * factor)).collect();
-            let (a, b) = (TwoLines::fit_freely(&points).unwrap(), TwoLines::fit_freely(&scaled).unwrap());
+            let a = TwoLines::fit_freely(&points).unwrap();
+            let b = TwoLines::fit_freely(&scaled).unwrap();
             for (x, y) in &points {
-                prop_assert!((a.times(factor).at(*x) - b.at(*x)).abs() <= 1e-6 * factor * (1.0 + y), "{:?} {:?}", a, b);
+                let error = (a.times(factor).at(*x) - b.at(*x)).abs();
+                prop_assert!(error <= 1e-6 * factor * (1.0 + y), "{:?} {:?}", a, b);
             }
         }
     }

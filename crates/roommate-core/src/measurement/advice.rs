@@ -110,7 +110,8 @@ impl std::fmt::Display for Rejection {
             Self::TooSlow { bound, at_best } => {
                 write!(
                     f,
-                    "in every configuration a task takes over {bound} times as long: {at_best:.2} at best"
+                    "in every configuration a task takes over {bound} times as long: \
+                     {at_best:.2} at best"
                 )
             }
             Self::Loses { sum, free } => {
@@ -167,10 +168,11 @@ pub fn advise(sessions: &[Vec<Row>], constraints: Constraints) -> Vec<Advice> {
         let here = alone(rows.iter(), gpu);
         for mut sides in rows.iter().filter_map(|row| sides(row, gpu)) {
             // The same set may have been written in another order.
-            sides.sort_by(|a, b| a.who.cmp(&b.who).then(b.sms.cmp(&a.sms)));
-            let set: Vec<Workload> = sides.iter().map(|s| s.who.clone()).collect();
-            let speed =
-                |s: &Side| Some(s.it_s / here.get(&s.who).or_else(|| anywhere.get(&s.who))?);
+            sides.sort_by(|a, b| a.workload.cmp(&b.workload).then(b.sms.cmp(&a.sms)));
+            let set: Vec<Workload> = sides.iter().map(|s| s.workload.clone()).collect();
+            let speed = |s: &Side| {
+                Some(s.it_s / here.get(&s.workload).or_else(|| anywhere.get(&s.workload))?)
+            };
             let configurations = sets.entry(set.clone()).or_default();
             let Some(speeds) = sides.iter().map(speed).collect::<Option<Vec<f64>>>() else {
                 let strange = set.iter().filter(|w| !anywhere.contains_key(w));
@@ -233,7 +235,7 @@ fn choose(
 
 /// One task of a row.
 struct Side {
-    who: Workload,
+    workload: Workload,
     sms: Option<u32>,
     it_s: f64,
 }
@@ -241,7 +243,7 @@ struct Side {
 /// The tasks of a row in which all run as fast as they can; `None` for other rows.
 fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
     let side = |name: &str, batch, kind, sms, it_s| Side {
-        who: Workload { name: name.into(), batch, kind },
+        workload: Workload { name: name.into(), batch, kind },
         sms,
         it_s,
     };
@@ -272,7 +274,7 @@ fn sides(row: &Row, gpu: Option<u32>) -> Option<Vec<Side>> {
 fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<Workload, f64> {
     let mut known: BTreeMap<Workload, f64> = BTreeMap::new();
     for row in rows {
-        let (who, it_s) = match row {
+        let (workload, it_s) = match row {
             Row::Solo(s) if Some(s.sms) == gpu => {
                 (Workload { name: s.name.clone(), batch: s.batch, kind: s.kind }, s.it_s)
             }
@@ -281,7 +283,7 @@ fn alone<'a>(rows: impl Iterator<Item = &'a Row>, gpu: Option<u32>) -> BTreeMap<
             }
             _ => continue,
         };
-        let fastest = known.entry(who).or_insert(it_s);
+        let fastest = known.entry(workload).or_insert(it_s);
         *fastest = fastest.max(it_s);
     }
     known

@@ -315,8 +315,8 @@ impl Atlas {
         Counters { sm_util: sm, dram_util: dram, mem_mib: mem_mib.round() as u32 }
     }
 
-    /// GPU memory in MiB by batch size, ascending, for a job whose own batch size `own` counts as the
-    /// task's `batch`.
+    /// GPU memory in MiB by batch size, ascending, for a job whose own batch size `own` counts as
+    /// the task's `batch`.
     pub fn memory(&self, task: TaskId, batch: u32, own: u32) -> Vec<(u32, u32)> {
         let times = f64::from(own) / f64::from(batch);
         let point = |batch: u32| {
@@ -351,18 +351,18 @@ impl Atlas {
     /// Slowdown of a service's batches by the other tenants; 1 = none. Uses measurements beside
     /// each training task where they exist; those were made on disjoint SMs, so for tenants that
     /// share SMs the model is used where it predicts more.
-    pub fn slowdown(&self, tenants: &[Tenant], who: usize) -> f64 {
-        let a = self.guest(tenants[who]);
+    pub fn slowdown(&self, tenants: &[Tenant], index: usize) -> f64 {
+        let a = self.guest(tenants[index]);
         let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
         let confined = shares.map(f64::from).sum::<f64>() / f64::from(self.sms);
-        let others = tenants.iter().enumerate().filter(|(i, _)| *i != who);
+        let others = tenants.iter().enumerate().filter(|(i, _)| *i != index);
         let extra = |(_, other): (usize, &Tenant)| {
             let b = self.guest(*other);
             let overlap = contention::overlap(&a, &b, confined);
             let model = self.fit.coefficients.extra(&a, &b, overlap);
-            match self.beside.get(&(tenants[who].task, other.task)) {
+            match self.beside.get(&(tenants[index].task, other.task)) {
                 Some(measured) => {
-                    let extra = b.load * (service::at_batch(measured, tenants[who].batch) - 1.0);
+                    let extra = b.load * (service::at_batch(measured, tenants[index].batch) - 1.0);
                     if overlap > 0.0 { extra.max(model) } else { extra }
                 }
                 None => model,
@@ -387,9 +387,9 @@ impl Atlas {
     ///
     /// A pair on its own is answered as measured, even where that is faster than the solo curve,
     /// which has its own noise; among more tenants no tenant is assumed to speed up another.
-    pub fn speed(&self, tenants: &[Tenant], who: usize) -> f64 {
+    pub fn speed(&self, tenants: &[Tenant], index: usize) -> f64 {
         let least = if tenants.len() > 2 { 0.0 } else { f64::NEG_INFINITY };
-        self.speed_with(tenants, who, |a, b, kept| {
+        self.speed_with(tenants, index, |a, b, kept| {
             let met = self.met.get(&(a.seat(), b.seat()))?;
             let same = (met.load - b.load).abs() <= SAME_LOAD;
             same.then(|| (kept * f64::from(met.runs) / met.sum - 1.0).max(least))
@@ -397,22 +397,22 @@ impl Atlas {
     }
 
     /// Speed from the model alone, ignoring measured pairs.
-    pub fn model_speed(&self, tenants: &[Tenant], who: usize) -> f64 {
-        self.speed_with(tenants, who, |_, _, _| None)
+    pub fn model_speed(&self, tenants: &[Tenant], index: usize) -> f64 {
+        self.speed_with(tenants, index, |_, _, _| None)
     }
 
     fn speed_with(
         &self,
         tenants: &[Tenant],
-        who: usize,
+        index: usize,
         known: impl Fn(Tenant, Tenant, f64) -> Option<f64>,
     ) -> f64 {
-        let a = self.guest(tenants[who]);
+        let a = self.guest(tenants[index]);
         let shares = tenants.iter().filter_map(|t| t.sms).map(|sms| sms.min(self.sms));
         let confined = shares.map(f64::from).sum::<f64>() / f64::from(self.sms);
-        let others = tenants.iter().enumerate().filter(|(i, _)| *i != who).map(|(_, t)| *t);
+        let others = tenants.iter().enumerate().filter(|(i, _)| *i != index).map(|(_, t)| *t);
         let extras = others.map(|other| {
-            known(tenants[who], other, a.kept).unwrap_or_else(|| {
+            known(tenants[index], other, a.kept).unwrap_or_else(|| {
                 let b = self.guest(other);
                 self.fit.coefficients.extra(&a, &b, contention::overlap(&a, &b, confined))
             })

@@ -123,10 +123,10 @@ impl Coefficients {
     }
 
     /// Speed of one of these tenants, in `(0, 1]`.
-    pub fn speed(&self, guests: &[Guest], who: usize) -> f64 {
+    pub fn speed(&self, guests: &[Guest], index: usize) -> f64 {
         let confined: f64 = guests.iter().filter_map(|g| g.share).sum();
-        let others = guests.iter().enumerate().filter(|(i, _)| *i != who);
-        let a = &guests[who];
+        let others = guests.iter().enumerate().filter(|(i, _)| *i != index);
+        let a = &guests[index];
         settle(a.kept, others.map(|(_, b)| self.extra(a, b, overlap(a, b, confined))).sum())
     }
 }

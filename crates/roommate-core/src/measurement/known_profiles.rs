@@ -1,5 +1,5 @@
-//! Measurements as a live engine gets them: a [`Profile`] for each measured task and batch size, and a
-//! table of the pairs that were measured beside each other.
+//! Measurements as a live engine gets them: a [`Profile`] for each measured task and batch size,
+//! and a table of the pairs that were measured beside each other.
 //!
 //! Only what was measured is in the table; a policy that packs only known pairs
 //! ([`crate::interference::Interference::knows`]) does not act on a fitted guess.
@@ -57,8 +57,8 @@ fn latency(atlas: &Atlas, task: TaskId, batch: u32) -> Box<[Profiled]> {
     LATENCY_SHARES.map(point).into()
 }
 
-/// Speeds of measured pairs on the whole GPU. A pair that is not there stands still, so that a policy
-/// which asks for its speed without asking whether it is known does not choose it.
+/// Speeds of measured pairs on the whole GPU. A pair that is not there stands still, so that a
+/// policy which asks for its speed without asking whether it is known does not choose it.
 fn pairs(atlas: &Atlas, works: &[(TaskId, u32)]) -> Table {
     let tenant = |(task, batch): (TaskId, u32)| Tenant { task, batch, sms: None, load: 1.0 };
     let mut known = BTreeMap::new();

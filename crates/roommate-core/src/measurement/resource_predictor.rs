@@ -411,19 +411,19 @@ mod tests {
     #[test]
     fn predictions_for_models_in_traces() {
         let predictor = predictor();
-        let tell = |model: &str, batch: u32, kind: &str| {
-            let p = predictor.predict(model, batch, &Device::of_kind(kind)).unwrap();
+        let shown = |model: &str, batch: u32, gpu: &str| {
+            let p = predictor.predict(model, batch, &Device::of_kind(gpu)).unwrap();
             let percent = |v: f64| (v * 100.0).round();
             let (sm, max, dram) =
                 (percent(p.sm_util), percent(p.sm_util_max), percent(p.dram_util));
-            format!("{model} {batch} {kind}: {sm} to {max} %, dram {dram} %, {} MiB\n", p.mem_mib)
+            format!("{model} {batch} {gpu}: {sm} to {max} %, dram {dram} %, {} MiB\n", p.mem_mib)
         };
         let mut text = String::new();
         for (model, batch) in
             [("vgg16", 16), ("resnet18", 128), ("bert", 4), ("gpt2", 4), ("dqn", 128)]
         {
-            text += &tell(model, batch, "h200");
-            text += &tell(model, batch, "v100");
+            text += &shown(model, batch, "h200");
+            text += &shown(model, batch, "v100");
         }
         expect![[r#"
             vgg16 16 h200: 92 to 100 %, dram 5 %, 4498 MiB

@@ -215,7 +215,10 @@ mod tests {
         /// for both, it is found, and no partition is tried twice or is impossible.
         #[test]
         fn a_partition_good_for_all_is_found(
-            at in 40.0..120.0_f64, steep in 0.002..0.02_f64, flat in 0.001..0.01_f64, lift in 0.0..0.2_f64,
+            at in 40.0..120.0_f64,
+            steep in 0.002..0.02_f64,
+            flat in 0.001..0.01_f64,
+            lift in 0.0..0.2_f64,
         ) {
             let does = |p: &[u32]| {
                 let x = f64::from(p[0]);
@@ -230,7 +233,8 @@ mod tests {
             for (i, p) in all.iter().enumerate() {
                 prop_assert!(!all[..i].contains(p), "{all:?}");
                 let side = |sms: u32| (LEAST..=132).contains(&sms);
-                prop_assert!(p.iter().all(|sms| side(*sms)) && p[0].is_multiple_of(GRAIN), "{all:?}");
+                prop_assert!(p.iter().all(|sms| side(*sms)), "{all:?}");
+                prop_assert!(p[0].is_multiple_of(GRAIN), "{all:?}");
                 prop_assert!((p[1] == 132 && p[0] <= 112) || p[0] + p[1] == 132, "{all:?}");
             }
             let sure = |p: &[u32]| {
@@ -242,7 +246,8 @@ mod tests {
             let there = (4..=14).map(|n| [n * GRAIN, 132]).any(|p| sure(&p));
             let victim_is_second = free.speeds[1] < free.speeds[0];
             if looked && there && victim_is_second {
-                prop_assert!(configurations.iter().any(|w| allowed(&search, w)), "{configurations:?}");
+                let found = configurations.iter().any(|w| allowed(&search, w));
+                prop_assert!(found, "{configurations:?}");
             }
         }
     }

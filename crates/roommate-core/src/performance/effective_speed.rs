@@ -1,4 +1,5 @@
-//! The effective speed of a job: what its roommates, its knobs and the throttle leave of its speed alone.
+//! The effective speed of a job: what its roommates, its knobs and the throttle leave of its speed
+//! alone.
 //!
 //! Both the simulator and the tick world move jobs forward at this speed.
 
@@ -10,8 +11,9 @@ use crate::performance::throttle::{Tenants, tenants};
 use crate::state::{Gpu, State};
 use smallvec::SmallVec;
 
-/// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its own batch:
-/// the slowest GPU sets the pace. 0 while it is held. Roommates that are `away` do nothing there yet.
+/// Speed of the job's steps on these GPUs among the roommates it has there now, 1 = alone at its
+/// own batch: the slowest GPU sets the pace. 0 while it is held. Roommates that are `away` do
+/// nothing there yet.
 pub fn effective_speed(
     truth: &dyn Interference,
     state: &State,
@@ -37,8 +39,9 @@ pub fn effective_speed(
         let mut there = tenants(truth, state, *gpu, held);
         let others = there.iter_mut().filter(|(t, _)| *t != job && away(*t));
         others.for_each(|(_, knobs)| knobs.pace_permille = 0);
-        let who = on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
-        slowest = slowest.min(speed(truth, state, on.gpu_model, &there, who));
+        let index =
+            on.tenants.iter().position(|t| *t == job).expect("a job is a tenant of its GPUs");
+        slowest = slowest.min(speed(truth, state, on.gpu_model, &there, index));
     }
     slowest
 }
@@ -49,13 +52,13 @@ pub fn speed(
     state: &State,
     gpu_model: u8,
     tenants: &[(JobIdx, Knobs)],
-    who: usize,
+    index: usize,
 ) -> f64 {
-    let own = f64::from(tenants[who].1.pace_permille) / 1000.0;
-    let held_back = |i: &usize| *i != who && tenants[*i].1.pace_permille < Knobs::PACE_FULL;
+    let own = f64::from(tenants[index].1.pace_permille) / 1000.0;
+    let held_back = |i: &usize| *i != index && tenants[*i].1.pace_permille < Knobs::PACE_FULL;
     let sometimes: SmallVec<[usize; 4]> = (0..tenants.len()).filter(held_back).collect();
     if sometimes.is_empty() {
-        return own * truth.speed(state, gpu_model, tenants, who).mean;
+        return own * truth.speed(state, gpu_model, tenants, index).mean;
     }
     let mut mean = 0.0;
     for present in 0..1u32 << sometimes.len() {
@@ -73,7 +76,7 @@ pub fn speed(
         }
         let there: Tenants =
             (0..tenants.len()).filter(|i| !is_away(*i)).map(|i| tenants[i]).collect();
-        let me = (0..who).filter(|i| !is_away(*i)).count();
+        let me = (0..index).filter(|i| !is_away(*i)).count();
         mean += chance * truth.speed(state, gpu_model, &there, me).mean;
     }
     own * mean

@@ -43,8 +43,8 @@ pub struct Training {
     pub memory: Vec<(u32, u32)>,
 }
 
-/// How the learning rate follows the batch size. The job applies it (`lr` of the SDK); Roommate only
-/// knows what its user said.
+/// How the learning rate follows the batch size. The job applies it (`lr` of the SDK); Roommate
+/// only knows what its user said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LrRule {

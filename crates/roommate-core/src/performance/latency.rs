@@ -1,7 +1,7 @@
 //! How long a service alone takes for a batch, by its share of the GPU.
 //!
-//! A [`Curve`] over the share for each batch size, fitted to a few profiled points. What roommates make of
-//! it is learned by the policies that share GPUs with services (`policy::serving`).
+//! A [`Curve`] over the share for each batch size, fitted to a few profiled points. What roommates
+//! make of it is learned by the policies that share GPUs with services (`policy::serving`).
 
 use crate::math::piecewise::{Point, TwoLines};
 use crate::profile::Profiled;

@@ -170,10 +170,10 @@ pub fn settled(truth: &dyn Interference, state: &State, gpu: GpuIdx) -> u16 {
     };
     let floors =
         on.tenants.iter().enumerate().map(|(i, t)| (i, state.job(*t).knobs.floor_permille));
-    let paces = floors.filter(|(_, floor)| *floor > 0).map(|(who, floor)| {
-        let alone = speed(truth, state, on.gpu_model, &at_pace(0), who);
+    let paces = floors.filter(|(_, floor)| *floor > 0).map(|(index, floor)| {
+        let alone = speed(truth, state, on.gpu_model, &at_pace(0), index);
         settle(floor, Knobs::PACE_FULL, |pace| {
-            alone / speed(truth, state, on.gpu_model, &at_pace(pace), who)
+            alone / speed(truth, state, on.gpu_model, &at_pace(pace), index)
         })
     });
     paces.min().unwrap_or(Knobs::PACE_FULL)

@@ -40,7 +40,7 @@ pub struct RankedParams {
     rule: Rule,
     /// Seconds of waiting after which a job is spread rather than kept waiting for a compact place.
     patience_s: Option<f64>,
-    /// Jobs of at least so many GPUs share their nodes with nobody.
+    /// Jobs of at least this many GPUs have their nodes exclusively.
     dedicate_from: Option<u16>,
     /// Whether everything is placed anew at every step.
     repack: bool,

@@ -22,8 +22,8 @@ pub struct Costs {
     pub host_mib_s: u32,
     /// Pause after a job's first failure; doubles with each further one.
     pub backoff: Span,
-    /// Whether a job that is being started leaves its roommates alone until it is: what a process does
-    /// before its first step, it does on CPUs.
+    /// Whether a job that is being started leaves its roommates alone until it is: what a process
+    /// does before its first step, it does on CPUs.
     pub quiet_start: bool,
     /// What published simulators do and no cluster; the default is none of it.
     pub quirks: Quirks,
@@ -52,10 +52,10 @@ impl Default for Costs {
 pub struct Quirks {
     /// When a restart is charged.
     pub charge: Charge,
-    /// A world of rounds: of a round only whole steps count, and the end of a job is seen at the end of
-    /// a round.
+    /// A world of rounds: of a round only whole steps count, and the end of a job is seen at the
+    /// end of a round.
     pub round: Option<Span>,
-    /// Whether who shares GPUs is through only when all on them are, or have left.
+    /// Whether jobs that share GPUs end only when all tenants of these GPUs have finished or left.
     pub ends_together: bool,
 }
 
@@ -66,7 +66,7 @@ pub enum Charge {
     /// When it really restarts.
     #[default]
     OnRestart,
-    /// At every scheduling step it lives through.
+    /// At every scheduling step during which it runs.
     EveryStep,
     /// The same, and roommates pay for each other: all lose the sum of their costs.
     EveryStepTogether,
@@ -167,7 +167,10 @@ mod tests {
 
     #[test]
     fn quirks_are_written_among_the_costs() {
-        let usual = r#"{"charge":"on_restart","start":0,"restart":62000000,"resume":1000000,"tune":0,"host_mib_s":12000,"backoff":30000000}"#;
+        let usual = concat!(
+            r#"{"charge":"on_restart","start":0,"restart":62000000,"resume":1000000,"#,
+            r#""tune":0,"host_mib_s":12000,"backoff":30000000}"#
+        );
         assert_eq!(serde_json::to_string(&Costs::default()).unwrap(), usual);
         let quirks =
             Quirks { charge: Charge::EveryStep, round: Some(Span(300)), ends_together: true };

@@ -1,12 +1,12 @@
 //! Widest first: jobs that need most GPUs start before others. The example of CONTRIBUTING.md.
 //!
 //! # Idea
-//! Wide gangs find room only on an empty cluster. Served first, they start before narrow jobs take the
-//! GPUs apart; narrow jobs fill what is left.
+//! Wide gangs find room only on an empty cluster. Served first, they start before narrow jobs take
+//! the GPUs apart; narrow jobs fill what is left.
 //!
 //! # Reads / does / wakes
-//! Reads the number of GPUs. Starts jobs on whole GPUs, never stops one. Wakes when a job arrives or
-//! leaves and when a node comes back.
+//! Reads the number of GPUs. Starts jobs on whole GPUs, never stops one. Wakes when a job arrives
+//! or leaves and when a node comes back.
 //!
 //! # Differs from the paper
 //! There is none.

@@ -110,8 +110,8 @@ impl Scan<'_> {
     }
 }
 
-/// The case of a seed, with the parameters that make the entry what it is. Every other case has all its
-/// jobs at once, so that groups are formed of many.
+/// The case of a seed, with the parameters that make the entry what it is. Every other case has all
+/// its jobs at once, so that groups are formed of many.
 fn case(seed: u64, entry: &Entry) -> TestCase {
     let options = CaseOptions { limits: entry.name.starts_with("synergy"), ..CaseOptions::WILD };
     let mut case = random::case(seed, entry, options);

@@ -16,10 +16,10 @@ struct Fickle([[f64; 3]; 3]);
 impl Truth for Fickle {}
 
 impl Interference for Fickle {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
-        let kind = |i: usize| state.spec(tenants[i].0).profile.0 as usize;
-        let others = (0..tenants.len()).filter(|i| *i != who);
-        let speed: f64 = others.map(|i| self.0[kind(who)][kind(i)]).product();
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
+        let profile = |i: usize| state.spec(tenants[i].0).profile.0 as usize;
+        let others = (0..tenants.len()).filter(|i| *i != index);
+        let speed: f64 = others.map(|i| self.0[profile(index)][profile(i)]).product();
         let worse = tenants.len() > 1 && state.now.secs() >= 30.0;
         Estimate::certain(if worse { speed * 0.2 } else { speed })
     }

@@ -136,7 +136,8 @@ mod tests {
         for batch in [8, 16, 32, 64] {
             for sms in [24, 48, 96, 132] {
                 text += &format!(
-                    "{{\"kind\":\"{kind}\",\"name\":\"t\",\"batch\":{batch},\"sms\":{sms},\"mem_mib\":{},\"it_s\":{}}}\n",
+                    "{{\"kind\":\"{kind}\",\"name\":\"t\",\"batch\":{batch},\"sms\":{sms},\
+                     \"mem_mib\":{},\"it_s\":{}}}\n",
                     mem(batch),
                     it_s(batch, sms)
                 );

@@ -69,7 +69,10 @@ fn an_unknown_service_scales_inversely_with_its_share() {
 }
 
 prop_compose! {
-    fn points()(first in 0.02f64..0.2, steps in prop::collection::vec((1.1f64..2.0, 0.0005f64..0.5), 2..8)) -> Vec<Point> {
+    fn points()(
+        first in 0.02f64..0.2,
+        steps in prop::collection::vec((1.1f64..2.0, 0.0005f64..0.5), 2..8)
+    ) -> Vec<Point> {
         let mut share = first;
         let mut points = vec![];
         for (step, seconds) in steps {
@@ -85,7 +88,9 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
     #[test]
-    fn whatever_was_profiled_more_of_the_gpu_never_hurts(points in points(), inverse: bool, limit in 0.0001f64..1.0) {
+    fn a_larger_share_is_never_slower(
+        points in points(), inverse: bool, limit in 0.0001f64..1.0
+    ) {
         let axis = if inverse { Axis::Inverse } else { Axis::Share };
         let Some(curve) = Curve::fit(axis, &points) else { return Ok(()) };
         let seconds: Vec<f64> = (1..=100).map(|i| curve.at(f64::from(i) / 100.0)).collect();
@@ -93,7 +98,8 @@ proptest! {
         prop_assert!(curve.slope(0.05) >= 0.0 && (0.0..=1.0).contains(&curve.knee()));
         if let Some(share) = curve.smallest_share(limit, 0.05) {
             prop_assert!((0.05..=1.0).contains(&share));
-            prop_assert!(curve.at(share) <= limit * (1.0 + 1e-6), "{} {} {:?}", share, curve.at(share), curve);
+            let seconds = curve.at(share);
+            prop_assert!(seconds <= limit * (1.0 + 1e-6), "{} {} {:?}", share, seconds, curve);
             if share > 0.06 {
                 prop_assert!(curve.at(share - 0.01) >= limit * (1.0 - 1e-6));
             }
