@@ -347,9 +347,9 @@ impl Reason {
             Self::SloOutOfReach => "misses its SLO even with the whole GPU; it has all but the \
                                     minimum share of training"
                 .into(),
-            Self::NoSamplesYet => "has not reported a request yet; its share is the knee of its \
-                                   latency curve until it does"
-                .into(),
+            Self::NoSamplesYet => {
+                "has not reported a request yet; its share is a first guess until it does".into()
+            }
             Self::NoRequests => {
                 "receives no requests; it has the minimum share until one comes".into()
             }

@@ -192,12 +192,12 @@ impl ColocationPolicy for Gslice {
             state.count = seen.count;
             let slo_s = plan.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
             let step = (self.params.step * 1000.0).round() as u16;
-            let (failed, at) = state.failed;
+            let at = state.failed.1;
             if (seen.load_rps - at).abs() > SAME_LOAD * at {
                 state.failed = (0, seen.load_rps);
             }
             if seen.p99_s > slo_s {
-                state.failed = (failed.max(state.permille), seen.load_rps);
+                state.failed = (state.permille, seen.load_rps);
                 state.permille = (state.permille + step).min(Knobs::SM_ALL);
                 if state.permille >= most {
                     plan.note(service, Reason::SloOutOfReach);
@@ -272,9 +272,9 @@ mod tests {
         let world = ServingWorld::of_two_services("gslice-like");
         expect![[r#"
             no requests yet, 0.0s
-              light has not reported a request yet; its share is the knee of its latency curve until it does
-              heavy has not reported a request yet; its share is the knee of its latency curve until it does
-              light has not reported a request yet; its share is the knee of its latency curve until it does
+              light has not reported a request yet; its share is a first guess until it does
+              heavy has not reported a request yet; its share is a first guess until it does
+              light has not reported a request yet; its share is a first guess until it does
               GPU 0: light 250 ‰ a 750 ‰
               GPU 1: heavy 1000 ‰
             requests arrive, 2.0s

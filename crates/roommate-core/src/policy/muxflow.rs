@@ -276,9 +276,9 @@ mod tests {
         let world = ServingWorld::of_two_services("muxflow-like");
         expect![[r#"
             no requests yet, 0.0s
-              light has not reported a request yet; its share is the knee of its latency curve until it does
-              heavy has not reported a request yet; its share is the knee of its latency curve until it does
-              light has not reported a request yet; its share is the knee of its latency curve until it does
+              light has not reported a request yet; its share is a first guess until it does
+              heavy has not reported a request yet; its share is a first guess until it does
+              light has not reported a request yet; its share is a first guess until it does
               GPU 0: light 500 ‰ a 500 ‰
               GPU 1: heavy 500 ‰
             requests arrive, 2.0s

@@ -139,7 +139,7 @@ fn services_without_requests_and_without_samples() {
           idle its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           silent its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
           idle receives no requests; it has the minimum share until one comes
-          silent has not reported a request yet; its share is the knee of its latency curve until it does
+          silent has not reported a request yet; its share is a first guess until it does
           GPU 0: idle 56 ‰ batch 1 x 944 ‰
           GPU 1: silent 480 ‰ y 520 ‰
     "#]].assert_eq(&world.outcome);
@@ -161,13 +161,14 @@ fn without_profiled_points_the_share_shrinks_with_samples() {
     expect![[r#"
         nothing is known, 0.0s
           service its latency was not profiled: assumed to double with half of the GPU
-          service has not reported a request yet; its share is the knee of its latency curve until it does
+          service has not reported a request yet; its share is a first guess until it does
           GPU 0: service 900 ‰ training 100 ‰
         the service answers, 1.0s
           GPU 0: service 388 ‰ batch 16 training 612 ‰
         after six measurements, 10m 07s
           GPU 0: service 163 ‰ batch 16 training 837 ‰
-    "#]].assert_eq(&world.outcome);
+    "#]]
+    .assert_eq(&world.outcome);
 }
 
 #[test]
@@ -182,7 +183,7 @@ fn training_gives_memory_to_larger_batches_and_gets_it_back() {
     expect![[r#"
         as requested, 0.0s
           service its latency alone was profiled at 24 points; beside other jobs it is learned while it runs
-          service has not reported a request yet; its share is the knee of its latency curve until it does
+          service has not reported a request yet; its share is a first guess until it does
           GPU 0: service 480 ‰ training 520 ‰ 15200 MiB
         with batches of 64, 1.0s
           GPU 0: service 215 ‰ batch 64 training 785 ‰ 14744 MiB
