@@ -28,7 +28,8 @@ registry! { "../gavel.rs"
         paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)])
     ("gavel-finish-time", family: Gavel, knows_durations: true,
         preset: r#"{"objective": "finish_time"}"#,
-        summary: "gavel that delays no job much beyond its finish time in an equal part of the cluster",
+        summary: "gavel that minimises the worst finish time relative to an equal part of the \
+            cluster",
         paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
         compat: &[("gavel", r#"{"released": true}"#)])
     ("gavel-fifo", family: Gavel, knows_durations: false, preset: r#"{"objective": "fifo"}"#,
