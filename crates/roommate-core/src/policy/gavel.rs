@@ -1,42 +1,45 @@
-//! Gavel: goals as programs over time, realised by rounds.
+//! Gavel: scheduling objectives as optimization programs, carried out in rounds.
 //!
 //! # Idea
-//! GPU models differ in speed, and by how much depends on the model. So a goal (fairness, makespan,
-//! throughput, cost, …) is written as a program over the part of its time that each job spends on each
-//! GPU model, with the effective speed in place of a raw one. Two jobs that share GPUs are one more row of
-//! the program. A mechanism that knows nothing of goals then gives each row its part: in every round
-//! those run that are furthest behind what they are due, and who runs on the same GPU model again keeps its
-//! GPUs.
+//! GPU models differ in speed, and the ratio depends on the job. An objective (fairness, makespan,
+//! throughput, cost, …) is therefore written as a program over the fraction of its time that each
+//! job spends on each GPU model, with the job's effective speed (the sum of its speeds weighted by
+//! these fractions) in place of a raw speed. Two jobs that share GPUs are one more row of the
+//! program. A mechanism that does not depend on the objective then realises the fractions: in every
+//! round the rows that are furthest behind their fractions run, and a row that runs on the same GPU
+//! model again keeps its GPUs.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, weight, measured speed by GPU model, declared length (`makespan`, `finish_time`, `allox`),
-//! deadline (`throughput`, `cost` with `deadlines`), team (`hierarchical`), and with `packed` and for
-//! `couples` the belief about pairs.
-//! Starts, moves and stops jobs on whole GPUs of one model, or two jobs on the same. Wakes every
-//! `round_s`; between, newcomers get GPUs that are idle, never those of others. The program is solved
-//! again when jobs or nodes came or went, at most every `reset_s`.
+//! Reads GPUs, weight, measured speed by GPU model, declared length (`makespan`, `finish_time`,
+//! `allox`), deadline (`throughput`, `cost` with `deadlines`), team (`hierarchical`), and with
+//! `packed` and for `couples` the belief about pairs. Starts, moves and stops jobs on whole GPUs of
+//! one model, one or two jobs on the same GPUs. Wakes every `round_s`; between rounds new jobs get
+//! idle GPUs, and no job is stopped for them. The program is solved again when jobs or nodes have
+//! come or gone, at most every `reset_s`.
 //!
-//! A GPU model on which nobody measured the job counts with its usual speed; a program without an answer
-//! gives everybody an equal part; deadlines that cannot be kept are given up one by one. `explain` says
-//! so. A gang that no GPU model can hold alone takes what the others leave, over several GPU models.
+//! On a GPU model where a job was never measured, the model's usual speed is assumed. If the
+//! program has no solution, all jobs get equal fractions. Deadlines that cannot be met are given up
+//! individually. `explain` reports all three. A gang that no single GPU model can hold gets GPUs of
+//! several models that other jobs leave idle.
 //!
 //! # Differs from the paper
-//! Newcomers have an equal part until the next solve (in the released code their GPUs idle for up to
-//! `reset_s`), and GPUs that become idle in a round are filled. Jobs that ask for the same are one class
-//! of the program; plain fairness of jobs that do not know GPU models is split over GPU models evenly and in
-//! levels, because an arbitrary optimum is up to a third worse. The makespan is exact instead of
-//! bisected to 5 %. `throughput` counts speeds relative to the fastest GPU model, so that no model wins
-//! because its steps are short. A round lasts at least twice the dearest restart. Packed programs take
-//! gangs of different widths. FIFO really takes the GPU model that was drawn. `allox` takes gangs: they count
-//! with the time of all their GPUs and are not overtaken when it is their turn. `couples` (the study's
-//! Gandiva) are tried only if they are believed to gain, and part when they lose on any GPU model,
-//! instead of on all together.
+//! A new job has an equal fraction until the next solve (in the released code its GPUs idle for up
+//! to `reset_s`), and GPUs that become idle during a round are filled. Jobs with the same demand
+//! are one class of the program. Fairness without knowledge of GPU models (`aware = false`) divides
+//! the time evenly over the models and in levels, because an arbitrary optimum is up to a third
+//! worse. The makespan is exact instead of bisected to 5 %. `throughput` counts speeds relative to
+//! the job's fastest GPU model, so that no job is preferred because its steps are short. A round
+//! lasts at least twice the most expensive restart. Packed programs accept gangs of different
+//! widths. FIFO assigns the GPU model that was drawn. `allox` accepts gangs: a gang counts with the
+//! time of all its GPUs and is not overtaken when it is first in its queue. `couples` (Gandiva as
+//! in the Gavel paper) are tried only if they are expected to gain, and are separated when they
+//! lose on any GPU model, instead of on all models together.
 //!
-//! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last row,
-//! the very point of the optimum that its solver finds (parts on useless GPU models and of all pairs included,
-//! because their order decides who takes GPUs that are left), and with `choice = released` its FIFO,
-//! which takes the last GPU model whether the job fits or not. With `draws_of` it repeats
-//! the random draws of a seed.
+//! `--compat gavel` is the released simulator: stale allocations, rounds that end with their last
+//! row, the same one of all optimal solutions that its solver finds (with fractions on useless GPU
+//! models and of all pairs, because their order decides which row gets leftover GPUs), and with
+//! `choice = released` its FIFO, which assigns the last GPU model whether the job fits or not. With
+//! `draws_of` it repeats the random draws of a seed.
 
 mod allocation;
 mod entries;
@@ -65,24 +68,24 @@ use allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved};
 pub(super) use entries::ENTRIES;
 use released::Released;
 use rounds::{Ledger, Pick, Rules};
-use row_placement::{knobs, place_row, seat};
+use row_placement::{knobs, place_row, place_rows};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-/// What the program is about.
+/// What is optimised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Objective {
     /// Max-min fairness of effective speeds.
     #[default]
     Las,
-    /// The same in levels.
+    /// Max-min fairness in levels (water filling).
     WaterFilling,
-    /// In levels, with teams.
+    /// Max-min fairness in levels, with teams.
     Hierarchical,
-    /// Min-max of finish time ÷ finish time with an equal part.
+    /// Smallest maximum of finish time ÷ finish time with an equal fraction of the cluster.
     FinishTime,
-    /// All done as early as possible.
+    /// All jobs finished as early as possible.
     Makespan,
     /// Largest sum of speeds.
     Throughput,
@@ -90,16 +93,16 @@ enum Objective {
     Cost,
     /// First come, first served.
     Fifo,
-    /// Least mean completion time: the best queue behind every GPU, nobody is interrupted.
+    /// Least mean completion time: the best queue behind every GPU, without preemption.
     Allox,
-    /// Equal parts, for couples that are drawn and stay together as long as they gain by it.
+    /// Equal fractions; couples are drawn at random and share GPUs as long as they gain.
     Couples,
-    /// Equal parts.
+    /// Equal fractions.
     Isolated,
 }
 
 impl Objective {
-    /// Whether its program may have rows of two.
+    /// Whether its program may have rows of two jobs.
     fn may_pack(self) -> bool {
         !matches!(self, Self::Allox | Self::Couples | Self::Isolated)
     }
@@ -110,28 +113,29 @@ impl Objective {
 #[serde(default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "independent choices")]
 pub(super) struct Params {
-    /// What the program is about.
+    /// What is optimised.
     objective: Objective,
-    /// Whether it knows that GPU models differ in speed.
+    /// Whether the different speeds of GPU models are taken into account.
     aware: bool,
     /// Whether two jobs may share GPUs (not `allox`, `couples`, `isolated`).
     packed: bool,
-    /// Length of a round.
+    /// Length of a round, seconds.
     round_s: f64,
-    /// Least time between two solves.
+    /// Least time between two solves, seconds.
     reset_s: f64,
     /// Whether jobs get the speed that their deadline needs (`throughput`, `cost`).
     deadlines: bool,
-    /// Weights and inner rules of teams, in the order in which teams appear (`hierarchical`).
+    /// Weights of teams and how each divides its time, in the order in which teams appear
+    /// (`hierarchical`).
     teams: Vec<Team>,
-    /// Which GPU model the first in line gets (`fifo`).
+    /// Which GPU model the first job of the queue gets (`fifo`).
     choice: Choice,
-    /// Part of those who wait, oldest first, that is looked at (`allox`).
+    /// Fraction of the waiting jobs, oldest first, that is considered (`allox`).
     alpha: f64,
-    /// The released simulator's rounds: no part for newcomers until the next solve, nothing changes in
-    /// a round, and it ends with its last row.
+    /// Rounds of the released simulator: a new job has no fraction until the next solve, nothing
+    /// changes during a round, and a round ends with its last row.
     released: bool,
-    /// Jobs stand still when no whole step fits in the rest of the round (with `released`).
+    /// Whether a job stops when no whole step fits in the rest of the round (with `released`).
     whole_steps: bool,
     /// Seed of a run of the released simulator, whose random draws are repeated (with `released`).
     draws_of: Option<u64>,
@@ -156,20 +160,21 @@ impl Default for Params {
     }
 }
 
-/// What the policy keeps of a job.
+/// State of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     known: bool,
-    /// Whether no GPU model can hold it alone.
+    /// Whether no single GPU model can hold it.
     wide: bool,
-    /// Steps done and speed with an equal part at the last solve.
+    /// Steps done at the last solve.
     done: f64,
+    /// Speed with an equal fraction at the last solve.
     isolated: f64,
-    /// Seconds that what it did would have taken with equal parts.
+    /// Seconds that its work so far would have taken with equal fractions.
     isolated_s: f64,
 }
 
-/// A row that runs, from when, and when it is done with the round.
+/// A row that runs in a round, from its start to its end there.
 #[derive(Debug)]
 struct Stay {
     pick: Pick,
@@ -177,7 +182,7 @@ struct Stay {
     until: Time,
 }
 
-/// A round.
+/// The current round.
 #[derive(Debug)]
 struct Turn {
     ends: Time,
@@ -200,21 +205,21 @@ struct Gavel {
     queues: Queues,
     couples: Couples,
     records: Vec<Record>,
-    /// Jobs in the books, ascending.
+    /// Jobs in the ledger, ascending.
     live: Vec<JobIdx>,
     newcomers: Vec<JobIdx>,
-    /// Whether somebody in the books has left.
+    /// Whether a job in the ledger is done.
     departed: bool,
-    /// Whether jobs or nodes came or went since the last solve.
+    /// Whether jobs or nodes have come or gone since the last solve.
     changed: bool,
-    /// When the program was last solved, and the same in seconds.
+    /// When the program was last solved, as an instant and in seconds.
     solved: Option<(Time, f64)>,
     turn: Option<Turn>,
-    /// When a round was last to begin.
+    /// When the policy last tried to begin a round.
     began: Option<Time>,
     order: Vec<u8>,
     free: Vec<u32>,
-    /// The rounds of the released simulator, if those are asked for.
+    /// The rounds of the released simulator, with `released`.
     released: Option<Released>,
 }
 
@@ -229,7 +234,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     } else if !(0.0..=1.0).contains(&params.alpha) {
         return Err("alpha: expected a number from 0 to 1".into());
     } else if params.packed && !params.objective.may_pack() {
-        return Err("packed: allox, couples and isolated cannot share GPUs by plan".into());
+        return Err("packed: not with allox, couples or isolated".into());
     } else if params.whole_steps && !params.released {
         return Err("whole_steps: only with released".into());
     } else if params.draws_of.is_some() && !params.released {
@@ -237,8 +242,9 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     let round = Span::from_secs(params.round_s).max(Span(1));
     let reset = Span::from_secs(params.reset_s);
-    // The released code lets any two take what is left. After a program that would only hurt: its
-    // inner optimum has a part for every row, so nothing is left; ours is a corner.
+    // The released code gives leftover GPUs to any two jobs. With a program this has no effect
+    // there, because its optimum has a fraction for every row; here the optimum is a corner, and it
+    // would only hurt.
     let any_two = params.released && params.objective == Objective::Couples;
     let ledger = Ledger::new(round, any_two);
     let line = Line::new(params.choice, params.released);
@@ -272,9 +278,9 @@ impl Policy for Gavel {
         self.records.resize(plan.jobs.len(), Record::default());
         self.take_in(plan);
         if let Some(released) = &mut self.released {
-            released.stand_still(plan);
+            released.stop_after_whole_steps(plan);
         }
-        // Nothing came of a round that was to begin at this very instant, and nothing happened since.
+        // A round that was to begin at this instant placed no job, and nothing has happened since.
         let quiet = plan.news.events.is_empty() && plan.news.ready.is_empty();
         let tried = self.turn.is_none() && self.began == Some(plan.now) && quiet;
         if !tried && self.turn.as_ref().is_none_or(|t| t.ends <= plan.now) {
@@ -304,7 +310,7 @@ impl Gavel {
 
     fn begin_round(&mut self, plan: &mut Plan<'_>) {
         self.close_round(plan.now);
-        self.strike(plan);
+        self.remove_done(plan);
         if self.live.is_empty() {
             self.solved = None;
         }
@@ -317,17 +323,18 @@ impl Gavel {
         }
         self.draw_order(plan);
         let mut picks = self.pick(plan);
-        // Nobody of the last allocation is left: those who are here do not wait for the next.
+        // No job of the last allocation is left: the jobs that came since do not wait for the next
+        // solve.
         if picks.is_empty() && self.changed {
             self.solve(plan);
             picks = self.pick(plan);
         }
-        seat(plan, &mut picks);
-        let homeless = picks.iter().filter(|p| !plan.job(p.members[0]).is_placed());
-        let homeless: Vec<JobIdx> = homeless.flat_map(|p| p.members.clone()).collect();
+        place_rows(plan, &mut picks);
+        let unplaced = picks.iter().filter(|p| !plan.job(p.members[0]).is_placed());
+        let unplaced: Vec<JobIdx> = unplaced.flat_map(|p| p.members.clone()).collect();
         self.open_round(plan, picks);
         if self.released.is_some() {
-            self.house(plan, homeless);
+            self.place_on_any_model(plan, unplaced);
         } else {
             self.fill(plan);
         }
@@ -336,7 +343,7 @@ impl Gavel {
         }
     }
 
-    /// Who runs in a round that begins now.
+    /// Rows that run in a round that begins now.
     fn pick(&mut self, plan: &Plan<'_>) -> Vec<Pick> {
         self.count_gpus(plan);
         let mut picks = Vec::new();
@@ -350,7 +357,7 @@ impl Gavel {
         picks
     }
 
-    /// Books what the rows had.
+    /// Charges the rows for the time that they ran.
     fn close_round(&mut self, now: Time) {
         let Some(turn) = self.turn.take() else { return };
         if let Some(released) = &mut self.released {
@@ -362,7 +369,7 @@ impl Gavel {
         }
     }
 
-    fn strike(&mut self, plan: &Plan<'_>) {
+    fn remove_done(&mut self, plan: &Plan<'_>) {
         if std::mem::take(&mut self.departed) {
             let here = |j: JobIdx| plan.job(j).phase != Phase::Done;
             self.live.retain(|j| here(*j));
@@ -372,7 +379,7 @@ impl Gavel {
         }
     }
 
-    /// Enters newcomers in the books, with an equal part until the next solve.
+    /// Enters new jobs in the ledger, with an equal fraction until the next solve.
     fn admit(&mut self, plan: &mut Plan<'_>) {
         if self.newcomers.is_empty() {
             return;
@@ -405,7 +412,7 @@ impl Gavel {
         self.newcomers = newcomers;
     }
 
-    /// Enters rows of a newcomer and each of those before it of the same width.
+    /// Enters a row of the new job with each earlier job of the same width.
     fn enter_pairs(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let gpus = plan.spec(job).gpus;
         for other in self.live.iter().filter(|j| plan.spec(**j).gpus == gpus) {
@@ -442,7 +449,7 @@ impl Gavel {
             self.ledger.allot(*job, share);
         }
         for pair in &allocation.pairs {
-            self.ledger.allot_pair(pair.who.map(|m| self.live[m]), &pair.share);
+            self.ledger.allot_pair(pair.members.map(|m| self.live[m]), &pair.share);
         }
         for late in &allocation.late {
             plan.note(self.live[*late], Reason::DeadlineGivenUp);
@@ -451,7 +458,7 @@ impl Gavel {
         self.solved = Some((plan.now, now_s));
     }
 
-    /// What the jobs in the books bring to the program.
+    /// Input of the program: the GPUs that are up, and a claim for each job in the ledger.
     fn market(&mut self, plan: &Plan<'_>) -> Market {
         let mut gpus = ByGpuModel::from_elem(0.0, plan.gpu_models.len());
         for node in plan.nodes.iter().filter(|n| n.up) {
@@ -507,7 +514,7 @@ impl Gavel {
             }
             Objective::Isolated => Ok(market.isolated()),
             _ if self.params.aware => self.run_program(plan, market),
-            // An arbitrary optimum is far from the best: prefer no GPU model.
+            // An arbitrary optimum can be much worse than this one, which prefers no GPU model.
             Objective::Las | Objective::WaterFilling if market.runs_everywhere() => {
                 Ok(market.symmetric())
             }
@@ -518,7 +525,8 @@ impl Gavel {
     }
 
     fn run_program(&mut self, plan: &Plan<'_>, market: &Market) -> Result<Allocation, Unsolved> {
-        // No model wins a sum because its steps are short; ratios stay the same, in fewer digits.
+        // In a sum no job counts more because its steps are short; ratios do not change, and need
+        // fewer digits.
         let sum_or_ratio = matches!(
             self.params.objective,
             Objective::Throughput | Objective::Cost | Objective::FinishTime
@@ -567,8 +575,8 @@ impl Gavel {
         }
     }
 
-    /// GPU models in the order in which they are given out: the fastest first, or any, for those who do not
-    /// know.
+    /// GPU models in the order in which they are assigned: the fastest first, or shuffled if the
+    /// speeds of GPU models are not taken into account.
     fn draw_order(&mut self, plan: &mut Plan<'_>) {
         self.order.clear();
         self.order.extend(gpu_models(plan));
@@ -609,7 +617,7 @@ impl Gavel {
         note_waiting(plan);
     }
 
-    /// Gives idle GPUs to those who wait, most urgent first; nobody has to leave for it.
+    /// Gives idle GPUs to waiting rows, most urgent first; no job is stopped for them.
     fn fill(&mut self, plan: &mut Plan<'_>) {
         if plan.pending.is_empty() || plan.idle_gpus() == 0 {
             return;
@@ -620,23 +628,23 @@ impl Gavel {
         let ready = |j: JobIdx| plan.pending.contains(j);
         let rules = Rules { order: &self.order, ready: &ready, idle_to_all: true };
         self.ledger.pick(&rules, &mut self.free, &mut picks);
-        let mut homeless: Vec<JobIdx> = Vec::new();
+        let mut unplaced: Vec<JobIdx> = Vec::new();
         for pick in picks {
             if !place_row(plan, &pick, true) {
-                homeless.extend(&pick.members);
+                unplaced.extend(&pick.members);
             } else if let Some(turn) = &mut self.turn {
                 let (from, until) = (plan.now, turn.ends);
                 turn.stays.push(Stay { pick, from, until });
             }
         }
-        self.house(plan, homeless);
+        self.place_on_any_model(plan, unplaced);
         note_waiting(plan);
     }
 
-    /// Those whom no GPU model can hold as they are take whatever is idle.
-    fn house(&self, plan: &mut Plan<'_>, mut homeless: Vec<JobIdx>) {
-        homeless.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
-        for job in homeless {
+    /// Places these jobs, and those that no single GPU model can hold, on any idle GPUs.
+    fn place_on_any_model(&self, plan: &mut Plan<'_>, mut unplaced: Vec<JobIdx>) {
+        unplaced.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
+        for job in unplaced {
             if plan.pending.contains(job) {
                 placement::place(plan, job, Rule::Count);
             }
@@ -690,7 +698,7 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) ->
     let spec = state.spec(job);
     let step_s = state.profile(job).step_s.max(1e-12);
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
-    // Who does not say how long it takes is expected to take as long again, a round at least.
+    // A job without a declared length is expected to need as many steps again, at least one round.
     let unknown = done.max(round.secs() / step_s);
     Claim {
         gpus: f64::from(spec.gpus),
@@ -704,21 +712,21 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) ->
     }
 }
 
-/// Tenants of GPUs that these share, as the belief wants them.
+/// These jobs as tenants of the same GPUs, for the belief.
 fn tenants(state: &State, members: &[JobIdx]) -> SmallVec<[(JobIdx, Knobs); 4]> {
     members.iter().map(|j| (*j, knobs(state, *j, members.len() > 1))).collect()
 }
 
-/// Speed of a member beside the others, relative to alone.
+/// Speed of a job beside the other members of its row, relative to alone.
 fn pace(plan: &Plan<'_>, members: &[JobIdx], job: JobIdx, gpu_model: u8) -> f64 {
     if members.len() == 1 {
         return 1.0;
     }
-    let who = members.iter().position(|j| *j == job).unwrap_or(0);
-    plan.belief.speed(plan, gpu_model, &tenants(plan, members), who).mean
+    let position = members.iter().position(|j| *j == job).unwrap_or(0);
+    plan.belief.speed(plan, gpu_model, &tenants(plan, members), position).mean
 }
 
-/// Steps per second of two jobs on the same GPUs, as believed; nothing if nobody knows, or if their
+/// Estimated steps per second of two jobs on the same GPUs; 0 if there is no estimate, or if their
 /// memory does not fit.
 fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], gpu_model: u8) -> [f64; 2] {
     let tenants = tenants(plan, &pair);
@@ -727,9 +735,9 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], gpu_model: u8) -> [f64; 2] {
     if !plan.belief.knows(plan, gpu_model, &tenants) || (has_mib > 0 && mem_mib > has_mib) {
         return [0.0; 2];
     }
-    let speed = |who: usize| {
-        let alone = plan.speed_on(pair[who], gpu_model) / plan.profile(pair[who]).step_s.max(1e-12);
-        alone * plan.belief.speed(plan, gpu_model, &tenants, who).mean
+    let speed = |i: usize| {
+        let alone = plan.speed_on(pair[i], gpu_model) / plan.profile(pair[i]).step_s.max(1e-12);
+        alone * plan.belief.speed(plan, gpu_model, &tenants, i).mean
     };
     [speed(0), speed(1)]
 }

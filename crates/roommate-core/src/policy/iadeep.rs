@@ -1,29 +1,34 @@
-//! `IADeep`: training jobs share GPUs, and their batch sizes are tuned together until they disturb each other least.
+//! `IADeep`: training jobs share GPUs, and their batch sizes are tuned together.
 //!
 //! # Idea
-//! Jobs contend less if their batch sizes suit each other. A job that finds no idle GPU goes where the sum of all
-//! degradations (PD: goodput alone at the user's batch over goodput now) is predicted to grow least, over all
-//! devices, unless waiting for the next place that comes free is better for everybody together. A device whose tenants changed
-//! searches the joint vector of their batch sizes: Gaussian process over log batches, lower confidence bound,
-//! a real measurement after every step, summed memory as a hard constraint.
+//! Jobs on one GPU slow each other down less if their batch sizes suit each other. A job that finds
+//! no idle GPU is placed on the GPU where the sum of all degradations (PD: goodput alone at the
+//! user's batch size ÷ goodput now) is predicted to grow least, unless the sum of all completion
+//! times is smaller if it waits for the next tenant to leave. When the tenants of a GPU change,
+//! their batch sizes are searched jointly: a Gaussian process over the logarithms of the batch
+//! sizes, the lower confidence bound, a real measurement after every step, and the summed memory as
+//! a hard constraint.
 //!
 //! # Reads / does / wakes
-//! Reads what a job asks for, its declared length (only for co-locate-or-wait; one that says nothing is taken to
-//! have as much before it as behind it), the batch sizes that its user allows, and samples: step time, noise scale,
-//! memory, counters. Never reads the noise scale or the memory of a profile. Starts jobs beside others
-//! with no share (`sm_permille` 0), tunes batch and memory limit of all tenants, and believes a batch
-//! size only once a sample says it; one that was not applied is said and left alone. Wakes when a measurement is
-//! due. With no data the predictor says 1 + Σ of the products of SM utilisation (unknown kinds: 0.7). While a
-//! device is tuned it takes nobody. Gangs and services have their GPUs to themselves; while a gang waits, nobody behind
-//! it takes an idle GPU.
+//! Reads the resources that a job requests, its declared length (only to decide between co-location
+//! and waiting; a job without one is assumed to have as much work left as it has done), the batch
+//! sizes that its user allows, and samples: step time, noise scale, memory, counters. Never reads
+//! the noise scale or the memory of a profile. Starts jobs beside others without a guaranteed share
+//! (`sm_permille` 0), and tunes batch size and memory limit of all tenants. A new batch size counts
+//! only when a sample reports it; a job that does not apply it is noted and no longer tuned. Wakes
+//! when a measurement is due. Without data the predictor assumes 1 + Σ of the products of SM
+//! utilisation (0.7 for unknown profiles). A GPU accepts no job while it is tuned. Gangs and
+//! services have their GPUs exclusively; while a gang waits, no job behind it gets an idle GPU.
 //!
 //! # Differs from the paper
-//! Follows the slides' formulas, not the released artifact (which multiplies by the efficiency instead of
-//! dividing, tunes only the newest task, and feeds its own acquisition back as a measurement). The admission test is
-//! ours (`admission`; the printed one is likely misprinted and its derivation not public); so are kernel, stopping rule,
-//! warm start, the forest over counters (`predictor = pattern` is the published one), re-tuning when the noise scale
-//! drifts, and tuning of a job that is alone (`tune_alone`). SM and memory utilisation are not regulated: the thresholds are not
-//! public. `tune`, `predictor = off` and `admission` switch parts off.
+//! Follows the formulas of the slides, not the released artifact (which multiplies by the
+//! efficiency instead of dividing, tunes only the newest job, and feeds its own acquisition back as
+//! a measurement). The admission test is our own (`admission`), because the printed one is likely
+//! misprinted and its derivation is not public. The kernel, the stopping rule, the warm start, the
+//! forest over counters (`predictor = pattern` is the published predictor), tuning again when the
+//! noise scale drifts, and tuning of a job that is alone (`tune_alone`) are our own, too. SM and
+//! memory utilisation are not regulated, because the thresholds are not public. `tune`, `predictor
+//! = off` and `admission` switch parts off.
 
 mod admission;
 mod batch_search;
@@ -48,26 +53,27 @@ use tuning_sessions::{Scope, Tuning, others};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Sight {
-    /// Counters of all tenants: also for kinds that were never seen.
+enum PredictorInput {
+    /// Counters of all tenants; also for profiles that were never measured together.
     #[default]
     Counters,
-    /// Which kinds, and how many of each, as published.
+    /// Which profiles, and how many of each, as published.
     Pattern,
-    /// None: the device with the fewest tenants.
+    /// None: the GPU with the fewest tenants is chosen.
     Off,
 }
 
 registry! { "iadeep.rs"
     ("iadeep", family: CoLocation, knows_durations: true, preset: r"{}",
-        summary: "shares GPUs where that harms least, and tunes the batch sizes of roommates together",
+        summary: "shares GPUs where degradation is least, and tunes batch sizes of tenants jointly",
         paper: "Chen et al., IADeep, SC 2023", compat: &[])
     ("iadeep-no-tuner", family: CoLocation, knows_durations: true, preset: r#"{"tune": false}"#,
         summary: "an ablation of iadeep: batch sizes stay as they are",
         paper: "Chen et al., IADeep, SC 2023", compat: &[],
         ablates: "iadeep", lacks: BatchTuning)
-    ("iadeep-no-predictor", family: CoLocation, knows_durations: false, preset: r#"{"predictor": "off", "admission": false}"#,
-        summary: "an ablation of iadeep: the device with the fewest tenants, and nobody waits for a better one",
+    ("iadeep-no-predictor", family: CoLocation, knows_durations: false,
+        preset: r#"{"predictor": "off", "admission": false}"#,
+        summary: "an ablation of iadeep: always the GPU with the fewest tenants, without waiting",
         paper: "Chen et al., IADeep, SC 2023", compat: &[],
         ablates: "iadeep", lacks: Prediction)
 }
@@ -78,23 +84,23 @@ registry! { "iadeep.rs"
 pub(super) struct Params {
     /// Most jobs on a GPU, 1 to 4.
     max_tenants: u8,
-    /// What the predictor of degradation sees.
-    predictor: Sight,
-    /// Whether a job may be told to wait although there is room for it.
+    /// Input of the predictor of degradation.
+    predictor: PredictorInput,
+    /// Whether a job may have to wait although there is room for it.
     admission: bool,
     /// Whether batch sizes are tuned.
     tune: bool,
-    /// Whether also for a job that has its GPU to itself.
+    /// Whether the batch size of a job that is alone on its GPU is tuned, too.
     tune_alone: bool,
-    /// Seconds of a measurement.
+    /// Length of a measurement, seconds.
     measure_s: f64,
     /// Most measurements of a search.
     budget: u32,
-    /// A search ends when it promises less than this share of improvement.
+    /// A search ends when the expected improvement is below this fraction.
     least_gain: f64,
-    /// A device is tuned again when a noise scale moved by this factor.
+    /// A GPU is tuned again when a noise scale has changed by this factor.
     drift: f64,
-    /// Waiting jobs that are looked at, from the front.
+    /// Waiting jobs that are considered, from the front.
     window: usize,
 }
 
@@ -103,7 +109,7 @@ impl Default for Params {
         let batch_search::Options { budget, least_gain, .. } = batch_search::Options::default();
         Self {
             max_tenants: 3,
-            predictor: Sight::Counters,
+            predictor: PredictorInput::Counters,
             admission: true,
             tune: true,
             tune_alone: true,
@@ -127,7 +133,7 @@ fn fuzz(f: &mut Fuzz<'_>) {
     f.range("window", 1..=5);
 }
 
-/// Devices that are tried for a job, the best first.
+/// Most GPUs that are tried for a job, the best first.
 const TRIES: usize = 8;
 
 /// Tenants of a GPU.
@@ -138,14 +144,14 @@ struct IaDeep {
     queue: BTreeSet<(Time, JobIdx)>,
     predictor: DegradationModel,
     tuning: Tuning,
-    /// Who was on each GPU when the last call ended: with whom everything since was measured.
-    rooms: Vec<Roommates>,
+    /// Tenants of each GPU when the last call ended, beside which all samples since were taken.
+    last_tenants: Vec<Roommates>,
     /// GPUs whose tenants changed in this call.
     touched: BTreeSet<GpuIdx>,
     /// Degradation of each job as last measured; 0 = never.
     pd: Vec<f64>,
-    /// Made when it is first asked for in a call.
-    board: Option<ColocationIndex>,
+    /// Built when it is first needed in a call.
+    index: Option<ColocationIndex>,
 }
 
 pub(super) fn build(params: Params) -> Result<impl Policy, String> {
@@ -166,7 +172,11 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl IaDeep {
     fn new(params: Params) -> Self {
-        let view = if params.predictor == Sight::Pattern { View::Pattern } else { View::Counters };
+        let view = if params.predictor == PredictorInput::Pattern {
+            View::Pattern
+        } else {
+            View::Counters
+        };
         let options = batch_search::Options {
             budget: params.budget,
             least_gain: params.least_gain,
@@ -182,10 +192,10 @@ impl IaDeep {
             queue: BTreeSet::new(),
             predictor: DegradationModel::new(view, 0),
             tuning: Tuning::new(options, window, params.drift, scope),
-            rooms: Vec::new(),
+            last_tenants: Vec::new(),
             touched: BTreeSet::new(),
             pd: Vec::new(),
-            board: None,
+            index: None,
             params,
         }
     }
@@ -195,29 +205,30 @@ impl Policy for IaDeep {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
         self.take_in(plan);
         self.tuning.advance(plan, &mut self.predictor);
-        // After all that is learnt in this call, so that a second look finds nothing new.
+        // After everything that is learnt in this call, so that a second call at the same time
+        // changes nothing.
         self.predictor.refresh();
-        // Until nothing more comes of it: who was told to wait may fit beside those who were placed after it, or where
-        // nothing can be tuned.
-        self.board = None;
+        // Repeated until nothing changes: a job that had to wait may fit beside a job that was
+        // placed after it, or on a GPU where nothing can be tuned.
+        self.index = None;
         loop {
             let placed = self.place_waiting(plan);
             let opened = self.tuning.begin(plan, &self.predictor);
             if opened {
-                self.board = None;
+                self.index = None;
             }
             if !placed && !opened {
                 break;
             }
         }
-        self.remember_rooms(plan);
+        self.remember_tenants(plan);
     }
 }
 
-// What happened.
+// Events.
 impl IaDeep {
     fn take_in(&mut self, plan: &mut Plan<'_>) {
-        self.rooms.resize(plan.gpus.len(), Roommates::new());
+        self.last_tenants.resize(plan.gpus.len(), Roommates::new());
         self.pd.resize(plan.jobs.len(), 0.0);
         self.tuning.resize(plan);
         let mut sampled: BTreeSet<JobIdx> = BTreeSet::new();
@@ -242,9 +253,9 @@ impl IaDeep {
             self.tuning.left(*job);
             self.pd[job.usize()] = 0.0;
         }
-        // Who shared a GPU with somebody who left is found by comparing rooms.
+        // A GPU that a job has left is found by comparing its tenants.
         for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
-            if self.rooms[gpu.usize()] != plan.gpu(gpu).tenants {
+            if self.last_tenants[gpu.usize()] != plan.gpu(gpu).tenants {
                 self.touched.insert(gpu);
                 self.tuning.unsettle(gpu);
             }
@@ -254,7 +265,7 @@ impl IaDeep {
         }
     }
 
-    /// Notes what counters show of a profile.
+    /// Passes the counters of a profile to the predictor.
     fn count(&mut self, plan: &Plan<'_>, job: JobIdx, sm: f32, dram: f32) {
         let spec = plan.spec(job);
         if sm > 0.0 {
@@ -270,21 +281,21 @@ impl IaDeep {
         }
     }
 
-    /// Learns from what was measured of a job beside those who were with it.
+    /// Passes the measured degradation of a job beside its roommates to the predictor.
     fn learn(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let Some(pd) = self.tuning.degradation(plan, job) else { return };
         self.pd[job.usize()] = pd;
         let [gpu] = plan.job(job).gpus[..] else { return };
-        let room = &self.rooms[gpu.usize()];
-        if room.len() > 1 && room.contains(&job) && !self.tuning.is_busy(gpu) {
-            let others = others(plan, room, job);
+        let tenants = &self.last_tenants[gpu.usize()];
+        if tenants.len() > 1 && tenants.contains(&job) && !self.tuning.is_busy(gpu) {
+            let others = others(plan, tenants, job);
             self.predictor.learn(plan.spec(job).profile, &others, pd);
         }
     }
 
-    fn remember_rooms(&mut self, plan: &Plan<'_>) {
+    fn remember_tenants(&mut self, plan: &Plan<'_>) {
         for gpu in std::mem::take(&mut self.touched) {
-            self.rooms[gpu.usize()].clone_from(&plan.gpu(gpu).tenants);
+            self.last_tenants[gpu.usize()].clone_from(&plan.gpu(gpu).tenants);
         }
     }
 }
@@ -320,53 +331,60 @@ impl IaDeep {
         let Some(gpus) = placement::find(plan, job, Rule::Consolidated) else { return false };
         let knobs = plan.spec(job).knobs;
         let knobs = if can_share(plan, job) { Knobs { sm_permille: 0, ..knobs } } else { knobs };
-        self.settle(plan, job, &gpus, knobs)
+        self.place_on(plan, job, &gpus, knobs)
     }
 
-    fn settle(&mut self, plan: &mut Plan<'_>, job: JobIdx, gpus: &[GpuIdx], knobs: Knobs) -> bool {
+    fn place_on(
+        &mut self,
+        plan: &mut Plan<'_>,
+        job: JobIdx,
+        gpus: &[GpuIdx],
+        knobs: Knobs,
+    ) -> bool {
         if plan.place(job, gpus, knobs).is_err() {
             return false;
         }
         self.queue.remove(&(plan.job(job).submitted, job));
         self.touched.extend(gpus);
         gpus.iter().for_each(|gpu| self.tuning.unsettle(*gpu));
-        if let Some(board) = &mut self.board {
+        if let Some(index) = &mut self.index {
             for gpu in gpus {
-                board.joined(plan, &self.tuning, self.params.max_tenants, &self.pd, *gpu);
+                index.joined(plan, &self.tuning, self.params.max_tenants, &self.pd, *gpu);
             }
         }
         true
     }
 
-    /// Joins the tenants of the device where that is predicted to harm least, or waits.
+    /// Places the job on the shared GPU where the predicted degradation grows least, or lets it
+    /// wait.
     fn place_beside(&mut self, plan: &mut Plan<'_>, job: JobIdx, ahead: usize) -> bool {
-        let mut board = self.board.take().unwrap_or_else(|| {
+        let mut index = self.index.take().unwrap_or_else(|| {
             ColocationIndex::new(plan, &self.tuning, self.params.max_tenants, &self.pd)
         });
-        let joins = self.joins(plan, &mut board, job, ahead);
+        let joins = self.joins(plan, &mut index, job, ahead);
         let devices = if joins {
-            board.first(plan, job, TRIES, |new, there| self.harm(new, there))
+            index.first(plan, job, TRIES, |new, there| self.harm(new, there))
         } else {
             Vec::new()
         };
-        self.board = Some(board);
+        self.index = Some(index);
         joins && self.join_one_of(plan, job, &devices)
     }
 
-    /// Whether there is a device to join, and that is better than to wait.
+    /// Whether there is a GPU to share, and sharing is better than waiting.
     fn joins(
         &self,
         plan: &mut Plan<'_>,
-        board: &mut ColocationIndex,
+        index: &mut ColocationIndex,
         job: JobIdx,
         ahead: usize,
     ) -> bool {
-        let Some(first) = board.best(plan, job, |new, there| self.harm(new, there)) else {
+        let Some(first) = index.best(plan, job, |new, there| self.harm(new, there)) else {
             placement::note_no_room(plan, job);
             return false;
         };
         if self.params.admission {
-            let next = board.next_departure(ahead);
+            let next = index.next_departure(ahead);
             let gain = self.gain_s(plan, job, first, next, ahead);
             if gain <= 0.0 {
                 let with = plan.gpu(first).tenants[0];
@@ -384,12 +402,15 @@ impl IaDeep {
             let mark = plan.mark();
             tuning_sessions::make_room(plan, job, gpu);
             let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
-            if self.settle(plan, job, &[gpu], knobs) {
-                let said =
-                    self.predictor.predict(plan.spec(job).profile, &others(plan, &with, job));
-                let pd_permille = (said.pd * 1000.0).round().min(1e9) as u32;
-                let source =
-                    if self.params.predictor == Sight::Off { Source::Thumb } else { said.source };
+            if self.place_on(plan, job, &[gpu], knobs) {
+                let others = others(plan, &with, job);
+                let prediction = self.predictor.predict(plan.spec(job).profile, &others);
+                let pd_permille = (prediction.pd * 1000.0).round().min(1e9) as u32;
+                let source = if self.params.predictor == PredictorInput::Off {
+                    Source::Thumb
+                } else {
+                    prediction.source
+                };
                 plan.note(job, Reason::Beside { job: with[0], pd_permille, source });
                 return true;
             }
@@ -399,23 +420,23 @@ impl IaDeep {
         false
     }
 
-    /// By how much the sum of all degradations grows if this kind joins those.
+    /// Growth of the sum of all degradations if a job of this profile joins these tenants.
     fn harm(&self, new: ProfileIdx, there: &[ProfileIdx]) -> f64 {
-        if self.params.predictor == Sight::Off {
+        if self.params.predictor == PredictorInput::Off {
             return there.len() as f64;
         }
         let mut harm = self.predictor.predict(new, there).pd;
-        for (i, kind) in there.iter().enumerate() {
+        for (i, profile) in there.iter().enumerate() {
             let mut rest: Profiles =
                 there.iter().enumerate().filter(|(k, _)| *k != i).map(|(_, p)| *p).collect();
-            let before = self.predictor.predict(*kind, &rest).pd;
+            let before = self.predictor.predict(*profile, &rest).pd;
             rest.push(new);
-            harm += (self.predictor.predict(*kind, &rest).pd - before).max(0.0);
+            harm += (self.predictor.predict(*profile, &rest).pd - before).max(0.0);
         }
         harm
     }
 
-    /// What everybody together gains if the job joins this device instead of waiting.
+    /// Completion time that all jobs together gain if the job joins this GPU instead of waiting.
     fn gain_s(
         &self,
         plan: &Plan<'_>,
@@ -429,15 +450,15 @@ impl IaDeep {
             plan.gpu(gpu).tenants.iter().copied().chain([job]).collect()
         };
         let (now, later) = (members(here), next.map(members));
-        let pd = |members: &Roommates, mask: u32, who: usize| {
-            let there = members.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+        let pd = |members: &Roommates, mask: u32, i: usize| {
+            let there = members.iter().enumerate().filter(|(k, _)| mask >> k & 1 == 1);
             let there: Roommates = there.map(|(_, j)| *j).collect();
-            let kinds = others(plan, &there, members[who]);
-            self.predictor.predict(plan.spec(members[who]).profile, &kinds).pd
+            let others = others(plan, &there, members[i]);
+            self.predictor.predict(plan.spec(members[i]).profile, &others).pd
         };
         let (of_now, of_later) = (
-            |mask: u32, who: usize| pd(&now, mask, who),
-            |mask: u32, who: usize| later.as_ref().map_or(1.0, |l| pd(l, mask, who)),
+            |mask: u32, i: usize| pd(&now, mask, i),
+            |mask: u32, i: usize| later.as_ref().map_or(1.0, |l| pd(l, mask, i)),
         );
         let left = |members: &Roommates| members.iter().map(|j| left_s(plan, *j)).collect();
         let here = DeviceTenants { left_s: left(&now), pd: &of_now };

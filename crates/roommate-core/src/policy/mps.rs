@@ -1,27 +1,29 @@
-//! Co-location without foresight: several tasks on a GPU, in the order in which they came.
+//! Baselines of co-location: several jobs on a GPU, first come, first served.
 //!
 //! # Idea
-//! The baselines of every study of co-location. Tasks start first come, first served, on the GPU that seems
-//! best, up to `max_tasks` on one; nobody is moved or stopped. How they share is `sharing`: all at once without
-//! limits (`mps`), each confined to an equal part for good (`mps-split`), or by turns in the driver's time
-//! slices (`time-slicing`). Which GPU seems best is `choice`: the emptiest, a random one
-//! (`random-colocate`), or the one where the slowdown is predicted to be least from how busy tasks keep the
-//! multiprocessors and the memory alone (`kernel-est`). Services are kept apart as long as there is a GPU
-//! without one.
+//! Jobs start first come, first served, on the best GPU, up to `max_tasks` on one GPU; no job is
+//! moved or stopped. `sharing` is how they share a GPU: all at once without limits (`mps`), each
+//! confined to an equal part of the SMs until it ends (`mps-split`), or in the time slices of the
+//! driver (`time-slicing`). `choice` is which GPU is best: the emptiest, a random one
+//! (`random-colocate`), or the one with the least predicted slowdown, from the SM and memory
+//! utilisation of jobs alone (`kernel-est`). A service is placed beside another service only if
+//! every GPU with room has one.
 //!
 //! # Reads / does / wakes
-//! Reads GPUs, memory, CPU and GPU model; `kernel-est` also the utilisation of profiles, measured or else
-//! predicted, and measured steps of tasks that share. Never reads durations, batch sizes or objectives of
-//! services, which share like any other task. Starts tasks, never tunes, moves or stops one. Wakes when a task arrives or leaves or a
-//! node does; never by time.
+//! Reads GPUs, memory, CPU and GPU model; `kernel-est` also the utilisation of profiles, measured
+//! or else predicted, and measured step times of jobs that share. Never reads durations, batch
+//! sizes or SLOs; services share like any other job. Starts jobs, never tunes, moves or stops one.
+//! Wakes when a job arrives or leaves, and when a node comes up or goes down; never by time.
 //!
 //! # Differs from the paper
-//! `mps` stands for the MPS-based sharing that `iadeep` was compared with, of which nothing is published but
-//! its name; `kernel-est` for the estimator of Xu et al. (`HotCloud` 2019), whose regression over kernel metrics is
-//! a line through two products here (own use times that of the others, of the multiprocessors and of the memory
-//! bandwidth), fitted as measurements come in. `mps-split` gives a slot to whoever comes, because the share of a running
-//! MPS client cannot be changed. An idle GPU is always preferred, except by `random-colocate`. The studies that
-//! these are baselines of have one service on each GPU, so a random GPU for a service is one without another.
+//! `mps` stands for the MPS-based sharing that `iadeep` was compared with, of which only the name
+//! is published. `kernel-est` stands for the estimator of Xu et al. (`HotCloud` 2019): their
+//! regression over kernel metrics is here a linear function of two products (a job's own
+//! utilisation × that of its roommates, for SMs and for memory bandwidth), fitted as measurements
+//! come in. `mps-split` gives every job one of `max_tasks` equal slots, because the share of a
+//! running MPS client cannot be changed. An idle GPU is always preferred, except by
+//! `random-colocate`. The studies with these baselines have one service on each GPU, so a random
+//! GPU for a service is one without another service.
 
 use crate::event::Event;
 use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
@@ -38,42 +40,44 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Sharing {
-    /// All at once, nobody confined.
+    /// All at once, without limits.
     #[default]
     Free,
-    /// Each confined to one of `max_tasks` equal parts.
+    /// Each job confined to one of `max_tasks` equal parts.
     Split,
-    /// By turns, in the driver's time slices.
+    /// In the time slices of the driver.
     Turns,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Choice {
-    /// The fewest tasks, then the most free memory.
+    /// The fewest jobs, then the most free memory.
     #[default]
     Emptiest,
-    /// Any with room.
+    /// A random GPU with room.
     Random,
-    /// The least predicted slowdown, of the newcomer and of those who are there.
+    /// The least predicted slowdown, of the new job and of the present tenants.
     Predicted,
 }
 
 registry! { "mps.rs"
     ("mps", family: CoLocation, knows_durations: false, preset: r"{}",
-        summary: "up to three tasks on a GPU at once, unlimited, the emptiest GPU first",
+        summary: "up to three jobs on a GPU at once, without limits, the emptiest GPU first",
         paper: "-", compat: &[])
-    ("mps-split", family: CoLocation, knows_durations: false, preset: r#"{"sharing": "split", "max_tasks": 2}"#,
-        summary: "two tasks on a GPU, each confined to a half of it for good",
+    ("mps-split", family: CoLocation, knows_durations: false,
+        preset: r#"{"sharing": "split", "max_tasks": 2}"#,
+        summary: "up to two jobs on a GPU, each confined to half of its SMs",
         paper: "-", compat: &[])
     ("time-slicing", family: TimeSharing, knows_durations: false, preset: r#"{"sharing": "turns"}"#,
-        summary: "up to three tasks on a GPU, by turns in the driver's time slices",
+        summary: "up to three jobs on a GPU, in the time slices of the driver",
         paper: "-", compat: &[])
-    ("random-colocate", family: CoLocation, knows_durations: false, preset: r#"{"choice": "random"}"#,
-        summary: "up to three tasks on a GPU at once, on a random one with room",
+    ("random-colocate", family: CoLocation, knows_durations: false,
+        preset: r#"{"choice": "random"}"#,
+        summary: "up to three jobs on a GPU at once, on a random GPU with room",
         paper: "-", compat: &[])
     ("kernel-est", family: CoLocation, knows_durations: false, preset: r#"{"choice": "predicted"}"#,
-        summary: "up to three tasks on a GPU at once, where the slowdown predicted from utilisation is least",
+        summary: "up to three jobs on a GPU, with the least slowdown predicted from utilisation",
         paper: "Xu et al., HotCloud 2019", compat: &[])
 }
 
@@ -81,13 +85,13 @@ registry! { "mps.rs"
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Params {
-    /// How tasks on one GPU share it.
+    /// How jobs on one GPU share it.
     sharing: Sharing,
-    /// Which GPU a task goes to.
+    /// Which GPU a job is placed on.
     choice: Choice,
-    /// Most tasks on a GPU.
+    /// Most jobs on a GPU.
     max_tasks: u8,
-    /// Utilisation of a profile of which nothing is known.
+    /// Utilisation assumed for a profile of which nothing is known.
     util_default: f64,
 }
 
@@ -99,26 +103,26 @@ impl Default for Params {
 
 /// Values that the laws try.
 fn fuzz(f: &mut Fuzz<'_>) {
-    // A third of a GPU is no whole number of permille, and its steps do not end at a tick.
+    // Not 3: a third of a GPU is not a whole number of permille, so steps would not end at a tick.
     f.pick("max_tasks", &[1, 2, 4, 5]);
     f.pick("util_default", &[0.1, 0.3, 0.9]);
 }
 
-/// How busy a profile keeps the multiprocessors and the memory bandwidth.
+/// SM and memory bandwidth utilisation of a profile.
 type Use = [f64; 2];
 
-/// A line through the origin over two products of uses, fitted by least squares.
+/// Slowdown minus 1 as a linear function of two products of utilisations, fitted by least squares.
 #[derive(Clone, Copy, Debug)]
 struct Slowdown {
-    /// Sums of products of the two inputs: both of the first, mixed, both of the second.
+    /// Sums of products of the two inputs x and y: x², xy, y².
     inputs: [f64; 3],
-    /// Sums of inputs times what was measured.
+    /// Sums of each input × (measured slowdown minus 1).
     outcomes: [f64; 2],
 }
 
 impl Slowdown {
-    /// Before anything is measured: two tasks that fill the GPU take twice as long. Worth so many
-    /// measurements of such tasks.
+    /// Weight of the prior, in measurements. Before the first measurement, each product predicts a
+    /// slowdown of 1 plus its own value: two jobs that fill only the SMs take twice as long.
     const PRIOR: f64 = 2.0;
 
     fn new() -> Self {
@@ -134,7 +138,7 @@ impl Slowdown {
 
     fn predict(&self, [x, y]: Use) -> f64 {
         let ([a, b, d], [p, q]) = (self.inputs, self.outcomes);
-        // The prior keeps it from being singular.
+        // The prior keeps the matrix from being singular.
         let determinant = a * d - b * b;
         (x * (d * p - b * q) + y * (a * q - b * p)) / determinant
     }
@@ -142,10 +146,11 @@ impl Slowdown {
 
 struct Colocate {
     params: Params,
-    /// With a seed for each, so that a second look at one that does not fit draws nothing.
+    /// Waiting jobs with a random seed each, so that a repeated attempt to place a job draws no new
+    /// numbers.
     waiting: BTreeMap<JobIdx, u64>,
     slowdown: Slowdown,
-    /// GPUs with room, by how good they are: whether the job would be a second service there, the price.
+    /// GPUs with room, best first: whether the job would be a second service there, and the price.
     open: Vec<(bool, f64, GpuIdx)>,
 }
 
@@ -161,7 +166,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Colocate {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.take_in(plan);
+        self.update_queue(plan);
         while let Some((job, seed)) = self.waiting.first_key_value().map(|(j, s)| (*j, *s)) {
             let knobs = self.knobs(plan, job);
             let found = self.find(plan, job, knobs, seed);
@@ -175,7 +180,7 @@ impl Policy for Colocate {
 }
 
 impl Colocate {
-    fn take_in(&mut self, plan: &mut Plan<'_>) {
+    fn update_queue(&mut self, plan: &mut Plan<'_>) {
         for job in plan.news.left {
             self.waiting.remove(job);
         }
@@ -195,7 +200,7 @@ impl Colocate {
         let shares = plan.gpu(gpu).tenants.len() > 1;
         if sample.step_s > 0.0 && shares && plan.spec(*job).class != Class::Service {
             let alone_s = plan.alone_step_s(*job, &[gpu]);
-            // Where somebody stands still there is nothing to fit a line to.
+            // Very large slowdowns of a job that hardly runs would spoil the fit.
             let slowdown = (sample.step_s / alone_s - 1.0).clamp(0.0, 10.0);
             self.slowdown.learn(self.pressure(plan, gpu, *job, None), slowdown);
         }
@@ -205,9 +210,10 @@ impl Colocate {
         state.demand(state.spec(job).profile).unwrap_or([self.params.util_default; 2])
     }
 
-    /// Own use times that of the others on the GPU, of which one may still be on its way.
-    fn pressure(&self, state: &State, gpu: GpuIdx, of: JobIdx, comes: Option<JobIdx>) -> Use {
-        let others = state.gpu(gpu).tenants.iter().copied().chain(comes).filter(|t| *t != of);
+    /// Own utilisation × that of the other tenants of the GPU, and of a job that is about to join
+    /// them.
+    fn pressure(&self, state: &State, gpu: GpuIdx, of: JobIdx, joins: Option<JobIdx>) -> Use {
+        let others = state.gpu(gpu).tenants.iter().copied().chain(joins).filter(|t| *t != of);
         let own = self.uses(state, of);
         others
             .map(|other| self.uses(state, other))
@@ -215,18 +221,18 @@ impl Colocate {
     }
 
     fn knobs(&self, state: &State, job: JobIdx) -> Knobs {
-        let asked = state.spec(job).knobs;
+        let requested = state.spec(job).knobs;
         match self.params.sharing {
-            Sharing::Free => Knobs { sm_permille: 0, ..asked },
+            Sharing::Free => Knobs { sm_permille: 0, ..requested },
             Sharing::Split => {
                 let part = Knobs::SM_ALL / u16::from(self.params.max_tasks);
-                Knobs { sm_permille: part, ..asked }
+                Knobs { sm_permille: part, ..requested }
             }
-            Sharing::Turns => Knobs { sm_permille: 0, turns: true, ..asked },
+            Sharing::Turns => Knobs { sm_permille: 0, turns: true, ..requested },
         }
     }
 
-    /// The best GPUs for the gang, ascending.
+    /// The best GPUs for the gang, ascending by index.
     fn find(&mut self, plan: &State, job: JobIdx, knobs: Knobs, seed: u64) -> Option<GpuSet> {
         let mut open = std::mem::take(&mut self.open);
         open.clear();
@@ -260,7 +266,7 @@ impl Colocate {
         usable && fits && on.tenants.len() < most
     }
 
-    /// What speaks against a GPU.
+    /// Cost of placing the job on a GPU; the least is best.
     fn price(&self, state: &State, job: JobIdx, gpu: GpuIdx, seed: u64) -> f64 {
         let on = state.gpu(gpu);
         let fullness = match state.gpu_models[usize::from(on.gpu_model)].mem_mib {
@@ -297,7 +303,7 @@ mod tests {
     use crate::testing::{TestCase, picture};
     use expect_test::expect;
 
-    /// Where each job started.
+    /// GPUs on which each job started.
     fn places(case: &TestCase) -> BTreeMap<JobIdx, GpuSet> {
         #[derive(Default)]
         struct Places(BTreeMap<JobIdx, GpuSet>);
@@ -335,14 +341,14 @@ mod tests {
     }
 
     #[test]
-    fn an_emptier_gpu_without_the_memory_is_passed_over() {
+    fn an_emptier_gpu_with_too_little_memory_is_skipped() {
         let mut case = TestCase::new("mps", "1x2:v100", "a 0 1 9, b 0 1 9, c 0 1 9, d 1 1 4");
         for (job, mem_mib) in case.jobs.iter_mut().zip([14_000, 2_000, 2_000, 4_000]) {
             job.spec.knobs.mem_mib = mem_mib;
         }
         let places = places(&case);
         assert_eq!(places[&JobIdx(0)][..], [GpuIdx(0)]);
-        assert_eq!(places[&JobIdx(3)][..], [GpuIdx(1)], "beside two, not beside the large one");
+        assert_eq!(places[&JobIdx(3)][..], [GpuIdx(1)], "not beside the large job");
     }
 
     #[test]
@@ -355,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn two_slots_and_nobody_overtakes() {
+    fn mps_split_has_two_slots_and_no_backfill() {
         expect![[r#"
             gpu0  ############
             gpu1  bbbb....dddd
@@ -378,10 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn the_line_is_learned_from_what_is_measured() {
+    fn the_slowdown_is_fitted_to_measurements() {
         let mut slowdown = Slowdown::new();
         assert!((slowdown.predict([0.5, 0.0]) - 0.5).abs() < 1e-9);
-        // Here only the memory matters, and doubly.
+        // The slowdown minus 1 is twice the memory product.
         for i in 0..400 {
             let x = [f64::from(i % 7) / 10.0, f64::from(i % 5) / 10.0];
             slowdown.learn(x, 2.0 * x[1]);

@@ -92,8 +92,12 @@ registry! { "tiresias.rs"
     ("tiresias", family: Priority, knows_durations: false, preset: r"{}",
         summary: "least attained service first, in discrete priority queues; needs no durations",
         paper: "Gu et al., Tiresias, NSDI 2019",
-        compat: &[("muri", r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "whole_second_wakes": true}"#)])
-    ("tiresias-gittins", family: Priority, knows_durations: false, preset: r#"{"order": "gittins"}"#,
+        compat: &[("muri", concat!(
+            r#"{"bounds_gpu_s": [3250, 7200], "placement": "count", "#,
+            r#""whole_second_wakes": true}"#
+        ))])
+    ("tiresias-gittins", family: Priority, knows_durations: false,
+        preset: r#"{"order": "gittins"}"#,
         summary: "tiresias with each queue ordered by the Gittins index of past jobs",
         paper: "Gu et al., Tiresias, NSDI 2019", compat: &[])
 }

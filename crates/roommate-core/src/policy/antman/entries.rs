@@ -5,7 +5,8 @@ use crate::policy::Fuzz;
 
 registry! { "../antman.rs"
     ("antman", family: CoLocation, knows_durations: false, preset: r"{}",
-        summary: "resource-guarantee jobs run as if alone, opportunistic jobs on the resources they leave unused",
+        summary: "resource-guarantee jobs run as if alone, opportunistic jobs on the resources \
+            they leave unused",
         paper: "Xiao et al., AntMan, OSDI 2020",
         compat: &[("muri", r#"{"mode": "static"}"#)])
 }

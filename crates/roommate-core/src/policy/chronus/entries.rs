@@ -5,7 +5,8 @@ use crate::policy::Fuzz;
 
 registry! { "../chronus.rs"
     ("chronus", family: Deadlines, knows_durations: true, preset: r"{}",
-        summary: "promises deadlines that fit on a timeline of leases; best-effort jobs use the GPUs that are left",
+        summary: "promises deadlines that fit on a timeline of leases; best-effort jobs use the \
+            GPUs that are left",
         paper: "Gao et al., Chronus, SoCC 2021", compat: &[])
 }
 

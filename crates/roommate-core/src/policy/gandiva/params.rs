@@ -6,11 +6,14 @@ use serde::{Deserialize, Serialize};
 
 registry! { "../gandiva.rs"
     ("gandiva", family: TimeSharing, knows_durations: false, preset: r"{}",
-        summary: "time slices on oversubscribed nodes; packing and migration kept where measured to help",
+        summary: "time slices on oversubscribed nodes; packing and migration kept where measured \
+            to help",
         paper: "Xiao et al., Gandiva, OSDI 2018", compat: &[])
     ("gandiva-tiresias-style", family: TimeSharing, knows_durations: false,
-        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0, "defrag_stop": 1.0, "grow": false}"#,
-        summary: "gandiva of the Tiresias simulator: time slices only, nodes by each class's share of the demand",
+        preset: r#"{"pack": false, "max_height": 65535, "balance_s": 10.0, "cool_s": 0.0,
+            "defrag_stop": 1.0, "grow": false}"#,
+        summary: "gandiva of the Tiresias simulator: time slices only, nodes by each class's share \
+            of the demand",
         paper: "Xiao et al., Gandiva, OSDI 2018; Gu et al., Tiresias, NSDI 2019", compat: &[])
 }
 

@@ -1,19 +1,19 @@
-//! Allocations: which part of its time each job should spend on each GPU model.
+//! Allocations: the fraction of its time that each job should spend on each GPU model.
 //!
-//! A goal (fairness, makespan, cost, …) is a program over these parts, with the *effective speed*
-//! Σ speed on GPU model × part of the time there in place of a speed. Nothing here places anybody: [`round`]
-//! turns parts into turns.
+//! An objective (fairness, makespan, cost, …) is a program over these fractions, with the
+//! *effective speed*, Σ speed on a GPU model × fraction of the time there, in place of a speed.
+//! Nothing here places a job: [`rounds`] carries the fractions out.
 //!
-//! | goal | where |
+//! | objective | method |
 //! |---|---|
-//! | equal parts, first come first served | closed forms, here and in [`line`] |
+//! | equal fractions, first come first served | closed forms, here and in [`line`] |
 //! | least mean completion time | an assignment, [`queues`] |
-//! | couples found by trial | draws, [`couples`] |
+//! | couples found by trial | random draws, [`couples`] |
 //! | max-min fairness, finish-time fairness, throughput, cost | [`program`] |
 //! | the least time for all work | [`makespan`] |
-//! | the same in levels: water filling, teams | [`level`] |
+//! | max-min fairness in levels: water filling, teams | [`level`] |
 //!
-//! [`round`]: crate::policy::gavel::rounds
+//! [`rounds`]: crate::policy::gavel::rounds
 
 pub(crate) mod central;
 pub(crate) mod couples;
@@ -29,12 +29,12 @@ use smallvec::SmallVec;
 /// A number for each GPU model.
 pub(crate) type ByGpuModel = SmallVec<[f64; 4]>;
 
-/// What one job brings to the market.
+/// A job that competes for GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Claim {
-    /// GPUs that it runs on, all of one GPU model.
+    /// GPUs of its gang, all of one GPU model.
     pub(crate) gpus: f64,
-    /// Its part against others.
+    /// Its weight relative to other jobs.
     pub(crate) weight: f64,
     /// Steps per second on each GPU model; 0 where it cannot run.
     pub(crate) speed: ByGpuModel,
@@ -42,48 +42,50 @@ pub(crate) struct Claim {
     pub(crate) left: f64,
     /// Seconds since it was submitted.
     pub(crate) age_s: f64,
-    /// Seconds that what it has done would have taken with an equal part of the cluster.
+    /// Seconds that its work so far would have taken with an equal fraction of the cluster.
     pub(crate) isolated_s: f64,
-    /// Seconds until it has to be finished.
+    /// Seconds until its deadline.
     pub(crate) deadline_s: Option<f64>,
-    /// Whose it is.
+    /// Index of its team.
     pub(crate) team: usize,
 }
 
-/// GPUs and those who want them.
+/// GPUs and the jobs that compete for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Market {
     /// GPUs of each model.
     pub(crate) gpus: ByGpuModel,
     /// The jobs.
     pub(crate) claims: Vec<Claim>,
-    /// Whether an equal piece of the cluster counts GPU models on which a job cannot run, as in the study.
+    /// Whether an equal piece of the cluster includes GPU models on which the job cannot run, as in
+    /// the released code.
     pub(crate) pieces_of_all: bool,
 }
 
 /// Two jobs on the same GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pair {
-    /// Their places in the market, ascending.
-    pub(crate) who: [usize; 2],
-    /// Part of the time that both spend so, on each GPU model.
+    /// Their indices in the market, ascending.
+    pub(crate) members: [usize; 2],
+    /// Fraction of the time that both spend together, on each GPU model.
     pub(crate) share: ByGpuModel,
 }
 
-/// Parts of the time.
+/// Fractions of the time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Allocation {
-    /// What each job spends alone on its GPUs, by GPU model, in the order of the market.
+    /// Time that each job spends alone on its GPUs, by GPU model, in the order of the market.
     pub(crate) alone: Vec<ByGpuModel>,
-    /// What pairs spend together.
+    /// Time that pairs spend together.
     pub(crate) pairs: Vec<Pair>,
-    /// What the goal comes to.
+    /// Value of the objective.
     pub(crate) value: f64,
-    /// Jobs whose deadline was given up, because it cannot be kept.
+    /// Jobs whose deadline was given up because it cannot be met.
     pub(crate) late: Vec<usize>,
-    /// Whether a job holds the value down, where the solver can tell.
+    /// Whether a job limits the value, where the solver can tell.
     pub(crate) binds: Vec<bool>,
-    /// What a GPU of each model more would add to the value, but for a factor, where the solver can tell.
+    /// What one more GPU of each model would add to the value, up to a factor, where the solver can
+    /// tell.
     pub(crate) prices: ByGpuModel,
 }
 
@@ -92,23 +94,24 @@ pub(crate) struct Allocation {
 pub(crate) struct Unsolved;
 
 impl Market {
-    /// GPUs of all GPU models.
+    /// GPUs of all models.
     pub(crate) fn total(&self) -> f64 {
         self.gpus.iter().sum()
     }
 
-    /// Effective speed of a job with the same part of all its time on each GPU model as there are GPUs of it.
+    /// Effective speed of a job that divides all its time over the GPU models in proportion to
+    /// their GPUs.
     pub(crate) fn proportional_speed(&self, claim: &Claim) -> f64 {
         let sum: f64 = claim.speed.iter().zip(&self.gpus).map(|(t, n)| t * n).sum();
         sum / self.total().max(1.0)
     }
 
-    /// Parts of one job when the cluster is cut into as many equal pieces as there are jobs.
+    /// Fractions of one job if the cluster is divided into as many equal pieces as there are jobs.
     pub(crate) fn isolated_part(&self, claim: &Claim) -> ByGpuModel {
         self.piece(claim, self.claims.len())
     }
 
-    /// Parts of one job when the cluster is cut into so many equal pieces.
+    /// Fractions of one job if the cluster is divided into this many equal pieces.
     pub(crate) fn piece(&self, claim: &Claim, pieces: usize) -> ByGpuModel {
         let piece = |n: &f64| n / pieces.max(1) as f64 / claim.gpus;
         let usable = |t: &f64| f64::from(u8::from(*t > 0.0 || self.pieces_of_all));
@@ -118,12 +121,12 @@ impl Market {
         row.into_iter().map(|x| x / sum).collect()
     }
 
-    /// Effective speed with that part.
+    /// Effective speed with [`Self::isolated_part`].
     pub(crate) fn isolated_speed(&self, claim: &Claim) -> f64 {
         effective(claim, &self.isolated_part(claim))
     }
 
-    /// Equal pieces for all.
+    /// Equal pieces for all jobs.
     pub(crate) fn isolated(&self) -> Allocation {
         let alone = self.claims.iter().map(|c| self.isolated_part(c)).collect();
         Allocation { alone, value: 1.0, ..Allocation::default() }
@@ -135,11 +138,11 @@ impl Market {
         self.claims.iter().all(all)
     }
 
-    /// Max-min fairness in levels for jobs that do not know that GPU models differ: everybody gets parts in
-    /// proportion to the GPUs of each model, so that no GPU model is preferred.
+    /// Max-min fairness in levels without knowledge of GPU models: every job gets fractions in
+    /// proportion to the GPUs of each model, so that no model is preferred.
     pub(crate) fn symmetric(&self) -> Allocation {
-        // Who has its full time leaves what is over to the others; who wants least GPUs per weight is
-        // full first.
+        // A job that runs all of the time leaves the rest to other jobs; the job with the fewest
+        // GPUs per weight gets there first.
         let mut order: Vec<usize> = (0..self.claims.len()).collect();
         let level = |m: usize| self.claims[m].gpus / self.claims[m].weight;
         order.sort_by(|a, b| level(*a).total_cmp(&level(*b)));
@@ -158,8 +161,8 @@ impl Market {
         Allocation { alone, value, ..Allocation::default() }
     }
 
-    /// The same market to those who do not know that GPU models differ: who can run on a GPU model is there as
-    /// fast as on the GPU model where it is fastest.
+    /// The market without knowledge of GPU models: wherever a job can run, it is as fast as on its
+    /// fastest model.
     pub(crate) fn agnostic(&self) -> Self {
         let mut market = self.clone();
         for claim in &mut market.claims {
@@ -169,8 +172,8 @@ impl Market {
         market
     }
 
-    /// Speeds and what is left in units of each job's fastest GPU model: nobody counts more because its steps
-    /// are short.
+    /// Speeds and remaining steps in units of each job's speed on its fastest GPU model: no job
+    /// counts more because its steps are short.
     pub(crate) fn normalized(&self) -> Self {
         let mut market = self.clone();
         for claim in &mut market.claims {
@@ -184,14 +187,14 @@ impl Market {
     }
 }
 
-/// Effective speed of a job that is alone on its GPUs for these parts of its time.
+/// Effective speed of a job that spends these fractions of its time alone on its GPUs.
 pub(crate) fn effective(claim: &Claim, part: &ByGpuModel) -> f64 {
     claim.speed.iter().zip(part).map(|(t, x)| t * x).sum()
 }
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! The worked examples of the study.
+    //! Helpers for worked examples, which are named by letters.
 
     use super::{ByGpuModel, Claim, Market};
 
@@ -237,8 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn the_symmetric_split_prefers_no_kind() {
-        // Example D, agnostic; then a wide job, which gets a part of the time of the others.
+    fn the_symmetric_split_prefers_no_gpu_model() {
+        // Example D, agnostic; then with a wide job, which gets a third of the time of a narrow
+        // one.
         let mut three = market(&[1.0, 1.0, 1.0], &[&[1.0, 1.0, 1.0]; 3]);
         close(&three.symmetric().alone, &[&[1.0 / 3.0; 3]; 3]);
         three.claims[0].gpus = 3.0;

@@ -1,16 +1,17 @@
-//! What only the released simulator of the Gavel study does, so that its figures can be repeated.
+//! What only the released Gavel simulator does, needed to reproduce its figures.
 //!
-//! With `released` off, nothing of this file runs and [`super::Gavel`] reads alone. With it on,
+//! Without `released`, nothing in this file runs. With it:
 //!
 //! ```text
-//!  rounds   end with the last step of their last row, not at a fixed time; nothing changes in between
+//!  rounds   end with the last step of their last row, not at a fixed time; nothing changes before
 //!  time     is kept in seconds to the last bit, because ties are broken by it
-//!  steps    (`whole_steps`) are done whole or not at all: a job stands still for the rest of its round
-//!  programs are answered from the middle of all best answers, useless GPU models included
+//!  steps    (`whole_steps`) are done whole or not at all: a job stops for the rest of its round
+//!  programs return the centre of all optimal solutions, useless GPU models included
 //! ```
 //!
-//! Smaller differences are switches of the parts that both modes use: `Market::pieces_of_all`, standing
-//! rows of two (`Ledger`), `Line::forgets`, `Couples::released` and the draws of a seed (`Draws`).
+//! Smaller differences are switches of code that both modes use: `Market::pieces_of_all`, standing
+//! rows of two jobs (`Ledger`), `Line::forgets`, `Couples::released` and the random draws of a seed
+//! (`Draws`).
 
 mod makespan;
 
@@ -26,19 +27,19 @@ use std::cmp::Reverse;
 
 /// The released simulator's rounds.
 pub(super) struct Released {
-    /// Whether jobs stand still when no whole step fits in the rest of the round.
+    /// Whether a job stops when no whole step fits in the rest of the round.
     whole_steps: bool,
-    /// Rows of the present round and when each ends, in seconds.
+    /// Rows of the current round and when each ends, in seconds.
     rows: Vec<(Pick, f64)>,
-    /// When jobs have to stand still, latest first.
+    /// When jobs have to stop, latest first.
     stops: Vec<(Time, JobIdx)>,
-    /// When the last round ended, and the same in seconds to the last bit.
+    /// When the last round ended, as an instant and in exact seconds.
     ended: (Time, f64),
     /// Prices of GPUs that the last search for the least time found.
     prices: ByGpuModel,
 }
 
-/// The released code takes an instant of 0 for "never".
+/// The released code treats an instant of 0 as "never".
 pub(super) fn is_never(at: Time) -> bool {
     at == Time::ZERO
 }
@@ -54,13 +55,13 @@ impl Released {
         }
     }
 
-    /// Now, to the last bit if a round ended just now.
+    /// The current time in seconds: exact if a round has just ended.
     pub(super) fn now_s(&self, now: Time) -> f64 {
         let (ended, ended_s) = self.ended;
         if ended == now { ended_s } else { now.secs() }
     }
 
-    /// Steps done. Where only whole steps count, the clock must not make others of them.
+    /// Steps done. If only whole steps count, rounding of the clock must not change their number.
     pub(super) fn done(&self, state: &State, job: JobIdx) -> f64 {
         let done = state.done(job);
         let whole = self.whole_steps && (done - done.round()).abs() < 1e-3;
@@ -82,22 +83,22 @@ impl Released {
             self.rows.push((pick, until_s));
         }
         self.stops.sort_unstable_by_key(|s| Reverse(*s));
-        // A job that ends at this very instant has to be gone before the next round.
+        // A job that ends at this instant has to be gone before the next round.
         last.map(|last| last + Span(1))
     }
 
-    /// When a row is done with the round: all its steps, or as many as fit.
+    /// When a row ends in this round: after all its steps, or as many as fit.
     fn last_step(&mut self, plan: &Plan<'_>, pick: &Pick, round: Span, now_s: f64) -> (Time, f64) {
         let (mut last, mut last_s) = (plan.now, now_s);
         for job in &pick.members {
             let usual = plan.speed_on(*job, pick.gpu_model) / plan.profile(*job).step_s.max(1e-12);
             let alone = 1.0 / plan.alone_step_s(*job, &plan.job(*job).gpus);
-            // The same but for the last bit, unless something slows it down.
+            // Equal up to the last bit, unless something slows the job down.
             let alone = if (alone - usual).abs() < 1e-9 * usual { usual } else { alone };
             let rate = alone * pace(plan, &pick.members, *job, pick.gpu_model);
             let all = rate * round.secs();
             let steps = if self.whole_steps { all.floor().max(1.0) } else { all };
-            // Who says that nothing is left, or nothing, may need the whole round.
+            // A job that declares no length, or has exceeded it, may need the whole round.
             let done = self.done(plan, *job);
             let left = plan.spec(*job).work.map(|w| w - done).filter(|l| *l > 1e-6);
             let left = left.unwrap_or(f64::INFINITY);
@@ -112,20 +113,20 @@ impl Released {
         (last, last_s)
     }
 
-    /// Takes those off their GPUs that have done their whole steps of this round.
-    pub(super) fn stand_still(&mut self, plan: &mut Plan<'_>) {
+    /// Stops jobs that have done their whole steps of this round.
+    pub(super) fn stop_after_whole_steps(&mut self, plan: &mut Plan<'_>) {
         while let Some((_, job)) = self.stops.pop_if(|(at, _)| *at <= plan.now) {
             plan.release(job);
         }
     }
 
-    /// When the next job has to stand still.
+    /// When the next job has to stop.
     pub(super) fn next_stop(&self) -> Option<Time> {
         self.stops.last().map(|(at, _)| *at)
     }
 
-    /// Books what the rows had. After a pause the first round is charged for the pause, too, beginning
-    /// with those who ended last.
+    /// Charges the rows for the time that they ran, those that ended last first. After a pause the
+    /// first round is charged for the pause, too.
     pub(super) fn close_round(&mut self, now: Time, ledger: &mut Ledger) {
         self.stops.clear();
         let mut rows = std::mem::take(&mut self.rows);
@@ -137,7 +138,7 @@ impl Released {
         }
     }
 
-    /// The answer of the released program, where it has one of its own.
+    /// The solution of the released program, if it differs from ours.
     pub(super) fn run(
         &mut self,
         objective: Objective,
@@ -155,7 +156,7 @@ impl Released {
     }
 }
 
-/// Max-min fairness from the middle, pairs and useless GPU models included.
+/// Max-min fairness: the centre of all optima, with pairs and useless GPU models.
 fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
     let goals = program::fair_goals(market);
     let found = match pairs {
@@ -171,14 +172,14 @@ mod tests {
     use crate::policy::gavel::allocation::testing::market;
 
     #[test]
-    fn the_middle_is_that_of_the_study() {
-        // Example F: the first job may have anything from a half to all of its time.
+    fn the_centre_is_that_of_the_released_code() {
+        // Example F: the first job may have any fraction from a half to all of its time.
         let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
         let found = fair(&m, None).unwrap();
         assert!((found.value - 1.0).abs() < 1e-6);
         assert!((found.alone[0][0] - 0.582_777).abs() < 1e-6, "{found:?}");
         assert_eq!(found.binds, [false, true, true]);
         let clean = program::fair(&m, None).unwrap();
-        assert!(clean.alone[0][1] == 0.0, "useless parts are not given");
+        assert!(clean.alone[0][1] == 0.0, "no fraction on useless GPU models");
     }
 }

@@ -1,8 +1,9 @@
-//! Rounds: turning parts of the time into turns. In every round the rows that are furthest behind what
-//! they are due get the GPUs, so that over many rounds each has its part.
+//! Rounds: carry out fractions of the time. In every round the rows that are furthest behind their
+//! fractions get the GPUs, so that over many rounds each row gets its fraction.
 //!
-//! A row is a job, or two jobs that share GPUs. What a row had of a GPU model is kept in seconds since the
-//! last new allocation, beginning with a credit, so that nobody starts at zero.
+//! A row is a job, or two jobs that share GPUs. The time that a row had on a GPU model is counted
+//! in seconds since the last new allocation and begins with a credit, so that no row starts at
+//! zero.
 
 use crate::idx::{Idx, JobIdx};
 use crate::policy::gavel::allocation::ByGpuModel;
@@ -14,21 +15,21 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// The jobs of a row.
 pub(crate) type Members = SmallVec<[JobIdx; 2]>;
 
-/// What a row has on one GPU model.
+/// State of a row on one GPU model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cell {
-    /// Part of the time that it is due.
+    /// Fraction of the time that the row should get.
     share: f64,
-    /// Seconds that it had since the last new allocation, with the credit.
+    /// Seconds that the row had since the last new allocation, plus the credit.
     got_s: f64,
-    /// Seconds by which it fell short up to then.
+    /// Seconds that the row was short of its fraction before that.
     deficit_s: f64,
-    /// Whether it can run there.
+    /// Whether the row can run on the GPU model.
     runs: bool,
 }
 
 impl Cell {
-    /// What it is due against its part of what all had; the more, the sooner.
+    /// The row's fraction ÷ its part of the time that all rows had; larger is more urgent.
     fn priority(&self, all_s: f64) -> f64 {
         if self.runs && self.share > 0.0 { self.share / (self.got_s / all_s) } else { 0.0 }
     }
@@ -39,7 +40,7 @@ struct Row {
     members: Members,
     gpus: u32,
     cells: SmallVec<[Cell; 4]>,
-    /// Whether it was there when the last allocation was made.
+    /// Whether the last allocation included it.
     allocated: bool,
 }
 
@@ -50,24 +51,24 @@ pub(crate) struct Pick {
     pub(crate) members: Members,
     /// The GPU model.
     pub(crate) gpu_model: u8,
-    /// Whether it has an allocation; a newcomer may have none yet.
+    /// Whether it has an allocation; a new job may have none yet.
     pub(crate) allocated: bool,
     row: u32,
 }
 
-/// Who may be picked.
+/// Which rows may be picked.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules<'a> {
-    /// The GPU models, in the order in which they are given out.
+    /// The GPU models, in the order in which they are assigned.
     pub(crate) order: &'a [u8],
     /// Whether a job can be placed now.
     pub(crate) ready: &'a dyn Fn(JobIdx) -> bool,
-    /// Whether rows that are due nothing take what is left.
+    /// Whether rows without a fraction get leftover GPUs.
     pub(crate) idle_to_all: bool,
 }
 
-/// A row's place in the line for a GPU model: who is furthest behind comes first, then who was so longest, then
-/// who is due most, then who came first.
+/// Priority of a row on a GPU model: the row furthest behind first, then the largest deficit of
+/// earlier allocations, then the largest fraction, then the oldest row.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     keys: [f64; 3],
@@ -95,19 +96,19 @@ impl PartialEq for Place {
 
 impl Eq for Place {}
 
-/// What every row is due and has had.
+/// Time that every row should get and has had.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     rows: Vec<Row>,
-    /// Place of a job's own row, plus one.
+    /// Index of a job's own row, plus one.
     place: Vec<u32>,
-    /// Rows of two.
+    /// Indices of rows of two jobs.
     pairs: BTreeMap<[JobIdx; 2], u32>,
-    /// Whether rows of two stay in the books when they are due nothing.
+    /// Whether rows of two jobs stay in the ledger without a fraction.
     standing: bool,
     credit_s: f64,
-    /// Seconds that all rows had of a GPU model; those that came since the last allocation add no credit, and
-    /// those that left are not taken out.
+    /// Seconds that all rows had on a GPU model. Rows entered since the last allocation add no
+    /// credit, and rows that left are not subtracted.
     all_s: ByGpuModel,
     /// Round in which a job was last picked.
     picked: Vec<u32>,
@@ -116,19 +117,20 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// An empty ledger for rounds of this length. If rows of two are `standing`, they are entered by
-    /// [`Self::enter_pair`] and take what is left as everybody does; otherwise they are only there while
-    /// they are due something.
+    /// An empty ledger for rounds of this length. If rows of two jobs are `standing`, they are
+    /// entered by [`Self::enter_pair`] and compete for leftover GPUs like all rows; otherwise they
+    /// exist only while they have a fraction.
     pub(crate) fn new(round: Span, standing: bool) -> Self {
         Self { credit_s: round.secs() / 2.0, standing, ..Self::default() }
     }
 
-    /// Whether rows of two stay in the books.
+    /// Whether rows of two jobs stay in the ledger without a fraction.
     pub(crate) fn is_standing(&self) -> bool {
         self.standing
     }
 
-    /// Enters a job that is due these parts until the next allocation. `runs` says on which GPU models.
+    /// Enters a job with these fractions until the next allocation. `runs` says on which GPU models
+    /// it can run.
     pub(crate) fn enter(&mut self, job: JobIdx, gpus: u16, share: &ByGpuModel, runs: &[bool]) {
         self.place.resize(self.place.len().max(job.usize() + 1), 0);
         self.picked.resize(self.place.len(), 0);
@@ -137,7 +139,7 @@ impl Ledger {
         self.place[job.usize()] = self.rows.len() as u32;
     }
 
-    /// Enters a standing row of two, without credit.
+    /// Enters a standing row of two jobs, without credit.
     pub(crate) fn enter_pair(&mut self, pair: [JobIdx; 2], gpus: u16, runs: &[bool]) {
         self.pairs.insert(pair, self.rows.len() as u32);
         let none = ByGpuModel::from_elem(0.0, runs.len());
@@ -168,7 +170,7 @@ impl Ledger {
         self.rows.push(Row { members, gpus: gpus.into(), cells, allocated });
     }
 
-    /// Strikes out all rows with a job that is not `here` any more.
+    /// Removes all rows with a job for which `here` is false.
     pub(crate) fn keep(&mut self, here: impl Fn(JobIdx) -> bool) {
         for row in &self.rows {
             if let [job] = row.members[..] {
@@ -176,10 +178,10 @@ impl Ledger {
             }
         }
         self.rows.retain(|r| r.members.iter().all(|j| here(*j)));
-        self.find_places();
+        self.index_rows();
     }
 
-    fn find_places(&mut self) {
+    fn index_rows(&mut self) {
         self.pairs.clear();
         for (i, row) in self.rows.iter().enumerate() {
             match row.members[..] {
@@ -190,12 +192,12 @@ impl Ledger {
         }
     }
 
-    /// Closes the books of the last allocation, after so long: who had less than it was due is owed
-    /// the rest.
+    /// Ends the last allocation, which lasted `since_s` seconds: the difference between the
+    /// fraction of a row and the time that it had is added to its deficit.
     pub(crate) fn settle(&mut self, since_s: f64) {
         let standing = self.standing;
         self.rows.retain(|r| standing || r.members.len() == 1);
-        self.find_places();
+        self.index_rows();
         for cell in self.rows.iter_mut().flat_map(|r| &mut r.cells) {
             cell.deficit_s += cell.share * since_s - (cell.got_s - self.credit_s);
             cell.got_s = self.credit_s;
@@ -208,14 +210,14 @@ impl Ledger {
         }
     }
 
-    /// Sets what a job is due alone on its GPUs.
+    /// Sets the fractions of a job alone on its GPUs.
     pub(crate) fn allot(&mut self, job: JobIdx, share: &ByGpuModel) {
         let row = &mut self.rows[self.place[job.usize()] as usize - 1];
         row.allocated = true;
         row.cells.iter_mut().zip(share).for_each(|(c, s)| c.share = *s);
     }
 
-    /// Adds two jobs that are due these parts together.
+    /// Sets the fractions of two jobs that share GPUs, with a new row if they have none.
     pub(crate) fn allot_pair(&mut self, pair: [JobIdx; 2], share: &ByGpuModel) {
         if let Some(row) = self.pairs.get(&pair) {
             let cells = &mut self.rows[*row as usize].cells;
@@ -227,9 +229,9 @@ impl Ledger {
         self.add(Members::from_slice(&pair), gpus, share, &runs, true);
     }
 
-    /// Books time that a row had on a GPU model.
+    /// Charges a row for time on a GPU model.
     pub(crate) fn charge(&mut self, pick: &Pick, time_s: f64) {
-        // Rows may have moved up since it was picked.
+        // The index of the row may have changed since it was picked.
         let row = match pick.members[..] {
             [job] => (self.place[job.usize()] as usize).checked_sub(1),
             _ if self.rows.get(pick.row as usize).is_some_and(|r| r.members == pick.members) => {
@@ -243,8 +245,8 @@ impl Ledger {
         }
     }
 
-    /// Chooses who runs: for each GPU model those with the highest priority, as far as the GPUs go. `free` is
-    /// what there is of each GPU model, and what is left.
+    /// Chooses the rows that run: for each GPU model those with the highest priority, as long as
+    /// there are GPUs. `free` are the free GPUs of each model, and is updated.
     pub(crate) fn pick(&mut self, rules: &Rules<'_>, free: &mut [u32], picks: &mut Vec<Pick>) {
         self.round += 1;
         for gpu_model in rules.order {
@@ -255,7 +257,7 @@ impl Ledger {
         }
     }
 
-    /// The same for one GPU model, among those who are `due` something there, or those who are not.
+    /// Chooses rows for one GPU model: those with a fraction there if `due`, else those without.
     fn pick_on(
         &mut self,
         gpu_model: u8,
@@ -278,7 +280,7 @@ impl Ledger {
                 line.push(Place { keys, row: Reverse(i as u32) });
             }
         }
-        // Few of many rows are picked: the rest is not sorted.
+        // Few of many rows are picked, so the rest need not be sorted.
         let mut line = BinaryHeap::from(line);
         while let Some(Place { row: Reverse(row_at), .. }) = line.pop() {
             if free[k] == 0 {
@@ -299,7 +301,7 @@ impl Ledger {
         self.line = line.into_vec();
     }
 
-    /// Whether a member runs in this round already.
+    /// Whether a member is already picked in this round.
     fn is_picked(&self, row: &Row) -> bool {
         row.members.iter().any(|j| self.picked[j.usize()] == self.round)
     }
@@ -310,8 +312,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_follow_the_parts() {
-        // Example J: two jobs, one GPU, three quarters and a quarter of the time.
+    fn rounds_follow_the_fractions() {
+        // Example J: two jobs on one GPU, with three quarters and a quarter of the time.
         let mut ledger = Ledger::new(Span::from_secs(360.0), false);
         for (job, share) in [(0, 0.75), (1, 0.25)] {
             let share = ByGpuModel::from_slice(&[share]);
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn over_many_rounds_everybody_has_its_part() {
+    fn over_many_rounds_each_row_gets_its_fraction() {
         let mut ledger = Ledger::new(Span::from_secs(1.0), false);
         let parts = [[0.5, 0.2], [0.3, 0.5], [0.2, 0.3]];
         for (job, share) in parts.iter().enumerate() {
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_runs_twice_and_what_is_left_goes_to_those_who_are_due_nothing() {
+    fn leftover_gpus_go_to_rows_without_a_fraction() {
         let mut ledger = Ledger::new(Span::from_secs(1.0), false);
         for (job, share) in [(0, [1.0, 0.0]), (1, [0.0, 0.0])] {
             ledger.enter(JobIdx(job), 1, &ByGpuModel::from_slice(&share), &[true; 2]);
@@ -370,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn standing_rows_of_two_take_what_is_left() {
+    fn standing_pairs_get_leftover_gpus() {
         for (standing, expected) in [(true, vec![1, 2]), (false, vec![1, 1])] {
             let mut ledger = Ledger::new(Span::from_secs(360.0), standing);
             for job in 0..3 {

@@ -1,4 +1,4 @@
-//! Which GPUs a row runs on: where it was, if it can be.
+//! Placement of rows: on the GPUs of the last round if possible.
 
 use crate::idx::{GpuIdx, GpuSet, IdxSet, JobIdx};
 use crate::knobs::Knobs;
@@ -8,11 +8,11 @@ use crate::policy::gavel::rounds::Pick;
 use crate::state::State;
 use std::cmp::Reverse;
 
-/// Puts the rows on GPUs: widest first, and who was on the GPU model before keeps its GPUs, unless somebody
-/// wider needs them to be on few nodes.
-pub(crate) fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
+/// Places the rows, widest first. A row that was on the same GPU model before keeps its GPUs,
+/// unless a wider row needs them to be consolidated.
+pub(crate) fn place_rows(plan: &mut Plan<'_>, picks: &mut [Pick]) {
     picks.sort_by_key(|p| Reverse(plan.spec(p.members[0]).gpus));
-    let keeps = keepers(plan, picks);
+    let keeps = rows_that_stay(plan, picks);
     let mut stays: IdxSet<JobIdx> = IdxSet::default();
     for pick in picks.iter().zip(&keeps).filter(|(_, k)| **k).map(|(p, _)| p) {
         for job in &pick.members {
@@ -33,10 +33,10 @@ pub(crate) fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
     }
     let mark = plan.mark();
     let moves = || picks.iter().zip(&keeps).filter(|(_, k)| !**k).map(|(p, _)| p);
-    let scattered = moves().find(|p| !place_row(plan, p, false)).cloned();
-    let Some(scattered) = scattered else { return };
+    let unplaced = moves().find(|p| !place_row(plan, p, false)).cloned();
+    let Some(unplaced) = unplaced else { return };
     plan.undo_to(mark);
-    let width = plan.spec(scattered.members[0]).gpus;
+    let width = plan.spec(unplaced.members[0]).gpus;
     for (pick, _) in picks.iter().zip(&keeps).filter(|(_, k)| **k) {
         if plan.spec(pick.members[0]).gpus < width {
             for job in &pick.members {
@@ -45,14 +45,14 @@ pub(crate) fn seat(plan: &mut Plan<'_>, picks: &mut [Pick]) {
         }
     }
     for pick in picks.iter() {
-        if !plan.job(pick.members[0]).is_placed() && !stay(plan, pick) {
+        if !plan.job(pick.members[0]).is_placed() && !place_back(plan, pick) {
             place_row(plan, pick, true);
         }
     }
 }
 
-/// Which rows are where they may stay.
-fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
+/// For each row, whether it stays on its GPUs.
+fn rows_that_stay(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
     let mut claimed: IdxSet<GpuIdx> = IdxSet::default();
     let mut keeps = |pick: &Pick| {
         let gpus = &plan.job(pick.members[0]).gpus;
@@ -70,15 +70,15 @@ fn keepers(plan: &Plan<'_>, picks: &[Pick]) -> Vec<bool> {
     picks.iter().map(&mut keeps).collect()
 }
 
-/// Puts a row back where it was, if that is idle.
-fn stay(plan: &mut Plan<'_>, pick: &Pick) -> bool {
+/// Places a row on its previous GPUs, if they are idle.
+fn place_back(plan: &mut Plan<'_>, pick: &Pick) -> bool {
     let gpus = GpuSet::from_slice(plan.was_on(pick.members[0]));
     let free =
         |g: &GpuIdx| plan.gpu(*g).tenants.is_empty() && plan.gpu(*g).gpu_model == pick.gpu_model;
     !gpus.is_empty() && gpus.iter().all(free) && occupy(plan, pick, &gpus)
 }
 
-/// Puts a row on idle GPUs, if need be on many nodes.
+/// Places a row on idle GPUs, with `scatter` on any number of nodes.
 pub(crate) fn place_row(plan: &mut Plan<'_>, pick: &Pick, scatter: bool) -> bool {
     let found = placement::find_on(plan, pick.members[0], pick.gpu_model, scatter);
     found.is_some_and(|gpus| occupy(plan, pick, &gpus))
@@ -94,7 +94,7 @@ fn occupy(plan: &mut Plan<'_>, pick: &Pick, gpus: &GpuSet) -> bool {
     all
 }
 
-/// How a job runs in its row: who shares has no share of its own promised.
+/// Knobs of a job in its row: a job that shares GPUs has no guaranteed share of SMs.
 pub(crate) fn knobs(state: &State, job: JobIdx, shared: bool) -> Knobs {
     let knobs = state.spec(job).knobs;
     if shared { Knobs { sm_permille: 0, ..knobs } } else { knobs }

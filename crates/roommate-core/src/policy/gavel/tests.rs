@@ -8,7 +8,7 @@ use std::sync::Arc;
 const ROUNDS: &str = r#"{"round_s": 2, "reset_s": 0}"#;
 
 #[test]
-fn equals_take_turns() {
+fn equal_jobs_take_turns() {
     expect![[r#"
         gpu0  aabbaabbaabbaabb
     "#]]
@@ -16,7 +16,7 @@ fn equals_take_turns() {
 }
 
 #[test]
-fn who_runs_on_alone_keeps_its_gpus() {
+fn jobs_that_run_on_keep_their_gpus() {
     expect![[r#"
         gpu0  aaccccbbbbbb
         gpu1  .bbbaaaaaaa
@@ -45,7 +45,7 @@ fn two_models(policy: &str, params: &str) -> TestCase {
 }
 
 #[test]
-fn the_fast_kind_goes_to_those_who_gain_by_it() {
+fn the_fast_gpu_goes_to_the_job_that_gains_most() {
     let throughput = r#"{"objective": "throughput", "round_s": 2, "reset_s": 0}"#;
     expect![[r#"
         gpu0  aaaaaaaaaaaa
@@ -60,7 +60,7 @@ fn the_fast_kind_goes_to_those_who_gain_by_it() {
 }
 
 #[test]
-fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
+fn fifo_takes_the_fastest_free_gpu_model() {
     expect![[r#"
         gpu0  aaaaaaaaaaaa
         gpu1  bbbbbbbbbbbb
@@ -69,7 +69,7 @@ fn first_come_first_served_takes_the_fastest_kind_that_is_free() {
 }
 
 #[test]
-fn who_is_known_to_gain_by_it_shares() {
+fn jobs_that_are_known_to_gain_share() {
     let speeds = |speed: f64| {
         let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
         Table::new(pairs, 0.5)
@@ -92,7 +92,7 @@ fn who_is_known_to_gain_by_it_shares() {
 }
 
 #[test]
-fn what_was_guessed_is_told() {
+fn a_guessed_speed_is_noted() {
     let mut case = two_models("gavel", ROUNDS);
     case.profiles[0].model_speed.clear();
     let journal = case.run().journal;
@@ -100,7 +100,7 @@ fn what_was_guessed_is_told() {
 }
 
 #[test]
-fn the_shortest_queue_is_first_and_nobody_is_interrupted() {
+fn allox_runs_short_jobs_first_and_preempts_none() {
     expect![[r#"
         gpu0  bbcccaaaaaaa
     "#]]
@@ -108,7 +108,7 @@ fn the_shortest_queue_is_first_and_nobody_is_interrupted() {
 }
 
 #[test]
-fn couples_share_while_they_gain_by_it() {
+fn couples_share_while_they_gain() {
     let speeds = |speed: f64| {
         let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [speed; 2])]);
         Table::new(pairs, 0.5)
@@ -125,7 +125,7 @@ fn couples_share_while_they_gain_by_it() {
 }
 
 #[test]
-fn who_finds_no_gpu_in_line_joins_somebody() {
+fn packed_fifo_lets_a_waiting_job_share() {
     let pairs = BTreeMap::from([((ProfileIdx(0), ProfileIdx(0)), [0.8; 2])]);
     let mut case = TestCase::new("gavel-fifo", "1x1", "a 0 1 6, b 0 1 6, c 0 1 4");
     case.params = serde_json::from_str(r#"{"round_s": 2, "reset_s": 0, "packed": true}"#).unwrap();

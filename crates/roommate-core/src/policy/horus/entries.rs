@@ -5,7 +5,8 @@ use crate::policy::Fuzz;
 
 registry! { "../horus.rs"
     ("horus", family: CoLocation, knows_durations: false, preset: r"{}",
-        summary: "packs jobs by utilisation predicted from the model's architecture, up to just under 100 %",
+        summary: "packs jobs by utilisation predicted from the model's architecture, up to just \
+            under 100 %",
         paper: "Yeung et al., Horus, TPDS 2022", compat: &[])
     ("horus-plus", family: CoLocation, knows_durations: false, preset: r#"{"queues": 3}"#,
         summary: "horus with queues of similar jobs, the one with most waiting time first",

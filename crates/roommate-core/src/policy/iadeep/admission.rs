@@ -1,46 +1,48 @@
-//! Co-locate or wait: whether a job should join others on a GPU now, or wait for the next place that comes free.
+//! Co-locate or wait: whether a job joins the tenants of a GPU now, or waits for the next tenant to
+//! leave.
 //!
-//! Both futures are played out with what is predicted of everybody's degradation. Tenants of a room run at 1/PD
-//! of their speed alone; when one ends, the others go on with the PD of those who are left. The rule compares
-//! the sums of all completion times:
+//! Both alternatives are simulated with the predicted degradations. Tenants of a GPU run at 1/PD of
+//! their speed alone; when one ends, the remaining tenants continue with the PD of the smaller
+//! group. The rule compares the sums of all completion times:
 //!
 //! ```text
-//! now   = Σ finish(this room, newcomer from 0)  + Σ finish(next room, without it)
-//! later = Σ finish(this room, without it)       + Σ finish(next room, newcomer once its first tenant has left)
+//! now   = Σ finish(this GPU, new job from 0) + Σ finish(next GPU, without it)
+//! later = Σ finish(this GPU, without it)     + Σ finish(next GPU, new job after the first end)
 //! gain  = later − now + behind · extra / capacity
 //! ```
 //!
-//! The last term is for those who wait behind the newcomer: while it is co-located, the room does the work of U' = Σ 1/PD
-//! seconds in a second instead of U. Over the newcomer's stay of τ seconds that is extra = (U' − U) · τ seconds of
-//! work alone that the queue no longer has to wait for; spread over the cluster's capacity (the sum of U over all
-//! rooms) each of those behind starts extra/capacity earlier. A room that thrashes (U' < U) makes it negative.
+//! The last term is for the jobs that wait behind the new job. While it is co-located, the GPU does
+//! U' = Σ 1/PD seconds of work per second instead of U. Over the new job's stay of τ seconds that
+//! is extra = (U' − U) · τ seconds of work that the queue no longer has to wait for, and each
+//! job behind it starts extra/capacity earlier, where the capacity is the number of GPUs. If the
+//! GPU does less work with the new job (U' < U), the term is negative.
 //!
-//! The newcomer joins if the gain is positive.
+//! The new job is co-located if the gain is positive.
 
 use smallvec::SmallVec;
 
-/// Jobs on a GPU, and what is predicted of them together.
+/// Jobs on a GPU and their predicted degradations.
 pub(crate) struct DeviceTenants<'a> {
-    /// Seconds of work alone that each tenant has left; the newcomer is the last of them.
+    /// Seconds of work alone that each tenant has left; the new job is the last.
     pub(crate) left_s: SmallVec<[f64; 5]>,
-    /// Degradation of one of them beside those of a mask (which contains it).
+    /// Degradation of the job with this index beside the jobs of a bit mask, which contains it.
     pub(crate) pd: &'a dyn Fn(u32, usize) -> f64,
 }
 
-/// Nobody is expected to run for longer: a year.
+/// No job is expected to run longer than a year.
 const LONGEST_S: f64 = 3.2e7;
 
-/// When somebody who is not there yet comes.
+/// When the new job joins the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Newcomer {
     Now,
-    /// Once the first of the others has left.
+    /// After the first tenant has left.
     Late,
     Never,
 }
 
-/// What came of a room.
-struct Played {
+/// Result of a simulated GPU.
+struct Simulated {
     /// Sum of all completion times.
     total_s: f64,
     /// When the newcomer ended.
@@ -52,7 +54,7 @@ impl DeviceTenants<'_> {
         self.left_s.len() - 1
     }
 
-    /// Everybody at work, in seconds of work per second.
+    /// Speed of all jobs of a mask together, in seconds of work per second.
     fn speed(&self, mask: u32) -> f64 {
         let there = (0..self.left_s.len()).filter(|i| mask >> i & 1 == 1);
         there.map(|i| 1.0 / (self.pd)(mask, i).max(1e-6)).sum()
@@ -62,17 +64,17 @@ impl DeviceTenants<'_> {
         (1 << self.newcomer()) - 1
     }
 
-    /// Plays the room to its end.
-    fn play(&self, comes: Newcomer) -> Played {
+    /// Simulates the GPU until all its jobs have ended.
+    fn simulate(&self, joins: Newcomer) -> Simulated {
         let own = self.newcomer();
         let sane = |s: &f64| if s.is_finite() { s.clamp(0.0, LONGEST_S) } else { LONGEST_S };
         let mut left: SmallVec<[f64; 5]> = self.left_s.iter().map(sane).collect();
         let mut there = self.tenants();
-        if comes == Newcomer::Now || (comes == Newcomer::Late && there == 0) {
+        if joins == Newcomer::Now || (joins == Newcomer::Late && there == 0) {
             there |= 1 << own;
         }
-        let (mut now, mut played) = (0.0, Played { total_s: 0.0, newcomer_s: 0.0 });
-        let mut waits = comes == Newcomer::Late && there >> own & 1 == 0;
+        let (mut now, mut simulated) = (0.0, Simulated { total_s: 0.0, newcomer_s: 0.0 });
+        let mut waits = joins == Newcomer::Late && there >> own & 1 == 0;
         while there != 0 {
             let members = (0..left.len()).filter(|i| there >> i & 1 == 1);
             let paces: SmallVec<[(usize, f64); 5]> =
@@ -86,34 +88,35 @@ impl DeviceTenants<'_> {
                 left[i] = (left[i] - next / pd).max(0.0);
             }
             there &= !(1 << ended);
-            played.total_s += now;
+            simulated.total_s += now;
             if ended == own {
-                played.newcomer_s = now;
+                simulated.newcomer_s = now;
             }
             if std::mem::take(&mut waits) {
                 there |= 1 << own;
             }
         }
-        played
+        simulated
     }
 }
 
-/// How many seconds all jobs together gain if the newcomer joins `here` now instead of waiting for the first
-/// tenant of `next` to leave; `None` for `next` if that is the same room, or there is no other.
+/// Completion time in seconds that all jobs together gain if the new job joins `here` now instead
+/// of waiting for the first tenant of `next` to leave. `next` is `None` if it is the same GPU, or
+/// if there is no other.
 ///
-/// `behind` jobs wait behind it, and the whole cluster does the work of `capacity` GPUs.
+/// `behind` jobs wait behind it, and the cluster does `capacity` seconds of work per second.
 pub(crate) fn gain_s(
     here: &DeviceTenants<'_>,
     next: Option<&DeviceTenants<'_>>,
     behind: usize,
     capacity: f64,
 ) -> f64 {
-    let now = here.play(Newcomer::Now);
+    let now = here.simulate(Newcomer::Now);
     let (with, without) = match next {
-        None => (here.play(Newcomer::Late).total_s, 0.0),
+        None => (here.simulate(Newcomer::Late).total_s, 0.0),
         Some(next) => (
-            here.play(Newcomer::Never).total_s + next.play(Newcomer::Late).total_s,
-            next.play(Newcomer::Never).total_s,
+            here.simulate(Newcomer::Never).total_s + next.simulate(Newcomer::Late).total_s,
+            next.simulate(Newcomer::Never).total_s,
         ),
     };
     let tenants = here.tenants();
@@ -127,13 +130,13 @@ mod tests {
     use super::*;
     use crate::math::rng::Rng;
 
-    /// Jobs that disturb each other by pairs.
+    /// Jobs with an interference for each pair.
     struct World {
         work: Vec<f64>,
         harm: Vec<Vec<f64>>,
     }
 
-    /// Whether the next job may join those who are there, or wait, or both.
+    /// Options for the next job: join the running jobs (true), wait (false), or both.
     type Choose<'a> = &'a mut dyn FnMut(&World, &[f64], &[usize], usize) -> Vec<bool>;
 
     impl World {
@@ -143,24 +146,24 @@ mod tests {
             Self { work, harm: (0..jobs).map(|_| row(rng)).collect() }
         }
 
-        fn pd(&self, there: &[usize], who: usize) -> f64 {
-            let others = there.iter().filter(|o| **o != who);
-            1.0 + others.map(|o| self.harm[who][*o]).sum::<f64>()
+        fn pd(&self, there: &[usize], job: usize) -> f64 {
+            let others = there.iter().filter(|o| **o != job);
+            1.0 + others.map(|o| self.harm[job][*o]).sum::<f64>()
         }
 
         fn gain(&self, left: &[f64], there: &[usize], job: usize, behind: usize) -> f64 {
             let all: Vec<usize> = there.iter().copied().chain([job]).collect();
-            let pd = |mask: u32, who: usize| {
+            let pd = |mask: u32, k: usize| {
                 let members = (0..all.len()).filter(|i| mask >> i & 1 == 1).map(|i| all[i]);
-                self.pd(&members.collect::<Vec<_>>(), all[who])
+                self.pd(&members.collect::<Vec<_>>(), all[k])
             };
             let left_s = all.iter().map(|j| left[*j]).collect();
-            let room = DeviceTenants { left_s, pd: &pd };
-            gain_s(&room, None, behind, room.speed(room.tenants()))
+            let gpu = DeviceTenants { left_s, pd: &pd };
+            gain_s(&gpu, None, behind, gpu.speed(gpu.tenants()))
         }
 
-        /// One GPU, jobs in the order of their numbers, at most three at once: the sum of completion times if
-        /// `choose` says at each chance whether the next joins those who are there.
+        /// Sum of completion times on one GPU, for jobs in the order of their numbers and at most
+        /// three at once, if `choose` returns the options of the next job at each opportunity.
         fn play(
             &self,
             left: &[f64],
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_near_the_best_of_all_choices_and_better_than_always_or_never() {
+    fn the_rule_is_close_to_the_best_of_all_choices() {
         let mut rng = Rng::stream(5, 103);
         let mut sums = [0.0; 4];
         let mut worst: f64 = 1.0;
@@ -228,34 +231,34 @@ mod tests {
             }
         }
         let [_, ours, always, never] = sums;
-        assert!(ours < 1.015, "{ours} of the best on average; always {always}, never {never}");
+        assert!(ours < 1.015, "{ours} times the best on average; always {always}, never {never}");
         assert!(ours < always - 0.02 && ours < never - 0.02, "{ours} {always} {never}");
         assert!(worst < 1.3, "{worst}");
     }
 
     #[test]
     fn harmless_roommates_join_and_thrashing_ones_wait() {
-        let room = |pd: f64| {
+        let gain = |pd: f64| {
             let of = move |mask: u32, _: usize| if mask.count_ones() > 1 { pd } else { 1.0 };
             let left_s = SmallVec::from_slice(&[10.0, 10.0]);
             gain_s(&DeviceTenants { left_s, pd: &of }, None, 0, 1.0)
         };
         // Both at once, 10 s each, instead of one after the other: 10 + 10 against 10 + 20.
-        assert!((room(1.0) - 10.0).abs() < 1e-9);
-        // Twice as long each is worse: 20 + 20 against 10 + 20.
-        assert!((room(2.0) + 10.0).abs() < 1e-9);
-        assert!(room(1.4) > 0.0 && room(1.6) < 0.0);
+        assert!((gain(1.0) - 10.0).abs() < 1e-9);
+        // If each takes twice as long, that is worse: 20 + 20 against 10 + 20.
+        assert!((gain(2.0) + 10.0).abs() < 1e-9);
+        assert!(gain(1.4) > 0.0 && gain(1.6) < 0.0);
     }
 
     #[test]
-    fn a_room_that_comes_free_soon_is_waited_for() {
+    fn a_job_waits_for_a_gpu_that_is_free_soon() {
         let of = |mask: u32, _: usize| if mask.count_ones() > 1 { 1.4 } else { 1.0 };
-        let room = |left: &[f64]| DeviceTenants { left_s: SmallVec::from_slice(left), pd: &of };
-        let here = room(&[100.0, 100.0]);
-        let gain = |free_s: f64| gain_s(&here, Some(&room(&[free_s, 100.0])), 0, 2.0);
+        let gpu = |left: &[f64]| DeviceTenants { left_s: SmallVec::from_slice(left), pd: &of };
+        let here = gpu(&[100.0, 100.0]);
+        let gain = |free_s: f64| gain_s(&here, Some(&gpu(&[free_s, 100.0])), 0, 2.0);
         assert!(gain(1.0) < 0.0 && gain(99.0) > 0.0, "{} {}", gain(1.0), gain(99.0));
-        // With many behind it, a room that does more work is taken earlier.
-        let behind = |n: usize| gain_s(&here, Some(&room(&[20.0, 100.0])), n, 2.0);
+        // With many jobs behind it, a GPU that does more work is joined earlier.
+        let behind = |n: usize| gain_s(&here, Some(&gpu(&[20.0, 100.0])), n, 2.0);
         assert!(behind(0) < 0.0 && behind(10) > 0.0, "{} {}", behind(0), behind(10));
     }
 }

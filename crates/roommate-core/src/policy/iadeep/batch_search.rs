@@ -1,25 +1,28 @@
-//! The tuner: finds the batch sizes of all tenants of a GPU together, by measuring.
+//! The tuner: searches the batch sizes of all tenants of a GPU jointly, by measuring.
 //!
-//! A Gaussian process over the joint vector of log batch sizes guesses what has not been measured; the next
-//! candidate is the one whose lower confidence bound is least among those that fit into memory; it is applied and
-//! measured for real before the next is chosen. The search ends when no candidate promises an improvement
-//! worth a measurement, or when its measurements are used up. What is chosen was measured.
+//! A Gaussian process over the vector of log batch sizes predicts what has not been measured. The
+//! next candidate has the least lower confidence bound among those that fit into memory; it is
+//! applied and measured before the next one is chosen. The search ends when no candidate has an
+//! expected improvement worth a measurement, or when the budget of measurements is used up. Its
+//! result is always a measured point.
 
 use crate::math::bayes_search::{Survey, Trials};
 use crate::math::gp::Process;
 use smallvec::SmallVec;
 
-/// Batch sizes of the tenants of a GPU, in their order.
+/// Batch sizes of the tenants of a GPU, in the order of the tenants.
 pub(crate) type Batches = SmallVec<[u32; 4]>;
 
-/// How to search.
+/// Options of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Options {
     /// Most measurements.
     pub(crate) budget: u32,
-    /// Stop when the improvement that the best candidate promises is below this share of the objective.
+    /// The search ends when the expected improvement of the best candidate is below this fraction
+    /// of the objective.
     pub(crate) least_gain: f64,
-    /// How many standard deviations below the expectation a candidate is taken for, at first.
+    /// Standard deviations below the mean at which a candidate is rated, at the start of the
+    /// search.
     pub(crate) boldness: f64,
 }
 
@@ -29,7 +32,7 @@ impl Default for Options {
     }
 }
 
-/// The batch sizes that a tenant may have.
+/// Range of the batch sizes that a tenant may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Axis {
     /// The smallest.
@@ -41,9 +44,9 @@ pub(crate) struct Axis {
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Turn {
-    /// Apply these and measure.
+    /// Apply these batch sizes and measure.
     Measure(Batches),
-    /// These are the best that were measured, and the search is over.
+    /// The search is over; these are the best that were measured.
     Settle(Batches),
 }
 
@@ -56,14 +59,14 @@ pub(crate) struct Tuner {
     grid: SmallVec<[Vec<u32>; 4]>,
     /// Batch sizes and the logarithm of the objective.
     trials: Trials<Batches>,
-    /// What ran when the search began.
+    /// Batch sizes when the search began.
     start: Batches,
-    /// To be measured first.
+    /// Batch sizes to be measured first.
     first: Vec<Batches>,
     measured: u32,
 }
 
-/// Candidates of one axis, by the number of axes: a few hundred to a thousand in all.
+/// Candidates of one axis, by the number of axes: some hundreds to a thousand combinations.
 fn steps(axes: usize) -> u32 {
     match axes {
         0 | 1 => 65,
@@ -74,7 +77,7 @@ fn steps(axes: usize) -> u32 {
 }
 
 impl Axis {
-    /// Batch sizes at equal factors, with `also` among them.
+    /// Batch sizes in geometric progression, and `also`.
     fn candidates(self, steps: u32, also: u32) -> Vec<u32> {
         let (low, high) = (f64::from(self.low.max(1)), f64::from(self.high.max(self.low).max(1)));
         let of = |i: u32| low * (high / low).powf(f64::from(i) / f64::from(steps - 1));
@@ -85,7 +88,7 @@ impl Axis {
         all
     }
 
-    /// Where a batch size lies, 0 to 1.
+    /// Position of a batch size on the logarithmic axis, 0 to 1.
     fn place(self, batch: u32) -> f64 {
         let ln = |b: u32| f64::from(b.max(1)).ln();
         let width = ln(self.high) - ln(self.low);
@@ -94,7 +97,7 @@ impl Axis {
 }
 
 impl Tuner {
-    /// A search that starts from what the tenants run with now. Each axis must contain its start.
+    /// A search that starts from the current batch sizes. Each axis must contain its start.
     pub(crate) fn new(options: Options, axes: &[Axis], start: &[u32]) -> Self {
         assert_eq!(axes.len(), start.len(), "every tenant has a batch size");
         let steps = steps(axes.len());
@@ -110,7 +113,7 @@ impl Tuner {
         }
     }
 
-    /// Has these tried right after the start: what was best for others like these.
+    /// Has these batch sizes measured right after the start: the best of similar tenants.
     pub(crate) fn suggest(&mut self, batches: &[u32]) {
         let clamp = |(a, b): (&Axis, &u32)| (*b).clamp(a.low, a.high);
         let batches: Batches = self.axes.iter().zip(batches).map(clamp).collect();
@@ -119,12 +122,13 @@ impl Tuner {
         }
     }
 
-    /// Takes in what others like these measured: believed as far as `doubt` allows.
+    /// Adds an earlier measurement of similar tenants; `doubt` is its standard deviation relative
+    /// to that of the objective.
     pub(crate) fn recall(&mut self, batches: &[u32], objective: f64, doubt: f64) {
         self.enter(batches, objective, doubt);
     }
 
-    /// Takes in a real measurement.
+    /// Adds a measurement of these tenants.
     pub(crate) fn observe(&mut self, batches: &[u32], objective: f64) {
         self.measured += 1;
         self.first.retain(|f| f[..] != *batches);
@@ -138,13 +142,13 @@ impl Tuner {
         }
     }
 
-    /// Real measurements so far.
+    /// Measurements of these tenants so far.
     pub(crate) fn measured(&self) -> u32 {
         self.measured
     }
 
-    /// The next thing to do. `fits` says whether batch sizes fit into the GPU's memory for certain; nothing
-    /// else is ever proposed, but for the start, which runs already.
+    /// The next step. `fits` says whether batch sizes fit into the GPU's memory for certain; only
+    /// such are proposed, except for the start, which is already running.
     pub(crate) fn next(&mut self, fits: &dyn Fn(&[u32]) -> bool) -> Turn {
         let started = self.measured > 0;
         self.first.retain(|f| !started || fits(f));
@@ -160,8 +164,8 @@ impl Tuner {
         }
     }
 
-    /// The best that was measured, by what all measurements together say of it: one may have been lucky. The
-    /// start while nothing was.
+    /// The best of the measured batch sizes, by the mean of the fitted process, because a single
+    /// measurement may be too good by chance. The start if nothing was measured.
     pub(crate) fn best(&self) -> Batches {
         let process = self.process();
         let value = |batches: &Batches, measured: f64| match &process {
@@ -186,11 +190,12 @@ impl Tuner {
         self.trials.fit(|batches| self.place(batches))
     }
 
-    /// The candidate with the least lower bound, unless none is worth a measurement.
+    /// The candidate with the least lower bound, if the expected improvement is worth a
+    /// measurement.
     fn promising(&self, fits: &dyn Fn(&[u32]) -> bool) -> Option<Batches> {
         let process = self.process()?;
         let best = self.best_value().map_or(f64::INFINITY, f64::ln);
-        // Bold at first, and sure of itself when the measurements run out.
+        // Explore more at first, and less towards the end of the budget.
         let left = 1.0 - f64::from(self.measured) / f64::from(self.options.budget);
         let boldness = self.options.boldness * left.max(0.25);
         let mut survey = Survey::new(best, boldness);
@@ -201,18 +206,18 @@ impl Tuner {
                 survey.hope(batches, guess);
             }
         });
-        // A curve cannot be told from a few points, however well they agree.
+        // A few points do not determine a curve, however well they agree.
         let few = self.measured < 2 + self.axes.len() as u32;
         let (_, gain) = survey.promising()?;
         survey.lowest().filter(|_| few || gain >= self.options.least_gain).cloned()
     }
 
     /// All combinations of candidates, the last axis fastest.
-    fn each_candidate(&self, see: &mut dyn FnMut(&Batches)) {
+    fn each_candidate(&self, visit: &mut dyn FnMut(&Batches)) {
         let mut at: SmallVec<[usize; 4]> = self.axes.iter().map(|_| 0).collect();
         let mut batches: Batches = self.grid.iter().map(|g| g[0]).collect();
         loop {
-            see(&batches);
+            visit(&batches);
             let Some(axis) = (0..at.len()).rev().find(|i| at[*i] + 1 < self.grid[*i].len()) else {
                 return;
             };

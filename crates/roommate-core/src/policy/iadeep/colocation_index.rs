@@ -1,5 +1,5 @@
-//! Which devices take others, by the kinds of their tenants, and when tenants are expected to leave: what a thousand
-//! devices have in common, so that a walk through the queue does not look at each of them for each job.
+//! Index of GPUs by the profiles of their tenants and by when a tenant is expected to leave, so
+//! that a walk through the queue does not examine a thousand GPUs for each job.
 
 use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use crate::job::Class;
@@ -8,32 +8,32 @@ use crate::policy::iadeep::tuning_sessions::{self, Tuning};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Profiles of the tenants of a device, ascending.
+/// Profiles of the tenants of a GPU, ascending.
 pub(crate) type Profiles = SmallVec<[ProfileIdx; 4]>;
 
-/// Devices whose first tenants' end or kinds matter to those who wait. True for one call of the policy.
+/// Shared GPUs by profiles, and expected departures. Valid for one call of the policy.
 #[derive(Debug, Default)]
 pub(crate) struct ColocationIndex {
-    /// Devices with tenants that take one more.
+    /// GPUs with tenants that accept one more job.
     open: BTreeMap<Profiles, BTreeSet<GpuIdx>>,
-    /// When the first tenant of a device is expected to leave, ascending.
+    /// Seconds until the first tenant of a GPU is expected to leave, ascending.
     ends: Vec<(f64, GpuIdx)>,
-    /// What it would cost all tenants of these kinds together if this one joined.
+    /// Growth of the sum of degradations if a job of this profile joins tenants of these profiles.
     harms: BTreeMap<(ProfileIdx, Profiles), f64>,
-    /// The best device for jobs that are alike: kind, memory, GPU model.
+    /// The best GPU for jobs with the same profile, memory and allowed GPU models.
     best: BTreeMap<(ProfileIdx, u32, u32), Option<GpuIdx>>,
 }
 
 impl ColocationIndex {
-    /// All devices as they are now; up to so many tenants on each.
+    /// All GPUs as they are now, for up to `most` tenants on each.
     pub(crate) fn new(plan: &Plan<'_>, tuning: &Tuning, most: u8, pd: &[f64]) -> Self {
-        let mut board = Self::default();
+        let mut index = Self::default();
         for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
-            board.open(plan, tuning, most, gpu);
-            board.ends.extend(end(plan, pd, gpu).map(|at| (at, gpu)));
+            index.open(plan, tuning, most, gpu);
+            index.ends.extend(end(plan, pd, gpu).map(|at| (at, gpu)));
         }
-        board.ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        board
+        index.ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        index
     }
 
     fn open(&mut self, plan: &Plan<'_>, tuning: &Tuning, most: u8, gpu: GpuIdx) -> bool {
@@ -44,10 +44,10 @@ impl ColocationIndex {
             && plan.node(on.node).up
             && !tuning.is_busy(gpu)
             && on.tenants.iter().all(|t| can_share(plan, *t));
-        open && self.open.entry(kinds(plan, gpu)).or_default().insert(gpu)
+        open && self.open.entry(profiles_on(plan, gpu)).or_default().insert(gpu)
     }
 
-    /// A device has one tenant more.
+    /// A GPU has one more tenant.
     pub(crate) fn joined(
         &mut self,
         plan: &Plan<'_>,
@@ -61,7 +61,7 @@ impl ColocationIndex {
             !gpus.is_empty()
         });
         if self.open(plan, tuning, most, gpu) {
-            // It may be the best now for anybody.
+            // It may now be the best GPU for any job.
             self.best.clear();
         } else {
             self.best.retain(|_, best| *best != Some(gpu));
@@ -74,18 +74,19 @@ impl ColocationIndex {
         }
     }
 
-    /// Whether devices and ends are the same.
+    /// Whether open GPUs and expected departures are the same.
     #[cfg(test)]
     pub(crate) fn knows_the_same_as(&self, other: &Self) -> bool {
         (&self.open, &self.ends) == (&other.open, &other.ends)
     }
 
-    /// The device whose first tenant is expected to leave next, after as many others as wait in front.
+    /// The GPU whose first tenant is expected to leave after `ahead` other departures, which go to
+    /// the jobs ahead in the queue.
     pub(crate) fn next_departure(&self, ahead: usize) -> Option<GpuIdx> {
         self.ends.get(ahead).or(self.ends.last()).map(|e| e.1)
     }
 
-    /// The device where `harm` is least.
+    /// The GPU where `harm` is least.
     pub(crate) fn best(
         &mut self,
         plan: &Plan<'_>,
@@ -93,16 +94,16 @@ impl ColocationIndex {
         harm: impl Fn(ProfileIdx, &Profiles) -> f64,
     ) -> Option<GpuIdx> {
         let spec = plan.spec(job);
-        let alike = (spec.profile, spec.knobs.mem_mib, spec.gpu_models);
-        if let Some(best) = self.best.get(&alike) {
+        let key = (spec.profile, spec.knobs.mem_mib, spec.gpu_models);
+        if let Some(best) = self.best.get(&key) {
             return *best;
         }
         let best = self.first(plan, job, 1, harm).first().map(|(_, gpu)| *gpu);
-        self.best.insert(alike, best);
+        self.best.insert(key, best);
         best
     }
 
-    /// The first so many devices that could take the job, those where `harm` is least first.
+    /// The first `most` GPUs that can hold the job, least `harm` first.
     pub(crate) fn first(
         &mut self,
         plan: &Plan<'_>,
@@ -115,13 +116,13 @@ impl ColocationIndex {
             spec.allows(plan.gpu(**g).gpu_model) && tuning_sessions::could_hold(plan, job, **g)
         };
         let mut first = Vec::new();
-        for (kinds, gpus) in &self.open {
+        for (profiles, gpus) in &self.open {
             let mut gpus = gpus.iter().filter(takes).take(most).peekable();
             if gpus.peek().is_none() {
                 continue;
             }
-            let asked = (spec.profile, kinds.clone());
-            let harm = *self.harms.entry(asked).or_insert_with(|| harm(spec.profile, kinds));
+            let key = (spec.profile, profiles.clone());
+            let harm = *self.harms.entry(key).or_insert_with(|| harm(spec.profile, profiles));
             first.extend(gpus.map(|gpu| (harm, *gpu)));
         }
         first.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -130,14 +131,16 @@ impl ColocationIndex {
     }
 }
 
-/// Profiles of those who are there.
-pub(crate) fn kinds(plan: &Plan<'_>, gpu: GpuIdx) -> Profiles {
-    let mut kinds: Profiles = plan.gpu(gpu).tenants.iter().map(|t| plan.spec(*t).profile).collect();
-    kinds.sort_unstable();
-    kinds
+/// Profiles of the tenants of a GPU, ascending.
+pub(crate) fn profiles_on(plan: &Plan<'_>, gpu: GpuIdx) -> Profiles {
+    let mut profiles: Profiles =
+        plan.gpu(gpu).tenants.iter().map(|t| plan.spec(*t).profile).collect();
+    profiles.sort_unstable();
+    profiles
 }
 
-/// Seconds until the first tenant is expected to leave; `None` if nobody is there, or nobody who shares.
+/// Seconds until the first tenant is expected to leave; `None` if the GPU is idle or its tenants do
+/// not share.
 fn end(plan: &Plan<'_>, pd: &[f64], gpu: GpuIdx) -> Option<f64> {
     let tenants = &plan.gpu(gpu).tenants;
     if tenants.is_empty() || !tenants.iter().all(|t| can_share(plan, *t)) {
@@ -153,7 +156,7 @@ pub(crate) fn can_share(plan: &Plan<'_>, job: JobIdx) -> bool {
     spec.gpus == 1 && spec.class != Class::Service
 }
 
-/// Seconds of work alone that the job has left: declared, or as much as it has behind it.
+/// Seconds of work alone that the job has left: declared, or as much as it has done.
 pub(crate) fn left_s(plan: &Plan<'_>, job: JobIdx) -> f64 {
     plan.remaining_s(job).unwrap_or_else(|| {
         let done_s = plan.done(job) * plan.profile(job).step_s;
@@ -161,5 +164,5 @@ pub(crate) fn left_s(plan: &Plan<'_>, job: JobIdx) -> f64 {
     })
 }
 
-/// Seconds that a job which says nothing is taken to run for at least.
+/// Least seconds that a job without a declared length is assumed to have left.
 const LEAST_LEFT_S: f64 = 60.0;

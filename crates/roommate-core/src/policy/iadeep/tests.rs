@@ -1,4 +1,4 @@
-//! Pictures and laws of `IADeep`.
+//! Tests of `IADeep`.
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
@@ -18,7 +18,8 @@ use expect_test::{Expect, expect};
 use serde_json::json;
 use std::sync::Arc;
 
-/// Steps of a fixed part and one that grows with the batch; roommates disturb each other by how busy they are.
+/// Steps have a fixed part and a part that grows with the batch size; roommates slow each other
+/// down in proportion to their utilisation.
 #[derive(Clone, Copy)]
 struct Curves {
     fixed: f64,
@@ -34,7 +35,7 @@ impl Curves {
         (1.0 - self.fixed) * times / self.alone_s(times)
     }
 
-    /// Seconds of a step at so many times its own batch beside others at theirs.
+    /// Length of a step at `times` the own batch size, beside roommates at these multiples.
     fn step_s(self, times: f64, others: &[f64]) -> f64 {
         let harm: f64 = others.iter().map(|o| self.harm * self.busy(*o)).sum();
         self.alone_s(times) * (1.0 + harm)
@@ -44,14 +45,14 @@ impl Curves {
 impl Truth for Curves {}
 
 impl Interference for Curves {
-    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], who: usize) -> Estimate {
+    fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], of: usize) -> Estimate {
         let times = |i: usize| {
             let own = state.profile(tenants[i].0).training.as_ref().map_or(1, |t| t.batch);
             let batch = tenants[i].1.batch;
             if batch == 0 { 1.0 } else { f64::from(batch) / f64::from(own) }
         };
-        let others: Vec<f64> = (0..tenants.len()).filter(|i| *i != who).map(times).collect();
-        Estimate::certain(1.0 / self.step_s(times(who), &others))
+        let others: Vec<f64> = (0..tenants.len()).filter(|i| *i != of).map(times).collect();
+        Estimate::certain(1.0 / self.step_s(times(of), &others))
     }
 }
 
@@ -63,7 +64,7 @@ fn case(cluster: &str, jobs: &str, truth: Curves, params: serde_json::Value) -> 
     case
 }
 
-/// Gives all jobs of a case a kind of training each, with this noise scale.
+/// Gives each job of a case a training profile with this noise scale.
 fn tunable(mut case: TestCase, batch: u32, noise: f32) -> TestCase {
     for (i, job) in case.jobs.iter_mut().enumerate() {
         let training = Some(Training::around(batch, noise));
@@ -73,14 +74,14 @@ fn tunable(mut case: TestCase, batch: u32, noise: f32) -> TestCase {
     case
 }
 
-/// What was said and tuned.
+/// Notes and tune actions of a journal.
 #[derive(Default)]
-struct Told {
+struct Recorded {
     notes: Vec<(f64, Note)>,
     tunes: Vec<(f64, JobIdx, u32)>,
 }
 
-impl Observer for Told {
+impl Observer for Recorded {
     fn step(&mut self, step: &StepView<'_>) {
         let at = step.at.secs();
         self.notes.extend(step.notes.iter().map(|n| (at, *n)));
@@ -92,10 +93,10 @@ impl Observer for Told {
     }
 }
 
-fn told(outcome: &Outcome) -> Told {
-    let mut told = Told::default();
-    journal::read(outcome.journal.as_bytes(), &mut told).unwrap();
-    told
+fn recorded(outcome: &Outcome) -> Recorded {
+    let mut recorded = Recorded::default();
+    journal::read(outcome.journal.as_bytes(), &mut recorded).unwrap();
+    recorded
 }
 
 fn draw(case: &TestCase, expected: &Expect) {
@@ -103,7 +104,7 @@ fn draw(case: &TestCase, expected: &Expect) {
     assert!(outcome.ended);
     let name = |j: JobIdx| case.jobs[j.usize()].name.clone();
     let mut text = outcome.chart();
-    for (at, note) in told(&outcome).notes {
+    for (at, note) in recorded(&outcome).notes {
         text += &format!("{at:>4} s  {}: {}\n", name(note.job), note.reason.describe(&name));
     }
     expected.assert_eq(&text);
@@ -121,7 +122,8 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
            2 s  c: starts beside job a: 1.49 times as long as alone, by rule of thumb, as nothing similar was measured yet
     "#]],
     );
-    // c joins by rule of thumb and is measured; d knows better, and waits for b, which leaves soon.
+    // c joins by rule of thumb and is measured; d is predicted from that, and waits for b, which
+    // leaves soon.
     let rough = Curves { fixed: 0.0, harm: 1.8 };
     let jobs = "a 0 1 60, b 0 1 60, c 1 1 60, d 50 1 60";
     draw(
@@ -136,7 +138,7 @@ fn jobs_share_where_that_helps_and_wait_where_it_does_not() {
 }
 
 #[test]
-fn gangs_and_services_have_their_gpus_to_themselves() {
+fn gangs_and_services_do_not_share() {
     let mut gangs =
         case("1x2", "A 0 2 10, b 1 1 5, c 2 1 5", Curves { fixed: 0.5, harm: 0.0 }, json!({}));
     draw(
@@ -161,7 +163,7 @@ fn both_batches_are_found_together() {
         tunable(case("1x1", "a 0 1 900, b 0 1 900", truth, json!({"measure_s": 2})), 64, 600.0);
     let outcome = case.run();
     assert!(outcome.ended);
-    let Told { notes, tunes } = told(&outcome);
+    let Recorded { notes, tunes } = recorded(&outcome);
     let settled = |job: u32| {
         let mut of = notes.iter().filter(|(_, n)| n.job == JobIdx(job));
         let settled = of.find_map(|(_, n)| match n.reason {
@@ -172,7 +174,7 @@ fn both_batches_are_found_together() {
     };
     let ((a, measured), (b, _)) = (settled(0), settled(1));
     assert!((3..=17).contains(&measured), "{measured}");
-    // Both were turned, and the pair is within 5 % of the best of all pairs.
+    // Both batch sizes were changed, and the pair is within 5 % of the best of all pairs.
     assert!([0, 1].iter().all(|j| tunes.iter().any(|t| t.1 == JobIdx(*j))), "{tunes:?}");
     let pd = |a: u32, b: u32| {
         let [x, y] = [a, b].map(|m| f64::from(m) / 64.0);
@@ -184,8 +186,8 @@ fn both_batches_are_found_together() {
     let all = (16..=256).flat_map(|a| (16..=256).map(move |b| (a, b)));
     let best = all.map(|(a, b)| pd(a, b)).fold(f64::INFINITY, f64::min);
     assert!(pd(a, b) < 1.05 * best, "{a} {b}: {} instead of {best}", pd(a, b));
-    assert!(pd(64, 64) > 1.05 * best, "a case in which nothing is to be gained: {best}");
-    // Whoever is left alone is tuned again, from what it has.
+    assert!(pd(64, 64) > 1.05 * best, "tuning must be able to gain: {best}");
+    // The job that is left alone is tuned again, from its current batch size.
     let ends: Vec<u64> = outcome.finished.iter().map(|f| f.unwrap()).collect();
     let first = *ends.iter().min().unwrap() as f64;
     let last = *ends.iter().max().unwrap() as f64;
@@ -193,7 +195,7 @@ fn both_batches_are_found_together() {
 }
 
 #[test]
-fn tuning_pays_in_goodput() {
+fn tuning_reduces_completion_times() {
     let truth = Curves { fixed: 0.6, harm: 0.6 };
     let run = |params: serde_json::Value| {
         let case = case("1x2", "a 0 1 800, b 0 1 800, c 0 1 800, d 0 1 800", truth, params);
@@ -210,13 +212,13 @@ fn without_the_tuner_batches_stay_as_they_are() {
     let jobs = "a 0 1 200, b 0 1 200, c 40 1 200";
     for tune in [false, true] {
         let case = case("1x1", jobs, truth, json!({"measure_s": 2, "tune": tune}));
-        let Told { notes, tunes } = told(&tunable(case, 64, 300.0).run());
+        let Recorded { notes, tunes } = recorded(&tunable(case, 64, 300.0).run());
         assert_eq!(!tunes.is_empty(), tune, "{tunes:?}");
         assert_eq!(notes.iter().any(|(_, n)| is_settled(&n.reason)), tune, "{notes:?}");
     }
 }
 
-/// A world of one GPU that can be disobedient: time goes from wake to wake.
+/// A world of one GPU in which jobs can ignore requests; time advances from wake to wake.
 struct Bench {
     engine: Engine,
     now: Time,
@@ -224,12 +226,12 @@ struct Bench {
     truth: Curves,
     batches: Vec<u32>,
     noise: f32,
-    /// Does not apply what it is told.
+    /// A job that does not apply requested batch sizes.
     unresponsive: Option<JobIdx>,
-    /// Whose noise is not known yet.
-    mute: Option<JobIdx>,
-    /// Batches from which a job runs out of memory.
-    too_much: u32,
+    /// A job whose noise scale is not known yet.
+    without_noise: Option<JobIdx>,
+    /// Least batch size at which a job runs out of memory.
+    oom_batch: u32,
     notes: Vec<Note>,
     tunes: Vec<(JobIdx, u32)>,
     failures: u32,
@@ -263,17 +265,17 @@ impl Bench {
             batches: vec![0; jobs as usize],
             noise,
             unresponsive: None,
-            mute: None,
-            too_much: u32::MAX,
+            without_noise: None,
+            oom_batch: u32::MAX,
             notes: Vec::new(),
             tunes: Vec::new(),
             failures: 0,
         };
-        bench.tell((0..jobs).map(|j| Event::Submitted(JobIdx(j))).collect());
+        bench.report((0..jobs).map(|j| Event::Submitted(JobIdx(j))).collect());
         bench
     }
 
-    fn tell(&mut self, mut facts: Vec<Event>) {
+    fn report(&mut self, mut facts: Vec<Event>) {
         while !facts.is_empty() || self.wake.is_some_and(|w| w <= self.now) {
             let step = self.engine.step(self.now, &facts);
             assert!(step.contradictions.is_empty());
@@ -301,7 +303,7 @@ impl Bench {
             }
             Action::Tune(job, knobs) => {
                 self.tunes.push((*job, knobs.batch));
-                if knobs.batch >= self.too_much {
+                if knobs.batch >= self.oom_batch {
                     self.failures += 1;
                     let done = 0.0;
                     return vec![Event::Failed { job: *job, reason: Reason::OutOfMemory, done }];
@@ -311,7 +313,7 @@ impl Bench {
                 }
                 vec![Event::Tuned(*job)]
             }
-            other => panic!("nobody is to {other:?}"),
+            other => panic!("unexpected {other:?}"),
         }
     }
 
@@ -325,24 +327,24 @@ impl Bench {
             step_s: self
                 .truth
                 .step_s(times(j), &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>()),
-            noise_scale: if self.mute == Some(*j) { 0.0 } else { self.noise },
+            noise_scale: if self.without_noise == Some(*j) { 0.0 } else { self.noise },
             batch: self.batches[j.usize()],
             ..Sample::default()
         };
         all.iter().map(|j| Event::Sampled { job: *j, sample: sample(j) }).collect()
     }
 
-    /// Lets time pass until nothing more is planned, or for so long.
+    /// Lets time pass for so many seconds.
     fn pass(&mut self, seconds: f64) {
         let end = self.now + Span::from_secs(seconds);
         while let Some(wake) = self.wake.filter(|w| *w <= end) {
             self.now = wake;
-            self.tell(Vec::new());
+            self.report(Vec::new());
         }
         self.now = end;
     }
 
-    fn said(&self, job: u32, is: impl Fn(&Reason) -> bool) -> usize {
+    fn notes_of(&self, job: u32, is: impl Fn(&Reason) -> bool) -> usize {
         self.notes.iter().filter(|n| n.job == JobIdx(job) && is(&n.reason)).count()
     }
 }
@@ -352,72 +354,72 @@ fn is_settled(reason: &Reason) -> bool {
 }
 
 #[test]
-fn a_batch_that_was_not_applied_is_noticed_and_said() {
-    // The artifact wrote the final batch while its flag said that nobody should read it.
+fn a_batch_size_that_is_not_applied_is_noted() {
+    // In the artifact the final batch size was written while its flag said not to read it.
     let mut bench = Bench::new(2);
     bench.unresponsive = Some(JobIdx(1));
     bench.pass(600.0);
     assert_eq!(
-        bench.said(1, |w| matches!(w, Reason::BatchNotApplied { .. })),
+        bench.notes_of(1, |w| matches!(w, Reason::BatchNotApplied { .. })),
         1,
         "{:?}",
         bench.notes
     );
-    assert_eq!(bench.said(1, is_settled), 0);
-    // The other is tuned beside it all the same.
-    assert_eq!(bench.said(0, is_settled), 1);
+    assert_eq!(bench.notes_of(1, is_settled), 0);
+    // The other job is tuned all the same.
+    assert_eq!(bench.notes_of(0, is_settled), 1);
     assert_ne!(bench.batches[0], OWN);
     let (unresponsive, _) = bench.tunes.iter().rev().find(|t| t.0 == JobIdx(1)).unwrap();
     assert_eq!(*unresponsive, JobIdx(1));
-    let told = bench.tunes.iter().filter(|t| t.0 == JobIdx(1)).count();
-    assert_eq!(told, 1, "it is not told again");
+    let requests = bench.tunes.iter().filter(|t| t.0 == JobIdx(1)).count();
+    assert_eq!(requests, 1, "there is no second request");
 }
 
 #[test]
-fn who_ran_out_of_memory_starts_again_and_is_not_sent_there_twice() {
+fn a_batch_size_that_ran_out_of_memory_is_not_retried() {
     let mut bench = Bench::new(1);
-    bench.too_much = 100;
+    bench.oom_batch = 100;
     bench.pass(3_000.0);
-    assert!(bench.failures > 0, "a case in which memory never runs out");
+    assert!(bench.failures > 0, "no job ran out of memory");
     let tried: Vec<u32> = bench.tunes.iter().filter(|t| t.1 >= 100).map(|t| t.1).collect();
     assert!(tried.is_sorted_by(|a, b| a > b), "{tried:?}");
     assert_eq!(bench.engine.state().job(JobIdx(0)).phase, Phase::Running);
-    assert!(bench.batches[0] < 100 && bench.said(0, is_settled) > 0, "{:?}", bench.notes);
+    assert!(bench.batches[0] < 100 && bench.notes_of(0, is_settled) > 0, "{:?}", bench.notes);
 }
 
 #[test]
-fn noise_that_drifted_far_is_a_reason_to_tune_again() {
+fn a_large_change_of_noise_starts_a_new_search() {
     let mut bench = Bench::new(1);
     bench.pass(600.0);
     let before = (bench.tunes.len(), bench.batches[0]);
     for (noise, again) in [(500.0, false), (3_000.0, true)] {
         bench.noise = noise;
         let facts = bench.measure();
-        bench.tell(facts);
+        bench.report(facts);
         bench.pass(600.0);
         assert_eq!(bench.tunes.len() > before.0, again, "{noise}: {:?}", bench.tunes);
     }
     assert!(bench.batches[0] > before.1, "more noise, larger batch");
-    assert_eq!(bench.said(0, |w| matches!(w, Reason::NoiseDrifted { from: 300, to: 3000 })), 1);
+    assert_eq!(bench.notes_of(0, |w| matches!(w, Reason::NoiseDrifted { from: 300, to: 3000 })), 1);
 }
 
 #[test]
-fn noise_that_comes_and_goes_does_not_keep_a_device_searching() {
+fn oscillating_noise_does_not_keep_a_gpu_searching() {
     let mut bench = Bench::new(1);
     for minute in 0..120 {
         bench.noise = [300.0, 3_000.0][minute % 2];
         let facts = bench.measure();
-        bench.tell(facts);
+        bench.report(facts);
         bench.pass(60.0);
     }
     // A search takes about half a minute.
-    let again = bench.said(0, |w| matches!(w, Reason::NoiseDrifted { .. }));
+    let again = bench.notes_of(0, |w| matches!(w, Reason::NoiseDrifted { .. }));
     assert!((2..=24).contains(&again), "{again} times: {:?}", bench.notes);
 }
 
 #[test]
 fn arrivals_keep_what_was_tuned() {
-    // The artifact set everybody back to m0 − 1 at each arrival.
+    // The artifact reset all jobs to m0 − 1 at each arrival.
     let mut bench = Bench::new(1);
     bench.pass(600.0);
     let tuned = bench.batches[0];
@@ -426,56 +428,60 @@ fn arrivals_keep_what_was_tuned() {
     bench.engine.add_job(spec);
     bench.batches.push(0);
     let from = bench.tunes.len();
-    bench.tell(vec![Event::Submitted(JobIdx(1))]);
+    bench.report(vec![Event::Submitted(JobIdx(1))]);
     bench.now += Span::from_secs(1.0);
-    assert_eq!((bench.tunes.len(), bench.batches[0]), (from, tuned), "it starts from there");
+    assert_eq!(
+        (bench.tunes.len(), bench.batches[0]),
+        (from, tuned),
+        "the search starts from the tuned batch size"
+    );
     bench.pass(600.0);
-    assert_eq!(bench.said(1, is_settled), 1);
-    assert_eq!(bench.said(1, |w| matches!(w, Reason::Beside { .. })), 1);
+    assert_eq!(bench.notes_of(1, is_settled), 1);
+    assert_eq!(bench.notes_of(1, |w| matches!(w, Reason::Beside { .. })), 1);
 }
 
 #[test]
-fn who_is_measured_late_is_tuned_with_its_roommates() {
+fn a_job_measured_late_is_tuned_with_its_roommates() {
     let mut bench = Bench::new(1);
-    bench.mute = Some(JobIdx(1));
+    bench.without_noise = Some(JobIdx(1));
     let spec = bench.engine.state().spec(JobIdx(0)).clone();
     bench.engine.add_job(spec);
     bench.batches.push(0);
-    bench.tell(vec![Event::Submitted(JobIdx(1))]);
+    bench.report(vec![Event::Submitted(JobIdx(1))]);
     bench.pass(1_200.0);
-    assert!(bench.said(0, is_settled) > 0, "{:?}", bench.notes);
-    assert_eq!(bench.said(1, is_settled), 0);
-    bench.mute = None;
+    assert!(bench.notes_of(0, is_settled) > 0, "{:?}", bench.notes);
+    assert_eq!(bench.notes_of(1, is_settled), 0);
+    bench.without_noise = None;
     let facts = bench.measure();
-    bench.tell(facts);
+    bench.report(facts);
     bench.pass(600.0);
-    assert_eq!(bench.said(1, is_settled), 1, "{:?}", bench.notes);
+    assert_eq!(bench.notes_of(1, is_settled), 1, "{:?}", bench.notes);
 }
 
 #[test]
-fn where_all_start_slowly_they_are_tuned_all_the_same() {
-    // Nobody says how noisy its gradients are while the device is looked at for the first time.
+fn jobs_that_are_all_measured_late_are_tuned() {
+    // No job reports its noise scale when the GPU is first considered.
     let mut bench = Bench::with_noise(2, 0.0);
     bench.pass(1_200.0);
     assert!(bench.tunes.is_empty());
     bench.noise = 300.0;
     let facts = bench.measure();
-    bench.tell(facts);
+    bench.report(facts);
     bench.pass(600.0);
-    let settled = [bench.said(0, is_settled), bench.said(1, is_settled)];
+    let settled = [bench.notes_of(0, is_settled), bench.notes_of(1, is_settled)];
     assert_eq!(settled, [1, 1], "{:?}", bench.notes);
 }
 
 #[test]
 fn the_device_is_chosen_among_all_nodes() {
-    // The artifact picked a node by its memory, and compared interference only inside.
+    // The artifact chose a node by its memory, and compared interference only inside it.
     let entry = policy::find("iadeep").unwrap();
     let policy = entry.build(&policy::Params::new()).unwrap();
     let cluster = "2x1".parse().unwrap();
     let mut engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 0);
     let heavy = engine.add_profile(Profile::of_step(1.0));
     let light = engine.add_profile(Profile::of_step(1.0));
-    let jobs = [heavy, light, heavy].map(|kind| engine.add_job(Spec::training(1, 1e5, kind)));
+    let jobs = [heavy, light, heavy].map(|profile| engine.add_job(Spec::training(1, 1e5, profile)));
     let mut now = Time::ZERO;
     for (job, sm_util) in jobs.iter().zip([0.9, 0.1]) {
         let sample = Sample { sm_util, dram_util: 0.1, ..Sample::default() };
@@ -492,8 +498,8 @@ fn the_device_is_chosen_among_all_nodes() {
     assert_eq!(place.gpus, engine.state().job(jobs[1]).gpus);
 }
 
-/// The board against a search that looks at every device.
-mod board {
+/// The index compared with a search that examines every GPU.
+mod index {
     use crate::engine::Engine;
     use crate::event::{Event, Sample};
     use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
@@ -512,7 +518,7 @@ mod board {
     use crate::testing::confirmation;
     use crate::time::{Span, Time};
 
-    /// The policy, and after each of its calls the obvious search beside the board.
+    /// The policy; after each call the index is compared with the obvious search.
     struct Twin(IaDeep);
 
     impl Policy for Twin {
@@ -520,7 +526,7 @@ mod board {
             self.0.schedule(plan);
             let IaDeep { tuning, pd, params, .. } = &self.0;
             let mut fresh = ColocationIndex::new(plan, tuning, params.max_tenants, pd);
-            if let Some(kept) = &self.0.board {
+            if let Some(kept) = &self.0.index {
                 assert!(kept.knows_the_same_as(&fresh), "{kept:?}, not {fresh:?}");
             }
             for job in plan.pending.iter().filter(|j| plan.spec(*j).gpus == 1) {
@@ -543,7 +549,7 @@ mod board {
                 && gpu.tenants.iter().all(|t| can_share(plan, *t));
             if open && tuning_sessions::could_hold(plan, job, idx) {
                 devices.push((
-                    policy.harm(plan.spec(job).profile, &colocation_index::kinds(plan, idx)),
+                    policy.harm(plan.spec(job).profile, &colocation_index::profiles_on(plan, idx)),
                     idx,
                 ));
             }
@@ -553,7 +559,7 @@ mod board {
     }
 
     #[test]
-    fn the_board_finds_what_the_obvious_search_finds() {
+    fn the_index_finds_what_the_obvious_search_finds() {
         for seed in 0..6 {
             let mut rng = Rng::stream(seed, 140);
             let params = Params {
@@ -599,9 +605,9 @@ mod board {
                 let facts: Vec<Event> = step.actions.iter().filter_map(confirmation).collect();
                 engine.step(now, &facts);
             }
-            assert!(engine.state().pending.len() > 3, "nobody waits: {seed}");
+            assert!(engine.state().pending.len() > 3, "no job waits: {seed}");
             let shared = |g: &crate::state::Gpu| g.tenants.len() > 1;
-            assert!(engine.state().gpus.iter().any(shared), "nobody shares: {seed}");
+            assert!(engine.state().gpus.iter().any(shared), "no jobs share: {seed}");
         }
     }
 }

@@ -1,7 +1,9 @@
-//! Tuning of devices: which GPUs are searched, what is applied to whom, and whether it really was.
+//! Tuning sessions: which GPUs are searched, which batch sizes are applied, and whether the jobs
+//! really use them.
 //!
-//! A GPU whose tenants changed is searched by a [`Tuner`] over the batch sizes of all of them, from what they run with
-//! now, and takes nobody meanwhile. What tenants are told counts once a sample says it.
+//! When the tenants of a GPU have changed, a [`Tuner`] searches the batch sizes of all of them,
+//! from the current ones; until it ends the GPU accepts no job. A requested batch size counts only
+//! when a sample reports it.
 
 use crate::event::Sample;
 use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, ProfileIdx};
@@ -19,74 +21,78 @@ use std::collections::BTreeMap;
 /// Jobs on a GPU.
 type Tenants = SmallVec<[JobIdx; 4]>;
 
-/// A device that is being tuned.
+/// A search on one GPU.
 #[derive(Clone, Debug)]
 struct Session {
     tuner: Tuner,
-    /// Who is tuned, in the order of the tuner's axes.
+    /// Jobs that are tuned, in the order of the tuner's axes.
     jobs: Tenants,
-    /// What they were last told.
-    asked: Batches,
+    /// Batch sizes that were last requested of them.
+    requested: Batches,
     began: Time,
     /// When the measurement is due.
     due: Time,
-    /// How often it was put off.
+    /// How often it was postponed.
     delays: u8,
-    /// Whether the search is over, and only its result has to be seen at work.
+    /// Whether the search is over, and only its result has to be measured.
     settled: bool,
 }
 
-/// What was last measured of a job.
+/// Last measurement of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     step_s: f64,
     batch: u32,
-    /// Whether that was since it was last told a batch size.
+    /// Whether it was taken after the last request for another batch size.
     fresh: bool,
-    /// Its noise scale when the last search of its device began, and at its end; 0 = never.
+    /// Noise scale of the job at the start, and then at the end, of the last search; 0 = never
+    /// searched.
     tuned_noise: f32,
 }
 
-/// What is known of a kind of training.
+/// What is known of a training profile.
 #[derive(Clone, Debug)]
-struct Kind {
+struct ProfileLimits {
     memory: MemoryFit,
-    /// The largest batch that is tried: smaller than any that ran out of memory.
+    /// The largest batch size that is tried: smaller than any that ran out of memory.
     cap: u32,
 }
 
-/// The best batches that a group of kinds ended with, and all that was measured, in the order of the kinds.
+/// Measurements of a group of profiles and the best batch sizes, in the order of the profiles.
 #[derive(Clone, Debug, Default)]
 struct Archived {
     trials: Vec<(Batches, f64)>,
-    /// The best, relative to the users' own.
+    /// The best batch sizes, relative to those of the users.
     times: SmallVec<[f64; 4]>,
 }
 
-/// A measurement that does not come is waited for so often.
+/// Most times that a missing measurement is postponed.
 const DELAYS: u8 = 3;
-/// How far what the same kinds measured before is trusted: noise scales move.
+/// Standard deviation of earlier measurements of the same profiles, relative to that of the
+/// objective: noise scales change.
 const DOUBT: f64 = 0.3;
-/// How different kinds may be whose best batches are worth a try.
+/// Largest difference of utilisation per job between profiles whose best batch sizes are tried for
+/// each other.
 const SIMILAR: f64 = 0.3;
-/// Who was searched for so long is left alone for so many times as long, however its noise scale moves: with few samples it
-/// is a noisy figure itself, and a search tries batches that are bad.
+/// For this many times the length of its last search, a changed noise scale is no reason to search
+/// a GPU again: with few samples the noise scale is itself noisy, and a search also tries bad batch
+/// sizes.
 const REST: f64 = 10.0;
-/// Measurements of a group that are kept.
+/// Most measurements of a group that are kept.
 const KEPT: usize = 24;
 
-/// Which devices are searched.
+/// Which GPUs are searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// None: batch sizes stay as they are.
     Off,
-    /// Devices with more than one tenant.
+    /// GPUs with more than one tenant.
     Shared,
-    /// Also devices with one tenant.
+    /// Also GPUs with one tenant.
     All,
 }
 
-/// All devices.
+/// Tuning of all GPUs.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuning {
     options: Options,
@@ -94,20 +100,20 @@ pub(crate) struct Tuning {
     drift: f64,
     scope: Scope,
     sessions: BTreeMap<GpuIdx, Session>,
-    /// Devices whose tenants changed and that are not tuned yet, with the instant of the next look.
+    /// GPUs to be searched, with the time of the next attempt to begin.
     pending: BTreeMap<GpuIdx, Time>,
-    /// Until when a noise scale that moved is no reason to search a device again.
+    /// Until when a changed noise scale is no reason to search a GPU again.
     resting: BTreeMap<GpuIdx, Time>,
     last: Vec<Last>,
-    kinds: Vec<Kind>,
-    /// Jobs that do not do what they are told.
+    limits: Vec<ProfileLimits>,
+    /// Jobs that do not apply requested batch sizes.
     unresponsive: IdxSet<JobIdx>,
     archive: BTreeMap<SmallVec<[ProfileIdx; 4]>, Archived>,
 }
 
 impl Tuning {
-    /// Searches the devices of a `scope` with these options, with measurements that take a `window`,
-    /// and anew when a noise scale moved by the factor `drift`.
+    /// Searches the GPUs of a `scope` with these options and measurements of length `window`, and
+    /// again when a noise scale has changed by the factor `drift`.
     pub(crate) fn new(options: Options, window: Span, drift: f64, scope: Scope) -> Self {
         Self {
             options,
@@ -118,38 +124,38 @@ impl Tuning {
             pending: BTreeMap::new(),
             resting: BTreeMap::new(),
             last: Vec::new(),
-            kinds: Vec::new(),
+            limits: Vec::new(),
             unresponsive: IdxSet::default(),
             archive: BTreeMap::new(),
         }
     }
 
-    /// Makes room for all jobs and kinds that are known.
+    /// Grows the tables to all known jobs and profiles.
     pub(crate) fn resize(&mut self, plan: &Plan<'_>) {
         self.last.resize(plan.jobs.len(), Last::default());
-        let new = Kind { memory: MemoryFit::default(), cap: u32::MAX };
-        self.kinds.resize(plan.profiles.len(), new);
+        let new = ProfileLimits { memory: MemoryFit::default(), cap: u32::MAX };
+        self.limits.resize(plan.profiles.len(), new);
     }
 
-    /// Whether the device takes nobody now.
+    /// Whether the GPU is tuned, or about to be, and accepts no job.
     pub(crate) fn is_busy(&self, gpu: GpuIdx) -> bool {
         self.sessions.contains_key(&gpu) || self.pending.contains_key(&gpu)
     }
 
-    /// The device has other tenants than before; whatever was searched there is void.
+    /// The tenants of the GPU have changed: its search is void.
     pub(crate) fn unsettle(&mut self, gpu: GpuIdx) {
         self.sessions.remove(&gpu);
         self.search_soon(gpu);
     }
 
-    /// The only way into a search; closed where nothing is to be tuned.
+    /// Marks the GPU for a search, if anything is to be tuned.
     fn search_soon(&mut self, gpu: GpuIdx) {
         if self.scope != Scope::Off {
             self.pending.insert(gpu, Time::ZERO);
         }
     }
 
-    /// Takes in what was measured of a running job.
+    /// Processes a sample of a running job.
     pub(crate) fn sampled(&mut self, plan: &mut Plan<'_>, job: JobIdx, sample: &Sample) {
         let last = &mut self.last[job.usize()];
         if sample.step_s > 0.0 {
@@ -159,7 +165,7 @@ impl Tuning {
         }
         if sample.batch > 0 && sample.mem_mib > 0 {
             let profile = plan.spec(job).profile;
-            self.kinds[profile.usize()].memory.observe(sample.batch, sample.mem_mib);
+            self.limits[profile.usize()].memory.observe(sample.batch, sample.mem_mib);
         }
         let (was, is) = (last.tuned_noise, sample.noise_scale);
         let [gpu] = plan.job(job).gpus[..] else { return };
@@ -173,25 +179,27 @@ impl Tuning {
             plan.note(job, Reason::NoiseDrifted { from: whole(was), to: whole(is) });
             self.search_soon(gpu);
         }
-        // A job that took its time to start or to be measured: its roommates were tuned without it, or nobody was.
+        // The first noise scale of a job that started or was measured late: its roommates were
+        // tuned without it, or nothing was.
         let searched = plan.gpu(gpu).tenants.len() > 1 || self.scope == Scope::All;
         if was == 0.0 && searched && self.axis(plan, job).is_some() {
             self.search_soon(gpu);
         }
     }
 
-    /// A job failed with the batch size that it had: nobody of its kind is sent there again.
+    /// A job ran out of memory. If its batch size was larger than its own, its profile is not tuned
+    /// to that size or above again.
     pub(crate) fn ran_out_of_memory(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        // The state has forgotten its knobs only when it starts again.
+        // Knobs are reset only when the job starts again.
         let batch = plan.job(job).knobs.batch;
         let own = plan.profile(job).training.as_ref().map_or(0, |t| t.batch);
         if batch > own {
-            let cap = &mut self.kinds[plan.spec(job).profile.usize()].cap;
+            let cap = &mut self.limits[plan.spec(job).profile.usize()].cap;
             *cap = (*cap).min(batch - 1).max(own);
         }
     }
 
-    /// A job lost its GPUs; whoever was with it is tuned anew.
+    /// A job lost its GPUs; its roommates are tuned again.
     pub(crate) fn left(&mut self, job: JobIdx) {
         self.last[job.usize()] = Last::default();
         self.unresponsive.remove(job);
@@ -200,58 +208,65 @@ impl Tuning {
         with.into_iter().for_each(|gpu| self.unsettle(gpu));
     }
 
-    /// Degradation of a job by its last sample.
+    /// Degradation of a job according to its last sample.
     pub(crate) fn degradation(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
         let Last { step_s, batch, .. } = self.last[job.usize()];
-        let hot = plan.job(job);
-        if step_s <= 0.0 || hot.phase != Phase::Running {
+        let current = plan.job(job);
+        if step_s <= 0.0 || current.phase != Phase::Running {
             return None;
         }
-        let alone_s = plan.alone_step_s(job, &hot.gpus);
+        let alone_s = plan.alone_step_s(job, &current.gpus);
         let pd = match &plan.profile(job).training {
             Some(t) if batch > 0 && batch != t.batch => {
                 let [m0, m] = [t.batch, batch].map(f64::from);
-                goodput::degradation(alone_s, step_s, m0, m, f64::from(hot.noise_scale))
+                goodput::degradation(alone_s, step_s, m0, m, f64::from(current.noise_scale))
             }
             _ => step_s / alone_s,
         };
         (pd.is_finite() && pd > 0.0).then_some(pd)
     }
 
-    /// What a job may have for a batch size, if it can be tuned at all now.
+    /// Range of batch sizes of a job, and its current one, if it can be tuned now.
     fn axis(&self, plan: &Plan<'_>, job: JobIdx) -> Option<(Axis, u32)> {
         let training = plan.profile(job).training.as_ref()?;
-        let hot = plan.job(job);
-        let now = training.batch_of(hot.knobs);
-        let cap = self.kinds[plan.spec(job).profile.usize()].cap;
+        let current = plan.job(job);
+        let now = training.batch_of(current.knobs);
+        let cap = self.limits[plan.spec(job).profile.usize()].cap;
         let axis = Axis { low: training.batch_min, high: training.batch_max.min(cap).max(now) };
-        let tunable = hot.noise_scale > 0.0
+        let tunable = current.noise_scale > 0.0
             && training.is_sane()
             && axis.low < axis.high
             && axis.low <= now
-            && hot.gpus.len() == 1
+            && current.gpus.len() == 1
             && !self.unresponsive.contains(job);
         tunable.then_some((axis, now))
     }
 }
 
-/// The memory limit of a job at a batch size, as far as that is known: what will hardly be exceeded.
-fn limit_mib(plan: &Plan<'_>, kinds: &[Kind], job: JobIdx, training: &Training, batch: u32) -> u32 {
+/// Memory limit of a job at a batch size: an upper bound that it will hardly exceed; 0 = no limit.
+fn limit_mib(
+    plan: &Plan<'_>,
+    limits: &[ProfileLimits],
+    job: JobIdx,
+    training: &Training,
+    batch: u32,
+) -> u32 {
     let (spec, knobs) = (plan.spec(job), plan.job(job).knobs);
     if knobs.mem_mib == 0 {
         return 0;
     }
-    let known = &kinds[spec.profile.usize()].memory;
+    let known = &limits[spec.profile.usize()].memory;
     let upper = if known.is_known() {
         known.upper_mib(batch)
     } else {
-        // Nothing was measured; what it has now is for what it runs with now.
+        // Nothing was measured: the current limit is taken as the memory at the current batch size.
         let mut booked = MemoryFit::default();
         booked.observe(training.batch_of(knobs), knobs.mem_mib);
         booked.upper_mib(batch)
     };
     let upper = upper.unwrap_or(knobs.mem_mib).max(1);
-    // With its own batch it keeps what its user asked for: less would be on the host.
+    // At its own batch size a job keeps the memory that its user requested; with less, part of it
+    // would be in host memory.
     if batch == training.batch { upper.max(spec.knobs.mem_mib) } else { upper }
 }
 
@@ -259,28 +274,28 @@ fn capacity_mib(plan: &Plan<'_>, gpu: GpuIdx) -> u32 {
     plan.gpu_models[usize::from(plan.gpu(gpu).gpu_model)].mem_mib
 }
 
-/// Memory that a tenant can be brought back to: what it asked for, at its own batch size.
+/// Memory that a tenant has if it is brought back to its own batch size.
 fn least_mib(plan: &Plan<'_>, job: JobIdx) -> u32 {
     plan.job(job).knobs.mem_mib.min(plan.spec(job).knobs.mem_mib)
 }
 
-/// Whether there would be memory for the job if everybody had what they asked for.
+/// Whether the memory suffices for the job if all tenants have no more than they requested.
 pub(crate) fn could_hold(plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> bool {
     let all = u64::from(capacity_mib(plan, gpu));
     let tenants = plan.gpu(gpu).tenants.iter().map(|t| u64::from(least_mib(plan, *t)));
     all == 0 || tenants.sum::<u64>() + u64::from(plan.spec(job).knobs.mem_mib) <= all
 }
 
-/// Brings tenants back to their own batch sizes, those that grew most first, until the job has room.
+/// Brings tenants back to their own batch sizes, those that grew most first, until the job fits.
 pub(crate) fn make_room(plan: &mut Plan<'_>, job: JobIdx, gpu: GpuIdx) {
     let all = u64::from(capacity_mib(plan, gpu));
-    let asked = u64::from(plan.spec(job).knobs.mem_mib);
+    let requested = u64::from(plan.spec(job).knobs.mem_mib);
     let mut tenants = plan.gpu(gpu).tenants.clone();
     let grown = |plan: &Plan<'_>, t: JobIdx| plan.job(t).knobs.mem_mib - least_mib(plan, t);
     tenants.sort_by_key(|t| (std::cmp::Reverse(grown(plan, *t)), *t));
     for tenant in tenants {
         let used = u64::from(plan.gpu(gpu).mem_used_mib);
-        if all == 0 || used + asked <= all || grown(plan, tenant) == 0 {
+        if all == 0 || used + requested <= all || grown(plan, tenant) == 0 {
             return;
         }
         let own = plan.spec(tenant).knobs;
@@ -291,7 +306,7 @@ pub(crate) fn make_room(plan: &mut Plan<'_>, job: JobIdx, gpu: GpuIdx) {
 
 // Searches.
 impl Tuning {
-    /// Goes on with the searches whose measurements are due.
+    /// Continues the searches whose measurements are due.
     pub(crate) fn advance(&mut self, plan: &mut Plan<'_>, predictor: &mut DegradationModel) {
         let due = self.sessions.iter().filter(|(_, s)| s.due <= plan.now);
         let due: Vec<GpuIdx> = due.map(|(g, _)| *g).collect();
@@ -299,14 +314,14 @@ impl Tuning {
             let Some(session) = self.sessions.remove(&gpu) else { continue };
             let there = |j: &JobIdx| plan.gpu(gpu).tenants.contains(j);
             if session.jobs.iter().all(there) {
-                self.go_on(plan, gpu, session, predictor);
+                self.continue_search(plan, gpu, session, predictor);
             } else {
                 self.unsettle(gpu);
             }
         }
     }
 
-    fn go_on(
+    fn continue_search(
         &mut self,
         plan: &mut Plan<'_>,
         gpu: GpuIdx,
@@ -329,76 +344,79 @@ impl Tuning {
             return;
         }
         let mean = measured.iter().map(|(_, pd)| pd).sum::<f64>() / measured.len() as f64;
-        session.tuner.observe(&session.asked, mean);
+        session.tuner.observe(&session.requested, mean);
         self.archive(plan, &session, mean);
         let turn = session.tuner.next(&|batches| self.fits(plan, gpu, &session.jobs, batches));
         let (batches, settled) = match turn {
             Turn::Measure(batches) => (batches, false),
             Turn::Settle(batches) => (batches, true),
         };
-        if batches == session.asked && settled {
+        if batches == session.requested && settled {
             self.end(plan, gpu, &session, &measured, predictor);
             return;
         }
-        // Where there is no room after all, what runs now is the result.
+        // If the batch sizes do not fit after all, the current ones are the result.
         let applied = self.apply(plan, &session.jobs, &batches);
         session.settled = settled || !applied;
         if applied {
-            session.asked = batches;
+            session.requested = batches;
         }
         session.due = plan.now + self.window;
         self.sessions.insert(gpu, session);
     }
 
-    /// Degradations of all tenants, if everybody who was told something does it and was measured since.
+    /// Degradations of all tenants, if every tuned job has reported the requested batch size since
+    /// it was requested.
     fn measured(
         &self,
         plan: &Plan<'_>,
         gpu: GpuIdx,
         session: &Session,
     ) -> Option<Vec<(JobIdx, f64)>> {
-        for (job, asked) in session.jobs.iter().zip(&session.asked) {
+        for (job, requested) in session.jobs.iter().zip(&session.requested) {
             let Last { batch, fresh, .. } = self.last[job.usize()];
-            if !fresh || batch != *asked {
+            if !fresh || batch != *requested {
                 return None;
             }
         }
         let tenants = plan.gpu(gpu).tenants.iter();
         tenants
-            .map(|j| Some((*j, self.degradation(plan, *j).or_else(|| quiet(plan, *j))?)))
+            .map(|j| Some((*j, self.degradation(plan, *j).or_else(|| not_slowed(plan, *j))?)))
             .collect()
     }
 
-    /// Who still runs with another batch size than it was told is left alone; the others are tuned anew.
+    /// Stops tuning jobs that still use another batch size than requested, and tunes the remaining
+    /// ones anew.
     fn give_up_unresponsive(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, session: &Session) {
-        for (job, asked) in session.jobs.iter().zip(&session.asked) {
+        for (job, requested) in session.jobs.iter().zip(&session.requested) {
             let Last { batch, fresh, .. } = self.last[job.usize()];
-            if !fresh || batch != *asked {
+            if !fresh || batch != *requested {
                 self.unresponsive.insert(*job);
-                plan.note(*job, Reason::BatchNotApplied { batch: *asked });
+                plan.note(*job, Reason::BatchNotApplied { batch: *requested });
             }
         }
         self.search_soon(gpu);
     }
 
-    /// Whether batch sizes fit for certain, with what everybody else has.
+    /// Whether batch sizes fit for certain, beside the memory of tenants that are not tuned.
     fn fits(&self, plan: &Plan<'_>, gpu: GpuIdx, jobs: &[JobIdx], batches: &[u32]) -> bool {
         let all = u64::from(capacity_mib(plan, gpu));
         if all == 0 {
             return true;
         }
         let takes = |job: &JobIdx| {
-            let hot = u64::from(plan.job(*job).knobs.mem_mib);
+            let current = u64::from(plan.job(*job).knobs.mem_mib);
             let at = jobs.iter().position(|j| j == job);
             match (at, &plan.profile(*job).training) {
-                (Some(i), Some(t)) => u64::from(limit_mib(plan, &self.kinds, *job, t, batches[i])),
-                _ => hot,
+                (Some(i), Some(t)) => u64::from(limit_mib(plan, &self.limits, *job, t, batches[i])),
+                _ => current,
             }
         };
         plan.gpu(gpu).tenants.iter().map(takes).sum::<u64>() <= all
     }
 
-    /// Tells everybody its batch size, those who give memory back first. Whoever changes has to be measured again.
+    /// Requests batch sizes of the jobs, those that free memory first. A job whose batch size
+    /// changes has to be measured again.
     fn apply(&mut self, plan: &mut Plan<'_>, jobs: &[JobIdx], batches: &[u32]) -> bool {
         let mut turns: SmallVec<[(i64, JobIdx, Knobs); 4]> = SmallVec::new();
         for (job, batch) in jobs.iter().zip(batches) {
@@ -407,7 +425,7 @@ impl Tuning {
             if training.batch_of(now) == *batch {
                 continue;
             }
-            let mem_mib = limit_mib(plan, &self.kinds, *job, training, *batch);
+            let mem_mib = limit_mib(plan, &self.limits, *job, training, *batch);
             let knobs = Knobs { mem_mib, batch: *batch, ..now };
             turns.push((i64::from(mem_mib) - i64::from(now.mem_mib), *job, knobs));
         }
@@ -425,7 +443,7 @@ impl Tuning {
         true
     }
 
-    /// The result of a search was seen at work.
+    /// The result of a search was measured: ends the search.
     fn end(
         &mut self,
         plan: &mut Plan<'_>,
@@ -452,21 +470,21 @@ impl Tuning {
         self.resting.insert(gpu, plan.now + Span::from_secs(REST * took.secs()));
     }
 
-    /// Begins to search the devices whose tenants changed, once all of them run and were measured. Says whether there was
-    /// one where nothing can be tuned, which takes others again.
+    /// Begins searches on GPUs whose tenants have changed, once all of them run and were measured.
+    /// Returns whether there was a GPU where nothing can be tuned, which accepts jobs again.
     pub(crate) fn begin(&mut self, plan: &mut Plan<'_>, predictor: &DegradationModel) -> bool {
         let mut opened = false;
-        let looked: Vec<GpuIdx> =
+        let due: Vec<GpuIdx> =
             self.pending.iter().filter(|(_, at)| **at <= plan.now).map(|(g, _)| *g).collect();
-        for gpu in looked {
+        for gpu in due {
             let tenants = plan.gpu(gpu).tenants.clone();
             let runs = |j: &JobIdx| plan.job(*j).phase == Phase::Running;
             let axes: SmallVec<[(JobIdx, Axis, u32); 4]> = tenants
                 .iter()
                 .filter_map(|j| self.axis(plan, *j).map(|(axis, now)| (*j, axis, now)))
                 .collect();
-            let may = tenants.iter().any(|j| plan.profile(*j).training.is_some());
-            if !may || (tenants.len() == 1 && self.scope != Scope::All) {
+            let any_training = tenants.iter().any(|j| plan.profile(*j).training.is_some());
+            if !any_training || (tenants.len() == 1 && self.scope != Scope::All) {
                 self.pending.remove(&gpu);
                 opened = true;
             } else if tenants.iter().all(runs) && !axes.is_empty() {
@@ -474,7 +492,7 @@ impl Tuning {
                 let session = self.session(plan, &axes, predictor);
                 self.sessions.insert(gpu, session);
             } else if tenants.iter().all(runs) && self.pending[&gpu] > Time::ZERO {
-                // All run and were given the time to be measured: nobody can be tuned.
+                // All tenants run and have had time to be measured: none can be tuned.
                 self.pending.remove(&gpu);
                 opened = true;
             } else {
@@ -497,18 +515,19 @@ impl Tuning {
         let mut axes: SmallVec<[(JobIdx, Axis, u32); 4]> = axes.iter().copied().collect();
         axes.sort_by_key(|(job, ..)| (plan.spec(*job).profile, *job));
         let jobs: Tenants = axes.iter().map(|a| a.0).collect();
-        let asked: Batches = axes.iter().map(|a| a.2).collect();
+        let requested: Batches = axes.iter().map(|a| a.2).collect();
         let ranges: SmallVec<[Axis; 4]> = axes.iter().map(|a| a.1).collect();
-        let mut tuner = Tuner::new(self.options, &ranges, &asked);
+        let mut tuner = Tuner::new(self.options, &ranges, &requested);
         self.warm_up(plan, &jobs, &mut tuner, predictor);
         for job in &jobs {
             self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
         }
         let due = plan.now + self.window;
-        Session { tuner, jobs, asked, began: plan.now, due, delays: 0, settled: false }
+        Session { tuner, jobs, requested, began: plan.now, due, delays: 0, settled: false }
     }
 
-    /// Starts from what the same kinds measured before, or from what was best for similar ones.
+    /// Starts from earlier measurements of the same profiles, or from the best batch sizes of
+    /// similar ones.
     fn warm_up(
         &self,
         plan: &Plan<'_>,
@@ -516,9 +535,10 @@ impl Tuning {
         tuner: &mut Tuner,
         predictor: &DegradationModel,
     ) {
-        let kinds: SmallVec<[ProfileIdx; 4]> = jobs.iter().map(|j| plan.spec(*j).profile).collect();
+        let profiles: SmallVec<[ProfileIdx; 4]> =
+            jobs.iter().map(|j| plan.spec(*j).profile).collect();
         let own = |j: &JobIdx| plan.profile(*j).training.as_ref().map_or(1, |t| t.batch);
-        let best = if let Some(same) = self.archive.get(&kinds) {
+        let best = if let Some(same) = self.archive.get(&profiles) {
             for (batches, value) in &same.trials {
                 tuner.recall(batches, *value, DOUBT);
             }
@@ -529,12 +549,12 @@ impl Tuning {
                     let (a, b) = (predictor.demand(*a), predictor.demand(*b));
                     (a.sm - b.sm).abs() + (a.dram - b.dram).abs()
                 };
-                kinds.iter().zip(other).map(apart).sum()
+                profiles.iter().zip(other).map(apart).sum()
             };
-            let alike = self.archive.iter().filter(|(k, _)| k.len() == kinds.len());
+            let alike = self.archive.iter().filter(|(k, _)| k.len() == profiles.len());
             let near = alike.map(|(k, a)| (distance(k), a));
             let near = near.min_by(|a, b| a.0.total_cmp(&b.0));
-            near.filter(|(apart, _)| *apart <= SIMILAR * kinds.len() as f64).map(|(_, a)| a)
+            near.filter(|(apart, _)| *apart <= SIMILAR * profiles.len() as f64).map(|(_, a)| a)
         };
         if let Some(best) = best.filter(|b| b.times.len() == jobs.len()) {
             let batch = |(j, times): (&JobIdx, &f64)| (f64::from(own(j)) * times).round() as u32;
@@ -544,30 +564,34 @@ impl Tuning {
     }
 
     fn archive(&mut self, plan: &Plan<'_>, session: &Session, mean: f64) {
-        let kinds = session.jobs.iter().map(|j| plan.spec(*j).profile).collect();
+        let profiles = session.jobs.iter().map(|j| plan.spec(*j).profile).collect();
         let own = |j: &JobIdx| plan.profile(*j).training.as_ref().map_or(1, |t| t.batch);
         let best = session.tuner.best_value().is_some_and(|best| mean <= best);
-        let archived = self.archive.entry(kinds).or_default();
-        archived.trials.push((session.asked.clone(), mean));
+        let archived = self.archive.entry(profiles).or_default();
+        archived.trials.push((session.requested.clone(), mean));
         if archived.trials.len() > KEPT {
             archived.trials.remove(0);
         }
         if best {
             let times = |(j, b): (&JobIdx, &u32)| f64::from(*b) / f64::from(own(j).max(1));
-            archived.times = session.jobs.iter().zip(&session.asked).map(times).collect();
+            archived.times = session.jobs.iter().zip(&session.requested).map(times).collect();
         }
     }
 }
 
-/// Profiles of the others in a room, ascending.
-pub(crate) fn others(plan: &Plan<'_>, room: &[JobIdx], job: JobIdx) -> SmallVec<[ProfileIdx; 4]> {
-    let others = room.iter().filter(|j| **j != job);
-    let mut kinds: SmallVec<[ProfileIdx; 4]> = others.map(|j| plan.spec(*j).profile).collect();
-    kinds.sort_unstable();
-    kinds
+/// Profiles of the roommates of a job, ascending.
+pub(crate) fn others(
+    plan: &Plan<'_>,
+    tenants: &[JobIdx],
+    job: JobIdx,
+) -> SmallVec<[ProfileIdx; 4]> {
+    let others = tenants.iter().filter(|j| **j != job);
+    let mut profiles: SmallVec<[ProfileIdx; 4]> = others.map(|j| plan.spec(*j).profile).collect();
+    profiles.sort_unstable();
+    profiles
 }
 
-/// A tenant of which nothing was measured yet runs undisturbed, as far as anybody knows.
-fn quiet(plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
+/// A running tenant that was not measured yet is assumed to be as fast as alone.
+fn not_slowed(plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
     (plan.job(job).phase == Phase::Running).then_some(1.0)
 }

@@ -3,25 +3,37 @@
 use super::{Params, build};
 use crate::policy::Fuzz;
 
+/// Parameters of the released simulator.
+const RELEASED: &[(&str, &str)] = &[(
+    "synergy",
+    concat!(
+        r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "#,
+        r#""as_released": true}"#
+    ),
+)];
+
 registry! { "../synergy.rs"
-    ("synergy-proportional", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "proportional"}"#,
+    ("synergy-proportional", family: HostResources, knows_durations: true,
+        preset: r#"{"mechanism": "proportional"}"#,
         summary: "every job gets CPU and memory in proportion to its GPUs",
         paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
+        compat: RELEASED,
         ablates: "synergy-tune", lacks: AboveShare)
-    ("synergy-greedy", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "greedy"}"#,
+    ("synergy-greedy", family: HostResources, knows_durations: true,
+        preset: r#"{"mechanism": "greedy"}"#,
         summary: "every job gets the CPU and memory that it demands, or waits",
         paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)],
+        compat: RELEASED,
         ablates: "synergy-tune", lacks: BelowDemand)
-    ("synergy-tune", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "tune"}"#,
+    ("synergy-tune", family: HostResources, knows_durations: true,
+        preset: r#"{"mechanism": "tune"}"#,
         summary: "CPU and memory by the sensitivity of jobs, no job below its proportional share",
         paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])
+        compat: RELEASED)
     ("synergy-opt", family: HostResources, knows_durations: true, preset: r#"{"mechanism": "opt"}"#,
         summary: "CPU and memory allocated to maximise the sum of speeds",
         paper: "Mohan et al., Synergy, OSDI 2022",
-        compat: &[("synergy", r#"{"layout": "first_fit", "fill": false, "top_up": false, "repack": true, "as_released": true}"#)])
+        compat: RELEASED)
 }
 
 /// Values that the laws try.

@@ -1,23 +1,24 @@
-//! Goals whose answer comes from the middle of all best ones, by an interior point.
+//! Programs solved by an interior-point method, which returns the centre of all optimal solutions.
 //!
-//! The rows of each program are those of the study's code, in its units: which point of the middle is
-//! found depends on them.
+//! The rows of each program are those of the released code, in its units, because the centre
+//! depends on them.
 
 use crate::math::conic::{Answer, EXACT, Link, Program, Shape};
 use crate::policy::gavel::allocation::program::{Class, Goal, PairSpeed, classes};
 use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use smallvec::SmallVec;
 
-/// GPU models on which a job can have a part.
+/// GPU models on which a job may have a fraction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelSet {
-    /// Those on which it makes progress.
+    /// Models on which the job makes progress.
     Useful,
-    /// All, even where the job has nothing from it. So has the released code, and it moves the middle.
+    /// All models, even where the job makes no progress, as in the released code. This moves the
+    /// centre.
     All,
 }
 
-/// A program over the parts of classes: a block for each.
+/// A program over the fractions of classes, with a block for each class.
 struct Parts<'a> {
     market: &'a Market,
     gpu_models: ModelSet,
@@ -41,8 +42,8 @@ impl<'a> Parts<'a> {
         Self { market, gpu_models, classes, program }
     }
 
-    /// Adds a block for each class: `rest` adds its rows, given the speeds of its variables. Then nobody
-    /// gets more than all its time, no GPU model gives more than its GPUs.
+    /// Adds a block for each class; `rest` adds its rows, given the speeds of its variables. Bounds
+    /// the time of each job by 1 and the use of each GPU model by its GPUs.
     fn fill(
         mut self,
         costs: &dyn Fn(&Class, &[usize]) -> ByGpuModel,
@@ -90,7 +91,7 @@ fn used(gpu_models: ModelSet, class: &Class) -> SmallVec<[usize; 4]> {
     (0..class.pace.len()).filter(|k| all || class.pace[*k] > 0.0).collect()
 }
 
-/// The solver is right to some digits only; nobody has more than all its time.
+/// The solution has rounding errors; no job may have more than all its time.
 fn within_all(part: &mut ByGpuModel) {
     let all = part.iter().sum::<f64>().max(1.0);
     part.iter_mut().for_each(|x| *x /= all);
@@ -100,10 +101,10 @@ fn free(_: &Class, used: &[usize]) -> ByGpuModel {
     ByGpuModel::from_elem(0.0, used.len())
 }
 
-/// At least `floor + need · q`, in units of the need.
+/// Requires a speed of at least `floor + need · q`, in units of the need.
 fn reach_goal(class: &Class, speeds: &[f64], program: &mut Program) {
     let Goal { need, floor } = class.goal;
-    // The common variable is −q, which is to be small.
+    // The common variable is −q, which is minimised.
     let (unit, common) = if need > 0.0 { (need, -1.0) } else { (1.0, 0.0) };
     let factors: ByGpuModel = speeds.iter().map(|t| -t / unit).collect();
     program.row(&factors, common, -floor / unit);
@@ -114,7 +115,7 @@ pub(crate) fn max_min(market: &Market, goals: &[Goal], gpu_models: ModelSet) -> 
     max_min_to(EXACT, market, goals, gpu_models)
 }
 
-/// The same to a precision.
+/// [`max_min`] to a precision.
 pub(crate) fn max_min_to(
     precision: f64,
     market: &Market,
@@ -130,19 +131,19 @@ pub(crate) fn max_min_to(
     allocation.value = -*answer.values.last()?;
     allocation.prices = answer.links.iter().copied().collect();
     if allocation.value < 0.0 {
-        // Not even the floors can be reached.
+        // The floors cannot be reached.
         return None;
     }
     allocation.binds = vec![false; market.claims.len()];
     for (class, rows) in classes.iter().zip(answer.rows.chunks_exact(shape.rows)) {
-        // Of a goal that binds, what is beyond it goes to 0 and its price does not.
-        let (beyond, price) = rows[1];
-        class.members.iter().for_each(|m| allocation.binds[*m] = price > beyond);
+        // For a goal that binds, the slack goes to 0 and the price does not.
+        let (slack, price) = rows[1];
+        class.members.iter().for_each(|m| allocation.binds[*m] = price > slack);
     }
     Some(allocation)
 }
 
-/// Any parts that reach all floors, if that is beyond doubt.
+/// Any fractions that reach all floors, if the solver is certain.
 pub(crate) fn enough(market: &Market, goals: &[Goal]) -> Option<Allocation> {
     let shape = Shape { rows: 2, cone: false };
     let parts = Parts::new(market, goals, ModelSet::All, shape, 0.0).fill(&free, &reach_goal);
@@ -171,13 +172,13 @@ pub(super) fn sum(
     Some(allocation)
 }
 
-/// The least of the largest `floor + need ÷ speed`.
+/// Minimises the largest `floor + need ÷ speed`.
 pub(super) fn finish_time(
     market: &Market,
     goals: &[Goal],
     gpu_models: ModelSet,
 ) -> Option<Allocation> {
-    // A single job has nobody to be compared with.
+    // A single job needs no common bound: its ratio is the objective.
     let alone = market.claims.len() == 1;
     let shape = Shape { rows: if alone { 1 } else { 2 }, cone: true };
     let costs = |c: &Class, used: &[usize]| {
@@ -198,7 +199,8 @@ pub(super) fn finish_time(
     Some(parts.solve(EXACT)?.0)
 }
 
-/// The largest q that all needs allow if jobs of equal width may share GPUs, with all GPU models and pairs.
+/// The largest q that all needs allow if jobs of equal width may share GPUs, with all GPU models
+/// and all pairs.
 pub(crate) fn max_min_of_pairs(
     market: &Market,
     goals: &[Goal],
@@ -232,11 +234,11 @@ pub(crate) fn max_min_of_pairs(
             if a.gpus != b.gpus || (same && a.members.len() < 2) {
                 continue;
             }
-            let who = [a.members[0], b.members[usize::from(same)]];
+            let members = [a.members[0], b.members[usize::from(same)]];
             let count =
                 if same { a.count() * (a.count() - 1.0) / 2.0 } else { a.count() * b.count() };
             for k in 0..gpu_models {
-                let [x, y] = speed(who[0], who[1], k);
+                let [x, y] = speed(members[0], members[1], k);
                 program.block(count, &[0.0]);
                 program.link(0, k, a.gpus, count);
                 let mut meets = |class: usize, speed: f64, pairs: f64| {
@@ -265,20 +267,20 @@ pub(crate) fn max_min_of_pairs(
     }
     let shares = answer.values[alone..].chunks_exact(gpu_models);
     for (of, share) in together.chunks_exact(gpu_models).zip(shares) {
-        // What nobody gains by is not given.
+        // Pairs without progress get no time.
         let share = of.iter().zip(share).map(|((.., gains), x)| if *gains { part(x) } else { 0.0 });
         let share: ByGpuModel = share.collect();
         let (c, d, ..) = of[0];
         for (i, first) in classes[c].members.iter().enumerate() {
             let others = &classes[d].members[if c == d { i + 1 } else { 0 }..];
             for second in others {
-                let who = [*first.min(second), *first.max(second)];
-                allocation.pairs.push(Pair { who, share: share.clone() });
+                let members = [*first.min(second), *first.max(second)];
+                allocation.pairs.push(Pair { members, share: share.clone() });
             }
         }
     }
     allocation.pairs.retain(|p| p.share.iter().any(|x| *x > 0.0));
-    allocation.pairs.sort_by_key(|p| p.who);
+    allocation.pairs.sort_by_key(|p| p.members);
     allocation.value = -*answer.values.last()?;
     Some(allocation)
 }
@@ -292,7 +294,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_are_as_good_from_the_middle_as_from_a_corner(
+        fn with_pairs_centre_and_corner_have_the_same_value(
             gpus in prop::collection::vec(1u8..4, 2),
             jobs in prop::collection::vec((prop::collection::vec(1u8..5, 2), 1u8..3), 1..7),
             slower in prop::collection::vec(0u8..10, 8),
@@ -305,9 +307,9 @@ mod tests {
                 claim.weight = f64::from(weight);
                 m.claims.push(claim);
             }
-            // Jobs of one class are equal beside others, too.
-            let gpu_model = |j: usize| m.claims[j].speed[0] as usize;
-            let pace = |a: usize, b: usize| f64::from(slower[(gpu_model(a) + gpu_model(b)) % 8]) / 10.0;
+            // Jobs of one class are also equal beside other jobs.
+            let class = |j: usize| m.claims[j].speed[0] as usize;
+            let pace = |a: usize, b: usize| f64::from(slower[(class(a) + class(b)) % 8]) / 10.0;
             let speed = |a: usize, b: usize, k: usize| {
                 [a, b].map(|j| m.claims[j].speed[k] * pace(a, b))
             };
@@ -316,17 +318,17 @@ mod tests {
                 .iter()
                 .map(|c| Goal::of(crate::policy::gavel::allocation::program::fair_need(&m, c)))
                 .collect();
-            let middle = max_min_of_pairs(&m, &goals, &speed).expect("there are parts");
+            let centre = max_min_of_pairs(&m, &goals, &speed).expect("there is a solution");
             let corner = fair(&m, Some(&speed)).unwrap();
-            prop_assert!((middle.value - corner.value).abs() < 1e-5 * corner.value);
-            let mut time: Vec<f64> = middle.alone.iter().map(|p| p.iter().sum()).collect();
-            for pair in &middle.pairs {
-                pair.who.iter().for_each(|m| time[*m] += pair.share.iter().sum::<f64>());
+            prop_assert!((centre.value - corner.value).abs() < 1e-5 * corner.value);
+            let mut time: Vec<f64> = centre.alone.iter().map(|p| p.iter().sum()).collect();
+            for pair in &centre.pairs {
+                pair.members.iter().for_each(|m| time[*m] += pair.share.iter().sum::<f64>());
             }
             prop_assert!(time.iter().all(|t| *t < 1.0 + 1e-6), "{time:?}");
             for k in 0..2 {
-                let alone: f64 = middle.alone.iter().map(|p| p[k]).sum();
-                let together: f64 = middle.pairs.iter().map(|p| p.share[k]).sum();
+                let alone: f64 = centre.alone.iter().map(|p| p[k]).sum();
+                let together: f64 = centre.pairs.iter().map(|p| p.share[k]).sum();
                 prop_assert!(alone + together < m.gpus[k] + 1e-6);
             }
         }

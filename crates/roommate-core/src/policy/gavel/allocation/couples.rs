@@ -1,30 +1,30 @@
-//! Couples found by trial, as Gavel's study has Gandiva: who shares with whom is drawn, couples that turn
-//! out badly part, and all rows get equal parts of the time.
+//! Couples found by trial, as the Gavel paper models Gandiva: pairs of jobs that share GPUs are
+//! drawn at random, couples that lose are separated, and all rows get equal fractions of the time.
 
 use crate::policy::gavel::allocation::program::PairSpeed;
 use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use std::collections::BTreeMap;
 
-/// Draws two of so many.
+/// Draws two different numbers below the argument.
 pub(crate) type DrawTwo<'a> = &'a mut dyn FnMut(usize) -> [usize; 2];
 
-/// Who shares. Jobs are known by a number that grows with their arrival.
+/// The couples. A job is identified by a number that grows with its arrival.
 #[derive(Clone, Debug)]
 pub(crate) struct Couples {
     partner: BTreeMap<u32, u32>,
-    /// As in the released code: any two are tried, and they stay together if that is worth it on all
-    /// GPU models taken together, instead of on each.
+    /// As in the released code: any two jobs are tried, and they stay together if they gain in the
+    /// sum over all GPU models, instead of on each.
     released: bool,
 }
 
 impl Couples {
-    /// Nobody shares yet.
+    /// No couples yet.
     pub(crate) fn new(released: bool) -> Self {
         Self { partner: BTreeMap::new(), released }
     }
 
-    /// Equal parts for couples and those who are alone, if there are more jobs than GPUs. `jobs` are the
-    /// numbers of the claims, ascending.
+    /// Equal fractions for couples and single jobs; couples exist only if the jobs need more GPUs
+    /// than there are. `jobs` are the numbers of the claims, ascending.
     pub(crate) fn allocate(
         &mut self,
         market: &Market,
@@ -42,7 +42,7 @@ impl Couples {
         if wanted <= market.total() {
             return market.isolated();
         }
-        self.marry(market, jobs, speed, draw);
+        self.form_couples(market, jobs, speed, draw);
         let mut rows: Vec<[usize; 2]> = Vec::new();
         for (i, job) in jobs.iter().enumerate() {
             match self.partner.get(job).and_then(|other| at(*other)) {
@@ -59,15 +59,21 @@ impl Couples {
             if row[0] == row[1] {
                 found.alone[row[0]] = share;
             } else {
-                found.pairs.push(Pair { who: *row, share });
+                found.pairs.push(Pair { members: *row, share });
             }
         }
         found
     }
 
-    /// Draws two of those who are alone, as often as there are such; they become a couple if they are of
-    /// the same width, and believed to gain by it.
-    fn marry(&mut self, market: &Market, jobs: &[u32], speed: PairSpeed<'_>, draw: DrawTwo<'_>) {
+    /// Draws two single jobs, as often as there are single jobs. They become a couple if they have
+    /// the same width and are expected to gain.
+    fn form_couples(
+        &mut self,
+        market: &Market,
+        jobs: &[u32],
+        speed: PairSpeed<'_>,
+        draw: DrawTwo<'_>,
+    ) {
         let mut single: Vec<usize> =
             (0..jobs.len()).filter(|i| !self.partner.contains_key(&jobs[*i])).collect();
         for _ in 0..single.len() {
@@ -85,7 +91,8 @@ impl Couples {
     }
 }
 
-/// Whether two are better off together than taking turns.
+/// Whether two jobs are faster together than in turns; `summed`: over all GPU models together,
+/// instead of on each.
 fn worth_it(market: &Market, pair: [usize; 2], speed: PairSpeed<'_>, summed: bool) -> bool {
     let [a, b] = pair.map(|m| &market.claims[m]);
     let mut sum = 0.0;
@@ -117,29 +124,29 @@ mod tests {
     }
 
     #[test]
-    fn couples_stay_while_it_is_worth_it() {
+    fn couples_stay_while_they_gain() {
         let m = market(&[1.0], &[&[1.0]; 3]);
         let mut couples = Couples::new(false);
         let good = |_: usize, _: usize, _: usize| [0.6, 0.6];
         let found = couples.allocate(&m, &[0, 1, 2], &good, &mut first_two);
-        assert_eq!((found.pairs[0].who, found.pairs[0].share[0]), ([0, 1], 0.5));
+        assert_eq!((found.pairs[0].members, found.pairs[0].share[0]), ([0, 1], 0.5));
         close(&found.alone, &[&[0.0], &[0.0], &[0.5]]);
-        // The same two are kept whatever is drawn, until they turn out badly.
+        // The couple is kept whatever is drawn, until it loses.
         let found = couples.allocate(&m, &[0, 1, 2], &good, &mut |_| [1, 0]);
-        assert_eq!(found.pairs[0].who, [0, 1]);
+        assert_eq!(found.pairs[0].members, [0, 1]);
         let bad = |_: usize, _: usize, _: usize| [0.4, 0.4];
         let found = couples.allocate(&m, &[0, 1, 2], &bad, &mut |_| [1, 2]);
         assert!(found.pairs.is_empty());
         close(&found.alone, &[&[1.0 / 3.0]; 3]);
-        // Who is left over by the other's end is alone again.
+        // The couple was separated, so both jobs can be drawn again after the third has left.
         let mut two = m.clone();
         two.claims.pop();
         let found = couples.allocate(&two, &[0, 1], &good, &mut first_two);
-        assert_eq!(found.pairs[0].who, [0, 1]);
+        assert_eq!(found.pairs[0].members, [0, 1]);
     }
 
     #[test]
-    fn who_fits_does_not_share_and_widths_are_equal() {
+    fn couples_need_contention_and_equal_widths() {
         let mut m = market(&[2.0], &[&[1.0]; 2]);
         let good = |_: usize, _: usize, _: usize| [0.9, 0.9];
         let found = Couples::new(false).allocate(&m, &[0, 1], &good, &mut first_two);
@@ -152,15 +159,15 @@ mod tests {
     }
 
     #[test]
-    fn the_released_couples_are_blind_and_sum_over_kinds() {
-        // Bad on each GPU model, but not in sum.
+    fn released_couples_sum_their_gain_over_gpu_models() {
+        // A loss on each GPU model, but not in the sum.
         let m = market(&[1.0, 1.0], &[&[1.0, 1.0]; 3]);
         let pairs = |released: bool, speed: f64| {
             let speed = |_: usize, _: usize, _: usize| [speed; 2];
             let mut couples = Couples::new(released);
             couples.allocate(&m, &[0, 1, 2], &speed, &mut first_two);
             let found = couples.allocate(&m, &[0, 1, 2], &speed, &mut |n| [n - 2, n - 1]);
-            found.pairs.iter().map(|p| p.who).collect::<Vec<_>>()
+            found.pairs.iter().map(|p| p.members).collect::<Vec<_>>()
         };
         assert_eq!(pairs(true, 0.3), [[0, 1]]);
         assert_eq!(pairs(true, 0.2), [[1, 2]]);

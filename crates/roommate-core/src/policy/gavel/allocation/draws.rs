@@ -1,21 +1,21 @@
-//! Random choices: our own, or those of a run of the released simulator.
+//! Random draws: of this policy, or those of a run of the released simulator.
 
 use crate::math::rng::Rng;
 use crate::math::twister::Twister;
 
-/// Where choices come from.
+/// Source of random draws.
 pub(crate) struct Draws {
     replay: Option<Replay>,
 }
 
-/// The released simulator seeds one generator for each use.
+/// The released simulator has one generator for each purpose.
 struct Replay {
     policy: Twister,
     order: Twister,
 }
 
 impl Draws {
-    /// As the released simulator with this seed, if there is one.
+    /// Draws of the released simulator with this seed, if there is one.
     pub(crate) fn of(seed: Option<u64>) -> Self {
         let replay = |seed: u64| Replay {
             policy: Twister::new(seed),
@@ -24,7 +24,7 @@ impl Draws {
         Self { replay: seed.map(replay) }
     }
 
-    /// One of so many.
+    /// A number below `n`.
     pub(crate) fn one_of(&mut self, n: usize, rng: &mut Rng) -> usize {
         match &mut self.replay {
             Some(replay) => replay.policy.below(n),
@@ -32,7 +32,7 @@ impl Draws {
         }
     }
 
-    /// Two of so many.
+    /// Two different numbers below `n`.
     pub(crate) fn two_of(&mut self, n: usize, rng: &mut Rng) -> [usize; 2] {
         if let Some(replay) = &mut self.replay {
             return replay.policy.two_of(n);
@@ -41,7 +41,7 @@ impl Draws {
         [first, (first + 1 + rng.below(n as u64 - 1) as usize) % n]
     }
 
-    /// Any order.
+    /// Shuffles the order.
     pub(crate) fn shuffle(&mut self, order: &mut [u8], rng: &mut Rng) {
         for i in (1..order.len()).rev() {
             let other = match &mut self.replay {

@@ -1,28 +1,29 @@
-//! Max-min fairness in levels: when nobody can be lifted further together with all others, those who
-//! are the bottleneck stay and the rest goes on. Teams divide what they are due among their members.
+//! Max-min fairness in levels: when not all jobs can rise together any more, the bottleneck jobs
+//! stay at their level and the remaining jobs rise further. Teams divide their weight among their
+//! jobs.
 
 use crate::policy::gavel::allocation::program::{Goal, PairSpeed, bottlenecks, max_min};
 use crate::policy::gavel::allocation::{Allocation, Market, Unsolved};
 use serde::{Deserialize, Serialize};
 
-/// How a team divides its part among its members.
+/// How a team divides its time among its jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Inner {
     /// By weight.
     #[default]
     Fair,
-    /// All to the first that can use it.
+    /// All to the first job that can use it.
     Fifo,
 }
 
-/// A team with its part against others.
+/// A team.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Team {
-    /// Its part against other teams.
+    /// Its weight relative to other teams.
     pub(crate) weight: f64,
-    /// How it is divided.
+    /// How it is divided among the jobs.
     pub(crate) inner: Inner,
 }
 
@@ -32,12 +33,13 @@ impl Default for Team {
     }
 }
 
-/// Water filling: the least is as large as can be, then the second least, and so on.
+/// Water filling: maximises the lowest speed, then the second lowest, and so on.
 pub(crate) fn fill(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
     rise(market, pairs, &|m, _| market.claims[m].weight)
 }
 
-/// The same, with teams: a job's weight is its part of its team's, as long as it can use more.
+/// Water filling with teams: a job's weight is its part of its team's weight, as long as it can
+/// rise.
 pub(crate) fn by_team(
     market: &Market,
     teams: &[Team],
@@ -45,21 +47,21 @@ pub(crate) fn by_team(
 ) -> Result<Allocation, Unsolved> {
     let team_of = |m: usize| teams.get(market.claims[m].team).copied().unwrap_or_default();
     rise(market, pairs, &|m, open| {
-        let mates = || {
+        let team_jobs = || {
             (0..open.len()).filter(|o| open[*o] && market.claims[*o].team == market.claims[m].team)
         };
         match team_of(m).inner {
             Inner::Fair => {
-                let all: f64 = mates().map(|o| market.claims[o].weight).sum();
+                let all: f64 = team_jobs().map(|o| market.claims[o].weight).sum();
                 team_of(m).weight * market.claims[m].weight / all
             }
-            Inner::Fifo if mates().next() == Some(m) => team_of(m).weight,
+            Inner::Fifo if team_jobs().next() == Some(m) => team_of(m).weight,
             Inner::Fifo => 0.0,
         }
     })
 }
 
-/// `weight` of a job among those that can still rise.
+/// `weight` is that of a job among those that can still rise.
 fn rise(
     market: &Market,
     pairs: Option<PairSpeed<'_>>,
@@ -107,7 +109,7 @@ fn rise(
     Ok(allocation)
 }
 
-/// What was reached exactly may be out of reach by the last digit of the next program.
+/// Floors that were just reached may be infeasible by rounding in the next program.
 fn slackened(goals: &[Goal]) -> Vec<Goal> {
     goals.iter().map(|g| Goal { floor: g.floor * (1.0 - 1e-7), ..*g }).collect()
 }
@@ -118,7 +120,7 @@ mod tests {
     use crate::policy::gavel::allocation::testing::{close, market};
 
     #[test]
-    fn who_is_no_bottleneck_rises_further() {
+    fn jobs_without_a_bottleneck_rise_further() {
         // Example F.
         let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
         let found = fill(&m, None).unwrap();
@@ -127,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_rises_too() {
-        // Example F, and the two that meet on one GPU are fast beside each other.
+    fn jobs_that_share_rise_too() {
+        // Example F, and the two jobs on the same GPU are fast beside each other.
         let m = market(&[1.0, 1.0], &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 1.0]]);
         let speed = |_: usize, _: usize, _: usize| [0.75; 2];
         let found = fill(&m, Some(&speed)).unwrap();
@@ -139,7 +141,7 @@ mod tests {
 
     #[test]
     fn teams_divide_by_weight_and_by_order() {
-        // Example H: team A divides fairly, team B, twice as heavy, in order.
+        // Example H: team A divides fairly; team B, with twice the weight, in order.
         let teams = [Team::default(), Team { weight: 2.0, inner: Inner::Fifo }];
         let with = |gpus: f64| {
             let mut m = market(&[gpus], &[&[1.0]; 4]);

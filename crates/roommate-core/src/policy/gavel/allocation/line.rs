@@ -1,51 +1,54 @@
-//! First come, first served, as an allocation: who is in front has all its time on one GPU model.
+//! First come, first served, as an allocation: each job at the front of the queue has all its time
+//! on one GPU model.
 
 use crate::policy::gavel::allocation::program::PairSpeed;
 use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Market, Pair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Which GPU model a job gets when it is its turn.
+/// Which GPU model a job gets when its turn comes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Choice {
-    /// The one on which it is fastest; all are asked again at every solve.
+    /// The one on which it is fastest; chosen anew for all jobs at every solve.
     #[default]
     Fastest,
-    /// One at random, for life.
+    /// A random one, kept until the job ends.
     Random,
-    /// As the released Gavel has it: drawn at random, but the last GPU model with a free GPU is taken,
-    /// whether the job fits there or not. Who cannot run on the GPU model it got loses its turn.
+    /// As in the released code: one is drawn at random, but the last GPU model with a free GPU is
+    /// assigned, whether the job fits there or not. A job that cannot run on the assigned model
+    /// loses its turn.
     Released,
-    /// The same, but the GPU model that was drawn is taken.
+    /// As `Released`, but the GPU model that was drawn is assigned.
     Repaired,
 }
 
-/// Speeds of two beside each other, relative to alone and summed, above which one joins the other.
+/// Sum of the relative speeds of two jobs beside each other above which one joins the other.
 const JOIN_ABOVE: f64 = 1.5;
 
-/// Draws one of so many.
+/// Draws a number below the argument.
 pub(crate) type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
 
-/// The line. Jobs are known by a number that grows with their arrival.
+/// The queue. A job is identified by a number that grows with its arrival.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Line {
     choice: Choice,
-    /// Whether the first who finds no GPU does not join anybody either, as in the released code.
+    /// Whether the first job that finds no GPU does not join another job either, as in the released
+    /// code.
     forgets: bool,
-    /// The GPU model that each job has, and its GPUs.
+    /// The GPU model of each job that was served, and the GPUs of its gang.
     given: BTreeMap<u32, (usize, f64)>,
 }
 
 impl Line {
-    /// An empty line.
+    /// An empty queue.
     pub(crate) fn new(choice: Choice, forgets: bool) -> Self {
         Self { choice, forgets, given: BTreeMap::new() }
     }
 
-    /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
-    /// `slowest_first` are the GPU models by their usual speed. With `pairs`, those for whom no GPU is left
-    /// join somebody.
+    /// Fractions of the time, all or nothing. `jobs` are the numbers of the claims, ascending.
+    /// `slowest_first` are the GPU models by their usual speed. With `pairs`, jobs that find no GPU
+    /// join other jobs.
     pub(crate) fn allocate(
         &mut self,
         market: &Market,
@@ -79,7 +82,8 @@ impl Line {
         found
     }
 
-    /// In order of arrival, each joins the job with which it gains most, until one finds nobody.
+    /// In order of arrival, each job joins the one with which it gains most, until a job finds
+    /// none.
     fn join(
         &self,
         market: &Market,
@@ -95,29 +99,29 @@ impl Line {
         while let Some(guest) = queue.pop() {
             let mut best = (JOIN_ABOVE, None);
             for (at, (host, gpu_model)) in hosts.iter().enumerate() {
-                let who = [guest.min(*host), guest.max(*host)];
-                let [a, b] = who.map(|m| &market.claims[m]);
+                let members = [guest.min(*host), guest.max(*host)];
+                let [a, b] = members.map(|m| &market.claims[m]);
                 if a.gpus != b.gpus || a.speed[*gpu_model] <= 0.0 || b.speed[*gpu_model] <= 0.0 {
                     continue;
                 }
-                let [x, y] = speed(who[0], who[1], *gpu_model);
+                let [x, y] = speed(members[0], members[1], *gpu_model);
                 let gain = x / a.speed[*gpu_model] + y / b.speed[*gpu_model];
                 if gain > best.0 && x > 0.0 && y > 0.0 {
-                    best = (gain, Some((at, who)));
+                    best = (gain, Some((at, members)));
                 }
             }
-            let Some((at, who)) = best.1 else { break };
+            let Some((at, members)) = best.1 else { break };
             let (host, gpu_model) = hosts.remove(at);
             let share = std::mem::replace(
                 &mut found.alone[host],
                 ByGpuModel::from_elem(0.0, market.gpus.len()),
             );
             debug_assert!(share[gpu_model] == 1.0, "a host has all its time on one GPU model");
-            found.pairs.push(Pair { who, share });
+            found.pairs.push(Pair { members, share });
         }
     }
 
-    /// The first in line takes the GPU model of each job that ended, if it fits there.
+    /// The first job of the queue gets the GPU model of each job that ended, if it fits there.
     fn replace_ended(
         &mut self,
         market: &Market,
@@ -143,8 +147,8 @@ impl Line {
         }
     }
 
-    /// In order of arrival, until somebody does not fit anywhere. Returns those who are left, the first
-    /// of them last.
+    /// Serves jobs in order of arrival, until one does not fit on any GPU model. Returns the
+    /// remaining jobs, the first of them last.
     fn serve(
         &mut self,
         market: &Market,
@@ -166,7 +170,7 @@ impl Line {
             if matches!(self.choice, Choice::Fastest | Choice::Random) {
                 fitting.retain(|k| claim.speed[*k] > 0.0);
             }
-            // One that would fit but cannot run there lets the others pass.
+            // A job that would fit but cannot run on these models lets later jobs pass.
             if fitting.is_empty() {
                 continue;
             }
@@ -185,7 +189,8 @@ impl Line {
                 }
             };
             if claim.speed[gpu_model] <= 0.0 {
-                // It loses its turn; if nobody else has one, it would do so for ever.
+                // It loses its turn, unless no job was served: then it would lose its turn for
+                // ever.
                 let able = fitting.iter().copied().find(|k| claim.speed[*k] > 0.0);
                 let Some(able) = able.filter(|_| self.given.is_empty()) else { continue };
                 (gpu_model, struck) = (able, able);
@@ -206,7 +211,7 @@ mod tests {
     use crate::policy::gavel::allocation::testing::{close, market};
 
     #[test]
-    fn the_fastest_free_kind_and_nobody_overtakes() {
+    fn the_fastest_free_gpu_model_without_overtaking() {
         let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Fastest, false);
         let draw = &mut |_: usize| 0;
@@ -221,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_gpu_joins_the_one_with_whom_it_gains_most() {
+    fn a_job_without_a_gpu_joins_where_it_gains_most() {
         let m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let jobs = [0, 1, 2, 3];
         let join = |with_first: f64, with_second: f64| {
@@ -231,16 +236,16 @@ mod tests {
             };
             let mut line = Line::new(Choice::Fastest, false);
             let found = line.allocate(&m, &jobs, &[0, 1], Some(&speed), &mut |_| 0);
-            found.pairs.iter().map(|p| (p.who, p.share.to_vec())).collect::<Vec<_>>()
+            found.pairs.iter().map(|p| (p.members, p.share.to_vec())).collect::<Vec<_>>()
         };
         let (slow, fast) = (vec![1.0, 0.0], vec![0.0, 1.0]);
         assert_eq!(join(0.8, 0.9), [([1, 2], slow.clone()), ([0, 3], fast.clone())]);
-        assert_eq!(join(0.8, 0.7), [([0, 2], fast)], "the next finds nobody");
+        assert_eq!(join(0.8, 0.7), [([0, 2], fast)], "the next job finds none");
         assert_eq!(join(0.7, 0.75), []);
     }
 
     #[test]
-    fn a_random_kind_is_kept_for_life() {
+    fn a_random_gpu_model_is_kept() {
         let m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         let mut line = Line::new(Choice::Random, false);
         let draw = &mut |n: usize| n - 1;
@@ -251,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn the_released_line_takes_the_last_kind_even_if_it_is_full() {
+    fn the_released_fifo_assigns_a_full_gpu_model() {
         let mut m = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[1.0, 2.0]]);
         m.claims[1].gpus = 2.0;
         let found = |choice, m: &Market| {
             Line::new(choice, false).allocate(m, &[0, 1, 2], &[0, 1], None, &mut |_| 0).alone
         };
         close(&found(Choice::Released, &m), &[&[0.0, 1.0]; 3]);
-        // One that cannot run on the GPU model that was drawn loses its turn, but not if it is the first.
+        // A job that cannot run on the drawn GPU model loses its turn, except the first.
         m.claims[2].speed[0] = 0.0;
         close(&found(Choice::Repaired, &m), &[&[1.0, 0.0], &[0.0, 1.0], &[0.0, 0.0]]);
         (m.claims[0].speed[0], m.claims[2].speed[0]) = (0.0, 1.0);

@@ -3,8 +3,8 @@
 use crate::policy::gavel::allocation::program::{Goal, PairSpeed, max_min};
 use crate::policy::gavel::allocation::{Allocation, Claim, Market, Unsolved};
 
-/// What each job needs for each unit of q if all are to be finished at once, and the time for which q is
-/// 1: what all GPUs need for all work, so that q is about 1.
+/// Speed that each job needs per unit of q so that all finish at the same time, and the time for
+/// which q is 1. That time is what all GPUs need for all work, so that q is about 1.
 pub(crate) fn goals(market: &Market) -> (Vec<Goal>, f64) {
     let left = |c: &Claim| c.left.max(1e-9);
     let time = |c: &Claim| {
@@ -17,7 +17,7 @@ pub(crate) fn goals(market: &Market) -> (Vec<Goal>, f64) {
     (market.claims.iter().map(|c| Goal::of(left(c) / unit)).collect(), unit)
 }
 
-/// The earliest instant at which all can be finished; the value is that time in seconds.
+/// Finishes all jobs as early as possible; the value is that time in seconds.
 pub(crate) fn makespan(
     market: &Market,
     pairs: Option<PairSpeed<'_>>,

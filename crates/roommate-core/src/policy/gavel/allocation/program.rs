@@ -1,9 +1,10 @@
-//! Goals as programs.
+//! Objectives as programs.
 //!
-//! Where jobs meet only in the GPUs, the program has a shape that [`crate::math::conic`] solves in time
-//! linear in the jobs, with an answer in the middle of all best ones ([`central`]). With pairs or
-//! deadlines it is a linear program of any shape, and the answer is a corner, where few rows are not 0.
-//! Jobs that ask for the same are one class, so that its size depends on how many GPU models of job there are.
+//! If jobs are coupled only by the number of GPUs, the program has a shape that
+//! [`crate::math::conic`] solves in time linear in the jobs; the solution is the centre of all
+//! optimal ones ([`central`]). With pairs or deadlines it is a general linear program, whose
+//! solution is a corner with few non-zero rows. Jobs with the same demand are one class, so that
+//! the size of the program depends on the number of classes.
 
 use crate::math::lp::{Cmp, Lp, Solution, Var};
 pub(crate) use crate::policy::gavel::allocation::central::ModelSet;
@@ -12,7 +13,7 @@ use crate::policy::gavel::allocation::{
 };
 use std::collections::BTreeMap;
 
-/// What a job is to get: an effective speed of at least `floor + need · q` for the largest possible q.
+/// Goal of a job: an effective speed of at least `floor + need · q` for the largest possible q.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Goal {
     /// Steps per second for each unit of q.
@@ -22,13 +23,13 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
-    /// Nothing but the common q.
+    /// A goal without a floor.
     pub(crate) fn of(need: f64) -> Self {
         Self { need, floor: 0.0 }
     }
 }
 
-/// Jobs that ask for the same.
+/// Jobs with the same demand and goal.
 #[derive(Clone, Debug)]
 pub(super) struct Class {
     pub(super) members: Vec<usize>,
@@ -70,24 +71,26 @@ pub(super) fn classes(market: &Market, goals: &[Goal]) -> Vec<Class> {
     classes
 }
 
-/// How fast two jobs are beside each other on a GPU model: steps per second of the first and the second.
+/// Speeds of two jobs (by index) beside each other on a GPU model, in steps per second.
 pub(crate) type PairSpeed<'a> = &'a dyn Fn(usize, usize, usize) -> [f64; 2];
 
-/// A program over the parts of classes.
+/// A program over the fractions of classes.
 struct Program {
     lp: Lp,
     classes: Vec<Class>,
-    /// Part of the time alone, by class and GPU model; nothing where it cannot run.
+    /// Fraction of the time alone, by class and GPU model; `None` where the class cannot run.
     alone: Vec<Vec<Option<Var>>>,
-    /// Classes that share, on one GPU model, and the time that they do so, all pairs together.
+    /// Two classes that share GPUs of one model, and the time that all their pairs spend there.
     together: Vec<(usize, usize, usize, Var)>,
-    /// What is gained by sharing, by class: variable and pace of one member, for all of them together.
+    /// Speed from sharing, by class: the variable, and the relative speed of a member beside the
+    /// other class, for all members together.
     gains: Vec<Vec<(Var, f64)>>,
 }
 
 impl Program {
-    /// All that holds whatever the goal: nobody more than all its time, no GPU model more than its GPUs.
-    /// `worth` is what a part of its time on a GPU model adds to the objective.
+    /// The constraints of every objective: no job runs more than all of its time, no GPU model is
+    /// used beyond its GPUs. `worth` is the coefficient of the objective for the time of a class on
+    /// a GPU model.
     fn new(
         market: &Market,
         goals: &[Goal],
@@ -112,7 +115,7 @@ impl Program {
         program
     }
 
-    /// Variables for classes of equal width that may share.
+    /// Adds variables for classes of equal width that may share GPUs.
     fn add_pairs(
         &mut self,
         gpu_models: usize,
@@ -132,7 +135,7 @@ impl Program {
                     if x <= 0.0 || y <= 0.0 {
                         continue;
                     }
-                    // What a step of one member adds, whoever is beside it.
+                    // What a step of one member adds to the objective, whichever job is beside it.
                     let step = |c: &Class| worth(c, k) / (c.count() * c.pace[k] * c.fastest);
                     let var = self.lp.var(step(a) * x + step(b) * y, 0.0, f64::INFINITY);
                     self.together.push((c, d, k, var));
@@ -184,27 +187,27 @@ impl Program {
         for (c, d, k, var) in &self.together {
             let time = solution.value(*var);
             if time > 1e-7 {
-                for (who, share) in deal(&self.classes[*c], &self.classes[*d], c == d, time) {
+                for (members, share) in deal(&self.classes[*c], &self.classes[*d], c == d, time) {
                     let none = || ByGpuModel::from_elem(0.0, market.gpus.len());
-                    pairs.entry(who).or_insert_with(none)[*k] += share;
+                    pairs.entry(members).or_insert_with(none)[*k] += share;
                 }
             }
         }
-        let pairs = pairs.into_iter().map(|(who, share)| Pair { who, share }).collect();
+        let pairs = pairs.into_iter().map(|(members, share)| Pair { members, share }).collect();
         let value = solution.objective;
         Ok((Allocation { alone, pairs, value, ..Allocation::default() }, solution))
     }
 }
 
-/// Deals the time that two classes spend together out to pairs of jobs, so that every member of a class
-/// has the same of it and few pairs are needed.
+/// Divides the time that two classes spend together among pairs of jobs, so that all members of a
+/// class get the same time and few pairs are needed.
 fn deal(a: &Class, b: &Class, same: bool, time: f64) -> Vec<([usize; 2], f64)> {
     let pair = |x: usize, y: usize| [x.min(y), x.max(y)];
     if same && a.members.len() == 2 {
         return vec![(pair(a.members[0], a.members[1]), time)];
     }
     if same {
-        // A ring: everybody with its two neighbours.
+        // A ring: each job with its two neighbours.
         let next = a.members.iter().cycle().skip(1);
         let each = time / a.count();
         return a.members.iter().zip(next).map(|(x, y)| (pair(*x, *y), each)).collect();
@@ -217,7 +220,7 @@ fn deal(a: &Class, b: &Class, same: bool, time: f64) -> Vec<([usize; 2], f64)> {
         dealt.push((pair(a.members[i], b.members[j]), share));
         left_a -= share;
         left_b -= share;
-        // Rounding must not leave crumbs that make a pair of their own.
+        // Rounding errors must not become a pair.
         if left_a <= 1e-12 * time {
             (i, left_a) = (i + 1, each_a);
         }
@@ -228,7 +231,7 @@ fn deal(a: &Class, b: &Class, same: bool, time: f64) -> Vec<([usize; 2], f64)> {
     dealt
 }
 
-/// The largest q that all goals allow, with the parts that give it.
+/// The largest q that all goals allow, with the fractions that reach it.
 pub(crate) fn max_min(
     market: &Market,
     goals: &[Goal],
@@ -238,14 +241,14 @@ pub(crate) fn max_min(
     alone.flatten().map_or_else(|| corner(market, goals, pairs), Ok)
 }
 
-/// A corner of all best answers.
+/// The same, solved as a linear program: a corner of all optimal solutions.
 pub(crate) fn corner(
     market: &Market,
     goals: &[Goal],
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
     let mut program = Program::new(market, goals, pairs, &|_, _| 0.0);
-    // Needs differ by orders of magnitude; the largest becomes 1.
+    // Needs differ by orders of magnitude; they are scaled so that the largest is 1.
     let needs = program.classes.iter().map(|c| c.goal.need / c.fastest);
     let largest = needs.fold(0.0, f64::max);
     if largest <= 0.0 {
@@ -267,8 +270,9 @@ pub(crate) fn corner(
 /// Relative gain below which a job counts as not lifted.
 const LIFT: f64 = 1e-4;
 
-/// Who among the `rising` cannot get more than it has `reached`, whatever the others give up above what
-/// they have. What each can get for itself, all can get a part of together: one program tells all.
+/// Jobs among the `rising` that cannot get more than they have `reached` while no job falls below
+/// what it has reached. Gains of single jobs can be averaged to a gain of all of them, so one
+/// program finds all bottlenecks.
 pub(crate) fn bottlenecks(
     market: &Market,
     reached: &[f64],
@@ -288,7 +292,7 @@ pub(crate) fn bottlenecks(
             terms.push((lift, -has.max(1e-9) * LIFT));
             lifts.push((c, lift));
         }
-        // What was reached exactly may be out of reach by the last digit here.
+        // Floors that were just reached may be infeasible by rounding.
         program.lp.row(terms, Cmp::Ge, has * (1.0 - 1e-7));
     }
     let (_, solution) = program.solve(market)?;
@@ -296,7 +300,7 @@ pub(crate) fn bottlenecks(
     Ok(stuck.flat_map(|(c, _)| program.classes[*c].members.iter().copied()).collect())
 }
 
-/// What each job needs for each unit of max-min fairness: a job on s GPUs gets 1/s of the time.
+/// Speed that a job needs per unit of max-min fairness: a job on s GPUs gets 1/s of the time.
 pub(crate) fn fair_need(market: &Market, claim: &Claim) -> f64 {
     claim.weight * market.proportional_speed(claim) / claim.gpus
 }
@@ -305,17 +309,18 @@ pub(crate) fn fair_goals(market: &Market) -> Vec<Goal> {
     market.claims.iter().map(|c| Goal::of(fair_need(market, c))).collect()
 }
 
-/// Max-min fairness: the least of the weighted, normalised effective speeds is as large as can be.
+/// Max-min fairness: maximises the lowest weighted, normalised effective speed.
 pub(crate) fn fair(market: &Market, pairs: Option<PairSpeed<'_>>) -> Result<Allocation, Unsolved> {
     max_min(market, &fair_goals(market), pairs)
 }
 
-/// Precision of the search for the least finish-time ratio, where one is needed.
+/// Relative precision of the search for the least finish-time ratio.
 const RATIO_PRECISION: f64 = 1e-5;
+/// Most steps of that search.
 const RATIO_STEPS: usize = 60;
 
-/// Finish-time fairness: the largest of (time with this allocation ÷ time with an equal part) is as
-/// small as can be; the value is that ratio.
+/// Finish-time fairness: minimises the largest ratio of the time with this allocation to the time
+/// with an equal fraction; the value is that ratio.
 pub(crate) fn finish_time(
     market: &Market,
     gpu_models: ModelSet,
@@ -345,8 +350,9 @@ pub(crate) fn finish_time(
         found.value = reached(&found);
         return Ok(found);
     }
-    // Pairs, or too many digits for one program: a search, in which each ratio is a linear one. Nobody
-    // can be faster than on its fastest GPU model all of the time.
+    // With pairs, or if the conic program fails for lack of precision: a search over the ratio, in
+    // which each step is a linear program. It starts at the ratio that each job would have on its
+    // fastest GPU model all of the time.
     let bound = |(c, goal): (&Claim, &Goal)| {
         let fastest = c.speed.iter().copied().fold(0.0, f64::max);
         if can_run(c) { goal.floor + goal.need / fastest } else { 0.0 }
@@ -376,7 +382,7 @@ pub(crate) fn finish_time(
     Ok(best)
 }
 
-/// Effective speeds of all jobs, alone and beside others.
+/// Effective speeds of all jobs, from their time alone and in pairs.
 pub(crate) fn speeds(
     market: &Market,
     allocation: &Allocation,
@@ -386,8 +392,8 @@ pub(crate) fn speeds(
     let mut speeds: Vec<f64> = alone.map(|(c, part)| effective(c, part)).collect();
     for (pair, speed) in allocation.pairs.iter().zip(pairs.into_iter().cycle()) {
         for (gpu_model, share) in pair.share.iter().enumerate().filter(|(_, s)| **s > 0.0) {
-            let beside = speed(pair.who[0], pair.who[1], gpu_model);
-            for (m, beside) in pair.who.into_iter().zip(beside) {
+            let beside = speed(pair.members[0], pair.members[1], gpu_model);
+            for (m, beside) in pair.members.into_iter().zip(beside) {
                 speeds[m] += share * beside;
             }
         }
@@ -395,9 +401,9 @@ pub(crate) fn speeds(
     speeds
 }
 
-/// The largest sum of effective speeds, each divided by `price` of the GPU model. With `deadlines`, jobs
-/// that have one get the speed they need for it; if not all can be kept, `all_or_none` gives all of
-/// them up, otherwise only those that stand in the way.
+/// Maximises the sum of effective speeds, each divided by the price of the GPU model. With
+/// `deadlines`, jobs with a deadline get the speed that they need to meet it. If not all deadlines
+/// can be met, `all_or_none` gives up all of them, otherwise only those that cannot be met.
 pub(crate) fn throughput(
     market: &Market,
     prices: &ByGpuModel,
@@ -412,7 +418,7 @@ pub(crate) fn throughput(
     let mut floors: Vec<f64> = market.claims.iter().map(needed).collect();
     let mut late: Vec<usize> = Vec::new();
     if floors.iter().any(|f| *f > 0.0) {
-        late = hopeless(market, &floors, pairs)?;
+        late = missed_deadlines(market, &floors, pairs)?;
         let drop_all = all_or_none && !late.is_empty();
         for (m, floor) in floors.iter_mut().enumerate() {
             if drop_all || late.contains(&m) {
@@ -427,7 +433,7 @@ pub(crate) fn throughput(
         found.late = late;
         return Ok(found);
     }
-    // Scaled so that the largest gain is about 1; which part is best does not depend on it.
+    // Scaled so that the largest gain is about 1, which does not change the optimum.
     let gain = |c: &Class, k: usize| c.pace[k] * c.fastest / prices[k] * c.count();
     let of_market =
         market.claims.iter().flat_map(|c| c.speed.iter().zip(prices).map(|(t, p)| t / p));
@@ -436,7 +442,7 @@ pub(crate) fn throughput(
     for c in 0..program.classes.len() {
         let class = &program.classes[c];
         if class.goal.floor > 0.0 {
-            // A hair less, so that what was just possible stays possible.
+            // Slightly less, so that rounding does not make the floor infeasible.
             let floor = class.goal.floor / class.fastest * class.count() * (1.0 - 1e-9);
             let terms: Vec<(Var, f64)> = program.speed_of(c).collect();
             program.lp.row(terms, Cmp::Ge, floor);
@@ -448,8 +454,9 @@ pub(crate) fn throughput(
     Ok(allocation)
 }
 
-/// Jobs that cannot all have these speeds: the fewest, counted in parts, that have to go without.
-fn hopeless(
+/// Jobs whose deadlines have to be given up so that all other jobs can have these speeds; the sum
+/// of the relative shortfalls is minimised.
+fn missed_deadlines(
     market: &Market,
     floors: &[f64],
     pairs: Option<PairSpeed<'_>>,
@@ -458,9 +465,9 @@ fn hopeless(
         let fitting = c.speed.iter().zip(&market.gpus).filter(|(_, n)| **n >= c.gpus);
         fitting.map(|(t, _)| *t).fold(0.0, f64::max)
     };
-    // Those beyond all hope are not asked.
-    let hope = |(c, f): (&Claim, &f64)| if *f <= fastest(c) { *f } else { 0.0 };
-    let asked: Vec<f64> = market.claims.iter().zip(floors).map(hope).collect();
+    // Jobs that are too slow even on their fastest GPU model are left out of the program.
+    let reachable = |(c, f): (&Claim, &f64)| if *f <= fastest(c) { *f } else { 0.0 };
+    let asked: Vec<f64> = market.claims.iter().zip(floors).map(reachable).collect();
     let goals: Vec<Goal> = asked.iter().map(|f| Goal { need: 0.0, floor: *f }).collect();
     let mut program = Program::new(market, &goals, pairs, &|_, _| 0.0);
     let mut misses = Vec::new();
@@ -505,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn fairness_of_two() {
+    fn fairness_of_two_jobs() {
         let equal = fair(&two(), None).unwrap();
         near(equal.value, 1.0);
         close(&equal.alone, &[&[0.5, 0.5], &[0.5, 0.5]]);
@@ -518,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn fairness_of_three_and_of_a_gang() {
+    fn fairness_of_three_jobs_and_of_a_gang() {
         near(fair(&three(), None).unwrap().value, 93.0 / 89.0);
         let mut gang = market(&[2.0, 2.0], &[&[1.0, 4.0], &[1.0, 2.0], &[2.0, 6.0]]);
         gang.claims[2].gpus = 2.0;
@@ -528,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn finish_times_are_as_fair_as_they_can_be() {
+    fn finish_time_fairness_has_the_expected_values() {
         let mut m = two();
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
         near(finish_time(&m, ModelSet::Useful, None).unwrap().value, 1.0);
@@ -539,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_sum_and_its_deadlines() {
+    fn throughput_is_largest_and_meets_deadlines() {
         let free = ByGpuModel::from_slice(&[1.0, 1.0, 1.0]);
         let found = throughput(&two(), &free, (false, false), None).unwrap();
         near(found.value, 5.0);
@@ -551,7 +558,7 @@ mod tests {
         let found = throughput(&m, &free, (true, false), None).unwrap();
         close(&found.alone, &[&[0.6, 0.4], &[0.4, 0.6]]);
         assert!(found.late.is_empty());
-        // One that nobody could meet is given up, the other is kept.
+        // A deadline that cannot be met is given up, the other one is met.
         (m.claims[0].left, m.claims[0].deadline_s) = (9000.0, Some(10.0));
         let found = throughput(&m, &free, (true, false), None).unwrap();
         assert_eq!(found.late, [0]);
@@ -561,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_can_turn_the_choice_round() {
+    fn cost_counts_speed_per_price() {
         let prices = ByGpuModel::from_slice(&[0.1, 1.0]);
         let found = throughput(&two(), &prices, (false, false), None).unwrap();
         // Per dollar: 10 and 4 for the first, 10 and 2 for the second.
@@ -570,14 +577,14 @@ mod tests {
     }
 
     #[test]
-    fn pairs_share_where_that_is_better() {
+    fn pairs_share_where_that_is_faster() {
         // Example G.
         let speed = |_: usize, _: usize, k: usize| [[3.0, 1.5], [0.4, 0.4]][k];
         let one = market(&[1.0], &[&[4.0], &[2.0]]);
         let found = fair(&one, Some(&speed)).unwrap();
         near(found.value, 0.75);
         close(&found.alone, &[&[0.0], &[0.0]]);
-        assert_eq!((found.pairs.len(), found.pairs[0].who), (1, [0, 1]));
+        assert_eq!((found.pairs.len(), found.pairs[0].members), (1, [0, 1]));
         let both = market(&[1.0, 1.0], &[&[4.0, 1.0], &[2.0, 1.0]]);
         let found = fair(&both, Some(&speed)).unwrap();
         near(found.pairs[0].share[0], 14.0 / 17.0);
@@ -585,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn every_goal_may_share() {
+    fn every_objective_can_use_pairs() {
         // Example G with one GPU model: both run all of the time, at three quarters of their speed.
         let speed = |_: usize, _: usize, _: usize| [3.0, 1.5];
         let mut one = market(&[1.0], &[&[4.0], &[2.0]]);
@@ -601,25 +608,25 @@ mod tests {
         near(found.pairs[0].share[0], 1.0);
         let half = ByGpuModel::from_slice(&[0.5]);
         near(throughput(&one, &half, (false, false), Some(&speed)).unwrap().value, 9.0);
-        // A deadline that only sharing can keep: both need more than half of their time.
+        // Deadlines that can be met only in a pair: both jobs need more than half of their time.
         (one.claims[0].deadline_s, one.claims[1].deadline_s) = (Some(1600.0), Some(1600.0));
         assert_eq!(throughput(&one, &free, (true, false), None).unwrap().late.len(), 1);
         assert!(throughput(&one, &free, (true, false), Some(&speed)).unwrap().late.is_empty());
     }
 
     #[test]
-    fn equal_jobs_share_the_time_of_their_class_evenly() {
+    fn jobs_of_a_class_get_equal_time_in_pairs() {
         let speed = |_: usize, _: usize, _: usize| [0.9, 0.9];
         for jobs in 2..6 {
             let crowd = market(&[1.0], &vec![&[1.0][..]; jobs]);
             let found = fair(&crowd, Some(&speed)).unwrap();
             near(found.value, 1.8 / jobs as f64);
             for m in 0..jobs {
-                let mine = found.pairs.iter().filter(|p| p.who.contains(&m));
+                let mine = found.pairs.iter().filter(|p| p.members.contains(&m));
                 near(mine.map(|p| p.share[0]).sum(), 2.0 / jobs as f64);
             }
         }
-        // Two classes: one twice as large as the other.
+        // Two classes, one of them with twice as many jobs.
         let crowd = market(&[1.0], &[&[1.0], &[1.0], &[2.0]]);
         let unlike = |a: usize, b: usize, _: usize| {
             if (a < 2) == (b < 2) {
@@ -631,15 +638,18 @@ mod tests {
             }
         };
         let found = fair(&crowd, Some(&unlike)).unwrap();
-        let with_last = found.pairs.iter().filter(|p| p.who[1] == 2);
+        let with_last = found.pairs.iter().filter(|p| p.members[1] == 2);
         assert_eq!(with_last.count(), 2);
     }
 
     proptest! {
         #[test]
-        fn whatever_is_asked_the_parts_fit(
+        fn fractions_fit_for_any_market(
             gpus in prop::collection::vec(1u8..5, 3),
-            jobs in prop::collection::vec((prop::collection::vec(0u8..9, 3), 1u8..4, 1u8..5, 1u16..900), 1..9),
+            jobs in prop::collection::vec(
+                (prop::collection::vec(0u8..9, 3), 1u8..4, 1u8..5, 1u16..900),
+                1..9,
+            ),
             scale in 1u8..9,
         ) {
             let gpus: ByGpuModel = gpus.into_iter().map(f64::from).collect();
@@ -659,8 +669,9 @@ mod tests {
                 claim.left *= f64::from(scale);
             }
             let solve = |m: &Market| {
-                [fair(m, None), makespan(m, None), finish_time(m, ModelSet::Useful, None), throughput(m, &free, (true, false), None)]
-                    .map(Result::unwrap)
+                let finish_time = finish_time(m, ModelSet::Useful, None);
+                let throughput = throughput(m, &free, (true, false), None);
+                [fair(m, None), makespan(m, None), finish_time, throughput].map(Result::unwrap)
             };
             let found = solve(&m);
             for (i, allocation) in found.iter().enumerate() {

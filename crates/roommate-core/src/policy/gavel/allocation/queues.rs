@@ -1,31 +1,32 @@
-//! A queue behind every GPU, so that the mean completion time is least: the idea of `AlloX` (Le et al.,
+//! A queue behind every GPU that minimises the mean completion time, after `AlloX` (Le et al.,
 //! `EuroSys` 2020).
 //!
-//! A job that is the k-th from the end of a GPU's queue adds k times its own time there to the sum of all
-//! completion times. So the best queues are an assignment of jobs to places (GPU, k). Who is first in its
-//! queue runs, and keeps its GPU until it is done.
+//! A job that is k-th from the end of a GPU's queue adds k times its own running time there to the
+//! sum of all completion times. The best queues are therefore an assignment of jobs to places (GPU,
+//! k). The first job of each queue runs, and keeps its GPU until it is done.
 
 use crate::math::assignment::Assignment;
 use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Claim, Market};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Who has a GPU for good. Jobs are known by a number that grows with their arrival.
+/// The GPU model of each job that runs. A job is identified by a number that grows with its
+/// arrival.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queues {
     given: BTreeMap<u32, usize>,
 }
 
-/// A speed below which a GPU model is as good as none.
+/// Speed that is assumed on GPU models where a job cannot run.
 const STANDSTILL: f64 = 1e-10;
 
 impl Queues {
-    /// Parts of the time, all or nothing. `jobs` are the numbers of the claims, ascending;
-    /// `slowest_first` are the GPU models by their usual speed. Only the oldest `alpha` of those who wait, or
-    /// as many as there are free GPUs, are looked at.
+    /// Fractions of the time, all or nothing. `jobs` are the numbers of the claims, ascending;
+    /// `slowest_first` are the GPU models by their usual speed. Only the oldest `alpha` of the
+    /// waiting jobs, at least as many as there are free GPUs, are considered.
     ///
-    /// A gang counts with the time of all its GPUs, runs when its turn comes, and is not overtaken by
-    /// those behind it on the same GPU model.
+    /// A gang counts with the time of all its GPUs and runs when it is first in its queue. Until
+    /// then no job behind it on the same GPU model overtakes it.
     pub(crate) fn allocate(
         &mut self,
         market: &Market,
@@ -41,10 +42,10 @@ impl Queues {
             |c: &Claim| c.speed.iter().zip(&market.gpus).any(|(t, n)| *t > 0.0 && c.gpus <= *n);
         let waits = |i: &usize| !self.given.contains_key(&jobs[*i]) && runs(&market.claims[*i]);
         let mut waiting: Vec<usize> = (0..jobs.len()).filter(waits).collect();
-        // The order of arrival is kept among equals.
+        // A stable sort: equal ages keep their order of arrival.
         waiting.sort_by(|a, b| market.claims[*b].age_s.total_cmp(&market.claims[*a].age_s));
-        let looked_at = ((alpha * waiting.len() as f64) as usize).max(gpus.len());
-        waiting.truncate(looked_at);
+        let considered = ((alpha * waiting.len() as f64) as usize).max(gpus.len());
+        waiting.truncate(considered);
         for (gpu_model, queue) in queues(market, &waiting, &gpus) {
             for job in queue {
                 let claim = &market.claims[job];
@@ -67,7 +68,7 @@ impl Queues {
         Allocation { alone: alone.collect(), value: 1.0, ..Allocation::default() }
     }
 
-    /// Forgets who is gone, and who does not fit any more, and returns what is free.
+    /// Forgets jobs that are gone or do not fit any more, and returns the free GPUs.
     fn keep(&mut self, market: &Market, jobs: &[u32]) -> ByGpuModel {
         let mut free = market.gpus.clone();
         self.given.retain(|job, gpu_model| {
@@ -83,7 +84,7 @@ impl Queues {
     }
 }
 
-/// The first of every GPU's queue, by GPU model, those of the longest queues first.
+/// First jobs of all queues, by GPU model, those of the longest queues first.
 fn queues(market: &Market, waiting: &[usize], gpus: &[usize]) -> BTreeMap<usize, Vec<usize>> {
     let mut found: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     if gpus.is_empty() {
@@ -105,7 +106,8 @@ fn queues(market: &Market, waiting: &[usize], gpus: &[usize]) -> BTreeMap<usize,
     let mut places = Assignment::default();
     let mut longest = 0;
     for _ in waiting {
-        // A place is never better than one nearer to the end, so one more than is used is enough.
+        // A place nearer to the end is never worse, so one place more than the longest queue is
+        // enough.
         places.add((longest + 1) * gpus.len(), &cost);
         longest = places.column_of.iter().map(|c| c / gpus.len() + 1).max().unwrap_or(0);
     }
@@ -134,7 +136,7 @@ mod tests {
     use crate::policy::gavel::allocation::testing::{close, market};
 
     #[test]
-    fn the_fast_kind_goes_to_those_who_gain_by_it() {
+    fn the_fast_gpu_goes_to_the_job_that_gains_most() {
         // Example A.
         let mut m = market(&[1.0, 1.0], &[&[1.0, 4.0], &[1.0, 2.0]]);
         (m.claims[0].left, m.claims[1].left) = (4000.0, 2000.0);
@@ -153,7 +155,7 @@ mod tests {
         close(&found, &[&[0.0], &[1.0], &[0.0]]);
         m.claims[2].left = 1.0;
         assert_eq!(queues.allocate(&m, &[0, 1, 2], &[0], 1.0).alone, found);
-        // With a third of those who wait only the oldest is looked at.
+        // With a third of the waiting jobs only the oldest one is considered.
         m.claims[0].age_s = 5.0;
         let found = Queues::default().allocate(&m, &[0, 1, 2], &[0], 0.34).alone;
         close(&found, &[&[1.0], &[0.0], &[0.0]]);

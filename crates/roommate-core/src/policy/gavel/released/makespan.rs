@@ -1,23 +1,27 @@
-//! The released search for the least time in which all work can be finished.
+//! The search of the released code for the least time in which all work can be finished.
 
 use crate::policy::gavel::allocation::makespan::goals;
 use crate::policy::gavel::allocation::program::{Goal, ModelSet, corner};
 use crate::policy::gavel::allocation::{Allocation, ByGpuModel, Claim, Market, Unsolved, central};
 use smallvec::SmallVec;
 
-/// How close to the least time the released search is left to its solver: what that finds there depends
-/// on its last digits. Elsewhere the least time, known to some digits, tells.
+/// Relative distance from the least time below which the released code's solver decides a step of
+/// the search, because the result depends on its last digits. Farther away, an approximate least
+/// time decides.
 const DOUBTFUL: f64 = 1e-3;
+/// Precision of the approximate least time.
 const SOME_DIGITS: f64 = 1e-5;
-/// Where the released search begins, in seconds, and how near it has to come.
+/// Interval in which the released search begins, in seconds.
 const FIRST: (f64, f64) = (100.0, 1e6);
+/// Ratio of its bounds at which the search ends.
 const NEAR: f64 = 1.05;
 
-/// As [`super::super::allocation::makespan::makespan`], but the time is searched by halves until it is known to 5 %, and
-/// the parts are any that suffice for it, from the middle.
+/// As [`makespan`](super::super::allocation::makespan::makespan), but the time is bisected to 5 %,
+/// and the fractions are any that suffice for it, from the centre.
 ///
-/// `prices` of GPUs are what an earlier search found, or empty. Markets change little from one search to
-/// the next, so they mostly prove which step of the search is the last; otherwise they are found anew.
+/// `prices` of GPUs are those of an earlier search, or empty. Markets change little from one search
+/// to the next, so these prices mostly prove which step of the search is the last; otherwise they
+/// are computed anew.
 pub(in crate::policy::gavel) fn bisected(
     market: &Market,
     prices: &mut ByGpuModel,
@@ -55,7 +59,7 @@ pub(in crate::policy::gavel) fn bisected(
     Ok(found)
 }
 
-/// The last step of the released search: times between which the least one is.
+/// The last interval of the released bisection: the least time lies between its bounds.
 fn halves(least: f64, mut suffices: impl FnMut(f64) -> bool) -> (f64, f64) {
     let (mut low, mut high) = FIRST;
     while least > high && high.is_finite() {
@@ -72,25 +76,28 @@ fn halves(least: f64, mut suffices: impl FnMut(f64) -> bool) -> (f64, f64) {
     (low, high)
 }
 
-/// Parts with which all work is finished within a time, if that is beyond doubt.
+/// Fractions with which all work is finished within a time, if the solver is certain.
 fn within(market: &Market, time_s: f64) -> Option<Allocation> {
     let goal = |c: &Claim| Goal { need: 0.0, floor: c.left / time_s };
     let goals: Vec<Goal> = market.claims.iter().map(goal).collect();
     central::enough(market, &goals)
 }
 
-/// What a step of a job is worth, if a second of its time is worth `time` beside its GPUs.
+/// Dual values of a job: the price of one of its steps if a second of its time costs `time` in
+/// addition to its GPUs.
 struct Worth {
     step: f64,
     time: f64,
 }
 
-/// A time before which no allocation finishes all work, whatever the prices of GPUs: work that is worth more
-/// than all GPUs in that time cannot be done. At the prices of a similar market it is close to the least.
+/// Lower bound on the time in which all work can be finished, for any prices of GPUs: work that
+/// costs more than all GPUs for that time cannot be done in it. With the prices of a similar market
+/// the bound is close to the least time.
 fn no_sooner_than(market: &Market, prices: &[f64]) -> f64 {
     let all: f64 = market.gpus.iter().zip(prices).map(|(n, price)| n * price).sum();
     let jobs: Vec<Job> = market.claims.iter().filter_map(|c| Job::new(market, c, prices)).collect();
-    // In 1 ÷ time, what the work is worth is convex: Newton's steps come down to the root from above it.
+    // In 1 ÷ time, the price of the work is convex: Newton's method approaches the root from
+    // above.
     let mut pace = 1.0 / jobs.iter().map(|j| j.left / j.fastest).fold(1e-9, f64::max);
     loop {
         let (mut value, mut slope) = (-all, 0.0);
@@ -102,7 +109,7 @@ fn no_sooner_than(market: &Market, prices: &[f64]) -> f64 {
             slope += by_pace;
         }
         let next = pace - value / slope;
-        // The first may be below it: then nothing is proved beyond the longest job.
+        // The first value may be below the root: then only the bound of the longest job is proved.
         if !(next < pace * (1.0 - 1e-9) && next > 0.0) {
             return 1.0 / pace;
         }
@@ -110,17 +117,17 @@ fn no_sooner_than(market: &Market, prices: &[f64]) -> f64 {
     }
 }
 
-/// What proving needs of a job.
+/// What the lower bound needs of a job.
 struct Job {
     left: f64,
     fastest: f64,
-    /// Worths of its steps and time that no GPU model sells for less, as far as one of them can be best:
-    /// where two GPU models ask for the same, or time is free.
+    /// Prices of a step and of time that are feasible on every GPU model and can be optimal: those
+    /// where two GPU models cost the same, or where time is free.
     worths: SmallVec<[Worth; 4]>,
 }
 
 impl Job {
-    /// One that can run at all.
+    /// `None` for a job that cannot run on any GPU model.
     fn new(market: &Market, claim: &Claim, prices: &[f64]) -> Option<Self> {
         let gpu_models = claim.speed.iter().zip(&market.gpus).zip(prices);
         let useful = gpu_models.filter(|((t, n), _)| **t > 0.0 && claim.gpus <= **n);
@@ -160,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn right_prices_prove_the_least_time() {
+    fn optimal_prices_prove_the_least_time() {
         let mut prices = ByGpuModel::new();
         bisected(&two(), &mut prices).unwrap();
         near(no_sooner_than(&two(), &prices), 10_000.0 / 7.0);
@@ -168,9 +175,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prices_never_prove_too_much_and_never_change_what_is_found(
+        fn old_prices_never_change_the_result(
             gpus in prop::collection::vec(1u8..5, 2..4),
-            jobs in prop::collection::vec((prop::collection::vec(0u8..6, 3), 1u32..2000, 1u8..3), 1..8),
+            jobs in prop::collection::vec(
+                (prop::collection::vec(0u8..6, 3), 1u32..2000, 1u8..3),
+                1..8,
+            ),
             any in prop::collection::vec(0u8..9, 3),
             done in 0.0..0.3,
         ) {
@@ -186,7 +196,7 @@ mod tests {
             prop_assume!(least.value.is_finite() && least.value < 1e300);
             let any: Vec<f64> = any[..gpus.len()].iter().map(|p| f64::from(*p)).collect();
             prop_assert!(no_sooner_than(&m, &any) < least.value * (1.0 + 1e-6));
-            // The market moves on: what is remembered only saves time.
+            // The market changes: remembered prices only save time.
             let mut prices = ByGpuModel::new();
             bisected(&m, &mut prices).unwrap();
             m.claims[0].left *= 1.0 - done;

@@ -1,4 +1,4 @@
-//! The tuner on generated curves: how far from the best it ends, after how many measurements.
+//! The tuner on generated curves: how far from the optimum it ends, after how many measurements.
 
 use super::*;
 use crate::math::rng::Rng;
@@ -8,7 +8,7 @@ use crate::performance::goodput::MemoryFit;
 use expect_test::expect;
 use std::fmt::Write as _;
 
-/// A tenant: T(m) = max(floor, fixed + each · m), slowed by how busy its roommates are.
+/// A tenant: T(m) = max(floor, fixed + each · m), slowed down by the utilisation of its roommates.
 #[derive(Clone, Debug)]
 struct Tenant {
     m0: u32,
@@ -17,7 +17,7 @@ struct Tenant {
     floor: f64,
     fixed: f64,
     each: f64,
-    /// How much it suffers from a roommate that is always busy.
+    /// Sensitivity of its slowdown to the utilisation of roommates.
     suffers: f64,
     fixed_mib: f64,
     each_mib: f64,
@@ -25,15 +25,16 @@ struct Tenant {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Family {
-    /// A finite noise scale and a fixed part of the step: the best lies inside.
+    /// A finite noise scale and a fixed part of the step: the best batch size lies inside the
+    /// range.
     U,
-    /// The larger the better, or the smaller.
+    /// The largest batch size is best, or the smallest.
     Monotone,
-    /// Steps as long for any batch up to a knee, and plenty of noise: flat beyond it.
+    /// Steps of constant length up to a knee, and a large noise scale: flat beyond the knee.
     Plateau,
-    /// Two tenants that disturb each other the more the larger their batches are.
+    /// Two tenants that interfere more the larger their batch sizes are.
     Two,
-    /// Three.
+    /// Three such tenants.
     Three,
 }
 
@@ -72,7 +73,7 @@ impl Tenant {
     }
 }
 
-/// Mean degradation of all.
+/// Mean degradation of all tenants.
 fn objective(tenants: &[Tenant], batches: &[u32]) -> f64 {
     let busy: Vec<f64> = tenants.iter().zip(batches).map(|(t, b)| t.busy(*b)).collect();
     let all: f64 = busy.iter().sum();
@@ -99,7 +100,7 @@ impl Case {
             _ => 1,
         };
         let tenants: Vec<Tenant> = (0..count).map(|_| tenant(&mut rng, family)).collect();
-        // What they start with fits; the largest mostly does not.
+        // The batch sizes at the start fit; the largest mostly do not.
         let least: f64 = tenants.iter().map(|t| t.mem_mib(t.m0)).sum();
         Self { tenants, mem_mib: least * (1.1 + 2.0 * rng.unit()) }
     }
@@ -109,7 +110,7 @@ impl Case {
         takes.sum::<f64>() <= self.mem_mib
     }
 
-    /// The best of a grid that is finer than the tuner's.
+    /// The least objective on a grid that is finer than the tuner's.
     fn best(&self) -> f64 {
         let axes = self.tenants.iter().map(|t| t.axis);
         let steps = if self.tenants.len() > 2 { 22 } else { 80 };
@@ -136,15 +137,15 @@ impl Case {
     }
 }
 
-/// What came of a search.
+/// Result of a search.
 struct Found {
-    /// The objective over the best possible, less one.
+    /// Objective ÷ the best possible, minus 1.
     regret: f64,
     measured: u32,
     start_regret: f64,
 }
 
-/// Searches with measurements that scatter by this share.
+/// Searches with measurements of this relative noise.
 fn search(case: &Case, seed: u64, noise: f64) -> Found {
     let mut rng = Rng::stream(seed, 102);
     let start: Vec<u32> = case.tenants.iter().map(|t| t.m0).collect();
@@ -177,7 +178,8 @@ fn search(case: &Case, seed: u64, noise: f64) -> Found {
     }
 }
 
-/// One line: how many of the searches end within 5 %, the spread of their regret and of their length.
+/// A table row: how many searches end within 5 %, the distribution of their regret and of their
+/// measurements.
 fn summary(family: Family, noise: f64, seeds: std::ops::Range<u64>) -> (f64, String) {
     let found: Vec<Found> = seeds.map(|s| search(&Case::new(s, family), s, noise)).collect();
     let n = found.len() as f64;
@@ -206,7 +208,7 @@ fn summary(family: Family, noise: f64, seeds: std::ops::Range<u64>) -> (f64, Str
 }
 
 #[test]
-fn it_ends_within_five_percent_of_the_best_in_at_most_seventeen_measurements() {
+fn searches_end_within_five_percent_of_the_best() {
     let mut text = String::new();
     for noise in [0.0, 0.02] {
         for family in FAMILIES {
@@ -234,7 +236,7 @@ const PAIR: [Axis; 2] = [Axis { low: 16, high: 256 }, Axis { low: 2, high: 64 }]
 
 #[test]
 fn nothing_is_learnt_without_a_measurement() {
-    // The artifact took its own acquisition for the next observation: a model that talks to itself.
+    // The artifact used its own acquisition value as the next observation.
     let mut tuner = Tuner::new(Options::default(), &PAIR, &[64, 8]);
     tuner.observe(&[64, 8], 1.5);
     let first = tuner.next(&|_| true);
@@ -242,14 +244,14 @@ fn nothing_is_learnt_without_a_measurement() {
         assert_eq!(tuner.next(&|_| true), first);
     }
     assert_eq!(tuner.measured(), 1);
-    let Turn::Measure(asked) = first else { panic!("it stops after one measurement") };
-    tuner.observe(&asked, 1.2);
-    assert_ne!(tuner.next(&|_| true), Turn::Measure(asked));
+    let Turn::Measure(next) = first else { panic!("the search stops after one measurement") };
+    tuner.observe(&next, 1.2);
+    assert_ne!(tuner.next(&|_| true), Turn::Measure(next));
 }
 
 #[test]
-fn whatever_is_measured_it_ends_with_a_batch_for_everybody() {
-    // The artifact answered with a bare number where it did not converge.
+fn every_search_ends_with_a_batch_size_for_each_tenant() {
+    // The artifact returned a bare number if it did not converge.
     let mut rng = Rng::stream(1, 104);
     for case in 0..60 {
         let mut tuner = Tuner::new(Options::default(), &PAIR, &[64, 8]);
@@ -278,14 +280,14 @@ fn a_suggestion_that_does_not_fit_is_not_tried() {
         let mut tuner = Tuner::new(Options::default(), &PAIR, &[64, 8]);
         tuner.suggest(&suggested);
         tuner.observe(&[64, 8], 1.5);
-        let Turn::Measure(next) = tuner.next(&fits) else { panic!("it stops at once") };
+        let Turn::Measure(next) = tuner.next(&fits) else { panic!("the search stops at once") };
         assert!(fits(&next), "{next:?}");
         assert_eq!(next[..] == suggested, fits(&suggested), "{next:?}");
     }
 }
 
 #[test]
-fn small_batches_have_small_ranges_and_none_below_one() {
+fn candidates_stay_in_range_and_at_least_one() {
     for (low, high) in [(1, 1), (1, 2), (2, 32), (1, u32::MAX)] {
         let axis = Axis { low, high };
         let all = axis.candidates(65, low);
@@ -298,7 +300,7 @@ fn small_batches_have_small_ranges_and_none_below_one() {
 }
 
 #[test]
-fn who_starts_with_what_others_found_needs_fewer_measurements() {
+fn a_warm_start_needs_fewer_measurements() {
     let (mut cold, mut warm, mut worse) = (0, 0, 0);
     for seed in 0..60 {
         let case = Case::new(seed, Family::Two);
