@@ -98,7 +98,7 @@ def test_a_machine_without_gpus_says_so(room: Room) -> None:
     room.env["ROOMMATE_NVML_LIBRARY"] = "/nonexistent/libnvidia-ml.so.1"
     done = room.tool("up", "--device", "cuda", timeout=60)
     assert done.returncode != 0
-    assert "without --device cuda it shares the cores" in done.stderr, done.stderr
+    assert "without --device cuda the devices are CPU cores" in done.stderr, done.stderr
 
 
 def test_processes_find_their_gpu_and_their_limits(gpus: Room) -> None:

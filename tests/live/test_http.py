@@ -110,12 +110,12 @@ def test_wrong_requests_are_refused_with_a_reason(served: Served) -> None:
         (401, "token is missing or wrong", served.post("/nothing", Authorization="")),
         (421, "Host", served.post("/v1/ps", Host=f"evil.example:{served.port}")),
         (421, "Host", served.post("/v1/ps", Host="127.0.0.1:1")),
-        (404, "there is nothing at", served.post("/v1/nothing")),
-        (404, "there is nothing at", served.post("/")),
-        (405, "GET is not how to ask", served.post("/v1/ps", method="GET")),
-        (400, "makes no sense", served.post("/v1/describe", {"jab": "x"})),
-        (400, "makes no sense", served.post("/v1/describe", b"{")),
-        (413, "are the most", served.post("/v1/ps", b"", Content_Length=str(9 << 20))),
+        (404, "no such path", served.post("/v1/nothing")),
+        (404, "no such path", served.post("/")),
+        (405, "method GET is not supported", served.post("/v1/ps", method="GET")),
+        (400, "is not valid", served.post("/v1/describe", {"jab": "x"})),
+        (400, "is not valid", served.post("/v1/describe", b"{")),
+        (413, "are accepted", served.post("/v1/ps", b"", Content_Length=str(9 << 20))),
     ]
     for status, what, (got, said) in cases:
         assert got == status and what in said["error"]["what"], (status, got, said)

@@ -17,7 +17,7 @@ def test_bad_job_files(room: Room) -> None:
         ("command: [", "not YAML", "--example"),
         ("comand: ls", 'unknown field "comand"', 'did you mean "command"?'),
         ("command: [no-such-program]", 'there is no program "no-such-program" in PATH', "give a path"),
-        ("command: ls\nworkdir: nowhere", "is not there", "relative to the job file"),
+        ("command: ls\nworkdir: nowhere", "does not exist", "relative to the job file"),
         (
             "command: ls\ndevices: 99",
             "it needs 99 devices, this machine has 2",
@@ -45,7 +45,7 @@ def test_one_bad_file_leaves_nothing_half_done(room: Room) -> None:
 
 def test_a_dry_run_submits_nothing(room: Room) -> None:
     room.up("--policy", "fifo")
-    assert room.ok("submit", "--dry-run", room.job("x", "command: ls")) == 'job "x" would be taken\n'
+    assert room.ok("submit", "--dry-run", room.job("x", "command: ls")) == 'job "x" would be accepted\n'
     assert room.jobs() == {}
     assert room.ok("submit", "--example").startswith("# A job for")
 
