@@ -154,7 +154,7 @@ def test_a_tenant_that_speaks_nonsense_hurts_nobody(room: Room) -> None:
     room.until(lambda: room.jobs()["good"]["cooperative"])
     for line, why in (
         (b"nonsense\n", "line 1: expected value"),
-        (b'{"hello":{"version":1,"token":"0.1.stolen","pid":1}}\n', "its token is not that of a job"),
+        (b'{"hello":{"version":1,"token":"0.1.stolen","pid":1}}\n', "the token is not that of a job"),
         (b'{"hello":{"version":9,"token":"","pid":1}}\n', "uses protocol version 9"),
     ):
         with socket.socket(socket.AF_UNIX) as peer:

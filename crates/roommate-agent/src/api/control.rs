@@ -344,10 +344,7 @@ fn read_and_answer(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Re
         Ok(request) => dispatch(request, to, paths),
         Err(e) => {
             let hint = "use a client of the same version as the daemon";
-            Reply::Error {
-                what: format!("the request is not valid: {e}"),
-                hint: Some(hint.into()),
-            }
+            Reply::Error { what: format!("the request is not valid: {e}"), hint: Some(hint.into()) }
         }
     }
 }

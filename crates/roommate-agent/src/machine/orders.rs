@@ -95,7 +95,7 @@ impl Machine {
             allowed,
             turns: place.knobs.turns,
             mem_mib: program.mem_mib,
-            speaks: known.uses_sdk(),
+            has_sdk: known.uses_sdk(),
             apart: known.suspect,
         };
         let given = self.device.env(&start);
