@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!                  Order                              Report
-//!     daemon   ──────────▶ apply         take_reports ──────────▶    daemon  
+//!       daemon ──────────▶ apply         take_reports ──────────▶ daemon
 //!                            │             ▲
 //!                            ▼             │
 //!                 ┌─ job ─ tenant ─┐    handle ◀── Input ◀── threads: one per connection,

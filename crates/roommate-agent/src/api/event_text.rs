@@ -53,7 +53,7 @@ impl EventLog {
             Event::Submitted(j) => self.add(at, *j, "submitted"),
             Event::Started(j) => self.add(at, *j, "runs"),
             Event::Stopped { job, done } => {
-                self.add(at, *job, format!("stopped after {done:.0} steps"));
+                self.add(at, *job, format!("left its devices after {done:.0} steps"));
             }
             Event::Tuned(j) => self.add(at, *j, "runs with its new settings"),
             Event::Finished(j) => self.add(at, *j, "finished"),
