@@ -208,7 +208,8 @@ class Device:
                 self._confined, self._wish, self._asked, self._plan_sms = False, None, None, None
             return
         if not moved:
-            self._tell(f"the probe failed in {part.sms} SMs from {part.first} on; the job stays where it was")
+            where = f"{part.sms} SMs from {part.first} on"
+            self._tell(f"the probe failed in {where}; the job stays where it was")
         elif probe is not None and wanted is not None:
             self._proved.add((wanted, self._size))
         self._torch.cuda.set_stream(self._seat.stream)
@@ -244,7 +245,9 @@ class Device:
 
     def stepped(self, step_s: float) -> None:
         """Called with the mean time of representative steps: their memory need is now known."""
-        together = 1 if step_s >= SHORT_S else min(MOST_AHEAD, math.ceil(LOOK_EVERY_S / max(step_s, 1e-9)))
+        together = 1
+        if step_s < SHORT_S:
+            together = min(MOST_AHEAD, math.ceil(LOOK_EVERY_S / max(step_s, 1e-9)))
         if abs(together - self._together) > 0.25 * self._together:
             # The next group waits for a group of another size, so its time does not count.
             self._together, self._marks = together, 0
@@ -282,7 +285,9 @@ class Device:
         # activations.
         needed = int(SLACK * max(peak - state, now + state))
         if needed > limit:
-            self._tell(f"a step needs {needed} MiB of the GPU, more than the {limit} MiB that it may hold")
+            self._tell(
+                f"a step needs {needed} MiB of the GPU, more than the {limit} MiB that it may hold"
+            )
         total = cuda.get_device_properties(cuda.current_device()).total_memory >> 20
         self._fraction(min(1.0, max(limit, needed) / total))
 

@@ -54,7 +54,8 @@ class _Driver:
         groups = ctypes.c_uint(self.sms // GRAIN)
         self._groups = (ctypes.c_ubyte * (_RESOURCE_BYTES * (groups.value + 1)))()
         rest = (ctypes.c_ubyte * _RESOURCE_BYTES)()
-        self._call("cuDevSmResourceSplitByCount", self._groups, ctypes.byref(groups), whole, rest, 0, GRAIN)
+        count = ctypes.byref(groups)
+        self._call("cuDevSmResourceSplitByCount", self._groups, count, whole, rest, 0, GRAIN)
         self.groups = groups.value
         self.rest = _count(rest)
         """SMs that are in no group; they belong to the last partition."""
@@ -70,7 +71,8 @@ class _Driver:
         part = size.from_buffer(self._groups, first * _RESOURCE_BYTES)
         description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevResourceGenerateDesc", ctypes.byref(description), part, parts)
-        self._call("cuGreenCtxCreate", ctypes.byref(context), description, self._device, _DEFAULT_STREAM)
+        created = ctypes.byref(context)
+        self._call("cuGreenCtxCreate", created, description, self._device, _DEFAULT_STREAM)
         self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
         assert stream.value is not None
         return stream.value
@@ -163,7 +165,7 @@ class Seat:
             sms = groups * GRAIN + (self._driver.rest if rest else 0)
         if stream is not self._stream:
             # The work of the old stream must be finished before the new one reads its results; then
-            # its cached memory is freed, or each partition would keep a pool of its own.
+            # its cached memory is freed, or each partition would keep its own pool.
             self._stream.synchronize()
             self._pool.leave()
             with self._torch.cuda.stream(stream):
@@ -180,7 +182,10 @@ class Seat:
         self._inside.append(context)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._inside.pop().__exit__(kind, error, trace)
 

@@ -105,13 +105,14 @@ class Owner:
                 parameter.grad = None
 
     def pack(self) -> None:
-        """Copies all persistent tensors into storages of their own, once the optimizer has its
-        state: that state was allocated during a step, in pieces of large blocks that could
-        otherwise not be freed.
+        """Copies all persistent tensors into separate storages, once the optimizer has its state:
+        that state was allocated during a step, in pieces of large blocks that could otherwise not
+        be freed.
         """
         torch = sys.modules.get("torch")
         started = self._optimizer is None or len(self._optimizer.state) > 0
-        if self._packed or not started or torch is None or self._away is not None or self._state is not None:
+        elsewhere = self._away is not None or self._state is not None
+        if self._packed or not started or torch is None or elsewhere:
             return
         self._packed = True
         # In a new stream: the pool of any other may still have space in those large blocks.

@@ -38,7 +38,9 @@ class NoiseScale:
         mean_x = sum(1.0 / size for size, _ in points) / max(count, 1)
         spread = sum((1.0 / size - mean_x) ** 2 for size, _ in points)
         if count < 2 or spread <= 1e-9 * mean_x * mean_x:
-            raise ValueError("the noise scale needs gradients over two different numbers of samples")
+            raise ValueError(
+                "the noise scale needs gradients over two different numbers of samples"
+            )
         # The line square = |G|^2 + S / size through the points, by least squares.
         mean_y = sum(square for _, square in points) / count
         slope = sum((1.0 / size - mean_x) * (square - mean_y) for size, square in points) / spread

@@ -67,5 +67,6 @@ class Pool:
     def _large(self) -> tuple[int, int]:
         """Bytes of pieces over 1 MiB: held, and in use."""
         stats = self._torch.cuda.memory_stats()
-        held, used = (stats.get(f"{what}_bytes.large_pool.current", 0) for what in ("reserved", "allocated"))
+        names = (f"{what}_bytes.large_pool.current" for what in ("reserved", "allocated"))
+        held, used = (stats.get(name, 0) for name in names)
         return int(held), int(used)

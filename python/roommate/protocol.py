@@ -34,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Batch sizes that a job can work with."""
+    """Batch sizes that a job supports."""
 
     size: int
     min: int

@@ -173,7 +173,7 @@ class Session:
         assert self._path is not None
         self._retry_at = time.monotonic() + RETRY_EVERY_S
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # A daemon that does not read must not block a step for ever.
+        # A daemon that does not read must not block a step forever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
             connection.connect(self._path)
@@ -227,14 +227,14 @@ class Session:
             try:
                 self._take(protocol.decode(line, protocol.FROM_MACHINE))
             except ProtocolError as error:
-                self._give_up(f"the machine said something strange: {error}")
+                self._give_up(f"invalid message from the machine: {error}")
                 return
         if len(self._buffer) > protocol.LONGEST_LINE:
-            self._give_up("the machine said something endless")
+            self._give_up("a message from the machine is too long")
 
     def _give_up(self, reason: str) -> None:
         """Disconnects for good; the job runs on without the daemon."""
-        print(f"roommate: {reason}; going on without it", file=sys.stderr)
+        print(f"roommate: {reason}; continuing without it", file=sys.stderr)
         self._lose()
         self._path = None
         self.batch, self.pace_permille, self.interleaved = 0, 1000, False
@@ -294,11 +294,11 @@ class Session:
         for hook in self.on_suspend:
             hook()
         release_memory()
-        said_to: socket.socket | None = None
+        informed: socket.socket | None = None
         while self._suspend_wanted and self._path is not None:
             # A reconnected daemon must be informed again.
-            if self._socket is not None and self._socket is not said_to:
-                said_to = self._socket
+            if self._socket is not None and self._socket is not informed:
+                informed = self._socket
                 self.send(protocol.Suspended(self.done))
             self._receive(1.0)
             self._obey()

@@ -1,13 +1,13 @@
 """Where batches come from, and how their size changes while a loop runs.
 
-==========================  ==========================================================================
+==========================  ====================================================================
 given                       a batch is
-==========================  ==========================================================================
+==========================  ====================================================================
 a callable                  what it returns when called with a size; ``None`` ends the loop
 a PyTorch ``DataLoader``    what it collates; it is rebuilt around a sampler whose size changes
 a sequence of samples       a slice of it
 any other iterable          what it yields; its size cannot be changed
-==========================  ==========================================================================
+==========================  ====================================================================
 """
 
 from __future__ import annotations

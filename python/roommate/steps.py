@@ -47,7 +47,8 @@ class Steps(Generic[T]):
     ) -> None:
         low, high = (batch_size if v is None else v for v in (min, max))
         if not 1 <= low <= batch_size <= high:
-            raise ValueError(f"need 1 <= min <= batch_size <= max, found {low}, {batch_size}, {high}")
+            sizes = f"{low}, {batch_size}, {high}"
+            raise ValueError(f"need 1 <= min <= batch_size <= max, found {sizes}")
         if isinstance(lr, str) and lr not in RULES:
             raise ValueError(f"no learning-rate rule {lr!r}: there are {', '.join(RULES)}")
         self._source = source
@@ -193,7 +194,8 @@ class Steps(Generic[T]):
             self._load_s += self._loading_s
         if self._marked:
             if usual:
-                self._stages_s = [a + b for a, b in zip(self._stages_s, self._step_stages_s, strict=True)]
+                both = zip(self._stages_s, self._step_stages_s, strict=True)
+                self._stages_s = [a + b for a, b in both]
             self._step_stages_s = [0.0, 0.0, 0.0, 0.0]
         if self._device.looked and now - self._reported >= session.REPORT_EVERY_S:
             self._report()

@@ -30,7 +30,7 @@ class Library:
         if name == "cuDeviceGetDevResource":
             arguments[1][96:100] = list((132).to_bytes(4, "little"))
         elif name == "cuDevSmResourceSplitByCount":
-            # 132 SMs are no multiple of eight: fifteen groups fit, as on an H200.
+            # 132 SMs are not a multiple of eight: fifteen groups fit, as on an H200.
             arguments[1]._obj.value = 15
             for n in range(15):
                 arguments[0][n * 144] = n
@@ -140,7 +140,8 @@ class Optimizer:
 
     def __init__(self, parameters: list[Tensor], torch: FakeTorch) -> None:
         self.param_groups: list[dict[str, Any]] = [{"lr": 0.1}]
-        self.state = {n: {"momentum": torch.on_gpu(b"m" * p.count)} for n, p in enumerate(parameters)}
+        states = [torch.on_gpu(b"m" * p.count) for p in parameters]
+        self.state = {n: {"momentum": state} for n, state in enumerate(states)}
         self.before: list[Any] = []
         self.after: list[Any] = []
         self.state_was_on: list[str] = []
@@ -263,7 +264,9 @@ class FakeTorch(types.ModuleType):
     def zeros(self, count: int, device: str) -> Tensor:
         return Tensor(Memory(self, bytes(count), "cuda"))
 
-    def empty(self, count: int, dtype: str, device: str = "cpu", pin_memory: bool = False) -> Tensor:
+    def empty(
+        self, count: int, dtype: str, device: str = "cpu", pin_memory: bool = False
+    ) -> Tensor:
         if device == "cuda" and count > 0 and self.full > 0:
             self.full -= 1
             raise self.OutOfMemoryError("no room")

@@ -124,7 +124,8 @@ def test_persistent_tensors_are_packed_at_the_first_move(
     model = Model(torch)
     optimizer = Optimizer(model.weights, torch)
     gpu.swap(model, optimizer)
-    tensors = [*model.weights, *model.statistics, *(s["momentum"] for s in optimizer.state.values())]
+    momenta = [s["momentum"] for s in optimizer.state.values()]
+    tensors = [*model.weights, *model.statistics, *momenta]
     seen = []
 
     def look() -> None:
@@ -183,14 +184,16 @@ def test_first_steps_of_a_size_use_the_smallest_part_untimed(
     assert seen == [small] * 2 + [seat] * 3 + [small] * 2 + [seat] * 6
     assert library.described == [[0, 1, 2], list(range(8, 16))]
     # The answer comes after the steps in the smallest partition; a size needs them only once.
-    assert [(m.batch, m.seat) for m in machine.wait_for(Tuned, 3)] == [(8, RIGHT), (16, RIGHT), (8, RIGHT)]
+    answers = [(m.batch, m.seat) for m in machine.wait_for(Tuned, 3)]
+    assert answers == [(8, RIGHT), (16, RIGHT), (8, RIGHT)]
     end = time.monotonic() + 10
     while machine.wait_for(Stepped)[-1].done < 5 + 2 * 5 + 3:
         assert time.monotonic() < end, machine.heard
         time.sleep(0.01)
     reports = machine.wait_for(Stepped)
     assert {m.batch for m in reports} == {8, 16}
-    assert reports[0].done >= 3.0  # steps in the smallest partition count as work, but are not timed
+    # Steps in the smallest partition count as work, but are not timed.
+    assert reports[0].done >= 3.0
     # The first two steps after each move and change of size are not timed either: the queue fills.
     assert sum(m.steps for m in reports) == 13 - 4 - 6
 
@@ -227,7 +230,8 @@ def test_a_gpu_that_cannot_be_partitioned_is_reported_once(
 ) -> None:
     library.refuse = "cuDeviceGetDevResource"
     machine.welcome = Welcome(1, "test", 0.0, 0, 1000, seat=LEFT, plan_sms=24)
-    assert places(torch, machine, 4, {1: lambda: machine.say(Tune(0, 1000, seat=RIGHT))}) == ["whole"] * 4
+    script = {1: lambda: machine.say(Tune(0, 1000, seat=RIGHT))}
+    assert places(torch, machine, 4, script) == ["whole"] * 4
     assert [m.seat for m in machine.wait_for(Tuned, 2)] == [None, None]
     assert capsys.readouterr().err.count("cannot be divided") == 1
 
@@ -315,7 +319,9 @@ def test_after_a_move_each_step_is_synchronized_until_timed(
     assert max(queued) < 0.25
 
 
-def test_the_gpu_is_idle_at_a_checkpoint_and_a_suspension(torch: FakeTorch, machine: Machine) -> None:
+def test_the_gpu_is_idle_at_a_checkpoint_and_a_suspension(
+    torch: FakeTorch, machine: Machine
+) -> None:
     rests = []
     roommate.on_checkpoint(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
     roommate.on_suspend(lambda: rests.append(torch.current.busy_until - time.perf_counter()))
@@ -339,7 +345,9 @@ def test_held_memory_is_reported(torch: FakeTorch, machine: Machine) -> None:
     assert machine.wait_for(Stepped)[-1].gpu_mib == 77
 
 
-def test_a_model_is_offloaded_while_its_job_is_suspended(torch: FakeTorch, machine: Machine) -> None:
+def test_a_model_is_offloaded_while_its_job_is_suspended(
+    torch: FakeTorch, machine: Machine
+) -> None:
     model = Model(torch)
     optimizer = Optimizer(model.parameters(), torch)
     model.weights[0].grad = torch.on_gpu(bytes(3 * MIB))
@@ -455,7 +463,7 @@ def test_without_a_daemon_the_gpu_is_left_alone(
         torch.kernel(0.1)
         if n == 9:
             break
-    assert time.perf_counter() - began < 0.2  # nothing was waited for
+    assert time.perf_counter() - began < 0.2  # the loop never waited for the GPU
     assert torch.log == []
     session.forget()
 

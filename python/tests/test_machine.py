@@ -106,13 +106,13 @@ def test_steps_are_reported_with_time_noise_and_stages(machine: Machine) -> None
         it.report_gradients([(2, 3.0), (8, 1.5)])
         if n == 2:
             break
-    said = machine.wait_for(Stepped, 2)[-1]
-    assert said.batch == 8 and said.done == 2.0
-    assert 0.025 <= said.step_s < 0.2
-    assert said.load_s is not None and 0.005 <= said.load_s <= said.step_s - 0.02
-    assert said.noise_scale == pytest.approx(4.0)
-    assert said.stages_s is not None and 0.02 <= said.stages_s[2] < 0.2
-    assert said.mem_mib is not None and said.mem_mib > 1
+    report = machine.wait_for(Stepped, 2)[-1]
+    assert report.batch == 8 and report.done == 2.0
+    assert 0.025 <= report.step_s < 0.2
+    assert report.load_s is not None and 0.005 <= report.load_s <= report.step_s - 0.02
+    assert report.noise_scale == pytest.approx(4.0)
+    assert report.stages_s is not None and 0.02 <= report.stages_s[2] < 0.2
+    assert report.mem_mib is not None and report.mem_mib > 1
 
 
 def test_a_suspended_job_pauses_and_frees_memory(machine: Machine) -> None:
@@ -198,13 +198,13 @@ def test_pace_throttles_the_loop(machine: Machine) -> None:
         ratios.append(half / full)
         if 0.4 < ratios[-1] < 0.6:
             return
-        # Only a machine on which plain pauses take too long may be asked again.
+        # A repetition is allowed only on a machine on which plain pauses take too long.
         assert max(before, after) > 0.008, (ratios, before, after)
-    pytest.skip(f"others keep the machine busy; {ratios} says nothing")
+    pytest.skip(f"other processes keep the machine busy; {ratios} is not conclusive")
 
 
 def longest_pause() -> float:
-    """Of fifty pauses of 5 ms."""
+    """The longest of fifty pauses of 5 ms."""
     taken = []
     for _ in range(50):
         began = time.perf_counter()
@@ -278,15 +278,18 @@ def test_a_suspended_job_waits_for_a_lost_daemon(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
-        (b"what?\n", "said something strange: not JSON"),
-        (b'{"suspend":{"now":1}}\n', "said something strange: suspend: unknown field 'now'"),
+        (b"what?\n", "invalid message from the machine: not JSON"),
+        (
+            b'{"suspend":{"now":1}}\n',
+            "invalid message from the machine: suspend: unknown field 'now'",
+        ),
         (protocol.encode(Refused("you are not mine")), "refused: you are not mine"),
     ],
 )
 def test_an_invalid_message_ends_the_connection(
-    machine: Machine, capsys: pytest.CaptureFixture[str], line: bytes, said: str
+    machine: Machine, capsys: pytest.CaptureFixture[str], line: bytes, expected: str
 ) -> None:
     it = roommate.steps(endless, batch_size=4, min=1, max=8)
     for n, _ in enumerate(it):
@@ -296,7 +299,7 @@ def test_an_invalid_message_ends_the_connection(
             machine.say_raw(line)
         if n == 6:
             break
-    assert said in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
     assert not roommate.managed()
     assert it.batch_size == 4
 

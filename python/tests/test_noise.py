@@ -40,7 +40,8 @@ def test_equal_micro_batches_are_refused() -> None:
 def test_without_measurements_there_is_no_value() -> None:
     noise = NoiseScale()
     assert noise.value is None
-    noise.observe([(16, 1.0), (64, 2.0)])  # a larger batch with a longer gradient: chance, not noise
+    # A larger batch with a longer gradient: chance, not noise.
+    noise.observe([(16, 1.0), (64, 2.0)])
     assert noise.value is None
 
 

@@ -27,7 +27,9 @@ def move(pool: Pool) -> None:
     pool.arrive()
 
 
-def test_after_a_move_the_memory_is_allocated_as_one_block(torch: FakeTorch, asked: list[int]) -> None:
+def test_after_a_move_the_memory_is_allocated_as_one_block(
+    torch: FakeTorch, asked: list[int]
+) -> None:
     model, pool = torch.on_gpu(bytes(50 * MIB)), Pool(torch)
     move(pool)
     assert asked == [], "there was no memory beside the model"

@@ -1,4 +1,4 @@
-"""A real daemon with real processes, in a folder of its own."""
+"""A real daemon with real processes, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ BINARY = os.environ.get("ROOMMATE_BIN") or str(ROOT / "target/release/roommate")
 
 
 class Room:
-    """A folder with a state and job files, and the program to work with them."""
+    """A folder with the state and job files, and the program to work with them."""
 
     def __init__(self) -> None:
-        # Not pytest's own folder: its path is too long for a socket.
+        # Not pytest's own folder, whose path is too long for a socket.
         self.folder = Path(tempfile.mkdtemp(prefix="rm-"))
         self.state = self.folder / "s"
         self.daemon: subprocess.Popen[str] | None = None
-        self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": str(ROOT / "python")}
+        python = str(ROOT / "python")
+        self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": python}
 
     def up(self, *flags: str, **popen: Any) -> None:
         self.daemon = subprocess.Popen(
@@ -38,10 +39,10 @@ class Room:
         daemon = self.daemon
         self.until(lambda: self.tool("describe").returncode == 0 or daemon.poll() is not None)
         if daemon.poll() is not None:
-            raise AssertionError(f"the daemon does not come up: {daemon.communicate()[1]}")
+            raise AssertionError(f"the daemon does not start: {daemon.communicate()[1]}")
 
     def kill(self) -> None:
-        """Kills the daemon as hard as possible."""
+        """Kills the daemon with SIGKILL."""
         assert self.daemon is not None
         self.daemon.kill()
         self.daemon.wait()
@@ -84,7 +85,8 @@ class Room:
     def until(self, holds: Callable[[], Any], within_s: float = 30.0) -> Any:
         end = time.monotonic() + within_s
         while not (found := holds()):
-            assert time.monotonic() < end, f"still not so after {within_s} s: {self.tool('ps').stdout}"
+            late = f"condition not met after {within_s} s"
+            assert time.monotonic() < end, f"{late}: {self.tool('ps').stdout}"
             time.sleep(0.02)
         return found
 
@@ -92,14 +94,15 @@ class Room:
         self.until(lambda: all(self.jobs()[j]["ended"] for j in jobs), within_s)
 
     def replays(self) -> bool:
-        """Whether every part of the journal does."""
+        """Whether every part of the journal replays with the same decisions."""
         parts = [str(p) for p in self.state.glob("journal.jsonl*")]
         return all(line.startswith("same: ") for line in self.ok("replay", *parts).splitlines())
 
     def close(self) -> None:
         if self.daemon is not None:
             if self.daemon.poll() is not None and (self.state / "store.db").exists():
-                # Only a daemon finds the jobs of the one before; one that cannot come up has none.
+                # Only a daemon finds the jobs of its predecessor; if it cannot start, there are
+                # none.
                 with contextlib.suppress(AssertionError):
                     self.up()
             if self.daemon.poll() is None:
@@ -114,11 +117,11 @@ class Room:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Others:
-    """What processes that do not belong to the tests compute, from when it is made."""
+class BackgroundLoad:
+    """CPU use of processes outside the tests, from the creation of this object on."""
 
     MUCH = 0.1
-    """Cores from which on others disturb what is measured."""
+    """Cores in use by other processes from which on they disturb measurements."""
 
     def __init__(self) -> None:
         self._began, self._busy_s, self._own_s = time.monotonic(), machine_cpu_s(), own_cpu_s()
@@ -127,37 +130,44 @@ class Others:
         busy_s, own_s = machine_cpu_s() - self._busy_s, own_cpu_s() - self._own_s
         return max(0.0, busy_s - own_s) / (time.monotonic() - self._began)
 
-    def are_to_blame(self, seen: object) -> float:
-        """Fails with what was seen unless others were busy meanwhile: only then may it be measured again."""
+    def assert_high(self, seen: object) -> float:
+        """Fails with what was seen unless the background load was high: only then may a
+        measurement be repeated.
+        """
         cores = self.cores()
-        assert cores > self.MUCH, f"{seen}, and others used only {cores:.2f} cores"
+        assert cores > self.MUCH, f"{seen}, and other processes used only {cores:.2f} cores"
         return cores
 
 
 def machine_cpu_s() -> float:
-    """CPU time of everybody so far, with what a hypervisor gave to others."""
-    user, nice, system, _, _, irq, softirq, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    """CPU time of all processes so far, including time stolen by a hypervisor."""
+    times = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, _, _, irq, softirq, steal = times
     return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def own_cpu_s() -> float:
-    """CPU time of the tests so far: this process and all with its mark, with those they waited for."""
+    """CPU time of this process and all processes with the tests' mark, including children that
+    they waited for.
+    """
     ticks = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if int(folder.name) == os.getpid() or MARK.encode() in (folder / "environ").read_bytes():
-                ticks += sum(map(int, (folder / "stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+            environ = (folder / "environ").read_bytes()
+            if int(folder.name) == os.getpid() or MARK.encode() in environ:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+                ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 MARK = f"ROOMMATE_TESTS={os.getpid()}"
-"""Stands in the environment of every process that a test starts, of those that they start, and so on."""
+"""Is in the environment of every process that a test starts, and of their children."""
 os.environ.update([MARK.split("=")])
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quiet() -> None:
-    """Where we may, we come first: other work on the machine is not what is measured here."""
+    """Raises the priority of the tests where permitted, against other load on the machine."""
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -15)
 
@@ -178,10 +188,10 @@ def group_stats(group: int) -> Iterator[list[str]]:
 
 
 def group_cpu_s(group: int) -> float:
-    """CPU time of a process group so far."""
+    """CPU time of a process group."""
     return sum(int(f[11]) + int(f[12]) for f in group_stats(group)) / 100
 
 
 def group_rss_mib(group: int) -> float:
-    """Memory of a process group now."""
+    """Resident memory of a process group."""
     return sum(int(f[21]) for f in group_stats(group)) * os.sysconf("SC_PAGE_SIZE") / 2**20

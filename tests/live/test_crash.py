@@ -10,7 +10,7 @@ import time
 
 from conftest import Room
 
-# A job that notes when it begins and ends, and notices if it runs beside itself.
+# A job that records when it begins and ends, and notices if it runs twice at the same time.
 CAREFUL = """
 import fcntl, os, sys, time
 lock = open("lock-" + NAME, "w")
@@ -28,20 +28,21 @@ def careful(name: str, length: float) -> str:
     return CAREFUL.replace("NAME", repr(name)).replace("LENGTH", str(length))
 
 
-def test_jobs_go_on_without_a_daemon_and_are_found_again(room: Room) -> None:
+def test_jobs_survive_a_killed_daemon_and_are_found_again(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2")
     room.python("long", careful("long", 4.0))
     room.python("short", careful("short", 0.3))
     room.python("waits", careful("waits", 0.1))
-    room.until(lambda: (room.folder / "begun-long").exists() and (room.folder / "begun-short").exists())
-    keeper = room.jobs()["long"]["keeper_pid"]
+    begun = [room.folder / f"begun-{name}" for name in ("long", "short")]
+    room.until(lambda: all(path.exists() for path in begun))
+    supervisor = room.jobs()["long"]["keeper_pid"]
     room.kill()
     room.until(lambda: (room.folder / "ended-short").exists())
     began = time.monotonic()
     room.up()
     jobs = room.jobs()
     took = time.monotonic() - began
-    assert jobs["long"]["state"] == "running" and jobs["long"]["keeper_pid"] == keeper
+    assert jobs["long"]["state"] == "running" and jobs["long"]["keeper_pid"] == supervisor
     assert jobs["short"]["state"] == "finished"
     assert took < 2.0, f"found again after {took:.1f} s"
     room.until_ended("long", "short", "waits")
@@ -51,7 +52,7 @@ def test_jobs_go_on_without_a_daemon_and_are_found_again(room: Room) -> None:
     assert room.replays()
 
 
-def test_a_long_past_does_not_slow_down_the_return(room: Room) -> None:
+def test_many_ended_jobs_do_not_slow_down_recovery(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "8")
     room.ok("submit", *[room.job("past", "command: ['true']")] * 60)
     room.until(lambda: all(j["ended"] for j in room.jobs().values()))
@@ -62,7 +63,7 @@ def test_a_long_past_does_not_slow_down_the_return(room: Room) -> None:
     assert {j["state"] for j in room.jobs().values()} == {"finished"}
 
 
-def test_a_tenant_with_the_sdk_comes_back_to_a_new_daemon(room: Room) -> None:
+def test_a_tenant_with_the_sdk_reconnects_to_a_new_daemon(room: Room) -> None:
     code = """
 import roommate, time
 for n, _ in enumerate(roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1)):
@@ -87,7 +88,7 @@ for n, _ in enumerate(roommate.steps(lambda size: time.sleep(0.01) or size, batc
     assert room.jobs()["sdk"]["starts"] == 1
 
 
-def test_a_job_that_waits_in_memory_survives_the_daemon(room: Room) -> None:
+def test_a_suspended_job_survives_the_daemon(room: Room) -> None:
     room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.4", "--set", "pack=false")
     for name in ("a", "b"):
         room.submit(name, f"for i in $(seq 100); do echo $i >> ticks-{name}; sleep 0.02; done")
@@ -106,7 +107,7 @@ def test_checkpoints_survive_a_killed_tenant(room: Room) -> None:
 import os, roommate, time
 path = os.environ["ROOMMATE_CHECKPOINT"]
 done = float(open(path).read()) if os.path.exists(path) else 0.0
-# It may have been killed after it saved and before it could say so.
+# It may have been killed after it saved and before it reported it.
 assert roommate.start_done() <= done, (roommate.start_done(), done)
 it = roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1, done=done)
 @roommate.on_checkpoint
@@ -123,7 +124,8 @@ for _ in it:
     room.until_ended("saves")
     assert room.state_of("saves") == "finished"
     assert room.jobs()["saves"]["starts"] == 2
-    survived = [f["failed"]["done"] for s in room.steps() for f in s.get("facts", []) if "failed" in f]
+    facts = [fact for step in room.steps() for fact in step.get("facts", [])]
+    survived = [fact["failed"]["done"] for fact in facts if "failed" in fact]
     assert len(survived) == 1 and survived[0] >= 30
 
 
@@ -143,7 +145,7 @@ def crash_loop(room: Room, kills: int, seed: int, *flags: str) -> None:
             continue
         pids = [j["keeper_pid"] for j in room.jobs().values() if j["keeper_pid"]]
         if pids:
-            # It may have ended by itself just now.
+            # It may just have ended by itself.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rng.choice(pids), signal.SIGKILL)
     room.until_ended(*names, within_s=120.0)
@@ -154,15 +156,15 @@ def crash_loop(room: Room, kills: int, seed: int, *flags: str) -> None:
     for name in names:
         begun, ended = ((room.folder / f"{what}-{name}").read_text() for what in ("begun", "ended"))
         failures = jobs[name]["failures"]
-        # Each attempt that was not killed before it could begin has begun once.
+        # Each attempt begins at most once; it may have been killed before that.
         assert 1 <= len(ended) <= len(begun) <= failures + 1, (name, begun, ended, failures)
     assert room.replays()
 
 
-def test_random_kills_lose_and_double_nothing(room: Room) -> None:
+def test_random_kills_lose_no_job_and_start_none_twice(room: Room) -> None:
     crash_loop(room, kills=12, seed=7)
 
 
-def test_random_kills_while_new_parts_of_the_journal_are_begun(room: Room) -> None:
+def test_random_kills_during_rollovers(room: Room) -> None:
     crash_loop(room, 25, 8, "--journal-mib", "0.002")
     assert len(list(room.state.glob("journal.jsonl.*"))) >= 2

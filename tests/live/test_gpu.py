@@ -1,4 +1,4 @@
-"""The cuda device without a GPU: NVIDIA's libraries and programs are invented, the daemon is not."""
+"""The cuda device with a real daemon and fakes of NVIDIA's libraries and programs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import pytest
 from conftest import ROOT, Room
 
 FAKE = ROOT / "tests/fake-gpu"
-SHOW = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if 'CUDA' in k}), flush=True)"
-# A tenant with the SDK; there is no GPU, so it can only say that it stays where it is.
+SHOW = (
+    "import os, json; "
+    "print(json.dumps({k: v for k, v in os.environ.items() if 'CUDA' in k}), flush=True)"
+)
+# A tenant with the SDK. It has no GPU, so it reports that it was not confined.
 TENANT = """
 import roommate, time
 for _ in roommate.steps(lambda size: size, batch_size=8):
     time.sleep(0.01)
 """
-# The same, as one with a GPU would answer.
+# The same, but it reports to be confined as ordered.
 SEATED = """
 import roommate, time
 from roommate import session
@@ -63,7 +66,8 @@ def mps_processes(room: Room) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            ours = entry.name.isdigit() and str(room.state).encode() in (entry / "environ").read_bytes()
+            environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            ours = str(room.state).encode() in environ
             if ours and b"mps-control" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except OSError:
@@ -71,7 +75,7 @@ def mps_processes(room: Room) -> list[int]:
     return found
 
 
-def test_the_tier_in_force_is_found_by_trying_and_told(gpus: Room) -> None:
+def test_the_tier_in_force_is_tested_and_shown(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
     found = machine(gpus)
     assert found["cluster"].startswith("1x1:h200/")
@@ -84,7 +88,7 @@ def test_the_tier_in_force_is_found_by_trying_and_told(gpus: Room) -> None:
 
 
 @pytest.mark.parametrize("how", ["lax", "broken"])
-def test_what_does_not_hold_is_not_claimed(gpus: Room, how: str) -> None:
+def test_limits_that_are_not_enforced_are_not_promised(gpus: Room, how: str) -> None:
     gpus.env["FAKE_CUDA"] = how
     if how == "broken":
         done = gpus.tool("up", "--device", "cuda", timeout=60)
@@ -94,14 +98,14 @@ def test_what_does_not_hold_is_not_claimed(gpus: Room, how: str) -> None:
     assert machine(gpus)["enforcement"]["tier"] == "time-slicing"
 
 
-def test_a_machine_without_gpus_says_so(room: Room) -> None:
+def test_a_machine_without_gpus_is_reported(room: Room) -> None:
     room.env["ROOMMATE_NVML_LIBRARY"] = "/nonexistent/libnvidia-ml.so.1"
     done = room.tool("up", "--device", "cuda", timeout=60)
     assert done.returncode != 0
-    assert "without --device cuda it shares the cores" in done.stderr, done.stderr
+    assert "without --device cuda the devices are CPU cores" in done.stderr, done.stderr
 
 
-def test_processes_find_their_gpu_and_their_limits(gpus: Room) -> None:
+def test_processes_get_their_gpu_and_their_limits(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
     gpus.python("opaque", SHOW, share=0.5, gpu_mib=4096)
     gpus.until(lambda: gpus.state_of("opaque") == "finished")
@@ -109,18 +113,19 @@ def test_processes_find_their_gpu_and_their_limits(gpus: Room) -> None:
     assert shown["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
     assert shown["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=5120M"
     assert Path(shown["CUDA_MPS_PIPE_DIRECTORY"], "control").exists()
-    # Under this policy everybody may use the whole GPU, and no policy can hold an opaque job to less later.
+    # With this policy every job may use the whole GPU, and a job without the SDK cannot be confined
+    # later.
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in shown
 
 
-def test_a_policy_of_turns_starts_processes_outside_mps(gpus: Room) -> None:
+def test_time_slicing_starts_processes_outside_mps(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "time-slicing")
     gpus.python("opaque", SHOW)
     gpus.until(lambda: gpus.state_of("opaque") == "finished")
     assert json.loads(gpus.ok("logs", "opaque"))["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent"
 
 
-def test_shares_are_percentages_for_the_opaque_and_seats_for_those_who_speak(gpus: Room) -> None:
+def test_shares_are_percentages_or_ranges_with_the_sdk(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps-split")
     gpus.python("opaque", SHOW + "\nimport time; time.sleep(30)")
     gpus.python("speaks", SEATED, sdk=True)
@@ -129,14 +134,14 @@ def test_shares_are_percentages_for_the_opaque_and_seats_for_those_who_speak(gpu
     assert shown["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50.0"
 
 
-def test_a_job_that_cannot_be_moved_says_so(gpus: Room) -> None:
+def test_a_job_that_cannot_be_confined_is_not_shown_so(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "fifo")
     gpus.python("plain", TENANT, sdk=True, share=0.5)
     gpus.until(lambda: gpus.jobs()["plain"]["done"] > 20)
     assert gpus.jobs()["plain"]["seat"] is None
 
 
-def test_who_shrinks_goes_first_and_who_grows_waits(gpus: Room) -> None:
+def test_ranges_shrink_before_others_grow(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "antman")
     gpus.python("promised", SEATED, sdk=True, share=0.75)
     gpus.until(lambda: seats(gpus)["promised"] == "SMs 0-87")
@@ -148,19 +153,20 @@ def test_who_shrinks_goes_first_and_who_grows_waits(gpus: Room) -> None:
     gpus.until(lambda: seats(gpus) == {"promised": "SMs 0-87", "guest": "SMs 88-131"})
 
 
-def test_a_guest_that_sits_apart_is_let_in_at_once(gpus: Room) -> None:
+def test_a_best_effort_job_in_its_own_range_starts_at_once(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "antman")
     gpus.python("promised", SEATED, sdk=True, share=0.5)
     gpus.until(lambda: gpus.jobs()["promised"]["done"] > 30)
     gpus.python("guest", SEATED, sdk=True, **{"class": "best-effort"})
     gpus.until(lambda: seats(gpus).get("guest") == "SMs 64-131")
-    # By 2 % every three seconds it would do 30 steps in the time.
+    # With the usual 2 % more every three seconds it would do 30 steps in this time.
     gpus.until(lambda: gpus.jobs()["guest"]["done"] > 150, 10)
 
 
-def test_roommates_of_one_that_is_killed_start_again_and_are_not_charged(gpus: Room) -> None:
+def test_roommates_of_a_killed_job_restart_without_a_failure(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps", "--backoff", "0.2")
-    dies = "import os, pathlib, sys, time\nmark = pathlib.Path(os.environ['ROOMMATE_JOB'] + '.pid')\n"
+    dies = "import os, pathlib, sys, time\n"
+    dies += "mark = pathlib.Path(os.environ['ROOMMATE_JOB'] + '.pid')\n"
     dies += "first = not mark.exists()\nmark.write_text(str(os.getpid()))\n"
     dies += "while first: time.sleep(0.05) if not pathlib.Path('die').exists() else sys.exit(1)\n"
     for name in ("killed", "beside"):
@@ -175,16 +181,18 @@ def test_roommates_of_one_that_is_killed_start_again_and_are_not_charged(gpus: R
     assert "failed together with a roommate on the same GPU" in gpus.ok("explain", "beside")
 
 
-def test_suspects_start_apart_and_are_cleared_or_charged(gpus: Room) -> None:
+def test_suspects_start_isolated_and_are_cleared_or_charged(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps", "--backoff", "0.2")
     code = "import os, pathlib, sys, time\nname = os.environ['ROOMMATE_JOB']\n"
-    code += "n = len(list(pathlib.Path('.').glob(name + '.run*')))\npathlib.Path(f'{name}.run{n}').touch()\n"
+    code += "n = len(list(pathlib.Path('.').glob(name + '.run*')))\n"
+    code += "pathlib.Path(f'{name}.run{n}').touch()\n"
     code += "print(os.environ['CUDA_MPS_PIPE_DIRECTORY'], flush=True)\n"
     code += "while n == 0: time.sleep(0.05) if not pathlib.Path('die').exists() else sys.exit(1)\n"
     code += "sys.exit(1 if name == 'guilty' else 0)\n"
     for name in ("guilty", "innocent"):
         gpus.python(name, code, retries=0)
-    gpus.until(lambda: (gpus.folder / "guilty.run0").exists() and (gpus.folder / "innocent.run0").exists())
+    first = [gpus.folder / f"{name}.run0" for name in ("guilty", "innocent")]
+    gpus.until(lambda: all(path.exists() for path in first))
     (gpus.folder / "die").touch()
     gpus.until(lambda: gpus.state_of("innocent") == "finished", 60)
     gpus.until(lambda: gpus.state_of("guilty").startswith("failed"), 60)
@@ -193,7 +201,7 @@ def test_suspects_start_apart_and_are_cleared_or_charged(gpus: Room) -> None:
         assert inside != outside == "/nonexistent"
 
 
-def test_an_mps_daemon_that_dies_is_started_again_and_ends_after_the_last_job(gpus: Room) -> None:
+def test_a_dead_mps_daemon_is_restarted(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
     gpus.until(lambda: len(mps_processes(gpus)) > 0)
     for pid in mps_processes(gpus):
@@ -204,7 +212,7 @@ def test_an_mps_daemon_that_dies_is_started_again_and_ends_after_the_last_job(gp
     gpus.until(lambda: not mps_processes(gpus))
 
 
-def test_mps_outlives_a_daemon_whose_jobs_go_on(gpus: Room) -> None:
+def test_mps_outlives_a_daemon_whose_jobs_run_on(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
     gpus.python("long", TENANT, sdk=True)
     gpus.until(lambda: gpus.jobs()["long"]["done"] > 5)

@@ -1,4 +1,4 @@
-"""The parts of bench/gpu work, as far as they can be tried without a GPU."""
+"""The parts of bench/gpu, as far as they can be tested without a GPU."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ def test_a_complete_part_is_not_run_again(tmp_path: Path) -> None:
     assert len((tmp_path / "selftest.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_loop_does_what_a_machine_asks_of_it_on_a_gpu() -> None:
+def test_a_loop_follows_the_orders_of_a_machine_on_a_gpu() -> None:
     words = ["--rehearse", "--task", "gpt2-lm", "--moves", "5"]
-    done = subprocess.run([sys.executable, str(GPU / "obeys.py"), *words], capture_output=True, text=True)
+    command = [sys.executable, str(GPU / "obeys.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 8, done.stderr
-    # How long things take depends on who else is here; what was done does not.
+    # Times depend on other load on the machine; what was done does not.
     timed = ("steps as long as the GPU takes", "half the pace")
     assert [row for row in rows if not row["obeyed"] and row["what"] not in timed] == []

@@ -15,7 +15,7 @@ from conftest import BINARY, Room
 
 
 class Served(Room):
-    """A daemon that listens for HTTP."""
+    """A daemon that serves HTTP."""
 
     server: str
     port: int
@@ -27,13 +27,17 @@ class Served(Room):
         self.port = int(self.server.rsplit(":", 1)[1])
         self.token = (self.state / "http-token").read_text().strip()
 
-    def post(self, path: str, body: Any = None, method: str = "POST", **headers: str) -> tuple[int, Any]:
+    def post(
+        self, path: str, body: Any = None, method: str = "POST", **headers: str
+    ) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         headers = {
             "Authorization": f"Bearer {self.token}",
             **{k.replace("_", "-"): v for k, v in headers.items()},
         }
-        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if body is None:
+            data = b""
         connection.request(method, path, data, headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
@@ -59,19 +63,21 @@ def test_verbs_are_those_of_the_socket(served: Served) -> None:
     served.submit("printer", "echo one; echo two; sleep 1000")
     status, jobs = served.post("/v1/ps")
     assert status == 200 and [j["name"] for j in jobs["jobs"]] == ["printer"]
-    status, job = served.post("/v1/describe", {"job": "printer"})
-    assert status == 200 and job["job"]["class"] == "guaranteed"
-    served.until(lambda: served.post("/v1/logs", {"job": "printer"})[1]["piece"]["bytes"] == "one\ntwo\n")
-    assert served.post("/v1/suspend", {"job": "printer"}) == (200, {"done": {"what": "suspended printer"}})
+    status, described = served.post("/v1/describe", {"job": "printer"})
+    assert status == 200 and described["job"]["class"] == "guaranteed"
+    job = {"job": "printer"}
+    served.until(lambda: served.post("/v1/logs", job)[1]["piece"]["bytes"] == "one\ntwo\n")
+    assert served.post("/v1/suspend", job) == (200, {"done": {"what": "suspended printer"}})
     assert served.state_of("printer") == "suspended"
-    status, said = served.post("/v1/cancel", {"job": "painter"})
-    assert status == 422 and said["error"]["hint"] == 'did you mean "printer"?'
+    status, reply = served.post("/v1/cancel", {"job": "painter"})
+    assert status == 422 and reply["error"]["hint"] == 'did you mean "printer"?'
 
 
 def test_every_client_verb_works_with_a_server(served: Served) -> None:
     token = ["--token-file", str(served.state / "http-token")]
     # Nothing but the address and the token: another folder, no state.
-    env = {**os.environ, "ROOMMATE_STATE": str(served.folder / "elsewhere"), "ROOMMATE_SERVER": served.server}
+    elsewhere = str(served.folder / "elsewhere")
+    env = {**os.environ, "ROOMMATE_STATE": elsewhere, "ROOMMATE_SERVER": served.server}
 
     def far(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([BINARY, *words], env={**env, **more}, capture_output=True, text=True)
@@ -83,9 +89,8 @@ def test_every_client_verb_works_with_a_server(served: Served) -> None:
         assert far(verb, "far", *token).returncode == 0
         assert served.state_of("far") == state
     assert "far" in far("ps", *token).stdout and "far" in far("top", *token).stdout
-    assert (
-        "submitted" in far("events", *token).stdout and "started on" in far("explain", "far", *token).stdout
-    )
+    assert "submitted" in far("events", *token).stdout
+    assert "started on" in far("explain", "far", *token).stdout
     assert far("describe", ROOMMATE_HTTP_TOKEN=served.token).returncode == 0
     without = far("ps")
     assert without.returncode == 2 and "could not read the token" in without.stderr
@@ -99,67 +104,68 @@ def test_every_client_verb_works_with_a_server(served: Served) -> None:
 
 
 def test_wrong_requests_are_refused_with_a_reason(served: Served) -> None:
+    unauthorized = "token is missing or wrong"
     cases: list[tuple[int, str, tuple[int, Any]]] = [
-        (401, "token is missing or wrong", served.post("/v1/ps", Authorization="Bearer nonsense")),
-        (401, "token is missing or wrong", served.post("/v1/ps", Authorization=f"Basic {served.token}")),
-        (
-            401,
-            "token is missing or wrong",
-            served.post("/v1/ps", Authorization=f"Bearer {served.token[:-1]}"),
-        ),
-        (401, "token is missing or wrong", served.post("/nothing", Authorization="")),
+        (401, unauthorized, served.post("/v1/ps", Authorization="Bearer nonsense")),
+        (401, unauthorized, served.post("/v1/ps", Authorization=f"Basic {served.token}")),
+        (401, unauthorized, served.post("/v1/ps", Authorization=f"Bearer {served.token[:-1]}")),
+        (401, unauthorized, served.post("/nothing", Authorization="")),
         (421, "Host", served.post("/v1/ps", Host=f"evil.example:{served.port}")),
         (421, "Host", served.post("/v1/ps", Host="127.0.0.1:1")),
-        (404, "there is nothing at", served.post("/v1/nothing")),
-        (404, "there is nothing at", served.post("/")),
-        (405, "GET is not how to ask", served.post("/v1/ps", method="GET")),
-        (400, "makes no sense", served.post("/v1/describe", {"jab": "x"})),
-        (400, "makes no sense", served.post("/v1/describe", b"{")),
-        (413, "are the most", served.post("/v1/ps", b"", Content_Length=str(9 << 20))),
+        (404, "no such path", served.post("/v1/nothing")),
+        (404, "no such path", served.post("/")),
+        (405, "method GET is not supported", served.post("/v1/ps", method="GET")),
+        (400, "is not valid", served.post("/v1/describe", {"jab": "x"})),
+        (400, "is not valid", served.post("/v1/describe", b"{")),
+        (413, "are accepted", served.post("/v1/ps", b"", Content_Length=str(9 << 20))),
     ]
-    for status, what, (got, said) in cases:
-        assert got == status and what in said["error"]["what"], (status, got, said)
+    for status, what, (got, reply) in cases:
+        assert got == status and what in reply["error"]["what"], (status, got, reply)
     host = f"Host: 127.0.0.1:{served.port}\r\nAuthorization: Bearer {served.token}\r\n".encode()
+    post = b"POST /v1/ps HTTP/1.1\r\n"
     for status, data in [
         (b"400", b"nonsense\r\n\r\n"),
-        (b"400", b"POST /v1/ps HTTP/1.1\r\n" + host + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
-        (b"400", b"POST /v1/ps HTTP/1.1\r\n" + host + b"Content-Length: -1\r\n\r\n"),
-        (b"411", b"POST /v1/ps HTTP/1.1\r\n" + host + b"\r\n"),
-        (b"411", b"POST /v1/ps HTTP/1.1\r\n" + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
-        (b"431", b"POST /v1/ps HTTP/1.1\r\n" + b"X: " + b"x" * (20 << 10) + b"\r\n"),
+        (b"400", post + host + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n"),
+        (b"400", post + host + b"Content-Length: -1\r\n\r\n"),
+        (b"411", post + host + b"\r\n"),
+        (b"411", post + host + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        (b"431", post + b"X: " + b"x" * (20 << 10) + b"\r\n"),
     ]:
         answer = served.raw(data)
         assert answer.startswith(b"HTTP/1.1 " + status), (status, answer)
     assert served.post("/v1/ps")[0] == 200
 
 
-def test_a_large_request_arrives_whole_and_a_slow_peer_hurts_nobody(served: Served) -> None:
+def test_a_large_request_is_accepted_beside_slow_clients(served: Served) -> None:
     slow = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(20)]
     for peer in slow:
         peer.sendall(b"POST /v1/ps HT")
     file = {"name": "large", "command": "true", "workdir": str(served.folder)}
-    submit = {"file": file, "env": {"PATH": os.environ["PATH"], "LARGE": "x" * (1 << 20)}, "key": "k"}
-    assert served.post("/v1/submit", submit, Expect="100-continue")[1] == {"submitted": {"name": "large"}}
-    assert served.post("/v1/submit", submit)[1] == {"submitted": {"name": "large"}}
+    env = {"PATH": os.environ["PATH"], "LARGE": "x" * (1 << 20)}
+    submit = {"file": file, "env": env, "key": "k"}
+    accepted = {"submitted": {"name": "large"}}
+    assert served.post("/v1/submit", submit, Expect="100-continue")[1] == accepted
+    assert served.post("/v1/submit", submit)[1] == accepted
     assert len(served.jobs()) == 1
     for peer in slow:
         peer.close()
 
 
-def test_the_token_is_for_its_owner_and_in_no_log(served: Served) -> None:
+def test_only_the_owner_can_read_the_token(served: Served) -> None:
     assert (served.state / "http-token").stat().st_mode & 0o777 == 0o600
     assert re.fullmatch("[0-9a-f]{64}", served.token)
     was = served.token
     served.ok("down")
     assert served.daemon is not None and served.daemon.stderr is not None
-    said = served.daemon.stderr.read()
-    assert str(served.state / "http-token") in said and served.server in said and was not in said
+    printed = served.daemon.stderr.read()
+    assert str(served.state / "http-token") in printed and served.server in printed
+    assert was not in printed
     served.daemon.stderr.close()
     served.serve()
     assert served.token == was
 
 
-def test_other_machines_are_let_in_only_on_request(room: Room) -> None:
+def test_other_machines_are_admitted_only_on_request(room: Room) -> None:
     refused = room.tool("up", "--http", "0.0.0.0:0")
     assert refused.returncode == 2
     assert "can be reached from other machines" in refused.stderr and "ssh -L" in refused.stderr

@@ -1,4 +1,4 @@
-"""What is kept, for how long, and how a journal goes on in a new part."""
+"""What is kept, for how long, and how a journal continues in a new part."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def heads(room: Room) -> list[dict[str, Any]]:
     return [json.loads(Path(p).read_text().splitlines()[0])["head"] for p in journals(room)]
 
 
-def test_a_log_is_cut_and_followed_across_every_cut(room: Room) -> None:
+def test_a_log_is_rotated_and_followed_across_rotations(room: Room) -> None:
     room.up("--policy", "fifo", "--log-mib", "0.01", "--log-parts", "3")
     lines = 12_000
-    name = room.python(
-        "talks",
-        f"import time\nfor i in range({lines}):\n  print(i, flush=True)\n  i % 500 or time.sleep(0.1)",
-    )
+    talks = f"import time\nfor i in range({lines}):\n"
+    talks += "  print(i, flush=True)\n  i % 500 or time.sleep(0.1)"
+    name = room.python("talks", talks)
     with subprocess.Popen(
         [BINARY, "logs", "-f", name], env=room.env, stdout=subprocess.PIPE, text=True
     ) as follows:
@@ -45,24 +44,24 @@ def test_a_log_is_cut_and_followed_across_every_cut(room: Room) -> None:
     assert seen == list(range(lines))
     files = parts(room.state / "jobs/0/log")
     assert len(files) == 4 and all(f.stat().st_size <= 10_486 for f in files)
-    # Afterwards the last parts are there, and nothing of them twice.
+    # Afterwards the last parts exist, without repetitions.
     kept = [int(line) for line in room.ok("logs", name).splitlines()]
     assert kept == list(range(kept[0], lines)) and len(kept) < lines
 
 
-def test_what_a_command_prints_last_is_kept_and_who_it_leaves_behind_is_not_waited_for(room: Room) -> None:
+def test_the_last_output_is_kept_and_orphans_are_not_awaited(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1")
-    room.submit(
-        "leaves", "sleep 1000 & head -c 50000 /dev/zero | tr '\\0' x; echo; echo last; exit 3", retries=0
-    )
+    leaves = "sleep 1000 & head -c 50000 /dev/zero | tr '\\0' x; echo; echo last; exit 3"
+    room.submit("leaves", leaves, retries=0)
     room.until_ended("leaves", within_s=10)
     assert room.ok("logs", "leaves") == "x" * 50_000 + "\nlast\n"
     assert room.state_of("leaves") == "failed: exit 3"
 
 
-def test_logs_of_ended_jobs_go_when_there_is_too_much(room: Room) -> None:
+def test_logs_of_ended_jobs_are_removed_above_a_limit(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1", "--keep-mib", "0.05")
-    names = [room.submit(f"j{i}", "head -c 30000 /dev/zero; touch $ROOMMATE_CHECKPOINT") for i in range(3)]
+    command = "head -c 30000 /dev/zero; touch $ROOMMATE_CHECKPOINT"
+    names = [room.submit(f"j{i}", command) for i in range(3)]
     room.until_ended(*names)
     room.until(lambda: not (room.state / "jobs/1/log").exists(), 15)
     assert not (room.state / "jobs/0/log").exists() and (room.state / "jobs/2/log").exists()
@@ -70,44 +69,36 @@ def test_logs_of_ended_jobs_go_when_there_is_too_much(room: Room) -> None:
     assert room.ok("logs", "j0") == "" and len(room.jobs()) == 3
 
 
-def test_an_idle_daemon_begins_a_new_part_and_remembers(room: Room) -> None:
+def test_an_idle_daemon_begins_a_new_part_and_keeps_jobs(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2", "--journal-mib", "0.01")
     for batch in range(4):
-        names = [room.submit(f"j{batch}-{i}", "echo hello; exit $((RANDOM % 1))") for i in range(12)]
+        command = "echo hello; exit $((RANDOM % 1))"
+        names = [room.submit(f"j{batch}-{i}", command) for i in range(12)]
         room.until_ended(*names)
     room.until(lambda: len(journals(room)) >= 3)
     assert len(room.jobs()) == 48 and {j["state"] for j in room.jobs().values()} == {"finished"}
     assert room.ok("logs", "j0-0") == "hello\n"
     assert "ended already" in room.tool("cancel", "j0-0").stderr
-    # Names are not given twice, and every part replays.
+    # Names are not reused, and every part replays.
     assert room.submit("j0-0", "true") == "j0-0-2"
     room.until_ended("j0-0-2")
-    assert all(line.startswith("same: ") for line in room.ok("replay", *journals(room)).splitlines())
-    # All of it is one story.
+    assert room.replays()
+    # Commands read all parts.
     assert "finished" in room.ok("explain", "j0-0") and "finished" in room.ok("explain", "j3-11")
-    told = room.ok("events")
-    assert told.count("submitted") == 49 and told.count("finished") == 49
+    events = room.ok("events")
+    assert events.count("submitted") == 49 and events.count("finished") == 49
     room.kill()
     room.up()
     assert len(room.jobs()) == 49 and room.state_of("j1-3") == "finished"
-    lines = sqlite3.connect(room.state / "store.db").execute("SELECT count(*) FROM line").fetchone()[0]
+    store = sqlite3.connect(room.state / "store.db")
+    lines = store.execute("SELECT count(*) FROM line").fetchone()[0]
     assert lines < 200
     room.ok("report", *journals(room), "-o", str(room.folder / "r.html"))
 
 
-def test_earlier_parts_and_their_jobs_are_forgotten_in_the_end(room: Room) -> None:
-    room.up(
-        "--policy",
-        "fifo",
-        "--devices",
-        "2",
-        "--journal-mib",
-        "0.002",
-        "--journal-parts",
-        "2",
-        "--keep-days",
-        "0",
-    )
+def test_old_parts_and_their_jobs_are_forgotten(room: Room) -> None:
+    limits = ("--journal-mib", "0.002", "--journal-parts", "2", "--keep-days", "0")
+    room.up("--policy", "fifo", "--devices", "2", *limits)
     for i in range(12):
         name = room.submit(f"j{i}", "true")
         # It may be forgotten as soon as it has ended.
@@ -116,7 +107,7 @@ def test_earlier_parts_and_their_jobs_are_forgotten_in_the_end(room: Room) -> No
     assert len(list((room.state / "jobs").glob("*/log"))) <= 2
 
 
-def test_running_jobs_go_on_in_a_new_part(room: Room) -> None:
+def test_running_jobs_continue_in_a_new_part(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "3", "--journal-mib", "0.002")
     room.python("sdk", LOOP, steps=1_000_000)
     room.submit("opaque", "sleep 1000")
@@ -142,32 +133,33 @@ def test_running_jobs_go_on_in_a_new_part(room: Room) -> None:
     done = after["sdk"]["done"]
     assert done >= before["sdk"]["done"] and after["sdk"]["age_s"] > before["sdk"]["age_s"]
     room.until(lambda: room.jobs()["sdk"]["done"] > done)
-    # And through a crash.
+    # Also after a crash.
     room.kill()
     room.up()
     room.until(lambda: room.jobs()["sdk"]["cooperative"])
     assert room.jobs()["opaque"]["keeper_pid"] == before["opaque"]["keeper_pid"]
-    assert all(line.startswith("same: ") for line in room.ok("replay", *journals(room)).splitlines())
+    assert room.replays()
     room.ok("cancel", "sdk", "opaque", "held")
     room.until(lambda: room.state_of("waits") == "running")
 
 
 def decide_differently(room: Room) -> None:
-    """Makes the journal say what the policy would not: as if its code had been another."""
+    """Changes decisions in the journal, as if the policy's code had changed since."""
     with sqlite3.connect(room.state / "store.db") as store:
         rows = store.execute("SELECT seq, text FROM line").fetchall()
         changed = 0
         for seq, text in rows:
             step = json.loads(text).get("step", {})
             if any("start" in a for a in step.get("actions", [])):
-                other = text.replace(b'"gpus":[0]', b'"gpus":[9]').replace(b'"gpus":[1]', b'"gpus":[0]')
-                other = other.replace(b'"gpus":[9]', b'"gpus":[1]')
-                store.execute("UPDATE line SET text = ? WHERE seq = ?", (other, seq))
+                swapped = text.replace(b'"gpus":[0]', b'"gpus":[9]')
+                swapped = swapped.replace(b'"gpus":[1]', b'"gpus":[0]')
+                swapped = swapped.replace(b'"gpus":[9]', b'"gpus":[1]')
+                store.execute("UPDATE line SET text = ? WHERE seq = ?", (swapped, seq))
                 changed += 1
         assert changed
 
 
-def test_a_policy_that_decides_differently_now_keeps_the_jobs(room: Room) -> None:
+def test_jobs_are_kept_when_the_policy_decides_differently(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2", "--backoff", "0.05")
     room.submit("past", "echo done")
     room.until_ended("past")
@@ -177,7 +169,7 @@ def test_a_policy_that_decides_differently_now_keeps_the_jobs(room: Room) -> Non
     room.submit("fails", "sleep 0.1; [ -e failed ] || { touch failed; exit 1; }", retries=1)
     room.submit("waits", "echo x >> waited")
     room.until(lambda: room.jobs()["runs"]["cooperative"])
-    keeper = room.jobs()["runs"]["keeper_pid"]
+    supervisor = room.jobs()["runs"]["keeper_pid"]
     room.kill()
     (room.folder / "go").write_text("0")
     room.until(lambda: (room.folder / "ended").exists())
@@ -186,19 +178,20 @@ def test_a_policy_that_decides_differently_now_keeps_the_jobs(room: Room) -> Non
     room.up()
     jobs = room.jobs()
     assert sorted(jobs) == ["ends", "fails", "past", "runs", "waits"]
-    assert jobs["runs"]["keeper_pid"] == keeper and jobs["past"]["state"] == "finished"
-    # It finished while nobody looked, and is not run again.
+    assert jobs["runs"]["keeper_pid"] == supervisor and jobs["past"]["state"] == "finished"
+    # It finished while no daemon ran, and is not run again.
     assert jobs["ends"]["state"] == "finished"
     room.until_ended("fails", "waits")
     assert room.state_of("fails") == "finished" and room.state_of("waits") == "finished"
-    assert (room.folder / "ended").read_text() == "x\n" and (room.folder / "waited").read_text() == "x\n"
-    assert room.jobs()["runs"]["keeper_pid"] == keeper and room.state_of("runs") == "running"
+    for name in ("ended", "waited"):
+        assert (room.folder / name).read_text() == "x\n"
+    assert room.jobs()["runs"]["keeper_pid"] == supervisor and room.state_of("runs") == "running"
     assert "decides differently now" in heads(room)[1]["continues"]
     assert "decides differently now" in room.ok("describe")
     assert room.ok("replay", journals(room)[-1]).startswith("same: ")
 
 
-def test_a_state_of_the_version_before_is_read(room: Room) -> None:
+def test_a_state_of_an_earlier_version_is_read(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1")
     room.submit("old", "true")
     room.until_ended("old")
@@ -207,12 +200,12 @@ def test_a_state_of_the_version_before_is_read(room: Room) -> None:
     room.ok("suspend", "held")
     room.ok("down")
     with sqlite3.connect(room.state / "store.db") as store:
-        # What users set stood beside the journal.
+        # What users set was stored beside the journal.
         for column in ("held", "batch"):
             store.execute(f"ALTER TABLE job ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
         store.execute("UPDATE job SET held = 1 WHERE name = 'held'")
-        gone = store.execute("DELETE FROM line WHERE CAST(text AS TEXT) LIKE '%{\"held\":%'").rowcount
-        assert gone == 1
+        held = "DELETE FROM line WHERE CAST(text AS TEXT) LIKE '%{\"held\":%'"
+        assert store.execute(held).rowcount == 1
         for column in ("idx", "starts", "failures", "carried", "ended_us", "view"):
             store.execute(f"ALTER TABLE job DROP COLUMN {column}")
         store.execute("ALTER TABLE job RENAME COLUMN id TO idx")
@@ -226,9 +219,10 @@ def test_a_state_of_the_version_before_is_read(room: Room) -> None:
     room.until_ended("new")
 
 
-def test_jobs_that_take_turns_do_so_across_parts_and_crashes(room: Room) -> None:
+def test_time_slices_continue_across_rollovers_and_crashes(room: Room) -> None:
     flags = ("--journal-mib", "0.001")
-    room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false", *flags)
+    sets = ("--set", "slice_s=0.3", "--set", "pack=false")
+    room.up("--policy", "gandiva", "--devices", "1", *sets, *flags)
     names = ("a", "b", "c")
     for name in names:
         room.submit(name, f"for i in $(seq 200); do echo $i >> ticks-{name}; sleep 0.02; done")

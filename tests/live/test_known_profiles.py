@@ -1,4 +1,4 @@
-"""What was measured before reaches a live policy: `--profiles`."""
+"""Earlier measurements reach a live policy: `--profiles`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_measured_pairs_and_profiles_are_in_the_journal(room: Room) -> None:
     [[_, first, second, speeds]] = head["known_pairs"]["pairs"]
     assert (first, second) == (0, 1) and all(abs(speed - 0.9) < 1e-6 for speed in speeds)
     assert [line["profile"]["name"] for line in lines if "profile" in line] == ["a@1", "b@1"]
-    # The knowledge is in the journal: a daemon that comes back decides the same.
+    # The measurements are in the journal, so a restarted daemon decides the same.
     room.kill()
     room.up()
     assert len(room.jobs()) == 2 and room.replays()
@@ -72,7 +72,7 @@ def test_an_unknown_pair_takes_turns(room: Room) -> None:
         turns.update(now)
 
 
-def test_other_profiles_than_the_state_has_are_refused(room: Room) -> None:
+def test_profiles_other_than_those_of_the_state_are_refused(room: Room) -> None:
     room.up("--devices", "1")
     room.kill()
     done = room.tool("up", "--profiles", measured(room.folder))

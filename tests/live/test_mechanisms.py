@@ -1,5 +1,5 @@
-"""What policies of the papers do with real processes: turns, packs on trial, interleaved stages, batch sizes
-that are tuned together. All of it stands in the journal.
+"""Mechanisms of published policies with real processes: time slices, trial packs, interleaved
+stages, batch sizes tuned together. All of it is in the journal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Others, Room
+from conftest import BackgroundLoad, Room
 
 # Waits for its data and computes, both in each step.
 WAITS = """
@@ -37,8 +37,8 @@ def notes(room: Room, kind: str) -> list[tuple[str, Any]]:
     return [(names[job], why[kind]) for job, why in every if isinstance(why, dict) and kind in why]
 
 
-def test_two_interleaved_jobs_finish_sooner_than_one_after_the_other(room: Room) -> None:
-    """One waits for its storage, the other computes; on one device their stages take turns."""
+def test_interleaved_jobs_finish_sooner_than_in_sequence(room: Room) -> None:
+    """One job waits for its storage, the other computes; on one device their stages take turns."""
     jobs = []
     for name, load, compute in (("loads", 0.03, 0.005), ("computes", 0.005, 0.03)):
         command = [sys.executable, "-c", waits(load, compute, 50, interleave=True)]
@@ -48,17 +48,17 @@ def test_two_interleaved_jobs_finish_sooner_than_one_after_the_other(room: Room)
     journal = room.folder / "j.jsonl"
     gains: list[float] = []
     for _ in range(3):
-        others = Others()
+        background = BackgroundLoad()
         out = room.ok("run", mix, "--versus-exclusive", "--journal", str(journal), "-o", "json")
         exclusive, shared = (r["metrics"]["makespan_s"] for r in json.loads(out))
         assert '"stage":' in journal.read_text()
         assert room.ok("replay", str(journal)).startswith("same: ")
         gains.append(exclusive / shared)
-        # Without waiting for each other they would take half as long; starting takes a part of it.
+        # Without waiting for each other they would take half as long; startup reduces the gain.
         if gains[-1] >= 1.3:
             return
-        others.are_to_blame(f"one after the other takes {gains} times as long")
-    pytest.skip(f"others keep the machine busy; {gains} says nothing")
+        background.assert_high(f"in sequence they take {gains} times as long")
+    pytest.skip(f"background load is too high; {gains} is not conclusive")
 
 
 GANDIVA = ["slice_s=1.5", "scan_s=0.5", "trial_s=1.2", "trial_steps=5", "cool_s=0"]
@@ -83,7 +83,7 @@ def test_gandiva_keeps_a_pack_that_was_measured_to_help(room: Room) -> None:
 
 
 def packed_for_s(room: Room) -> float:
-    """How long both jobs have run now."""
+    """How long both jobs have been running."""
     last = max((s["at"] for s in room.steps() if s.get("actions")), default=0)
     both = all(j["state"] == "running" for j in room.jobs().values())
     return (room_now_us(room) - last) / 1e6 if both else 0.0
@@ -93,7 +93,7 @@ def room_now_us(room: Room) -> float:
     return 1e6 * float(json.loads(room.ok("describe", "-o", "json"))["up_s"])
 
 
-# Needs something that only one can have, for as long as its step takes.
+# Each step holds a lock, so that only one of two jobs makes progress at a time.
 EXCLUSIVE = """
 import fcntl, roommate, time
 lock = open("lock", "w")
@@ -106,13 +106,13 @@ for _ in roommate.steps(work, batch_size=1): pass
 """
 
 
-def test_gandiva_reverts_a_pack_that_was_measured_not_to_help(room: Room) -> None:
+def test_gandiva_reverts_a_pack_that_does_not_help(room: Room) -> None:
     gandiva(room)
     for name in ("a", "b"):
         room.python(name, EXCLUSIVE)
     room.until(lambda: notes(room, "not_worth_sharing"))
     assert notes(room, "tried_with")
-    # They take turns again, and the pair is not tried a second time.
+    # They are time-sliced again, and the pair is not tried a second time.
     suspended = len(room.actions("suspend"))
     room.until(lambda: len(room.actions("suspend")) >= suspended + 2)
     assert len(notes(room, "tried_with")) == 1
@@ -120,14 +120,14 @@ def test_gandiva_reverts_a_pack_that_was_measured_not_to_help(room: Room) -> Non
 
 
 def chart(room: Room) -> None:
-    """The journal replays, and its report shows who ran when."""
+    """The journal replays, and its report has a chart."""
     journal, page = room.state / "journal.jsonl", room.folder / "report.html"
     room.ok("report", str(journal), "-o", str(page))
     assert "<svg" in page.read_text() or "<canvas" in page.read_text()
     assert room.replays()
 
 
-# A step takes a while whatever its batch, and a bit for each sample; the gradients say that large ones pay.
+# A step takes a fixed time plus some for each sample; its gradients make large batches worthwhile.
 TUNED = """
 import roommate, time
 ticks = open("ticks-" + NAME, "a", buffering=1)
@@ -143,12 +143,12 @@ NOISE = 256.0
 
 
 def tuned(name: str, fixed_s: float, each_s: float) -> str:
-    text = TUNED.replace("NAME", repr(name)).replace("FIXED", str(fixed_s)).replace("EACH", str(each_s))
-    return text.replace("NOISE", str(NOISE))
+    text = TUNED.replace("NAME", repr(name)).replace("NOISE", str(NOISE))
+    return text.replace("FIXED", str(fixed_s)).replace("EACH", str(each_s))
 
 
 def goodput(room: Room, name: str, since: float, until: float) -> float:
-    """Steps of its own batch size a second that the job's steps of a time were worth."""
+    """Goodput in a period, in steps of the job's own batch size per second."""
     worth = 0.0
     for line in (room.folder / f"ticks-{name}").read_text().splitlines()[:-1]:
         batch, at = (float(word) for word in line.split())
@@ -159,7 +159,8 @@ def goodput(room: Room, name: str, since: float, until: float) -> float:
 
 def test_iadeep_tunes_the_batch_sizes_of_roommates_together(room: Room) -> None:
     room.up(
-        *("--policy", "iadeep", "--devices", "1", "--set", "admission=false", "--set", "tune_alone=false"),
+        *("--policy", "iadeep", "--devices", "1"),
+        *("--set", "admission=false", "--set", "tune_alone=false"),
         *("--set", "measure_s=1.2", "--set", "budget=6"),
     )
     jobs = {"a": (0.004, 0.0002), "b": (0.006, 0.0005)}
@@ -170,7 +171,7 @@ def test_iadeep_tunes_the_batch_sizes_of_roommates_together(room: Room) -> None:
     together = time.monotonic() + 0.2
     room.until(lambda: room.actions("tune"))
     began = time.monotonic() - 0.1
-    assert began - together > 0.4, "too little was seen of the start"
+    assert began - together > 0.4, "the time before the first tune is too short"
     start = {n: goodput(room, n, together, began) for n in jobs}
     room.until(lambda: {n for n, _ in notes(room, "batch_settled")} == set(jobs), 60.0)
     settled = dict(notes(room, "batch_settled"))
@@ -179,7 +180,7 @@ def test_iadeep_tunes_the_batch_sizes_of_roommates_together(room: Room) -> None:
     since = time.monotonic()
     time.sleep(2.0)
     end = {n: goodput(room, n, since, time.monotonic()) for n in jobs}
-    # What the policy asked for is what the jobs do.
+    # The jobs run with what the policy ordered.
     for name, why in settled.items():
         assert room.jobs()[name]["batch"] == why["batch"]
         assert abs(room.jobs()[name]["noise_scale"] - NOISE) < 0.01 * NOISE

@@ -1,4 +1,4 @@
-"""The simulator predicts what real jobs do beside each other from what they did alone."""
+"""The simulator predicts jobs beside each other from their behaviour alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import Others, Room
+from conftest import BackgroundLoad, Room
 from test_mechanisms import waits
 
 GOAL = 0.10
@@ -28,23 +28,23 @@ def job(name: str, wait_s: float, compute_s: float, steps: int, **more: Any) -> 
 
 
 MIXES = {
-    # Two take turns on one device. With three, microseconds decide which of the other two is next, and so
-    # whether one that has little left ends a whole turn sooner.
+    # Two jobs are time-sliced on one device. With three, microseconds decide which of the other two
+    # is next, and so whether a job with little work left ends a whole slice sooner.
     "turns": {
         "policy": "gandiva",
         "set": {"slice_s": 1.0, "pack": False},
         "devices": 1,
         "jobs": [job("a", 0.02, 0.002, 110), job("b", 0.02, 0.002, 160)],
     },
-    # Beside each other on one core, where both want to compute now and then. Not in step: two that are equal
-    # to the millisecond begin and stay together, and meet more often than any model of chance says.
+    # Beside each other on one core, where both compute now and then. Their steps differ in length:
+    # two equal jobs would stay in phase and collide more often than a random model predicts.
     "beside": {
         "policy": "mps",
         "devices": 1,
         "jobs": [job("a", 0.014, 0.006, 150), job("b", 0.019, 0.008, 110)],
     },
-    # Stages that take turns. To ask for a turn takes a millisecond or two, of which the prediction knows
-    # nothing: in steps of 30 ms that alone can be a tenth.
+    # Interleaved stages. Asking for a stage takes a millisecond or two, which the prediction does
+    # not include: in steps of 30 ms that alone can be a tenth.
     "stages": {
         "policy": "muri-s",
         "devices": 1,
@@ -60,12 +60,12 @@ MIXES = {
 def test_completions_are_predicted_within_a_tenth(room: Room, mix: str) -> None:
     seen = []
     for _ in range(3):
-        others = Others()
+        background = BackgroundLoad()
         guesses = predictions(room, MIXES[mix])
         assert len(guesses) == len(MIXES[mix]["jobs"])
         errors = {g["job"]: round(g["predicted_s"] / g["real_s"] - 1.0, 3) for g in guesses}
         seen.append(errors)
         if max(abs(e) for e in errors.values()) <= GOAL:
             return
-        others.are_to_blame(f"errors of {seen}")
-    pytest.skip(f"others keep the machine busy; errors of {seen} say nothing")
+        background.assert_high(f"errors of {seen}")
+    pytest.skip(f"background load is too high; errors of {seen} are not conclusive")

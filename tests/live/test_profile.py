@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BINARY, Others, Room
+from conftest import BINARY, BackgroundLoad, Room
 from test_gpu import gpus, libraries, mps_processes  # noqa: F401 - fixtures
 
-# A loop that sleeps for each step: how fast it is does not depend on what else the machine does.
+# A loop that sleeps in each step: its speed does not depend on other load on the machine.
 SLEEPS = """
 import time, roommate
 for size in roommate.steps(lambda n: n, batch_size=8, min=4, max=16):
@@ -30,7 +30,7 @@ for _ in roommate.steps(lambda n: n, batch_size=1):
     while time.thread_time() < end: pass
 """
 
-# Lives for so many steps, once it is let.
+# Dies after this many steps.
 DIES = """
 import time, roommate
 for n, _ in enumerate(roommate.steps(lambda n: n, batch_size=1)):
@@ -72,7 +72,8 @@ def test_tasks_are_measured_alone_and_side_by_side(room: Room) -> None:
         sleeps("long", 0.05, [8]),
         sleeps("service", 0.02, [4], kind="serve"),
     ]
-    file = plan(room, tasks=tasks, sets=[["short", "long"], ["short", "service"], ["short", "long", "long"]])
+    sets = [["short", "long"], ["short", "service"], ["short", "long", "long"]]
+    file = plan(room, tasks=tasks, sets=sets)
     began = time.monotonic()
     done = measure(room, file)
     took = time.monotonic() - began
@@ -87,56 +88,59 @@ def test_tasks_are_measured_alone_and_side_by_side(room: Room) -> None:
     assert all(r["n"] >= 3 and r["mem_mib"] > 0 and r["sms"] == 1 for r in found[:4])
     pair, triple = found[4], found[5]
     assert (pair["k"], pair["a"], pair["batch_a"], pair["b"]) == ("tt", "short", 8, "long")
-    # Who sleeps disturbs nobody.
+    # Sleeping tasks do not disturb each other.
     assert pair["ra"]["it_s"] == pytest.approx(97, rel=0.1)
     assert pair["rb"]["it_s"] == pytest.approx(20, rel=0.1)
     assert triple["tasks"] == ["short", "long", "long"] and len(triple["r"]) == 3
     alone, beside = rows(room, "-services")
     assert (alone["name"], beside["k"], beside["b"]) == ("service", "tc", "service")
     assert beside["rb"]["it_s"] == pytest.approx(97, rel=0.1)
-    # Seven of 1.3 s each: little time goes by in which nothing is measured.
+    # Seven measurements of 1.3 s each: there is little time between them.
     assert took < 7 * 1.3 * 1.25 + 2, took
     advice = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))
     assert [s["decision"] for s in advice["sets"]] == ["share"] * 3
-    assert next(s for s in advice["sets"] if len(s["tasks"]) == 3)["best"]["sum"] == pytest.approx(3, rel=0.1)
+    [triple] = [s for s in advice["sets"] if len(s["tasks"]) == 3]
+    assert triple["best"]["sum"] == pytest.approx(3, rel=0.1)
 
 
-def test_two_that_fill_a_core_are_better_run_one_at_a_time(room: Room) -> None:
+def test_two_tasks_that_fill_a_core_are_not_shared(room: Room) -> None:
     file = plan(room, tasks=[task("full", COMPUTES, [1])], sets=[["full", "full"]])
     seen: list[tuple[float, float, float]] = []
     for _ in range(3):
-        others = Others()
+        background = BackgroundLoad()
         assert measure(room, file, "--again").returncode == 0
         alone, both = rows(room)
-        [advice] = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))["sets"]
+        out = str(room.folder / "out")
+        [advice] = json.loads(room.ok("profile", "advise", out, "-o", "json"))["sets"]
         seen.append((alone["it_s"], both["ra"]["it_s"], both["rb"]["it_s"]))
         if advice["unconfined"]["sum"] == pytest.approx(1, abs=0.1):
             assert advice["decision"] == "decline" and advice["best"] is None
             assert "times as long" in advice["reason"]
-            assert "worth sharing a GPU: 0 of 1" in room.ok("profile", "advise", str(room.folder / "out"))
+            assert "worth sharing a GPU: 0 of 1" in room.ok("profile", "advise", out)
             return
-        others.are_to_blame(seen)
-    pytest.skip(f"others keep the machine busy; {seen} says nothing")
+        background.assert_high(seen)
+    pytest.skip(f"background load is too high; {seen} is not conclusive")
 
 
-def test_what_is_there_is_not_measured_again(room: Room) -> None:
+def test_existing_rows_are_not_measured_again(room: Room) -> None:
     tasks = [sleeps("a", 0.01, [8]), sleeps("b", 0.02, [8])]
     assert measure(room, plan(room, tasks=tasks)).returncode == 0
     first = rows(room)
     path = room.folder / "out.jsonl"
-    # A run that was killed in the middle of a row.
+    # As if a run had been killed while it wrote a row.
     path.write_text(path.read_text() + '{"k": "tt", "a": "a", "ba')
     done = measure(room, plan(room, tasks=tasks, sets="all-pairs"))
     assert done.returncode == 0 and "2 of 3 are measured already" in done.stderr
     assert rows(room)[:2] == first and [names(r) for r in rows(room)] == ["a", "b", "a+b"]
-    assert "3 of 3 are measured already" in measure(room, plan(room, tasks=tasks, sets="all-pairs")).stderr
+    again = measure(room, plan(room, tasks=tasks, sets="all-pairs"))
+    assert "3 of 3 are measured already" in again.stderr
     done = measure(room, plan(room, tasks=tasks), "--again")
     assert "already" not in done.stderr
-    # What the plan does not measure stays.
+    # Rows that the plan does not contain stay.
     assert sorted(names(r) for r in rows(room)) == ["a", "a+b", "b"]
 
 
-def test_who_dies_or_does_not_obey_is_a_row_and_the_rest_goes_on(room: Room) -> None:
+def test_a_failed_task_is_a_row_and_others_are_measured(room: Room) -> None:
     tasks = [
         sleeps("good", 0.01, [8]),
         task("gone", "raise SystemExit(3)", [1]),
@@ -149,24 +153,26 @@ def test_who_dies_or_does_not_obey_is_a_row_and_the_rest_goes_on(room: Room) -> 
     found = {(names(r), r.get("batch")): r for r in rows(room)}
     assert found["good", 8]["it_s"] == pytest.approx(97, rel=0.1)
     assert found["gone", 1]["error"] == "gone: ended with exit 3"
-    assert found["short-lived", 1]["error"] == "short-lived: ended with exit 1: RuntimeError: out of luck"
+    died = "short-lived: ended with exit 1: RuntimeError: out of luck"
+    assert found["short-lived", 1]["error"] == died
     assert found["stubborn", 8]["it_s"] == pytest.approx(97, rel=0.1)
     assert found["stubborn", 4]["error"] == "stubborn: was given batches of 4, works with 8"
     assert found["good+gone", None]["error"] == "gone: ended with exit 3"
     assert found["good+stubborn", None]["ra"]["it_s"] == pytest.approx(97, rel=0.1)
     assert "4 measurements failed" in done.stderr
-    # Readers pass over what failed; another run tries it again and keeps no two rows of the same.
+    # Readers skip failed rows; another run repeats them and leaves one row for each.
     advice = json.loads(room.ok("profile", "advise", str(room.folder / "out"), "-o", "json"))
     assert [s["tasks"] for s in advice["sets"]] == [["good", "stubborn"]]
     again = measure(room, file)
     assert "3 of 7 are measured already" in again.stderr and len(rows(room)) == 7
 
 
-def test_one_that_is_stopped_leaves_no_process_and_keeps_its_rows(room: Room) -> None:
+def test_a_stopped_run_leaves_rows_but_no_process(room: Room) -> None:
     marked = room.folder / "pids"
     mark = f"import os; open({str(marked)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
     code = mark + SLEEPS.replace("STEP", "0.01")
-    file = plan(room, tasks=[task("a", code, [8, 4, 16]), task("b", code, [8])], sets="all-pairs")
+    tasks = [task("a", code, [8, 4, 16]), task("b", code, [8])]
+    file = plan(room, tasks=tasks, sets="all-pairs")
     words = [BINARY, "profile", "measure", file, "--out", str(room.folder / "out")]
 
     def alive() -> list[str]:
@@ -178,13 +184,13 @@ def test_one_that_is_stopped_leaves_no_process_and_keeps_its_rows(room: Room) ->
         room.until(lambda before=before: len(rows(room)) > before)
         assert len(alive()) >= 2
         run.send_signal(kill)
-        said = run.communicate()[1]
+        printed = run.communicate()[1]
         room.until(lambda: not alive(), within_s=5)
-        assert kill == signal.SIGKILL or "goes on with the rest" in said
+        assert kill == signal.SIGKILL or "goes on with the rest" in printed
     assert 2 <= len(rows(room)) < 5
 
 
-# As one with a GPU would answer, but never in fewer than 32 SMs. Steps take longer in a part.
+# Reports to be confined as ordered, but never to fewer than 32 SMs. Steps take longer in a range.
 SEATED = """
 import roommate, time
 from roommate import session
@@ -201,7 +207,7 @@ for _ in roommate.steps(lambda size: size, batch_size=8):
 """
 
 
-def test_parts_of_a_gpu_are_measured(gpus: Room) -> None:  # noqa: F811
+def test_sm_ranges_are_measured(gpus: Room) -> None:  # noqa: F811
     tasks = [task("a", SEATED, [8], sms=[24, 64]), task("b", SEATED, [8])]
     file = plan(gpus, tasks=tasks, sets=["all-pairs"], splits=[48, [88, 44]], devices="gpu")
     done = measure(gpus, file)
@@ -213,16 +219,17 @@ def test_parts_of_a_gpu_are_measured(gpus: Room) -> None:  # noqa: F811
     assert set(found["a", 132]["gpm"]) >= {"graphics", "sm_util", "dram", "pcie_rx_mib_s"}
     pair = found["a+b", 48]
     assert (pair["k"], pair["sms_a"], pair["sms_b"]) == ("tt", 48, 84)
-    assert pair["ra"]["it_s"] == pytest.approx(36, rel=0.1) and pair["rb"]["it_s"] == pytest.approx(
-        62, rel=0.1
-    )
-    [advice] = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
-    assert advice["decision"] == "share" and advice["best"]["sms"] is None and len(advice["ways"]) == 3
+    assert pair["ra"]["it_s"] == pytest.approx(36, rel=0.1)
+    assert pair["rb"]["it_s"] == pytest.approx(62, rel=0.1)
+    out = str(gpus.folder / "out")
+    [advice] = json.loads(gpus.ok("profile", "advise", out, "-o", "json"))["sets"]
+    assert advice["decision"] == "share" and advice["best"]["sms"] is None
+    assert len(advice["ways"]) == 3
     assert not mps_processes(gpus), "the MPS daemon is still there"
 
 
-# One that takes what it may, and one that is slow beside it where that has more than half of the GPU. Their
-# steps are so long that they are not half as long again where others disturb the machine.
+# HOG records its SMs; MEEK is slow beside it if HOG has more than half of the GPU. Steps are long
+# enough that background load does not lengthen them by half.
 HOG = SEATED.replace(
     "time.sleep(0.01 if",
     "open(FILE, 'w').write(str(device.place.sms if device.place else 132)); time.sleep(0.03 if",
@@ -241,55 +248,58 @@ def beside():
 )
 
 
-def test_splits_are_searched_for_where_somebody_suffers(gpus: Room) -> None:  # noqa: F811
-    # Where others disturb the machine in the middle of it, and only there, it is measured again.
+def test_splits_are_searched_for_if_a_task_is_too_slow(gpus: Room) -> None:  # noqa: F811
+    # Repeated only if background load disturbed the measurement.
     for _ in range(3):
-        others = Others()
+        background = BackgroundLoad()
         try:
             return splits_are_searched_for(gpus)
         except AssertionError as failed:
-            others.are_to_blame(failed)
+            background.assert_high(failed)
             (gpus.folder / "out.jsonl").unlink()
-    pytest.skip("others keep the machine busy")
+    pytest.skip("background load is too high")
 
 
 def splits_are_searched_for(gpus: Room) -> None:  # noqa: F811
     file = repr(str(gpus.folder / "hog"))
-    tasks = [task("hog", HOG.replace("FILE", file), [8]), task("meek", MEEK.replace("FILE", file), [8])]
+    hog, meek = HOG.replace("FILE", file), MEEK.replace("FILE", file)
+    tasks = [task("hog", hog, [8]), task("meek", meek, [8])]
     quick = {"seconds": 1.2, "settle": 0.4, "devices": "gpu", "rounds": 2}
-    words = plan(
-        gpus, tasks=tasks, sets=[["meek", "hog"], ["meek", "meek"]], splits="search", tries=4, **quick
-    )
+    sets = [["meek", "hog"], ["meek", "meek"]]
+    words = plan(gpus, tasks=tasks, sets=sets, splits="search", tries=4, **quick)
     done = measure(gpus, words)
     assert done.returncode == 0, done.stderr
     pairs = [r for r in rows(gpus) if r.get("a") == "meek" and r["b"] == "hog"]
     first = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if "round" not in r]
-    # Held to 88 SMs the hog still takes too much, with fewer it does not: beside one that has all, and apart.
-    assert first == [(None, None), (132, 88), (132, 64), (44, 88), (68, 64)], (done.stderr, rows(gpus))
+    # Confined to 88 SMs the hog still takes too much, to fewer it does not: with the other task
+    # unconfined, and partitioned.
+    splits = [(None, None), (132, 88), (132, 64), (44, 88), (68, 64)]
+    assert first == splits, (done.stderr, rows(gpus))
     assert "meek@8 + hog@8 on all + 64 SMs" in done.stderr
     # The best two are measured again.
     again = [(r.get("sms_a"), r.get("sms_b")) for r in pairs if r.get("round") == 1]
     assert len(again) == 3 and again[0] == (None, None) and set(again[1:]) <= set(first), pairs
-    # Two who do not disturb each other have nothing to win.
+    # Two tasks that do not disturb each other are not split.
     assert len([r for r in rows(gpus) if r.get("b") == "meek"]) == 2
-    found = json.loads(gpus.ok("profile", "advise", str(gpus.folder / "out"), "-o", "json"))["sets"]
+    out = str(gpus.folder / "out")
+    found = json.loads(gpus.ok("profile", "advise", out, "-o", "json"))["sets"]
     advice = next(one for one in found if one["tasks"] == ["hog", "meek"])
-    assert advice["decision"] == "share" and advice["best"]["sms"][0] == 64, json.dumps([advice, pairs])
+    best = advice["best"]["sms"][0]
+    assert advice["decision"] == "share" and best == 64, json.dumps([advice, pairs])
     assert max(advice["unconfined"]["slowdowns"]) == pytest.approx(1.8, rel=0.1), rows(gpus)
-    # The same again finds all of it there.
+    # A second run finds all rows.
     count = len(rows(gpus))
     assert measure(gpus, words).returncode == 0 and len(rows(gpus)) == count
-    # What is missing is searched for from what is there.
-    out = gpus.folder / "out.jsonl"
-    kept = [
-        line for line in out.read_text().splitlines() if '"sms_a":68' not in line and '"round":1' not in line
-    ]
-    out.write_text("\n".join(kept) + "\n")
+    # Missing rows are searched for from the existing ones.
+    path = gpus.folder / "out.jsonl"
+    lines = path.read_text().splitlines()
+    kept = [line for line in lines if '"sms_a":68' not in line and '"round":1' not in line]
+    path.write_text("\n".join(kept) + "\n")
     assert measure(gpus, words).returncode == 0
     assert sum(r.get("sms_a") == 68 and "round" not in r for r in rows(gpus)) == 1
 
 
-# Ends after so many steps; otherwise as SLEEPS.
+# Ends after this many steps; otherwise as SLEEPS.
 ENDS = """
 import time, roommate
 for n, size in enumerate(roommate.steps(lambda n: n, batch_size=8, min=4, max=16)):
@@ -306,41 +316,44 @@ def test_a_mix_is_predicted_from_what_was_measured(room: Room) -> None:
     for i, (name, (step_s, steps)) in enumerate(2 * list(lengths.items())):
         code = ENDS.replace("STEPS", str(steps)).replace("STEP", str(step_s))
         command = [sys.executable, "-c", code]
-        jobs.append({"name": f"{name}-{i}", "command": command, "steps": steps, "profile": name, "after": i})
+        job = {"name": f"{name}-{i}", "command": command, "steps": steps}
+        jobs.append({**job, "profile": name, "after": i})
     mix = room.job("mix", json.dumps({"policy": "fifo", "devices": 2, "jobs": jobs}))
     journal = str(room.folder / "j.jsonl")
     profiles = ["--profiles", str(room.folder / "out"), "--start", "0.15"]
     seen: list[float] = []
     for _ in range(3):
-        others = Others()
-        out = json.loads(room.ok("run", mix, "--predict", *profiles, "--journal", journal, "-o", "json"))
+        background = BackgroundLoad()
+        flags = ["--predict", *profiles, "--journal", journal, "-o", "json"]
+        out = json.loads(room.ok("run", mix, *flags))
         assert [r["label"] for r in out] == ["shared", "prediction"]
         again = json.loads(room.ok("predict", journal, *profiles, "-o", "json"))
         assert [g["job"] for g in again["jobs"]] == [j["name"] for j in jobs]
-        assert [g["predicted_s"] for g in again["jobs"]] == [g["predicted_s"] for g in out[1]["jobs"]]
+        predicted = [g["predicted_s"] for g in again["jobs"]]
+        assert predicted == [g["predicted_s"] for g in out[1]["jobs"]]
         # The last two wait for a device.
         assert again["jobs"][3]["predicted_s"] > again["jobs"][3]["alone_s"] + 0.5
         seen.append(again["worst_error"])
         if seen[-1] <= 0.10:
             assert again["mean_error"] <= seen[-1]
             return
-        others.are_to_blame(f"errors of {seen}")
-    pytest.skip(f"others keep the machine busy; errors of {seen} say nothing")
+        background.assert_high(f"errors of {seen}")
+    pytest.skip(f"background load is too high; errors of {seen} are not conclusive")
 
 
-def test_bad_plans_are_refused_with_what_to_do(room: Room) -> None:
-    def said(**fields: Any) -> str:
+def test_bad_plans_are_refused_with_a_hint(room: Room) -> None:
+    def error_of(**fields: Any) -> str:
         done = measure(room, plan(room, **fields))
         assert done.returncode == 2 and not rows(room)
         return done.stderr
 
     one = sleeps("a", 0.01, [8])
-    misspelt = said(tasks=[one], setts=[])
+    misspelt = error_of(tasks=[one], setts=[])
     assert 'unknown field "setts"' in misspelt and "did you mean" in misspelt
-    assert "there are two tasks" in said(tasks=[one, one])
-    assert 'no task "b"' in said(tasks=[one], sets=[["a", "b"]])
-    assert "cores have no multiprocessors" in said(tasks=[{**one, "sms": [24]}])
-    assert "run without GPUs" in said(tasks=[one], devices="gpu")
+    assert "there are two tasks" in error_of(tasks=[one, one])
+    assert 'no task "b"' in error_of(tasks=[one], sets=[["a", "b"]])
+    assert "cores have no multiprocessors" in error_of(tasks=[{**one, "sms": [24]}])
+    assert "run without GPUs" in error_of(tasks=[one], devices="gpu")
     example = room.ok("profile", "measure", "--example")
     file = room.job("example", example)
     assert "profile measure --example" in measure(room, str(room.folder / "nothing.yaml")).stderr

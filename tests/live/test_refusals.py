@@ -1,4 +1,4 @@
-"""What cannot be done is said clearly, and nothing is lost."""
+"""Refusals are explained, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,27 +16,35 @@ def test_bad_job_files(room: Room) -> None:
     cases = [
         ("command: [", "not YAML", "--example"),
         ("comand: ls", 'unknown field "comand"', 'did you mean "command"?'),
-        ("command: [no-such-program]", 'there is no program "no-such-program" in PATH', "give a path"),
-        ("command: ls\nworkdir: nowhere", "is not there", "relative to the job file"),
+        (
+            "command: [no-such-program]",
+            'there is no program "no-such-program" in PATH',
+            "give a path",
+        ),
+        ("command: ls\nworkdir: nowhere", "does not exist", "relative to the job file"),
         (
             "command: ls\ndevices: 99",
             "it needs 99 devices, this machine has 2",
             "ask for less",
         ),
-        ("command: ls\nmemory_mib: 99000000", "can never run: it needs 99000000 MiB", "ask for less"),
+        (
+            "command: ls\nmemory_mib: 99000000",
+            "can never run: it needs 99000000 MiB",
+            "ask for less",
+        ),
         ("command: ls\nclass: service", "unknown variant `service`", "--example"),
     ]
     for text, what, hint in cases:
         done = room.tool("submit", room.job("bad", text))
         assert done.returncode == 2
-        error, said_hint = done.stderr.splitlines()
-        assert what in error and said_hint.startswith("hint: ") and hint in said_hint
+        error, hint_line = done.stderr.splitlines()
+        assert what in error and hint_line.startswith("hint: ") and hint in hint_line
     assert room.jobs() == {}
     done = room.tool("submit", str(room.folder / "none.yaml"))
     assert done.returncode == 2 and "could not read" in done.stderr
 
 
-def test_one_bad_file_leaves_nothing_half_done(room: Room) -> None:
+def test_one_bad_file_of_several_submits_nothing(room: Room) -> None:
     room.up("--policy", "fifo")
     good, bad = room.job("good", "command: ls"), room.job("bad", "comand: ls")
     assert room.tool("submit", good, bad).returncode == 2
@@ -45,7 +53,8 @@ def test_one_bad_file_leaves_nothing_half_done(room: Room) -> None:
 
 def test_a_dry_run_submits_nothing(room: Room) -> None:
     room.up("--policy", "fifo")
-    assert room.ok("submit", "--dry-run", room.job("x", "command: ls")) == 'job "x" would be taken\n'
+    done = room.ok("submit", "--dry-run", room.job("x", "command: ls"))
+    assert done == 'job "x" would be accepted\n'
     assert room.jobs() == {}
     assert room.ok("submit", "--example").startswith("# A job for")
 
@@ -63,7 +72,8 @@ def test_unknown_jobs_are_named(room: Room) -> None:
 def test_without_a_daemon(room: Room) -> None:
     for words in (["ps"], ["describe"], ["cancel", "x"]):
         done = room.tool(*words)
-        assert done.returncode == 2 and "no daemon answers" in done.stderr and "roommate up" in done.stderr
+        assert done.returncode == 2
+        assert "no daemon answers" in done.stderr and "roommate up" in done.stderr
     done = room.tool("events")
     assert done.returncode == 2 and "there is no journal" in done.stderr
 
@@ -73,12 +83,12 @@ def test_a_socket_without_permission(room: Room) -> None:
     room.submit("mine", "sleep 1000")
 
     def another() -> None:
-        # Only root can become somebody else; anybody else is locked out by the mode of the socket.
+        # Only root can become another user; otherwise the mode of the socket denies access.
         if os.getuid() == 0:
             os.setgid(65534)
             os.setuid(65534)
 
-    # The folder of the test is closed to others as well; the state is what is tested.
+    # The test's folder must not be what denies access.
     room.folder.chmod(0o755)
     if os.getuid() != 0:
         (room.state / "control.sock").chmod(0)
@@ -114,7 +124,7 @@ def test_a_newer_store_is_left_alone(room: Room) -> None:
 
 def test_a_full_disk_ends_the_daemon_and_loses_nothing(room: Room) -> None:
     def little_room() -> None:
-        # Files may not grow beyond this, and to try is an error instead of the end: as a full disk.
+        # Larger files fail with an error instead of a signal, as on a full disk.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 

@@ -1,4 +1,4 @@
-"""Jobs as processes: they run, fail, are held, share and take turns."""
+"""Jobs as processes: they run, fail, are held, share and are time-sliced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from conftest import Room, group_rss_mib
 
-# A loop that uses the SDK: what it does in each step is noted in the file `ticks`.
+# A loop that uses the SDK and records each step in the file `ticks`.
 LOOP = """
 import time, roommate
 ticks = open("ticks-" + NAME, "a", buffering=1)
@@ -60,7 +60,7 @@ def test_failures_are_retried_by_class_with_pauses(room: Room) -> None:
     assert {"backs_off": 100_000} in pauses and {"backs_off": 200_000} in pauses
 
 
-def test_a_suspended_job_stands_still_until_it_is_resumed(room: Room) -> None:
+def test_a_suspended_job_makes_no_progress_until_resumed(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2")
     room.python("sdk", loop("sdk", 100_000))
     room.submit("opaque", "i=0; while :; do i=$((i+1)); echo $i > ticks-opaque; sleep 0.01; done")
@@ -87,7 +87,7 @@ def test_a_suspended_job_stands_still_until_it_is_resumed(room: Room) -> None:
     assert room.replays()
 
 
-def test_a_batch_change_is_obeyed_at_the_next_step(room: Room) -> None:
+def test_a_new_batch_size_applies_at_the_next_step(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1")
     room.python("loop", loop("loop", 100_000))
     room.until(lambda: ticks(room, "loop") > 5)
@@ -97,7 +97,7 @@ def test_a_batch_change_is_obeyed_at_the_next_step(room: Room) -> None:
     room.until(lambda: room.jobs()["loop"]["batch"] == 16)
     lines = [line.split() for line in (room.folder / "ticks-loop").read_text().splitlines()]
     first = next(i for i, (_, batch, _) in enumerate(lines) if batch == "16")
-    # The step under way when it was asked is the last of the old size.
+    # At most the step that was running at the time of the request has the old size.
     late = [at for _, batch, at in lines[:first] if float(at) > answered]
     assert len(late) <= 1 and float(lines[first][2]) > asked
     assert {batch for _, batch, _ in lines[first:]} == {"16"}
@@ -108,7 +108,7 @@ def test_a_batch_change_is_obeyed_at_the_next_step(room: Room) -> None:
     room.until(lambda: room.jobs()["loop"]["cooperative"] and room.jobs()["loop"]["batch"] == 16)
 
 
-def test_suspension_gives_memory_back(room: Room) -> None:
+def test_suspension_frees_memory(room: Room) -> None:
     code = """
 import roommate, time
 held = [bytearray(64 << 20)]
@@ -127,19 +127,19 @@ for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pa
     room.until(lambda: group_rss_mib(group) > 64)
 
 
-def test_gandiva_lets_jobs_take_turns_by_suspending_them(room: Room) -> None:
+def test_gandiva_time_slices_jobs_by_suspension(room: Room) -> None:
     room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.4", "--set", "pack=false")
     names = [room.python(n, loop(n, 120)) for n in ("a", "b", "c")]
     room.until_ended(*names)
     assert {room.state_of(n) for n in names} == {"finished"}
-    # Nobody was started twice: who waited, waited in memory.
+    # No job was started twice: waiting jobs were suspended in memory.
     assert [ticks(room, n) for n in names] == [120] * 3
     assert len(room.actions("suspend")) >= 3
     assert all(len(list((room.state / "jobs" / str(i)).glob("*.*"))) == 1 for i in range(3))
     assert room.replays()
 
 
-def test_an_opaque_job_takes_turns_as_well(room: Room) -> None:
+def test_a_job_without_the_sdk_is_time_sliced_as_well(room: Room) -> None:
     room.up("--policy", "gandiva", "--devices", "1", "--set", "slice_s=0.3", "--set", "pack=false")
     for name in ("a", "b"):
         room.submit(name, f"for i in $(seq 80); do echo $i >> ticks-{name}; sleep 0.01; done")
@@ -148,38 +148,42 @@ def test_an_opaque_job_takes_turns_as_well(room: Room) -> None:
     assert len(room.actions("suspend")) >= 1
 
 
-def test_a_tenant_that_speaks_nonsense_hurts_nobody(room: Room) -> None:
+def test_an_invalid_tenant_does_not_disturb_other_tenants(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "2")
     room.python("good", loop("good", 60))
     room.until(lambda: room.jobs()["good"]["cooperative"])
     for line, why in (
         (b"nonsense\n", "line 1: expected value"),
-        (b'{"hello":{"version":1,"token":"0.1.stolen","pid":1}}\n', "its token is not that of a job"),
-        (b'{"hello":{"version":9,"token":"","pid":1}}\n', "it speaks version 9"),
+        (
+            b'{"hello":{"version":1,"token":"0.1.stolen","pid":1}}\n',
+            "the token is not that of a job",
+        ),
+        (b'{"hello":{"version":9,"token":"","pid":1}}\n', "the SDK uses protocol version 9"),
     ):
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(str(room.state / "tenant.sock"))
             peer.sendall(line)
-            said = json.loads(peer.makefile().readline())
-            assert said["refused"]["reason"].startswith(why)
+            reply = json.loads(peer.makefile().readline())
+            assert reply["refused"]["reason"].startswith(why)
     room.until_ended("good")
     assert room.state_of("good") == "finished"
 
 
-def test_sockets_and_state_are_for_their_owner(room: Room) -> None:
+def test_only_the_owner_can_access_sockets_and_state(room: Room) -> None:
     room.up()
     for name, mode in ((".", 0o700), ("control.sock", 0o600), ("tenant.sock", 0o600)):
         assert os.stat(room.state / name).st_mode & 0o777 == mode
 
 
-def test_a_mix_runs_in_the_foreground_and_ends_with_a_report(room: Room) -> None:
+def test_a_mix_runs_in_the_foreground_and_writes_a_report(room: Room) -> None:
     jobs = [
         {"name": "one", "command": [sys.executable, "-c", loop("one", 30)]},
         {"name": "two", "command": "sleep 0.2", "after": "0.1s"},
     ]
     mix = room.job("mix", json.dumps({"policy": "fifo", "devices": 2, "jobs": jobs}))
     report, journal = room.folder / "r.html", room.folder / "j.jsonl"
-    out = room.ok("run", mix, "--versus-exclusive", "--report", str(report), "--journal", str(journal))
+    files = ("--report", str(report), "--journal", str(journal))
+    out = room.ok("run", mix, "--versus-exclusive", *files)
     assert "one job per device" in out and "times as fast" in out
     assert "one at a time" not in out
     assert "<html" in report.read_text()

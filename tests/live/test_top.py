@@ -65,7 +65,7 @@ class Screen:
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """Whether the terminal is as it was: its modes, its screen and its cursor."""
+        """Whether modes, screen and cursor of the terminal are restored."""
         self.read()
         shown = self.seen.rfind("\x1b[?25h") > self.seen.rfind("\x1b[?25l")
         left = self.seen.rfind("\x1b[?1049l") > self.seen.rfind("\x1b[?1049h") > -1
@@ -79,7 +79,7 @@ class Screen:
         os.close(self.theirs)
 
 
-def test_a_running_job_is_seen_described_suspended_and_cancelled(room: Room) -> None:
+def test_a_job_is_shown_suspended_and_cancelled(room: Room) -> None:
     room.up("--policy", "fifo", "--devices", "1")
     room.python("trains", LOOP, steps=100_000)
     room.submit("waits", "sleep 1000")
@@ -107,7 +107,7 @@ def test_a_running_job_is_seen_described_suspended_and_cancelled(room: Room) -> 
 
 
 @pytest.mark.parametrize("how", ["key", "signal"])
-def test_a_lost_daemon_is_shown_and_an_interrupt_restores_the_terminal(room: Room, how: str) -> None:
+def test_a_lost_daemon_is_shown_until_it_is_back(room: Room, how: str) -> None:
     room.up("--policy", "fifo", "--devices", "1")
     room.submit("sleeps", "sleep 1000")
     screen = Screen(room, 120, 40)
@@ -127,7 +127,7 @@ def test_a_lost_daemon_is_shown_and_an_interrupt_restores_the_terminal(room: Roo
         screen.close()
 
 
-def test_one_frame_is_printed_where_nobody_watches(room: Room) -> None:
+def test_without_a_terminal_one_frame_is_printed(room: Room) -> None:
     assert "no daemon answers" in room.tool("top").stderr
     room.up("--policy", "fifo", "--devices", "2")
     assert "no jobs" in room.ok("top")

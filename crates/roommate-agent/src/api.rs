@@ -1,13 +1,15 @@
-//! What users say to the daemon, and how: job files, the control socket, HTTP.
+//! The interface of the daemon for users: job files, the control socket, HTTP.
 //!
 //! ```text
 //!  job file ─▶ client ─┬─ socket ─▶ control ─┬─▶ Call { request, answer } ─▶ daemon
 //!                      └─ HTTP ───▶ http ────┘          Reply ◀──────────────┘
 //! ```
 //!
-//! - One request to a connection, one reply; the same requests over the socket and over HTTP.
-//! - Files (journal, logs) are read in the thread of whoever asks; all else is decided by the daemon.
-//! - Views ([`control::JobView`], [`control::MachineView`]) are for people: nothing is decided from them.
+//! - A connection carries one request and one reply, the same over the socket and over HTTP.
+//! - Files (journal, logs) are read in the thread of the connection; everything else is decided by
+//!   the daemon.
+//! - Views ([`control::JobView`], [`control::MachineView`]) are for people: nothing is decided from
+//!   them.
 
 pub mod client;
 pub mod control;
@@ -20,8 +22,8 @@ use std::sync::mpsc::Sender;
 
 /// A request, and where its reply goes.
 pub struct Call {
-    /// What a user wants.
+    /// The user's request.
     pub request: Request,
-    /// Who waits for the reply.
+    /// Receives the reply.
     pub answer: Sender<Reply>,
 }

@@ -1,5 +1,6 @@
-//! The daemon: who decides on this machine. One thread owns the engine, the store and the
-//! [`Machine`]; a channel brings it what users want and what threads of the machine learned.
+//! The daemon makes the decisions on this machine. One thread owns the engine, the store and the
+//! [`Machine`]; it receives requests of users and messages of the machine's threads through a
+//! channel.
 //!
 //! ```text
 //!   users ── Call ──▶┌──────────────── daemon ────────────────┐
@@ -12,9 +13,10 @@
 //!                      machine (tenants, devices)
 //! ```
 //!
-//! - Nothing is done before it is in the store: a step is committed, then its actions become orders.
-//! - The journal is the state: what users set is in it too, and a daemon that comes back decides it
-//!   again ([`recovery`]).
+//! - Nothing is done before it is in the store: a step is committed, then its actions become
+//!   orders.
+//! - The journal is the state: it also contains what users set, and a restarted daemon replays it
+//!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
 mod recovery;
@@ -56,37 +58,37 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How to run a daemon.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Its state.
+    /// Where its state is.
     pub paths: Paths,
-    /// The program that runs as supervisor of a job: this one.
+    /// The program that is run as the supervisor of a job, which is this one.
     pub program: PathBuf,
-    /// The policy; that of the state, or else [`USUAL_POLICY`].
+    /// The policy; if not given, that of the state, or else [`USUAL_POLICY`].
     pub policy: Option<String>,
-    /// Its parameters.
+    /// Parameters of the policy.
     pub params: Params,
-    /// Which devices; those of the state, or else its cores.
+    /// The type of devices; if not given, that of the state, or else CPU cores.
     pub kind: Option<Kind>,
-    /// How many devices the machine is to have; all cores or GPUs, unless given.
+    /// Number of devices; if not given, all cores or GPUs.
     pub devices: Option<u16>,
     /// Seed of the policy's randomness.
     pub seed: u64,
-    /// Whether to use the kernel's groups where there are any.
+    /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
-    /// What changes cost here, as the policy is told.
+    /// Costs of restarts, resumes and so on that the policy reckons with.
     pub costs: Costs,
-    /// What was measured before and a new state begins with: profiles and pairs that the policy knows.
+    /// Earlier measurements that a new state begins with: profiles and pairs that the policy knows.
     pub known: Option<KnownProfiles>,
-    /// Where to listen for HTTP.
+    /// Where HTTP is served.
     pub http: Option<Http>,
-    /// How much is kept.
+    /// Limits on what is kept.
     pub keeping: Keeping,
 }
 
-/// Nobody needs to know how long a job takes, and everybody gets a turn.
+/// The default policy: it needs no job lengths, and every job gets time slices.
 pub const USUAL_POLICY: &str = "gandiva";
 
 impl Config {
-    /// Costs of a machine: a process starts in moments, one that needs a GPU takes longer.
+    /// Default costs: a process on a GPU takes longer to start than one on CPU cores.
     pub fn usual_costs(kind: Kind) -> Costs {
         let (restart, resume) = match kind {
             Kind::Cpu => (2.0, 0.05),
@@ -101,28 +103,28 @@ impl Config {
     }
 }
 
-/// What the daemon takes in.
+/// Inputs of the daemon's thread.
 pub enum Input {
-    /// A user wants something.
+    /// A request of a user.
     Call(Call),
-    /// A thread of the machine learned something.
+    /// A message of one of the machine's threads.
     Machine(machine::Input),
-    /// End, and leave the jobs alone or stop them.
+    /// End the daemon.
     Quit {
-        /// Whether the jobs are to be stopped.
+        /// Whether the jobs are stopped as well.
         stop_jobs: bool,
     },
 }
 
 /// A daemon that runs in threads of this process.
 pub struct Running {
-    /// How to talk to it.
+    /// Sends inputs to the daemon.
     pub inputs: Sender<Input>,
     engine: JoinHandle<Result<(), AgentError>>,
 }
 
 impl Running {
-    /// Asks the daemon something.
+    /// Sends a request and waits for the reply.
     pub fn ask(&self, request: Request) -> Result<Reply, AgentError> {
         let (answer, answered) = mpsc::channel();
         let gone = || AgentError::Refused { what: "the daemon has ended".into(), hint: None };
@@ -133,23 +135,23 @@ impl Running {
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the daemon has ended.
     pub fn has_ended(&self) -> bool {
         self.engine.is_finished()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the daemon has ended.
     pub fn join(self) -> Result<(), AgentError> {
         self.engine.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
-/// Starts a daemon. When this returns, it answers.
+/// Starts a daemon. It accepts requests when this returns.
 pub fn start(config: Config) -> Result<Running, AgentError> {
     config.paths.create()?;
     let lock = lock(&config.paths)?;
     let store = Store::open(&config.paths, config.keeping.journal_parts)?;
-    // Before anything is started: an address may be taken.
+    // First of all, because the address may be in use.
     let http = config.http.map(|http| http::listen(http, &config.paths)).transpose()?;
     let (inputs, from) = mpsc::channel();
     let mut daemon = Daemon::recover(config, store, inputs.clone(), lock, None)?;
@@ -181,11 +183,11 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     Ok(Running { inputs, engine })
 }
 
-/// A supervisor that is being spawned shares the lock of a daemon that was just killed until it has
-/// executed its own program.
+/// How long the lock is waited for: a supervisor that a killed daemon was spawning shares that
+/// daemon's lock until it has executed its program.
 const LOCK_WITHIN: Duration = Duration::from_secs(1);
 
-/// The state belongs to one daemon; the lock goes with the process, however it ends.
+/// Locks the state for one daemon; the kernel releases the lock when the process ends.
 fn lock(paths: &Paths) -> Result<File, AgentError> {
     let path = paths.lock();
     let file = File::options().create(true).truncate(false).write(true).open(&path);
@@ -207,7 +209,7 @@ pub(crate) fn unix_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }
 
-/// Real time as the engine counts it; goes on through restarts and never backwards.
+/// Real time as the engine counts it; continues across restarts and never goes backwards.
 pub(crate) struct Clock {
     base: Time,
     from: Instant,
@@ -229,11 +231,11 @@ impl Clock {
 enum Over {
     /// The daemon was asked to end.
     Daemon,
-    /// The journal is to go on in a new part.
+    /// A new part of the journal is due.
     Part,
 }
 
-/// A job as the daemon keeps it beside the engine.
+/// What the daemon knows of a job in addition to the engine.
 pub(crate) struct JobRecord {
     /// Its number in the store and on the disk.
     pub(crate) id: u32,
@@ -241,12 +243,12 @@ pub(crate) struct JobRecord {
     pub(crate) row: JobRow,
     /// Steps that survive a restart.
     pub(crate) checkpoint: f64,
-    /// How it ended, if it did.
+    /// How it ended, once it has.
     pub(crate) outcome: Option<String>,
-    /// How often it was started and failed in earlier parts of the journal.
+    /// Starts and failures in earlier parts of the journal.
     pub(crate) starts: u32,
     pub(crate) failures: u16,
-    /// How far it was when its process was carried over from there.
+    /// Its progress when its running process was carried over into this part.
     pub(crate) carried: Option<f64>,
 }
 
@@ -264,38 +266,38 @@ impl From<Kept> for JobRecord {
     }
 }
 
-/// The engine of this machine, and all that has to last.
+/// The engine of this machine, with the store, the machine and all names.
 pub(crate) struct Daemon {
     config: Config,
     engine: Engine,
     store: Store,
     machine: Machine,
     clock: Clock,
-    /// When the clock showed 0, in µs since 1970.
+    /// Time 0 of the clock, in µs since 1970.
     epoch_us: u64,
     head: Head,
-    /// The jobs of this part of the journal, by index.
+    /// Jobs of this part of the journal, by index.
     jobs: Vec<JobRecord>,
-    /// Jobs that ended in earlier parts.
+    /// Jobs that ended in earlier parts of the journal.
     past: Vec<JobView>,
     remains: Remains,
-    /// Names of the kinds of work, by index.
+    /// Names of the profiles, by index.
     profiles: Vec<String>,
     teams: Vec<String>,
     facts: Vec<Event>,
-    /// Where users over HTTP are heard.
+    /// The address at which HTTP is served.
     http: Option<String>,
-    /// What happened last, for people.
+    /// The last events, for people.
     log: EventLog,
     inputs: Sender<Input>,
     wake: Option<Time>,
-    /// Held as long as the daemon lives.
+    /// Held until the daemon ends.
     lock: File,
 }
 
-/// What is kept is looked at this often.
+/// How often limits on what is kept are enforced.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
-/// Seconds of a step of a job that stands still.
+/// Step time that stands for a job that makes no progress, in seconds.
 const NEVER_S: f64 = 1e12;
 
 impl Daemon {
@@ -339,7 +341,7 @@ impl Daemon {
         Ok(Over::Daemon)
     }
 
-    /// The next input, or nothing if something else is due before it comes.
+    /// The next input, or `None` if something is due before one comes.
     fn next_input(&self, from: &Receiver<Input>, tidied: Instant) -> Option<Input> {
         match from.recv_timeout(self.until_next(tidied)) {
             Ok(input) => Some(input),
@@ -348,7 +350,7 @@ impl Daemon {
         }
     }
 
-    /// Takes in an input and all that are already there: they belong to the same step.
+    /// Handles an input and all others that are waiting, which become part of the same step.
     fn handle_all(&mut self, first: Input, from: &Receiver<Input>) -> Result<(), AgentError> {
         self.handle(first)?;
         while let Ok(input) = from.try_recv() {
@@ -365,7 +367,7 @@ impl Daemon {
         match input {
             Input::Call(Call { request, answer }) => {
                 let reply = self.answer(request)?;
-                // What was asked for is in the store by now.
+                // The request is in the store by now.
                 let _ = answer.send(reply);
             }
             Input::Machine(input) => {
@@ -377,8 +379,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Goes on in a new part of the journal, as a daemon does that comes back. Tenants with the SDK
-    /// connect again.
+    /// Continues in a new part of the journal, in the same way as after a restart. Tenants with the
+    /// SDK connect again.
     fn in_a_new_part(self) -> Result<Self, AgentError> {
         let http = self.http;
         let (config, store, inputs, lock) = (self.config, self.store, self.inputs, self.lock);
@@ -386,7 +388,7 @@ impl Daemon {
         Ok(Self { http, ..daemon })
     }
 
-    /// How long nothing will have to be done if no input comes.
+    /// How long the daemon may wait for an input.
     fn until_next(&self, tidied: Instant) -> Duration {
         let tidy = TIDY_EVERY.saturating_sub(tidied.elapsed());
         let wake = self.wake.map(|w| Duration::from_micros(w.0.saturating_sub(self.clock.now().0)));
@@ -401,14 +403,14 @@ impl Daemon {
         self.store.commit()
     }
 
-    /// Steps until everything that was asked is confirmed or under way.
+    /// Steps the engine until no new facts are reported.
     fn step(&mut self) -> Result<(), AgentError> {
         loop {
             let facts = std::mem::take(&mut self.facts);
             let now = self.clock.now();
             let step = self.engine.step(now, &facts);
             let mut writer = Writer::new(Vec::new());
-            // A step without facts that did not ask the policy leaves no trace in the engine either.
+            // A step without facts that did not call the policy does not change the engine either.
             if step.asked || !facts.is_empty() {
                 let view = StepView::of(now, &facts, &step);
                 writer.step(&view);
@@ -432,7 +434,7 @@ impl Daemon {
         }
     }
 
-    /// What an action asks of the machine.
+    /// The order for an action; `None` if the machine has nothing to do.
     fn order(&self, action: Action) -> Option<Order> {
         Some(match action {
             Action::Start(job, place) => Order::Start(job, Box::new(self.start_of(job, place))),
@@ -444,7 +446,7 @@ impl Daemon {
         })
     }
 
-    /// Everything that the machine has to know to start a job.
+    /// Everything that the machine needs to start a job.
     fn start_of(&self, job: JobIdx, place: Placement) -> Start {
         let record = &self.jobs[job.usize()];
         let (state, file) = (self.engine.state(), &record.row.file);
@@ -470,7 +472,7 @@ impl Daemon {
         self.jobs[job.usize()].starts + self.engine.state().job(job).starts
     }
 
-    /// Turns what the machine reports into facts for the next step.
+    /// Turns reports of the machine into facts of the next step.
     fn take_reports(&mut self) -> Result<(), AgentError> {
         for report in self.machine.take_reports() {
             match report {
@@ -481,7 +483,7 @@ impl Daemon {
                 }
                 Report::Tuned(job) => self.facts.push(Event::Tuned(job)),
                 Report::Sampled { job, sample } => self.facts.push(Event::Sampled { job, sample }),
-                Report::Speed { job, part } => self.believe_speed(job, part),
+                Report::Speed { job, part } => self.assume_speed(job, part),
                 Report::Checkpointed { job, done } => {
                     let record = &mut self.jobs[job.usize()];
                     record.checkpoint = done;
@@ -498,8 +500,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A job runs. The engine of a new part of the journal does not know how far a process is that was
-    /// there before.
+    /// A job runs. If its process was carried over from an earlier part of the journal, the new
+    /// engine is told the job's progress.
     fn started(&mut self, job: JobIdx, done: Option<f64>) {
         self.facts.push(Event::Started(job));
         let first = self.engine.state().job(job).starts == 1;
@@ -510,8 +512,8 @@ impl Daemon {
         }
     }
 
-    /// A job that reports no steps is believed to have this part of its speed alone.
-    fn believe_speed(&mut self, job: JobIdx, part: f64) {
+    /// Samples for a job that reports no steps: it is taken to run at this part of its solo speed.
+    fn assume_speed(&mut self, job: JobIdx, part: f64) {
         let state = self.engine.state();
         let sample = if part > 0.0 {
             let step_s = state.alone_step_s(job, &state.job(job).gpus) / part.max(1e-3);
@@ -522,7 +524,7 @@ impl Daemon {
         self.facts.push(Event::Sampled { job, sample });
     }
 
-    /// Keeps how jobs ended, for people.
+    /// Records how jobs ended, for people.
     fn note_outcomes(&mut self, facts: &[Event], actions: &[Action]) -> Result<(), AgentError> {
         let ended = |j: JobIdx| self.engine.state().job(j).phase == Phase::Done;
         let mut outcomes: Vec<(JobIdx, String)> = Vec::new();
@@ -555,7 +557,7 @@ impl Daemon {
     }
 }
 
-/// Writes the first lines of a new journal: its head, and the profiles that are known from the start.
+/// The first lines of a new journal: its head, and the profiles that are known from the start.
 pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
     writer.head(head);

@@ -1,22 +1,22 @@
-//! What a machine has to share, and how shares are enforced there. One interface, two kinds: cores of a
-//! machine without a GPU ([`cpu`]) and GPUs ([`cuda`]).
+//! The devices of a machine, and how shares of them are enforced. One interface, two types: the
+//! cores of a machine without GPUs ([`cpu`]) and GPUs ([`cuda`]).
 //!
 //! ```text
-//!               ┌─ cpu ───▶ cgroups, or nothing but signals
+//!               ┌─ cpu ───▶ cgroups, or signals only
 //!  machine ─▶ Device
 //!               └─ cuda ──▶ nvidia: NVML (inventory, counters), MPS daemons, self-test in a child
 //! ```
 //!
-//! - A device knows no jobs and no policy: it is told what a process group may use.
-//! - Which tier is in force is found by trying, never by asking for a version; what the self-test found
-//!   is what is promised.
+//! - A device does not know jobs or policies: it is told what a process group may use.
+//! - Which tier is in force is found by a self-test, not by version numbers; only what the
+//!   self-test has shown is promised.
 //!
-//! | tier | how a share is kept |
+//! | tier | how a share is enforced |
 //! |---|---|
-//! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
-//! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
-//! | `mps-v2` | parts of a GPU's multiprocessors: chosen at the start by MPS, changed while it runs by the SDK |
-//! | `time-slicing` | GPUs without MPS: the driver gives everybody turns, shares are kept as in `cooperative` |
+//! | `cgroup-v2`, `cgroup-v1` | the kernel limits a tenant's CPU time to its share |
+//! | `cooperative` | tenants with the SDK pause between steps; others get a duty cycle by signals |
+//! | `mps-v2` | a part of the SMs: set at the start by MPS, changed while running by the SDK |
+//! | `time-slicing` | no MPS: the driver time-slices the GPU, shares are kept as in `cooperative` |
 
 mod cpu;
 mod cuda;
@@ -34,32 +34,32 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Which devices a daemon manages.
+/// The type of devices that a daemon manages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
-    /// The machine's cores.
+    /// CPU cores.
     #[default]
     Cpu,
-    /// Its NVIDIA GPUs.
+    /// NVIDIA GPUs.
     Cuda,
 }
 
-/// How shares are kept.
+/// How shares are enforced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tier {
-    /// By the kernel, unified hierarchy.
+    /// By the kernel, with the unified hierarchy.
     #[serde(rename = "cgroup-v2")]
     CgroupV2,
-    /// By the kernel, one hierarchy for each controller.
+    /// By the kernel, with one hierarchy per controller.
     #[serde(rename = "cgroup-v1")]
     CgroupV1,
     /// By the tenants themselves.
     #[serde(rename = "cooperative")]
     Cooperative,
-    /// By the GPU's process server.
+    /// By MPS on a GPU.
     #[serde(rename = "mps-v2")]
     MpsV2,
-    /// By nobody but the tenants; the GPU's driver gives them turns.
+    /// By the tenants themselves, on a GPU that the driver time-slices.
     #[serde(rename = "time-slicing")]
     TimeSlicing,
 }
@@ -76,31 +76,31 @@ impl fmt::Display for Tier {
     }
 }
 
-/// What the self-test found.
+/// The result of the self-test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SelfTest {
-    /// The tier that is really in force.
+    /// The tier in force.
     pub tier: Tier,
-    /// In words.
+    /// The measurements as a sentence.
     pub what: String,
 }
 
 /// What a tenant may use of each of its devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Allowed {
-    /// Most of the device.
+    /// Largest part of the device.
     pub(crate) share: f64,
-    /// Whether somebody promised it.
+    /// Whether that part is guaranteed.
     pub(crate) promised: bool,
-    /// Most of its own speed.
+    /// Upper limit of its own speed.
     pub(crate) pace_permille: u16,
 }
 
 impl Allowed {
-    /// For one that is to leave: to save and to exit takes time as well.
+    /// For a tenant that is leaving: no limits, so that it can save and exit quickly.
     pub(crate) const ALL: Self = Self { share: 1.0, promised: true, pace_permille: 1000 };
 
-    /// What these knobs allow a tenant whose user holds it to no more than `most` (0 = does not).
+    /// What these knobs allow a tenant; `most` is its user's limit (0 = none).
     pub(crate) fn new(knobs: Knobs, most: f64) -> Self {
         let reach = knobs.reach();
         Self {
@@ -115,40 +115,40 @@ impl Allowed {
     }
 }
 
-/// A GPU for a person; shares are 0 to 1, of the last second.
+/// A GPU as shown to people; utilisations are 0 to 1, over the last second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {
-    /// What it is.
+    /// Product name.
     pub name: String,
-    /// Its multiprocessors.
+    /// Number of SMs.
     pub sms: u16,
-    /// Its memory.
+    /// Memory size.
     pub mem_mib: u32,
-    /// What is in use of it.
+    /// Memory in use.
     pub used_mib: Option<u32>,
-    /// Multiprocessors that had work.
+    /// Part of the SMs that were busy.
     pub sm_util: Option<f32>,
-    /// Places for warps that were taken.
+    /// Occupancy: part of the possible warps that were resident.
     pub sm_occ: Option<f32>,
-    /// Tensor cores that had work.
+    /// Part of the time in which tensor cores were busy.
     pub tensor: Option<f32>,
-    /// Memory bandwidth in use.
+    /// Part of the memory bandwidth in use.
     pub dram: Option<f32>,
-    /// How its MPS daemon is, if it has one.
+    /// The state of its MPS daemon, if it has one.
     pub mps: Option<String>,
-    /// How often that had to be started again.
+    /// How often that daemon was restarted.
     pub mps_restarts: u32,
 }
 
-/// The hardware gives out multiprocessors (SMs) in groups of this many.
+/// The hardware assigns SMs in groups of this many.
 pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
 
-/// What parts of a GPU are made of.
+/// The units of which SM ranges of a GPU consist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct SmGroups {
-    /// Whole groups of SMs; with none the GPU cannot be divided.
+    /// Whole groups of SMs; 0 = the GPU cannot be partitioned.
     pub(crate) groups: u16,
-    /// SMs that are in no group; they go with the last one.
+    /// SMs outside any group; they belong to the range of the last group.
     pub(crate) rest: u16,
 }
 
@@ -157,21 +157,21 @@ pub(crate) struct SmGroups {
 pub(crate) struct Start<'a> {
     pub(crate) gpus: &'a [GpuIdx],
     pub(crate) allowed: Allowed,
-    /// Whether it and its roommates run by turns, in the driver's time slices.
+    /// Whether it and its roommates are time-sliced by the driver.
     pub(crate) turns: bool,
-    /// GPU memory that it asked for; 0 = it did not say.
+    /// Requested GPU memory; 0 = not declared.
     pub(crate) mem_mib: u32,
-    /// Whether it is known to speak with us, and so keeps its share itself.
-    pub(crate) speaks: bool,
-    /// Whether it must not be able to harm others.
+    /// Whether it is known to use the SDK, which then keeps to its share.
+    pub(crate) has_sdk: bool,
+    /// Whether it has to be isolated from other tenants.
     pub(crate) apart: bool,
 }
 
 /// The devices of this machine.
 pub(crate) enum Device {
-    /// Its cores.
+    /// CPU cores.
     Cpu(CpuDevice),
-    /// Its GPUs.
+    /// GPUs.
     Cuda(CudaDevice),
 }
 
@@ -179,19 +179,19 @@ pub(crate) enum Device {
 #[derive(Clone, Debug)]
 pub(crate) struct Probe<'a> {
     pub(crate) kind: Kind,
-    /// How many devices are wanted.
+    /// Number of devices that are wanted.
     pub(crate) devices: Option<u16>,
-    /// Sets what one daemon makes in the kernel apart from what another does.
+    /// Distinguishes the cgroups of one daemon from those of another.
     pub(crate) label: &'a str,
     pub(crate) may_use_cgroups: bool,
-    /// A folder for what belongs to the devices.
+    /// A folder for files of the devices.
     pub(crate) folder: &'a Path,
-    /// The program itself, for tests that need a process of their own.
+    /// This program, for tests that need a child process.
     pub(crate) program: &'a Path,
 }
 
 impl Device {
-    /// Looks at the machine and tests what it can enforce; or says why it has no such devices.
+    /// Finds the devices and tests what can be enforced; the error says why there are none.
     pub(crate) fn probe(p: &Probe<'_>) -> Result<Self, String> {
         Ok(match p.kind {
             Kind::Cpu => Self::Cpu(CpuDevice::probe(p.devices, p.label, p.may_use_cgroups)),
@@ -199,7 +199,7 @@ impl Device {
         })
     }
 
-    /// The machine as the engine sees it: one node.
+    /// The machine as a cluster of one node.
     pub(crate) fn cluster(&self) -> Cluster {
         match self {
             Self::Cpu(d) => d.cluster(),
@@ -207,7 +207,7 @@ impl Device {
         }
     }
 
-    /// What the self-test found.
+    /// The result of the self-test.
     pub(crate) fn tested(&self) -> &SelfTest {
         match self {
             Self::Cpu(d) => &d.tested,
@@ -215,7 +215,7 @@ impl Device {
         }
     }
 
-    /// The cores behind some devices; none in particular where devices are not cores.
+    /// The cores of some devices; empty where devices are not cores.
     pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
         match self {
             Self::Cpu(d) => d.cores_of(gpus),
@@ -223,7 +223,7 @@ impl Device {
         }
     }
 
-    /// What a process finds in its environment.
+    /// Environment variables of a process.
     pub(crate) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
         match self {
             Self::Cpu(_) => Vec::new(),
@@ -231,7 +231,7 @@ impl Device {
         }
     }
 
-    /// Makes a group for a tenant and confines it; `None` where the kernel does not.
+    /// Creates and limits the cgroup of a tenant; `None` where there are no cgroups.
     pub(crate) fn confine(
         &self,
         name: &str,
@@ -245,7 +245,8 @@ impl Device {
         }
     }
 
-    /// The pace that a tenant has to keep by itself: where nothing else keeps its share, that is a pace too.
+    /// The pace that a tenant has to keep by itself: if its share is not enforced otherwise, the
+    /// pace includes it.
     pub(crate) fn own_pace_permille(&self, allowed: Allowed) -> u16 {
         let kept = match self {
             Self::Cpu(d) => d.keeps_shares(),
@@ -255,15 +256,16 @@ impl Device {
         (f64::from(allowed.pace_permille) * share).round() as u16
     }
 
-    /// The part of the time for which a tenant that does not speak with us is to run; `None` = always, as
-    /// far as signals are concerned.
+    /// The part of the time for which a tenant without the SDK has to run; `None` = no duty cycle
+    /// is needed.
     pub(crate) fn sliced(&self, pace_permille: u16) -> Option<f64> {
         let part = f64::from(pace_permille) / 1000.0;
         let by_kernel = matches!(self, Self::Cpu(d) if d.keeps_shares());
         (!by_kernel && part < 1.0).then_some(part)
     }
 
-    /// What seats on a GPU are made of, where tenants can be moved between parts of it; no groups = they cannot.
+    /// The units of a GPU's SM ranges, if tenants can be moved between ranges; no groups = they
+    /// cannot.
     pub(crate) fn sm_groups(&self, gpu: GpuIdx) -> SmGroups {
         match self {
             Self::Cpu(_) => SmGroups::default(),
@@ -271,7 +273,7 @@ impl Device {
         }
     }
 
-    /// What was last measured of a GPU.
+    /// The last measurement of a GPU.
     pub(crate) fn reading(&self, gpu: GpuIdx) -> Option<Reading> {
         match self {
             Self::Cpu(_) => None,
@@ -279,19 +281,19 @@ impl Device {
         }
     }
 
-    /// Whether a process on these devices can take others with it when it dies.
+    /// Whether the crash of a process on these devices can crash its roommates.
     pub(crate) fn shares_fate(&self) -> bool {
         matches!(self, Self::Cuda(d) if d.keeps_shares())
     }
 
-    /// Takes what a process does on its devices away from it, so that its end harms nobody.
+    /// Ends the work of a process on its devices, so that killing it does not crash its roommates.
     pub(crate) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
         if let Self::Cuda(d) = self {
             d.let_go(gpus, group);
         }
     }
 
-    /// GPUs for people.
+    /// The GPUs as shown to people.
     pub(crate) fn gpus(&self) -> Vec<GpuView> {
         match self {
             Self::Cpu(_) => Vec::new(),
@@ -299,21 +301,21 @@ impl Device {
         }
     }
 
-    /// Removes the group of a tenant that is gone.
+    /// Removes the cgroup of a tenant that is gone.
     pub(crate) fn release(&self, name: &str) {
         if let Self::Cpu(d) = self {
             d.release(name);
         }
     }
 
-    /// Removes groups of tenants that ended while nobody looked.
+    /// Removes cgroups of tenants that ended while no daemon ran.
     pub(crate) fn tidy(&self) {
         if let Self::Cpu(d) = self {
             d.tidy();
         }
     }
 
-    /// Removes what the daemon made. `empty` says whether all its tenants are gone.
+    /// Removes what the daemon created. `empty`: all its tenants are gone.
     pub(crate) fn close(&self, empty: bool) {
         match self {
             Self::Cpu(d) => d.close(),
@@ -322,7 +324,7 @@ impl Device {
     }
 }
 
-/// A part of a GPU as people write it.
+/// An SM range as shown to people.
 pub(crate) fn range_words(range: SmRange) -> String {
     format!("SMs {}-{}", range.first, range.first + range.sms - 1)
 }

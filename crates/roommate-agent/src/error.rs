@@ -1,4 +1,4 @@
-//! What can go wrong at this edge: what and where, and what to do about it.
+//! Errors of the agent, with a hint on what to do about each.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,104 +7,110 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[error("{file}: {what}")]
 pub struct JobFileError {
-    /// Which file, and which job in it.
+    /// The file, and the job in it.
     pub file: String,
-    /// What is wrong.
+    /// The problem.
     pub what: String,
     pub(crate) hint: Option<String>,
 }
 
 impl JobFileError {
-    /// What to do about it.
+    /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         self.hint.clone()
     }
 }
 
-/// Why the machine cannot do something.
+/// Why the daemon or a client of it failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// A file or folder.
+    /// An operation on a file or folder failed.
     #[error("could not {what} {path:?}: {error}", path = path.display().to_string())]
     File {
-        /// What was tried.
+        /// The operation, as a verb.
         what: &'static str,
-        /// With what.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// A job file that makes no sense.
+    /// A job file is not valid.
     #[error(transparent)]
     Job(#[from] JobFileError),
-    /// The store.
+    /// An operation on the store failed.
     #[error("could not {what} the store {path:?}: {error}", path = path.display().to_string())]
     Store {
-        /// What was tried.
+        /// The operation, as a verb.
         what: &'static str,
-        /// Where it is.
+        /// Path of the store.
         path: PathBuf,
-        /// What SQLite said.
+        /// SQLite's error.
         error: rusqlite::Error,
     },
-    /// A store that a newer program wrote.
-    #[error("the store {path:?} has version {found}, this program reads up to {reads}", path = path.display().to_string())]
+    /// The store was written by a newer version of this program.
+    #[error(
+        "the store {path:?} has version {found}, this program reads up to {reads}",
+        path = path.display().to_string()
+    )]
     NewerStore {
-        /// Where it is.
+        /// Path of the store.
         path: PathBuf,
         /// Its version.
         found: u32,
-        /// The newest that we know.
+        /// The newest version that this program reads.
         reads: u32,
     },
-    /// The journal of the store cannot be decided again.
-    #[error("could not go on from the store {path:?}: {what}", path = path.display().to_string())]
+    /// The journal in the store cannot be replayed.
+    #[error(
+        "could not continue from the store {path:?}: {what}",
+        path = path.display().to_string()
+    )]
     Unrepeatable {
-        /// Where it is.
+        /// Path of the store.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
-    /// Two daemons want the same state.
+    /// Another daemon holds the lock of this state.
     #[error("another daemon uses the state in {path:?}", path = path.display().to_string())]
     InUse {
-        /// The state.
+        /// The folder of the state.
         path: PathBuf,
     },
-    /// No daemon listens.
+    /// No daemon listens at the socket.
     #[error("no daemon answers at {path:?}: {error}", path = path.display().to_string())]
     NoDaemon {
-        /// Its socket.
+        /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// No daemon listens there.
+    /// No daemon listens at the HTTP address.
     #[error("no daemon answers at {server}: {error}")]
     NoServer {
-        /// Where.
+        /// The address.
         server: String,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The daemon went away in the middle.
-    #[error("the daemon went away before it answered: {error}")]
+    /// The connection closed before the daemon replied.
+    #[error("the daemon closed the connection before it answered: {error}")]
     Lost {
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
-    /// The daemon says no.
+    /// The daemon refused the request.
     #[error("{what}")]
     Refused {
-        /// What it said.
+        /// Why.
         what: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: Option<String>,
     },
-    /// The policy.
+    /// The policy or its parameters are not valid.
     #[error(transparent)]
     Policy(#[from] roommate_core::policy::PolicyError),
-    /// A path that is too long for a socket.
+    /// The path of a socket is longer than the system allows.
     #[error("the path {path:?} is too long for a socket", path = path.display().to_string())]
     LongPath {
         /// The path.
@@ -113,22 +119,30 @@ pub enum AgentError {
 }
 
 impl AgentError {
-    /// What to do about it, where we know.
+    /// What the user can do about it, where there is something.
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Job(e) => e.hint(),
             Self::Refused { hint, .. } => hint.clone(),
-            Self::InUse { .. } => Some("use it through `roommate ps`, or start with another --state".into()),
+            Self::InUse { .. } => {
+                Some("use it through `roommate ps`, or start with another --state".into())
+            }
             Self::NoDaemon { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
-                Some("the socket belongs to another user; ask them, or start a daemon of your own with --state".into())
+                let hint = "the socket belongs to another user; start your own daemon with --state";
+                Some(hint.into())
             }
             Self::NoDaemon { .. } => Some("`roommate up` starts one".into()),
-            Self::NoServer { .. } => Some("`roommate up --http 127.0.0.1:PORT` starts one there".into()),
-            Self::NewerStore { .. } => Some("use the program that wrote it, or another --state".into()),
-            Self::Unrepeatable { .. } => Some("use the program that wrote it, or another --state".into()),
+            Self::NoServer { .. } => {
+                Some("`roommate up --http 127.0.0.1:PORT` starts one there".into())
+            }
+            Self::NewerStore { .. } | Self::Unrepeatable { .. } => {
+                Some("use the program that wrote it, or another --state".into())
+            }
             Self::Store { error, .. } if is_full(error) => Some(FULL.into()),
-            Self::File { error, .. } if error.kind() == io::ErrorKind::StorageFull => Some(FULL.into()),
-            Self::Lost { .. } => Some("`roommate ps` shows what it took in".into()),
+            Self::File { error, .. } if error.kind() == io::ErrorKind::StorageFull => {
+                Some(FULL.into())
+            }
+            Self::Lost { .. } => Some("`roommate ps` shows which jobs it accepted".into()),
             Self::LongPath { .. } => Some("give a shorter --state".into()),
             _ => None,
         }
@@ -144,7 +158,8 @@ impl AgentError {
     }
 }
 
-const FULL: &str = "make room on the disk and start the daemon again: it goes on where it was, and jobs keep running";
+const FULL: &str = "free space on the disk and start the daemon again: it continues where it \
+                    stopped, and jobs keep running";
 
 fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)

@@ -1,10 +1,10 @@
-//! The machine: jobs as tenants of the devices of one node. It carries out orders with processes, signals
-//! and messages, and reports what became of them. It knows no engine, no store and no journal, so a node
-//! agent of a cluster can run one by itself.
+//! The machine: jobs as tenants of the devices of one node. It carries out orders with processes,
+//! signals and messages, and reports what happened. It does not know the engine, the store or the
+//! journal, so a node agent of a cluster can use it alone.
 //!
 //! ```text
 //!                  Order                              Report
-//!  who decides ──────────▶ apply         take_reports ──────────▶ who decides
+//!       daemon ──────────▶ apply         take_reports ──────────▶ daemon
 //!                            │             ▲
 //!                            ▼             │
 //!                 ┌─ job ─ tenant ─┐    handle ◀── Input ◀── threads: one per connection,
@@ -16,9 +16,10 @@
 //! ```
 //!
 //! - A job has at most one tenant: a supervised process and, if it uses the SDK, a connection.
-//! - Every order is answered by a report: a start by `Started` or `Failed`, a stop and a suspension by
-//!   `Stopped`, a tune by `Tuned`, or by the end of the process.
-//! - Amounts of work that the machine cannot know are left out of a report; who decides has a belief.
+//! - Every order is answered by a report: a start by `Started` or `Failed`, a stop and a suspension
+//!   by `Stopped`, a tune by `Tuned`, or any of them by the end of the process.
+//! - Progress that the machine does not know is left out of a report; the daemon uses the engine's
+//!   estimate instead.
 
 pub(crate) mod connection;
 mod crash_attribution;
@@ -57,22 +58,22 @@ use std::time::{Duration, Instant};
 /// How to run a machine.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Where the files of jobs, their logs and the socket of tenants are.
+    /// Where the jobs' files and logs and the socket for tenants are.
     pub paths: Paths,
-    /// The program that runs as supervisor of a job: this one.
+    /// The program that is run as the supervisor of a job, which is this one.
     pub program: PathBuf,
-    /// Which devices.
+    /// The type of devices.
     pub kind: Kind,
-    /// How many of them; all, unless given.
+    /// Number of devices; if not given, all.
     pub devices: Option<u16>,
-    /// Whether to use cgroups where there are any.
+    /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
-    /// Bytes after which a log is cut, and how many parts that were cut off are kept.
+    /// Length at which a log is rotated, and how many earlier parts are kept.
     pub log_limit: (u64, usize),
 }
 
 impl Setup {
-    /// The cores of this machine, with all else as usual.
+    /// The cores of this machine, with default settings.
     pub fn of_cores(paths: Paths, program: PathBuf) -> Self {
         Self {
             paths,
@@ -84,7 +85,7 @@ impl Setup {
         }
     }
 
-    /// A name for what a machine makes in the kernel: always the same for one state (FNV-1a).
+    /// A name for cgroups and the like that is always the same for one state (FNV-1a).
     fn label(&self) -> String {
         let bytes = self.paths.root().as_os_str().as_encoded_bytes();
         let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -92,125 +93,125 @@ impl Setup {
     }
 }
 
-/// What a job runs, as far as the machine has to know it.
+/// The command of a job and what the machine needs to know of the job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Number of the job, by which its files are found.
+    /// Number of the job, which names its folder.
     pub id: u32,
     /// Name of the job.
     pub name: String,
     /// The command and its arguments.
     pub words: Vec<String>,
-    /// The folder that it runs in.
+    /// Its working directory.
     pub workdir: PathBuf,
     /// Its environment.
     pub env: BTreeMap<String, String>,
-    /// Where it keeps its checkpoints; `None` = in a folder among the files of the job.
+    /// Folder of its checkpoints; `None` = inside the folder of the job.
     pub checkpoint: Option<PathBuf>,
-    /// GPU memory that it asked for, MiB per GPU; 0 = it did not say.
+    /// Requested GPU memory, MiB per GPU; 0 = not declared.
     pub mem_mib: u32,
-    /// Whether it is known to use the SDK.
+    /// Whether its job file says that it uses the SDK.
     pub sdk: bool,
-    /// Whether its batch size may be tuned: a search waits for what is measured.
+    /// Whether its batch size may be tuned: then measurements are reported more promptly.
     pub tunable: bool,
 }
 
-/// What to start, where and how.
+/// A start of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Start {
     /// What to run.
     pub program: Program,
-    /// Where and how.
+    /// The devices and the knobs.
     pub place: Placement,
-    /// Number of this attempt, from 1; names its files.
+    /// Number of this attempt, from 1; names its folder.
     pub attempt: u32,
-    /// Steps that survived from earlier attempts.
+    /// Steps saved by earlier attempts.
     pub done: f64,
-    /// What the user of the job set.
+    /// What the user set for the job.
     pub user: Overrides,
 }
 
-/// What a machine is asked to do.
+/// An order to the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Order {
-    /// Start a process for the job, or let the one that waits in memory go on.
+    /// Start a process for the job, or resume the suspended one.
     Start(JobIdx, Box<Start>),
-    /// Have the job save and leave, and start it again in this way.
+    /// Stop the job and start it again in this way.
     Move(JobIdx, Box<Start>),
-    /// Have the job save and leave.
+    /// Have the job save its progress and leave its devices.
     Stop(JobIdx),
-    /// Have the job stand still and keep its process in host memory.
+    /// Suspend the job and keep its process in host memory.
     Suspend(JobIdx),
-    /// Change how the job runs, where it is.
+    /// Change the knobs of the job.
     Tune(JobIdx, Knobs),
-    /// The user of the job set how it runs.
+    /// Apply what the user set for the job.
     Override(JobIdx, Overrides),
-    /// End the process: nobody wants the job any more. Its end is not reported.
+    /// End the process of a job that was cancelled. Its end is not reported.
     Cancel(JobIdx),
 }
 
-/// What happened on a machine. Work is in steps of the job's own batch size; `None` = the machine does
+/// A report of the machine. Work is in steps of the job's own batch size; `None` = the machine does
 /// not know it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
-    /// The job runs where it was placed: its process is there or, if it uses the SDK, has said hello.
+    /// The job runs where it was placed: its process exists or, if it uses the SDK, has connected.
     Started {
         /// The job.
         job: JobIdx,
         /// Steps that it begins with.
         done: Option<f64>,
     },
-    /// The job left its devices, or stands still, as it was told to.
+    /// The job left its devices or is suspended, as ordered.
     Stopped {
         /// The job.
         job: JobIdx,
-        /// Steps that survive.
+        /// Steps that survive a restart.
         done: Option<f64>,
     },
     /// The job runs with its new knobs.
     Tuned(JobIdx),
-    /// Something was measured of the job.
+    /// The job was measured.
     Sampled {
         /// The job.
         job: JobIdx,
-        /// What was measured.
+        /// The measurement.
         sample: Sample,
     },
-    /// A job that does not report steps can have this part of its speed alone; 0 = it stands still.
+    /// A job that does not report steps can run at this part of its solo speed; 0 = it is held.
     Speed {
         /// The job.
         job: JobIdx,
-        /// The part.
+        /// The part of its solo speed.
         part: f64,
     },
-    /// So much work of the job survives a restart.
+    /// The job saved its progress.
     Checkpointed {
         /// The job.
         job: JobIdx,
-        /// Steps.
+        /// Steps that survive a restart.
         done: f64,
     },
-    /// The job did all its work.
+    /// The job finished.
     Finished(JobIdx),
     /// The job could not be started, or ended with an error.
     Failed {
         /// The job.
         job: JobIdx,
-        /// Why.
+        /// The class of the failure.
         why: Reason,
-        /// Steps that survive.
+        /// Steps that survive a restart.
         done: Option<f64>,
     },
 }
 
-/// Something that a thread of the machine learned; to be passed to [`Machine::handle`].
+/// A message of one of the machine's threads, for [`Machine::handle`].
 pub struct Input(pub(crate) Heard);
 
-/// What it is.
+/// The content of an [`Input`].
 pub(crate) enum Heard {
     /// A tenant sent a message.
     Message(Peer, FromTenant),
-    /// A connection of a tenant ended.
+    /// The connection of a tenant was closed.
     Gone(u64),
     /// The supervisor of the attempt in this folder ended.
     Exited(PathBuf),
@@ -220,22 +221,22 @@ pub(crate) enum Heard {
 pub struct Machine {
     setup: Setup,
     device: Device,
-    /// Jobs that have a process or had one.
+    /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
     stages: StageTurns,
-    /// Guards of jobs that were promised a speed.
+    /// Guards of jobs that have a floor.
     guards: BTreeMap<JobIdx, Guard>,
-    /// Ends that a roommate may have caused.
+    /// Ends with an error that are not attributed yet.
     crashes: CrashAttribution,
     reports: Vec<Report>,
     deliver: Deliver<Input>,
 }
 
-/// A guarded job that stops reporting has to be noticed.
+/// How often guards are checked, so that a guarded job that stops reporting is noticed.
 const GUARD_EVERY: Duration = Duration::from_secs(1);
 
 impl Machine {
-    /// Finds and tests the devices. What threads learn is given to `deliver`.
+    /// Finds and tests the devices. Threads of the machine pass their messages to `deliver`.
     pub fn open(setup: Setup, deliver: Deliver<Input>) -> Result<Self, AgentError> {
         let (label, folder) = (setup.label(), setup.paths.devices());
         let probe = Probe {
@@ -247,7 +248,7 @@ impl Machine {
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {
-            AgentError::refused(what, "without --device cuda it shares the cores")
+            AgentError::refused(what, "without --device cuda the devices are CPU cores")
         })?;
         Ok(Self {
             setup,
@@ -261,7 +262,7 @@ impl Machine {
         })
     }
 
-    /// Listens for tenants with the SDK from now on.
+    /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
         let path = self.setup.paths.tenants();
         let (listener, to) = (paths::listen(&path)?, Arc::clone(&self.deliver));
@@ -270,7 +271,7 @@ impl Machine {
             .map_err(AgentError::file("listen at", &path))
     }
 
-    /// Carries out an order; what becomes of it is reported.
+    /// Carries out an order; its result is reported.
     pub fn apply(&mut self, order: Order) {
         match order {
             Order::Start(job, start) => self.start(job, *start),
@@ -283,7 +284,7 @@ impl Machine {
         }
     }
 
-    /// Takes in what a thread learned.
+    /// Handles a message of one of the machine's threads.
     pub fn handle(&mut self, input: Input) {
         match input.0 {
             Heard::Message(peer, message) => self.on_message(&peer, message),
@@ -292,7 +293,7 @@ impl Machine {
         }
     }
 
-    /// Does what is due by now.
+    /// Does what is due.
     pub fn poll(&mut self) {
         self.press_deadlines();
         self.attribute_crashes();
@@ -300,7 +301,7 @@ impl Machine {
         self.turn_duty_cycles();
     }
 
-    /// When [`Self::poll`] has something to do, if nothing happens before.
+    /// When [`Self::poll`] is due at the latest.
     pub fn due(&self) -> Option<Instant> {
         let guard = (!self.guards.is_empty()).then(|| Instant::now() + GUARD_EVERY);
         let tenants = || self.jobs.values().filter_map(|j| j.tenant.as_ref());
@@ -310,7 +311,7 @@ impl Machine {
         deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).min()
     }
 
-    /// What happened since this was last asked, in order.
+    /// The reports since the last call, in order.
     pub fn take_reports(&mut self) -> Vec<Report> {
         std::mem::take(&mut self.reports)
     }
@@ -326,12 +327,14 @@ impl Machine {
         jobs.into_iter().for_each(|job| self.cancel(job));
     }
 
-    /// Removes what the machine made in the kernel and on its devices, as far as no process needs it.
+    /// Removes what the machine created in the kernel and on its devices, unless a process needs
+    /// it.
     pub fn close(&self) {
         self.device.close(self.is_empty());
     }
 
-    /// Forgets all jobs and hangs up; processes go on and can be adopted again.
+    /// Forgets all jobs and closes their connections; processes keep running and can be adopted
+    /// again.
     pub(crate) fn forget_jobs(&mut self) {
         let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
         tenants.filter_map(|t| t.peer.as_ref()).for_each(Peer::hang_up);
@@ -342,7 +345,7 @@ impl Machine {
         self.crashes = CrashAttribution::default();
     }
 
-    /// Removes what processes left in the kernel that ended while no machine was open.
+    /// Removes what processes that ended while no machine was open left in the kernel.
     pub(crate) fn tidy(&self) {
         self.device.tidy();
     }
@@ -352,17 +355,17 @@ impl Machine {
         self.device.cluster()
     }
 
-    /// How shares are enforced here.
+    /// How shares are enforced on this machine.
     pub fn enforcement(&self) -> &SelfTest {
         self.device.tested()
     }
 
-    /// The GPUs, for people.
+    /// The GPUs as shown to people.
     pub fn gpus(&self) -> Vec<GpuView> {
         self.device.gpus()
     }
 
-    /// What is known here of a job that was started.
+    /// What the machine knows of a job that was started.
     pub(crate) fn job(&self, job: JobIdx) -> Option<&JobRuntime> {
         self.jobs.get(&job)
     }

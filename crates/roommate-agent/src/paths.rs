@@ -1,4 +1,4 @@
-//! Where things are: one folder holds the whole state of a daemon.
+//! Paths of a daemon's files: one folder holds its whole state.
 
 use crate::AgentError;
 use std::fs;
@@ -6,16 +6,16 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-/// The longest path that a Unix socket may have.
+/// The longest path of a Unix socket.
 const LONGEST_SOCKET: usize = 107;
 
-/// Listens at a socket that only its owner may use. The caller holds the lock of the state, so a socket
-/// that is there belongs to a daemon that was killed.
+/// Listens at a socket that only its owner may use. The caller holds the lock of the state, so an
+/// existing socket belongs to a daemon that was killed.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener, AgentError> {
     let _ = fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(AgentError::file("listen at", path))?;
     let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
-    closed.map_err(AgentError::file("close", path))?;
+    closed.map_err(AgentError::file("restrict access to", path))?;
     Ok(listener)
 }
 
@@ -31,8 +31,8 @@ impl Paths {
         Self { root: root.into() }
     }
 
-    /// Where the state is unless the user says otherwise: `$ROOMMATE_STATE`, else
-    /// `$XDG_STATE_HOME/roommate`, else `~/.local/state/roommate`.
+    /// The default folder: `$ROOMMATE_STATE`, else `$XDG_STATE_HOME/roommate`, else
+    /// `~/.local/state/roommate`.
     pub fn usual() -> Self {
         let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let state = || var("XDG_STATE_HOME").map(|d| d.join("roommate"));
@@ -41,13 +41,13 @@ impl Paths {
         Self { root: root.unwrap_or_else(|| PathBuf::from(".roommate")) }
     }
 
-    /// Makes the folder, for its owner only.
+    /// Creates the folder, accessible to its owner only.
     pub fn create(&self) -> Result<(), AgentError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         made.map_err(AgentError::file("create", &self.root))?;
-        // It holds the environments of jobs; a folder that was there before is closed as well.
+        // The folder contains the environments of jobs, so an existing one is restricted as well.
         let closed = fs::set_permissions(&self.root, fs::Permissions::from_mode(0o700));
-        closed.map_err(AgentError::file("close", &self.root))?;
+        closed.map_err(AgentError::file("restrict access to", &self.root))?;
         for socket in [self.control(), self.tenants()] {
             let long = socket.as_os_str().len() > LONGEST_SOCKET;
             if long {
@@ -62,7 +62,7 @@ impl Paths {
         &self.root
     }
 
-    /// Held by the daemon as long as it lives.
+    /// The file that a running daemon holds locked.
     pub fn lock(&self) -> PathBuf {
         self.root.join("lock")
     }
@@ -72,37 +72,37 @@ impl Paths {
         self.root.join("store.db")
     }
 
-    /// A copy of the journal for everybody to read.
+    /// A copy of the journal, to be read by other programs.
     pub fn journal(&self) -> PathBuf {
         self.root.join("journal.jsonl")
     }
 
-    /// Where users are heard.
+    /// The socket for users.
     pub fn control(&self) -> PathBuf {
         self.root.join("control.sock")
     }
 
-    /// Where tenants are heard.
+    /// The socket for tenants.
     pub fn tenants(&self) -> PathBuf {
         self.root.join("tenant.sock")
     }
 
-    /// What users over HTTP have to know.
+    /// The token that HTTP clients need.
     pub fn token(&self) -> PathBuf {
         self.root.join("http-token")
     }
 
-    /// What belongs to the devices.
+    /// The folder for files of the devices.
     pub fn devices(&self) -> PathBuf {
         self.root.join("devices")
     }
 
-    /// What belongs to one job.
+    /// The folder of a job.
     pub fn job(&self, job: u32) -> PathBuf {
         self.root.join("jobs").join(job.to_string())
     }
 
-    /// What a job printed.
+    /// The output of a job.
     pub fn log(&self, job: u32) -> PathBuf {
         self.job(job).join("log")
     }

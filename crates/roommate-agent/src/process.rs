@@ -1,4 +1,4 @@
-//! Processes: which is still the same, which belong together, and when one ends.
+//! Processes: identifying them, signalling a group, waiting for the end.
 //!
 //! ```text
 //!  daemon ── spawns ──▶ supervisor ── spawns ──▶ command     one process group, one session
@@ -6,9 +6,10 @@
 //!    └─ watch (pidfd) ────┘  and passes output into a rotated file
 //! ```
 //!
-//! - A process is known by its number and its start time: numbers are used again, the pair is not.
-//! - A supervisor outlives the daemon and leaves behind how its command ended.
-//! - Signals go to the whole group; what is left of it is found by its token and killed.
+//! - A process is identified by pid and start time: pids are reused, the pair is not.
+//! - A supervisor outlives the daemon and records how its command ended.
+//! - Signals go to the whole group. Processes of the group that remain are found by their token and
+//!   killed.
 
 pub(crate) mod duty_cycle;
 pub mod rotated_file;
@@ -29,10 +30,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Where a thread delivers what it learned; false once nobody takes it any more.
+/// Delivers a thread's result; returns false once the receiver is gone.
 pub type Deliver<T> = Arc<dyn Fn(T) -> bool + Send + Sync>;
 
-/// Starts a thread that reads lines or waits for a process, and so needs a small stack.
+/// Starts a thread that only reads lines or waits for a process, and so needs a small stack.
 pub(crate) fn small_thread(
     name: &str,
     run: impl FnOnce() + Send + 'static,
@@ -40,17 +41,17 @@ pub(crate) fn small_thread(
     std::thread::Builder::new().name(name.into()).stack_size(128 << 10).spawn(run)
 }
 
-/// A number that cannot be guessed, for tokens.
+/// An unpredictable number, for tokens.
 pub(crate) fn random() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// A process that is not mistaken for another.
+/// A process, identified so that a reused pid is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
-    /// Its number.
+    /// Its pid.
     pub pid: u32,
-    /// When it started, in clock ticks since the machine did.
+    /// When it started, in clock ticks since boot.
     pub start: u64,
 }
 
@@ -62,7 +63,7 @@ pub(crate) enum Exit {
     Code(i32),
     /// By this signal.
     Signal(i32),
-    /// Nobody saw it: its keeper was killed.
+    /// Unknown, because its supervisor was killed.
     Unseen,
 }
 
@@ -81,7 +82,7 @@ impl std::fmt::Display for Exit {
                     if name.is_empty() { name } else { format!(" ({name})") }
                 )
             }
-            Self::Unseen => write!(f, "killed together with its keeper"),
+            Self::Unseen => write!(f, "killed together with its supervisor"),
         }
     }
 }
@@ -93,8 +94,7 @@ impl Process {
         Self { pid, start: stat(pid).map_or(0, |s| s.start) }
     }
 
-    /// A child of this process. It cannot vanish before it was waited for, so its start time is there
-    /// to be read.
+    /// A child of this process. It exists until it is waited for, so its start time can be read.
     pub(crate) fn of(child: &Child) -> Self {
         let pid = child.id();
         Self { pid, start: stat(pid).map_or(0, |s| s.start) }
@@ -104,37 +104,37 @@ impl Process {
         Pid::from_raw(i32::try_from(self.pid).ok()?)
     }
 
-    /// Whether it still runs (or is stopped); a process that has ended but was not waited for does not.
+    /// Whether it runs or is stopped; a zombie is not alive.
     pub(crate) fn is_alive(self) -> bool {
         stat(self.pid).is_some_and(|s| s.start == self.start && !matches!(s.state, 'Z' | 'X'))
     }
 
-    /// Something to wait on, as long as it is alive.
+    /// A pidfd to wait on, if it is alive.
     pub(crate) fn open(self) -> Option<OwnedFd> {
         let fd = rustix::process::pidfd_open(self.number()?, PidfdFlags::empty()).ok()?;
-        // Opened first, compared then: from now on the number cannot be given to another.
+        // Compared after the pidfd was opened: from then on its pid is not reused.
         self.is_alive().then_some(fd)
     }
 
-    /// Sends a signal to all of its group, whose leader it is. Nothing happens if it is gone.
+    /// Sends a signal to its process group, of which it is the leader. Does nothing if it is gone.
     pub(crate) fn signal_group(self, signal: Signal) {
         if let Some(pid) = self.number().filter(|_| self.is_alive()) {
-            // It may end between the look and the signal; its number is not reused within that. One that
-            // has just been spawned may not lead a group yet.
+            // It may end between the check and the signal; its pid is not reused that fast. A
+            // process that was just spawned may not lead a group yet.
             if rustix::process::kill_process_group(pid, signal).is_err() {
                 let _ = rustix::process::kill_process(pid, signal);
             }
         }
     }
 
-    /// Takes it off the books of the system, if it was a child of ours.
+    /// Reaps it, if it is a zombie child of this process.
     pub(crate) fn reap(self) {
         if let Some(pid) = self.number() {
             let _ = rustix::process::waitpid(Some(pid), WaitOptions::NOHANG);
         }
     }
 
-    /// Kills whoever is left of its group and carries its token, after it has ended itself.
+    /// Kills the remaining processes of its group that carry its token, after it has ended itself.
     pub(crate) fn sweep(self, token: &str) {
         let mark = format!("ROOMMATE_TOKEN={token}");
         for pid in members(self.pid) {
@@ -161,12 +161,12 @@ impl Process {
     }
 }
 
-/// Calls `then` in a thread of its own when the process has ended.
+/// Calls `then` in a new thread when the process has ended.
 pub(crate) fn watch(process: Process, then: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let wait = move || {
         match process.open() {
             Some(fd) => wait_end(&fd),
-            // Gone already, or on a kernel without pidfds.
+            // Ended already, or the kernel has no pidfds.
             None => {
                 while process.is_alive() {
                     std::thread::sleep(Duration::from_millis(100));
@@ -178,7 +178,7 @@ pub(crate) fn watch(process: Process, then: impl FnOnce() + Send + 'static) -> i
     small_thread("watch", wait).map(drop)
 }
 
-/// Blocks until the process behind the handle has ended.
+/// Blocks until the process of this pidfd has ended.
 fn wait_end(fd: &OwnedFd) {
     loop {
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
@@ -201,23 +201,23 @@ fn numbers(folder: &Path) -> Vec<u32> {
     entries.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// What the system says of a process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     pub(crate) state: char,
     pub(crate) group: u32,
     pub(crate) start: u64,
     pub(crate) cpu_s: f64,
-    /// CPU time of children that it waited for, and theirs.
+    /// CPU time of its children that were waited for, and of their children.
     pub(crate) children_s: f64,
 }
 
-/// Clock ticks per second; Linux has shown users 100 on every machine for decades.
+/// Clock ticks per second, which is 100 on every Linux.
 const TICKS: f64 = 100.0;
 
 pub(crate) fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may hold anything, brackets included.
+    // The name in parentheses may itself contain parentheses.
     let rest: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_whitespace().collect();
     let number = |i: usize| rest.get(i)?.parse::<u64>().ok();
     Some(Stat {
@@ -229,7 +229,7 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
     })
 }
 
-/// Where a program is found, as a shell would.
+/// Checks that a program can be found and executed, by the rules of a shell.
 pub(crate) fn find_program(name: &str, path: Option<&str>, workdir: &Path) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     let runs =
@@ -252,7 +252,7 @@ pub(crate) fn find_program(name: &str, path: Option<&str>, workdir: &Path) -> Re
     }
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file atomically.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), AgentError> {
     let beside = path.with_extension(format!("{}.tmp", std::process::id()));
     let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
@@ -266,7 +266,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_process_is_known_by_number_and_start() {
+    fn a_process_is_identified_by_pid_and_start_time() {
         let this = Process::this();
         assert!(this.is_alive());
         assert!(!Process { start: this.start + 1, ..this }.is_alive());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_signalled_and_its_end_is_seen_by_anybody() {
+    fn a_signalled_group_is_seen_to_end() {
         let mut child = Command::new("sh")
             .args(["-c", "sleep 60 & wait"])
             .process_group(0)
@@ -311,7 +311,7 @@ mod tests {
         let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
         let gone = |pid| members(pid).iter().all(|p| stat(*p).is_none_or(|s| s.state == 'Z'));
         while !gone(it.pid) {
-            assert!(std::time::Instant::now() < end, "the leftover lives on");
+            assert!(std::time::Instant::now() < end, "the leftover process still runs");
             std::thread::yield_now();
         }
     }
@@ -321,8 +321,8 @@ mod tests {
         let here = Path::new("/");
         assert_eq!(find_program("sh", None, here), Ok(()));
         assert_eq!(find_program("bin/sh", None, here), Ok(()));
-        let said = find_program("no-such-program", Some("/bin"), here).unwrap_err();
-        assert_eq!(said, "there is no program \"no-such-program\" in PATH");
+        let error = find_program("no-such-program", Some("/bin"), here).unwrap_err();
+        assert_eq!(error, "there is no program \"no-such-program\" in PATH");
         assert!(find_program("./no-such", None, here).unwrap_err().contains("there is no"));
         assert!(
             find_program("/etc/passwd", None, here).unwrap_err().contains("cannot be executed")

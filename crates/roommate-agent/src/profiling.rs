@@ -1,22 +1,23 @@
-//! The measuring machine: commands that use the SDK are started once and stand still, except those whose
-//! turn it is. No engine, no policy: who runs, how and for how long is in a [`plan`].
+//! The measuring machine: commands that use the SDK are started once and are suspended except while
+//! they are measured. There is no engine and no policy: which commands run, how and for how long is
+//! in a [`plan`].
 //!
 //! ```text
 //!  plan ─▶ items ─▶ Bench::measure ─▶ rows ─▶ profiles
-//!                    │ suspend all others, resume and tune the members
+//!                    │ suspend all other tasks, resume and tune the members
 //!                    │ settle ─ window of whole reports ─ counters
 //!                    ▼
 //!            tasks: one process each, started once, connected
 //! ```
 //!
-//! - Speeds come from the reports of the tasks, about twice a second at the end of a step, which say how
-//!   much was done in all.
-//! - A window begins and ends with a report, so that it holds whole steps. The first report after a
-//!   change may hold steps from before it: it can begin a window and is never counted.
-//! - Tasks are launched and greeted with the code of the machine ([`crate::machine::connection`],
-//!   [`crate::process::supervisor`]). They do not run in a [`crate::machine::Machine`]: a bench sets parts
-//!   of a GPU itself instead of sharing it out, needs every report with its time, starts tasks suspended
-//!   and wants them to die with it.
+//! - Speeds come from the reports of the tasks, about twice a second at the end of a step, which
+//!   contain the total progress.
+//! - A window begins and ends with a report, so that it contains whole steps. The first report
+//!   after a change may contain steps from before it: it can begin a window but is never counted.
+//! - Tasks are launched and connected with the machine's code ([`crate::machine::connection`],
+//!   [`crate::process::supervisor`]). They do not run in a [`crate::machine::Machine`]: a bench
+//!   sets SM ranges itself instead of dividing the GPU by shares, needs every report with its time,
+//!   starts tasks suspended, and has them die with it.
 
 pub mod bench_setup;
 pub mod plan;
@@ -43,34 +44,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Seconds in which a tenant has to do what it is asked: also the first step at a new batch size, for
-/// which plans are chosen.
+/// Seconds within which a tenant has to follow an order, including the first step at a new batch
+/// size, for which execution plans are chosen.
 const OBEY_WITHIN_S: f64 = 60.0;
-/// Seconds in which a tenant has to stand still, or end.
+/// Seconds within which a tenant has to be suspended.
 const STILL_WITHIN_S: f64 = 20.0;
-/// Seconds in which tenants have to end once nobody needs them.
+/// Seconds within which tenants have to end after the last measurement.
 const END_WITHIN_S: f64 = 5.0;
-/// A report that is early by so many seconds is not waited for again.
+/// A report that is early by this many seconds still begins or ends a window.
 const SLACK_S: f64 = 0.03;
-/// Seconds after which a tenant must have reported, if its steps are short.
+/// Seconds within which a tenant with short steps has reported.
 const REPORT_S: f64 = 0.6;
-/// Fewer steps are no measurement.
+/// Least number of steps of a measurement.
 const LEAST_STEPS: u64 = 3;
-/// How often a command is started again after it died.
+/// How often a command is started at most.
 const STARTS: u32 = 3;
-/// Multiprocessors by which a part may differ from what was asked for.
+/// SMs by which the actual range may differ from the requested one.
 const SAME_SMS: u16 = 8;
 
-/// Said of a command that does not step.
+/// The reason for killing a command that never reports a step.
 const NOT_READY: &str = "was not ready in time: it has to step through `roommate.steps`";
 
 /// A report of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Report {
     at_s: f64,
-    /// Steps in all.
+    /// Total steps.
     done: f64,
-    /// Steps since the last one that were of the usual length, and their mean.
+    /// Steps of the usual length since the last report, and their mean time.
     steps: u64,
     step_s: f64,
     mem_mib: u32,
@@ -78,16 +79,16 @@ struct Report {
     cpu_s: f64,
 }
 
-/// What was measured of one tenant.
+/// The measurement of one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen {
     /// Steps per second.
     pub it_s: f64,
-    /// Steps that it is the mean of.
+    /// Number of steps measured.
     pub n: u64,
-    /// Mean milliseconds of a step.
+    /// Mean milliseconds per step.
     pub step_ms: f64,
-    /// Memory, MiB: of the GPU where the tenant says it, otherwise of its process.
+    /// Memory in MiB: of the GPU if the tenant reports it, otherwise of its process.
     pub mem_mib: u32,
     /// CPU cores that the process used.
     pub cpu_cores: f64,
@@ -95,7 +96,7 @@ pub struct Seen {
     pub start_s: f64,
 }
 
-/// What was measured of an item.
+/// The measurement of an item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Of each member.
@@ -104,18 +105,18 @@ pub struct Measured {
     pub counters: Option<Value>,
 }
 
-/// What a tenant does.
+/// The state of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// There is none.
+    /// It was not started.
     Absent,
-    /// It was started and is not ready.
+    /// It was started and is not ready yet.
     Starting,
-    /// It stands still.
+    /// It is suspended.
     Still,
     /// It runs.
     Going,
-    /// It died: how.
+    /// It ended, for this reason.
     Dead(String),
 }
 
@@ -133,19 +134,19 @@ struct Tenant {
     child: Option<Child>,
     peer: Option<Peer>,
     pid: Option<u32>,
-    /// Its own batch size, where it can work with others: what it calls a step of work.
+    /// Its own batch size, if it supports several: its progress is in steps of this size.
     own: Option<u32>,
     tune: Tune,
     tuned: Option<Tuned>,
-    /// Since the last change, with the batch size that was asked for.
+    /// Reports since the last change that have the requested batch size.
     reports: Vec<Report>,
-    /// Batch sizes of the other ones.
+    /// Batch sizes of other reports since then.
     strays: Vec<u32>,
-    /// Whether it ever took a step.
+    /// Whether it ever reported a step.
     stepped: bool,
 }
 
-/// The machine.
+/// The measuring machine.
 pub struct Bench<'a> {
     plan: &'a Plan,
     setup: BenchSetup,
@@ -160,16 +161,16 @@ pub struct Bench<'a> {
     epoch: Instant,
 }
 
-/// Reason nothing is measured any more.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// This measurement failed; others may not.
+    /// Only this measurement failed.
     #[error("{0}")]
     Item(String),
-    /// The user wants an end.
+    /// The user stopped the program.
     #[error("stopped by its user")]
     Stopped,
-    /// The machine itself.
+    /// The machine cannot be used.
     #[error(transparent)]
     Agent(#[from] AgentError),
 }
@@ -179,8 +180,8 @@ fn item<T>(what: impl Into<String>) -> Result<T, Trouble> {
 }
 
 impl<'a> Bench<'a> {
-    /// Opens the machine in a folder of its own. `program` is this program, which starts the commands;
-    /// `stop` becomes true when the user wants an end.
+    /// Opens the machine in a new folder. `program` is this program, which starts the commands;
+    /// `stop` becomes true when the user stops the program.
     pub fn open(
         plan: &'a Plan,
         setup: BenchSetup,
@@ -212,43 +213,43 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Starts everybody that these items need, a few at a time, and waits until they are ready or dead.
-    /// `tell` hears how each came out.
+    /// Starts all tasks that these items need, a few at a time, and waits until they are ready or
+    /// dead. `progress` is called with the result of each.
     pub fn start<'i>(
         &mut self,
         items: impl Iterator<Item = &'i Item>,
-        mut tell: impl FnMut(&str, Result<f64, &str>),
+        mut progress: impl FnMut(&str, Result<f64, &str>),
     ) -> Result<(), Trouble> {
         let mut waiting: Vec<usize> = Vec::new();
         for member in items.flat_map(|i| &i.members) {
-            let who = self.tenant(member);
-            if !waiting.contains(&who) && matches!(self.tenants[who].phase, Phase::Absent) {
-                waiting.push(who);
+            let idx = self.tenant(member);
+            if !waiting.contains(&idx) && matches!(self.tenants[idx].phase, Phase::Absent) {
+                waiting.push(idx);
             }
         }
         waiting.reverse();
         let mut starting: Vec<usize> = Vec::new();
         while !(waiting.is_empty() && starting.is_empty()) {
             while starting.len() < self.plan.starting
-                && let Some(who) = waiting.pop()
+                && let Some(idx) = waiting.pop()
             {
-                self.launch(who)?;
-                starting.push(who);
+                self.launch(idx)?;
+                starting.push(idx);
             }
-            self.hear(0.1)?;
+            self.receive(0.1)?;
             let late = |t: &Tenant, now: f64| now - t.began > self.plan.start_within_s;
-            for who in starting.clone() {
-                if late(&self.tenants[who], self.now()) {
-                    self.kill(who, NOT_READY);
+            for idx in starting.clone() {
+                if late(&self.tenants[idx], self.now()) {
+                    self.kill(idx, NOT_READY);
                 }
             }
-            starting.retain(|who| {
-                let tenant = &self.tenants[*who];
+            starting.retain(|idx| {
+                let tenant = &self.tenants[*idx];
                 let name = &self.plan.tasks[tenant.task].name;
                 match &tenant.phase {
                     Phase::Starting => return true,
-                    Phase::Dead(how) => tell(name, Err(how)),
-                    _ => tell(name, Ok(tenant.start_s)),
+                    Phase::Dead(how) => progress(name, Err(how)),
+                    _ => progress(name, Ok(tenant.start_s)),
                 }
                 false
             });
@@ -256,37 +257,37 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Measures some tasks at the same time, or one alone.
+    /// Measures one task alone, or several at the same time.
     pub fn measure(&mut self, what: &Item) -> Result<Measured, Trouble> {
-        let who: Vec<usize> = what.members.iter().map(|m| self.tenant(m)).collect();
-        for (member, tenant) in what.members.iter().zip(&who) {
-            self.revive(*tenant, &self.plan.tasks[member.task].name)?;
+        let indices: Vec<usize> = what.members.iter().map(|m| self.tenant(m)).collect();
+        for (member, tenant) in what.members.iter().zip(&indices) {
+            self.ensure_ready(*tenant, &self.plan.tasks[member.task].name)?;
         }
-        self.quieten(&who)?;
-        for (member, tenant) in what.members.iter().zip(&who) {
-            self.wake(*tenant, member);
+        self.suspend_others(&indices)?;
+        for (member, tenant) in what.members.iter().zip(&indices) {
+            self.resume(*tenant, member);
         }
-        let measured = self.watch(what, &who);
+        let measured = self.watch(what, &indices);
         if matches!(measured, Err(Trouble::Item(_))) {
-            // Whoever does not do what it is told must not disturb the next.
-            self.quieten(&[])?;
+            // A tenant that does not follow orders must not disturb the next measurement.
+            self.suspend_others(&[])?;
         }
         measured
     }
 
-    /// Ends everybody.
+    /// Ends all tenants.
     pub fn close(mut self) {
         for tenant in &self.tenants {
             if let Some(peer) = &tenant.peer {
-                peer.say(&ToTenant::Stop(Nothing {}));
+                peer.send(&ToTenant::Stop(Nothing {}));
             }
         }
         let end = self.now() + END_WITHIN_S;
         while self.tenants.iter().any(|t| t.child.is_some()) && self.now() < end {
-            self.hear_one(0.05);
+            self.receive_one(0.05);
         }
-        for who in 0..self.tenants.len() {
-            self.kill(who, "was not needed any more");
+        for idx in 0..self.tenants.len() {
+            self.kill(idx, "was not needed any more");
         }
     }
 
@@ -294,7 +295,7 @@ impl<'a> Bench<'a> {
         self.epoch.elapsed().as_secs_f64()
     }
 
-    /// The process of a member; one that is not there yet is only noted.
+    /// The index of a member's process, which is added if it does not exist yet.
     fn tenant(&mut self, member: &Member) -> usize {
         let same = |t: &Tenant| t.task == member.task && t.copy == member.copy;
         if let Some(known) = self.tenants.iter().position(same) {
@@ -328,16 +329,16 @@ impl<'a> Bench<'a> {
         self.tenants.len() - 1
     }
 
-    fn launch(&mut self, who: usize) -> Result<(), AgentError> {
+    fn launch(&mut self, idx: usize) -> Result<(), AgentError> {
         let now = self.now();
-        let tenant = &mut self.tenants[who];
+        let tenant = &mut self.tenants[idx];
         let task = &self.plan.tasks[tenant.task];
         tenant.starts += 1;
-        tenant.token = format!("{who}.{}.{:016x}", tenant.starts, random());
-        tenant.folder = self.folder.join(format!("{who}.{}", tenant.starts));
+        tenant.token = format!("{idx}.{}.{:016x}", tenant.starts, random());
+        tenant.folder = self.folder.join(format!("{idx}.{}", tenant.starts));
         (tenant.phase, tenant.began, tenant.peer) = (Phase::Starting, now, None);
         let folder = &tenant.folder;
-        // What is not text cannot be passed on, and no task of ours will miss it.
+        // Variables that are not UTF-8 cannot be passed on in JSON.
         let inherited = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let mut env: BTreeMap<String, String> = inherited.collect();
@@ -366,9 +367,9 @@ impl<'a> Bench<'a> {
         process::watch(id, exited).map_err(AgentError::file("watch", &self.program))
     }
 
-    /// Makes sure that somebody is there to be measured.
-    fn revive(&mut self, who: usize, name: &str) -> Result<(), Trouble> {
-        let tenant = &self.tenants[who];
+    /// Makes sure that a tenant is ready to be measured.
+    fn ensure_ready(&mut self, idx: usize, name: &str) -> Result<(), Trouble> {
+        let tenant = &self.tenants[idx];
         match &tenant.phase {
             Phase::Still | Phase::Going => return Ok(()),
             Phase::Dead(how) if tenant.starts >= STARTS || !tenant.stepped => {
@@ -376,44 +377,44 @@ impl<'a> Bench<'a> {
             }
             Phase::Absent | Phase::Starting | Phase::Dead(_) => {}
         }
-        self.quieten(&[])?;
-        self.launch(who)?;
+        self.suspend_others(&[])?;
+        self.launch(idx)?;
         let end = self.now() + self.plan.start_within_s;
-        while self.tenants[who].phase == Phase::Starting {
+        while self.tenants[idx].phase == Phase::Starting {
             if self.now() > end {
-                self.kill(who, NOT_READY);
+                self.kill(idx, NOT_READY);
             }
-            self.hear(0.1)?;
+            self.receive(0.1)?;
         }
-        match &self.tenants[who].phase {
+        match &self.tenants[idx].phase {
             Phase::Dead(how) => item(format!("{name}: {how}")),
             _ => Ok(()),
         }
     }
 
-    /// Has everybody stand still but these.
-    fn quieten(&mut self, but: &[usize]) -> Result<(), Trouble> {
+    /// Suspends all tenants but these.
+    fn suspend_others(&mut self, but: &[usize]) -> Result<(), Trouble> {
         let going =
             |(i, t): (usize, &Tenant)| (t.phase == Phase::Going && !but.contains(&i)).then_some(i);
         let going: Vec<usize> = self.tenants.iter().enumerate().filter_map(going).collect();
-        for who in &going {
-            self.say(*who, &ToTenant::Suspend(Nothing {}));
+        for idx in &going {
+            self.send(*idx, &ToTenant::Suspend(Nothing {}));
         }
         let end = self.now() + STILL_WITHIN_S;
-        for who in going {
-            while self.tenants[who].phase == Phase::Going {
+        for idx in going {
+            while self.tenants[idx].phase == Phase::Going {
                 if self.now() > end {
-                    self.kill(who, "did not stand still when it was asked to");
+                    self.kill(idx, "did not suspend when it was asked to");
                 }
-                self.hear(0.1)?;
+                self.receive(0.1)?;
             }
         }
         Ok(())
     }
 
-    /// Tells a tenant to go on, and how. In this order it tries a part before it says that it is there.
-    fn wake(&mut self, who: usize, member: &Member) {
-        let tenant = &mut self.tenants[who];
+    /// Resumes a tenant with new knobs. In this order it tries the SM range before it confirms it.
+    fn resume(&mut self, idx: usize, member: &Member) {
+        let tenant = &mut self.tenants[idx];
         tenant.tune.batch = member.batch;
         tenant.tune.seat = member.seat;
         tenant.tuned = None;
@@ -421,33 +422,34 @@ impl<'a> Bench<'a> {
         tenant.strays.clear();
         let (tune, still) = (tenant.tune, tenant.phase == Phase::Still);
         if still {
-            self.say(who, &ToTenant::Resume(Nothing {}));
+            self.send(idx, &ToTenant::Resume(Nothing {}));
         }
-        self.say(who, &ToTenant::Tune(tune));
+        self.send(idx, &ToTenant::Tune(tune));
     }
 
-    /// Waits until all of them run as they were told, and measures.
-    fn watch(&mut self, what: &Item, who: &[usize]) -> Result<Measured, Trouble> {
+    /// Waits until all members run as ordered, and measures.
+    fn watch(&mut self, what: &Item, indices: &[usize]) -> Result<Measured, Trouble> {
         let asked = self.now();
         let ready = |t: &Tenant| t.tuned.is_some() && t.phase == Phase::Going;
-        while !who.iter().all(|w| ready(&self.tenants[*w])) {
-            self.healthy(what, who)?;
+        while !indices.iter().all(|w| ready(&self.tenants[*w])) {
+            self.healthy(what, indices)?;
             if self.now() - asked > OBEY_WITHIN_S {
-                let late = who.iter().position(|w| !ready(&self.tenants[*w])).unwrap_or(0);
+                let late = indices.iter().position(|w| !ready(&self.tenants[*w])).unwrap_or(0);
                 let name = self.name(&what.members[late]);
-                return item(format!("{name}: did not do what it was asked in {OBEY_WITHIN_S} s"));
+                return item(format!("{name}: did not follow its orders in {OBEY_WITHIN_S} s"));
             }
-            self.hear(0.1)?;
+            self.receive(0.1)?;
         }
-        for (member, w) in what.members.iter().zip(who) {
-            self.obeys(member, *w)?;
+        for (member, w) in what.members.iter().zip(indices) {
+            self.check_range(member, *w)?;
         }
         let changed = self.now();
         let mut begun = false;
         loop {
-            self.healthy(what, who)?;
-            self.same_batches(what, who)?;
-            let all: Vec<&[Report]> = who.iter().map(|w| &self.tenants[*w].reports[..]).collect();
+            self.healthy(what, indices)?;
+            self.same_batches(what, indices)?;
+            let all: Vec<&[Report]> =
+                indices.iter().map(|w| &self.tenants[*w].reports[..]).collect();
             let Plan { settle, seconds, .. } = *self.plan;
             if let Some(from) = settled(&all, changed, settle)
                 && from <= self.now()
@@ -461,7 +463,7 @@ impl<'a> Bench<'a> {
                 let windows: Option<Vec<Seen>> =
                     all.iter().map(|reports| window(reports, from, seconds)).collect();
                 if let Some(mut members) = windows {
-                    for (seen, tenant) in members.iter_mut().zip(who) {
+                    for (seen, tenant) in members.iter_mut().zip(indices) {
                         seen.start_s = self.tenants[*tenant].start_s;
                     }
                     let counters = self.setup.counters.end();
@@ -473,7 +475,7 @@ impl<'a> Bench<'a> {
                 let name = self.name(&what.members[late]);
                 return item(format!("{name}: took no step in {OBEY_WITHIN_S} s"));
             }
-            self.hear(0.02)?;
+            self.receive(0.02)?;
         }
     }
 
@@ -481,9 +483,9 @@ impl<'a> Bench<'a> {
         &self.plan.tasks[member.task].name
     }
 
-    /// Whether all of them are alive.
-    fn healthy(&self, what: &Item, who: &[usize]) -> Result<(), Trouble> {
-        for (member, w) in what.members.iter().zip(who) {
+    /// Whether all members are alive.
+    fn healthy(&self, what: &Item, indices: &[usize]) -> Result<(), Trouble> {
+        for (member, w) in what.members.iter().zip(indices) {
             if let Phase::Dead(how) = &self.tenants[*w].phase {
                 return item(format!("{}: {how}", self.name(member)));
             }
@@ -491,9 +493,9 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Whether a tenant has the part that it was given.
-    fn obeys(&self, member: &Member, who: usize) -> Result<(), Trouble> {
-        let got = self.tenants[who].tuned.as_ref().and_then(|t| t.seat);
+    /// Whether a tenant is confined to the SM range that was ordered.
+    fn check_range(&self, member: &Member, idx: usize) -> Result<(), Trouble> {
+        let got = self.tenants[idx].tuned.as_ref().and_then(|t| t.seat);
         let differs = match (member.seat, got) {
             (None, None) => false,
             (Some(a), Some(b)) => a.first != b.first || a.sms.abs_diff(b.sms) >= SAME_SMS,
@@ -509,9 +511,10 @@ impl<'a> Bench<'a> {
         item(format!("{}: was given {asked}, runs on {got}", self.name(member)))
     }
 
-    /// Whether they work with the batches that they were given. One report may still be of the old ones.
-    fn same_batches(&self, what: &Item, who: &[usize]) -> Result<(), Trouble> {
-        for (member, w) in what.members.iter().zip(who) {
+    /// Whether the members use the batch sizes that were ordered. One report may still be of the
+    /// old size.
+    fn same_batches(&self, what: &Item, indices: &[usize]) -> Result<(), Trouble> {
+        for (member, w) in what.members.iter().zip(indices) {
             if let [_, got, ..] = self.tenants[*w].strays[..] {
                 let (name, asked) = (self.name(member), member.batch);
                 return item(format!("{name}: was given batches of {asked}, works with {got}"));
@@ -520,25 +523,25 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn say(&self, who: usize, message: &ToTenant) {
-        // One that cannot be told anything has hung up, which we shall hear.
-        if let Some(peer) = &self.tenants[who].peer {
-            peer.say(message);
+    fn send(&self, idx: usize, message: &ToTenant) {
+        // If the connection is broken, its end is reported as another input.
+        if let Some(peer) = &self.tenants[idx].peer {
+            peer.send(message);
         }
     }
 
-    /// Takes in what comes within so many seconds; more often than not, at once.
-    fn hear(&mut self, seconds: f64) -> Result<(), Trouble> {
+    /// Handles the next input, if one comes within this many seconds.
+    fn receive(&mut self, seconds: f64) -> Result<(), Trouble> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(Trouble::Stopped);
         }
-        self.hear_one(seconds);
+        self.receive_one(seconds);
         Ok(())
     }
 
-    fn hear_one(&mut self, seconds: f64) {
+    fn receive_one(&mut self, seconds: f64) {
         match self.inputs.recv_timeout(Duration::from_secs_f64(seconds)) {
-            Ok(Input(Heard::Message(peer, message))) => self.said(&peer, message),
+            Ok(Input(Heard::Message(peer, message))) => self.on_message(&peer, message),
             Ok(Input(Heard::Gone(id))) => {
                 let hung_up = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
                 if let Some(tenant) = self.tenants.iter_mut().find(hung_up) {
@@ -547,18 +550,18 @@ impl<'a> Bench<'a> {
             }
             Ok(Input(Heard::Exited(folder))) => {
                 let found = |t: &Tenant| t.folder == folder && t.child.is_some();
-                if let Some(who) = self.tenants.iter().position(found) {
-                    self.ended(who);
+                if let Some(idx) = self.tenants.iter().position(found) {
+                    self.ended(idx);
                 }
             }
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
     }
 
-    fn said(&mut self, peer: &Peer, message: FromTenant) {
+    fn on_message(&mut self, peer: &Peer, message: FromTenant) {
         let at_s = self.now();
         if let FromTenant::Hello(hello) = &message {
-            return self.greet(peer, hello);
+            return self.on_hello(peer, hello);
         }
         let known = |t: &&mut Tenant| t.peer.as_ref().is_some_and(|p| p.id == peer.id);
         let Some(tenant) = self.tenants.iter_mut().find(known) else { return };
@@ -590,18 +593,18 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn greet(&mut self, peer: &Peer, hello: &Hello) {
+    fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
         let theirs = |t: &&mut Tenant| t.token == hello.token && t.child.is_some();
         let Some(tenant) = self.tenants.iter_mut().find(theirs) else {
-            return peer.refuse("its token is not that of a task");
+            return peer.refuse("the token is not that of a task");
         };
-        if !peer.speaks_our_version(hello) {
+        if !peer.has_our_version(hello) {
             return;
         }
         tenant.peer = Some(peer.clone());
         tenant.pid = Some(hello.pid);
         tenant.own = hello.batch.map(|b| b.size);
-        peer.say(&ToTenant::Welcome(Welcome {
+        peer.send(&ToTenant::Welcome(Welcome {
             version: VERSION,
             job: self.plan.tasks[tenant.task].name.clone(),
             done: 0.0,
@@ -611,9 +614,9 @@ impl<'a> Bench<'a> {
         }));
     }
 
-    /// A command ended by itself.
-    fn ended(&mut self, who: usize) {
-        let tenant = &mut self.tenants[who];
+    /// Handles the end of a command.
+    fn ended(&mut self, idx: usize) {
+        let tenant = &mut self.tenants[idx];
         let Some(mut child) = tenant.child.take() else { return };
         let how = match child.wait() {
             Ok(status) => match status.code() {
@@ -625,13 +628,13 @@ impl<'a> Bench<'a> {
         let id = Process { pid: child.id(), start: 0 };
         id.sweep(&tenant.token);
         tenant.peer = None;
-        let last = last_words(&tenant.folder.join("log"));
+        let last = last_line(&tenant.folder.join("log"));
         tenant.phase = Phase::Dead(if last.is_empty() { how } else { format!("{how}: {last}") });
     }
 
-    /// Ends a command that has not ended by itself.
-    fn kill(&mut self, who: usize, why: &str) {
-        let tenant = &mut self.tenants[who];
+    /// Kills a command that has not ended by itself.
+    fn kill(&mut self, idx: usize, why: &str) {
+        let tenant = &mut self.tenants[idx];
         let Some(mut child) = tenant.child.take() else { return };
         let id = Process::of(&child);
         id.signal_group(Signal::KILL);
@@ -643,15 +646,15 @@ impl<'a> Bench<'a> {
 }
 
 /// The last line that a command printed.
-fn last_words(log: &Path) -> String {
+fn last_line(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
     last.trim().chars().take(200).collect()
 }
 
-/// From when on everybody has settled: so many seconds after the change, or after the first report of one
-/// whose first step took longer than that; not before all have reported.
+/// When all members have settled: `settle` seconds after the change, or after the first report of a
+/// member whose first step took longer than that; `None` until all have reported.
 fn settled(all: &[&[Report]], changed: f64, settle: f64) -> Option<f64> {
     let late = changed + settle.max(REPORT_S);
     let firsts = all.iter().map(|r| r.first().map(|r| r.at_s)).collect::<Option<Vec<f64>>>()?;
@@ -659,7 +662,7 @@ fn settled(all: &[&[Report]], changed: f64, settle: f64) -> Option<f64> {
     Some(bases.fold(changed, f64::max) + settle)
 }
 
-/// What reports say of the time after `from`, once it is long enough.
+/// The measurement from the reports after `from`, once the window is long enough.
 fn window(reports: &[Report], from: f64, seconds: f64) -> Option<Seen> {
     let begin = reports.iter().position(|r| r.at_s + SLACK_S >= from)?;
     let (first, counted) = (&reports[begin], &reports[begin + 1..]);
@@ -699,7 +702,7 @@ impl Seen {
         ]
     }
 
-    /// The same of one that was alone, with how long it took to start.
+    /// The same for a task that was alone, with the time that it took to start.
     fn alone(&self) -> Vec<(&'static str, Value)> {
         let mut fields = self.fields();
         fields.push(("start_s", json!(rounded(self.start_s, 2))));
@@ -707,7 +710,7 @@ impl Seen {
     }
 }
 
-/// The row of an item: what it is, and what was measured or went wrong.
+/// The row of an item: what it is, and the measurement or the error.
 pub fn row(item: &Item, measured: &Result<Measured, String>) -> String {
     let mut fields = item.identity.clone();
     match measured {
@@ -722,7 +725,7 @@ pub fn row(item: &Item, measured: &Result<Measured, String>) -> String {
             fields.extend(counters.clone().map(|c| ("gpm", c)));
         }
     }
-    // In the order in which people read them.
+    // In this order for human readers.
     let fields = fields.iter().map(|(name, value)| format!("{name:?}: {value}"));
     format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
 }
@@ -731,18 +734,19 @@ fn as_map(fields: Vec<(&'static str, Value)>) -> serde_json::Map<String, Value> 
     fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What a row is of, whatever it says: the same for an item and for its row.
+/// Identifies the item of a row, independently of the results: the same for an item and for its
+/// row.
 pub fn key(row: &Value) -> String {
-    const SAYS: [&str; 14] = [
+    const IDENTITY: [&str; 14] = [
         "kind", "name", "batch", "sms", "k", "a", "batch_a", "b", "batch_b", "sms_a", "sms_b",
         "tasks", "batches", "round",
     ];
-    let fields = SAYS.iter().filter_map(|name| Some(format!("{name}={}", row.get(name)?)));
+    let fields = IDENTITY.iter().filter_map(|name| Some(format!("{name}={}", row.get(name)?)));
     fields.collect::<Vec<_>>().join(" ")
 }
 
 impl Item {
-    /// What its row is of.
+    /// Identifies the item.
     pub fn key(&self) -> String {
         key(&Value::Object(as_map(self.identity.clone())))
     }
@@ -752,7 +756,7 @@ impl Item {
 mod tests {
     use super::*;
 
-    /// Reports at these times with so many steps since the one before.
+    /// Reports at these times with this many steps since the previous one.
     fn reports(all: &[(f64, u64)]) -> Vec<Report> {
         let mut done = 0;
         let report = |(at_s, steps): &(f64, u64)| {
@@ -765,19 +769,19 @@ mod tests {
 
     #[test]
     fn a_window_is_from_report_to_report() {
-        // The first report holds steps from before; it begins the window and is not counted.
+        // The first report contains earlier steps; it begins the window and is not counted.
         let reports = reports(&[(10.0, 700), (10.5, 10), (11.0, 12), (11.5, 14)]);
         assert_eq!(window(&reports[..3], 10.0, 1.5), None);
         let seen = window(&reports, 10.0, 1.5).unwrap();
         assert_eq!((seen.n, seen.it_s, seen.cpu_cores), (36, 24.0, 0.5));
         assert!((seen.step_ms - 40.0).abs() < 1e-9);
-        // What came before all had settled is left out.
+        // Reports from before all had settled are left out.
         assert_eq!(window(&reports, 10.4, 1.0).unwrap().n, 26);
         assert_eq!(window(&reports, 10.4, 1.5), None);
     }
 
     #[test]
-    fn few_long_steps_are_waited_for_but_not_for_ever() {
+    fn long_steps_are_waited_for_with_a_limit() {
         let slow = reports(&[(0.0, 1), (2.0, 1), (4.0, 1), (6.0, 1)]);
         assert_eq!(window(&slow[..3], 0.0, 1.5), None);
         assert_eq!(window(&slow, 0.0, 1.5).unwrap().it_s, 0.5);
@@ -786,17 +790,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_counted_before_all_have_settled() {
+    fn no_report_counts_before_all_members_have_settled() {
         let (soon, late) = (reports(&[(1.1, 1)]), reports(&[(4.0, 1)]));
         assert_eq!(settled(&[&soon, &[]], 1.0, 0.5), None);
         assert_eq!(settled(&[&soon, &soon], 1.0, 0.5), Some(1.5));
-        // A first step for which a plan had to be chosen.
+        // A first step for which an execution plan had to be chosen.
         assert_eq!(settled(&[&soon, &late], 1.0, 0.5), Some(4.5));
     }
 
     #[test]
-    fn a_row_is_known_again_by_what_it_is_of() {
-        let text = "rounds: 2\ntasks:\n- {name: a, kind: train, command: x, batches: [8], sms: [24]}\n\
+    fn a_row_has_the_key_of_its_item() {
+        let text = "rounds: 2\ntasks:\n\
+                    - {name: a, kind: train, command: x, batches: [8], sms: [24]}\n\
                     sets: [[a, a]]";
         let plan = Plan::read(text, Path::new("p.yaml")).unwrap();
         let items = plan.items(132).unwrap();

@@ -1,7 +1,7 @@
-//! What a tenant and its machine say to each other: JSON lines over a Unix socket, one message each.
+//! Messages between a tenant and its machine: JSON lines over a Unix socket.
 //!
-//! The Python SDK speaks the other side; `python/tests/protocol.jsonl` holds a sample of every message
-//! that both have to read and write alike.
+//! The Python SDK implements the tenant's side; `python/tests/protocol.jsonl` holds a sample of
+//! every message that both sides have to read and write alike.
 
 use roommate_core::profile::STAGES;
 use serde::{Deserialize, Serialize};
@@ -10,17 +10,17 @@ use std::io::{self, BufRead, Read};
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
 
-/// A longer line is nonsense.
+/// Longest line that is accepted.
 pub const LONGEST_LINE: usize = 64 * 1024;
 
 /// Names of the stages of a step, in the order of [`STAGES`].
 pub const STAGE_NAMES: [&str; STAGES.len()] = ["load", "preprocess", "compute", "sync"];
 
-/// Batch sizes that a job can work with.
+/// Batch sizes that a job supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRange {
-    /// Its own.
+    /// The job's own batch size.
     pub size: u32,
     /// The smallest.
     pub min: u32,
@@ -28,31 +28,31 @@ pub struct BatchRange {
     pub max: u32,
 }
 
-/// A part of a GPU: some of its multiprocessors (SMs).
+/// A contiguous range of a GPU's SMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SmRange {
-    /// The number of its first one.
+    /// The first SM.
     pub first: u16,
-    /// How many.
+    /// Number of SMs.
     pub sms: u16,
 }
 
-/// What a tenant says.
+/// Messages of a tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FromTenant {
-    /// Comes first: who is here.
+    /// The first message: identifies the tenant.
     Hello(Hello),
-    /// Steps were done since the last such message.
+    /// Steps done since the last such message.
     Stepped(Stepped),
-    /// The job runs in the way it was asked to.
+    /// The requested knobs are applied.
     Tuned(Tuned),
-    /// The job stands still between two steps and has let go of what it can.
+    /// The job is suspended between two steps and has released what it can.
     Suspended(Done),
-    /// The job goes on.
+    /// The job has resumed.
     Resumed(Nothing),
-    /// So much work survives a restart.
+    /// This much work survives a restart.
     Checkpointed(Done),
     /// The job waits to enter a stage.
     Enter(Stage),
@@ -60,25 +60,25 @@ pub enum FromTenant {
     Leave(Stage),
 }
 
-/// What the machine says.
+/// Messages of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToTenant {
-    /// Answers a hello: who you are and how you run.
+    /// Answers `Hello`: the job's name, progress and knobs.
     Welcome(Welcome),
-    /// Run in this way from the next step on.
+    /// Apply these knobs from the next step on.
     Tune(Tune),
-    /// Stand still at the end of this step and let go of what you can.
+    /// Suspend at the end of this step and release what you can.
     Suspend(Nothing),
-    /// Go on.
+    /// Resume.
     Resume(Nothing),
-    /// Save at the end of this step.
+    /// Save a checkpoint at the end of this step.
     Checkpoint(Nothing),
-    /// Save at the end of this step and exit.
+    /// Save a checkpoint at the end of this step and exit.
     Stop(Nothing),
-    /// Enter the stage.
+    /// The stage may be entered.
     Go(Stage),
-    /// What you said makes no sense; the last word on this connection.
+    /// The last message was not valid; the connection is closed.
     Refused(Refused),
 }
 
@@ -87,22 +87,22 @@ pub enum ToTenant {
 #[serde(deny_unknown_fields)]
 pub struct Nothing {}
 
-/// Who is here.
+/// Identifies a tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hello {
-    /// Version of the protocol that it speaks.
+    /// Version of the protocol that the tenant implements.
     pub version: u32,
-    /// What it was given when it was started.
+    /// The token from the tenant's environment.
     pub token: String,
-    /// Its process.
+    /// The tenant's pid.
     pub pid: u32,
-    /// Batch sizes that it can work with, if more than one.
+    /// Batch sizes that the job supports, if more than one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchRange>,
 }
 
-/// Steps that were done.
+/// Steps done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stepped {
@@ -110,36 +110,36 @@ pub struct Stepped {
     pub steps: u64,
     /// Work in all, in steps of the job's own batch size.
     pub done: f64,
-    /// Mean seconds of a step, pauses left out.
+    /// Mean seconds of a step, without pauses.
     pub step_s: f64,
     /// Batch size now.
     pub batch: u32,
-    /// Mean seconds of a step that it waited for its data.
+    /// Mean seconds per step spent waiting for data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_s: Option<f64>,
-    /// Gradient noise scale, where measured.
+    /// Gradient noise scale, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise_scale: Option<f64>,
-    /// Memory of the process.
+    /// Host memory of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mem_mib: Option<u32>,
-    /// GPU memory that it holds.
+    /// GPU memory of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_mib: Option<u32>,
-    /// Mean seconds of a step in each stage, where marked.
+    /// Mean seconds per step in each stage, if the job marks stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
 }
 
-/// How it runs now.
+/// The knobs in force.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuned {
-    /// Batch size; 0 = its own.
+    /// Batch size; 0 = the job's own.
     pub batch: u32,
-    /// Most of its own speed.
+    /// Upper limit of the job's own speed.
     pub pace_permille: u16,
-    /// The part of the GPU that it runs in; `None` = the whole.
+    /// The SM range that it is confined to; `None` = the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<SmRange>,
 }
@@ -148,7 +148,7 @@ pub struct Tuned {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Done {
-    /// So much.
+    /// Steps.
     pub done: f64,
 }
 
@@ -160,51 +160,53 @@ pub struct Stage {
     pub stage: String,
 }
 
-/// Who you are and how you run.
+/// The job's name, progress and knobs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// Version of the protocol.
     pub version: u32,
     /// Name of the job.
     pub job: String,
-    /// Work that survived from earlier attempts.
+    /// Work saved by earlier attempts.
     pub done: f64,
-    /// How to run.
+    /// Knobs to apply.
     #[serde(flatten)]
     pub tune: Tune,
-    /// Whether it has to stand still.
+    /// Whether the job has to start suspended.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspended: bool,
-    /// SMs of the smallest part that it may ever be given: the first steps at each batch size are taken in one
-    /// of that size, because plans that were chosen on more fail there; 0 = it is never confined.
+    /// SMs of the smallest range that the job may ever be confined to; 0 = it is never confined.
+    /// The first steps at each batch size run in a range of that size, because execution plans
+    /// chosen with more SMs fail in it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub plan_sms: u32,
 }
 
-/// How to run: what knobs, users, roommates and guards come to.
+/// Knobs as the tenant applies them: the result of the policy's knobs, requests of users, roommates
+/// and guards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tune {
-    /// Batch size to use; 0 = your own.
+    /// Batch size; 0 = the job's own.
     pub batch: u32,
-    /// Most of its own speed.
+    /// Upper limit of the job's own speed.
     pub pace_permille: u16,
-    /// Whether stages are entered one job at a time.
+    /// Whether the job has to ask before it enters a stage.
     #[serde(default, skip_serializing_if = "is_false")]
     pub interleaved: bool,
-    /// The part of the GPU to run in; `None` = the whole.
+    /// The SM range to be confined to; `None` = the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<SmRange>,
-    /// The most GPU memory to hold; 0 = no limit.
+    /// Most GPU memory to hold; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,
 }
 
-/// Reason the machine hangs up.
+/// Why the machine closes the connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refused {
-    /// In words.
+    /// The reason as a sentence.
     pub reason: String,
 }
 
@@ -228,7 +230,7 @@ impl ToTenant {
 }
 
 impl FromTenant {
-    /// The message in a line, or what is wrong with it.
+    /// Parses and checks a line.
     pub fn read(line: &[u8]) -> Result<Self, String> {
         let message: Self = serde_json::from_slice(line).map_err(|e| e.to_string())?;
         let sane = |v: f64| v.is_finite() && (0.0..1e15).contains(&v);
@@ -237,11 +239,11 @@ impl FromTenant {
                 let all = [s.done, s.step_s, s.load_s.unwrap_or(0.0), s.noise_scale.unwrap_or(0.0)];
                 let stages = s.stages_s.unwrap_or_default();
                 if !all.iter().chain(&stages).all(|v| sane(*v)) {
-                    return Err("a number that cannot be".into());
+                    return Err("a number out of range".into());
                 }
             }
             Self::Suspended(d) | Self::Checkpointed(d) if !sane(d.done) => {
-                return Err("a number that cannot be".into());
+                return Err("a number out of range".into());
             }
             Self::Enter(s) | Self::Leave(s) if stage_index(&s.stage).is_none() => {
                 return Err(format!("unknown stage {:?}", s.stage));
@@ -257,12 +259,13 @@ impl FromTenant {
     }
 }
 
-/// Which of [`STAGE_NAMES`] it is.
+/// Index of a name in [`STAGE_NAMES`].
 pub fn stage_index(name: &str) -> Option<u8> {
     STAGE_NAMES.iter().position(|s| *s == name).map(|i| i as u8)
 }
 
-/// The next line without its end, at most [`LONGEST_LINE`] long; `None` at the end of the stream.
+/// The next line without its end, of at most [`LONGEST_LINE`] bytes; `None` at the end of the
+/// stream.
 pub(crate) fn read_line(from: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let got = from.take(LONGEST_LINE as u64 + 1).read_until(b'\n', &mut line)?;
@@ -303,17 +306,17 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_messages_are_refused_with_a_reason() {
         let check = |line: &str, what: &str| {
-            let said = FromTenant::read(line.as_bytes()).unwrap_err();
-            assert!(said.contains(what), "{line}: {said}");
+            let error = FromTenant::read(line.as_bytes()).unwrap_err();
+            assert!(error.contains(what), "{line}: {error}");
         };
         check("hello", "expected value");
         check(r#"{"helo":{}}"#, "unknown variant `helo`");
         check(r#"{"suspend":{}}"#, "unknown variant `suspend`");
         check(r#"{"suspended":{}}"#, "missing field `done`");
-        check(r#"{"suspended":{"done":-1}}"#, "a number that cannot be");
-        check(r#"{"suspended":{"done":1e300}}"#, "a number that cannot be");
+        check(r#"{"suspended":{"done":-1}}"#, "a number out of range");
+        check(r#"{"suspended":{"done":1e300}}"#, "a number out of range");
         check(r#"{"enter":{"stage":"lunch"}}"#, "unknown stage");
         check(r#"{"tuned":{"batch":-1,"pace_permille":1}}"#, "invalid value");
         check(
@@ -323,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn endless_lines_are_refused() {
+    fn overlong_lines_are_refused() {
         let endless = vec![b'x'; LONGEST_LINE + 10];
         assert!(read_line(&mut endless.as_slice()).is_err());
         let mut two = &b"a\nb"[..];

@@ -43,8 +43,8 @@ macro_rules! driver {
                 // initialisers every CUDA program runs.
                 let loaded = unsafe { Library::new(library) };
                 let library = loaded.map_err(|e| format!(
-                    "could not load the CUDA driver's library: {e}; install NVIDIA's driver, or leave \
-                     the GPUs of this machine alone"
+                    "could not load the CUDA driver's library: {e}; install NVIDIA's driver, or \
+                     do not use the GPUs of this machine"
                 ))?;
                 $(
                     // SAFETY: the types are those of the driver API's declaration of this symbol.
@@ -52,7 +52,8 @@ macro_rules! driver {
                         library.get::<unsafe extern "C" fn($($argument),*) -> Code>($symbol)
                     };
                     let $field = *found.map_err(|e| format!(
-                        "the CUDA driver's library is too old or broken: {e}; install a newer driver"
+                        "the CUDA driver's library is too old or broken: {e}; install a newer \
+                         driver"
                     ))?;
                 )*
                 Ok(Self { $($field,)* library })
@@ -108,7 +109,8 @@ impl Driver {
         // SAFETY: the driver stores a pointer to a static text, or null for an unknown code.
         let found = unsafe { (self.cu_error_name)(code, &raw mut name) };
         let named = found == 0 && !name.is_null();
-        // SAFETY: checked just above; the text ends with a zero and lives as long as the library.
+        // SAFETY: checked just above; the text ends with a zero and is valid as long as the
+        // library.
         let name = named.then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
         Err(Failed { code, name })
     }

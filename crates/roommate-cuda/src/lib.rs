@@ -1,7 +1,7 @@
 //! Tests what a process can do on a GPU: how many multiprocessors it sees and runs on, whether an
 //! allocation above a limit is refused, whether a kernel gives the right result.
 //!
-//! It is a crate of its own because calling the CUDA driver takes unsafe code, which every other
+//! It is a separate crate because calling the CUDA driver takes unsafe code, which every other
 //! crate of the workspace forbids; all of it is here, small enough to review at once. The driver
 //! library is loaded on demand, so the program starts on machines without one.
 //!
@@ -120,13 +120,13 @@ fn look(
     report: &mut Report,
 ) -> Result<(), String> {
     let driver = Driver::load(library)?;
-    let said = |what: &'static str| move |e: Failed| format!("could not {what}: {e}");
-    driver.init().map_err(said("start the CUDA driver"))?;
-    let gpu = driver.device(device).map_err(said("find the GPU"))?;
-    report.sms = Some(driver.multiprocessors(gpu).map_err(said("count multiprocessors"))?);
+    let failed = |what: &'static str| move |e: Failed| format!("could not {what}: {e}");
+    driver.init().map_err(failed("start the CUDA driver"))?;
+    let gpu = driver.device(device).map_err(failed("find the GPU"))?;
+    report.sms = Some(driver.multiprocessors(gpu).map_err(failed("count the SMs"))?);
     report.groups = report.sms.and_then(|sms| driver.groups(gpu, sms, GRAIN));
-    let context = driver.context(gpu).map_err(said("make a context on the GPU"))?;
-    let (free, total) = context.memory().map_err(said("look at the GPU's memory"))?;
+    let context = driver.context(gpu).map_err(failed("create a context on the GPU"))?;
+    let (free, total) = context.memory().map_err(failed("query the GPU's memory"))?;
     (report.free_mib, report.total_mib) = (Some(free >> 20), Some(total >> 20));
     let allocate =
         |mib: u64| Tried { mib, refused: context.allocate(mib << 20).err().map(|e| e.to_string()) };
@@ -134,7 +134,7 @@ fn look(
     if over_mib > 0 {
         report.over = Some(allocate(over_mib));
     }
-    let results = context.run(KERNEL, c"probe", BLOCKS, CYCLES).map_err(said("run a kernel"))?;
+    let results = context.run(KERNEL, c"probe", BLOCKS, CYCLES).map_err(failed("run a kernel"))?;
     let figure = |block: usize| (block as u32).wrapping_mul(block as u32).wrapping_add(7);
     report.kernel = Some(Kernel {
         right: results.iter().enumerate().all(|(i, (_, written))| *written == figure(i)),

@@ -1,4 +1,4 @@
-//! How users reach a daemon: through its socket, or over HTTP with its token.
+//! The client of a daemon: through its socket, or over HTTP with its token.
 
 use crate::AgentError;
 use crate::api::control::{self, Reply, Request};
@@ -7,22 +7,22 @@ use crate::paths::Paths;
 use crate::process::rotated_file::{Parts, Place};
 use std::time::{Duration, Instant};
 
-/// A way to a daemon.
+/// How a daemon is reached.
 #[derive(Clone, Debug)]
 pub enum Client {
-    /// The socket in its state.
+    /// The control socket of this state.
     Socket(Paths),
     /// Its HTTP address.
     Http {
         /// `http://HOST:PORT`.
         server: String,
-        /// What it wants to see.
+        /// The daemon's token.
         token: String,
     },
 }
 
 impl Client {
-    /// Asks; an error that it answers is an error.
+    /// Sends a request; an error reply is returned as an error.
     pub fn ask(&self, request: &Request) -> Result<Reply, AgentError> {
         match self {
             Self::Socket(paths) => control::ask(paths, request),
@@ -30,8 +30,8 @@ impl Client {
         }
     }
 
-    /// A piece of the journal from there on, and where to go on. Without a server, files are enough: no
-    /// daemon has to run.
+    /// A piece of the journal from a position on, and the position after it. Through a socket
+    /// client the files are read directly, so no daemon has to run.
     pub fn journal(&self, from: Place) -> Result<(Vec<u8>, Place), AgentError> {
         match self {
             Self::Socket(paths) => {
@@ -43,7 +43,7 @@ impl Client {
         }
     }
 
-    /// A piece of what a job printed, and where to go on.
+    /// A piece of a job's output, and the position after it.
     pub fn log(&self, job: &str, from: Place) -> Result<(Vec<u8>, Place), AgentError> {
         self.piece(&Request::Logs { job: job.into(), from })
     }
@@ -52,13 +52,13 @@ impl Client {
         match self.ask(request)? {
             Reply::Piece { bytes, next } => Ok((bytes.into(), next)),
             _ => Err(AgentError::Refused {
-                what: "the daemon answers something else".into(),
+                what: "unexpected reply from the daemon".into(),
                 hint: None,
             }),
         }
     }
 
-    /// Waits until a daemon that was asked to end has ended.
+    /// Waits until a daemon that was asked to stop has ended.
     pub fn await_end(&self) -> Result<(), AgentError> {
         match self {
             Self::Socket(paths) => control::await_end(paths),

@@ -1,4 +1,5 @@
-//! What users say to a daemon: one JSON line asks, one answers. The socket belongs to its owner alone.
+//! Requests to a daemon over its socket: one JSON line each for request and reply. Only the owner
+//! of the state may use the socket.
 
 use crate::AgentError;
 use crate::api::Call;
@@ -15,132 +16,133 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// What a user wants.
+/// A request of a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Run a job.
+    /// Submit a job.
     Submit(Box<Submit>),
-    /// All jobs.
+    /// List all jobs.
     Ps {},
-    /// Everything about one job.
+    /// Show one job.
     Describe {
         /// Its name.
         job: String,
     },
-    /// Take a job back.
+    /// Cancel a job.
     Cancel {
         /// Its name.
         job: String,
     },
-    /// Make a job stand still where it is.
+    /// Suspend a job where it is.
     Suspend {
         /// Its name.
         job: String,
     },
-    /// Let it go on.
+    /// Resume a suspended job.
     Resume {
         /// Its name.
         job: String,
     },
-    /// Give a job another batch size, or less of its devices.
+    /// Change a job's batch size, or reduce its share.
     Resize {
         /// Its name.
         job: String,
-        /// The size; 0 = as the policy wants it.
+        /// The batch size; 0 = the policy decides.
         #[serde(default)]
         batch: Option<u32>,
-        /// The most of each device; 0 = as the policy wants it.
+        /// Upper limit of its share of each device; 0 = the policy decides.
         #[serde(default)]
         share: Option<f64>,
     },
-    /// What a job printed, from a place on.
+    /// Read a job's output.
     Logs {
         /// Its name.
         job: String,
-        /// Where to begin.
+        /// The position to read from.
         #[serde(default)]
         from: Place,
     },
-    /// The journal, from a place on.
+    /// Read the journal.
     Journal {
-        /// Where to begin.
+        /// The position to read from.
         #[serde(default)]
         from: Place,
     },
-    /// The daemon itself.
+    /// Show the daemon.
     Machine {},
-    /// End the daemon; jobs go on, unless they are to be stopped.
+    /// End the daemon; jobs keep running, unless they are stopped.
     Down {
-        /// Whether to stop them.
+        /// Whether the jobs are stopped.
         stop_jobs: bool,
     },
 }
 
-/// The requests by name, as HTTP has them.
+/// Names of the requests in HTTP paths.
 pub const VERBS: &[&str] = &[
     "submit", "ps", "describe", "cancel", "suspend", "resume", "resize", "logs", "journal",
     "machine", "down",
 ];
 
-/// A job to run.
+/// A job to submit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Submit {
     /// The job.
     pub file: crate::api::job_file::JobFile,
-    /// The environment that it is to have.
+    /// The user's environment.
     pub env: BTreeMap<String, String>,
-    /// Chosen by the client: a submission that is repeated is taken once.
+    /// Chosen by the client, so that a repeated submission is accepted only once.
     pub key: String,
-    /// Whether only to say what would happen.
+    /// Whether the job is only checked.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// What the daemon answers.
+/// A reply of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Reply {
-    /// The job was taken, under this name.
+    /// The job was accepted.
     Submitted {
-        /// The name.
+        /// The name that it got.
         name: String,
     },
     /// The jobs.
     Jobs(Vec<JobView>),
     /// The job.
     Job(Box<JobView>),
-    /// It was done.
+    /// The request was carried out.
     Done {
-        /// In words.
+        /// What was done, as a sentence.
         what: String,
     },
     /// The daemon.
     Machine(Box<MachineView>),
-    /// A piece of a file, not more than [`LONGEST_PIECE`]. Nothing means that nothing more is there by now.
+    /// A piece of a file, of at most [`LONGEST_PIECE`] bytes. No bytes means that nothing more has
+    /// been written yet.
     Piece {
-        /// What it says.
+        /// The content.
         bytes: Bytes,
-        /// Where to go on.
+        /// The position after it.
         next: Place,
     },
-    /// It was not done.
+    /// The request failed.
     Error {
-        /// Reason.
+        /// Why.
         what: String,
-        /// What to do about it.
+        /// What the user can do about it.
         hint: Option<String>,
     },
 }
 
-/// Bytes as JSON: text where they are text.
+/// Bytes as JSON: a string if they are UTF-8.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Bytes {
-    /// They are.
+    /// Valid UTF-8.
     Text(String),
-    /// They are not.
+    /// Anything else.
     Raw(Vec<u8>),
 }
 
@@ -159,81 +161,81 @@ impl From<Bytes> for Vec<u8> {
     }
 }
 
-/// A job for a person.
+/// A job as shown to people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobView {
     /// Its name.
     pub name: String,
-    /// Its number, by which its files are found.
+    /// Its number, which names its folder.
     pub idx: u32,
-    /// Where it is in its life.
+    /// Its phase as a word.
     pub state: String,
-    /// Whether it will not run again.
+    /// Whether it has ended for good.
     pub ended: bool,
     /// Its devices.
     pub devices: Vec<u32>,
-    /// How many it asks for.
+    /// Number of devices that it requests.
     pub wants: u16,
-    /// What it has of each.
+    /// Its share of each device.
     pub share: f64,
-    /// Most of its own speed.
+    /// Upper limit of its own speed.
     pub pace: f64,
-    /// Batch size, where known.
+    /// Batch size, if known.
     pub batch: Option<u32>,
     /// Work done, in steps of its own batch size.
     pub done: f64,
-    /// Work in all, where declared.
+    /// Total work in steps, if declared.
     pub steps: Option<f64>,
-    /// Seconds of a step, where reported.
+    /// Seconds per step, if reported.
     pub step_s: Option<f64>,
-    /// Seconds of a step in each stage, where reported.
+    /// Seconds per step in each stage, if reported.
     #[serde(default)]
     pub stages_s: Option<[f64; 4]>,
     /// CPU seconds of its last attempt, once that has ended.
     #[serde(default)]
     pub cpu_s: Option<f64>,
-    /// Seconds until it is finished, if it goes on like this.
+    /// Seconds until it finishes at its current speed.
     pub left_s: Option<f64>,
-    /// Gradient noise scale, where reported.
+    /// Gradient noise scale, if reported.
     pub noise_scale: Option<f64>,
-    /// Memory, where reported.
+    /// Host memory, if reported.
     pub mem_mib: Option<u32>,
-    /// Its GPU memory, where it says so.
+    /// GPU memory, if reported.
     #[serde(default)]
     pub gpu_mib: Option<u32>,
-    /// The part of its GPU in which it runs; `None` = the whole.
+    /// The SM range that it is confined to; `None` = the whole GPU.
     #[serde(default)]
     pub seat: Option<String>,
-    /// Whether it runs where its faults harm nobody, because it is suspected of one.
+    /// Whether it runs isolated from other tenants, because it is suspected of a crash.
     #[serde(default)]
     pub apart: bool,
-    /// Whether it uses the SDK.
+    /// Whether it is connected through the SDK.
     pub cooperative: bool,
-    /// How often it was started.
+    /// Number of starts.
     pub starts: u32,
-    /// Failures of its own.
+    /// Failures that count against its retries.
     pub failures: u16,
-    /// Seconds into the run at which it was submitted.
+    /// When it was submitted, in seconds since the state was begun.
     pub submitted_s: f64,
-    /// Seconds since it was submitted, or until it ended.
+    /// Seconds from its submission to now, or to its end.
     pub age_s: f64,
     /// Its class.
     pub class: String,
     /// Its team.
     pub team: Option<String>,
-    /// Reason it is as it is.
+    /// Why it waits or runs as it does.
     pub why: Option<String>,
     /// How its last attempt ended.
     pub exit: Option<String>,
-    /// The process that keeps it.
+    /// The pid of its supervisor.
     pub keeper_pid: Option<u32>,
-    /// What it prints.
+    /// Path of its output.
     pub log: String,
-    /// What it runs.
+    /// Its command.
     pub command: Vec<String>,
 }
 
-/// A class in a word.
+/// The name of a class.
 pub(crate) fn class_name(class: Class) -> &'static str {
     match class {
         Class::Guaranteed => "guaranteed",
@@ -242,43 +244,43 @@ pub(crate) fn class_name(class: Class) -> &'static str {
     }
 }
 
-/// A daemon for a person.
+/// A daemon as shown to people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MachineView {
-    /// Its process.
+    /// Its pid.
     pub pid: u32,
     /// The policy.
     pub policy: String,
-    /// The machine as the engine sees it.
+    /// The machine as the engine sees it, in cluster notation.
     pub cluster: String,
-    /// How many devices it has.
+    /// Number of devices.
     pub devices: u32,
-    /// How shares are kept.
+    /// How shares are enforced.
     pub enforcement: SelfTest,
-    /// Seconds since the run began.
+    /// Seconds since the state was begun.
     pub up_s: f64,
     /// Jobs that have not ended.
     pub jobs: usize,
-    /// Its memory.
+    /// Its resident memory.
     pub rss_mib: f64,
-    /// The part of the journal that is written, and why it was begun.
+    /// The current part of the journal, and why it was begun.
     pub journal: String,
-    /// Where it listens for HTTP, if it does.
+    /// Where it serves HTTP, if it does.
     pub http: Option<String>,
-    /// Its GPUs, if it shares them.
+    /// Its GPUs, if its devices are GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
-    /// What happened last, oldest first.
+    /// The last events, oldest first.
     pub recent: Vec<EventLine>,
 }
 
-/// A daemon may be busy with its disk for a while; longer means that it hangs.
+/// How long a reply may take: a daemon may be busy with its disk for a while.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// The most that a [`Reply::Piece`] holds.
+/// Most bytes in a [`Reply::Piece`].
 pub(crate) const LONGEST_PIECE: u64 = 256 << 10;
 
-/// Asks a daemon through its socket.
+/// Sends a request through the socket.
 pub(crate) fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
     let path = paths.control();
     let no_daemon = |error| AgentError::NoDaemon { path: path.clone(), error };
@@ -296,7 +298,7 @@ pub(crate) fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError>
     read_reply(&answer)
 }
 
-/// What a daemon answered; an error that it answers is an error.
+/// Parses a reply; an error reply is returned as an error.
 pub(crate) fn read_reply(answer: &[u8]) -> Result<Reply, AgentError> {
     match serde_json::from_slice(answer).map_err(|e| AgentError::Lost { error: e.into() })? {
         Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
@@ -304,7 +306,7 @@ pub(crate) fn read_reply(answer: &[u8]) -> Result<Reply, AgentError> {
     }
 }
 
-/// Waits until the daemon has let go of its state.
+/// Waits until the daemon has released the lock of its state.
 pub(crate) fn await_end(paths: &Paths) -> Result<(), AgentError> {
     let path = paths.lock();
     let file = std::fs::File::options().write(true).open(&path);
@@ -313,26 +315,26 @@ pub(crate) fn await_end(paths: &Paths) -> Result<(), AgentError> {
     locked.map_err(|e| AgentError::file("lock", &path)(e.into()))
 }
 
-/// Serves users, one thread each, until the process ends.
+/// Serves users, each in a thread, until the process ends.
 pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Call>, paths: &Paths) {
     for stream in listener.incoming().flatten() {
         let (to, paths) = (Arc::clone(to), paths.clone());
         let spawned = small_thread("user", move || {
             let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
-            let reply = hear(&stream, &to, &paths);
+            let reply = read_and_answer(&stream, &to, &paths);
             let mut line = serde_json::to_vec(&reply).expect("a reply can always be written");
             line.push(b'\n');
             let _ = (&stream).write_all(&line);
         });
-        // A machine without room for another thread serves the next user.
+        // If no thread could be started, the connection is dropped and the next one is served.
         drop(spawned);
     }
 }
 
-/// The longest request: an environment may be large.
+/// Longest request in bytes: it includes an environment.
 pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
 
-fn hear(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Reply {
+fn read_and_answer(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Reply {
     let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST));
     let mut line = Vec::new();
     if let Err(e) = io::BufRead::read_until(&mut from, b'\n', &mut line) {
@@ -342,16 +344,13 @@ fn hear(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Reply {
         Ok(request) => dispatch(request, to, paths),
         Err(e) => {
             let hint = "use a client of the same version as the daemon";
-            Reply::Error {
-                what: format!("a request that makes no sense: {e}"),
-                hint: Some(hint.into()),
-            }
+            Reply::Error { what: format!("the request is not valid: {e}"), hint: Some(hint.into()) }
         }
     }
 }
 
-/// Answers a request, however it came. Files are read here, in the thread of whoever asks; everything else
-/// is the engine's.
+/// Answers a request from the socket or from HTTP. Files are read here, in the thread of the
+/// connection; everything else is decided by the engine's thread.
 pub(crate) fn dispatch(request: Request, to: &Deliver<Call>, paths: &Paths) -> Reply {
     let piece = |path: &std::path::Path, from| match Parts::new(path).read(from, LONGEST_PIECE) {
         Ok((bytes, next)) => Reply::Piece { bytes: bytes.into(), next },
@@ -370,7 +369,7 @@ pub(crate) fn dispatch(request: Request, to: &Deliver<Call>, paths: &Paths) -> R
     }
 }
 
-/// What the engine's thread answers.
+/// Has the engine's thread answer a request.
 fn decide(request: Request, to: &Deliver<Call>) -> Reply {
     let wrong = |what: String| Reply::Error { what, hint: None };
     let (answer, answered) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! A journal in words: a line for everything that happened to a job.
+//! Events of a journal as text: one line for each event of a job.
 
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{GpuIdx, Idx, JobIdx};
@@ -7,14 +7,14 @@ use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventLine {
-    /// Seconds into the run.
+    /// Seconds since the state was begun.
     pub at_s: f64,
-    /// To which job.
+    /// Name of the job.
     pub job: String,
-    /// What.
+    /// The event as text.
     pub what: String,
 }
 
@@ -25,22 +25,22 @@ impl std::fmt::Display for EventLine {
     }
 }
 
-/// Folds a journal into words.
+/// Folds a journal into lines of text.
 #[derive(Default)]
 pub struct EventLog {
     names: Vec<String>,
-    /// What was told, oldest first.
+    /// The lines, oldest first.
     pub lines: VecDeque<EventLine>,
     keep: Option<usize>,
 }
 
 impl EventLog {
-    /// Keeps only the last so many.
+    /// Keeps only the last `keep` lines.
     pub fn last(keep: usize) -> Self {
         Self { keep: Some(keep), ..Self::default() }
     }
 
-    fn tell(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
+    fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
         let job = self.names[job.usize()].clone();
         if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
             self.lines.pop_front();
@@ -50,21 +50,21 @@ impl EventLog {
 
     fn fact(&mut self, at: Time, fact: &Event) {
         match fact {
-            Event::Submitted(j) => self.tell(at, *j, "submitted"),
-            Event::Started(j) => self.tell(at, *j, "runs"),
+            Event::Submitted(j) => self.add(at, *j, "submitted"),
+            Event::Started(j) => self.add(at, *j, "runs"),
             Event::Stopped { job, done } => {
-                self.tell(at, *job, format!("stands still after {done:.0} steps"));
+                self.add(at, *job, format!("left its devices after {done:.0} steps"));
             }
-            Event::Tuned(j) => self.tell(at, *j, "runs with its new settings"),
-            Event::Finished(j) => self.tell(at, *j, "finished"),
-            Event::Cancelled(j) => self.tell(at, *j, "cancelled"),
+            Event::Tuned(j) => self.add(at, *j, "runs with its new settings"),
+            Event::Finished(j) => self.add(at, *j, "finished"),
+            Event::Cancelled(j) => self.add(at, *j, "cancelled"),
             Event::Failed { job, reason: why, done } => {
-                self.tell(at, *job, format!("failed: {why}; {done:.0} steps survive"));
+                self.add(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
             Event::Held { job, .. } | Event::Resized { job, .. } => {
-                self.tell(at, *job, explain::set_by_user(fact));
+                self.add(at, *job, explain::set_by_user(fact));
             }
-            // Too many to tell, and `ps` shows the last.
+            // Too frequent to list; `ps` shows the latest.
             Event::Sampled { .. } | Event::Served { .. } => {}
             Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
@@ -83,20 +83,20 @@ impl Observer for EventLog {
         for note in step.notes {
             let names = &self.names;
             let what = note.reason.describe(&|j| names[j.usize()].clone());
-            self.tell(step.at, note.job, what);
+            self.add(step.at, note.job, what);
         }
         for action in step.actions {
             let what = match action {
                 Action::Start(_, p) => format!("to start on {}", devices(&p.gpus)),
                 Action::Move(_, p) => format!("to move to {}", devices(&p.gpus)),
-                Action::Suspend(_) => "to wait in memory".into(),
-                Action::Stop(_) => "to leave".into(),
+                Action::Suspend(_) => "to be suspended".into(),
+                Action::Stop(_) => "to be stopped".into(),
                 Action::Tune(_, k) => {
                     format!("to run with {}", serde_json::to_string(k).unwrap_or_default())
                 }
                 Action::Reject(_, why) => format!("rejected: {why}"),
             };
-            self.tell(step.at, action.job(), what);
+            self.add(step.at, action.job(), what);
         }
     }
 }

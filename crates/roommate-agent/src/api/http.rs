@@ -1,8 +1,9 @@
-//! The requests of [`crate::api::control`] over HTTP, for those who ask for it: `POST /v1/VERB` with the fields
-//! of the request as JSON, the token as bearer.
+//! The requests of [`crate::api::control`] over HTTP, if enabled: `POST /v1/VERB` with the fields
+//! of the request as JSON and the token as bearer.
 //!
-//! One request to a connection, as on the socket. A browser that was lured here has no token, and a name
-//! that was made to point here is not the `Host` that we answer to.
+//! A connection carries one request, as on the socket. Two checks protect against web pages in a
+//! user's browser: a page has no token, and after DNS rebinding its `Host` is not one that is
+//! accepted here.
 
 use crate::AgentError;
 use crate::api::Call;
@@ -18,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The longest head of a message.
+/// Longest head of a request, in bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 const MOST_HEADERS: usize = 64;
-/// A peer that has not said what it wants by then is not waited for.
+/// How long a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_CONNECTIONS: usize = 64;
 const PREFIX: &str = "/v1/";
@@ -31,35 +32,35 @@ const PREFIX: &str = "/v1/";
 pub struct Http {
     /// The address; port 0 = any that is free.
     pub at: SocketAddr,
-    /// Whether others than this machine may connect. What they say and hear is not encrypted.
+    /// Whether other machines may connect. The connection is not encrypted.
     pub beyond_loopback: bool,
 }
 
-/// Listens, and makes sure that there is a token.
+/// Listens, and creates the token if there is none.
 pub(crate) fn listen(http: Http, paths: &Paths) -> Result<(TcpListener, String), AgentError> {
     if !http.at.ip().is_loopback() && !http.beyond_loopback {
         return Err(AgentError::refused(
             format!(
-                "{} can be reached from other machines, and what is said there is not encrypted",
+                "{} can be reached from other machines, and the connection is not encrypted",
                 http.at.ip()
             ),
-            "use 127.0.0.1 and a tunnel (ssh -L), or --http-beyond-loopback if the network is yours alone",
+            "use 127.0.0.1 and a tunnel (ssh -L), or --http-beyond-loopback on a private network",
         ));
     }
     let listener = TcpListener::bind(http.at).map_err(|e| {
         AgentError::refused(
             format!("could not listen at {}: {e}", http.at),
-            "port 0 takes any that is free",
+            "port 0 takes any free port",
         )
     })?;
     Ok((listener, token(&paths.token())?))
 }
 
-/// The token of this state: made once, for its owner's eyes only.
+/// The token of this state, which only its owner can read; created on first use.
 fn token(path: &Path) -> Result<String, AgentError> {
     if let Ok(text) = fs::read_to_string(path) {
         let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
-        closed.map_err(AgentError::file("close", path))?;
+        closed.map_err(AgentError::file("restrict access to", path))?;
         let token = text.trim();
         if token.len() >= 32 {
             return Ok(token.into());
@@ -78,7 +79,7 @@ fn token(path: &Path) -> Result<String, AgentError> {
     Ok(token)
 }
 
-/// Serves users, one thread each, until the process ends.
+/// Serves users, each in a thread, until the process ends.
 pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Deliver<Call>, paths: &Paths) {
     let Ok(here) = listener.local_addr() else { return };
     let open = Arc::new(AtomicUsize::new(0));
@@ -95,7 +96,8 @@ pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Deliver<Call>, pat
             let _ = stream.set_write_timeout(Some(PATIENCE));
             let answer = converse(&stream, here, &token, &to, &paths);
             answer.unwrap_or_else(|refusal| refusal).send(&stream);
-            // What is still on its way is taken, or the end would reach the peer before our answer.
+            // Unread input is drained: closing with unread data resets the connection, and the
+            // reply could be lost.
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
             let _ = io::copy(&mut (&stream).take(1 << 20), &mut io::sink());
@@ -107,7 +109,7 @@ pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Deliver<Call>, pat
     }
 }
 
-/// What is sent back.
+/// A response.
 struct Answer {
     status: u16,
     header: Option<&'static str>,
@@ -156,7 +158,7 @@ fn phrase(status: u16) -> &'static str {
     }
 }
 
-/// What the head of a request says.
+/// The head of a request.
 struct Asked {
     method: String,
     path: String,
@@ -180,19 +182,20 @@ fn converse(
         return Err(Answer::no(421, what, Some("use its address, or localhost")));
     }
     if !asked.bearer.is_some_and(|given| same(given.as_bytes(), token.as_bytes())) {
-        let hint = "send `Authorization: Bearer TOKEN`; the token is in the file `http-token` of the daemon's state";
+        let hint = "send `Authorization: Bearer TOKEN`; the token is in the file `http-token` \
+                    of the daemon's state";
         let mut answer = Answer::no(401, "the daemon's token is missing or wrong", Some(hint));
         answer.header = Some("WWW-Authenticate: Bearer");
         return Err(answer);
     }
     let verb = asked.path.strip_prefix(PREFIX).filter(|v| control::VERBS.contains(v));
     let Some(verb) = verb else {
-        let what = format!("there is nothing at {:?}", asked.path);
-        let hint = format!("there are {PREFIX}VERB for {}", control::VERBS.join(", "));
+        let what = format!("no such path: {:?}", asked.path);
+        let hint = format!("the paths are {PREFIX}VERB for {}", control::VERBS.join(", "));
         return Err(Answer::no(404, what, Some(&hint)));
     };
     if asked.method != "POST" {
-        let what = format!("{} is not how to ask", asked.method);
+        let what = format!("method {} is not supported", asked.method);
         let mut answer = Answer::no(405, what, Some("use POST"));
         answer.header = Some("Allow: POST");
         return Err(answer);
@@ -205,8 +208,8 @@ fn converse(
         ));
     };
     if length > control::LONGEST_REQUEST {
-        let what =
-            format!("a request of {length} bytes; {} are the most", control::LONGEST_REQUEST);
+        let most = control::LONGEST_REQUEST;
+        let what = format!("the request has {length} bytes; at most {most} are accepted");
         return Err(Answer::no(413, what, None));
     }
     if asked.waits && (body.len() as u64) < length {
@@ -217,7 +220,7 @@ fn converse(
     }
     body.truncate(length as usize);
     let request = request(verb, &body).map_err(|what| {
-        let what = format!("a request that makes no sense: {what}");
+        let what = format!("the request is not valid: {what}");
         Answer::no(400, what, Some("docs/reference/http.md lists the fields of each verb"))
     })?;
     let reply = control::dispatch(request, to, paths);
@@ -225,7 +228,7 @@ fn converse(
     Ok(Answer { status, header: None, reply })
 }
 
-/// The request that a verb and its fields make.
+/// The request made of a verb and its fields.
 fn request(verb: &str, body: &[u8]) -> Result<Request, String> {
     let blank = body.iter().all(u8::is_ascii_whitespace);
     let fields: serde_json::Value = if blank {
@@ -236,7 +239,7 @@ fn request(verb: &str, body: &[u8]) -> Result<Request, String> {
     serde_json::from_value(serde_json::json!({ verb: fields })).map_err(|e| e.to_string())
 }
 
-/// Some bytes, or why there will be none.
+/// Reads some bytes; an error if the time is over or the connection closed.
 fn some(mut stream: &TcpStream, end: Instant) -> Result<Vec<u8>, Answer> {
     let late = || Answer::no(408, "the request did not arrive in time", None);
     let left = end.saturating_duration_since(Instant::now());
@@ -246,7 +249,7 @@ fn some(mut stream: &TcpStream, end: Instant) -> Result<Vec<u8>, Answer> {
     let _ = stream.set_read_timeout(Some(left));
     let mut part = vec![0; 16 << 10];
     match stream.read(&mut part) {
-        Ok(0) => Err(Answer::no(400, "the request ends in the middle", None)),
+        Ok(0) => Err(Answer::no(400, "the request is incomplete", None)),
         Ok(got) => {
             part.truncate(got);
             Ok(part)
@@ -280,7 +283,7 @@ fn asked(head: &httparse::Request<'_, '_>) -> Result<Asked, Answer> {
     let one = |name: &str| -> Result<Option<String>, Answer> {
         let mut values = head.headers.iter().filter(|h| h.name.eq_ignore_ascii_case(name));
         let value = values.next().map(|h| String::from_utf8_lossy(h.value).trim().to_string());
-        // Two that differ would be read differently by whoever stands between.
+        // A proxy in between might use the other of two differing values.
         match values.next() {
             Some(_) => Err(Answer::no(400, format!("{name} is given twice"), None)),
             None => Ok(value),
@@ -308,7 +311,7 @@ fn asked(head: &httparse::Request<'_, '_>) -> Result<Asked, Answer> {
     })
 }
 
-/// Whether a `Host` means us: an address, or a name that nobody else can give.
+/// Whether a `Host` is this daemon: an IP address, `localhost`, or beyond loopback the host's name.
 fn is_here(host: &str, here: SocketAddr) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port.parse().ok()),
@@ -324,13 +327,13 @@ fn is_here(host: &str, here: SocketAddr) -> bool {
         || (!here.ip().is_loopback() && bare.eq_ignore_ascii_case(own().trim()))
 }
 
-/// Whether two secrets are the same; takes as long wherever they differ.
+/// Compares two secrets in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differ = a.iter().zip(b).fold(0, |d, (a, b)| std::hint::black_box(d | (a ^ b)));
     a.len() == b.len() && differ == 0
 }
 
-/// Asks a daemon over HTTP.
+/// Sends a request over HTTP.
 pub(crate) fn ask(server: &str, token: &str, request: &Request) -> Result<Reply, AgentError> {
     let address = address(server)?;
     let no_daemon = |error| AgentError::NoServer { server: server.into(), error };
@@ -356,8 +359,8 @@ pub(crate) fn ask(server: &str, token: &str, request: &Request) -> Result<Reply,
     let odd = |what: &str| lost(io::Error::new(io::ErrorKind::InvalidData, what.to_string()));
     let length = match head.parse(&answer) {
         Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Err(odd("its answer ends in the middle")),
-        Err(e) => return Err(odd(&format!("its answer is not HTTP: {e}"))),
+        Ok(httparse::Status::Partial) => return Err(odd("the response is incomplete")),
+        Err(e) => return Err(odd(&format!("the response is not HTTP: {e}"))),
     };
     control::read_reply(&answer[length..])
 }
@@ -370,7 +373,7 @@ fn address(server: &str) -> Result<SocketAddr, AgentError> {
             "a server is given as http://127.0.0.1:PORT",
         )
     };
-    let rest = server.strip_prefix("http://").ok_or_else(|| wrong("only http:// is spoken"))?;
+    let rest = server.strip_prefix("http://").ok_or_else(|| wrong("only http:// is supported"))?;
     let rest = rest.trim_end_matches('/');
     let found =
         std::net::ToSocketAddrs::to_socket_addrs(rest).map_err(|e| wrong(&e.to_string()))?;
@@ -382,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_nobody_else_can_give_are_ours() {
+    fn only_addresses_and_localhost_are_accepted_as_host() {
         let here: SocketAddr = "127.0.0.1:8080".parse().unwrap();
         for host in ["127.0.0.1:8080", "localhost:8080", "[::1]:8080", "LOCALHOST:8080"] {
             assert!(is_here(host, here), "{host}");
@@ -395,13 +398,13 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_the_same_only_if_they_are() {
+    fn only_equal_secrets_compare_equal() {
         assert!(same(b"secret", b"secret"));
         assert!(!same(b"secret", b"secreT") && !same(b"secret", b"secre") && !same(b"", b"s"));
     }
 
     #[test]
-    fn a_token_is_made_once_and_closed() {
+    fn a_token_is_created_once_and_only_the_owner_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("http-token");
         let made = token(&path).unwrap();
@@ -416,8 +419,8 @@ mod tests {
     #[test]
     fn every_verb_is_known() {
         for verb in control::VERBS {
-            let said = request(verb, b"{\"nonsense\": 1}").unwrap_err();
-            assert!(!said.contains("unknown variant"), "{verb}: {said}");
+            let error = request(verb, b"{\"nonsense\": 1}").unwrap_err();
+            assert!(!error.contains("unknown variant"), "{verb}: {error}");
         }
         assert_eq!(request("ps", b" ").unwrap(), Request::Ps {});
         assert!(request("nothing", b"").unwrap_err().contains("unknown variant"));

@@ -1,5 +1,5 @@
-//! Job files: short YAML in which a user says what to run. Strict: a field that does not exist is an
-//! error that names the one which was probably meant.
+//! Job files: YAML that describes a job. Strict: an unknown field is an error that names the field
+//! which was probably meant.
 
 use crate::error::JobFileError;
 use crate::protocol::BatchRange;
@@ -40,16 +40,16 @@ const FIELDS: &[&str] = &[
     "memory_mib",
     "cpus",
 ];
-/// Fields that a job of a mix may have as well.
+/// Additional fields of a job inside a mix.
 const IN_MIX: &[&str] = &["after", "file"];
 /// Fields of a mix.
 const OF_MIX: &[&str] = &["policy", "set", "devices", "jobs"];
 
-/// What to run: words as they are, or a line for the shell.
+/// The command of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Command {
-    /// For `sh -c`.
+    /// A line for `sh -c`.
     Line(String),
     /// A program and its arguments.
     Words(Vec<String>),
@@ -65,84 +65,84 @@ impl Command {
     }
 }
 
-/// How a user calls the classes.
+/// Classes in a job file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClassName {
-    /// Promised its resources.
+    /// Its requested resources are reserved for it.
     #[default]
     Guaranteed,
-    /// Takes what is left.
+    /// It uses what other jobs leave.
     BestEffort,
 }
 
-/// What a user asks for.
+/// The content of a job file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobFile {
-    /// Its name; that of the file, unless given.
+    /// Its name; the default is that of the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// What to run.
     pub command: Command,
-    /// Where; relative to the file.
+    /// Working directory, relative to the file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<PathBuf>,
-    /// Variables added to the environment of the one who submits.
+    /// Variables added to the environment of the user who submits it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// How many devices.
+    /// Number of devices.
     #[serde(default = "one")]
     pub devices: u16,
-    /// What it is promised of each device; 0 = nothing, it takes what is free.
+    /// The guaranteed share of each device; 0 = nothing, it uses idle capacity.
     #[serde(default = "whole")]
     pub share: f64,
-    /// Batch sizes that it can work with.
+    /// Batch sizes that it supports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchRange>,
-    /// How it is treated when devices are short.
+    /// Its class.
     #[serde(default)]
     pub class: ClassName,
-    /// When it has to be finished, after its submission.
+    /// When it has to finish, counted from its submission.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Length>,
-    /// Whose it is.
+    /// Its team.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub team: Option<String>,
-    /// How often it is started again after failures.
+    /// How often it is restarted after failures.
     #[serde(default = "usual_retries")]
     pub retries: Retries,
-    /// Where it keeps its checkpoints, relative to the file; a folder of the daemon's, unless given. It is
-    /// told by `ROOMMATE_CHECKPOINT`.
+    /// Folder of its checkpoints, relative to the file; the default is inside the daemon's state.
+    /// The job gets it as `ROOMMATE_CHECKPOINT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<PathBuf>,
-    /// How many steps it takes, if known.
+    /// Number of steps, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<f64>,
-    /// Seconds of a step alone, if known.
+    /// Seconds per step alone, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step_s: Option<f64>,
-    /// Seconds of a step in each stage (load, preprocess, compute, sync), if known.
+    /// Seconds per step in each stage (load, preprocess, compute, sync), if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages_s: Option<[f64; 4]>,
-    /// Its kind of work, for jobs that are alike; its name, unless given.
+    /// Name of its profile, shared by jobs of the same work; the default is the job's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Whether it speaks with the machine through the SDK, and so keeps its share of a GPU itself.
+    /// Whether it uses the SDK, through which it keeps to its share of a GPU.
     #[serde(default, skip_serializing_if = "is_false")]
     pub sdk: bool,
-    /// GPU memory that it needs of each GPU, and gets no more than; no limit, unless given.
+    /// GPU memory that it needs on each GPU, and its limit; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,
-    /// Host memory for each device.
+    /// Host memory per device.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_mib: u32,
-    /// CPU cores for each device; not counted, unless given.
+    /// CPU cores per device; not accounted for unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
 }
 
-/// A length of time as people write it: `90`, `90s`, `15m`, `2h`, `3d`.
+/// A duration: `90`, `90s`, `15m`, `2h`, `3d`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "LengthForm", into = "f64")]
 pub struct Length(pub f64);
@@ -197,7 +197,7 @@ fn whole() -> f64 {
     1.0
 }
 
-/// Errors of the user come back; others are worth another try.
+/// Errors of the user would repeat; other failures are worth a retry.
 fn usual_retries() -> Retries {
     Retries { user: 0, infra: 3, unknown: 1 }
 }
@@ -212,26 +212,26 @@ fn is_zero(v: &u32) -> bool {
     *v == 0
 }
 
-/// Several jobs and how to run them: what `roommate run` takes.
+/// Several jobs and how to run them, for `roommate run`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix {
-    /// The policy, if the file says.
+    /// The policy, if given.
     pub policy: Option<String>,
     /// Its parameters.
     pub set: serde_json::Map<String, serde_json::Value>,
-    /// How many devices the machine is to have.
+    /// Number of devices, if given.
     pub devices: Option<u16>,
-    /// The jobs and when each is submitted, seconds after the first.
+    /// The jobs, each with the delay of its submission in seconds.
     pub jobs: Vec<(f64, JobFile)>,
 }
 
 impl JobFile {
-    /// Reads a job file. Paths in it become relative to the folder of the file.
+    /// Reads a job file. Paths in it are relative to the folder of the file.
     pub fn read(text: &str, file: &Path) -> Result<Self, JobFileError> {
         let at = Place::of_jobs(file);
         let value = parse(text, &at)?;
         check_fields(&value, &[FIELDS], &at)?;
-        // Read from the text again: then an error knows its line.
+        // Parsed from the text again, because then errors contain the line.
         let job: Self = yaml_serde::from_str(text).map_err(|e| at.wrong(plain(&e)))?;
         job.settled(file, &at)
     }
@@ -298,7 +298,7 @@ impl JobFile {
         Ok(())
     }
 
-    /// What is known of its kind of work.
+    /// Its profile as far as the file declares it.
     pub fn profile(&self) -> Profile {
         let stages: Option<f64> = self.stages_s.map(|s| s.iter().sum());
         let step_s = self.step_s.or(stages.filter(|s| *s > 0.0)).unwrap_or(UNKNOWN_STEP_S);
@@ -306,7 +306,7 @@ impl JobFile {
             batch: b.size,
             batch_min: b.min,
             batch_max: b.max,
-            // The job itself sees to its learning rate; noise and memory it reports.
+            // The job adapts its learning rate itself, and reports noise and memory.
             lr: LrRule::default(),
             noise: Noise::default(),
             memory: Vec::new(),
@@ -314,7 +314,7 @@ impl JobFile {
         Profile { stages_s: self.stages_s, training, ..Profile::of_step(step_s) }
     }
 
-    /// What the engine is asked for, when it is submitted now.
+    /// The job as the engine gets it if it is submitted now.
     pub fn spec(&self, profile: ProfileIdx, team: TeamIdx, now: Time) -> Spec {
         let share = (self.share * 1000.0).round() as u16;
         Spec {
@@ -340,11 +340,12 @@ impl JobFile {
     }
 }
 
-/// Seconds of a step that nobody has told us anything about; the first report of the job corrects it.
+/// Step time of a job that declares none, in seconds; the first report of the job corrects it.
 const UNKNOWN_STEP_S: f64 = 1.0;
 
 impl Mix {
-    /// Reads a mix. A job in it is written out or names its `file`; `after` delays its submission.
+    /// Reads a mix. A job in it is written in place or names its `file`; `after` delays its
+    /// submission.
     pub fn read(
         text: &str,
         file: &Path,
@@ -354,13 +355,13 @@ impl Mix {
         let value = parse(text, &at)?;
         check_fields(&value, &[OF_MIX], &at)?;
         let field = |name: &str| value.get(name).cloned().filter(|v| !v.is_null());
-        let read = |name: &str, v: Value, at: &Place| {
+        let unusable = |name: &str, v: Value, at: &Place| {
             at.wrong(format!("{name}: could not use {}", shown(&v)))
         };
         let policy = match field("policy") {
             None => None,
             Some(Value::String(p)) => Some(p),
-            Some(v) => return Err(read("policy", v, &at)),
+            Some(v) => return Err(unusable("policy", v, &at)),
         };
         let set = match field("set") {
             None => serde_json::Map::new(),
@@ -430,12 +431,12 @@ impl Mix {
     }
 }
 
-/// Where in which file.
+/// A position in a file, for errors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Place {
     pub(crate) file: String,
     pub(crate) job: Option<usize>,
-    /// What shows how such files are written.
+    /// How the user finds out what such files may contain.
     pub(crate) hint: &'static str,
 }
 
@@ -451,7 +452,7 @@ impl Place {
         JobFileError { file: format!("{}{job}", self.file), what, hint }
     }
 
-    /// The same with other advice.
+    /// The same with another hint.
     pub(crate) fn wrong_with(&self, what: String, hint: String) -> JobFileError {
         JobFileError { hint: Some(hint), ..self.wrong(what) }
     }
@@ -480,7 +481,7 @@ pub(crate) fn check_fields(
     Ok(())
 }
 
-/// Advice for somebody who wrote a name that is not known.
+/// The hint for an unknown name.
 pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
     match nearest(name, known.clone()) {
         Some(meant) => format!("did you mean {meant:?}?"),
@@ -488,13 +489,13 @@ pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone
     }
 }
 
-/// The known name that takes the fewest changes, if they are few.
+/// The most similar known name, if it is similar enough.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let ranked = known.map(|k| (changes(name, k), k));
     ranked.filter(|(d, k)| *d <= 2.max(k.len() / 3)).min_by_key(|(d, _)| *d).map(|(_, k)| k)
 }
 
-/// Letters to change, add, drop or swap with a neighbour to turn one word into another.
+/// Edit distance with transpositions (optimal string alignment).
 fn changes(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.chars().collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
@@ -503,9 +504,9 @@ fn changes(a: &str, b: &str) -> usize {
             rows[i][j] = if i == 0 || j == 0 {
                 i + j
             } else {
-                let same = usize::from(a[i - 1] != b[j - 1]);
+                let cost = usize::from(a[i - 1] != b[j - 1]);
                 let mut least =
-                    (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + same);
+                    (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + cost);
                 if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
                     least = least.min(rows[i - 2][j - 2] + 1);
                 }
@@ -516,7 +517,7 @@ fn changes(a: &str, b: &str) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// A value on one line, for an error.
+/// A value on one line, for error messages.
 pub(crate) fn shown(value: &Value) -> String {
     let text = yaml_serde::to_string(value).unwrap_or_default();
     let line = text.trim().replace('\n', " ");
@@ -527,7 +528,7 @@ pub(crate) fn shown(value: &Value) -> String {
     }
 }
 
-/// What the reader said, on one line.
+/// The parser's error on one line.
 pub(crate) fn plain(error: &yaml_serde::Error) -> String {
     error.to_string().replace('\n', " ")
 }
@@ -536,14 +537,14 @@ pub(crate) fn plain(error: &yaml_serde::Error) -> String {
 mod tests {
     use super::*;
 
-    fn said(text: &str) -> String {
+    fn outcome(text: &str) -> String {
         match JobFile::read(text, Path::new("dir/job.yaml")) {
             Ok(job) => format!("{} {:?}", job.name(), job.command.words()),
             Err(e) => format!("{e} | {}", e.hint().unwrap_or_default()),
         }
     }
 
-    /// The field in a comment that holds one.
+    /// The field in a comment, if it contains one.
     fn uncommented(line: &str) -> Option<&str> {
         let field = line.strip_prefix("# ")?;
         FIELDS.iter().any(|f| field.starts_with(&format!("{f}:"))).then_some(field)
@@ -557,7 +558,7 @@ mod tests {
             let shown = |l: &str| uncommented(l).unwrap_or(l).starts_with(&format!("{field}:"));
             assert!(EXAMPLE.lines().any(shown), "{field} is not in the example");
         }
-        // The fields that are commented out are good as well.
+        // The fields that are commented out are valid as well.
         let all: String =
             EXAMPLE.lines().map(|l| uncommented(l).unwrap_or(l).to_string() + "\n").collect();
         JobFile::read(&all, Path::new("example.yaml")).unwrap();
@@ -565,14 +566,14 @@ mod tests {
 
     #[test]
     fn short_files_suffice() {
-        assert_eq!(said("command: echo hello"), r#"job ["sh", "-c", "echo hello"]"#);
-        assert_eq!(said("command: [echo, hello]\nname: x"), r#"x ["echo", "hello"]"#);
+        assert_eq!(outcome("command: echo hello"), r#"job ["sh", "-c", "echo hello"]"#);
+        assert_eq!(outcome("command: [echo, hello]\nname: x"), r#"x ["echo", "hello"]"#);
     }
 
     #[test]
-    fn mistakes_are_named_with_what_was_meant() {
+    fn mistakes_are_reported_with_a_suggestion() {
         let check =
-            |text: &str, expect: &str| assert_eq!(said(text), format!("dir/job.yaml: {expect}"));
+            |text: &str, expect: &str| assert_eq!(outcome(text), format!("dir/job.yaml: {expect}"));
         let example = "`roommate submit --example` shows every field";
         check("comand: x", r#"unknown field "comand" | did you mean "command"?"#);
         check("command: x\nretires: 3", r#"unknown field "retires" | did you mean "retries"?"#);
@@ -601,16 +602,16 @@ mod tests {
             "command: x\nbatch: {size: 8, min: 16, max: 32}",
             &format!("batch: expected 1 <= min <= size <= max, found 16, 8, 32 | {example}"),
         );
-        let bad = said("command: x\nname: [");
+        let bad = outcome("command: x\nname: [");
         assert!(bad.starts_with("dir/job.yaml: not YAML: ") && bad.contains("line 3"), "{bad}");
-        let bad = said("command: x\nclass: service");
+        let bad = outcome("command: x\nclass: service");
         assert!(bad.contains("unknown variant `service`") && bad.contains("line 2"), "{bad}");
-        let bad = said("command: x\ndeadline: soon");
+        let bad = outcome("command: x\ndeadline: soon");
         assert!(bad.contains("90s, 15m or 2h, found \"soon\""), "{bad}");
     }
 
     #[test]
-    fn lengths_are_written_as_people_do() {
+    fn durations_may_have_units() {
         for (text, s) in
             [("90", 90.0), ("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0), ("3d", 259_200.0)]
         {
@@ -622,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_has_jobs_of_its_own_and_from_files() {
+    fn a_mix_contains_jobs_in_place_and_from_files() {
         let open = |path: &Path| {
             assert_eq!(path, Path::new("dir/other.yaml"));
             Ok("command: two".to_string())

@@ -1,5 +1,5 @@
-//! Coming back: a daemon decides everything again from its journal, which gives it the very state that
-//! the one before had, and then looks what became of the processes.
+//! Recovery: a restarted daemon replays its journal, which gives it exactly the state of its
+//! predecessor, and then finds out what became of the processes.
 
 use crate::AgentError;
 use crate::api::event_text::EventLog;
@@ -25,10 +25,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-/// This many of the last events are kept at hand.
+/// Number of recent events that are kept for display.
 const RECENT: usize = 50;
 
-/// A journal that was decided again, with the names in it.
+/// A replayed journal, with the names in it.
 struct Rebuilt {
     replay: Replay,
     head: Option<Head>,
@@ -60,7 +60,7 @@ impl Observer for Rebuilt {
 }
 
 impl Rebuilt {
-    /// Decides the lines of a journal again.
+    /// Replays the lines of a journal.
     fn read(lines: &[u8], path: &Path) -> Result<Self, AgentError> {
         let mut rebuilt = Self {
             replay: Replay::default(),
@@ -72,7 +72,7 @@ impl Rebuilt {
         let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
         journal::read(lines, &mut rebuilt).map_err(|e| unrepeatable(e.to_string()))?;
         if let Some(refused) = &rebuilt.replay.refused {
-            // Without its policy a journal cannot go on in any way.
+            // Without its policy a journal cannot be continued.
             return Err(unrepeatable(refused.to_string()));
         }
         match &rebuilt.head {
@@ -81,7 +81,7 @@ impl Rebuilt {
         }
     }
 
-    /// Why the journal cannot go on in the part that it is in.
+    /// Why the journal cannot be continued in its current part.
     fn problem(&self) -> Option<String> {
         let difference = self.replay.difference.as_ref()?;
         Some(format!("its policy decides differently now than it did at {}", difference.at))
@@ -89,7 +89,7 @@ impl Rebuilt {
 }
 
 impl Daemon {
-    /// The daemon as it was when the one before it ended, or a new one.
+    /// The daemon in the state of its predecessor, or a new one.
     pub(super) fn recover(
         config: Config,
         mut store: Store,
@@ -107,7 +107,7 @@ impl Daemon {
         }
         let (rebuilt, at) = replay(&config, &mut store, lines)?;
         let Rebuilt { replay, head: Some(head), profiles, teams, log } = rebuilt else {
-            unreachable!("a journal that was decided again has a head");
+            unreachable!("a replayed journal has a head");
         };
         check_same(&config, &head)?;
         let wake = replay.wake;
@@ -135,7 +135,7 @@ impl Daemon {
             engine,
             store,
             machine,
-            // Clocks are set now and then; the engine's time only runs forward.
+            // The system clock may have been set back; the engine's time only runs forward.
             clock: Clock::at(since.max(at)),
             epoch_us,
             head,
@@ -163,7 +163,7 @@ impl Daemon {
         let folder = self.config.paths.job(self.jobs[job.usize()].id);
         let hot = self.engine.state().job(job);
         let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
-        // Of a job that has ended only the last process could still be there.
+        // If the job has ended, only its last process could still exist.
         let last = Attempt::last(&folder, phase == Phase::Done)?;
         let carried = hot.starts == 0;
         let starting = phase == Phase::Starting;
@@ -179,7 +179,8 @@ impl Daemon {
             Phase::Stopping if parked => Goal::Suspend { still: false },
             Phase::Stopping => Goal::Leave { then: None, termed: false },
             Phase::Pending | Phase::BackingOff if parked => Goal::Suspend { still: true },
-            // It ran in an earlier part of the journal, and is let go on or made to stand still.
+            // Its process ran in an earlier part of the journal: it is suspended until the policy
+            // decides.
             Phase::Expected | Phase::Pending if carried => Goal::Suspend { still: false },
             Phase::Pending | Phase::BackingOff | Phase::Done | Phase::Expected => Goal::Cancel,
         };
@@ -195,12 +196,12 @@ impl Daemon {
             AttemptStatus::Running(supervisor) => {
                 self.machine.adopt(job, start, (attempt, supervisor), &goal, starting);
             }
-            // The daemon before has seen its end and swept behind it; to look again costs a walk over
-            // all processes for each job that there ever was.
+            // The predecessor saw its end and killed the rest of its group. Looking again would
+            // cost a walk over all processes for every job that ever ran.
             AttemptStatus::Ended(..) if phase == Phase::Done => {}
-            // An earlier part of the journal knew of this end.
+            // An earlier part of the journal has recorded this end.
             AttemptStatus::Ended(..) if carried && began <= self.jobs[job.usize()].starts => {}
-            // What ended is the attempt before; this one is still to come.
+            // The previous attempt ended; the current one was not begun yet.
             AttemptStatus::Ended(supervisor, exit) if starting && !is_this => {
                 let ended = (&attempt, supervisor);
                 self.machine.adopt_ended(job, &start, ended, &exit, Goal::Cancel);
@@ -214,7 +215,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// No process of the job was ever begun, or none that counts.
+    /// Handles a job of which no attempt was ever begun.
     fn none_left(&mut self, job: JobIdx, phase: Phase, place: Placement) {
         let done = self.jobs[job.usize()].checkpoint;
         match phase {
@@ -231,7 +232,7 @@ impl Daemon {
     }
 }
 
-/// Decides the journal again, in a new part of it where that is needed. Says how late it was before.
+/// Replays the journal, after a rollover if one is needed. Also returns the time of the last step.
 fn replay(
     config: &Config,
     store: &mut Store,
@@ -243,15 +244,15 @@ fn replay(
     let at = rebuilt.replay.at;
     let alive = store.jobs()?.iter().any(|j| j.outcome.is_none());
     let long = config.keeping.is_long(store.grown(), alive);
-    let why = rebuilt.problem().or_else(|| long.then(|| "it had grown long".into()));
+    let why = rebuilt.problem().or_else(|| long.then(|| "it had become long".into()));
     let Some(why) = why else { return Ok((rebuilt, at)) };
-    let believed = rebuilt.replay.engine.as_ref().filter(|_| long);
-    let fresh = rollover::begin(store, &config.paths, &lines, believed, &why)?;
+    let replayed = rebuilt.replay.engine.as_ref().filter(|_| long);
+    let fresh = rollover::begin(store, &config.paths, &lines, replayed, &why)?;
     let again = Rebuilt::read(&fresh, &path)?;
     Ok((again, at))
 }
 
-/// The machine of a new state. The policy is looked for before the kernel is asked for anything.
+/// Opens the machine of a new state. The policy is checked first, before devices are set up.
 fn open_new(config: &Config, inputs: &Sender<Input>) -> Result<Machine, AgentError> {
     policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?.build(&config.params)?;
     open_machine(config, config.kind.unwrap_or_default(), config.devices, inputs)
@@ -275,12 +276,12 @@ fn open_machine(
     Machine::open(setup, Arc::new(move |input| to.send(Input::Machine(input)).is_ok()))
 }
 
-/// Which devices the state was begun with.
+/// The type of devices that the state was begun with.
 fn kind_of(head: &Head) -> Kind {
     if head.cluster.gpu_models.iter().all(|k| k.name == "cpu") { Kind::Cpu } else { Kind::Cuda }
 }
 
-/// A state has one policy and one machine for as long as it lives.
+/// Refuses flags that differ from those that the state was begun with.
 fn check_same(config: &Config, head: &Head) -> Result<(), AgentError> {
     let hint = "start without the flag, or with another --state";
     if let Some(policy) = config.policy.as_ref().filter(|p| **p != head.policy) {

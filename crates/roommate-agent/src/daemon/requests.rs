@@ -1,5 +1,5 @@
-//! What users ask for: each request is checked, becomes facts of a step, and is answered once that step
-//! is in the store.
+//! Requests of users: each is checked, becomes facts of a step, and is answered once that step is
+//! in the store.
 
 use crate::AgentError;
 use crate::api::control::{Reply, Request, Submit};
@@ -14,7 +14,7 @@ use roommate_core::job::Phase;
 use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
 use std::collections::HashSet;
 
-/// A request that is refused: what is wrong, and what to do about it.
+/// Why a request is refused, and what the user can do about it.
 type Refusal = (String, Option<String>);
 
 fn refusal(what: String, hint: &str) -> Refusal {
@@ -45,7 +45,7 @@ impl Daemon {
         })
     }
 
-    /// Answers a request that is not about changing one job.
+    /// Answers a request that does not change a single job.
     fn answer_all(&mut self, request: Request) -> Result<Reply, AgentError> {
         Ok(match request {
             Request::Submit(submit) => self.submit(*submit)?,
@@ -66,7 +66,8 @@ impl Daemon {
             }
             Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
             Request::Logs { .. } | Request::Journal { .. } => {
-                Reply::Error { what: "files are read where they are asked for".into(), hint: None }
+                let what = "journal and logs are not read by the daemon's main thread".into();
+                Reply::Error { what, hint: None }
             }
             Request::Cancel { .. }
             | Request::Suspend { .. }
@@ -75,7 +76,7 @@ impl Daemon {
         })
     }
 
-    /// The job of this name that has not ended in an earlier part of the journal.
+    /// The job of this name, among the jobs of this part of the journal.
     fn find_job(&self, name: &str) -> Result<JobIdx, Refusal> {
         let at = self.jobs.iter().position(|j| j.name == name);
         at.map(JobIdx::from_usize).ok_or_else(|| {
@@ -90,7 +91,7 @@ impl Daemon {
         })
     }
 
-    /// Takes a job in; it is in the store when this returns.
+    /// Accepts a job, which is in the store when this returns.
     fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
         if let Some(name) = self.store.submitted_as(&submit.key)? {
             return Ok(Reply::Submitted { name });
@@ -100,7 +101,7 @@ impl Daemon {
         }
         let name = self.free_name(submit.file.name());
         if submit.dry_run {
-            return Ok(Reply::Done { what: format!("job {name:?} would be taken") });
+            return Ok(Reply::Done { what: format!("job {name:?} would be accepted") });
         }
         let now = self.clock.now();
         let mut writer = Writer::new(Vec::new());
@@ -120,7 +121,7 @@ impl Daemon {
         Ok(Reply::Submitted { name })
     }
 
-    /// The team of a job; one that is new is written into the journal.
+    /// The team of a job; a new team is written into the journal.
     fn team(&mut self, submit: &Submit, writer: &mut Writer<Vec<u8>>) -> TeamIdx {
         let name = submit.file.team.clone().unwrap_or_else(|| "default".into());
         let known = self.teams.iter().position(|t| *t == name);
@@ -132,7 +133,7 @@ impl Daemon {
         }))
     }
 
-    /// The profile of a job; one that is new is written into the journal.
+    /// The profile of a job; a new profile is written into the journal.
     fn profile(&mut self, submit: &Submit, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
         let name = submit.file.profile.clone().unwrap_or_else(|| job.into());
         if let Some(known) = self.profiles.iter().position(|p| *p == name) {
@@ -145,13 +146,13 @@ impl Daemon {
         idx
     }
 
-    /// Whether the job could ever run here.
+    /// Whether the job could ever run on this machine.
     fn can_run(&self, submit: &Submit) -> Result<(), AgentError> {
         let file = &submit.file;
         let workdir = file.workdir.clone().unwrap_or_default();
         if !workdir.is_dir() {
             let what = format!(
-                "job {:?}: the folder {:?} is not there",
+                "job {:?}: the folder {:?} does not exist",
                 file.name(),
                 workdir.display().to_string()
             );
@@ -202,8 +203,8 @@ impl Daemon {
         Ok(Ok(format!("cancelled {name}")))
     }
 
-    /// Makes a job stand still where it is, or lets it go on. It keeps its devices: its user may want it
-    /// back at once.
+    /// Suspends a job where it is, or resumes it. It keeps its devices, so that its user can resume
+    /// it at once.
     fn hold(&mut self, job: JobIdx, held: bool) -> Result<Result<String, Refusal>, AgentError> {
         if let Err(refused) = self.can_hold(job, held) {
             return Ok(Err(refused));
@@ -219,17 +220,17 @@ impl Daemon {
             return Err((format!("job {name:?} has ended already"), None));
         }
         if hot.user.held == held {
-            let is = if held { "suspended" } else { "running" };
-            return Err((format!("job {name:?} is {is} already"), None));
+            let state = if held { "suspended" } else { "running" };
+            return Err((format!("job {name:?} is {state} already"), None));
         }
         if held && !matches!(hot.phase, Phase::Running | Phase::Starting) {
-            let hint = "a job that waits makes no progress; `roommate cancel` takes it back";
-            return Err(refusal(format!("job {name:?} does not run"), hint));
+            let hint = "a waiting job makes no progress; `roommate cancel` removes it";
+            return Err(refusal(format!("job {name:?} is not running"), hint));
         }
         Ok(())
     }
 
-    /// Gives a job the batch size and the share that its user wants, from its next step on.
+    /// Sets the batch size and the share that a user chose, from the job's next step on.
     fn resize(
         &mut self,
         job: JobIdx,
@@ -262,7 +263,7 @@ impl Daemon {
         let Some(batch) = batch else { return Ok(()) };
         let known = self.machine.job(job).and_then(|j| j.tenant.as_ref());
         let Some(range) = known.filter(|t| t.peer.is_some()).and_then(|t| t.batches) else {
-            let hint = "it has to run, with `min` and `max` in its call of `roommate.steps`";
+            let hint = "it has to be running, with `min` and `max` in its call of `roommate.steps`";
             return Err(refusal(format!("job {name:?} cannot change its batch size"), hint));
         };
         if batch != 0 && !(range.min..=range.max).contains(&batch) {
@@ -275,7 +276,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Writes down what a user set, then has the machine carry it out.
+    /// Records what a user set, then has the machine apply it.
     fn set_by_user(&mut self, job: JobIdx, fact: Event) -> Result<(), AgentError> {
         self.facts.push(fact);
         self.step()?;
@@ -285,7 +286,7 @@ impl Daemon {
     }
 }
 
-/// A share in permille; one above 0 stays above 0, which means none.
+/// A share in permille. A share above 0 never becomes 0, which would mean no share.
 pub(super) fn permille(share: f64) -> u16 {
     let rounded = (1000.0 * share).round() as u16;
     if share > 0.0 { rounded.max(1) } else { rounded }
@@ -296,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_share_is_not_taken_for_none() {
+    fn a_small_share_does_not_become_zero() {
         assert_eq!([0.0, 0.0001, 0.25, 1.0].map(permille), [0, 1, 250, 1000]);
     }
 }

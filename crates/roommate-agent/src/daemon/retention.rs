@@ -1,4 +1,4 @@
-//! What is kept, and for how long: a daemon that runs for years stays as small as one that runs for a day.
+//! What is kept, and for how long, so that a long-running daemon does not fill the disk.
 
 use crate::AgentError;
 use crate::api::control::JobView;
@@ -10,28 +10,28 @@ use std::collections::VecDeque;
 use std::fs;
 use std::time::Duration;
 
-/// How much is kept.
+/// Limits on what is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keeping {
-    /// A job's log is cut when it is longer.
+    /// Length at which a job's log is rotated.
     pub log_bytes: u64,
-    /// So many parts that were cut off a log are kept.
+    /// Earlier parts of a log that are kept.
     pub log_parts: usize,
-    /// What ended jobs printed is removed after so long.
+    /// How long the output of ended jobs is kept.
     pub ended_for: Duration,
-    /// The oldest of it is removed when there is more.
+    /// Most bytes of output of ended jobs; beyond it the oldest is removed.
     pub ended_bytes: u64,
-    /// So many ended jobs of earlier parts of the journal are remembered.
+    /// Most ended jobs of earlier parts of the journal that are remembered.
     pub ended_jobs: usize,
-    /// A new part of the journal is begun when it is longer and no job is alive; when it is
-    /// [`PATIENCE`] times as long, also while jobs run.
+    /// Length beyond which a new part of the journal is begun while no job is alive; beyond
+    /// [`PATIENCE`] times this length it is begun even while jobs run.
     pub journal_bytes: u64,
-    /// So many earlier parts of the journal are kept.
+    /// Earlier parts of the journal that are kept.
     pub journal_parts: usize,
 }
 
-/// How much longer a journal may become while jobs run: the policy forgets what it has learned when a new
-/// part is begun.
+/// How many times longer a journal may become while jobs run, because the policy loses what it has
+/// learned when a new part is begun.
 pub(crate) const PATIENCE: u64 = 4;
 
 impl Default for Keeping {
@@ -49,32 +49,32 @@ impl Default for Keeping {
 }
 
 impl Keeping {
-    /// Whether a journal that has grown by so many bytes is to be followed by a new part.
+    /// Whether a journal that has grown by `bytes` is due for a new part.
     pub(crate) fn is_long(&self, bytes: u64, jobs_alive: bool) -> bool {
         bytes > self.journal_bytes * if jobs_alive { PATIENCE } else { 1 }
     }
 }
 
-/// What ended jobs left on the disk.
+/// Files of ended jobs.
 #[derive(Default)]
 pub(crate) struct Remains {
-    /// Oldest first: when it ended, in µs since 1970, which job, and its bytes once they were counted.
+    /// Oldest first: end in µs since 1970, job, and bytes once they were counted.
     left: VecDeque<(u64, u32, Option<u64>)>,
 }
 
 impl Remains {
-    /// What the jobs left of which the store says that they ended.
+    /// The files of the jobs that ended according to the store.
     pub(crate) fn of(store: &Store) -> Result<Self, AgentError> {
         let left = store.ended()?.into_iter().map(|(at, id)| (at, id, None));
         Ok(Self { left: left.collect() })
     }
 
-    /// A job ended just now.
+    /// Adds a job that ended just now.
     pub(crate) fn add(&mut self, id: u32) {
         self.left.push_back((unix_us(), id, None));
     }
 
-    /// Removes what is too old or too much; says which jobs have nothing left.
+    /// Removes what exceeds the limits; returns the jobs whose files were removed.
     pub(crate) fn tidy(&mut self, paths: &Paths, keeping: &Keeping) -> Vec<u32> {
         let now = unix_us();
         let mut total = 0;
@@ -96,7 +96,7 @@ impl Remains {
     }
 }
 
-/// Removes what a job printed and what its attempts left. Checkpoints stay: they may be its result.
+/// Removes the log and the attempts of a job. Checkpoints stay: they may be its result.
 fn remove(paths: &Paths, id: u32) {
     Parts::new(paths.log(id)).remove();
     for entry in fs::read_dir(paths.job(id)).into_iter().flatten().flatten() {
@@ -105,12 +105,12 @@ fn remove(paths: &Paths, id: u32) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-    // Goes only if nothing else is there.
+    // Succeeds only if the folder is empty.
     let _ = fs::remove_dir(paths.job(id));
 }
 
-/// Forgets jobs of earlier parts of the journal: those of which nothing is left, and the oldest beyond the
-/// limit.
+/// Forgets jobs of earlier parts of the journal: those whose files were removed, and the oldest
+/// beyond the limit.
 pub(crate) fn forget(
     past: &mut Vec<JobView>,
     store: &mut Store,
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_goes_first_and_checkpoints_stay() {
+    fn the_oldest_output_is_removed_first_and_checkpoints_stay() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
         let mut remains = Remains::default();

@@ -1,9 +1,9 @@
-//! A new part of the journal. What is alive goes on in it: its jobs are submitted anew, processes that run
-//! are kept, and the policy decides from there. What has ended is remembered beside it.
+//! Rollover: a new part of the journal. Live jobs are submitted anew in it, their running processes
+//! are kept, and the policy decides from there. Ended jobs are stored beside it.
 //!
-//! A part is begun when the one before has grown long, and when the policy's code has changed so that
-//! it would not decide the old part in the same way again. Either way only recorded facts are used, and what
-//! processes left; all of it becomes true in one transaction of the store.
+//! A part is begun when the current one has grown long, and when the policy's code has changed so
+//! that a replay of the old part decides differently. In both cases only recorded facts and the
+//! files of attempts are used, and everything takes effect in one transaction of the store.
 
 use crate::AgentError;
 use crate::api::control::{JobView, class_name};
@@ -23,7 +23,7 @@ use roommate_core::journal::{
 use roommate_core::time::Time;
 use std::path::Path;
 
-/// What a journal says happened, without asking a policy.
+/// What happened according to a journal, read without a policy.
 #[derive(Default)]
 struct Past {
     head: Option<Head>,
@@ -33,16 +33,16 @@ struct Past {
     at: Time,
 }
 
-/// A job as a journal knows it.
+/// A job according to a journal.
 struct Known {
     line: JobLine,
-    /// Failures of its own.
+    /// Failures that count against its retries.
     failures: u16,
     user: Overrides,
-    /// Whether it has devices, and whether it ever had.
+    /// Whether it has devices now, and whether it was ever started.
     placed: bool,
     started: bool,
-    /// Whether it was last suspended: its process exists, and may have ended just before.
+    /// Whether it was last suspended: its process may have ended since.
     suspended: bool,
     submitted: Time,
 }
@@ -104,13 +104,13 @@ impl Observer for Past {
     }
 }
 
-/// Begins a new part of the journal; returns its lines. `believed` knows how far jobs are, where the old part
-/// could be decided again.
+/// Begins a new part of the journal and returns its lines. `replayed` is the engine after a replay
+/// of the old part, which knows the progress of jobs.
 pub(crate) fn begin(
     store: &mut Store,
     paths: &Paths,
     lines: &[u8],
-    believed: Option<&Engine>,
+    replayed: Option<&Engine>,
     why: &str,
 ) -> Result<Vec<u8>, AgentError> {
     let unrepeatable = |what: String| AgentError::Unrepeatable { path: paths.store(), what };
@@ -130,12 +130,13 @@ pub(crate) fn begin(
             Some(AttemptStatus::Ended(_, exit)) => Some(exit.clone()),
             _ => None,
         };
-        // A process that was carried into the old part and not wanted there may have run on for a moment.
+        // A process that was carried into the old part and not started there may have run a moment
+        // longer.
         let carried = !known.started && number > kept.starts;
-        let unseen = kept.outcome.is_none() && (known.placed || known.suspended || carried);
-        let unseen = exit.as_ref().filter(|_| unseen);
+        let was_alive = kept.outcome.is_none() && (known.placed || known.suspended || carried);
+        let unseen = exit.as_ref().filter(|_| was_alive);
         let outcome = match unseen {
-            // It ended while nobody looked.
+            // It ended while no daemon ran.
             Some(exit) => after(exit, known.line.spec.retries, &mut failures),
             None => kept.outcome.clone(),
         };
@@ -146,7 +147,7 @@ pub(crate) fn begin(
             continue;
         }
         let runs = matches!(last, Some(AttemptStatus::Running(_)));
-        let done = believed.map(|e| e.state().done(JobIdx(kept.idx)));
+        let done = replayed.map(|e| e.state().done(JobIdx(kept.idx)));
         let before = if runs { number - 1 } else { number };
         store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
         next.job(known, failures, &past);
@@ -157,7 +158,7 @@ pub(crate) fn begin(
     Ok(fresh)
 }
 
-/// What the end of a process means to a job: how the job ended, unless it is to be tried again.
+/// The outcome of a job whose process ended in this way; `None` if the job is retried.
 fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
     if *exit == Exit::Code(0) {
         return Some("finished".into());
@@ -167,29 +168,29 @@ fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
     retries.is_exhausted(*failures, reason).then(|| format!("failed: {exit}"))
 }
 
-/// The last attempt at a job that was begun: its number (0 = none was) and what became of it.
+/// The last attempt of a job that was begun: its number (0 = none) and its status.
 fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<AttemptStatus>), AgentError> {
     let mut last = (0, None);
     for (number, attempt) in Attempt::all(&paths.job(id)) {
-        let fate = attempt.settle()?;
-        let begun = (fate != AttemptStatus::Void).then_some(fate);
+        let status = attempt.settle()?;
+        let begun = (status != AttemptStatus::Void).then_some(status);
         last = (number, begun.or(last.1));
     }
     Ok(last)
 }
 
-/// The lines of the new part.
+/// The part being written.
 struct Next {
     writer: Writer<Vec<u8>>,
     jobs: u32,
-    /// Old index of each profile and team that is known in the new part.
+    /// The old index of each profile and team, by its index in the new part.
     profiles: Vec<ProfileIdx>,
     teams: Vec<TeamIdx>,
     /// What users set, for the first step of the new part.
     set: Vec<Event>,
 }
 
-/// What a user set, as facts.
+/// What a user set for a job, as facts.
 fn facts_of(job: JobIdx, user: Overrides) -> Vec<Event> {
     let mut facts = Vec::new();
     if user.held {
@@ -203,15 +204,15 @@ fn facts_of(job: JobIdx, user: Overrides) -> Vec<Event> {
     facts
 }
 
-/// A step at which users set something: nobody is asked, and nothing is done.
+/// Writes a step that records what users set; the policy is not called and nothing is done.
 fn step_of(writer: &mut Writer<Vec<u8>>, at: Time, facts: &[Event]) {
     if !facts.is_empty() {
         writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false });
     }
 }
 
-/// Moves what users set from an old store, where it stood beside the journal, into the journal. Returns
-/// the lines that were added.
+/// Moves what users set into the journal; an old version kept it in the store beside the journal.
+/// Returns the added lines.
 pub(crate) fn bring_up_to_date(
     store: &mut Store,
     lines: &[u8],
@@ -240,7 +241,7 @@ impl Next {
         let (teams, set) = (Vec::new(), Vec::new());
         let mut next = Self { writer, jobs: 0, profiles: Vec::new(), teams, set };
         if head.known_pairs.is_some() {
-            // The table of pairs in the head has the numbers of profiles, so they keep them.
+            // The pair table in the head refers to profiles by index, so the indices stay the same.
             profiles.iter().for_each(|line| next.profile(line));
         }
         next
@@ -272,7 +273,7 @@ impl Next {
         });
         spec.profile = ProfileIdx::from_usize(profile);
         spec.team = TeamIdx::from_usize(team);
-        // Failures of before count.
+        // Earlier failures count against the retries.
         let Retries { user, infra, unknown } = spec.retries;
         let left = |limit: u16| limit.saturating_sub(failures);
         spec.retries = Retries { user: left(user), infra: left(infra), unknown: left(unknown) };
@@ -283,7 +284,7 @@ impl Next {
     }
 }
 
-/// A job that has ended, for people.
+/// The view of a job that has ended.
 fn ended_view(
     paths: &Paths,
     kept: &Kept,
@@ -348,7 +349,7 @@ mod tests {
 
     const JOB: JobIdx = JobIdx(0);
 
-    /// A journal of one job that may fail once, and these facts.
+    /// A journal of one job that may fail once, with these facts.
     fn journal(facts: &[Event]) -> Vec<u8> {
         let mut writer = Writer::new(Vec::new());
         writer.head(&Head {
@@ -379,7 +380,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    /// The journal's next part.
+    /// The next part of that journal.
     fn next_part(facts: &[Event]) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_of_its_own_cost_a_job_retries() {
+    fn only_the_jobs_own_failures_use_up_its_retries() {
         let failed = |why| Event::Failed { job: JOB, reason: why, done: 0.0 };
         let left = |facts: &[Event]| past(&next_part(facts)).jobs[0].line.spec.retries;
         assert_eq!(left(&[failed(Reason::RoommateFailed)]), Retries::from(1));
@@ -412,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suspended_job_may_have_ended_unseen() {
+    fn a_job_counts_as_suspended_until_it_is_stopped() {
         let mut past = past(&journal(&[]));
         let view =
             |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
@@ -424,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_set_goes_on_in_the_next_part() {
+    fn user_settings_continue_in_the_next_part() {
         let set = Event::Resized { job: JOB, batch: Some(8), share_permille: None };
         let lines = next_part(&[Event::Held { job: JOB, held: true }, set]);
         let user = Overrides { held: true, batch: 8, share_permille: 0 };

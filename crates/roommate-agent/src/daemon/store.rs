@@ -1,11 +1,11 @@
-//! The store: what a daemon must not forget, in SQLite. A step of the engine and all that belongs to it
-//! is one transaction, committed before anything is done about it.
+//! The store: a daemon's persistent state, in SQLite. A step of the engine and everything that
+//! belongs to it is one transaction, committed before its actions are carried out.
 //!
-//! The journal is the state: a daemon that comes back decides everything again from its lines. Beside it
-//! stands only what the engine has no business with: commands, environments, checkpoints, and jobs that
-//! ended in earlier parts of the journal. The store holds the part that is written; `journal.jsonl` is a copy of
-//! it for everybody to read, made anew when a daemon starts, and `journal.jsonl.1` and so on are the parts
-//! before.
+//! The journal is the state: a restarted daemon replays its lines. The other tables hold only what
+//! the engine does not use: commands, environments, checkpoints, and jobs that ended in earlier
+//! parts of the journal. The store holds the current part of the journal; `journal.jsonl` is a
+//! readable copy of it, rewritten when a daemon starts, and `journal.jsonl.1` and so on are the
+//! earlier parts.
 
 use crate::AgentError;
 use crate::api::control::JobView;
@@ -24,7 +24,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Version of the layout that this code writes.
+/// Version of the tables that this code writes.
 pub const VERSION: u32 = 3;
 
 const LAYOUT: &str = "
@@ -40,8 +40,8 @@ const LAYOUT: &str = "
     CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 ";
 
-/// What version 2 added: a job is known by its id, and has an index in the present part of the journal
-/// unless it ended before.
+/// The changes of version 2: a job is identified by its id, and has an index in the current part of
+/// the journal unless it ended in an earlier one.
 const PARTS: &str = "
     ALTER TABLE job ADD COLUMN idx INTEGER;
     ALTER TABLE job ADD COLUMN starts INTEGER NOT NULL DEFAULT 0;
@@ -52,39 +52,39 @@ const PARTS: &str = "
     UPDATE job SET idx = id;
 ";
 
-/// What is kept of a job.
+/// What is stored of a job's submission.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobRow {
-    /// What the user wrote.
+    /// The job file.
     pub file: JobFile,
-    /// The environment of the one who submitted it.
+    /// The environment of the user who submitted it.
     pub env: BTreeMap<String, String>,
-    /// When, in µs since 1970.
+    /// When it was submitted, in µs since 1970.
     pub submitted_unix_us: u64,
 }
 
-/// A job as the store has it.
+/// A job in the store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kept {
-    /// Its number in the store, for ever.
+    /// Its permanent number.
     pub id: u32,
-    /// Its index in the present part of the journal.
+    /// Its index in the current part of the journal.
     pub idx: u32,
     /// Its name.
     pub name: String,
-    /// What is kept of it.
+    /// Its submission.
     pub row: JobRow,
-    /// Work that survives.
+    /// Steps that survive a restart.
     pub checkpoint: f64,
-    /// How it ended, in words.
+    /// How it ended, for people.
     pub outcome: Option<String>,
-    /// When, in µs since 1970.
+    /// When it ended, in µs since 1970.
     pub ended_us: Option<u64>,
-    /// How often it was started in earlier parts of the journal.
+    /// Starts in earlier parts of the journal.
     pub starts: u32,
-    /// How often it failed there.
+    /// Failures in earlier parts of the journal.
     pub failures: u16,
-    /// How far it was believed to be when its process was carried over from there.
+    /// Its estimated progress when its running process was carried over into this part.
     pub carried: Option<f64>,
 }
 
@@ -94,17 +94,17 @@ pub struct Store {
     path: PathBuf,
     copy_path: PathBuf,
     copy: Option<BufWriter<File>>,
-    /// So many earlier parts of the journal are kept.
+    /// Earlier parts of the journal that are kept.
     keep_parts: usize,
     bytes: u64,
     began_with: u64,
-    /// Lines of the transaction that is open, for the copy.
+    /// Lines of the open transaction, for the copy.
     fresh: Vec<u8>,
     open: bool,
 }
 
 impl Store {
-    /// Opens the store, or makes it.
+    /// Opens or creates the store.
     pub fn open(paths: &Paths, keep_parts: usize) -> Result<Self, AgentError> {
         let path = paths.store();
         let problem = |what| {
@@ -126,7 +126,7 @@ impl Store {
             1 => {
                 format!("ALTER TABLE job RENAME COLUMN idx TO id; {PARTS} PRAGMA user_version = 2;")
             }
-            // Version 3 moves what users set into the journal: see `take_overrides`.
+            // Version 3 moves what users set into the journal; see `take_overrides`.
             _ => String::new(),
         };
         if !changes.is_empty() {
@@ -173,7 +173,7 @@ impl Store {
         Ok(())
     }
 
-    /// Adds a job; `key` is what its submission is recognised by if it is repeated. Returns its id.
+    /// Adds a job and returns its id. A repeated submission has the same `key`.
     pub fn add_job(
         &mut self,
         idx: u32,
@@ -183,7 +183,7 @@ impl Store {
     ) -> Result<u32, AgentError> {
         self.begin()?;
         let text = serde_json::to_string(row).expect("a job can always be written");
-        // Ids of jobs that were forgotten are not used again: their checkpoints may still be there.
+        // Ids of forgotten jobs are not reused, because their checkpoints may still exist.
         let next: u32 = self.fact("next_id")?.and_then(|v| v.parse().ok()).unwrap_or(0);
         let largest = "SELECT COALESCE(MAX(id) + 1, 0) FROM job";
         let free: u32 =
@@ -196,13 +196,13 @@ impl Store {
         Ok(id)
     }
 
-    /// Notes how much work of a job survives.
+    /// Records how much work of a job survives a restart.
     pub fn set_checkpoint(&mut self, id: u32, done: f64) -> Result<(), AgentError> {
         self.set(id, "UPDATE job SET checkpoint = ?2 WHERE id = ?1", done)
     }
 
-    /// What users of a store before version 3 set, by index of the job. It is in the journal from then
-    /// on: whoever calls this adds it there before the next commit.
+    /// What users set in a store older than version 3, by index of the job. The caller has to add
+    /// it to the journal before the next commit.
     pub(crate) fn take_overrides(&mut self) -> Result<Vec<(u32, Overrides)>, AgentError> {
         let found: u32 = self
             .db
@@ -236,13 +236,14 @@ impl Store {
         Ok(set)
     }
 
-    /// Notes how a job ended.
+    /// Records how a job ended.
     pub fn set_outcome(&mut self, id: u32, outcome: &str) -> Result<(), AgentError> {
         self.set(id, "UPDATE job SET outcome = ?2 WHERE id = ?1", outcome)?;
         self.set(id, "UPDATE job SET ended_us = ?2 WHERE id = ?1", unix_us() as i64)
     }
 
-    /// A job that ended is not in the next part of the journal; `view` is what remains of it.
+    /// Removes an ended job from the journal's next part; `view` is what is shown of it from then
+    /// on.
     pub(crate) fn retire(
         &mut self,
         id: u32,
@@ -251,13 +252,13 @@ impl Store {
     ) -> Result<(), AgentError> {
         self.begin()?;
         let text = serde_json::to_string(view).expect("a view can always be written");
-        let update = "UPDATE job SET idx = NULL, outcome = ?2, view = ?3, ended_us = COALESCE(ended_us, ?4) \
-                      WHERE id = ?1";
+        let update = "UPDATE job SET idx = NULL, outcome = ?2, view = ?3, \
+                      ended_us = COALESCE(ended_us, ?4) WHERE id = ?1";
         let retired = self.db.execute(update, params![id, outcome, text, unix_us() as i64]);
         retired.map_err(self.problem("write to")).map(drop)
     }
 
-    /// A job that has not ended has another index in the next part of the journal.
+    /// Gives a live job its index in the next part of the journal.
     pub(crate) fn carry(
         &mut self,
         id: u32,
@@ -273,7 +274,7 @@ impl Store {
         carried.map_err(self.problem("write to")).map(drop)
     }
 
-    /// Replaces the journal by the first lines of its next part. What it said becomes a file of its own.
+    /// Replaces the journal by the first lines of its next part. The old part becomes a file.
     pub(crate) fn begin_part(&mut self, first: &[u8], at: Time) -> Result<(), AgentError> {
         let part = self.part()?;
         let mut whole = self.lines()?;
@@ -286,18 +287,19 @@ impl Store {
         self.add_lines(first)?;
         self.set_fact("part", &(part + 1).to_string())?;
         self.set_fact("part_began_with", &first.len().to_string())?;
-        // The file is renamed when this lasts; if we die in between, the next daemon does it.
+        // The file is renamed after the commit; if the daemon dies in between, the next one does
+        // it.
         self.copy = None;
         self.commit()?;
         self.lines().map(drop)
     }
 
-    /// Number of the part of the journal that is written.
+    /// Number of the current part of the journal.
     pub fn part(&self) -> Result<u64, AgentError> {
         Ok(self.fact("part")?.and_then(|v| v.parse().ok()).unwrap_or(1))
     }
 
-    /// When jobs ended, in µs since 1970, and their ids; oldest first.
+    /// Ended jobs, oldest first: the time in µs since 1970, and the id.
     pub(crate) fn ended(&self) -> Result<Vec<(u64, u32)>, AgentError> {
         let text =
             "SELECT COALESCE(ended_us, 0), id FROM job WHERE outcome IS NOT NULL ORDER BY 1, 2";
@@ -307,14 +309,14 @@ impl Store {
         all.map_err(self.problem("read"))
     }
 
-    /// Jobs that ended in earlier parts of the journal, in order.
+    /// Jobs that ended in earlier parts of the journal, in order of submission.
     pub(crate) fn past(&self) -> Result<Vec<JobView>, AgentError> {
         let text = "SELECT view FROM job WHERE idx IS NULL AND view IS NOT NULL ORDER BY id";
         let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
         let rows = select.query_map([], |r| r.get::<_, String>(0)).map_err(self.problem("read"))?;
         let mut past = Vec::new();
         for row in rows {
-            // One that another version wrote in another way is forgotten: it has ended.
+            // A view that another version wrote in another format is dropped: the job has ended.
             past.extend(serde_json::from_str(&row.map_err(self.problem("read"))?).ok());
         }
         Ok(past)
@@ -337,21 +339,22 @@ impl Store {
         self.db.execute(update, params![id, value]).map_err(self.problem("write to")).map(drop)
     }
 
-    /// Sets something that is true of the whole store.
+    /// Sets a value of the store as a whole.
     pub fn set_fact(&mut self, name: &str, value: &str) -> Result<(), AgentError> {
         self.begin()?;
         let insert = "INSERT OR REPLACE INTO fact (name, value) VALUES (?1, ?2)";
         self.db.execute(insert, [name, value]).map_err(self.problem("write to")).map(drop)
     }
 
-    /// Makes everything since the last commit last.
+    /// Commits everything since the last commit.
     pub fn commit(&mut self) -> Result<(), AgentError> {
         if !self.open {
             return Ok(());
         }
         self.db.execute_batch("COMMIT").map_err(self.problem("write to"))?;
         self.open = false;
-        // The copy is a convenience: where it cannot be written, the journal is still whole.
+        // The copy is a convenience: if it cannot be written, the journal in the store is still
+        // whole.
         if let Some(copy) = &mut self.copy {
             let _ = copy.write_all(&self.fresh).and_then(|()| copy.flush());
         }
@@ -359,14 +362,14 @@ impl Store {
         Ok(())
     }
 
-    /// Something that is true of the whole store.
+    /// A value of the store as a whole.
     pub fn fact(&self, name: &str) -> Result<Option<String>, AgentError> {
         let found =
             self.db.query_row("SELECT value FROM fact WHERE name = ?1", [name], |r| r.get(0));
         found.optional().map_err(self.problem("read"))
     }
 
-    /// The whole journal so far; the copy is made anew from it.
+    /// The current part of the journal; also rewrites the copy.
     pub fn lines(&mut self) -> Result<Vec<u8>, AgentError> {
         let mut all = Vec::new();
         {
@@ -384,7 +387,7 @@ impl Store {
         let parts = Parts::new(&self.copy_path);
         if before > 0 && !parts.path_of(before).exists() && has_ended(&self.copy_path) {
             let cut = parts.cut_as(before, self.keep_parts);
-            cut.map_err(AgentError::file("cut", &self.copy_path))?;
+            cut.map_err(AgentError::file("rotate", &self.copy_path))?;
         }
         self.write_copy(&all)?;
         let opened = File::options().append(true).open(&self.copy_path);
@@ -402,17 +405,18 @@ impl Store {
         made.map_err(AgentError::file("write", &self.copy_path))
     }
 
-    /// Bytes of the part of the journal that is written.
+    /// Bytes of the current part of the journal.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes by which it has grown since it was begun: with many jobs alive, a part begins long.
+    /// Bytes by which the part has grown since it was begun: with many live jobs it is long from
+    /// the start.
     pub fn grown(&self) -> u64 {
         self.bytes.saturating_sub(self.began_with)
     }
 
-    /// All jobs of the present part of the journal, in order.
+    /// All jobs of the current part of the journal, in order.
     pub fn jobs(&self) -> Result<Vec<Kept>, AgentError> {
         let text = "SELECT idx, name, row, checkpoint, outcome, id, ended_us, starts, failures, \
                     carried FROM job WHERE idx IS NOT NULL ORDER BY idx";
@@ -445,14 +449,14 @@ impl Store {
         Ok(jobs)
     }
 
-    /// The name under which a submission with this key was taken, if it was.
+    /// The name under which a submission with this key was accepted, if it was.
     pub fn submitted_as(&self, key: &str) -> Result<Option<String>, AgentError> {
         let found = self.db.query_row("SELECT name FROM job WHERE key = ?1", [key], |r| r.get(0));
         found.optional().map_err(self.problem("read"))
     }
 }
 
-/// Whether this is a part of a journal that has been left off: only those have an end line.
+/// Whether this file is a finished part of a journal: only those have an end line.
 fn has_ended(journal: &Path) -> bool {
     let last = || -> std::io::Result<Vec<u8>> {
         let mut file = File::open(journal)?;
@@ -470,7 +474,7 @@ fn has_ended(journal: &Path) -> bool {
         .is_some_and(|l| l.starts_with(b"{\"end\":"))
 }
 
-/// An end line is shorter.
+/// Upper limit of the length of an end line.
 const LONGEST_END: u64 = 100;
 
 #[cfg(test)]
@@ -484,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_there_and_what_was_not_is_not() {
+    fn only_committed_changes_survive() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
         let mut store = Store::open(&paths, 2).unwrap();
@@ -509,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_left_off_once_whenever_the_daemon_dies() {
+    fn a_part_is_finished_exactly_once_despite_crashes() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
         let mut store = Store::open(&paths, 2).unwrap();
@@ -520,12 +524,12 @@ mod tests {
         let first = paths.root().join("journal.jsonl.1");
         assert_eq!(fs::read_to_string(&first).unwrap(), "one\n{\"end\":{\"at\":7}}\n");
         assert_eq!(fs::read_to_string(paths.journal()).unwrap(), "two\n");
-        // It died between the transaction and the renaming.
+        // The daemon died between the commit and the renaming.
         fs::rename(&first, paths.journal()).unwrap();
         let mut store = Store::open(&paths, 2).unwrap();
         assert_eq!(store.lines().unwrap(), b"two\n");
         assert!(first.exists() && store.part().unwrap() == 2 && store.grown() == 0);
-        // A part that its owner removed does not come back as something else.
+        // If a user removed the file of a part, the current part is not renamed in its place.
         fs::remove_file(&first).unwrap();
         drop(store);
         let mut store = Store::open(&paths, 2).unwrap();
@@ -538,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_set_in_an_old_store_is_taken_once() {
+    fn settings_of_an_old_store_are_migrated_once() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
         let mut store = Store::open(&paths, 2).unwrap();
@@ -576,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_store_is_refused() {
+    fn a_file_that_is_not_a_store_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
         fs::write(paths.store(), "this is no database, only some text that is long enough")

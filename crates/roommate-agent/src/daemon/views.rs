@@ -1,4 +1,5 @@
-//! Jobs and the daemon as people see them: what the engine believes and what the machine saw, together.
+//! Views of jobs and of the daemon for people: the engine's estimates and the machine's
+//! observations together.
 
 use crate::AgentError;
 use crate::api::control::{self, JobView, MachineView};
@@ -20,7 +21,7 @@ impl Daemon {
         let now = state.now.max(self.clock.now());
         let ended = hot.phase == Phase::Done;
         let until = if ended { hot.since } else { now };
-        // A job that was carried over from an earlier part of the journal was submitted there.
+        // A job carried over from an earlier part of the journal was submitted there.
         let first = record.row.submitted_unix_us.saturating_sub(self.epoch_us);
         let submitted = hot.submitted.min(Time(first));
         let done = self.done(job);
@@ -64,7 +65,7 @@ impl Daemon {
         }
     }
 
-    /// Where a job is in its life, in a word.
+    /// The phase of a job as a word.
     fn state_of(&self, job: JobIdx, hot: &Job, known: Option<&JobRuntime>) -> String {
         match hot.phase {
             Phase::Expected | Phase::Pending if known.is_some_and(JobRuntime::is_suspended) => {
@@ -84,14 +85,15 @@ impl Daemon {
         .into()
     }
 
-    /// Steps done, as the job last said, or as the engine believes.
+    /// Steps done: as the job last reported, else the engine's estimate.
     fn done(&self, job: JobIdx) -> f64 {
         let (state, known) = (self.engine.state(), self.machine.job(job));
-        // The engine goes on counting until it hears of the end.
+        // The machine may still hold the last report of a job that has ended; the engine's figure
+        // is final.
         let ended = state.job(job).phase == Phase::Done;
         let done = match known.and_then(|j| j.seen.as_ref()).filter(|_| !ended) {
             Some(seen) => seen.done,
-            // It has not made a step yet.
+            // The job is connected and has not reported a step yet.
             None if known.is_some_and(JobRuntime::is_connected) => {
                 self.jobs[job.usize()].checkpoint
             }
@@ -100,7 +102,7 @@ impl Daemon {
         done.min(state.spec(job).work.unwrap_or(f64::INFINITY))
     }
 
-    /// What the job has of each device: what the policy gives it, or less if its user says so.
+    /// The job's share of each device: the policy's, or that of its user if it is smaller.
     fn share(&self, job: JobIdx) -> f64 {
         let (hot, spec) = (self.engine.state().job(job), self.engine.state().spec(job));
         let knobs = if hot.is_placed() { hot.knobs } else { spec.knobs };
@@ -109,7 +111,7 @@ impl Daemon {
         f64::from(if less { user } else { given }) / 1000.0
     }
 
-    /// Most of its own speed. A guard of a roommate may leave the job less than its knobs do.
+    /// The pace in force. A guard of a roommate may lower it below that of the job's knobs.
     fn pace_permille(&self, job: JobIdx) -> u16 {
         let own = self.engine.state().job(job).knobs.pace_permille;
         let tenant = self.machine.job(job).and_then(|j| j.tenant.as_ref());
@@ -119,19 +121,19 @@ impl Daemon {
         }
     }
 
-    /// Why the job is as it is.
+    /// Why the job waits or runs as it does.
     fn reason(&self, hot: &Job) -> Option<String> {
         let name = |j: JobIdx| self.jobs[j.usize()].name.clone();
         if hot.phase == Phase::Done {
             return None;
         }
         hot.last_reason.map(|r| r.describe(&name)).or_else(|| {
-            let unsaid = match hot.phase {
-                Phase::Pending if !hot.parked_on.is_empty() => "others have their turn",
-                Phase::Pending => "the policy has no place for it yet",
+            let reason = match hot.phase {
+                Phase::Pending if !hot.parked_on.is_empty() => "other jobs have their time slice",
+                Phase::Pending => "the policy has not placed it yet",
                 _ => return None,
             };
-            Some(unsaid.into())
+            Some(reason.into())
         })
     }
 

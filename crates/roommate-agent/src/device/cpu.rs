@@ -1,13 +1,13 @@
-//! The `cpu` device: what a machine has where it has no GPU. A device is a core, or a part of the cores
-//! where more devices than cores are asked for.
+//! The `cpu` device: cores take the place of GPUs. A device is a core, or a part of the cores if
+//! more devices than cores are requested.
 //!
-//! | tier | how a share is kept |
+//! | tier | how a share is enforced |
 //! |---|---|
-//! | `cgroup-v2`, `cgroup-v1` | the kernel gives a tenant no more CPU time than its share |
-//! | `cooperative` | tenants with the SDK pause between steps; others are stopped and continued by signals |
+//! | `cgroup-v2`, `cgroup-v1` | the kernel limits a tenant's CPU time to its share |
+//! | `cooperative` | tenants with the SDK pause between steps; others get a duty cycle by signals |
 //!
-//! Which tier is in force is found by trying: a process that wants all of a core is given a fifth, and
-//! what it got is measured.
+//! Which tier is in force is found by a test: a busy process is limited to a fifth of a core, and
+//! the CPU time that it got is measured.
 
 use super::{Allowed, SelfTest, Tier};
 use crate::process::duty_cycle::DutyCycle;
@@ -28,48 +28,48 @@ pub(crate) struct CpuDevice {
     devices: u16,
     host_mib: u64,
     cgroup: Option<Cgroup>,
-    /// What the self-test found.
+    /// The result of the self-test.
     pub(crate) tested: SelfTest,
 }
 
-/// A group of the kernel's in which each tenant gets a group of its own.
+/// The daemon's cgroup, in which each tenant has its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cgroup {
     root: PathBuf,
     tier: Tier,
 }
 
-/// The kernel hands out CPU time in portions of this; short, so that a step is not cut in two.
+/// Period of CPU quotas; short, so that a step is rarely interrupted.
 const PERIOD_US: f64 = 20_000.0;
-/// The kernel knows no smaller portion, and no longer period.
+/// Limits of the kernel on quota and period.
 const LEAST_QUOTA_US: f64 = 1_000.0;
 const LONGEST_PERIOD_US: f64 = 1_000_000.0;
-/// What the self-test asks for.
+/// The share that the self-test sets.
 const TEST_SHARE: f64 = 0.2;
 const TEST_FOR: Duration = Duration::from_millis(300);
 
 impl CpuDevice {
-    /// Looks at the machine and tests what it can enforce. `label` sets the groups of one daemon apart
-    /// from those of another.
+    /// Finds the cores and tests what can be enforced. `label` distinguishes the cgroups of one
+    /// daemon from those of another.
     pub(crate) fn probe(devices: Option<u16>, label: &str, may_use_cgroups: bool) -> Self {
         let cores = usable_cores();
         let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
         let (cgroup, tested) = if may_use_cgroups {
             test(label)
         } else {
-            (None, test_signals("as its user wants it"))
+            (None, test_signals("cgroups are disabled by the user"))
         };
         Self { cores, devices, host_mib: host_mib(), cgroup, tested }
     }
 
-    /// The machine as the engine sees it: one node.
+    /// The machine as a cluster of one node.
     pub(crate) fn cluster(&self) -> Cluster {
         let gib = (self.host_mib / 1024).max(1);
         let text = format!("1x{}:cpu:{}c:{gib}g", self.devices, self.cores.len());
         text.parse().expect("a machine can always be described")
     }
 
-    /// The cores behind some devices; none in particular where devices are parts of cores.
+    /// The cores of some devices; empty where devices are parts of cores.
     pub(crate) fn cores_of(&self, gpus: &[GpuIdx]) -> Vec<u32> {
         if usize::from(self.devices) > self.cores.len() {
             return Vec::new();
@@ -77,8 +77,8 @@ impl CpuDevice {
         gpus.iter().filter_map(|g| self.cores.get(g.usize()).copied()).collect()
     }
 
-    /// Most cores that a tenant may use on so many devices; `None` = no limit but those of its cores. A
-    /// tenant that keeps its own pace needs no help with it.
+    /// Most cores that a tenant may use on this many devices; `None` = all of its cores. The pace
+    /// of a tenant with the SDK is not enforced here.
     fn most_cores(&self, devices: usize, allowed: Allowed, paces_itself: bool) -> Option<f64> {
         let each = (self.cores.len() as f64 / f64::from(self.devices)).min(1.0);
         let pace = if paces_itself { 1.0 } else { allowed.pace() };
@@ -87,7 +87,7 @@ impl CpuDevice {
         (!free).then_some(all)
     }
 
-    /// Makes a group for a tenant and confines it; `None` where the kernel does not.
+    /// Creates and limits the cgroup of a tenant; `None` where there are no cgroups.
     pub(crate) fn confine(
         &self,
         name: &str,
@@ -105,32 +105,32 @@ impl CpuDevice {
         Some(folder)
     }
 
-    /// Whether the kernel keeps shares.
+    /// Whether the kernel enforces shares.
     pub(super) fn keeps_shares(&self) -> bool {
         self.cgroup.is_some()
     }
 
-    /// Removes the group of a tenant that is gone.
+    /// Removes the cgroup of a tenant that is gone.
     pub(crate) fn release(&self, name: &str) {
         if let Some(cgroup) = &self.cgroup {
             let _ = fs::remove_dir(cgroup.root.join(name));
         }
     }
 
-    /// Removes groups of tenants that ended while nobody looked.
+    /// Removes cgroups of tenants that ended while no daemon ran.
     pub(crate) fn tidy(&self) {
         if let Some(cgroup) = &self.cgroup {
             for entry in fs::read_dir(&cgroup.root).into_iter().flatten().flatten() {
-                // One that somebody lives in stays.
+                // Fails, as intended, if the cgroup still contains processes.
                 let _ = fs::remove_dir(entry.path());
             }
         }
     }
 
-    /// Removes the daemon's own group and those in it, as far as nobody is left there.
+    /// Removes the daemon's cgroup and those in it, unless they contain processes.
     pub(crate) fn close(&self) {
         let Some(cgroup) = &self.cgroup else { return };
-        // Processes that were just killed take a moment to leave.
+        // Processes that were just killed take a moment to disappear.
         for _ in 0..10 {
             self.tidy();
             if fs::remove_dir(&cgroup.root).is_ok() {
@@ -143,7 +143,7 @@ impl CpuDevice {
 
 impl Cgroup {
     fn limit(&self, folder: &Path, cores: Option<f64>) -> std::io::Result<()> {
-        // What is too little for the usual period is handed out less often.
+        // If the quota would be too small for the usual period, the period is longer.
         let period = cores.map_or(PERIOD_US, |c| {
             (LEAST_QUOTA_US / c.max(1e-6)).clamp(PERIOD_US, LONGEST_PERIOD_US)
         });
@@ -156,7 +156,7 @@ impl Cgroup {
             Tier::CgroupV1 => {
                 let (at_period, at_quota) =
                     (folder.join("cpu.cfs_period_us"), folder.join("cpu.cfs_quota_us"));
-                // Without a quota every period is allowed.
+                // Any period is accepted while there is no quota.
                 fs::write(&at_quota, "-1")?;
                 fs::write(at_period, format!("{period:.0}"))?;
                 quota.map_or(Ok(()), |q| fs::write(&at_quota, q.to_string()))
@@ -165,7 +165,8 @@ impl Cgroup {
         }
     }
 
-    /// Who was promised nothing runs when nobody else wants to, as far as the kernel knows how.
+    /// Lowers the CPU weight of tenants without a guaranteed share, so that they use mostly idle
+    /// time.
     fn rank(&self, folder: &Path, promised: bool) {
         let (file, weight) = match (self.tier, promised) {
             (Tier::CgroupV2, true) => ("cpu.weight", "100"),
@@ -177,19 +178,19 @@ impl Cgroup {
         let _ = fs::write(folder.join(file), weight);
     }
 
-    /// Groups that we may make, the better kind first.
+    /// Cgroups that the daemon may be able to create, best tier first.
     fn candidates(label: &str) -> Vec<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mut found = Vec::new();
         for line in mounts.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
-            let [_, at, kind, options, ..] = fields[..] else { continue };
+            let [_, at, fs_type, options, ..] = fields[..] else { continue };
             let at = Path::new(at);
-            if kind == "cgroup2" {
+            if fs_type == "cgroup2" {
                 let path = own.lines().find_map(|l| l.strip_prefix("0::/")).unwrap_or_default();
                 found.push((0, Self { root: at.join(path).join(label), tier: Tier::CgroupV2 }));
-            } else if kind == "cgroup" && options.split(',').any(|o| o == "cpu") {
+            } else if fs_type == "cgroup" && options.split(',').any(|o| o == "cpu") {
                 let is_cpu = |l: &&str| {
                     l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "cpu"))
                 };
@@ -203,9 +204,10 @@ impl Cgroup {
         found.into_iter().map(|(_, c)| c).collect()
     }
 
-    /// Makes the group and gives a busy process a fifth of a core; says which part it got.
+    /// Creates the cgroup and limits a busy process to a fifth of a core; returns the part that it
+    /// got.
     fn measure(&self) -> Result<f64, String> {
-        let said = |what: &'static str| move |e: std::io::Error| format!("could not {what}: {e}");
+        let failed = |what: &'static str| move |e: std::io::Error| format!("could not {what}: {e}");
         if self.tier == Tier::CgroupV2
             && let Some(parent) = self.root.parent()
         {
@@ -216,17 +218,17 @@ impl Cgroup {
             let _ = fs::write(parent.join("cgroup.subtree_control"), "+cpu");
         }
         if !self.root.is_dir() {
-            fs::create_dir(&self.root).map_err(said("make a group"))?;
+            fs::create_dir(&self.root).map_err(failed("create a cgroup"))?;
         }
         if self.tier == Tier::CgroupV2 {
             let _ = fs::write(self.root.join("cgroup.subtree_control"), "+cpu");
         }
         let folder = self.root.join("self-test");
         if !folder.is_dir() {
-            fs::create_dir(&folder).map_err(said("make a group"))?;
+            fs::create_dir(&folder).map_err(failed("create a cgroup"))?;
         }
-        self.limit(&folder, Some(TEST_SHARE)).map_err(said("set a limit"))?;
-        let mut spinner = spin().map_err(said("run a busy process"))?;
+        self.limit(&folder, Some(TEST_SHARE)).map_err(failed("set a limit"))?;
+        let mut spinner = spin().map_err(failed("run a busy process"))?;
         let joined = fs::write(folder.join("cgroup.procs"), spinner.id().to_string());
         let cpu_s = |pid| process::stat(pid).map_or(0.0, |s| s.cpu_s);
         let (began, before) = (Instant::now(), cpu_s(spinner.id()));
@@ -237,12 +239,12 @@ impl Cgroup {
         let _ = spinner.kill();
         let _ = spinner.wait();
         let _ = fs::remove_dir(&folder);
-        joined.map_err(said("join a group"))?;
+        joined.map_err(failed("move a process into a cgroup"))?;
         Ok(got)
     }
 }
 
-/// A process that wants all of a core.
+/// A process that keeps a core busy.
 fn spin() -> std::io::Result<std::process::Child> {
     Command::new("sh")
         .args(["-c", "while :; do :; done"])
@@ -253,7 +255,7 @@ fn spin() -> std::io::Result<std::process::Child> {
         .spawn()
 }
 
-/// Holds a busy process back by signals, as is done where the kernel does not help.
+/// Tests the duty cycle by signals, which is used where there are no cgroups.
 fn test_signals(why: &str) -> SelfTest {
     let tested = |what: String| SelfTest { tier: Tier::Cooperative, what };
     let Ok(mut spinner) = spin() else { return tested(why.into()) };
@@ -276,12 +278,13 @@ fn test_signals(why: &str) -> SelfTest {
     tested(format!("{why}; a busy process held by signals to {asked:.0}% of a core got {got:.0}%"))
 }
 
-/// Tries what the kernel offers until something works.
+/// Tries the cgroups that the kernel offers until one works.
 fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
     let mut why = Vec::new();
     for cgroup in Cgroup::candidates(label) {
         match cgroup.measure() {
-            // Time is counted in hundredths of a second, and a busy machine may give less, never more.
+            // CPU time is counted in hundredths of a second; a busy machine may give less, but
+            // never more.
             Ok(got) if got <= TEST_SHARE * 1.5 => {
                 let asked = TEST_SHARE * 100.0;
                 let what =
@@ -290,7 +293,7 @@ fn test(label: &str) -> (Option<Cgroup>, SelfTest) {
                 return (Some(cgroup), SelfTest { tier, what });
             }
             Ok(got) => why.push(format!(
-                "{}: a limit of {TEST_SHARE} of a core let {got:.2} through",
+                "{}: a limit of {TEST_SHARE} of a core allowed {got:.2}",
                 cgroup.tier
             )),
             Err(e) => why.push(format!("{}: {e}", cgroup.tier)),
@@ -351,22 +354,22 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernel_a_share_is_a_pace() {
+    fn without_cgroups_a_share_is_a_pace() {
         let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
         let two = Device::Cpu(device(2, 2));
         let own = |knobs, most| two.own_pace_permille(Allowed::new(knobs, most));
         assert_eq!(own(knobs, 0.0), 250);
         assert_eq!(own(Knobs { sm_permille: 0, ..Knobs::WHOLE }, 0.0), 1000);
-        // Its user may hold it to less than it was promised, not to more.
+        // A user can reduce a guaranteed share but not raise it.
         assert_eq!(own(knobs, 0.1), 50);
         assert_eq!(own(knobs, 0.9), 250);
         assert_eq!(two.sliced(250), Some(0.25));
         assert_eq!(two.sliced(1000), None);
     }
 
-    /// With the kernel's help a share is kept; without, the device says so.
+    /// With cgroups a share is enforced; without, the self-test says so.
     #[test]
-    fn the_tier_in_force_keeps_shares() {
+    fn the_tier_in_force_enforces_shares() {
         let label = format!("roommate-test-{}", std::process::id());
         let device = CpuDevice::probe(None, &label, true);
         if device.tested.tier == Tier::Cooperative {
@@ -389,7 +392,7 @@ mod tests {
         busy.wait().unwrap();
         device.release("tenant");
         device.close();
-        // Never more than its share; less only where others keep the machine busy.
+        // Never more than its share; less only if other processes keep the machine busy.
         assert!(got <= 0.33, "{got} of a core instead of 0.3");
         assert!(got > 0.05, "{got} of a core: the limit is far below the share");
     }

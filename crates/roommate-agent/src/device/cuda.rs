@@ -1,13 +1,14 @@
-//! The `cuda` device: NVIDIA GPUs that several processes share.
+//! The `cuda` device: NVIDIA GPUs shared by several processes.
 //!
-//! Each GPU has an MPS daemon of its own, which is watched over and started again when it dies. Its clients run at
-//! once; where there is no MPS the driver gives them turns. A share is kept in two ways: a process that does
-//! not speak with us is started with a percentage of the multiprocessors, which MPS keeps for its life; one with the
-//! SDK is told its seat, and told another while it runs.
+//! Each GPU has its own MPS daemon, which is monitored and restarted when it dies. Its clients run
+//! concurrently; without MPS the driver time-slices them. A share is enforced in two ways: a
+//! process without the SDK is started with a percentage of the SMs, which MPS enforces until it
+//! ends; a process with the SDK is told its SM range, which can change while it runs.
 //!
-//! Under MPS processes share their fate: one that is killed in the middle of a kernel, or touches memory that is not its
-//! own, takes the others with it. So a process is *let go* before a signal may end it, and one that is suspected of a fault is
-//! started apart, outside MPS.
+//! MPS does not isolate faults: a process that is killed in the middle of a kernel, or accesses
+//! invalid memory, crashes the other clients. Therefore the work of a process on the GPU is ended
+//! (`let_go`) before a signal may kill it, and a process suspected of a fault is started isolated,
+//! outside MPS.
 
 use super::cpu::{host_mib, usable_cores};
 use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier};
@@ -20,36 +21,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How often the MPS daemons are asked whether they are well.
+/// How often the MPS daemons are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
-/// What the driver and its libraries take of a process's memory limit for themselves.
+/// The part of a process's memory limit that the driver and its libraries need.
 const DRIVERS_OWN_MIB: u32 = 1024;
 
 pub(crate) struct CudaDevice {
     gpus: Vec<Gpu>,
     sampler: Sampler,
-    /// What the self-test found.
+    /// The result of the self-test.
     pub(super) tested: SelfTest,
     over: Arc<AtomicBool>,
 }
 
 struct Gpu {
     info: GpuInfo,
-    /// What seats are made of.
+    /// The units of SM ranges.
     groups: SmGroups,
     mps: Option<Arc<Watched>>,
 }
 
-/// An MPS daemon that is watched over.
+/// An MPS daemon that is monitored.
 struct Watched {
     mps: Mps,
     well: AtomicBool,
-    /// How often it had to be started again.
+    /// How often it was restarted.
     restarts: AtomicU32,
 }
 
 impl CudaDevice {
-    /// Finds the GPUs, starts what they need and tests what is in force.
+    /// Finds the GPUs, starts MPS and tests what is in force.
     pub(super) fn probe(
         devices: Option<u16>,
         folder: &Path,
@@ -59,7 +60,7 @@ impl CudaDevice {
         if let Some(wanted) = devices {
             let found = infos.len();
             if usize::from(wanted) > found {
-                return Err(format!("there are {found} GPUs here, not {wanted}"));
+                return Err(format!("this machine has {found} GPUs, not {wanted}"));
             }
             infos.truncate(wanted.into());
         }
@@ -75,7 +76,7 @@ impl CudaDevice {
             let in_force = found.tier == Tier::MpsV2;
             let untested = found.untested.iter().map(|what| format!("; untested: {what}"));
             let what = untested.fold(found.what, |text, more| text + &more);
-            // The weakest of them is what can be promised.
+            // Only the weakest of all tiers can be promised.
             if tested.as_ref().is_none_or(|t| t.tier == Tier::MpsV2) {
                 tested = Some(SelfTest { tier: found.tier, what });
             }
@@ -102,20 +103,20 @@ impl CudaDevice {
 
     pub(super) fn cluster(&self) -> Cluster {
         let (cores, gib) = (usable_cores().len(), (host_mib() / 1024).max(1));
-        let kind = &self.gpus[0].info.kind;
-        let text = format!("1x{}:{kind}:{cores}c:{gib}g", self.gpus.len());
-        // A name that a cluster cannot have is as good as none.
-        let cluster = text.parse().or_else(|_| text.replace(kind.as_str(), "gpu").parse());
+        let model = &self.gpus[0].info.model;
+        let text = format!("1x{}:{model}:{cores}c:{gib}g", self.gpus.len());
+        // If the model's name is not valid in a cluster's description, the generic one is used.
+        let cluster = text.parse().or_else(|_| text.replace(model.as_str(), "gpu").parse());
         let mut cluster: Cluster = cluster.expect("a machine can always be described");
-        // What users say of their steps, and what is measured of them, is about these GPUs.
+        // Step times that users declare, and those that are measured, refer to these GPUs.
         let mem_mib = self.gpus.iter().map(|g| g.info.mem_mib).min().unwrap_or(0);
-        for kind in &mut cluster.gpu_models {
-            (kind.speed, kind.mem_mib) = (1.0, mem_mib);
+        for model in &mut cluster.gpu_models {
+            (model.speed, model.mem_mib) = (1.0, mem_mib);
         }
         cluster
     }
 
-    /// Whether shares are kept by somebody else than the tenants.
+    /// Whether shares are enforced by MPS, on all GPUs.
     pub(super) fn keeps_shares(&self) -> bool {
         self.gpus.iter().all(|g| g.mps.is_some())
     }
@@ -129,7 +130,8 @@ impl CudaDevice {
         let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(g.usize())).collect();
         let uuids: Vec<&str> = on.iter().map(|g| g.info.uuid.as_str()).collect();
         let mut env = vec![("CUDA_VISIBLE_DEVICES", uuids.join(","))];
-        // One daemon serves one GPU, so that a fault stays there; a process on several does without.
+        // A daemon serves one GPU, so that faults stay there; a process on several GPUs runs
+        // without MPS.
         let mps = match &on[..] {
             [one] if !start.apart && !start.turns => one.mps.as_ref(),
             _ => None,
@@ -139,7 +141,7 @@ impl CudaDevice {
             return env;
         };
         env.extend(watched.mps.env());
-        if !start.speaks && start.allowed.share < 1.0 {
+        if !start.has_sdk && start.allowed.share < 1.0 {
             let percent = (100.0 * start.allowed.share).clamp(1.0, 100.0);
             env.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", format!("{percent:.1}")));
         }
@@ -150,7 +152,7 @@ impl CudaDevice {
         env
     }
 
-    /// Ends what the processes of a group do on these GPUs.
+    /// Ends the work of a group's processes on these GPUs.
     pub(super) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
         let on = gpus.iter().filter_map(|g| self.gpus.get(g.usize())?.mps.as_ref());
         for watched in on.filter(|w| w.well.load(Ordering::Relaxed)) {
@@ -191,7 +193,8 @@ impl CudaDevice {
         views.collect()
     }
 
-    /// Ends the MPS daemons where nobody needs them any more; others are found again by the next daemon.
+    /// Stops the MPS daemons if they are not needed any more; otherwise the next daemon finds them
+    /// again.
     pub(super) fn close(&self, empty: bool) {
         self.over.store(true, Ordering::Relaxed);
         if empty {
@@ -200,7 +203,7 @@ impl CudaDevice {
     }
 }
 
-/// Asks an MPS daemon now and then whether it is well, and starts it again when it is not.
+/// Checks an MPS daemon periodically, and restarts it when it does not answer.
 fn watch(watched: &Watched, over: &AtomicBool) {
     let wait = || {
         let step = Duration::from_millis(250);

@@ -1,8 +1,8 @@
-//! GPUs of this machine: which there are (`nvml`), what they do (`sampler`), how several processes run
-//! on one at the same time (`mps`), and whether limits really hold there (`selftest`).
+//! The GPUs of this machine: inventory (`nvml`), counters (`sampler`), concurrent processes
+//! (`mps`), and a test of the limits (`selftest`).
 //!
-//! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so others may
-//! use the machine as well.
+//! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so
+//! other users of the machine are not affected.
 
 mod bounded_command;
 mod mps;
@@ -15,8 +15,8 @@ pub(crate) use nvml::{GpuInfo, inventory};
 pub(crate) use sampler::{Counters, Reading, Sampler};
 pub(crate) use selftest::test;
 
-/// A folder in which nobody listens: a process that looks for MPS there does without, and does not find the daemon of
-/// somebody else.
+/// A pipe directory without an MPS daemon: a process with this directory runs without MPS, and does
+/// not find another user's daemon.
 pub(crate) const NOWHERE: &str = "/nonexistent";
 
 #[cfg(test)]

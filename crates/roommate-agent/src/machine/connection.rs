@@ -1,5 +1,5 @@
-//! Connections of tenants: one thread each reads lines and passes them on. A peer that sends what is no
-//! message is told why and cut off; the others do not notice.
+//! Connections of tenants: for each a thread reads lines and passes them on. A peer that sends an
+//! invalid message gets the reason and is disconnected, without effect on other tenants.
 
 use crate::machine::{Heard, Input};
 use crate::process::{Deliver, small_thread};
@@ -14,38 +14,40 @@ use std::time::Duration;
 
 /// Most connections at a time.
 const MOST_PEERS: usize = 1_000;
-/// A tenant that does not take its mail for so long is cut off.
+/// How long a message may take to be written before the tenant is disconnected.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// A connection.
+/// A connection to a tenant.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// Its number; never used again.
+    /// Its number, which is not reused.
     pub(crate) id: u64,
     stream: Arc<UnixStream>,
 }
 
 impl Peer {
-    /// Says something; whether it could be said.
-    pub(crate) fn say(&self, message: &ToTenant) -> bool {
-        let said = (&*self.stream).write_all(&message.line()).is_ok();
-        if !said {
+    /// Sends a message; false if the connection is broken.
+    pub(crate) fn send(&self, message: &ToTenant) -> bool {
+        let sent = (&*self.stream).write_all(&message.line()).is_ok();
+        if !sent {
             self.hang_up();
         }
-        said
+        sent
     }
 
-    /// Says why, and hangs up.
+    /// Sends the reason and closes the connection.
     pub(crate) fn refuse(&self, reason: impl Into<String>) {
-        let _ = self.say(&ToTenant::Refused(Refused { reason: reason.into() }));
+        let _ = self.send(&ToTenant::Refused(Refused { reason: reason.into() }));
         self.hang_up();
     }
 
-    /// Whether the SDK on the other side speaks our version; if not, it is told and cut off.
-    pub(crate) fn speaks_our_version(&self, hello: &Hello) -> bool {
+    /// Whether the SDK uses the same version of the protocol; if not, the connection is refused.
+    pub(crate) fn has_our_version(&self, hello: &Hello) -> bool {
         let (theirs, ours) = (hello.version, VERSION);
         if theirs != ours {
-            self.refuse(format!("it speaks version {theirs}, this machine speaks version {ours}"));
+            let reason =
+                format!("the SDK uses protocol version {theirs}, this machine version {ours}");
+            self.refuse(reason);
         }
         theirs == ours
     }
@@ -55,7 +57,7 @@ impl Peer {
     }
 }
 
-/// What a process with the SDK finds in its environment.
+/// Environment variables of a job, for the SDK.
 pub(crate) fn env(
     socket: &Path,
     token: &str,
@@ -70,7 +72,7 @@ pub(crate) fn env(
     ]
 }
 
-/// Serves tenants, one thread each, until the process ends.
+/// Serves tenants, each in a thread, until the process ends.
 pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Input>) {
     let peers = Arc::new(AtomicUsize::new(0));
     for (id, stream) in listener.incoming().flatten().enumerate() {
@@ -131,7 +133,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn nonsense_is_answered_with_a_reason_and_hurts_nobody_else() {
+    fn invalid_messages_disconnect_only_their_sender() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("t.sock");
         let listener = UnixListener::bind(&at).unwrap();
@@ -152,19 +154,19 @@ mod tests {
             (&endless[..], "line 1: a line of more than"),
         ] {
             let mut stream = UnixStream::connect(&at).unwrap();
-            // A long line may be cut off while it is still being sent.
+            // The connection may be closed while a long line is still being sent.
             let _ = stream.write_all(bad);
-            let mut said = String::new();
-            let _ = BufReader::new(&stream).read_line(&mut said);
-            assert!(said.contains(why), "{said:?} does not say {why:?}");
+            let mut answer = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut answer);
+            assert!(answer.contains(why), "{answer:?} does not contain {why:?}");
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
             assert!(matches!(inputs.recv().unwrap(), Heard::Gone(_)));
         }
 
-        assert!(peer.say(&ToTenant::Stop(crate::protocol::Nothing {})));
-        let mut said = String::new();
-        BufReader::new(&good).read_line(&mut said).unwrap();
-        assert_eq!(said, "{\"stop\":{}}\n");
+        assert!(peer.send(&ToTenant::Stop(crate::protocol::Nothing {})));
+        let mut answer = String::new();
+        BufReader::new(&good).read_line(&mut answer).unwrap();
+        assert_eq!(answer, "{\"stop\":{}}\n");
     }
 }

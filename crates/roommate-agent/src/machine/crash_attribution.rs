@@ -1,16 +1,18 @@
-//! Whose fault a crash was: processes that share a GPU under MPS die together when one of them is killed
-//! in the middle of a kernel or touches memory that is not its own.
+//! Crash attribution: processes that share a GPU under MPS die together when one of them is killed
+//! in the middle of a kernel or accesses invalid memory.
 //!
-//! An end with an error is attributed a moment later, when it is known which others ended. A process that
-//! a signal killed is the cause of its own end and of those of its roommates. Where all ended by
-//! themselves the cause is unknown. Only an end of its own counts as a failure of the job; after one of
-//! unknown cause a job starts apart from the others, where another fault proves whose it was.
+//! An end with an error is attributed a few seconds later, when it is known which other processes
+//! ended. A process killed by a signal is the cause of its own end and of those of its roommates.
+//! If all exited by themselves the cause is unknown. Only an end that the job caused itself counts
+//! as its failure; after an end of unknown cause a job is started isolated from other tenants,
+//! where another crash proves that it is the cause.
 
 use crate::process::Exit;
 use roommate_core::idx::{GpuIdx, JobIdx};
 use std::time::{Duration, Instant};
 
-/// Roommates of a process that faulted end within this; most of it is a Python that prints its last words.
+/// Roommates of a process that crashed end within this time; most of it is Python printing a
+/// traceback.
 const TOGETHER: Duration = Duration::from_secs(3);
 
 /// An end that is not attributed yet.
@@ -22,27 +24,27 @@ struct Ended {
     at: Instant,
 }
 
-/// What caused an end.
+/// The cause of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The process itself, or what killed it.
+    /// The process itself, or whoever killed it.
     Own,
     /// A roommate that was killed.
     Roommate,
-    /// One of several that ended together.
+    /// One of several processes that ended together.
     Unknown,
 }
 
-/// Ends that wait to be attributed.
+/// Ends with an error that are not attributed yet.
 #[derive(Debug, Default)]
 pub(crate) struct CrashAttribution {
     ends: Vec<Ended>,
-    /// Those that were attributed a moment ago; a late one may belong to them.
+    /// Ends that were attributed recently: a later end may belong to them.
     past: Vec<Ended>,
 }
 
 impl CrashAttribution {
-    /// Takes in the end of a process that had roommates.
+    /// Adds the end of a process that may have had roommates.
     pub(crate) fn add(&mut self, job: JobIdx, gpus: &[GpuIdx], exit: Exit, now: Instant) {
         self.ends.push(Ended { job, gpus: gpus.to_vec(), exit, at: now });
     }
@@ -52,7 +54,7 @@ impl CrashAttribution {
         self.ends.iter().map(|e| e.at + TOGETHER).min()
     }
 
-    /// Verdicts that are due now.
+    /// The ends whose cause is decided now.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<(JobIdx, Exit, Cause)> {
         let is_due = |e: &Ended| e.at + TOGETHER <= now;
         let causes =
@@ -99,19 +101,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_killed_takes_others_along() {
+    fn a_killed_process_is_the_cause_of_its_roommates_end() {
         use Cause::{Own, Roommate};
         let ends =
             [(0, 0, Exit::Signal(9), 0), (1, 0, Exit::Code(1), 400), (2, 0, Exit::Code(1), 900)];
         assert_eq!(causes(&ends), [(0, Own), (1, Roommate), (2, Roommate)]);
-        // Whoever sits on another GPU, or ends much later, has reasons of its own.
+        // A process on another GPU, or one that ends much later, ended for its own reasons.
         let ends =
             [(0, 0, Exit::Signal(9), 0), (1, 1, Exit::Code(1), 400), (2, 0, Exit::Code(1), 5_000)];
         assert_eq!(causes(&ends), [(0, Own), (1, Own), (2, Own)]);
     }
 
     #[test]
-    fn where_nobody_knows_who_began_all_are_suspects() {
+    fn without_a_killed_process_the_cause_is_unknown() {
         use Cause::{Own, Unknown};
         let ends = [(0, 0, Exit::Code(1), 0), (1, 0, Exit::Code(1), 300)];
         assert_eq!(causes(&ends), [(0, Unknown), (1, Unknown)]);
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_one_is_judged_with_those_before() {
+    fn a_later_end_is_attributed_to_an_earlier_one() {
         let now = Instant::now();
         let mut attribution = CrashAttribution::default();
         attribution.add(JobIdx(0), &[GpuIdx(0)], Exit::Signal(9), now);

@@ -1,5 +1,5 @@
-//! Ends of processes: those that were asked for and are forced when they are late, and those that were
-//! not, with whose fault they were.
+//! Ends of processes: ordered ones, which are forced if they are late, and others, with their
+//! cause.
 
 use crate::machine::crash_attribution::Cause;
 use crate::machine::orders::GRACE;
@@ -12,11 +12,11 @@ use rustix::process::Signal;
 use std::path::Path;
 use std::time::Instant;
 
-/// Exit status of a tenant that left because it was told to.
+/// Exit status of a tenant that left because it was ordered to.
 const LEFT: i32 = 75;
 
 impl Machine {
-    /// Forces tenants that do not do in time what they were asked.
+    /// Forces tenants that have not followed an order in time.
     pub(super) fn press_deadlines(&mut self) {
         let now = Instant::now();
         let mut frozen = Vec::new();
@@ -66,7 +66,7 @@ impl Machine {
         (known.sampled, known.tally) = (None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
         if t.apart && !bad {
-            // It left in good order, which clears it.
+            // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
         let admitted = self.stages.forget(job);
@@ -80,7 +80,7 @@ impl Machine {
         }
     }
 
-    /// Reports ends with an error whose cause is known by now.
+    /// Reports ends with an error whose cause is decided now.
     pub(super) fn attribute_crashes(&mut self) {
         for (job, exit, cause) in self.crashes.take_due(Instant::now()) {
             if let Some(known) = self.jobs.get_mut(&job) {
@@ -96,13 +96,13 @@ impl Machine {
         }
     }
 
-    /// Reports what the end of a process means, given what was to become of it.
+    /// Reports what the end of a process means for the job, given the process's goal.
     pub(super) fn judge(&mut self, job: JobIdx, goal: Goal, exit: &Exit) {
         let done = self.surviving(job);
         let finished = *exit == Exit::Code(0);
         match goal {
             Goal::Cancel => {}
-            // It may have finished before it heard that it was to do something else.
+            // It may have finished before the order reached it.
             Goal::Run | Goal::Suspend { still: false } | Goal::Leave { .. } if finished => {
                 self.report(Report::Finished(job));
             }
@@ -111,28 +111,29 @@ impl Machine {
             }
             Goal::Leave { then: Some(start), .. } => self.launch(job, start.place, start.attempt),
             Goal::Leave { then: None, .. } => self.report(Report::Stopped { job, done }),
-            // It is believed to wait in memory; its next start will be one from its checkpoint.
+            // The engine takes it for suspended; its next start begins from its checkpoint.
             Goal::Suspend { still: true } => {}
         }
     }
 
-    /// Steps that survive the end of the job's process, where the machine knows them.
+    /// Steps that survive the end of the job's process, if the machine knows them.
     fn surviving(&self, job: JobIdx) -> Option<f64> {
         let known = self.jobs.get(&job)?;
-        // One that has said what survives is believed, even if it was killed before it reported a step.
+        // A job that reported a checkpoint is known, even if it was killed before it reported a
+        // step.
         let opaque = known.seen.is_none() && known.checkpoint == 0.0;
-        // One that keeps checkpoints and does not say when has what is believed of it.
+        // A job with its own checkpoints that never reports them: only the engine has an estimate.
         let keeps = known.program.checkpoint.is_some();
         (!(opaque && keeps)).then_some(known.checkpoint)
     }
 }
 
-/// Whose fault it was, as far as the end of a process tells.
+/// The class of a failure, as far as the exit status tells.
 pub(crate) fn classify(exit: &Exit) -> Reason {
     match exit {
-        // A shell that cannot find or run the command, and usage errors: they would come back.
+        // A shell that cannot find or run the command, and usage errors: a retry would fail again.
         Exit::Code(2 | 64 | 126 | 127) => Reason::UserError,
-        // "Try again later", and being killed from outside, mostly for want of memory.
+        // EX_TEMPFAIL, and being killed from outside, mostly for lack of memory.
         Exit::Code(LEFT) | Exit::Signal(9 | 15) | Exit::Unseen => Reason::InfraError,
         Exit::Code(_) | Exit::Signal(_) => Reason::Crashed,
     }

@@ -1,4 +1,4 @@
-//! Orders carried out: processes are started, adopted, suspended, moved and ended.
+//! Carrying out orders: processes are started, adopted, suspended, moved and ended.
 
 use crate::device;
 use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
@@ -16,9 +16,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a tenant may take to do what it is asked before it is forced.
+/// How long a tenant may take to follow an order before it is forced.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
-/// How long adopted tenants have to say hello again.
+/// How long adopted tenants have to connect again.
 const COME_BACK: Duration = Duration::from_secs(2);
 
 impl Machine {
@@ -38,12 +38,12 @@ impl Machine {
         (known.checkpoint, known.user) = (start.done, start.user);
     }
 
-    /// Where the files of the job are.
+    /// The folder of the job.
     fn folder(&self, id: u32) -> PathBuf {
         self.setup.paths.job(id)
     }
 
-    /// Where the files of a new attempt go. The second number tells apart those that never began.
+    /// The folder of a new attempt. The second number distinguishes attempts that were never begun.
     fn new_folder(&self, id: u32, attempt: u32) -> PathBuf {
         let folder = |n: u32| self.folder(id).join(format!("{attempt}.{n}"));
         let mut folders = (0..u32::MAX).map(folder);
@@ -59,7 +59,7 @@ impl Machine {
         let launch = self.plan_launch(known, &place, &token);
         match attempt.launch(&launch, &self.setup.program) {
             Ok(supervisor) => {
-                self.book(job, attempt, token, supervisor, place);
+                self.record(job, attempt, token, supervisor, place);
                 self.begun(job, Begun { done: Some(done) }, awaited);
                 self.apply_hold(job);
             }
@@ -73,7 +73,7 @@ impl Machine {
         }
     }
 
-    /// Reports a start, at once or once the process has said hello.
+    /// Reports a start, at once or once the process has connected.
     fn begun(&mut self, job: JobIdx, begun: Begun, awaits_hello: bool) {
         if !awaits_hello {
             self.report(Report::Started { job, done: begun.done });
@@ -95,7 +95,7 @@ impl Machine {
             allowed,
             turns: place.knobs.turns,
             mem_mib: program.mem_mib,
-            speaks: known.uses_sdk(),
+            has_sdk: known.uses_sdk(),
             apart: known.suspect,
         };
         let given = self.device.env(&start);
@@ -112,8 +112,8 @@ impl Machine {
         }
     }
 
-    /// Books a process that runs, and watches for its end.
-    fn book(
+    /// Records a running process, and watches for its end.
+    fn record(
         &mut self,
         job: JobIdx,
         attempt: Attempt,
@@ -131,14 +131,14 @@ impl Machine {
         let tenant = Tenant::new(attempt, token, supervisor, place, known.suspect);
         known.tenant = Some(tenant);
         if process::watch(supervisor, exited).is_err() {
-            // Its end would go unnoticed; better not to begin.
+            // Its end would not be noticed, so it is ended at once.
             supervisor.signal_group(Signal::KILL);
             (self.deliver)(Input(Heard::Exited(folder)));
         }
     }
 
-    /// Takes over a process that was started before this machine was opened. `starting` says that its
-    /// start was not reported yet.
+    /// Adopts a process that was started before this machine was opened. `starting`: its start was
+    /// not reported yet.
     pub(crate) fn adopt(
         &mut self,
         job: JobIdx,
@@ -149,7 +149,7 @@ impl Machine {
     ) {
         self.admit_job(job, &start);
         let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
-        self.book(job, attempt, token, supervisor, start.place.clone());
+        self.record(job, attempt, token, supervisor, start.place.clone());
         let (held, awaited) = (start.user.held, self.jobs[&job].uses_sdk());
         let Some(t) = self.tenant_mut(job) else { return };
         t.frozen = process::stat(supervisor.pid).is_some_and(|s| s.state == 'T');
@@ -163,7 +163,7 @@ impl Machine {
                     self.begun(job, Begun { done: None }, awaited);
                 }
             }
-            // It has a moment to say hello; then it is taken for one without the SDK.
+            // It has a moment to connect; after that it is treated as a job without the SDK.
             Goal::Suspend { still: false } | Goal::Leave { .. } => {
                 t.deadline = Some(Instant::now() + COME_BACK);
             }
@@ -173,7 +173,7 @@ impl Machine {
         }
     }
 
-    /// Takes note of a process that ended before this machine was opened.
+    /// Records a process that ended before this machine was opened.
     pub(crate) fn adopt_ended(
         &mut self,
         job: JobIdx,
@@ -197,7 +197,7 @@ impl Machine {
         self.launch(job, start.place, start.attempt);
     }
 
-    /// A job that waited in memory goes on.
+    /// Resumes a suspended job.
     fn resume(&mut self, job: JobIdx, place: Placement) {
         let cores = self.device.cores_of(&place.gpus);
         let Some(t) = self.tenant_mut(job) else { return };
@@ -209,7 +209,7 @@ impl Machine {
         let awaited = t.hello_due.is_some();
         self.tell(job);
         if let Some(peer) = self.tenant(job).and_then(|t| t.peer.as_ref()) {
-            peer.say(&ToTenant::Resume(Nothing {}));
+            peer.send(&ToTenant::Resume(Nothing {}));
         }
         if !awaited {
             self.report(Report::Started { job, done: None });
@@ -220,18 +220,18 @@ impl Machine {
     pub(super) fn suspend(&mut self, job: JobIdx) {
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let Some(t) = self.tenant_mut(job) else {
-            // Its process is gone and the report on the way; there is nothing to suspend.
+            // Its process has ended and the report is on the way.
             self.report(Report::Stopped { job, done: checkpoint });
             return;
         };
         if let Goal::Leave { then, .. } = &mut t.goal {
-            // It was to move and is on its way out already; then it only leaves.
+            // It was to move and is being stopped already; now it is not started again.
             *then = None;
             return;
         }
         t.goal = Goal::Suspend { still: false };
         if let Some(peer) = &t.peer {
-            peer.say(&ToTenant::Suspend(Nothing {}));
+            peer.send(&ToTenant::Suspend(Nothing {}));
             t.deadline = Some(Instant::now() + GRACE);
         } else {
             t.freeze();
@@ -240,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// Asks a job to save and leave, for good or to start again in another way.
+    /// Asks a job to save its progress and leave, for good or to be started again in another way.
     pub(super) fn leave(&mut self, job: JobIdx, then: Option<Box<Start>>) {
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let Some(known) = self.jobs.get_mut(&job).filter(|j| j.tenant.is_some()) else {
@@ -256,7 +256,7 @@ impl Machine {
         self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
         t.thaw();
         if let Some(peer) = &t.peer {
-            peer.say(&ToTenant::Stop(Nothing {}));
+            peer.send(&ToTenant::Stop(Nothing {}));
         } else {
             self.device.let_go(&t.gpus, t.supervisor);
             t.supervisor.signal_group(Signal::TERM);
@@ -278,7 +278,7 @@ impl Machine {
                 t.knobs = knobs;
                 self.tell(job);
             }
-            // One that is on its way elsewhere starts there with its new knobs.
+            // A job that is being moved starts with its new knobs.
             Goal::Leave { then: Some(start), .. } => start.place.knobs = knobs,
             _ => {}
         }
@@ -287,7 +287,7 @@ impl Machine {
         }
     }
 
-    /// The user of the job holds it, lets it go on, or sets its batch size or share.
+    /// Applies what the user set: a hold, a batch size or a share.
     pub(super) fn override_by_user(&mut self, job: JobIdx, user: Overrides) {
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let was = std::mem::replace(&mut known.user, user);
@@ -303,7 +303,7 @@ impl Machine {
         }
     }
 
-    /// A job that reports no steps is taken to be as fast as its share is large.
+    /// Reports a job that reports no steps as running at the speed of its share.
     fn report_share(&mut self, job: JobIdx) {
         let Some(known) = self.jobs.get(&job) else { return };
         let silent = known.tenant.as_ref().filter(|t| t.peer.is_none() && t.hello_due.is_none());
@@ -313,19 +313,19 @@ impl Machine {
         }
     }
 
-    /// Makes a job that its user holds stand still, and lets one go on that is not held.
+    /// Suspends a job that its user holds, and resumes one that is not held.
     pub(super) fn apply_hold(&mut self, job: JobIdx) {
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let held = known.user.held;
         let Some(t) = known.tenant.as_mut().filter(|t| t.goal == Goal::Run) else { return };
-        // One that has not said hello is told then.
+        // A job that has not connected yet is told when it does.
         let awaited = t.hello_due.is_some();
         match (&t.peer, held) {
             (Some(peer), true) => {
-                peer.say(&ToTenant::Suspend(Nothing {}));
+                peer.send(&ToTenant::Suspend(Nothing {}));
             }
             (Some(peer), false) => {
-                peer.say(&ToTenant::Resume(Nothing {}));
+                peer.send(&ToTenant::Resume(Nothing {}));
                 t.thaw();
             }
             (None, _) => self.drive(job),
@@ -335,7 +335,7 @@ impl Machine {
         }
     }
 
-    /// Ends the process of a job that nobody wants any more.
+    /// Ends the process of a cancelled job.
     pub(super) fn cancel(&mut self, job: JobIdx) {
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let group = known.group();

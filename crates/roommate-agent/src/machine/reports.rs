@@ -1,5 +1,5 @@
-//! Messages of tenants become reports: they report steps, confirm what they were asked for, and take
-//! turns at stages.
+//! Messages of tenants become reports: tenants report steps, confirm orders, and take turns at
+//! stages.
 
 use crate::machine::connection::Peer;
 use crate::machine::sm_partition::{self, LEAST_SMS};
@@ -11,13 +11,13 @@ use roommate_core::event::Sample;
 use roommate_core::idx::JobIdx;
 use std::time::{Duration, Instant};
 
-/// A step's length is reported again when it changed by this share, or after [`SAMPLE_EVERY`].
+/// A sample is reported when the step time changed by this part, or after [`SAMPLE_EVERY`].
 const SAMPLE_CHANGE: f64 = 0.1;
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// The same for a job whose batch size may be tuned: a search waits for what it measures.
+/// The same for a job whose batch size may be tuned, because the search waits for its samples.
 const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 
-/// What was last reported of a job's steps.
+/// The last sample that was reported of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampled {
     at: Instant,
@@ -25,18 +25,18 @@ pub(crate) struct Sampled {
     batch: u32,
 }
 
-/// Steps that were not reported yet.
+/// Steps since the last sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
     steps: u64,
     busy_s: f64,
     since: Instant,
-    /// CPU time of the process by then.
+    /// CPU time of the process at that moment.
     cpu_s: f64,
 }
 
 impl Machine {
-    /// Takes in a message.
+    /// Handles a message.
     pub(super) fn on_message(&mut self, peer: &Peer, message: FromTenant) {
         if let FromTenant::Hello(hello) = message {
             return self.on_hello(peer, &hello);
@@ -74,10 +74,10 @@ impl Machine {
         let Some(t) = self.tenant_mut(job) else { return };
         t.range = tuned.seat;
         let orders = t.orders;
-        let obeys = tuned.seat == orders.seat;
-        let obeys = obeys && (orders.batch == 0 || tuned.batch == orders.batch);
+        let follows = tuned.seat == orders.seat;
+        let follows = follows && (orders.batch == 0 || tuned.batch == orders.batch);
         let due = std::mem::take(&mut t.tune_due);
-        if let Some(guard) = self.guards.get_mut(&job).filter(|_| obeys) {
+        if let Some(guard) = self.guards.get_mut(&job).filter(|_| follows) {
             guard.changed();
         }
         if due {
@@ -102,12 +102,12 @@ impl Machine {
     }
 
     fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
-        if !peer.speaks_our_version(hello) {
+        if !peer.has_our_version(hello) {
             return;
         }
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
         let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
-            peer.refuse("its token is not that of a job on this machine");
+            peer.refuse("the token is not that of a job on this machine");
             return;
         };
         let Some(orders) = self.wanted(job) else { return };
@@ -118,7 +118,7 @@ impl Machine {
         let Some(t) = &mut known.tenant else { return };
         (t.orders, t.ordered_at, t.range) = (orders, Instant::now(), orders.seat);
         t.batches = hello.batch.or(t.batches);
-        peer.say(&ToTenant::Welcome(Welcome {
+        peer.send(&ToTenant::Welcome(Welcome {
             version: protocol::VERSION,
             job: known.program.name.clone(),
             done: known.checkpoint,
@@ -127,9 +127,9 @@ impl Machine {
             plan_sms,
         }));
         if matches!(t.goal, Goal::Leave { .. }) {
-            peer.say(&ToTenant::Stop(Nothing {}));
+            peer.send(&ToTenant::Stop(Nothing {}));
         }
-        // From now on it keeps its pace itself.
+        // From now on the SDK enforces the pace, so the duty cycle ends.
         t.pid = hello.pid;
         if t.duty_cycle.take().is_some() {
             t.thaw();
@@ -148,7 +148,7 @@ impl Machine {
         }
     }
 
-    /// SMs of the smallest part of a GPU that the job may be given; 0 = it always has the whole.
+    /// SMs of the smallest range that the job may be confined to; 0 = it is never confined.
     fn least_sms(&self, job: JobIdx) -> u32 {
         let divided = self.tenant(job).is_some_and(|t| {
             !t.apart && t.gpus.len() == 1 && self.device.sm_groups(t.gpus[0]).groups > 0
@@ -171,7 +171,7 @@ impl Machine {
             was.batch != stepped.batch || (step_s - was.step_s).abs() > SAMPLE_CHANGE * was.step_s
         });
         if changed {
-            // Steps from before the change must not soften it.
+            // Steps from before the change would dilute it.
             (tally.steps, tally.busy_s) = (0, 0.0);
         }
         tally.steps += stepped.steps;
@@ -180,7 +180,7 @@ impl Machine {
         if (changed || late) && tally.busy_s > 0.0 {
             let step_s = tally.busy_s / tally.steps as f64;
             let (busy, dram) = match reading {
-                // What a GPU does is one tenant's doing where there is one tenant.
+                // The counters of a GPU can be attributed to a tenant only if it is the only one.
                 Some(_) if !alone => (0.0, 0.0),
                 Some(r) => r.counters.map_or((0.0, 0.0), |c| (c.sm_util.into(), c.dram.into())),
                 None => (tally.busy(t), 0.0),
@@ -202,21 +202,21 @@ impl Machine {
         known.seen = Some(stepped);
     }
 
-    /// The guard of a job that was promised a speed takes in what it reports.
+    /// Passes the report of a job with a floor to its guard.
     fn guard(&mut self, job: JobIdx, stepped: &Stepped) {
         let Some(t) = self.tenant(job) else { return };
         let floor_permille = t.knobs.floor_permille;
         if floor_permille == 0 || t.goal != Goal::Run {
             return;
         }
-        let moves = |other: JobIdx| {
+        let active = |other: JobIdx| {
             let known = &self.jobs[&other];
             let runs = |t: &Tenant| t.goal == Goal::Run && t.orders.pace_permille > 0;
             known.tenant.as_ref().is_some_and(runs) && !known.user.held
         };
         let roommates =
             || t.gpus.iter().flat_map(|g| self.tenants_of(*g)).filter(|(other, _)| *other != job);
-        let alone = !roommates().any(|(other, _)| moves(other));
+        let alone = !roommates().any(|(other, _)| active(other));
         let is_apart = |other: &Tenant| {
             let ranges = t.orders.seat.zip(other.orders.seat);
             ranges.is_some_and(|(own, theirs)| !sm_partition::overlap(own, theirs))
@@ -229,7 +229,7 @@ impl Machine {
         guard.hear(StepReport { steps, step_s, load_s, batch }, alone, apart, now);
     }
 
-    /// A connection ended.
+    /// The connection of a tenant was closed.
     pub(super) fn on_gone(&mut self, id: u64) {
         let of_peer = |t: &Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
         let lost = self.jobs.iter_mut().find(|(_, j)| j.tenant.as_ref().is_some_and(of_peer));
@@ -237,7 +237,7 @@ impl Machine {
         let (job, group) = (*job, known.group());
         let Some(t) = &mut known.tenant else { return };
         t.peer = None;
-        // It may come back; until then it is confined like one without the SDK.
+        // It may connect again; until then it is confined like a job without the SDK.
         let (knobs, devices) = (t.knobs, t.gpus.len());
         self.device.confine(&group, devices, known.allowed(knobs), false);
         let admitted = self.stages.forget(job);
@@ -249,19 +249,19 @@ impl Machine {
         for (job, stage) in admitted {
             let stage = protocol::STAGE_NAMES[usize::from(*stage)].to_string();
             if let Some(peer) = self.tenant(*job).and_then(|t| t.peer.as_ref()) {
-                peer.say(&ToTenant::Go(Stage { stage }));
+                peer.send(&ToTenant::Go(Stage { stage }));
             }
         }
     }
 }
 
 impl Tally {
-    /// Begins with the next report.
+    /// Begins to count with the next report.
     fn new(tenant: &Tenant) -> Self {
         Self { steps: 0, busy_s: 0.0, since: Instant::now(), cpu_s: tenant.cpu_s() }
     }
 
-    /// The part of its devices that the process kept busy since.
+    /// The part of its devices that the process has kept busy.
     fn busy(&self, tenant: &Tenant) -> f64 {
         let whole_s = self.since.elapsed().as_secs_f64() * tenant.gpus.len().max(1) as f64;
         ((tenant.cpu_s() - self.cpu_s) / whole_s.max(1e-3)).clamp(0.0, 1.0)

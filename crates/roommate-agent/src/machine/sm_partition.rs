@@ -1,35 +1,38 @@
-//! Shares of a GPU become ranges of its multiprocessors (SMs) that do not overlap.
+//! Partitions: shares of a GPU become SM ranges that do not overlap.
 //!
-//! Tenants that were promised a share have ranges in order of their job numbers, from the first SM on;
-//! those without a promise share what is left. Where more was promised than there is, or nothing is left,
-//! no tenant is confined: all run at once, and guards hold back those without a promise.
+//! Tenants with a guaranteed share get ranges in the order of their job numbers, from the first SM
+//! on; tenants without one share the rest. If more is guaranteed than exists, or nothing is left
+//! for the rest, no tenant is confined: all run at once, and guards throttle tenants without a
+//! guaranteed share.
 //!
-//! Ranges change in two steps: tenants that shrink go first, and those that grow wait until the SMs are
-//! free. The order of the ranges never changes, so no two tenants wait for each other.
+//! Ranges change in two steps: tenants whose range shrinks move first, and those whose range grows
+//! wait until the SMs are free. The order of the ranges never changes, so no two tenants wait for
+//! each other.
 
 use crate::device::{GRAIN, SmGroups};
 use crate::protocol::SmRange;
 
-/// The smallest range: below it steps take very long, and libraries have no plans that fit.
+/// The smallest range: in smaller ones steps take very long, and libraries have no suitable
+/// kernels.
 pub(crate) const LEAST_SMS: u16 = 16;
 
-/// What a tenant of a GPU may use of it.
+/// What a tenant may use of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Claim {
-    /// Most of the GPU that it may use.
+    /// Largest part of the GPU that it may use.
     pub(crate) share: f64,
-    /// Whether that was promised to it.
+    /// Whether that part is guaranteed.
     pub(crate) promised: bool,
 }
 
-/// A range for each tenant of a GPU, in the order of their numbers; `None` = the whole GPU.
+/// A range for each tenant of a GPU, in the order of job numbers; `None` = the whole GPU.
 pub(crate) fn ranges(
     SmGroups { groups, rest }: SmGroups,
     claims: &[Claim],
 ) -> Vec<Option<SmRange>> {
     let least = LEAST_SMS / GRAIN;
     let none = || vec![None; claims.len()];
-    // Ends of the promised ranges: rounding one must not take from the others.
+    // Ends are rounded instead of lengths, so that rounding one range does not shrink the next.
     let (mut promised, mut taken) = (0.0, 0);
     let mut ends = Vec::new();
     for s in claims.iter().filter(|s| s.promised) {
@@ -55,7 +58,7 @@ pub(crate) fn ranges(
                 next = end;
                 range(first, end - first)
             } else {
-                // Its user may hold it to less than what is left.
+                // Its user may limit it to less than what is left.
                 let most = ((s.share * f64::from(groups)).round() as u16).max(least);
                 let count = free.min(most);
                 range(taken + (free - count), count)
@@ -86,23 +89,23 @@ mod tests {
     }
 
     #[test]
-    fn promises_lie_side_by_side_and_guests_have_the_rest() {
+    fn guaranteed_ranges_are_adjacent_and_guests_get_the_rest() {
         assert_eq!(found(&[(0.5, true), (0.5, true)]), ["0+64", "64+68"]);
         assert_eq!(found(&[(0.6, true), (1.0, false)]), ["0+72", "72+60"]);
         assert_eq!(found(&[(1.0, false), (0.6, true), (1.0, false)]), ["72+60", "0+72", "72+60"]);
         assert_eq!(found(&[(0.25, true), (0.25, true), (0.5, true)]), ["0+32", "32+32", "64+68"]);
-        // Its user holds a guest to less.
+        // The user limits a guest to less.
         assert_eq!(found(&[(0.5, true), (0.125, false)]), ["0+64", "104+28"]);
     }
 
     #[test]
-    fn nobody_is_confined_where_there_is_no_rest() {
+    fn no_tenant_is_confined_without_room_for_all() {
         assert_eq!(found(&[(1.0, true)]), ["all"]);
         assert_eq!(found(&[(1.0, true), (1.0, false)]), ["all", "all"]);
         assert_eq!(found(&[(1.0, true), (1.0, true)]), ["all", "all"]);
         assert_eq!(found(&[(0.95, true), (1.0, false)]), ["all", "all"]);
         assert_eq!(found(&[(1.0, false), (1.0, false)]), ["all", "all"]);
-        // Held to a half by its user, alone.
+        // Limited to half by its user, alone.
         assert_eq!(found(&[(0.5, true)]), ["0+64"]);
     }
 

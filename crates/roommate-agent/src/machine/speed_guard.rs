@@ -1,40 +1,41 @@
-//! The guard of a job that was promised a speed: holds its roommates back until it has it.
+//! The guard of a job with a floor: throttles its roommates until the job reaches its floor.
 //!
-//! The control law is the core's ([`Throttle`]), the very one that the simulator settles. What a step
-//! takes alone is learnt only while nobody disturbs; until it is known, and when the job falls silent,
-//! the others stand still.
+//! The control law is the core's ([`Throttle`]), the same that the simulator uses. The step time
+//! alone is learned only while no roommate disturbs the job. Until it is known, and when the job
+//! stops reporting, roommates are paused.
 //!
-//! What a job waits for its data varies by itself, by a half from one second to the next. So it is held against the others
-//! only as far as it is longer than it ever was alone; or nobody would be let in beside a job that leaves its GPU idle.
+//! The time for which a job waits for its data varies by itself, by half from one second to the
+//! next. It is therefore attributed to roommates only as far as it exceeds the longest wait alone;
+//! otherwise no roommate would be admitted beside a job that leaves its GPU idle.
 
 use roommate_core::performance::throttle::{PERIOD, Throttle};
 use std::time::{Duration, Instant};
 
-/// Steps from which the job's own pace is learnt.
+/// Steps from which the step time alone is learned.
 const BASELINE_STEPS: f64 = 10.0;
-/// What an earlier look counts beside the next: others who are held back come in bursts, of which one look sees none and
-/// the next two.
+/// Weight of earlier observations relative to the next: throttled roommates run in bursts, of which
+/// one observation sees none and the next two.
 const MEMORY: f64 = 0.75;
-/// So many times what is tolerated in one look is too much, whatever was before.
+/// A slowdown of this many times the tolerated one in a single observation is too much in any case.
 const ALARM: f64 = 2.0;
-/// What is left of the longest wait after another report.
+/// Factor by which the longest wait decays with each report.
 const FORGET: f64 = 0.99;
-/// A job that was told to run in another way does so by then, or never.
+/// How long a job may take to follow new orders; after that it never will.
 const CHANGES_WITHIN: Duration = Duration::from_secs(2);
-/// A guarded job that says nothing for so long is taken to be in need.
+/// After this time without a report a guarded job is taken to be below its floor.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// What a job reports of its steps.
+/// A job's report on its steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepReport {
     pub(crate) steps: u64,
     pub(crate) step_s: f64,
-    /// What of it the job waited for its data.
+    /// The part of `step_s` for which the job waited for its data.
     pub(crate) load_s: f64,
     pub(crate) batch: u32,
 }
 
-/// Steps, and what they took.
+/// A number of steps and their total time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     steps: f64,
@@ -54,41 +55,42 @@ impl Taken {
         self.load_s += other.load_s;
     }
 
-    /// Counts less from now on.
+    /// Reduces the weight relative to later steps.
     fn fade(&mut self, keep: f64) {
         *self = Self { steps: keep * self.steps, s: keep * self.s, load_s: keep * self.load_s };
     }
 
-    /// Seconds of a step without its data, and for its data.
+    /// Seconds per step of work, and of waiting for data.
     fn each(&self) -> (f64, f64) {
         let steps = self.steps.max(f64::MIN_POSITIVE);
         ((self.s - self.load_s) / steps, self.load_s / steps)
     }
 }
 
-/// Watches over one job.
+/// The guard of one job.
 #[derive(Debug)]
 pub(crate) struct Guard {
     floor_permille: u16,
-    /// The job undisturbed, at this batch size.
+    /// Steps without disturbance, at this batch size.
     alone: Taken,
-    /// The longest that it waited for its data so, about, and in how many reports.
+    /// The longest wait for data without disturbance (decaying), and the number of such reports.
     longest_load_s: f64,
     reports_alone: u32,
-    /// Since the last look.
+    /// Steps since the last observation.
     now: Taken,
-    /// In the last looks at the present pace of the others.
+    /// Steps of the last observations at the roommates' present pace.
     lately: Taken,
     batch: u32,
     law: Throttle,
     looked: Instant,
     heard: Instant,
-    /// When it was told to run in another way, until it does: reports of the old one say nothing any more.
+    /// When the job got new orders, until it follows them: reports in between describe the old
+    /// state.
     told: Option<Instant>,
 }
 
 impl Guard {
-    /// Watches over a job that was promised this part of its speed.
+    /// A guard of this floor.
     pub(crate) fn new(floor_permille: u16, now: Instant) -> Self {
         let law = Throttle::new(floor_permille);
         Self {
@@ -106,8 +108,8 @@ impl Guard {
         }
     }
 
-    /// Takes in what the job reports. `alone` says whether nobody could disturb it meanwhile, `apart` whether all others have
-    /// parts of the device that it does not have.
+    /// Handles a report of the job. `alone`: no roommate could have disturbed it. `apart`: all
+    /// roommates have SM ranges that do not overlap its own.
     pub(crate) fn hear(&mut self, report: StepReport, alone: bool, apart: bool, now: Instant) {
         let batch = report.batch;
         self.heard = now;
@@ -120,7 +122,7 @@ impl Guard {
             *self = Self { batch, looked, heard, ..Self::new(self.floor_permille, now) };
         }
         if alone {
-            // The recent past counts most: steps grow longer and shorter over a job's life.
+            // Recent steps count most: step times change over a job's life.
             if self.alone.steps > 10.0 * BASELINE_STEPS {
                 self.alone.fade(0.5);
             }
@@ -132,7 +134,8 @@ impl Guard {
         if apart && self.own_step_s().is_some() {
             self.law.let_in();
         }
-        // While the others stand still nobody disturbs it, and the climb has to begin somewhere.
+        // While roommates are paused the job is undisturbed, but their pace has to be raised at
+        // some time.
         let looks = !alone || self.law.pace_permille() == 0;
         if let Some(own_s) = self.own_step_s()
             && now.duration_since(self.looked) >= Duration::from_micros(PERIOD.0)
@@ -144,24 +147,25 @@ impl Guard {
                 self.lately.join(seen);
                 self.look(seen, own_s);
             } else {
-                // Somebody holds the others: how it was without them must not soften how it will be with them.
+                // Roommates are paused for another reason: observations without them must not
+                // dilute later ones.
                 self.lately = Taken::default();
             }
         }
     }
 
-    /// The job is about to run in another way: what was learnt of it is over, and the others make room at
+    /// The job is about to get new orders: what was learned is void, and roommates are paused at
     /// once instead of after its next report.
     pub(crate) fn begin_again(&mut self, batch: u32, now: Instant) {
         *self = Self { batch, told: Some(now), ..Self::new(self.floor_permille, now) };
     }
 
-    /// The job runs in the way that it was told to.
+    /// The job follows its new orders.
     pub(crate) fn changed(&mut self) {
         self.told = None;
     }
 
-    /// Seconds of its step alone, once known.
+    /// Seconds per step alone, once known.
     fn own_step_s(&self) -> Option<f64> {
         let Taken { steps, s, .. } = self.alone;
         (steps >= BASELINE_STEPS && s > 0.0).then(|| s / steps)
@@ -177,19 +181,20 @@ impl Guard {
         }
     }
 
-    /// How many times as long as alone a step took, as far as others may be the cause.
+    /// The slowdown of a step, as far as roommates may be its cause.
     fn slowdown(&self, taken: Taken, own_s: f64) -> f64 {
         let ((own_work_s, own_load_s), (work_s, load_s)) = (self.alone.each(), taken.each());
         let more_work_s = work_s - own_work_s;
-        // Where data is prepared meanwhile, work that takes longer makes the wait shorter, and the step may be as long as ever.
+        // If data is prepared in the background, longer work shortens the wait, and the step may
+        // take as long as before.
         let longer_s = more_work_s + load_s - own_load_s;
-        // The longest of few is not the longest there is.
+        // The longest of few waits underestimates the longest possible one.
         let doubt = 1.0 + f64::from(self.reports_alone.max(1)).sqrt().recip();
         let starved_s = (load_s - doubt * self.longest_load_s).max(0.0);
         1.0 + (more_work_s.min(longer_s).max(0.0) + starved_s) / own_s
     }
 
-    /// The pace of its roommates now.
+    /// The pace that roommates may have now.
     pub(crate) fn pace_permille(&self, now: Instant) -> u16 {
         let silent = now.duration_since(self.heard) > SILENCE;
         if silent || self.own_step_s().is_none() { 0 } else { self.law.pace_permille() }
@@ -205,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sits_apart_is_let_in_as_soon_as_the_own_pace_is_known() {
+    fn partitioned_roommates_start_once_the_solo_step_is_known() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
         guard.hear(report(9, 0.01, 64), true, true, now);
@@ -218,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn others_stand_still_until_the_own_pace_is_known_and_climb_while_it_holds() {
+    fn roommates_are_paused_first_and_then_speed_up_slowly() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
         guard.hear(report(9, 0.01, 64), true, false, now);
@@ -235,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn others_who_stand_still_are_let_in_again() {
+    fn paused_roommates_are_admitted_again() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
         for _ in 0..5 {
@@ -246,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn others_make_room_before_a_job_grows() {
+    fn roommates_are_paused_before_the_batch_size_changes() {
         let now = Instant::now();
         let mut guard = Guard::new(950, now);
         guard.hear(report(20, 0.01, 64), true, false, now);
@@ -262,18 +267,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reported_of_the_old_way_is_not_taken_for_the_new_one() {
+    fn reports_from_before_a_change_are_ignored() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
         guard.hear(report(20, 0.01, 64), true, false, now);
-        // It moves to a part where its steps take twice as long; what it did until then it reports before it moves.
+        // It moves to a range in which its steps take twice as long; its last report is from before
+        // the move.
         guard.begin_again(64, now);
         guard.hear(report(15, 0.01, 64), true, true, now);
         assert_eq!((guard.own_step_s(), guard.pace_permille(now)), (None, 0));
         guard.changed();
         guard.hear(report(15, 0.02, 64), true, true, now);
         assert_eq!((guard.own_step_s(), guard.pace_permille(now)), (Some(0.02), 500));
-        // One that never says that it moved is believed after a while.
+        // If it never confirms the move, its reports count after a while.
         guard.begin_again(64, now);
         now += CHANGES_WITHIN;
         guard.hear(report(15, 0.02, 64), true, true, now);
@@ -281,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_another_batch_size_hold_others_back() {
+    fn silence_and_a_new_batch_size_pause_roommates() {
         let mut now = Instant::now();
         let mut guard = Guard::new(950, now);
         guard.hear(report(20, 0.01, 64), true, false, now);
@@ -295,8 +301,8 @@ mod tests {
         assert_eq!(guard.pace_permille(now), 0);
     }
 
-    /// A job whose work takes `work_s` of a step that takes 0.1 s, or longer for want of data, by chance: what its guests get
-    /// after a minute.
+    /// The pace of roommates after a minute, beside a job whose steps take `work_s` of work at that
+    /// pace and `load_s` of waiting for data, which varies from report to report.
     fn pace_beside_a_loader(
         work_s: impl Fn(f64) -> f64,
         load_s: impl Fn(f64, usize) -> f64,
@@ -314,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_are_judged_by_their_mean() {
+    fn bursts_are_averaged() {
         let mut now = Instant::now();
         let mut guard = Guard::new(960, now);
         guard.hear(report(20, 0.01, 64), true, false, now);
@@ -325,28 +331,30 @@ mod tests {
         };
         let calm: Vec<u16> = (0..9).map(|_| after(0.01)).collect();
         assert_eq!((calm.last(), after(0.011)), (Some(&80), 40));
-        // One look in three sees two of their steps, 5.6 % together; on average they are allowed.
+        // One observation in three contains two of the roommates' steps, 5.6 % together; the mean
+        // is within the limit.
         let bursts = [0.01, 0.0105, 0.01, 0.01056, 0.01, 0.01, 0.01056, 0.01, 0.01, 0.01056];
         let paces = bursts.map(&mut after);
         assert!(paces.iter().all(|p| *p >= 40), "{paces:?}");
-        // What is far too much is too much at once.
+        // A large slowdown is acted on at once.
         let pace = after(0.01);
         assert_eq!(after(0.011), pace / 2);
     }
 
     #[test]
-    fn what_varies_alone_is_not_held_against_others() {
-        // Pictures come in fours, and later a tenth slower.
+    fn variation_alone_does_not_throttle_roommates() {
+        // The wait has a period of four reports, and is a tenth longer later on.
         let chance = |n: usize| [0.04, 0.11, 0.08, 0.09][n % 4];
         let later = |n: usize| chance(n) + if n > 80 { 0.008 } else { 0.0 };
         assert_eq!(pace_beside_a_loader(|_| 0.02, |_, n| later(n)), 1000);
-        // A step takes 4 % longer at a fifth of their pace; the same work hidden by a shorter wait is no worse.
+        // A step takes 4 % longer at a fifth of their pace; the same work hidden by a shorter wait
+        // is not worse.
         let work = pace_beside_a_loader(|p| 0.02 + 0.02 * p, |_, n| chance(n));
         assert!((40..=200).contains(&work), "{work}");
         let hidden = pace_beside_a_loader(|p| 0.02 + 0.02 * p, |p, n| chance(n) - 0.02 * p);
         assert!(hidden >= work, "{hidden}");
-        // They take the processors that prepare its data.
-        let takes = pace_beside_a_loader(|_| 0.02, |p, n| chance(n) * (1.0 + 3.0 * p));
-        assert!((20..=400).contains(&takes), "{takes}");
+        // Roommates use the CPU cores that prepare the job's data.
+        let starved = pace_beside_a_loader(|_| 0.02, |p, n| chance(n) * (1.0 + 3.0 * p));
+        assert!((20..=400).contains(&starved), "{starved}");
     }
 }

@@ -1,10 +1,10 @@
-//! Stages of interleaved jobs: on each device one job at a time loads, one preprocesses, one computes, one
-//! synchronises. The job that waits longest is next.
+//! Stages of interleaved jobs: on each device one job at a time is in each of the stages load,
+//! preprocess, compute and sync. The job that has waited longest is next.
 
 use roommate_core::idx::{GpuIdx, GpuSet, JobIdx};
 use std::collections::BTreeMap;
 
-/// Which job is in which stage, and which wait.
+/// The jobs in each stage, and those that wait.
 #[derive(Debug, Default)]
 pub(crate) struct StageTurns {
     inside: BTreeMap<(GpuIdx, u8), JobIdx>,
@@ -12,20 +12,20 @@ pub(crate) struct StageTurns {
 }
 
 impl StageTurns {
-    /// A job wants to enter a stage on its devices; returns those that may enter now.
+    /// A job asks to enter a stage on its devices; returns the jobs that may enter now.
     pub(crate) fn enter(&mut self, job: JobIdx, stage: u8, gpus: &[GpuIdx]) -> Vec<(JobIdx, u8)> {
         self.waiting.retain(|(j, s, _)| (*j, *s) != (job, stage));
         self.waiting.push((job, stage, GpuSet::from_slice(gpus)));
         self.admit()
     }
 
-    /// A job left a stage; returns those that may enter now.
+    /// A job left a stage; returns the jobs that may enter now.
     pub(crate) fn leave(&mut self, job: JobIdx, stage: u8) -> Vec<(JobIdx, u8)> {
         self.inside.retain(|(_, s), j| (*j, *s) != (job, stage));
         self.admit()
     }
 
-    /// A job is gone; returns those that may enter now.
+    /// A job is gone; returns the jobs that may enter now.
     pub(crate) fn forget(&mut self, job: JobIdx) -> Vec<(JobIdx, u8)> {
         self.inside.retain(|_, j| *j != job);
         self.waiting.retain(|(j, _, _)| *j != job);
@@ -35,8 +35,8 @@ impl StageTurns {
     fn admit(&mut self) -> Vec<(JobIdx, u8)> {
         let mut admitted = Vec::new();
         let inside = &mut self.inside;
-        // A gang that waits for one of its devices does not keep others from the rest: it would be a
-        // bubble, and gangs are few.
+        // A gang that waits for one of its devices does not reserve its other devices: they would
+        // be idle meanwhile, and gangs are rare.
         self.waiting.retain(|(job, stage, gpus)| {
             let free = gpus.iter().all(|g| inside.get(&(*g, *stage)).is_none_or(|j| j == job));
             if free {
@@ -60,7 +60,7 @@ mod tests {
     const GPU: [GpuIdx; 1] = [GpuIdx(0)];
 
     #[test]
-    fn one_loads_while_another_computes() {
+    fn one_job_loads_while_another_computes() {
         let mut stages = StageTurns::default();
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);
         assert_eq!(stages.enter(B, 0, &GPU), []);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_twice_is_asking_once() {
+    fn a_repeated_request_counts_once() {
         let mut stages = StageTurns::default();
         stages.enter(A, 0, &GPU);
         assert_eq!(stages.enter(A, 0, &GPU), [(A, 0)]);

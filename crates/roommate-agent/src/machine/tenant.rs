@@ -1,4 +1,4 @@
-//! A job on this machine, and the process that it has there.
+//! A job on this machine, and its process.
 
 use crate::device::Allowed;
 use crate::machine::connection::Peer;
@@ -15,7 +15,7 @@ use roommate_core::knobs::Knobs;
 use rustix::process::Signal;
 use std::time::Instant;
 
-/// A job that was started here.
+/// A job that was started on this machine.
 pub(crate) struct JobRuntime {
     pub(crate) program: Program,
     /// Steps that survive a restart.
@@ -23,7 +23,7 @@ pub(crate) struct JobRuntime {
     /// What its user set.
     pub(crate) user: Overrides,
     pub(crate) tenant: Option<Tenant>,
-    /// What it last reported.
+    /// Its last report.
     pub(crate) seen: Option<Stepped>,
     /// How its last attempt ended.
     pub(crate) exit: Option<Exit>,
@@ -32,9 +32,9 @@ pub(crate) struct JobRuntime {
     /// Steps that are not reported yet, and what was reported last.
     pub(crate) tally: Option<Tally>,
     pub(crate) sampled: Option<Sampled>,
-    /// Whether one of its processes ever said hello.
+    /// Whether one of its processes ever connected through the SDK.
     pub(crate) spoke: bool,
-    /// Whether it may have caused the end of others, and so starts where it cannot.
+    /// Whether it may have crashed its roommates, and so is started isolated from them.
     pub(crate) suspect: bool,
 }
 
@@ -46,51 +46,52 @@ pub(crate) struct Tenant {
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
-    /// The process that said hello; 0 = none did.
+    /// The process that connected; 0 = none did.
     pub(crate) pid: u32,
-    /// How it is held to its share by signals, if it is.
+    /// The duty cycle that enforces its share by signals, if any.
     pub(crate) duty_cycle: Option<DutyCycle>,
-    /// Batch sizes that it said it can work with.
+    /// Batch sizes that it supports, as reported.
     pub(crate) batches: Option<BatchRange>,
     pub(crate) goal: Goal,
-    /// How it was last told to run, and when.
+    /// Its last orders, and when they were sent.
     pub(crate) orders: Tune,
     pub(crate) ordered_at: Instant,
-    /// The part of its GPU in which it says that it runs.
+    /// The SM range that it reports to be confined to.
     pub(crate) range: Option<SmRange>,
-    /// Whether it was started where its faults cannot harm others.
+    /// Whether it was started isolated from other tenants.
     pub(crate) apart: bool,
     /// Whether a tune is not confirmed yet.
     pub(crate) tune_due: bool,
-    /// What its start is reported with, while its hello is awaited.
+    /// The content of its start's report, while the machine waits for it to connect.
     pub(crate) hello_due: Option<Begun>,
     /// Whether its process group was stopped by a signal.
     pub(crate) frozen: bool,
-    /// When it is forced to do what it was asked.
+    /// When it is forced to follow its last order.
     pub(crate) deadline: Option<Instant>,
 }
 
-/// How a start is reported.
+/// The content of a start's report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Begun {
-    /// Steps that it begins with, where the machine knows them.
+    /// Steps that it begins with, if the machine knows them.
     pub(crate) done: Option<f64>,
 }
 
-/// What is to become of a tenant.
+/// The goal of a tenant.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Goal {
-    /// It runs.
+    /// To run.
     Run,
-    /// It is to stand still in memory; whether it does.
+    /// To be suspended in memory; `still`: it is.
     Suspend { still: bool },
-    /// It is to save and leave; how it starts again, if it does; whether it was sent SIGTERM.
+    /// To save its progress and leave, and then to start again if `then` is given; `termed`:
+    /// SIGTERM was sent.
     Leave { then: Option<Box<Start>>, termed: bool },
-    /// It is to end.
+    /// To end.
     Cancel,
 }
 
-/// How a tenant runs that was told nothing but its batch size.
+/// Orders that contain nothing but the batch size.
 fn unordered(batch: u32) -> Tune {
     Tune { batch, pace_permille: Knobs::PACE_FULL, interleaved: false, seat: None, gpu_mib: 0 }
 }
@@ -112,7 +113,7 @@ impl JobRuntime {
         }
     }
 
-    /// Whether its processes say hello, as far as is known.
+    /// Whether its processes connect through the SDK, as far as is known.
     pub(crate) fn uses_sdk(&self) -> bool {
         self.program.sdk || self.spoke
     }
@@ -122,12 +123,12 @@ impl JobRuntime {
         Allowed::new(knobs, f64::from(self.user.share_permille) / 1000.0)
     }
 
-    /// Name of its kernel group.
+    /// Name of its cgroup.
     pub(crate) fn group(&self) -> String {
         format!("job-{}", self.program.id)
     }
 
-    /// Whether its process waits in memory, or is about to.
+    /// Whether its process is suspended in memory, or about to be.
     pub(crate) fn is_suspended(&self) -> bool {
         self.tenant.as_ref().is_some_and(|t| matches!(t.goal, Goal::Suspend { .. }))
     }
@@ -168,12 +169,12 @@ impl Tenant {
         }
     }
 
-    /// Whether it uses this GPU: it runs there, or has not stood still or left yet.
+    /// Whether it uses this GPU: it runs on it, or has not been suspended or left yet.
     pub(crate) fn uses(&self, gpu: GpuIdx) -> bool {
         self.goal != (Goal::Suspend { still: true }) && self.gpus.contains(&gpu)
     }
 
-    /// CPU time so far of the process that said hello, if it is one of the supervisor's group.
+    /// CPU time of the process that connected, if it belongs to the supervisor's group.
     pub(crate) fn cpu_s(&self) -> f64 {
         let stat = process::stat(self.pid).filter(|s| s.group == self.supervisor.pid);
         stat.map_or(0.0, |s| s.cpu_s)

@@ -1,5 +1,5 @@
-//! How tenants run beside each other: what their knobs, users, roommates and guards come to is one
-//! [`Tune`] for each, told to those with the SDK and enforced by signals on the others.
+//! How tenants run beside each other: knobs, users, roommates and guards together give one [`Tune`]
+//! for each tenant, which is sent to tenants with the SDK and enforced by signals on others.
 
 use crate::device::Allowed;
 use crate::machine::tenant::{Goal, Tenant};
@@ -10,11 +10,11 @@ use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::knobs::Knobs;
 use std::time::{Duration, Instant};
 
-/// How long a tenant has to leave its part of a GPU until others no longer wait for it.
+/// How long a tenant may take to leave its SM range; after that other tenants do not wait for it.
 const MOVES_WITHIN: Duration = Duration::from_secs(2);
 
 impl Machine {
-    /// Makes a job run in the way that its knobs and its roommates want it to.
+    /// Applies to a job what its knobs, its user and its roommates require.
     pub(super) fn tell(&mut self, job: JobIdx) {
         let Some(orders) = self.wanted(job) else { return };
         let Some(known) = self.jobs.get_mut(&job) else { return };
@@ -31,7 +31,7 @@ impl Machine {
         let knobs = Knobs { pace_permille, ..t.knobs };
         let (devices, connected) = (t.gpus.len(), t.peer.is_some());
         if let Some(peer) = &t.peer {
-            peer.say(&ToTenant::Tune(orders));
+            peer.send(&ToTenant::Tune(orders));
         }
         self.device.confine(&group, devices, known.allowed(knobs), connected);
         if !connected {
@@ -39,13 +39,14 @@ impl Machine {
         }
     }
 
-    /// Has a tenant without a connection run, stand still, or run for a part of the time.
+    /// Lets a tenant without a connection run, pauses it, or starts its duty cycle.
     pub(super) fn drive(&mut self, job: JobIdx) {
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let held = known.user.held;
         let Some(t) = &mut known.tenant else { return };
         let pace = t.orders.pace_permille.min(t.knobs.pace_permille);
-        // One whose hello is awaited is told with the answer that its user holds it.
+        // A job that has not connected yet learns from the answer to its hello that its user holds
+        // it.
         if (held && t.hello_due.is_none()) || pace == 0 {
             t.duty_cycle = None;
             t.freeze();
@@ -64,7 +65,7 @@ impl Machine {
         }
     }
 
-    /// Stops and continues tenants that are held to their share by signals.
+    /// Stops and continues tenants with a duty cycle.
     pub(super) fn turn_duty_cycles(&mut self) {
         let now = Instant::now();
         let tenants = self.jobs.values_mut().filter_map(|j| j.tenant.as_mut());
@@ -77,14 +78,14 @@ impl Machine {
         }
     }
 
-    /// The pace at which a job has to hold itself by what it is allowed, guards left aside.
+    /// The pace that the job has to keep because of its share, without guards.
     pub(crate) fn own_pace_permille(&self, job: JobIdx) -> Option<u16> {
         let known = self.jobs.get(&job)?;
         let knobs = known.tenant.as_ref()?.knobs;
         Some(self.device.own_pace_permille(known.allowed(knobs)))
     }
 
-    /// How the job is to run, given its knobs, its user and its roommates.
+    /// How the job has to run, given its knobs, its user and its roommates.
     pub(super) fn wanted(&self, job: JobIdx) -> Option<Tune> {
         let known = self.jobs.get(&job)?;
         let t = known.tenant.as_ref()?;
@@ -121,8 +122,8 @@ impl Machine {
         })
     }
 
-    /// The part of its GPU that a job may have now: the one that it is to have, or the one that it has
-    /// while another tenant is still on the way out of the new one.
+    /// The SM range of a job now: the one that it is to get or, while another tenant is still
+    /// leaving that one, the range that it has.
     fn sm_range(&self, job: JobIdx) -> Option<SmRange> {
         let t = self.tenant(job)?;
         let [gpu] = t.gpus[..] else { return None };
@@ -138,7 +139,7 @@ impl Machine {
         if in_the_way { t.range } else { Some(wanted) }
     }
 
-    /// The parts of a GPU that its tenants are to have, by job.
+    /// The SM ranges that the tenants of a GPU are to get, by job.
     fn sm_ranges(&self, gpu: GpuIdx) -> Vec<(JobIdx, Option<SmRange>)> {
         let groups = self.device.sm_groups(gpu);
         if groups.groups == 0 {
@@ -155,7 +156,7 @@ impl Machine {
         jobs.into_iter().zip(sm_partition::ranges(groups, &claims)).collect()
     }
 
-    /// Tells tenants whose roommates changed, or whose guards did, how to run now.
+    /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
         let jobs = &self.jobs;
         self.guards.retain(|job, _| {

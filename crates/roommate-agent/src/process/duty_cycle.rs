@@ -1,16 +1,16 @@
-//! Duty cycles: a process that neither the kernel nor the SDK holds to its share is stopped and continued
-//! by signals, so that it runs for its share of the time.
+//! Duty cycles: a process whose share is enforced neither by the kernel nor by the SDK is stopped
+//! and continued by signals, so that it runs for its share of the time.
 //!
-//! Time runs up a credit at the rate of the share, and running uses it up. Signals come late on a busy
-//! machine; what was too much or too little is made good in the next slice.
+//! Credit accrues at the rate of the share and is used up by running. Signals arrive late on a busy
+//! machine; the next slice compensates for the error.
 
 use std::time::{Duration, Instant};
 
-/// A slice and the pause after it, where both are long enough.
+/// Length of a slice and the pause after it, where both are long enough.
 const PERIOD_S: f64 = 0.2;
-/// In a shorter slice the time between a signal and what it does would count.
+/// Shortest slice: in a shorter one the delay of signals would dominate.
 const LEAST_RUN_S: f64 = 0.03;
-/// What is remembered at most of late signals, in periods.
+/// Most credit or debt that is remembered, in slices.
 const MEMORY: f64 = 3.0;
 
 /// The duty cycle of one process.
@@ -19,17 +19,17 @@ pub(crate) struct DutyCycle {
     share: f64,
     runs: bool,
     since: Instant,
-    /// Seconds that it may still run; negative where it ran too long.
+    /// Seconds for which it may still run; negative if it ran too long.
     credit_s: f64,
 }
 
 impl DutyCycle {
-    /// The duty cycle of a process that runs now.
+    /// The duty cycle of a process that is running now.
     pub(crate) fn new(share: f64, now: Instant) -> Self {
         Self { share: share.clamp(0.001, 1.0), runs: true, since: now, credit_s: 0.0 }
     }
 
-    /// The share that it is held to.
+    /// The share that is enforced.
     pub(crate) fn share(&self) -> f64 {
         self.share
     }
@@ -38,7 +38,7 @@ impl DutyCycle {
         (self.share * PERIOD_S).max(LEAST_RUN_S)
     }
 
-    /// How fast the credit changes, and where it has to be for the next turn.
+    /// The rate of the credit, and the credit at which the process is stopped or continued.
     fn course(&self) -> (f64, f64) {
         let used = 1.0 - self.share;
         if self.runs { (-used, -used * self.run_s()) } else { (self.share, 0.0) }
@@ -51,7 +51,7 @@ impl DutyCycle {
         self.since + Duration::from_secs_f64(left_s.max(0.0))
     }
 
-    /// Whether it is to run from now on, if that changes now.
+    /// Whether the process has to run from now on; `None` if nothing changes now.
     pub(crate) fn turn(&mut self, now: Instant) -> Option<bool> {
         if now < self.due() {
             return None;
@@ -69,7 +69,7 @@ impl DutyCycle {
 mod tests {
     use super::*;
 
-    /// The part of the time that a process runs whose signals come so late.
+    /// The part of the time for which a process runs if its signals are late by `late`.
     fn part(share: f64, late: impl Fn(u32) -> Duration) -> f64 {
         let began = Instant::now();
         let mut duty_cycle = DutyCycle::new(share, began);

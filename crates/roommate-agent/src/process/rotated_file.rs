@@ -1,40 +1,40 @@
-//! A file that is written for ever, in parts: `log` is the one that grows, `log.1`, `log.2` and so on were
-//! cut off before it, oldest first. Numbers only rise, so a reader who knows a part and a place in it
-//! can go on there, however often the file was cut meanwhile.
+//! A file that is rotated: `log` is the part that grows, `log.1`, `log.2` and so on are earlier
+//! parts, oldest first. Numbers only rise, so a reader that knows a part and a position in it can
+//! continue there after any number of rotations.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// A file is cut when it is longer than this, unless its owner says otherwise.
+/// Default length at which a file is rotated.
 pub const USUAL_BYTES: u64 = 16 << 20;
-/// This many parts that were cut off are kept, unless the owner says otherwise.
+/// Default number of earlier parts that are kept.
 pub const USUAL_PARTS: usize = 4;
 
-/// How far somebody has read.
+/// A reader's position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// The part; 0 = the oldest that there is.
+    /// The part; 0 = the oldest that exists.
     pub part: u64,
     /// Bytes of it that were read.
     pub at: u64,
 }
 
-/// A file in parts.
+/// All parts of a rotated file.
 #[derive(Clone, Debug)]
 pub struct Parts {
     path: PathBuf,
 }
 
 impl Parts {
-    /// The file that grows at this path, and what was cut off it.
+    /// The file that grows at this path, and its earlier parts.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Numbers of the parts that were cut off, oldest first.
+    /// Numbers of the earlier parts, oldest first.
     pub fn numbers(&self) -> Vec<u64> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let folder = self.path.parent().unwrap_or(Path::new("."));
@@ -48,27 +48,27 @@ impl Parts {
         found
     }
 
-    /// Where a part is that was cut off.
+    /// Path of an earlier part.
     pub fn path_of(&self, number: u64) -> PathBuf {
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".{number}"));
         path.into()
     }
 
-    /// All parts that there are, oldest first; the last is the one that grows.
+    /// All existing parts, oldest first; the last is the one that grows.
     pub fn paths(&self) -> Vec<PathBuf> {
         let cut = self.numbers().into_iter().map(|n| self.path_of(n));
         cut.chain(std::iter::once(self.path.clone()).filter(|p| p.exists())).collect()
     }
 
-    /// Makes what was written so far a part of its own; of those only the last `keep` stay, at least one,
-    /// as the numbers go on from it.
+    /// Makes the growing part an earlier part. Only the last `keep` earlier parts stay, at least
+    /// one, because the next number follows from it.
     pub fn cut(&self, keep: usize) -> io::Result<()> {
         let next = self.numbers().last().map_or(1, |last| last + 1);
         self.cut_as(next, keep)
     }
 
-    /// The same, with a number that the writer has in mind.
+    /// The same with a number chosen by the caller.
     pub(crate) fn cut_as(&self, number: u64, keep: usize) -> io::Result<()> {
         fs::rename(&self.path, self.path_of(number))?;
         let numbers = self.numbers();
@@ -91,14 +91,14 @@ impl Parts {
         self.paths().iter().filter_map(|p| fs::metadata(p).ok()).map(|m| m.len()).sum()
     }
 
-    /// What was written from there on, at most `limit` bytes and never beyond the end of a part; and where
-    /// to go on. Nothing means that nothing more is there by now.
+    /// The bytes from a position on, at most `limit` and never beyond the end of a part, and the
+    /// position after them. No bytes means that nothing more has been written yet.
     pub fn read(&self, from: Place, limit: u64) -> io::Result<(Vec<u8>, Place)> {
         let mut place = from;
         loop {
             let numbers = self.numbers();
             let growing = numbers.last().map_or(1, |last| last + 1);
-            // A part that is gone is followed by the next that is there.
+            // If the part was removed, the next existing one follows.
             let part = numbers.iter().copied().find(|n| *n >= place.part).unwrap_or(growing);
             if part != place.part {
                 place = Place { part, at: 0 };
@@ -113,7 +113,7 @@ impl Parts {
                 Err(e) => return Err(e),
             };
             if part == growing && self.numbers() != numbers {
-                continue; // It was cut while we opened it.
+                continue; // It was rotated after it was opened.
             }
             file.seek(SeekFrom::Start(place.at))?;
             let mut bytes = Vec::new();
@@ -128,7 +128,7 @@ impl Parts {
     }
 }
 
-/// Writes a file in parts of at most about so many bytes, each of whole lines.
+/// Writes a file in parts of at most about `limit` bytes, each of whole lines.
 pub(crate) struct Cutter {
     parts: Parts,
     file: File,
@@ -146,7 +146,7 @@ impl Cutter {
 
     pub(crate) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while self.length + bytes.len() as u64 > self.limit {
-            // A line without an end is cut where it is: memory and disk have limits, lines do not.
+            // A line longer than a part is split, because memory and disk are limited.
             let room = self.limit.saturating_sub(self.length).min(bytes.len() as u64) as usize;
             let line_end = bytes[..room].iter().rposition(|b| *b == b'\n').map(|at| at + 1);
             let (fits, rest) =
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reader_follows_through_every_cut_and_misses_only_what_is_gone() {
+    fn a_reader_continues_across_rotations() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let parts = Parts::new(&path);
@@ -200,7 +200,7 @@ mod tests {
                 "{text:?}"
             );
         }
-        // Whoever comes late begins with the oldest part that is kept.
+        // A new reader begins with the oldest part that is kept.
         let (bytes, place) = parts.read(Place::default(), 1000).unwrap();
         assert!(String::from_utf8(bytes).unwrap().starts_with("line 94"), "{place:?}");
         parts.remove();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_an_end_are_cut_and_nothing_is_lost() {
+    fn a_line_longer_than_a_part_is_split_without_loss() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let mut out = Cutter::open(&path, 10, 100).unwrap();

@@ -1,12 +1,11 @@
-//! Being asked to end.
+//! SIGINT and SIGTERM of this process.
 
 use crate::AgentError;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Becomes true when the user or the system wants this process to end. Asked a second time, it does at
-/// once.
+/// Becomes true when SIGINT or SIGTERM arrives. A second signal ends the process at once.
 pub fn end_wanted() -> Result<Arc<AtomicBool>, AgentError> {
     let wanted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

@@ -1,18 +1,19 @@
-//! The keeper: a small process between the daemon and a job's command. It outlives the daemon and writes
-//! down how the command ended, so that a daemon which comes back learns it.
+//! The supervisor: a small process between the daemon and a job's command. It outlives the daemon
+//! and records how the command ended, so that a restarted daemon learns it.
 //!
-//! One attempt to run a job has a folder:
+//! Each attempt of a job has a folder:
 //!
-//! | file | who writes it | what it says |
+//! | file | written by | content |
 //! |---|---|---|
-//! | `launch` | the daemon, before it spawns the keeper | what to run and how |
-//! | `claim` | whoever is first | the keeper: I run it; the daemon: nobody ever will |
-//! | `usage` | the keeper | how much CPU time the command took, in seconds |
-//! | `exit` | the keeper | how the command ended |
+//! | `launch` | the daemon, before it spawns the supervisor | what to run and how |
+//! | `claim` | the first of both | supervisor: it runs the command; daemon: it must never run |
+//! | `usage` | the supervisor | CPU time of the command, in seconds |
+//! | `exit` | the supervisor | how the command ended |
 //!
-//! `claim` appears by a hard link, which succeeds once. So a daemon that was killed just after it spawned
-//! a keeper cannot start the job twice: either the keeper has claimed the attempt, then the daemon that
-//! comes back finds it, or that daemon claims it first, and the keeper goes away.
+//! `claim` is created by a hard link, which succeeds only once. A daemon that was killed just after
+//! it spawned a supervisor therefore cannot start the job twice: either the supervisor has claimed
+//! the attempt and the restarted daemon finds it, or the daemon claims it first and the supervisor
+//! exits.
 
 use crate::AgentError;
 use crate::process::rotated_file::{self, Cutter};
@@ -38,13 +39,13 @@ pub(crate) struct Launch {
     pub workdir: PathBuf,
     pub env: BTreeMap<String, String>,
     pub log: PathBuf,
-    /// How long the log may become before it is cut, and how many parts that were cut off are kept.
+    /// Length at which the log is rotated, and how many earlier parts are kept.
     #[serde(default = "usual_log")]
     pub log_limit: (u64, usize),
     pub token: String,
-    /// The cores that it may use; empty = all.
+    /// The cores that the command may use; empty = all.
     pub cores: Vec<u32>,
-    /// The cgroup to live in.
+    /// The cgroup of the command.
     pub cgroup: Option<PathBuf>,
 }
 
@@ -52,30 +53,31 @@ fn usual_log() -> (u64, usize) {
     (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS)
 }
 
-/// Who has claimed an attempt.
+/// The owner of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Claim {
-    /// A keeper: it runs the command.
-    Keeper(Process),
-    /// A daemon that came back: nobody will.
+    /// A supervisor, which runs the command.
+    #[serde(rename = "keeper")]
+    Supervisor(Process),
+    /// A restarted daemon: the command is never run.
     Void,
 }
 
-/// One attempt to run a job.
+/// One attempt of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Attempt {
     pub(crate) folder: PathBuf,
 }
 
-/// What became of an attempt.
+/// The state of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AttemptStatus {
-    /// It was never begun, and never will be.
+    /// It was not begun, and cannot be begun any more.
     Void,
-    /// It runs under this keeper.
+    /// It runs under this supervisor.
     Running(Process),
-    /// It ended; this was its keeper.
+    /// It ended; this was its supervisor.
     Ended(Process, Exit),
 }
 
@@ -98,8 +100,8 @@ impl Attempt {
         found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
     }
 
-    /// The last attempt in the folder of a job that was begun, its number and its status. With
-    /// `newest_only` no other than the newest is looked at.
+    /// The last attempt of a job that was begun, with its number and status. With `newest_only`
+    /// only the newest attempt is considered.
     pub(crate) fn last(
         job: &Path,
         newest_only: bool,
@@ -118,7 +120,7 @@ impl Attempt {
         Ok(last)
     }
 
-    /// Spawns a keeper for it.
+    /// Spawns a supervisor for the attempt.
     pub(crate) fn launch(&self, launch: &Launch, program: &Path) -> Result<Process, AgentError> {
         self.write_launch(launch)?;
         let spawned = Command::new(program)
@@ -132,8 +134,8 @@ impl Attempt {
         Ok(Process::of(&spawned))
     }
 
-    /// Runs the command without a supervisor, as a child that dies with this process. What it prints
-    /// goes into its log, which is not cut.
+    /// Runs the command without a supervisor, as a child that dies with this process. Its output
+    /// goes into its log, which is not rotated.
     pub(crate) fn launch_attached(
         &self,
         launch: &Launch,
@@ -164,30 +166,31 @@ impl Attempt {
         serde_json::from_slice(&fs::read(self.folder.join("launch")).ok()?).ok()
     }
 
-    /// What became of it; one that nobody has claimed is claimed now, so that nobody ever begins it.
+    /// The status of the attempt. An unclaimed attempt is claimed here, so that no supervisor
+    /// begins it any more.
     pub(crate) fn settle(&self) -> Result<AttemptStatus, AgentError> {
         if !self.folder.join("launch").exists() {
             return Ok(AttemptStatus::Void);
         }
         let claim = match self.read_claim() {
             Some(claim) => Some(claim),
-            // Whoever is first decides, so it is read again.
+            // Another process may have been first, so the claim is read again.
             None => self.claim(Claim::Void).map(|_| self.read_claim())?,
         };
         Ok(match claim {
-            Some(Claim::Keeper(keeper)) if keeper.is_alive() => AttemptStatus::Running(keeper),
-            Some(Claim::Keeper(keeper)) => AttemptStatus::Ended(keeper, self.exit()),
+            Some(Claim::Supervisor(it)) if it.is_alive() => AttemptStatus::Running(it),
+            Some(Claim::Supervisor(it)) => AttemptStatus::Ended(it, self.exit()),
             _ => AttemptStatus::Void,
         })
     }
 
-    /// How the command ended, as far as its keeper could tell.
+    /// How the command ended, as recorded by its supervisor.
     pub(crate) fn exit(&self) -> Exit {
         let text = fs::read(self.folder.join("exit")).ok();
         text.and_then(|t| serde_json::from_slice(&t).ok()).unwrap_or(Exit::Unseen)
     }
 
-    /// CPU time that the command took, once it has ended.
+    /// CPU time of the command, once it has ended.
     pub(crate) fn cpu_s(&self) -> Option<f64> {
         fs::read_to_string(self.folder.join("usage")).ok()?.parse().ok()
     }
@@ -196,7 +199,7 @@ impl Attempt {
         serde_json::from_slice(&fs::read(self.folder.join("claim")).ok()?).ok()
     }
 
-    /// Whether the claim was made; not if somebody had made one before.
+    /// Claims the attempt; false if it was claimed before.
     fn claim(&self, claim: Claim) -> Result<bool, AgentError> {
         let (beside, at) =
             (self.folder.join(format!("claim.{}", std::process::id())), self.folder.join("claim"));
@@ -212,12 +215,13 @@ impl Attempt {
     }
 }
 
-/// Runs as the keeper of the attempt in this folder, until the command has ended.
+/// Runs as the supervisor of the attempt in this folder, until the command has ended.
 pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
-    // A session of its own, which makes it the leader of a group: were it only a group in the daemon's
-    // session, the end of the daemon would make the kernel wake and hang up those who stand still.
+    // A new session makes the supervisor a group leader. In a mere new group of the daemon's
+    // session, the end of the daemon would orphan the group, and the kernel sends SIGHUP and
+    // SIGCONT to an orphaned group with stopped processes.
     let _ = rustix::process::setsid();
-    // Signals for the group are meant for the command; whoever keeps its books has to see it end.
+    // Signals to the group are meant for the command; the supervisor has to see the command end.
     let seen = Arc::new(AtomicBool::new(false));
     for signal in
         [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT, signal_hook::consts::SIGHUP]
@@ -230,12 +234,12 @@ pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
         let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
         return Err(AgentError::file("read the launch in", folder)(gone));
     };
-    if !attempt.claim(Claim::Keeper(Process::this()))? {
+    if !attempt.claim(Claim::Supervisor(Process::this()))? {
         return Ok(());
     }
     let exit = run(&launch, folder, program);
     if let Some(stat) = process::stat(std::process::id()) {
-        // Nobody is worse off without it.
+        // Nothing depends on this file, so an error is ignored.
         let _ = process::write_whole(&folder.join("usage"), stat.children_s.to_string().as_bytes());
     }
     let text = serde_json::to_vec(&exit).expect("an exit can always be written");
@@ -244,7 +248,7 @@ pub fn keep(folder: &Path, program: &Path) -> Result<(), AgentError> {
 
 fn run(launch: &Launch, folder: &Path, program: &Path) -> Exit {
     if let Some(cgroup) = &launch.cgroup {
-        // Without it the job runs unconfined, which the daemon sees and reports.
+        // If this fails the job runs unconfined, which the daemon notices and reports.
         let _ = fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string());
     }
     pin(None, &launch.cores);
@@ -267,7 +271,7 @@ fn run(launch: &Launch, folder: &Path, program: &Path) -> Exit {
         .stderr(also)
         .spawn();
     let waited = spawned.and_then(|mut child| {
-        // The command dies with the thread that spawned it, so another one waits for it.
+        // The command dies with the thread that spawned it, so another thread waits for it.
         let waits = std::thread::Builder::new().spawn(move || {
             let status = child.wait();
             drop(end);
@@ -286,11 +290,11 @@ fn run(launch: &Launch, folder: &Path, program: &Path) -> Exit {
     }
 }
 
-/// What a command may have printed and nobody has read when it ends: more than a pipe holds.
+/// Most bytes that are read after the command has ended: more than a pipe holds.
 const LAST_WORDS: usize = 1 << 20;
 
-/// Writes what comes through a pipe into the log, until all who could write are gone or the command has
-/// ended. What cannot be written is lost: a full disk is no reason for a job to stand still.
+/// Copies the pipe into the log until all writers are gone or the command has ended. Output that
+/// cannot be written is lost: a full disk must not block a job.
 fn pass_on(mut from: io::PipeReader, ended: &io::PipeReader, mut log: Cutter) {
     let mut part = vec![0; 64 << 10];
     let mut last_words = LAST_WORDS;
@@ -313,7 +317,7 @@ fn pass_on(mut from: io::PipeReader, ended: &io::PipeReader, mut log: Cutter) {
             return;
         }
         if has_ended {
-            // Whoever it left behind is not waited for.
+            // Processes that the command left behind are not waited for.
             match last_words.checked_sub(part.len()) {
                 Some(left) => last_words = left,
                 None => return,
@@ -322,13 +326,13 @@ fn pass_on(mut from: io::PipeReader, ended: &io::PipeReader, mut log: Cutter) {
     }
 }
 
-/// Becomes the command of the attempt, as a child of this keeper with which it dies.
-pub fn become_command(folder: &Path, keeper: u32) -> Result<(), AgentError> {
+/// Becomes the command of the attempt, as a child that dies with this supervisor.
+pub fn become_command(folder: &Path, supervisor: u32) -> Result<(), AgentError> {
     let attempt = Attempt::new(folder.to_owned());
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
     let parent = rustix::process::getppid().map(|p| p.as_raw_nonzero().get() as u32);
-    if parent != Some(keeper) {
-        return Ok(()); // The keeper was killed before we had asked to die with it.
+    if parent != Some(supervisor) {
+        return Ok(()); // The supervisor was killed before the death signal was set.
     }
     let Some(launch) = attempt.read_launch() else { return Ok(()) };
     let error = Command::new(&launch.words[0])
@@ -340,7 +344,7 @@ pub fn become_command(folder: &Path, keeper: u32) -> Result<(), AgentError> {
     Err(AgentError::file("run", Path::new(&launch.words[0]))(error))
 }
 
-/// Confines a thread, or this process, to some cores; nothing happens where that is not possible.
+/// Confines a thread, or this process, to some cores; does nothing where that is not possible.
 pub(crate) fn pin(thread: Option<rustix::process::Pid>, cores: &[u32]) {
     if !cores.is_empty() {
         let mut set = CpuSet::new();
@@ -364,21 +368,21 @@ mod tests {
     }
 
     #[test]
-    fn who_claims_first_decides() {
-        let (_folder, late_keeper) = attempt();
-        assert_eq!(late_keeper.settle().unwrap(), AttemptStatus::Void);
-        assert!(!late_keeper.claim(Claim::Keeper(Process::this())).unwrap());
+    fn the_first_claim_decides() {
+        let (_folder, late_supervisor) = attempt();
+        assert_eq!(late_supervisor.settle().unwrap(), AttemptStatus::Void);
+        assert!(!late_supervisor.claim(Claim::Supervisor(Process::this())).unwrap());
 
         let (_folder, late_daemon) = attempt();
-        assert!(late_daemon.claim(Claim::Keeper(Process::this())).unwrap());
+        assert!(late_daemon.claim(Claim::Supervisor(Process::this())).unwrap());
         assert_eq!(late_daemon.settle().unwrap(), AttemptStatus::Running(Process::this()));
     }
 
     #[test]
-    fn a_dead_keeper_leaves_what_it_saw() {
+    fn a_dead_supervisor_leaves_its_record() {
         let (_folder, attempt) = attempt();
         let dead = Process { start: 1, ..Process::this() };
-        attempt.claim(Claim::Keeper(dead)).unwrap();
+        attempt.claim(Claim::Supervisor(dead)).unwrap();
         assert_eq!(attempt.settle().unwrap(), AttemptStatus::Ended(dead, Exit::Unseen));
         fs::write(attempt.folder.join("exit"), r#"{"code":3}"#).unwrap();
         assert_eq!(attempt.settle().unwrap(), AttemptStatus::Ended(dead, Exit::Code(3)));

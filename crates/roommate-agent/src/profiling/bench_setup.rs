@@ -1,5 +1,5 @@
-//! What the measuring machine gives its tenants, and how it watches the device: cores, or a GPU with its MPS daemon
-//! and its counters.
+//! The environment of measured tasks, and the counters of their device: cores, or a GPU with its
+//! MPS daemon and GPM counters.
 
 use super::plan::{Devices, Plan};
 use crate::AgentError;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 /// How often the counters are read: a few times in a short window.
 const LOOK_EVERY: Duration = Duration::from_millis(400);
 
-/// Reads the counters of the device while something is measured.
+/// Reads the counters of the device during a measurement.
 pub trait Counters {
     /// A window begins.
     fn begin(&mut self);
-    /// Called again and again while it lasts.
+    /// Called repeatedly during the window.
     fn look(&mut self);
-    /// It has ended: what the field `gpm` of a row says, if that is known.
+    /// The window has ended: the field `gpm` of the row, if known.
     fn end(&mut self) -> Option<Value>;
 }
 
-/// Nobody reads counters.
+/// A device without counters.
 struct Uncounted;
 
 impl Counters for Uncounted {
@@ -33,17 +33,17 @@ impl Counters for Uncounted {
     }
 }
 
-/// What tenants are given, and how they are watched.
+/// What tasks run on and how it is observed.
 pub struct BenchSetup {
-    /// What they run on, for a person.
+    /// The device, as shown to people.
     pub device: String,
-    /// Variables that they all get.
+    /// Environment variables of all tasks.
     pub env: BTreeMap<String, String>,
-    /// Multiprocessors of the device.
+    /// SMs of the device.
     pub sms: u32,
-    /// Its counters.
+    /// Counters of the device.
     pub counters: Box<dyn Counters>,
-    /// Ends with the setup, when all its clients have gone.
+    /// Stopped when the setup is dropped, after all its clients have ended.
     _mps: Option<Stops>,
 }
 
@@ -56,16 +56,17 @@ impl Drop for Stops {
 }
 
 impl BenchSetup {
-    /// What a plan asks for, or what there is. Files of daemons go into this folder.
+    /// The device that the plan requests, or the one that exists. Files of the MPS daemon go into
+    /// this folder.
     pub fn of(plan: &Plan, folder: &Path) -> Result<Self, AgentError> {
         let found = nvidia::inventory();
-        let is_there = found.as_ref().is_ok_and(|gpus| !gpus.is_empty());
+        let has_gpu = found.as_ref().is_ok_and(|gpus| !gpus.is_empty());
         match plan.devices {
             Some(Devices::Cpu) => Self::of_cores(plan, ""),
-            None if !is_there => Self::of_cores(plan, "there is no GPU here, and "),
+            None if !has_gpu => Self::of_cores(plan, "this machine has no GPU, and "),
             Some(Devices::Gpu) | None => {
                 let gpus = found.map_err(|e| AgentError::from(plan.wrong(e)))?;
-                let none = || AgentError::from(plan.wrong("there is no GPU here".into()));
+                let none = || AgentError::from(plan.wrong("this machine has no GPU".into()));
                 Self::of_gpu(plan, gpus.first().ok_or_else(none)?, folder)
             }
         }
@@ -132,7 +133,7 @@ impl Counters for Gpm {
     fn look(&mut self) {
         let Some(reading) = self.sampler.latest().into_iter().next() else { return };
         let Some(counters) = reading.counters else { return };
-        // A reading is of the time since the one before.
+        // A reading covers the time since the previous one.
         let within = reading.at >= self.begun + LOOK_EVERY;
         if within && self.seen.last().is_none_or(|(at, _)| *at != reading.at) {
             self.seen.push((reading.at, counters));

@@ -1,5 +1,5 @@
-//! What is to be measured: a YAML list of commands, and the sets that run side by side. As strict as job
-//! files, and with the same words for mistakes.
+//! The plan of a measurement: a YAML list of commands, and the sets that run side by side. It is
+//! checked as strictly as job files, with the same error messages.
 
 mod split;
 
@@ -39,7 +39,7 @@ const FIELDS: &[&str] = &[
 const OF_TASK: &[&str] = &["name", "kind", "command", "workdir", "env", "batches", "sms"];
 /// Fields of a set.
 const OF_SET: &[&str] = &["tasks", "batches", "splits"];
-/// All pairs that are not written out.
+/// All pairs that are not listed.
 const ALL_PAIRS: &str = "all-pairs";
 
 /// What the tasks run on.
@@ -62,15 +62,15 @@ pub struct Task {
     pub kind: TaskKind,
     /// What to run.
     pub command: Command,
-    /// Where; relative to the plan.
+    /// Working directory, relative to the plan.
     #[serde(default)]
     pub workdir: PathBuf,
     /// Variables added to the environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Batch sizes; the first is the usual one.
+    /// Batch sizes; the first is the default.
     pub batches: Vec<u32>,
-    /// Multiprocessors to be confined to, beside the whole GPU.
+    /// Numbers of SMs to be confined to, in addition to the whole GPU.
     #[serde(default)]
     pub sms: Vec<u32>,
 }
@@ -83,7 +83,7 @@ struct Set {
     splits: Splits,
 }
 
-/// Everything but tasks and sets.
+/// All fields but tasks and sets.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 struct Rest {
     #[serde(default)]
@@ -140,56 +140,56 @@ pub struct Plan {
     /// The commands.
     pub tasks: Vec<Task>,
     sets: Vec<Set>,
-    /// How many times as long as alone anybody may take, where splits are searched for.
+    /// The largest accepted slowdown of a task, where splits are searched for.
     pub bound: f64,
-    /// Splits that are tried for a set then, at most.
+    /// Most splits that are tried for a set in a search.
     pub tries: usize,
     /// Seconds of each measurement.
     pub seconds: f64,
-    /// Seconds for which tasks settle before it.
+    /// Seconds for which tasks settle before each measurement.
     pub settle: f64,
     /// How often everything is measured, one round after the other.
     pub rounds: u32,
-    /// Whether tasks share the GPU through MPS; `None` = if there is a GPU.
+    /// Whether tasks share the GPU through MPS; `None` = yes.
     pub mps: Option<bool>,
-    /// What they run on; `None` = what there is.
+    /// What the tasks run on; `None` = a GPU if there is one.
     pub devices: Option<Devices>,
-    /// Multiprocessors of the GPU, if the plan says.
+    /// SMs of the GPU, if the plan gives them.
     pub sms: Option<u32>,
     /// Variables added to the environment of all tasks.
     pub env: BTreeMap<String, String>,
-    /// Tasks that start at the same time.
+    /// Number of tasks that start at the same time.
     pub starting: usize,
-    /// Seconds in which one has to be ready.
+    /// Seconds within which a task has to be ready.
     pub start_within_s: f64,
     at: Place,
 }
 
-/// A task as it is measured.
+/// A task in a measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Which of the plan's tasks.
+    /// Index of the task.
     pub task: usize,
-    /// Which of its processes: a task beside itself has several.
+    /// Index among the processes of the task: a task beside itself has several.
     pub copy: usize,
     /// Its batch size.
     pub batch: u32,
-    /// The multiprocessors that it may use; `None` = all.
+    /// The SM range that it is confined to; `None` = the whole GPU.
     pub seat: Option<SmRange>,
 }
 
 /// One measurement: some tasks at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Who runs.
+    /// The tasks.
     pub members: Vec<Member>,
-    /// What becomes of it in the row, before any figure: fields that no other item has alike.
+    /// The fields of its row that identify it among all items.
     pub identity: Vec<(&'static str, serde_json::Value)>,
     /// Whether it goes into the file of services.
     pub of_services: bool,
-    /// The set that it is of, nobody confined, if splits of it are to be searched for.
+    /// The set that it measures without confinement, if splits of that set are to be searched for.
     pub searched: Option<usize>,
-    /// Which round.
+    /// Its round.
     pub round: u32,
 }
 
@@ -204,7 +204,7 @@ impl Item {
 }
 
 impl Plan {
-    /// Reads a plan. Paths in it become relative to the folder of the file.
+    /// Reads a plan. Paths in it are relative to the folder of the file.
     pub fn read(text: &str, file: &Path) -> Result<Self, JobFileError> {
         let hint = "`roommate profile measure --example` shows every field";
         let at = Place { file: file.display().to_string(), job: None, hint };
@@ -260,15 +260,15 @@ impl Plan {
         })
     }
 
-    /// Everything that is to be measured on a device of so many multiprocessors, in an order in which
-    /// few have to be woken: each task alone, then the sets; then the same again, for so many rounds.
+    /// All measurements on a device with `all` SMs, in an order in which few tasks have to be
+    /// resumed: each task alone, then the sets; then the same again for each further round.
     pub fn items(&self, all: u32) -> Result<Vec<Item>, JobFileError> {
         let items = self.round(all)?;
         let rounds = 0..self.rounds;
         Ok(rounds.flat_map(|n| items.iter().cloned().map(move |i| i.in_round(n))).collect())
     }
 
-    /// A set whose splits are searched for, with so many multiprocessors for each.
+    /// A set whose splits are searched for, with these numbers of SMs.
     pub fn tried(
         &self,
         set: usize,
@@ -322,7 +322,7 @@ impl Plan {
         Ok(self.set(set, all, Some(&seats)))
     }
 
-    /// The least that anybody will ever be confined to; 0 = nobody is.
+    /// The smallest range that any task is ever confined to; 0 = none is.
     pub fn least_sms(&self, all: u32) -> Result<u32, JobFileError> {
         let items = self.items(all)?;
         let seats = items.iter().flat_map(|i| &i.members).filter_map(|m| m.seat);
@@ -330,7 +330,7 @@ impl Plan {
         Ok(seats.map(|s| u32::from(s.sms)).chain(searched).min().unwrap_or(0))
     }
 
-    /// Whether anybody is to be confined.
+    /// Whether any task is to be confined.
     pub fn splits_anything(&self) -> bool {
         self.tasks.iter().any(|t| !t.sms.is_empty())
             || self.sets.iter().any(|s| s.splits != Splits::default())
@@ -369,7 +369,7 @@ impl Plan {
         let of_services = set.tasks.iter().any(|t| self.tasks[*t].kind == TaskKind::Serve);
         let has = |seat: &Option<SmRange>| seat.map_or(all as u16, |s| s.sms);
         let sms: Option<Vec<u16>> = seats.map(|s| s.iter().map(has).collect());
-        // Rows of services always say what each has.
+        // Rows of services always contain the SMs of each task.
         let whole = || vec![all as u16; set.tasks.len()];
         let sms = if of_services { Some(sms.unwrap_or_else(whole)) } else { sms };
         let mut identity = match names[..] {
@@ -438,13 +438,13 @@ impl Rest {
         within("rounds", f64::from(self.rounds), 1.0, 1000.0)?;
         within("starting", self.starting as f64, 1.0, 1000.0)?;
         match self.sms {
-            Some(0) => Err("sms: expected how many multiprocessors the GPU has, found 0".into()),
+            Some(0) => Err("sms: expected the number of SMs of the GPU, found 0".into()),
             _ => Ok(()),
         }
     }
 }
 
-/// A set as it is written.
+/// A set as written in the file.
 #[derive(Deserialize)]
 struct SetForm {
     tasks: Vec<String>,
@@ -541,7 +541,7 @@ impl SetForm {
             return Err(at.wrong_with(what, hint));
         }
         if self.splits == Some(Splits::Search) && services > 0 {
-            let what = "splits: they are searched for only where all are training tasks";
+            let what = "splits: they are searched for only in sets of training tasks";
             return Err(at.wrong(what.into()));
         }
         let splits = self.splits.unwrap_or_else(|| splits.for_set(members.len(), services));
@@ -557,7 +557,7 @@ mod tests {
         Plan::read(text, Path::new("dir/plan.yaml"))
     }
 
-    fn said(text: &str) -> String {
+    fn outcome(text: &str) -> String {
         match read(text).and_then(|plan| plan.items(132)) {
             Ok(items) => format!("{} measurements", items.len()),
             Err(e) => format!("{e} | {}", e.hint().unwrap_or_default()),
@@ -579,8 +579,8 @@ mod tests {
     fn the_example_shows_every_field_and_reads() {
         let plan = read(EXAMPLE).unwrap();
         assert_eq!(plan.tasks[0].workdir, Path::new("dir/."));
-        // 3 batches on the whole GPU and three parts, 2 of bert; a set beside itself and its two splits;
-        // the set that is written out, its split; no pair is left for `all-pairs`.
+        // 3 batches on the whole GPU and three ranges, 2 of bert; a set beside itself and its two
+        // splits; the listed set with its split; no pair is left for `all-pairs`.
         assert_eq!(plan.items(132).unwrap().len(), 3 * 4 + 2 + 3 + 2);
         assert_eq!(plan.least_sms(132).unwrap(), 24);
         for field in FIELDS {
@@ -590,9 +590,10 @@ mod tests {
     }
 
     #[test]
-    fn items_say_what_their_rows_are() {
+    fn items_identify_their_rows() {
         let text = format!(
-            "{TWO}sets: [all-pairs, [a, a, b], {{tasks: [b, a], splits: [[40, 92]]}}]\nsplits: [48]\n"
+            "{TWO}sets: [all-pairs, [a, a, b], {{tasks: [b, a], splits: [[40, 92]]}}]\n\
+             splits: [48]\n"
         );
         let items = read(&text).unwrap().items(132).unwrap();
         let rows: Vec<String> = items.iter().map(row).collect();
@@ -626,13 +627,14 @@ mod tests {
     #[test]
     fn splits_can_be_left_to_a_search() {
         let text = format!(
-            "{TWO}sets: [[a, b], [a, a, b], {{tasks: [b, b], splits: []}}, all-pairs]\nsplits: search\nrounds: 2\n"
+            "{TWO}sets: [[a, b], [a, a, b], {{tasks: [b, b], splits: []}}, all-pairs]\n\
+             splits: search\nrounds: 2\n"
         );
         let plan = read(&text).unwrap();
         let items = plan.items(132).unwrap();
         let searched: Vec<(Option<usize>, u32)> =
             items.iter().filter(|i| i.members.len() > 1).map(|i| (i.searched, i.round)).collect();
-        // Services are not split.
+        // Sets with services are not split.
         let [none, round] = [(None, 0), (None, 1)];
         assert_eq!(
             searched,
@@ -651,25 +653,25 @@ mod tests {
         );
         assert_eq!(plan.least_sms(132).unwrap(), 24, "a alone");
         assert_eq!(plan.members(1).collect::<Vec<_>>(), [("a", 8), ("a", 8), ("b", 2)]);
-        let try_ = |set, parts: &[u32], round| {
+        let tried = |set, parts: &[u32], round| {
             let item = plan.tried(set, parts, 132, round).unwrap();
             let seats = item.members.iter().map(|m| m.seat.map(|s| (s.first, s.sms))).collect();
             (row(&item), seats)
         };
-        // Confined, beside one that is not.
+        // One task confined, one not.
         let seats: Vec<Option<(u16, u16)>> = vec![Some((0, 88)), None];
         let what = "k=tt a=a batch_a=8 b=b batch_b=2 sms_a=88 sms_b=132 round=1";
-        assert_eq!(try_(0, &[88, 132], 1), (what.into(), seats));
-        // Two share a part, in whatever order they come.
+        assert_eq!(tried(0, &[88, 132], 1), (what.into(), seats));
+        // Two tasks share a range, independently of their order.
         let seats = vec![Some((48, 84)), Some((48, 84)), Some((0, 48))];
         let what = "k=ttt tasks=[a,a,b] batches=[8,8,2] sms=[84,84,48]";
-        assert_eq!(try_(1, &[84, 84, 48], 0), (what.into(), seats));
+        assert_eq!(tried(1, &[84, 84, 48], 0), (what.into(), seats));
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn mistakes_are_reported_with_a_hint() {
         let check =
-            |text: &str, expect: &str| assert_eq!(said(text), format!("dir/plan.yaml{expect}"));
+            |text: &str, expect: &str| assert_eq!(outcome(text), format!("dir/plan.yaml{expect}"));
         let example = "`roommate profile measure --example` shows every field";
         let with = |more: &str| format!("{TWO}{more}");
         check(
@@ -696,8 +698,8 @@ mod tests {
         );
         check(
             &with("sets: [{tasks: [a, b], batches: [16, 2]}]"),
-            ", set 1: batches: \"a\" is not measured alone at 16 | add 16 to the batches of the task: \
-             sets are compared with it alone",
+            ", set 1: batches: \"a\" is not measured alone at 16 | add 16 to the batches of the \
+             task: sets are compared with it alone",
         );
         check(
             &with("sets: [[a, b]]\nsplits: [50]"),
@@ -714,7 +716,7 @@ mod tests {
         check(
             &with("sets: [{tasks: [a, s], splits: search}]"),
             &format!(
-                ", set 1: splits: they are searched for only where all are training tasks | {example}"
+                ", set 1: splits: they are searched for only in sets of training tasks | {example}"
             ),
         );
         check(&with("seconds: 0"), &format!(": seconds: expected 0.1 to 600, found 0 | {example}"));

@@ -1,4 +1,4 @@
-//! What stands in for NVIDIA's library and programs in tests (`tests/fake-gpu`).
+//! Fakes of NVIDIA's library and programs for tests (`tests/fake-gpu`).
 
 use super::mps::Mps;
 use super::nvml::GpuInfo;
@@ -13,7 +13,7 @@ pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-gpu")
 }
 
-/// A library with two invented GPUs.
+/// A library with two fake GPUs.
 pub(super) struct Nvml {
     pub(super) library: OsString,
     _folder: TempDir,
@@ -32,7 +32,7 @@ impl Nvml {
         Self { library: library.into_os_string(), _folder: into }
     }
 
-    /// Says what the GPUs do from now on.
+    /// Sets what the library reports from now on.
     pub(super) fn state(&self, lines: &str) {
         let at = Path::new(&self.library).with_extension("1.state");
         let beside = at.with_extension("tmp");
@@ -41,13 +41,13 @@ impl Nvml {
     }
 }
 
-/// An invented GPU.
+/// A fake GPU.
 pub(super) fn gpu() -> GpuInfo {
     GpuInfo {
         index: 0,
         uuid: "GPU-00000000-fa4e-0000-0000-000000000000".into(),
         name: "NVIDIA H200".into(),
-        kind: "h200".into(),
+        model: "h200".into(),
         sms: 132,
         mem_mib: 143_771,
         driver: "580.159.01".into(),
@@ -58,7 +58,7 @@ pub(super) fn gpu() -> GpuInfo {
     }
 }
 
-/// An MPS whose control program is the invented one, in a folder that it is free to use.
+/// An MPS with the fake control program, in this folder.
 pub(super) fn mps(root: &Path) -> Mps {
     Mps::new(root, &gpu()).searching(folder().join("bin").into_os_string())
 }

@@ -1,17 +1,19 @@
-//! One MPS control daemon of NVIDIA's for one GPU, looked after.
+//! One NVIDIA MPS control daemon for one GPU: started, monitored, restarted.
 //!
-//! With MPS, processes run on a GPU at the same time instead of in turns, each with at most its part of
-//! the multiprocessors and of the memory, as its environment said when it started. Facts of life:
+//! With MPS, processes run on a GPU concurrently instead of in time slices. Each is limited to a
+//! part of the SMs and of the memory by its environment at its start. Properties that matter here:
 //!
-//! - A fatal fault of one client ends the work of every client of the same server. Hence a daemon for
-//!   each GPU.
-//! - A client that is killed in the middle of a kernel can do the same. So its work is ended first
-//!   ([`Mps::terminate_client`]), then it is killed.
-//! - A client finds the daemon by the folder of its pipes. The folder is private, so no other daemon of
-//!   this machine is disturbed, and a process without the folder's name does without MPS.
-//! - The daemon outlives ours, like the jobs that use it, and is found again ([`Mps::ensure`]).
+//! - A fatal fault of one client ends the work of every client of the same server. Hence one daemon
+//!   per GPU.
+//! - A client that is killed in the middle of a kernel can have the same effect. Therefore its work
+//!   is ended first ([`Mps::terminate_client`]), then it is killed.
+//! - A client finds the daemon by its pipe directory. The directory is private, so other MPS
+//!   daemons of the machine are not affected, and a process without the directory's name runs
+//!   without MPS.
+//! - The MPS daemon outlives Roommate's daemon, like the jobs that use it, and is found again
+//!   ([`Mps::ensure`]).
 //!
-//! Everything is said to the control program, which has so long to answer and no longer.
+//! All communication goes through the control program, with a time limit for each answer.
 
 use super::bounded_command;
 use super::nvml::GpuInfo;
@@ -33,26 +35,27 @@ pub(crate) struct Mps {
     uuid: String,
     pipe: PathBuf,
     log: PathBuf,
-    /// Where to look for the control program.
+    /// Where the control program is searched.
     search: OsString,
 }
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
-/// A Unix socket's path has 107 bytes; the longest name in the folder of pipes is `control_privileged`.
+/// A Unix socket's path has at most 107 bytes; the longest name in a pipe directory is
+/// `control_privileged`.
 const LONGEST_PIPE: usize = 107 - "/control_privileged".len();
 
-/// A healthy daemon answers at once.
+/// Time limit for answers of a healthy daemon.
 const HEALTHY: Duration = Duration::from_secs(2);
-/// Before a daemon is killed, it is given the benefit of the doubt.
+/// A longer time limit, before a daemon is killed.
 const DOUBT: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(10);
-/// How long clients are left at the end, and how long the daemon then takes to go.
+/// How long clients may take to leave when the daemon stops, and then the daemon itself.
 const LEAVE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(10);
 
 impl Mps {
-    /// The daemon of this GPU that belongs to this folder. Nothing is touched yet.
+    /// The daemon of this GPU with its files in this folder. Nothing is started or created yet.
     pub(crate) fn new(root: &Path, gpu: &GpuInfo) -> Self {
         let root = std::path::absolute(root).unwrap_or_else(|_| root.to_path_buf());
         let short: String =
@@ -60,7 +63,7 @@ impl Mps {
         let folder = root.join(format!("mps-{short}"));
         let mut pipe = folder.join("pipe");
         if pipe.as_os_str().len() > LONGEST_PIPE {
-            // A name that a later daemon with the same root finds again.
+            // A name that a later daemon with the same root computes again.
             let name = fnv1a(folder.as_os_str().as_bytes());
             pipe = std::env::temp_dir().join(format!("roommate-{name:016x}"));
         }
@@ -73,13 +76,13 @@ impl Mps {
         }
     }
 
-    /// Looks for the control program here instead of in `PATH`.
+    /// Searches the control program here instead of in `PATH`.
     #[cfg(test)]
     pub(super) fn searching(self, search: OsString) -> Self {
         Self { search, ..self }
     }
 
-    /// What a client needs in its environment, besides its limits and the GPU's UUID as
+    /// Environment variables of a client, besides its limits and the GPU's UUID as
     /// `CUDA_VISIBLE_DEVICES`.
     pub(crate) fn env(&self) -> Vec<(&'static str, String)> {
         let text = |p: &Path| p.to_string_lossy().into_owned();
@@ -89,8 +92,8 @@ impl Mps {
         ]
     }
 
-    /// Makes sure that the daemon runs: one that answers is kept (`false`); otherwise what is left of
-    /// one is cleared away, with all its clients' work, and a new one is started (`true`).
+    /// Makes sure that the daemon runs. If it answers it is kept (`false`); otherwise its remains
+    /// are removed, with the work of all its clients, and a new one is started (`true`).
     pub(crate) fn ensure(&self) -> Result<bool, String> {
         let program = self.program()?;
         for folder in [&self.pipe, &self.log] {
@@ -109,14 +112,14 @@ impl Mps {
             let log = self.log.join("control.log");
             format!("could not start {PROGRAM:?}: {why}; see {:?}", log.display().to_string())
         };
-        // What the daemon prints before it leaves for the background goes to a file: a pipe would stay
-        // open as long as it lives.
-        let said = self.log.join("start.log");
-        let out = fs::File::create(&said).map_err(|e| failed(e.to_string()))?;
+        // The daemon's output before it detaches goes to a file: a pipe would stay open until it
+        // ends.
+        let output = self.log.join("start.log");
+        let out = fs::File::create(&output).map_err(|e| failed(e.to_string()))?;
         let err = out.try_clone().map_err(|e| failed(e.to_string()))?;
         let mut command = self.command(program);
         command.arg("-d").env("CUDA_VISIBLE_DEVICES", &self.uuid);
-        // Not in our group: what ends us from a terminal is not meant for it.
+        // In another process group, so that signals from a terminal do not reach it.
         command.stdin(Stdio::null()).stdout(out).stderr(err).process_group(0);
         let mut child = command.spawn().map_err(|e| failed(e.to_string()))?;
         let end = Instant::now() + START;
@@ -127,8 +130,8 @@ impl Mps {
             }
             match status {
                 Some(status) if !status.success() => {
-                    let said = fs::read_to_string(&said).unwrap_or_default();
-                    return Err(failed(format!("{status}, it says {:?}", said.trim())));
+                    let output = fs::read_to_string(&output).unwrap_or_default();
+                    return Err(failed(format!("{status}, its output is {:?}", output.trim())));
                 }
                 Some(_) if self.ask("get_server_list", HEALTHY).is_ok() => return Ok(()),
                 _ => std::thread::sleep(LOOK),
@@ -145,57 +148,57 @@ impl Mps {
         self.ask("get_server_list", HEALTHY).is_ok()
     }
 
-    /// The daemon's servers; it starts one when the first client comes.
+    /// The daemon's servers; it starts one for the first client.
     pub(crate) fn servers(&self) -> Result<Vec<u32>, String> {
-        self.ask("get_server_list", HEALTHY).map(|said| numbers(&said))
+        self.ask("get_server_list", HEALTHY).map(|output| numbers(&output))
     }
 
-    /// The clients of a server, by the numbers that the daemon knows them by.
+    /// The pids of a server's clients, as the daemon knows them.
     pub(crate) fn clients(&self, server: u32) -> Result<Vec<u32>, String> {
-        self.ask(&format!("get_client_list {server}"), HEALTHY).map(|said| numbers(&said))
+        self.ask(&format!("get_client_list {server}"), HEALTHY).map(|output| numbers(&output))
     }
 
-    /// Ends a client's work on the GPU without harm to the others. Its process lives on, but every call
-    /// to CUDA fails from now on. `pid` is a number out of [`Mps::clients`].
+    /// Ends a client's work on the GPU without effect on other clients. Its process continues, but
+    /// every CUDA call fails from then on. `pid` has to be one of [`Mps::clients`].
     pub(crate) fn terminate_client(&self, pid: u32) -> Result<(), String> {
         for server in self.servers()? {
             if self.clients(server)?.contains(&pid) {
                 return self.ask(&format!("terminate_client {server} {pid}"), DOUBT).map(|_| ());
             }
         }
-        Err(format!("process {pid} is no client of the MPS daemon of GPU {}", self.uuid))
+        Err(format!("process {pid} is not a client of the MPS daemon of GPU {}", self.uuid))
     }
 
-    /// Ends the daemon. Clients that are still there have five seconds.
+    /// Stops the daemon. Clients have five seconds to end.
     pub(crate) fn stop(&self) {
         if let Ok(servers) = self.servers() {
             let busy = servers.iter().any(|s| !matches!(self.clients(*s), Ok(c) if c.is_empty()));
             let quit =
                 if busy { format!("quit -t {}", LEAVE.as_secs()) } else { "quit".to_string() };
             let ours = self.processes();
-            // It answers when its servers are gone.
+            // The answer comes when the servers are gone.
             let _ = self.ask(&quit, 2 * LEAVE);
             await_end(&ours);
         }
         self.clear();
     }
 
-    /// Says one thing to the daemon.
+    /// Sends one command to the daemon.
     fn ask(&self, what: &str, limit: Duration) -> Result<String, String> {
         if !self.pipe.join("control").exists() {
             return Err(format!("no MPS daemon runs in {:?}", self.pipe.display().to_string()));
         }
         let command = self.command(&self.program()?);
-        let said = bounded_command::run(command, &format!("{what}\n"), limit, |_| ())?;
-        let lost = said.out.contains("Cannot find MPS control daemon");
-        if said.success && !lost {
-            return Ok(said.out);
+        let reply = bounded_command::run(command, &format!("{what}\n"), limit, |_| ())?;
+        let lost = reply.out.contains("Cannot find MPS control daemon");
+        if reply.success && !lost {
+            return Ok(reply.out);
         }
-        let words = format!("{} {}", said.out.trim(), said.err.trim());
-        Err(format!("the MPS daemon does not take {what:?}: {:?}", words.trim()))
+        let words = format!("{} {}", reply.out.trim(), reply.err.trim());
+        Err(format!("the MPS daemon does not accept {what:?}: {:?}", words.trim()))
     }
 
-    /// The control program as it is to be run, whatever our own environment says.
+    /// The control program without the `CUDA_` variables of this process.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         let ours = std::env::vars_os().map(|(name, _)| name);
@@ -213,8 +216,8 @@ impl Mps {
         let mut places = std::env::split_paths(&self.search).map(|f| f.join(PROGRAM));
         places.find(runs).ok_or_else(|| {
             format!(
-                "there is no program {PROGRAM:?} in PATH; it comes with NVIDIA's driver, and without \
-                 it processes can use a GPU only in turns"
+                "there is no program {PROGRAM:?} in PATH; it comes with NVIDIA's driver, and \
+                 without it processes can use a GPU only in time slices"
             )
         })
     }
@@ -231,7 +234,7 @@ impl Mps {
         }
     }
 
-    /// The daemon and its servers, known by their names and the folder in their environment.
+    /// The daemon and its servers, identified by their names and their pipe directory.
     fn processes(&self) -> Vec<Process> {
         let mut mark = b"CUDA_MPS_PIPE_DIRECTORY=".to_vec();
         mark.extend(self.pipe.as_os_str().as_bytes());
@@ -241,7 +244,7 @@ impl Mps {
             let line = read(*pid, "cmdline");
             let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
             let runs = |name: &str| words.iter().take(2).any(|w| w.ends_with(name.as_bytes()));
-            // Without the flag it is somebody who asks something.
+            // Without this flag it is a client of the control daemon.
             let found = runs(SERVER) || runs(PROGRAM) && words.contains(&b"-d".as_slice());
             found && read(*pid, "environ").split(|b| *b == 0).any(|v| v == mark)
         };
@@ -254,7 +257,7 @@ impl Mps {
     }
 }
 
-/// Waits for processes to be gone, as long as that is reasonable.
+/// Waits a limited time for processes to end.
 fn await_end(processes: &[Process]) {
     let end = Instant::now() + LEAVE;
     while Instant::now() < end && processes.iter().any(|p| p.is_alive()) {
@@ -262,21 +265,21 @@ fn await_end(processes: &[Process]) {
     }
 }
 
-/// A folder that only its owner can look into. One under the temporary folder could have been laid there
-/// by somebody else.
+/// Creates a folder that only its owner can access. Another user could have created one in the
+/// temporary directory before.
 fn private(folder: &Path) -> Result<(), String> {
     let at = folder.display().to_string();
-    let said = |e: std::io::Error| format!("could not make the folder {at:?}: {e}");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(said)?;
-    let found = fs::symlink_metadata(folder).map_err(said)?;
+    let failed = |e: std::io::Error| format!("could not create the folder {at:?}: {e}");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+    let found = fs::symlink_metadata(folder).map_err(failed)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-        return Err(format!("the folder {at:?} belongs to somebody else; remove it"));
+        return Err(format!("the folder {at:?} belongs to another user; remove it"));
     }
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(said)
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(failed)
 }
 
-fn numbers(said: &str) -> Vec<u32> {
-    said.split_whitespace().filter_map(|w| w.parse().ok()).collect()
+fn numbers(text: &str) -> Vec<u32> {
+    text.split_whitespace().filter_map(|w| w.parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which GPUs there are, as NVML, the driver's own library, says.
+//! The GPUs of this machine according to NVML, the driver's library.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enum_wrappers::device::ComputeMode;
@@ -8,37 +8,37 @@ use std::ffi::{OsStr, OsString};
 /// A GPU of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GpuInfo {
-    /// Its number for NVML: by place on the bus.
+    /// Its NVML index, by PCI bus order.
     pub(crate) index: u32,
-    /// Its name for ever; with it a process is told which GPU to use, whatever the numbers are.
+    /// Its permanent identifier, by which processes are assigned to it independently of indices.
     pub(crate) uuid: String,
     pub(crate) name: String,
-    /// As clusters are described, for example `h200`.
-    pub(crate) kind: String,
-    /// Multiprocessors.
+    /// The GPU model in cluster notation, for example `h200`.
+    pub(crate) model: String,
+    /// Number of SMs.
     pub(crate) sms: u16,
     pub(crate) mem_mib: u32,
     /// Version of the driver.
     pub(crate) driver: String,
-    /// Newest version of CUDA that the driver can.
+    /// Newest version of CUDA that the driver supports.
     pub(crate) cuda: String,
-    /// Whether it is cut into instances; then it is not shared by other means.
+    /// Whether it is divided into MIG instances; then it is not shared by other means.
     pub(crate) mig: bool,
-    /// Whether it counts what its parts do.
+    /// Whether it supports GPM counters.
     pub(crate) gpm: bool,
     /// Whether any number of processes may use it.
     pub(crate) default_compute_mode: bool,
 }
 
-/// Names another library than the driver's own, for tests.
+/// Selects another library instead of the driver's, for tests.
 pub(super) const LIBRARY_VARIABLE: &str = "ROOMMATE_NVML_LIBRARY";
-/// Not the name without a number, which is there only where CUDA programs are developed.
+/// The name without a version exists only where CUDA development files are installed.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 const WHAT_TO_DO: &str =
     "install NVIDIA's driver, or run without GPUs (the cores of this machine as devices)";
 
-/// The library to ask.
+/// The library to load.
 pub(super) fn library() -> OsString {
     std::env::var_os(LIBRARY_VARIABLE)
         .filter(|v| !v.is_empty())
@@ -64,27 +64,28 @@ pub(super) fn inventory_of(library: &OsStr, visible: Option<&str>) -> Result<Vec
         all.push(found.map_err(|e| failed(&format!("look at GPU {index}"), &e))?);
     }
     if all.is_empty() {
-        return Err(format!("the driver is there, but it sees no GPU; {WHAT_TO_DO}"));
+        return Err(format!("the driver is installed, but it sees no GPU; {WHAT_TO_DO}"));
     }
     let Some(visible) = visible else { return Ok(all) };
     let chosen = choose(&all, visible);
     if chosen.is_empty() {
         return Err(format!(
-            "CUDA_VISIBLE_DEVICES is {visible:?}, which leaves none of the {count} GPUs; unset it, or \
-             name GPUs by number or UUID"
+            "CUDA_VISIBLE_DEVICES is {visible:?}, which leaves none of the {count} GPUs; \
+             unset it, or name GPUs by number or UUID"
         ));
     }
     Ok(chosen)
 }
 
-/// Loads the library and starts it.
+/// Loads and initialises the library.
 pub(super) fn open(library: &OsStr) -> Result<Nvml, String> {
     Nvml::builder().lib_path(library).init().map_err(|e| match e {
         NvmlError::LibloadingError(e) => format!("no NVIDIA driver was found ({e}); {WHAT_TO_DO}"),
         NvmlError::DriverNotLoaded => format!(
-            "NVIDIA's library is there, but its kernel module is not loaded; load it, {WHAT_TO_DO}"
+            "NVIDIA's library is installed, but its kernel module is not loaded; load it, \
+             {WHAT_TO_DO}"
         ),
-        e => format!("NVIDIA's library does not start: {e}; {WHAT_TO_DO}"),
+        e => format!("NVIDIA's library cannot be initialised: {e}; {WHAT_TO_DO}"),
     })
 }
 
@@ -96,13 +97,13 @@ fn look(nvml: &Nvml, index: u32, driver: &str, cuda: &str) -> Result<GpuInfo, Nv
     Ok(GpuInfo {
         index,
         uuid: device.uuid()?,
-        kind: kind(&name),
+        model: model(&name),
         name,
         sms: u16::try_from(sms).unwrap_or(u16::MAX),
         mem_mib: mib(device.memory_info()?.total),
         driver: driver.into(),
         cuda: cuda.into(),
-        // What a GPU does not know, it does not do.
+        // A GPU that does not know a feature does not use it.
         mig: device.mig_mode().is_ok_and(|m| m.current != 0),
         gpm: device.gpm_support().unwrap_or(false),
         default_compute_mode: matches!(device.compute_mode(), Ok(ComputeMode::Default)),
@@ -113,7 +114,7 @@ pub(super) fn mib(bytes: u64) -> u32 {
     u32::try_from(bytes >> 20).unwrap_or(u32::MAX)
 }
 
-/// NVML counts cores only; how many make a multiprocessor is a matter of the architecture.
+/// NVML reports cores only; the cores per SM depend on the architecture.
 fn cores_per_sm(major: i32, minor: i32) -> u32 {
     match (major, minor) {
         (3, _) => 192,
@@ -122,13 +123,13 @@ fn cores_per_sm(major: i32, minor: i32) -> u32 {
     }
 }
 
-/// The kind behind a product's name, for example `a100` for `NVIDIA A100-SXM4-80GB`.
-fn kind(name: &str) -> String {
+/// The GPU model of a product name, for example `a100` for `NVIDIA A100-SXM4-80GB`.
+fn model(name: &str) -> String {
     let lower = name.to_ascii_lowercase();
     let brand = |w: &&str| !matches!(*w, "nvidia" | "tesla" | "geforce" | "quadro");
     let mut words = lower.split_whitespace().filter(brand);
     let first = words.next().unwrap_or("gpu");
-    // A series alone does not say which: with all that follows, but for what every card of it has.
+    // A series is not a model: the following words are included, except generic ones.
     let whole = if matches!(first, "rtx" | "gtx" | "titan") {
         let rest = words.filter(|w| !matches!(*w, "generation" | "gpu" | "laptop"));
         std::iter::once(first).chain(rest).collect()
@@ -139,8 +140,8 @@ fn kind(name: &str) -> String {
     if kept.is_empty() { "gpu".into() } else { kept }
 }
 
-/// Those in a list as CUDA reads it: numbers or beginnings of UUIDs, up to the first that means nothing.
-/// Numbers are NVML's; CUDA's are the same where all GPUs are of one kind.
+/// The GPUs of a list as CUDA interprets it: indices or prefixes of UUIDs, up to the first invalid
+/// entry. Indices are NVML's; CUDA's are the same if all GPUs have the same model.
 fn choose(all: &[GpuInfo], visible: &str) -> Vec<GpuInfo> {
     let mut chosen: Vec<GpuInfo> = Vec::new();
     for word in visible.split(',').map(str::trim) {
@@ -162,8 +163,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_have_kinds() {
-        let of = |name, expect| assert_eq!(kind(name), expect, "{name}");
+    fn products_have_gpu_models() {
+        let of = |name, expect| assert_eq!(model(name), expect, "{name}");
         of("NVIDIA H200", "h200");
         of("NVIDIA H100 80GB HBM3", "h100");
         of("NVIDIA A100-SXM4-80GB", "a100");
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_known_of_every_gpu() {
+    fn the_inventory_describes_every_gpu() {
         let fake = Fake::new();
         let found = inventory_of(&fake.library, None).unwrap();
         let first = super::super::fake::gpu();
@@ -186,7 +187,7 @@ mod tests {
             index: 1,
             uuid: "GPU-00000001-fa4e-0000-0000-000000000001".into(),
             name: "NVIDIA A100-SXM4-80GB".into(),
-            kind: "a100".into(),
+            model: "a100".into(),
             sms: 108,
             mem_mib: 81_920,
             gpm: false,
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_may_leave_some_only() {
+    fn cuda_visible_devices_selects_gpus() {
         let fake = Fake::new();
         let of = |visible: &str| {
             let found = inventory_of(&fake.library, Some(visible));
@@ -211,24 +212,27 @@ mod tests {
         assert_eq!(of("GPU-00000001"), Ok(vec![1]));
         assert_eq!(of("0,-1,1"), Ok(vec![0]));
         assert_eq!(of("0,0,1"), Ok(vec![0]));
-        let said = of("").unwrap_err();
-        assert!(said.contains("leaves none of the 2 GPUs; unset it"), "{said}");
+        let error = of("").unwrap_err();
+        assert!(error.contains("leaves none of the 2 GPUs; unset it"), "{error}");
     }
 
     #[test]
-    fn what_is_absent_is_said_with_what_to_do() {
-        let said = inventory_of(OsStr::new("libno-such.so.1"), None).unwrap_err();
-        assert!(said.starts_with("no NVIDIA driver was found (") && said.contains("libno-such"));
-        assert!(said.ends_with(WHAT_TO_DO), "{said}");
+    fn errors_say_what_to_do() {
+        let error = inventory_of(OsStr::new("libno-such.so.1"), None).unwrap_err();
+        assert!(error.starts_with("no NVIDIA driver was found (") && error.contains("libno-such"));
+        assert!(error.ends_with(WHAT_TO_DO), "{error}");
         let fake = Fake::new();
         fake.state("count 0\n");
-        let said = inventory_of(&fake.library, None).unwrap_err();
-        assert!(said.starts_with("the driver is there, but it sees no GPU; install"), "{said}");
+        let error = inventory_of(&fake.library, None).unwrap_err();
+        assert!(
+            error.starts_with("the driver is installed, but it sees no GPU; install"),
+            "{error}"
+        );
         fake.state("fail init\n");
-        let said = inventory_of(&fake.library, None).unwrap_err();
-        assert!(said.contains("its kernel module is not loaded; load it, install"), "{said}");
+        let error = inventory_of(&fake.library, None).unwrap_err();
+        assert!(error.contains("its kernel module is not loaded; load it, install"), "{error}");
         fake.state("fail name\n");
-        let said = inventory_of(&fake.library, None).unwrap_err();
-        assert!(said.starts_with("could not look at GPU 0: "), "{said}");
+        let error = inventory_of(&fake.library, None).unwrap_err();
+        assert!(error.starts_with("could not look at GPU 0: "), "{error}");
     }
 }

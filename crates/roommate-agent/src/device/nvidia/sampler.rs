@@ -1,7 +1,7 @@
-//! What GPUs do: counters, memory and who uses it, looked at once in a while by a thread of its own.
+//! Counters, memory and processes of GPUs, sampled periodically by a thread.
 //!
-//! Counters are GPM's (Hopper and later), as the difference of two looks. The usual utilisation of a GPU
-//! says only that something ran on it and is of no use here.
+//! Counters are GPM's (Hopper and later), as the difference of two samples. The usual utilisation
+//! of a GPU only says that some kernel was running, which is not useful here.
 
 use super::nvml::{self, GpuInfo};
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -14,43 +14,43 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// What a GPU did between two looks.
+/// GPU activity between two samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Counters {
     /// Part of the time in which anything ran.
     pub(crate) graphics: f32,
-    /// Part of the multiprocessors that had something to do, over time.
+    /// Part of the SMs that were busy, on average.
     pub(crate) sm_util: f32,
-    /// Part of the warps that were there, over time.
+    /// Part of the possible warps that were resident, on average.
     pub(crate) sm_occ: f32,
-    /// Part of the time in which tensor cores worked.
+    /// Part of the time in which tensor cores were busy.
     pub(crate) tensor: f32,
-    /// Part of the memory's bandwidth.
+    /// Part of the memory bandwidth.
     pub(crate) dram: f32,
     pub(crate) pcie_tx_mib_s: f32,
     pub(crate) pcie_rx_mib_s: f32,
 }
 
-/// One look at a GPU.
+/// One sample of a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reading {
-    /// Which ([`GpuInfo::index`]).
+    /// The GPU's [`GpuInfo::index`].
     pub(crate) gpu: u32,
-    /// `None` where the GPU does not count, and at the first look.
+    /// `None` if the GPU has no counters, and in the first sample.
     pub(crate) counters: Option<Counters>,
     pub(crate) used_mib: u32,
-    /// Processes and what they hold of the memory, in MiB; by the numbers that the driver knows them by.
+    /// Pids as the driver knows them, and the GPU memory of each in MiB.
     pub(crate) processes: Vec<(u32, u32)>,
     pub(crate) at: Instant,
-    /// What could not be read this time; what is known of it is from before.
+    /// What could not be read this time; older values are kept for it.
     pub(crate) trouble: Option<String>,
 }
 
-/// A thread that looks at GPUs until it is dropped.
+/// A thread that samples GPUs until this is dropped.
 pub(crate) struct Sampler {
     latest: Arc<Mutex<BTreeMap<u32, Reading>>>,
     order: Vec<u32>,
-    /// Closed by dropping it, which ends the thread.
+    /// Dropping it ends the thread.
     stop: Option<mpsc::Sender<()>>,
     ended: mpsc::Receiver<()>,
 }
@@ -66,14 +66,14 @@ const METRICS: [GpmMetricId; 7] = [
     GpmMetricId::PcieRxPerSec,
 ];
 
-/// How long to wait for a thread that is in the middle of a call to the driver.
+/// How long a thread that is in the middle of a driver call is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Sampler {
-    /// How often is usual: less than a percent of a core, and as long as GPM needs to be exact.
+    /// The default period: it costs less than a percent of a core, and GPM is exact over it.
     pub(crate) const USUAL: Duration = Duration::from_secs(1);
 
-    /// Begins to look.
+    /// Starts to sample.
     pub(crate) fn start(gpus: &[GpuInfo], period: Duration) -> Self {
         Self::with(nvml::library(), gpus, period)
     }
@@ -85,10 +85,10 @@ impl Sampler {
         let order = gpus.iter().map(|g| g.index).collect();
         let (into, gpus) = (Arc::clone(&latest), gpus.to_vec());
         std::thread::spawn(move || {
-            // Dropped last, so that whoever sees the end knows that nothing is held any more.
+            // Dropped last, so that the end of the channel means that nothing is held any more.
             let _end = end;
             let into = into;
-            // Until there is a driver (again), or nobody wants to know any more.
+            // Until the driver can be used (again), or the sampler is dropped.
             while let Err(Gone) = watch(&library, &gpus, period, &into, &stopped) {
                 if is_stopped(&stopped, period * 10) {
                     return;
@@ -98,8 +98,8 @@ impl Sampler {
         Self { latest, order, stop: Some(stop), ended }
     }
 
-    /// The latest look at each GPU, in the order of the start; without those not yet seen. A GPU that
-    /// cannot be read keeps its last reading and that reading's time.
+    /// The latest sample of each GPU, in the order of `gpus`, without GPUs not sampled yet. A GPU
+    /// that cannot be read keeps its last sample with its time.
     pub(crate) fn latest(&self) -> Vec<Reading> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         self.order.iter().filter_map(|index| latest.get(index).cloned()).collect()
@@ -132,7 +132,7 @@ fn watch(
     let mut due = Instant::now();
     loop {
         for gpu in gpus {
-            // By its name, and anew each time: a handle does not survive a GPU that comes back.
+            // By UUID and anew each time, because a handle is invalid after a GPU was reset.
             let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
             let last =
                 latest.lock().unwrap_or_else(PoisonError::into_inner).get(&gpu.index).cloned();
@@ -140,7 +140,7 @@ fn watch(
                 latest.lock().unwrap_or_else(PoisonError::into_inner).insert(gpu.index, reading);
             }
         }
-        // Looks that took long are not made up for.
+        // Periods missed by slow calls are skipped.
         due = (due + period).max(Instant::now());
         if is_stopped(stopped, due.saturating_duration_since(Instant::now())) {
             return Ok(());
@@ -170,7 +170,7 @@ fn look<'nvml>(
     Ok(Reading { gpu: gpu.index, counters, used_mib, processes, at: Instant::now(), trouble })
 }
 
-/// Processes with a context of their own and clients of MPS, each once.
+/// Processes with their own context and clients of MPS, each once.
 fn processes(device: &Device<'_>) -> Result<Vec<(u32, u32)>, NvmlError> {
     let own = device.running_compute_processes()?;
     let clients = device.mps_running_compute_processes().unwrap_or_default();
@@ -186,7 +186,7 @@ fn processes(device: &Device<'_>) -> Result<Vec<(u32, u32)>, NvmlError> {
     Ok(all.into_iter().collect())
 }
 
-/// What happened since the last look.
+/// Counters since the last sample.
 fn count<'nvml>(
     nvml: &'nvml Nvml,
     device: &Device<'nvml>,
@@ -208,7 +208,7 @@ impl Counters {
     ) -> Result<Self, NvmlError> {
         let mut values = metrics.into_iter().map(|m| m.map(|m| m.value));
         let mut next = || values.next().unwrap_or(Err(NvmlError::NoData));
-        // Percent become parts; a counter may run a little over.
+        // Percentages become parts of one; a counter may slightly exceed 100.
         let mut part = || next().map(|v| (v / 100.0).clamp(0.0, 1.0) as f32);
         let (graphics, sm_util, sm_occ) = (part()?, part()?, part()?);
         let (tensor, dram) = (part()?, part()?);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_follow_the_gpus() {
+    fn readings_follow_the_gpus() {
         let fake = Fake::new();
         fake.state(
             "0 used 1500\n0 process 71 1000\n0 process 72 500\n0 sm 80\n0 tx 64\n1 used 7\n",
@@ -253,18 +253,18 @@ mod tests {
         assert_eq!(first.processes, [(71, 1000), (72, 500)]);
         assert_eq!(first.counters.unwrap().pcie_tx_mib_s, 64.0);
         assert_eq!(first.trouble, None);
-        // One that does not count is read all the same.
+        // A GPU without counters is read all the same.
         assert_eq!((second.gpu, second.used_mib, second.counters), (1, 7, None));
         assert_eq!(second.trouble, None);
         fake.state("0 used 20\n0 client 73 12\n0 sm 35\n0 dram 250\n");
         until("other counters", || sees(0.35));
         let first = &sampler.latest()[0];
         assert_eq!((first.used_mib, &first.processes[..]), (20, &[(73, 12)][..]));
-        assert_eq!(first.counters.unwrap().dram, 1.0, "never more than all");
+        assert_eq!(first.counters.unwrap().dram, 1.0, "never above 1");
     }
 
     #[test]
-    fn single_calls_may_fail() {
+    fn a_failed_call_keeps_older_values() {
         let fake = Fake::new();
         fake.state("0 used 9\n0 process 71 9\n0 sm 10\n");
         let sampler = sampler(&fake);
@@ -279,7 +279,7 @@ mod tests {
             trouble.starts_with("processes: ") && trouble.contains("; counters: "),
             "{trouble}"
         );
-        // A GPU that is lost keeps what was known of it, with the time at which it was.
+        // A GPU that is lost keeps its last sample, with its time.
         fake.state("fail memory\n");
         std::thread::sleep(PERIOD * 2);
         let lost = first().unwrap().at;
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_for_a_driver_and_ends_when_dropped() {
+    fn the_sampler_waits_for_a_driver_and_ends_when_dropped() {
         let fake = Fake::new();
         let gpus = nvml::inventory_of(&fake.library, None).unwrap();
         fake.state("fail init\n");
@@ -303,6 +303,6 @@ mod tests {
         let began = Instant::now();
         drop(sampler);
         assert!(began.elapsed() < PATIENCE / 2);
-        assert!(held.upgrade().is_none(), "the thread lives on");
+        assert!(held.upgrade().is_none(), "the thread still runs");
     }
 }

@@ -1,5 +1,5 @@
-//! Which limits really hold on a GPU, found by trying: a child process that is allowed half of the
-//! multiprocessors and a gibibyte of memory wants all of both, once with MPS and once without.
+//! The self-test of a GPU: a child process limited to half of the SMs and a gibibyte of memory
+//! tries to use more of both, once with MPS and once without.
 
 use super::bounded_command;
 use super::mps::Mps;
@@ -12,33 +12,33 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// What the self-test of one GPU found.
+/// The result of a GPU's self-test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The tier that is really in force.
+    /// The tier in force.
     pub(crate) tier: Tier,
     /// Whether a process can use the GPU at all.
     pub(crate) usable: bool,
-    /// In words, with what was measured.
+    /// The measurements as a sentence.
     pub(crate) what: String,
-    /// Groups of multiprocessors to which a running process can be confined.
+    /// Groups of SMs to which a running process can be confined.
     pub(crate) groups: u32,
-    /// What is there but was neither tried nor is used.
+    /// Mechanisms that are available but were not tested and are not used.
     pub(crate) untested: Vec<String>,
 }
 
-/// What the process is allowed, and what it wants.
+/// The limits of the process, and what it tries to use.
 const LIMIT_MIB: u64 = 1024;
 const WANTED_MIB: u64 = 2048;
 const PERCENT: u32 = 50;
-/// Multiprocessors come in groups, so half may be a few more than half.
+/// SMs are assigned in groups, so half may be a few more than half.
 const ALLOWED_PERCENT: u32 = 60;
-/// A context on a machine with many GPUs takes seconds; a driver that hangs takes for ever.
+/// Creating a context on a machine with many GPUs takes seconds; a driver that hangs never returns.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// From here on the driver has another MPS, with limits for groups of processes.
+/// First driver version with MPS v3, which has limits for groups of processes.
 const MPS_V3_DRIVER: u32 = 615;
 
-/// Tests a GPU with `program`, which is ours. `mps` is started if it does not run.
+/// Tests a GPU with `program`, which is this program. `mps` is started if it does not run.
 pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
     let plain = look(program, gpu, None);
     let (limited, absent) = match mps.map(Mps::ensure) {
@@ -51,7 +51,7 @@ pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
     Found { untested: untested(gpu, &controllers), ..judge(&plain, limited.as_ref(), absent) }
 }
 
-/// Has a child process look at the GPU.
+/// Has a child process test the GPU.
 fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, String> {
     let mut command = Command::new(program);
     command.args(["gpu-test", "--device", "0", "--over-mib", &WANTED_MIB.to_string()]);
@@ -65,7 +65,7 @@ fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, Stri
         command.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={LIMIT_MIB}M"));
         command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", PERCENT.to_string());
     } else {
-        // Where there is no daemon, so that one of somebody else's is not found by accident.
+        // A directory without a daemon, so that another user's daemon is not found by accident.
         let nowhere = format!("roommate-no-mps-{}", std::process::id());
         command.env("CUDA_MPS_PIPE_DIRECTORY", std::env::temp_dir().join(nowhere));
     }
@@ -74,42 +74,42 @@ fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, Stri
             let _ = mps.terminate_client(pid);
         }
     };
-    let said = bounded_command::run(command, "", PATIENCE, leave)?;
-    serde_json::from_str(&said.out).map_err(|_| {
-        let words = format!("{} {}", said.out.trim(), said.err.trim());
-        format!("the child process that looks at the GPU says {:?}", words.trim())
+    let output = bounded_command::run(command, "", PATIENCE, leave)?;
+    serde_json::from_str(&output.out).map_err(|_| {
+        let words = format!("{} {}", output.out.trim(), output.err.trim());
+        format!("the child process that tests the GPU printed {:?}", words.trim())
     })
 }
 
-/// What follows from a look without limits and, where there is MPS, one with.
+/// The result of a test without limits and, if there is MPS, one with limits.
 fn judge(
     plain: &Result<Report, String>,
     limited: Option<&Result<Report, String>>,
     absent: Option<String>,
 ) -> Found {
-    let mut said = Vec::new();
+    let mut findings = Vec::new();
     let whole = ran_on(plain.as_ref());
     match &whole {
-        Ok(sms) => said.push(format!("without MPS a kernel ran on {sms} SMs")),
-        Err(e) => said.push(format!("without MPS no kernel ran: {e}")),
+        Ok(sms) => findings.push(format!("without MPS a kernel ran on {sms} SMs")),
+        Err(e) => findings.push(format!("without MPS no kernel ran: {e}")),
     }
-    said.extend(absent.map(|e| format!("no MPS: {e}")));
+    findings.extend(absent.map(|e| format!("no MPS: {e}")));
     let (mut held, mut part) = (false, Err(String::new()));
     if let Some(limited) = limited {
         part = ran_on(limited.as_ref());
         let (memory, words) = memory(plain.as_ref().ok(), limited.as_ref().ok());
-        said.extend(words);
+        findings.extend(words);
         let sms = match (&part, &whole) {
             (Ok(part), Ok(whole)) => {
-                said.push(format!("a kernel allowed {PERCENT}% ran on {part} of {whole} SMs"));
+                findings.push(format!("a kernel allowed {PERCENT}% ran on {part} of {whole} SMs"));
                 part * 100 <= whole * ALLOWED_PERCENT
             }
             (Ok(part), Err(_)) => {
-                said.push(format!("a kernel allowed {PERCENT}% ran on {part} SMs"));
+                findings.push(format!("a kernel allowed {PERCENT}% ran on {part} SMs"));
                 false
             }
             (Err(e), _) => {
-                said.push(format!("with MPS no kernel ran: {e}"));
+                findings.push(format!("with MPS no kernel ran: {e}"));
                 false
             }
         };
@@ -118,13 +118,13 @@ fn judge(
     Found {
         tier: if held { Tier::MpsV2 } else { Tier::TimeSlicing },
         usable: whole.is_ok() || part.is_ok(),
-        what: said.join("; "),
+        what: findings.join("; "),
         groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
         untested: Vec::new(),
     }
 }
 
-/// On how many multiprocessors the kernel ran, if it did and was right.
+/// The number of SMs on which the kernel ran, if it ran and its results are right.
 fn ran_on(look: Result<&Report, &String>) -> Result<u32, String> {
     let report = look.map_err(Clone::clone)?;
     match (&report.kernel, &report.error) {
@@ -135,7 +135,7 @@ fn ran_on(look: Result<&Report, &String>) -> Result<u32, String> {
     }
 }
 
-/// Whether the limit of memory was kept, and the words for it.
+/// Whether the memory limit was enforced, and a sentence about it.
 fn memory(plain: Option<&Report>, limited: Option<&Report>) -> (bool, Option<String>) {
     let refused = |r: Option<&Report>| {
         let tried = r?.over.as_ref()?;
@@ -166,7 +166,7 @@ fn untested(gpu: &GpuInfo, controllers: &str) -> Vec<String> {
         found.push("limits of GPU memory by cgroup (dmem)".into());
     }
     if gpu.mig {
-        found.push("MIG (the GPU is cut into instances)".into());
+        found.push("MIG (the GPU is divided into instances)".into());
     }
     found
 }
@@ -194,24 +194,24 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_seen_is_claimed() {
+    fn a_tier_is_in_force_only_if_both_limits_hold() {
         let of = |plain: Report, limited: Report| judge(&Ok(plain), Some(&Ok(limited)), None);
         let (whole, oom) = (report(132, None), Some("CUDA_ERROR_OUT_OF_MEMORY"));
         let good = of(whole.clone(), report(66, oom));
         assert_eq!((good.tier, good.usable), (Tier::MpsV2, true));
         assert_eq!(
             good.what,
-            "without MPS a kernel ran on 132 SMs; an allocation of 2048 MiB above a limit of 1024 MiB \
-             failed (CUDA_ERROR_OUT_OF_MEMORY); a kernel allowed 50% ran on 66 of 132 SMs"
+            "without MPS a kernel ran on 132 SMs; an allocation of 2048 MiB above a limit of \
+             1024 MiB failed (CUDA_ERROR_OUT_OF_MEMORY); a kernel allowed 50% ran on 66 of 132 SMs"
         );
-        // The limit of one thing is not the limit of both.
+        // Both limits have to be enforced.
         let memory = of(whole.clone(), report(66, None));
         assert_eq!(memory.tier, Tier::TimeSlicing);
         assert!(memory.what.contains("limit of 1024 MiB succeeded"), "{}", memory.what);
         let sms = of(whole.clone(), report(132, oom));
         assert_eq!(sms.tier, Tier::TimeSlicing);
         assert!(sms.what.ends_with("ran on 132 of 132 SMs"), "{}", sms.what);
-        // A GPU that is full proves nothing.
+        // A full GPU proves nothing.
         let full = of(report(132, oom), report(66, oom));
         assert_eq!(full.tier, Tier::TimeSlicing);
         assert!(full.what.contains("without a limit as well: free some memory"), "{}", full.what);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_does_not_work_is_said_to() {
+    fn a_broken_gpu_is_reported_as_unusable() {
         let broken = Report { error: Some("could not find the GPU".into()), ..Report::default() };
         let it = judge(&Ok(broken), None, Some("MPS is not used".into()));
         assert_eq!((it.tier, it.usable), (Tier::TimeSlicing, false));
@@ -233,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_tried_is_named_as_such() {
+    fn untested_mechanisms_are_listed() {
         assert!(untested(&fake::gpu(), "cpuset cpu io memory").is_empty());
         let new = GpuInfo { driver: "615.12".into(), mig: true, ..fake::gpu() };
         let found = untested(&new, "cpu memory dmem");
         assert_eq!(found.len(), 3, "{found:?}");
     }
 
-    /// A program in the place of ours that shows with which environment it was run.
+    /// A stand-in for this program that checks the environment with which it is run.
     fn program(folder: &Path, lines: &str) -> std::path::PathBuf {
         let at = folder.join("program");
         fs::write(&at, format!("#!/bin/sh\n{lines}\n")).unwrap();
@@ -283,6 +283,6 @@ mod tests {
         let program = program(folder.path(), "echo oh no >&2; exit 1");
         let found = test(&program, &fake::gpu(), None);
         assert!(!found.usable);
-        assert!(found.what.contains("looks at the GPU says \"oh no\""), "{}", found.what);
+        assert!(found.what.contains("tests the GPU printed \"oh no\""), "{}", found.what);
     }
 }

@@ -1,4 +1,4 @@
-//! How the multiprocessors of a GPU are divided among the tasks of a set.
+//! How the SMs of a GPU are divided among the tasks of a set.
 
 use crate::api::job_file::shown;
 use crate::protocol::SmRange;
@@ -6,25 +6,25 @@ use roommate_core::measurement::search::GRAIN;
 use serde::Deserialize;
 use yaml_serde::Value;
 
-/// Splits that are found while measuring.
+/// Splits are found while measuring.
 const SEARCH: &str = "search";
 
-/// How the multiprocessors are split for a set.
+/// The splits of a set.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Splits {
-    /// In these ways.
+    /// These splits.
     These(Vec<Split>),
-    /// In ways that follow from what was measured.
+    /// Splits that follow from the measurements.
     Search,
 }
 
-/// Who has which multiprocessors.
+/// The SMs of each task.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Split {
-    /// So many for the first, and the rest for all others together.
+    /// SMs of the first task; all other tasks share the rest.
     First(u32),
-    /// So many for each; all of them = it is not confined.
+    /// SMs of each task; all SMs = not confined.
     Each(Vec<u32>),
 }
 
@@ -35,7 +35,7 @@ impl Default for Splits {
 }
 
 impl Splits {
-    /// What was said for all sets, as far as it is for one like this.
+    /// The splits for all sets, as far as they apply to a set of this size.
     pub(super) fn for_set(&self, members: usize, services: usize) -> Self {
         let fits = |s: &&Split| match s {
             Split::First(_) => true,
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Splits {
     }
 }
 
-/// Whether a part of so many multiprocessors can be made.
+/// Whether a range of this many SMs is possible.
 pub(super) fn group(sms: u32, all: u32) -> Result<(), String> {
     if sms == 0 || sms > all || !sms.is_multiple_of(GRAIN) {
         return Err(format!("expected a multiple of {GRAIN} up to {all}, found {sms}"));
@@ -76,14 +76,14 @@ pub(super) fn group(sms: u32, all: u32) -> Result<(), String> {
 }
 
 impl Split {
-    /// Where each member sits; `None` = everywhere.
+    /// The SM range of each member; `None` = the whole GPU.
     pub(super) fn seats(&self, members: usize, all: u32) -> Result<Vec<Option<SmRange>>, String> {
         let seat = |first: u32, sms: u32| Some(SmRange { first: first as u16, sms: sms as u16 });
         let each = match self {
             Self::First(sms) => {
                 group(*sms, all)?;
                 if *sms == all {
-                    return Err(format!("{sms} SMs for the first leave nothing for the others"));
+                    return Err(format!("{sms} SMs for the first leave nothing for other tasks"));
                 }
                 let rest = seat(*sms, all - sms);
                 return Ok(std::iter::once(seat(0, *sms)).chain(vec![rest; members - 1]).collect());
@@ -94,16 +94,16 @@ impl Split {
             return Err(format!("{} numbers for {members} tasks", each.len()));
         }
         if each.iter().all(|sms| *sms == all) {
-            return Err(format!("{all} SMs for each is no split"));
+            return Err(format!("{all} SMs for each is not a split"));
         }
         if each.contains(&all) {
-            // Whoever is confined is so beside somebody who is not.
+            // Confined tasks run beside at least one that is not confined.
             let place = |sms: &u32| {
                 if *sms == all { Ok(None) } else { group(*sms, all).map(|()| seat(0, *sms)) }
             };
             return each.iter().map(place).collect();
         }
-        // Two parts: who has as many as another has the same ones.
+        // Two ranges: tasks with equal numbers share a range.
         let front = each.iter().find(|sms| sms.is_multiple_of(GRAIN)).copied();
         if let Some(front) = front
             && front > 0
@@ -116,7 +116,7 @@ impl Split {
         let mut first = 0;
         let mut seats = Vec::new();
         for (i, sms) in each.iter().enumerate() {
-            // What is left at the end need not be a whole group.
+            // The last range need not consist of whole groups.
             if i + 1 < members || first + sms != all {
                 group(*sms, all)?;
             }

@@ -2,7 +2,7 @@ use super::super::fake::{self, until};
 use super::*;
 use tempfile::TempDir;
 
-/// A daemon in a folder of its own, ended with the test.
+/// An MPS daemon in a temporary folder, ended with the test.
 struct Room {
     mps: Mps,
     folder: TempDir,
@@ -45,7 +45,7 @@ fn a_daemon_is_started_once_and_found_again() {
     assert!(room.log().contains(&format!("For devices {}", fake::gpu().uuid)), "{}", room.log());
     let daemon = room.daemon();
     assert_eq!(room.mps.ensure(), Ok(false));
-    // Another of our daemons, later.
+    // Another daemon of ours, later.
     assert_eq!(fake::mps(room.folder.path()).ensure(), Ok(false));
     assert_eq!(room.daemon(), daemon);
     for folder in [&room.mps.pipe, &room.mps.log] {
@@ -54,13 +54,13 @@ fn a_daemon_is_started_once_and_found_again() {
 }
 
 #[test]
-fn one_that_died_is_replaced() {
+fn a_dead_daemon_is_replaced() {
     let room = Room::new();
     room.mps.ensure().unwrap();
     let first = room.daemon();
     first.signal_group(Signal::KILL);
     until("its end", || !first.is_alive());
-    // Its pipes are still there.
+    // Its pipes still exist.
     assert!(room.mps.pipe.join("control").exists());
     assert!(!room.mps.is_healthy());
     assert_eq!(room.mps.ensure(), Ok(true));
@@ -68,7 +68,7 @@ fn one_that_died_is_replaced() {
 }
 
 #[test]
-fn one_that_hangs_is_noticed_in_time_and_replaced() {
+fn a_hanging_daemon_is_detected_and_replaced() {
     let room = Room::new();
     room.mps.ensure().unwrap();
     let first = room.daemon();
@@ -93,12 +93,15 @@ fn clients_are_listed_and_ended_one_by_one() {
     assert_eq!(room.mps.terminate_client(81), Ok(()));
     assert_eq!(room.mps.clients(server), Ok(vec![82]));
     assert!(room.log().contains(&format!("Command terminate_client {server} 81")));
-    let said = room.mps.terminate_client(81).unwrap_err();
-    assert!(said.starts_with("process 81 is no client of the MPS daemon of GPU GPU-0"), "{said}");
+    let error = room.mps.terminate_client(81).unwrap_err();
+    assert!(
+        error.starts_with("process 81 is not a client of the MPS daemon of GPU GPU-0"),
+        "{error}"
+    );
 }
 
 #[test]
-fn it_ends_at_once_without_clients() {
+fn without_clients_the_daemon_stops_at_once() {
     let room = Room::new();
     room.mps.ensure().unwrap();
     let daemon = room.daemon();
@@ -108,12 +111,12 @@ fn it_ends_at_once_without_clients() {
     assert!(began.elapsed() < LEAVE, "{:?}", began.elapsed());
     assert!(room.log().ends_with("Exiting\n"), "by itself: {}", room.log());
     assert!(!room.mps.is_healthy());
-    // There is nothing left to end.
+    // Stopping it again does nothing.
     room.mps.stop();
 }
 
 #[test]
-fn clients_that_remain_have_some_time_and_no_more() {
+fn remaining_clients_have_limited_time() {
     let room = Room::new();
     room.mps.ensure().unwrap();
     room.set("fake-clients", "81");
@@ -125,7 +128,7 @@ fn clients_that_remain_have_some_time_and_no_more() {
 }
 
 #[test]
-fn one_that_hangs_is_killed_at_the_end() {
+fn a_hanging_daemon_is_killed_when_stopped() {
     let room = Room::new();
     room.mps.ensure().unwrap();
     let daemon = room.daemon();
@@ -136,28 +139,28 @@ fn one_that_hangs_is_killed_at_the_end() {
 }
 
 #[test]
-fn a_start_that_fails_is_told_with_its_reason() {
+fn a_failed_start_is_reported_with_its_reason() {
     let room = Room::new();
     room.set("fake-refuse", "no such device");
-    let said = room.mps.ensure().unwrap_err();
-    assert!(said.contains("it says \"no such device\"; see"), "{said}");
+    let error = room.mps.ensure().unwrap_err();
+    assert!(error.contains("its output is \"no such device\"; see"), "{error}");
     let absent = Mps { search: "/nowhere".into(), ..room.mps.clone() };
-    let said = absent.ensure().unwrap_err();
-    assert!(said.starts_with("there is no program \"nvidia-cuda-mps-control\" in PATH; it comes"));
+    let error = absent.ensure().unwrap_err();
+    assert!(error.starts_with("there is no program \"nvidia-cuda-mps-control\" in PATH; it comes"));
     assert!(absent.terminate_client(1).unwrap_err().starts_with("no MPS daemon runs in "));
 }
 
 #[test]
-fn one_that_never_answers_is_given_up() {
+fn a_daemon_that_never_answers_is_given_up() {
     let room = Room::new();
     room.set("fake-mute", "");
-    let said = room.mps.ensure().unwrap_err();
-    assert!(said.contains("it did not answer within 10 s"), "{said}");
-    assert!(room.mps.processes().is_empty(), "nobody is left behind");
+    let error = room.mps.ensure().unwrap_err();
+    assert!(error.contains("it did not answer within 10 s"), "{error}");
+    assert!(room.mps.processes().is_empty(), "no process is left behind");
 }
 
 #[test]
-fn a_long_folder_has_short_pipes_that_are_found_again() {
+fn a_long_folder_gets_a_short_pipe_directory() {
     let folder = tempfile::tempdir().unwrap();
     let long = folder.path().join("x".repeat(120));
     let (one, again) = (fake::mps(&long), fake::mps(&long));
@@ -170,9 +173,9 @@ fn a_long_folder_has_short_pipes_that_are_found_again() {
     assert_eq!(again.ensure(), Ok(false));
     one.stop();
     fs::remove_dir(&one.pipe).unwrap();
-    // Nobody may lay a folder there for us.
+    // A folder that another user put there is refused.
     std::os::unix::fs::symlink(folder.path(), &one.pipe).unwrap();
-    let said = one.ensure().unwrap_err();
+    let error = one.ensure().unwrap_err();
     fs::remove_file(&one.pipe).unwrap();
-    assert!(said.ends_with("belongs to somebody else; remove it"), "{said}");
+    assert!(error.ends_with("belongs to another user; remove it"), "{error}");
 }
