@@ -244,9 +244,11 @@ fn replay(
     let at = rebuilt.replay.at;
     let alive = store.jobs()?.iter().any(|j| j.outcome.is_none());
     let long = config.keeping.is_long(store.grown(), alive);
-    let why = rebuilt.problem().or_else(|| long.then(|| "it had become long".into()));
+    let problem = rebuilt.problem();
+    // A replay stops where the policy decides differently: its engine knows an earlier progress.
+    let replayed = rebuilt.replay.engine.as_ref().filter(|_| problem.is_none());
+    let why = problem.or_else(|| long.then(|| "it had become long".into()));
     let Some(why) = why else { return Ok((rebuilt, at)) };
-    let replayed = rebuilt.replay.engine.as_ref().filter(|_| long);
     let fresh = rollover::begin(store, &config.paths, &lines, replayed, &why)?;
     let again = Rebuilt::read(&fresh, &path)?;
     Ok((again, at))

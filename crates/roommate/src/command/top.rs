@@ -64,7 +64,7 @@ enum News {
 
 fn look(client: &Client) -> Result<Snapshot, AgentError> {
     let odd =
-        || AgentError::Refused { what: "the daemon answers something else".into(), hint: None };
+        || AgentError::Refused { what: "unexpected reply from the daemon".into(), hint: None };
     let Reply::Machine(machine) = client.ask(&Request::Machine {})? else { return Err(odd()) };
     let Reply::Jobs(jobs) = client.ask(&Request::Ps {})? else { return Err(odd()) };
     Ok(Snapshot { machine: *machine, jobs })
