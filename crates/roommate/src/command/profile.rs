@@ -1,4 +1,4 @@
-//! `roommate profile`: measured profiles, and what they are worth.
+//! `roommate profile`: measures profiles, fits models to them, and recommends how to share.
 
 mod advise;
 mod measure;

@@ -1,4 +1,4 @@
-//! Scenarios: several policies over several seeds, beside what was published.
+//! Scenarios: several policies over several seeds, compared with published results.
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{self, Compare, Output, Sim, TraceInput, WorldArgs};
@@ -25,7 +25,7 @@ pub(super) fn is_one(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "toml")
 }
 
-/// How roommates really disturb each other in the world of a scenario, without scatter.
+/// The true interference model of a scenario, without noise.
 pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn interference::Truth> {
     Truth::mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
 }
@@ -39,7 +39,7 @@ pub(super) fn one(path: &Path, args: &Sim, set: &[&str]) -> anyhow::Result<(Choi
     Ok((choice, Lab::of_scenario(&scenario, args.world.seed, &atlas)?))
 }
 
-/// A scenario says itself what its world is; what would be ignored is refused.
+/// Refuses flags about the simulation and the trace, which a scenario defines itself.
 fn refuse_world(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<()> {
     let (defaults, input_defaults) = cli::defaults();
     if *world == defaults && *input == input_defaults {
@@ -49,7 +49,7 @@ fn refuse_world(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<()> {
     Err(console::advise(what, "copy the file and change it there"))
 }
 
-/// The policy as the scenario has it, or with its defaults if the scenario does not have it.
+/// The policy as in the scenario, or with its defaults if the scenario does not list it.
 fn contender(scenario: &Scenario, name: &str) -> anyhow::Result<Contender> {
     if let Some(known) = scenario.policies().find(|p| p.label() == name) {
         return Ok(known.clone());
@@ -310,7 +310,7 @@ impl Study<'_> {
     }
 }
 
-/// Every run in a row.
+/// One row for each run.
 fn csv(scores: &[Score]) -> String {
     let mut text = String::new();
     for score in scores {
@@ -328,7 +328,7 @@ fn csv(scores: &[Score]) -> String {
     text
 }
 
-/// A mean with its interval, in one unit.
+/// A mean with its confidence interval, in one unit.
 fn mean(value: Option<Mean>, unit: &str) -> String {
     let Some(Mean { mean, half }) = value else { return "-".into() };
     let (scale, digits, unit) = match unit {
