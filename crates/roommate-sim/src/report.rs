@@ -338,7 +338,7 @@ fn busy_caption(runs: &[RunView]) -> String {
 fn push_gantt(page: &mut String, data: &PageData) {
     page.push_str(
         "<figure class=\"card\" id=\"fig-gantt\" aria-labelledby=\"h-gantt\">\n<div class=\"bar\">\
-         <h2 id=\"h-gantt\">Who ran where</h2>\n<div class=\"tools\">\
+         <h2 id=\"h-gantt\">Jobs on GPUs over time</h2>\n<div class=\"tools\">\
          <button type=\"button\" id=\"zoom-out\" aria-label=\"Zoom out\">−</button>\
          <button type=\"button\" id=\"zoom-in\" aria-label=\"Zoom in\">+</button>\
          <button type=\"button\" id=\"zoom-reset\" disabled>Reset zoom</button></div></div>\n\

@@ -273,8 +273,8 @@ impl Services {
         Steps::sizes(batch)
     }
 
-    /// From now on the service answers in batches of at most `batch`; `times` are the batch times at
-    /// [`Self::sizes`]. Returns its busy share.
+    /// From now on the service answers in batches of at most `batch`; `times` are the batch times
+    /// at [`Self::sizes`]. Returns its busy share.
     pub(crate) fn up(
         &mut self,
         now: Time,
@@ -472,7 +472,7 @@ impl Service {
         let by_chance = CHANCE_SIGMAS * f64::from(window.requests).sqrt().max(1.0) / (now - from);
         let difference = (load - reported.load_rps).abs();
         let load_changed = difference > by_chance && difference > LOAD_CHANGE * reported.load_rps;
-        // A window that contains the change mixes two conditions, and a short window has few samples.
+        // A window with the change in it mixes two conditions, and a short one has few samples.
         let settled = is_whole && reported.changed.is_some_and(|changed| changed <= from);
         let turned = window.is_over() != reported.over && reported.silent >= reported.quiet;
         reported.missed += u32::from(window.is_over());

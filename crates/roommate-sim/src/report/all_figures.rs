@@ -95,8 +95,8 @@ pub(super) fn push(page: &mut String, runs: &[RunView]) {
     page.push_str("</tbody>\n</table>\n</div>\n");
     if runs.len() > 1 {
         page.push_str(
-            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ show which direction \
-             is better. Point at a value to see all its digits.</p>\n",
+            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ show which \
+             direction is better. Point at a value to see all its digits.</p>\n",
         );
     }
     page.push_str(close);

@@ -45,8 +45,8 @@ impl Steps {
         (0..KNOTS as u32).map(|k| 1 << k).take_while(move |n| *n < most).chain([most])
     }
 
-    /// From the times at [`Self::sizes`]. A larger batch that was measured faster than a smaller one
-    /// is measurement noise: both get their mean (isotonic regression).
+    /// From the times at [`Self::sizes`]. A larger batch that is faster than a smaller one is a
+    /// measurement error: both get their mean (isotonic regression).
     pub(super) fn new(most: u32, times: impl Iterator<Item = f64>) -> Self {
         let mut pools: Vec<(f64, usize)> = Vec::with_capacity(KNOTS);
         for time in times {

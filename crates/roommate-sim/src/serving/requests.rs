@@ -1,5 +1,5 @@
-//! Arrival processes of the requests to a service: Poisson or bursty at a rate that changes at given
-//! times, or recorded arrival times.
+//! Arrival processes of the requests to a service: Poisson or bursty at a rate that changes at
+//! given times, or recorded arrival times.
 
 use roommate_core::math::rng::Rng;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub enum Requests {
     /// Random arrivals at a rate that is constant from each of these times to the next.
     Rates {
-        /// Start of each rate, and mean requests per second from then on; ascending, the first at 0.
+        /// Start of each rate, and mean requests per second from then on; ascending from 0.
         rates: Arc<[(f64, f64)]>,
         /// `None`: Poisson arrivals. Otherwise two rates that alternate at random.
         bursts: Option<Bursts>,
@@ -23,8 +23,8 @@ pub enum Requests {
     },
 }
 
-/// A Markov-modulated Poisson process with two rates (MMPP-2): bursts, and calm periods between them.
-/// It does not change the mean rate.
+/// A Markov-modulated Poisson process with two rates (MMPP-2): bursts, and calm periods between
+/// them. It does not change the mean rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursts {
     /// Rate in a burst ÷ rate between bursts, at least 1.

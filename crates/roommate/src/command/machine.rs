@@ -1,4 +1,5 @@
-//! Commands that query or control the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
+//! Commands that query or control the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`,
+//! `resize`, `down`.
 
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{console, table};

@@ -113,15 +113,16 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the scenario, those asked for, or with `-p all` those of the scenario and every other.
+/// The policies of the scenario, the given ones, or with `-p all` those of the scenario and all
+/// others.
 fn contenders(scenario: &Scenario, args: &Compare) -> anyhow::Result<Vec<(Contender, Choice)>> {
     let own = scenario.policies().map(|p| p.label().to_owned()).collect::<Vec<String>>();
     let names: Vec<String> = match &args.policies[..] {
         [] => own,
         [word] if word == super::compare::ALL => {
-            let had = |name: &&str| scenario.policies().any(|p| p.name == *name);
+            let listed = |name: &&str| scenario.policies().any(|p| p.name == *name);
             let others =
-                POLICIES.iter().map(|e| e.name).filter(|name| !had(name)).map(String::from);
+                POLICIES.iter().map(|e| e.name).filter(|name| !listed(name)).map(String::from);
             own.into_iter().chain(others).collect()
         }
         _ => args.policies.clone(),
@@ -152,7 +153,7 @@ struct Study<'a> {
     contenders: Vec<(Contender, Choice)>,
 }
 
-/// Where a thread leaves what a policy made of a seed.
+/// The result of one policy and seed, written by the thread that ran it.
 type Slot = Mutex<Option<anyhow::Result<(Run, Option<View>)>>>;
 
 impl Study<'_> {
@@ -161,7 +162,7 @@ impl Study<'_> {
         format!("{}, {seeds}", self.labs[0].title())
     }
 
-    /// Runs every policy on every seed, a few at a time.
+    /// Runs every policy on every seed, in parallel.
     fn run(&self, args: &Compare) -> anyhow::Result<(Vec<Score>, Vec<RunView>)> {
         let runs = self.contenders.len() * self.labs.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -176,7 +177,7 @@ impl Study<'_> {
                 let (seed, which) = (i / self.contenders.len(), i % self.contenders.len());
                 let (contender, choice) = &self.contenders[which];
                 bar.set_message(format!("{} seed {seed}", contender.label()));
-                // The page shows the first seed run by run.
+                // The page shows single runs of the first seed only.
                 let mut view = (args.report.is_some() && seed == 0).then(View::default);
                 let run = self.labs[seed].run(choice, None, &mut view, &mut |_| {});
                 bar.inc(1);
@@ -218,7 +219,7 @@ impl Study<'_> {
         scores.iter().find(|s| s.label == *self.scenario.ours.get_ref())
     }
 
-    /// The tables: what policies came to, and how they compare with ours and with what was published.
+    /// The tables: results of the policies, and ratios to `ours` beside the published ones.
     fn cards(&self, scores: &[Score]) -> Vec<Card> {
         let shown: Vec<&Figure> =
             FIGURES.iter().filter(|f| scores.iter().any(|s| s.mean(f).is_some())).collect();

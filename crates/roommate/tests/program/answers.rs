@@ -125,7 +125,7 @@ fn a_comparison_is_sorted_by_any_figure() {
     assert_eq!(first(""), ["sjf", "fifo"]);
     assert_eq!(first("--sort jain"), ["sjf", "fifo"]);
     assert_eq!(first("--sort finished"), ["fifo", "sjf"]);
-    // What machines read stays as it was asked for, unless told otherwise.
+    // CSV and JSON keep the given order unless --sort is given.
     assert_eq!(first("-o csv"), ["fifo", "sjf"]);
     assert_eq!(first("-o csv --sort avg_jct_s"), ["sjf", "fifo"]);
     let refused = room.run("compare t.csv --cluster 1x2 --sort nope");
@@ -182,7 +182,8 @@ fn jobs_finish_earlier_on_faster_gpu_models() {
     let room = Room::with(&[]);
     room.put(
         "t.csv",
-        "id,submit_s,gpus,duration_s,kinds\nslow,0,2,1000,v100\nfast,0,2,1000,a100\nany,5000,1,100,\n",
+        "id,submit_s,gpus,duration_s,kinds\nslow,0,2,1000,v100\nfast,0,2,1000,a100\n\
+         any,5000,1,100,\n",
     );
     let result = room.json("sim t.csv --cluster 1x2:v100,1x2:a100 --journal j.jsonl");
     assert_eq!((&result["finished"], &result["gpus"]), (&3.into(), &4.into()));

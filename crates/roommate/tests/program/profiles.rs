@@ -23,7 +23,8 @@ fn room() -> Room {
 fn alone(name: &str, sms: u32, it_s: f64) -> String {
     format!(
         "{{\"kind\":\"train\",\"name\":\"{name}\",\"batch\":8,\"sms\":{sms},\"mem_mib\":900,\
-         \"it_s\":{it_s},\"gpm\":{{\"graphics\":90,\"sm_util\":80,\"dram\":20,\"pcie_rx_mib_s\":50}}}}\n"
+         \"it_s\":{it_s},\"gpm\":{{\"graphics\":90,\"sm_util\":80,\"dram\":20,\
+         \"pcie_rx_mib_s\":50}}}}\n"
     )
 }
 
@@ -119,7 +120,8 @@ fn advice_names_a_configuration_or_the_reason_for_none() {
     let split =
         pair("x", "y", 7.0).replace("\"batch_b\":8,", "\"batch_b\":8,\"sms_a\":64,\"sms_b\":68,");
     let alone = alone("x", 132, 10.0) + &alone("x", 64, 8.0) + &alone("y", 132, 10.0);
-    let failed = "{\"k\":\"tt\",\"a\":\"y\",\"batch_a\":8,\"b\":\"y\",\"batch_b\":8,\"error\":\"y: ended\"}\n";
+    let failed = "{\"k\":\"tt\",\"a\":\"y\",\"batch_a\":8,\"b\":\"y\",\"batch_b\":8,\
+                  \"error\":\"y: ended\"}\n";
     let room = Room::with(&[
         (
             "own.jsonl",
@@ -217,7 +219,7 @@ fn measurements_must_exist_and_be_valid() {
     );
 }
 
-/// The numbers of a sentence: its words may change, what was measured may not.
+/// The numbers of a sentence: its wording may change, the measured values may not.
 fn figures(text: &serde_json::Value) -> Vec<f64> {
     text.as_str()
         .into_iter()

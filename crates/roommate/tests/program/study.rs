@@ -4,7 +4,8 @@ use crate::{GOOD, Room};
 use expect_test::expect;
 
 /// Two teams, two delays: team x has a quota of two GPUs and uses one of them until 600.
-const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,status,attempts,failure\n\
+const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,status,attempts,\
+    failure\n\
     a,0,1,600,x,0,1,0.5,passed,1,\n\
     b,0,1,400,y,0,1,0.4,killed,1,\n\
     c,100,2,200,x,500,1,0.9,passed,2,\n\

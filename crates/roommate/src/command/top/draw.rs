@@ -1,4 +1,4 @@
-//! Draws a [`Screen`]. Everything is readable without colour, so that a frame can be printed as text.
+//! Draws a [`Screen`]. It is readable without colour, so that a frame can be printed as text.
 
 use super::super::machine;
 use super::screen::{Mode, Screen, Snapshot};
