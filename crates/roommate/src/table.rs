@@ -77,8 +77,7 @@ pub(crate) fn services(metrics: &Metrics) -> String {
     if worst.is_empty() {
         return String::new();
     }
-    let head =
-        ["service", "objective", "median", "p99", "worst p99", "late", "windows over", "in time"];
+    let head = ["service", "SLO", "median", "p99", "worst p99", "late", "windows over", "in time"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let ms = |us: u32| figure(Some(f64::from(us) / 1e3), "ms");
     for s in worst.iter().take(SERVICES_SHOWN) {

@@ -49,10 +49,10 @@ fn push_run(page: &mut String, run: &RunView) {
     for service in worst.iter().take(SHOWN) {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         let ms = |ms: f64| format!("{} ms", number(ms));
-        let objective = service.slo_ms.map_or("–".into(), ms);
+        let slo = service.slo_ms.map_or("–".into(), ms);
         let _ = writeln!(
             page,
-            "<tr><th scope=\"row\">{}</th><td>{objective}</td><td>{}</td><td>{}</td><td>{}</td>\
+            "<tr><th scope=\"row\">{}</th><td>{slo}</td><td>{}</td><td>{}</td><td>{}</td>\
              <td>{}</td><td>{}</td><td>{}/s</td><td>{}</td></tr>",
             html(&service.name),
             ms(service.p50_ms),

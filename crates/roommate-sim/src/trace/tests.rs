@@ -38,14 +38,14 @@ fn gzip(text: &[u8]) -> Vec<u8> {
 
 /// Reads a trace and compares the jobs, or the error with its hint.
 fn check(format: Format, text: impl AsRef<[u8]>, expected: Expect) {
-    let said = match read_bytes(text.as_ref(), &options(format)) {
+    let text_or_error = match read_bytes(text.as_ref(), &options(format)) {
         Ok(trace) => format!("{}: {}", trace.format, shown(&trace)),
         Err(error) => match error.hint() {
             Some(hint) => format!("{error}\nhint: {hint}"),
             None => error.to_string(),
         },
     };
-    expected.assert_eq(&said);
+    expected.assert_eq(&text_or_error);
 }
 
 /// The jobs in Roommate's own format.

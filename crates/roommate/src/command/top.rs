@@ -34,7 +34,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
         let mut screen = Screen::default();
         screen.take(Ok(look(&client)?));
         // Printed text has no selection and no list of keys.
-        (screen.at, screen.said) = (None, Some(String::new()));
+        (screen.at, screen.message) = (None, Some(String::new()));
         let (width, height) =
             args.size.unwrap_or_else(|| (USUAL_WIDTH, draw::natural_height(&screen)));
         console::print(&frame_as_text(&screen, width, height)?)?;
@@ -59,7 +59,7 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
 /// Messages of the thread that queries the daemon.
 enum News {
     Looked(Box<Result<Snapshot, String>>),
-    Said(String),
+    Message(String),
 }
 
 fn look(client: &Client) -> Result<Snapshot, AgentError> {
@@ -80,12 +80,12 @@ fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, send
         }
         match asked.recv_timeout(every) {
             Ok(request) => {
-                let said = match client.ask(&request) {
+                let message = match client.ask(&request) {
                     Ok(Reply::Done { what }) => what,
                     Ok(_) => "done".into(),
                     Err(e) => e.to_string(),
                 };
-                let _ = send.send(News::Said(said));
+                let _ = send.send(News::Message(message));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -123,7 +123,7 @@ fn watch(
         for news in answers.try_iter() {
             match news {
                 News::Looked(looked) => screen.take(*looked),
-                News::Said(said) => screen.said = Some(said),
+                News::Message(message) => screen.message = Some(message),
             }
         }
     }

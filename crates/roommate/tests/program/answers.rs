@@ -24,7 +24,7 @@ fn has_keys(result: &Value) {
 #[test]
 fn sim_prints_a_table() {
     let room = Room::with(&[("t.csv", GOOD)]);
-    let said = room.run("sim t.csv --cluster 1x2 -p fifo --gantt");
+    let outcome = room.run("sim t.csv --cluster 1x2 -p fifo --gantt");
     expect![[r#"
         t.csv: 3 jobs on 1x2 (2 GPUs)
 
@@ -47,9 +47,9 @@ fn sim_prints_a_table() {
 
         gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbccccccccccccccc
         gpu1  ..................................................bbbbbbbbbbbbbbbbbbbbbbbbb
-    "#]].assert_eq(&said.out);
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
-    let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
+    "#]].assert_eq(&outcome.out);
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
+    let outcome = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
     expect![[r#"
                                    mean    p99              mean    GPU
                         knows       JCT    JCT   makespan   wait   held
@@ -58,9 +58,9 @@ fn sim_prints_a_table() {
         fifo    queue   no         2.22   2.67       3.00   73.3   63.9
         * best of its column
     "#]]
-    .assert_eq(&said.out);
-    assert_eq!(said.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
-    let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo --wide");
+    .assert_eq(&outcome.out);
+    assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
+    let outcome = room.run("compare t.csv --cluster 1x2 -p sjf,fifo --wide");
     expect![[r#"
                                          sjf       fifo
         jobs                               3          3
@@ -80,8 +80,8 @@ fn sim_prints_a_table() {
         stretch, guaranteed, p99           1          1
         * best of its row
     "#]]
-    .assert_eq(&said.out);
-    assert_eq!(said.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
+    .assert_eq(&outcome.out);
+    assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
 }
 
 #[test]
@@ -101,16 +101,16 @@ fn json_has_the_promised_keys() {
 #[test]
 fn a_first_comparison_has_one_policy_of_each_family() {
     let room = Room::with(&[("t.csv", GOOD)]);
-    let said = room.run("compare t.csv --cluster 1x2");
+    let outcome = room.run("compare t.csv --cluster 1x2");
     let families: Vec<Value> =
         room.json("policies").as_array().unwrap().iter().map(|p| p["family"].clone()).collect();
     for family in &families {
         let rows =
-            said.out.lines().filter(|l| l.contains(&format!("  {} ", family.as_str().unwrap())));
-        assert_eq!(rows.count(), 1, "{family}: {}", said.out);
+            outcome.out.lines().filter(|l| l.contains(&format!("  {} ", family.as_str().unwrap())));
+        assert_eq!(rows.count(), 1, "{family}: {}", outcome.out);
     }
     let all = format!("`-p all` runs all {}", families.len());
-    assert!(said.err.contains(&all), "{}", said.err);
+    assert!(outcome.err.contains(&all), "{}", outcome.err);
     assert!(!room.run("compare t.csv --cluster 1x2 -p fifo").err.contains("-p all"));
 }
 

@@ -97,12 +97,12 @@ fn a_check_prints_a_table_and_the_skipped_rows() {
         ("own.jsonl", &(alone("x", 132, 10.0) + &alone("x", 66, 6.0))),
         ("pairs.jsonl", &(pair("x", "x", 6.0) + &pair("x", "stranger", 5.0))),
     ]);
-    let said = room.run("profile check own pairs.jsonl");
-    assert_eq!(said.code, Some(0));
+    let outcome = room.run("profile check own pairs.jsonl");
+    assert_eq!(outcome.code, Some(0));
     expect![[r#"
         left out 1 pair of unknown tasks: stranger
     "#]]
-    .assert_eq(&said.err);
+    .assert_eq(&outcome.err);
     expect![[r#"
         own against 1 pair of pairs.jsonl
 
@@ -111,7 +111,7 @@ fn a_check_prints_a_table_and_the_skipped_rows() {
         training beside a service      0  0.000  0.000       0.000  0.000
         all                            2  0.022  0.022       0.022  0.022
     "#]]
-    .assert_eq(&said.out);
+    .assert_eq(&outcome.out);
     assert_eq!(room.json("profile check own pairs.jsonl")["skipped"], 1);
 }
 

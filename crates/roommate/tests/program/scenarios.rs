@@ -64,8 +64,8 @@ fn a_scenario_runs_all_seeds_and_shows_published_results() {
         results[policy]["by_seed"][seed]["avg_jct_s"].as_f64().unwrap()
     };
     let ratios: f64 = (0..3).map(|seed| of(1, seed) / of(0, seed)).sum();
-    let said = completion["over_ours"]["mean"].as_f64().unwrap();
-    assert!((said - ratios / 3.0).abs() < 1e-9);
+    let outcome = completion["over_ours"]["mean"].as_f64().unwrap();
+    assert!((outcome - ratios / 3.0).abs() < 1e-9);
     assert!(completion["over_ours"]["half"].as_f64().unwrap() > 0.0);
     let table = room.works("compare small.toml");
     assert!(table.contains("divided by mps, seed by seed: above 1, mps is better"), "{table}");

@@ -182,8 +182,8 @@ fn a_study_lists_missing_columns() {
 #[test]
 fn a_report_of_a_study_is_written_atomically() {
     let room = Room::with(&[("t.csv", WAITS)]);
-    let said = room.run("trace study t.csv --report out/page.html -o csv");
-    assert_eq!((said.code, said.err.as_str()), (Some(0), "report: out/page.html\n"));
+    let outcome = room.run("trace study t.csv --report out/page.html -o csv");
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), "report: out/page.html\n"));
     let page = room.text("out/page.html");
     assert!(
         page.contains("fig-wait") && page.contains("Made by <code>roommate trace study</code>")

@@ -74,8 +74,8 @@ fn footer(screen: &Screen) -> Line<'static> {
         let text = format!("cancel {job}? y cancels it, any other key does not");
         return Line::styled(text, Style::new().fg(Color::Black).bg(Color::Yellow));
     }
-    if let Some(said) = &screen.said {
-        return Line::styled(said.clone(), HEADING);
+    if let Some(message) = &screen.message {
+        return Line::styled(message.clone(), HEADING);
     }
     let keys = match screen.mode {
         Mode::Detail => "s suspend  r resume  c cancel  esc back",

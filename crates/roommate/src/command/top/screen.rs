@@ -82,7 +82,7 @@ pub(super) struct Screen {
     /// Why the last query failed.
     pub(super) lost: Option<String>,
     /// The result of the last request of the user.
-    pub(super) said: Option<String>,
+    pub(super) message: Option<String>,
     pub(super) mode: Mode,
     pub(super) order: Order,
     /// Name of the selected job; an index would change when jobs come and go.
@@ -152,7 +152,7 @@ impl Screen {
 
     /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Do {
-        self.said = None;
+        self.message = None;
         if self.mode == Mode::Confirm {
             self.mode = Mode::All;
             let sure = matches!(key, Key::Letter('y') | Key::Enter);
