@@ -75,7 +75,7 @@ pub(super) fn journal_parts(
 
 pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
     let Reply::Jobs(mut jobs) = client(&args.at)?.ask(&Request::Ps {})? else {
-        anyhow::bail!("the daemon gave an unexpected answer");
+        anyhow::bail!("unexpected reply from the daemon");
     };
     jobs.retain(|j| !args.alive || !j.ended);
     if document(&jobs, args.output)? {
@@ -169,7 +169,7 @@ pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
     let rows = match &args.job {
         None => {
             let Reply::Machine(machine) = client.ask(&Request::Machine {})? else {
-                anyhow::bail!("the daemon gave an unexpected answer");
+                anyhow::bail!("unexpected reply from the daemon");
             };
             if document(&machine, args.output)? {
                 return Ok(ExitCode::SUCCESS);
@@ -178,7 +178,7 @@ pub(super) fn describe(args: &Describe) -> anyhow::Result<ExitCode> {
         }
         Some(job) => {
             let Reply::Job(job) = client.ask(&Request::Describe { job: job.clone() })? else {
-                anyhow::bail!("the daemon gave an unexpected answer");
+                anyhow::bail!("unexpected reply from the daemon");
             };
             if document(&job, args.output)? {
                 return Ok(ExitCode::SUCCESS);

@@ -168,7 +168,7 @@ fn watch(
     let mut line = Line::default();
     loop {
         let Reply::Jobs(jobs) = running.ask(Request::Ps {})? else {
-            anyhow::bail!("the daemon gave an unexpected answer")
+            anyhow::bail!("unexpected reply from the daemon")
         };
         let all_ended = jobs.iter().all(|j| j.ended);
         let next = |(after, _): &&(f64, JobFile)| match way {

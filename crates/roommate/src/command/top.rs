@@ -63,12 +63,10 @@ enum News {
 }
 
 fn look(client: &Client) -> Result<Snapshot, AgentError> {
-    let unexpected =
-        || AgentError::Refused { what: "the daemon gave an unexpected answer".into(), hint: None };
-    let Reply::Machine(machine) = client.ask(&Request::Machine {})? else {
-        return Err(unexpected());
-    };
-    let Reply::Jobs(jobs) = client.ask(&Request::Ps {})? else { return Err(unexpected()) };
+    let odd =
+        || AgentError::Refused { what: "unexpected reply from the daemon".into(), hint: None };
+    let Reply::Machine(machine) = client.ask(&Request::Machine {})? else { return Err(odd()) };
+    let Reply::Jobs(jobs) = client.ask(&Request::Ps {})? else { return Err(odd()) };
     Ok(Snapshot { machine: *machine, jobs })
 }
 

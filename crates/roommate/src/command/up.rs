@@ -28,7 +28,7 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
         ..config(paths.clone(), &args.deciding)?
     })?;
     let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
-        anyhow::bail!("the daemon gave an unexpected answer");
+        anyhow::bail!("unexpected reply from the daemon");
     };
     console::say(&format!(
         "up: {} under policy {}, process {}",
