@@ -73,7 +73,9 @@ GAVEL_POLICIES = {
     "max_sum_throughput_perf": gavel("throughput"),
     "max_sum_throughput_normalized_by_cost_perf": gavel("cost"),
     "max_sum_throughput_normalized_by_cost_perf_SLOs": gavel("cost", deadlines="true"),
-    "max_sum_throughput_normalized_by_cost_packed_SLOs": ("gavel-packed", {"objective": "cost", "deadlines": "true"}),
+    "max_sum_throughput_normalized_by_cost_packed_SLOs": ("gavel-packed",
+                                                          {"objective": "cost",
+                                                           "deadlines": "true"}),
 }
 
 SYNERGY_MECHANISMS = {"fair": "proportional", "greedy": "greedy", "tune": "tune", "opt": "opt"}
@@ -91,8 +93,10 @@ SYNERGY_POLICIES = {
 
 FAMILIES = {
     "muri": Family(cluster="8x8", trace_format="muri", p99_factor=2.0),
-    "gavel": Family(cluster="", trace_format="gavel", p99_factor=2.0, policies=GAVEL_POLICIES, seeds=10, replay="draws_of"),
-    "synergy": Family(cluster="", trace_format="synergy", p99_factor=1.0, policies=SYNERGY_POLICIES),
+    "gavel": Family(cluster="", trace_format="gavel", p99_factor=2.0, policies=GAVEL_POLICIES,
+                    seeds=10, replay="draws_of"),
+    "synergy": Family(cluster="", trace_format="synergy", p99_factor=1.0,
+                      policies=SYNERGY_POLICIES),
 }
 
 
@@ -101,7 +105,8 @@ class CannotRun(Exception):
 
 
 def known_policies(binary: Path, family: str) -> set[str]:
-    text = subprocess.run([binary, "policies", "-o", "json"], capture_output=True, check=True).stdout
+    text = subprocess.run([binary, "policies", "-o", "json"], capture_output=True,
+                          check=True).stdout
     return {p["name"] for p in json.loads(text) if family in p["compat"]}
 
 
@@ -211,11 +216,13 @@ def mapped(family: Family, policy: str) -> tuple[str, dict[str, str]]:
     return ours, {**params, "alpha": alpha} if alpha else params
 
 
-def command_for(binary: Path, folder: Path, family: Family, row: dict[str, str], trace: Path) -> list[str]:
+def command_for(binary: Path, folder: Path, family: Family, row: dict[str, str],
+                trace: Path) -> list[str]:
     policy, params = mapped(family, row["policy"])
     command = [str(binary), "sim", str(trace), "--compat", folder.name]
     command += ["--format", family.trace_format, "--policy", policy, "-o", "json"]
-    command += ["--cluster", family.cluster] if family.cluster else OPTIONS[folder.name](row, folder)
+    command += ["--cluster", family.cluster] if family.cluster else OPTIONS[folder.name](row,
+                                                                                         folder)
     for name, value in params.items():
         command += ["--set", f"{name}={value}"]
     if row.get("autopack") in ("on", "off"):
@@ -243,7 +250,8 @@ def check_row(
         if not row.get(figure):
             continue
         expected = float(row[figure])
-        allowed = tolerance_of(row["tolerance"], figure) * (family.p99_factor if figure.startswith("p99") else 1.0)
+        allowed = tolerance_of(row["tolerance"], figure) * (family.p99_factor
+                                                            if figure.startswith("p99") else 1.0)
 
         def off(value: float) -> float:
             return value / expected - 1.0 if expected else value
@@ -259,7 +267,10 @@ def check_row(
             by = "same draws"
             if verdict == "MISS" and abs(off(mean)) <= allowed:
                 verdict, by = "ok  ", "mean"
-            line += f"  by {by}; {len(values)} seeds: mean {off(mean) * 100:+.2f} %, {min(values):.0f} to {max(values):.0f}"
+            line += (
+                f"  by {by}; {len(values)} seeds: mean {off(mean) * 100:+.2f} %, "
+                f"{min(values):.0f} to {max(values):.0f}"
+            )
         lines.append(f"{verdict} {line}")
     jobs = window(row)
     expected_jobs = jobs[1] - jobs[0] if jobs else int(row.get("jobs") or 0)
@@ -309,7 +320,8 @@ def run(args: argparse.Namespace) -> int:
                 ratios.append(float(theirs) / max(cpu_s, 1e-3))
                 speed += f", original {theirs} s, {ratios[-1]:.0f} times less"
             setting = row.get("autopack")
-            label = f"{name} {row['policy']} {row['jobs'] if window(row) else ''}".rstrip() + (f" autopack={setting}" if setting not in (None, "na") else "")
+            label = f"{name} {row['policy']} {row['jobs'] if window(row) else ''}".rstrip()
+            label += f" autopack={setting}" if setting not in (None, "na") else ""
             print(f"{label}: {speed}")
             for line in check_row(row, runs[0][0], family, seeds):
                 misses += line.startswith("MISS")
@@ -317,7 +329,10 @@ def run(args: argparse.Namespace) -> int:
     skipped = len(rows) - len(chosen)
     if ratios:
         print(f"CPU: {min(ratios):.0f} to {max(ratios):.0f} times less than the original")
-    print(f"{folder.name}: {len(chosen)} rows run, {skipped} skipped (policy not built yet), {misses} figures missed")
+    print(
+        f"{folder.name}: {len(chosen)} rows run, {skipped} skipped (policy not built yet), "
+        f"{misses} figures missed"
+    )
     return 1 if misses else 0
 
 
@@ -325,7 +340,8 @@ def main() -> int:
     root = Path(__file__).resolve().parent.parent
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("dir", help="folder with expected.csv; its name is the family")
-    parser.add_argument("--inputs", nargs="*", default=[], help="folders with inputs (default: DIR and DIR/more)")
+    parser.add_argument("--inputs", nargs="*", default=[],
+                        help="folders with inputs (default: DIR and DIR/more)")
     parser.add_argument("--binary", type=Path, default=root / "target/release/roommate")
     parser.add_argument("--only", help="policies, separated by commas")
     parser.add_argument("--repeat", type=int, default=3, help="runs per row; the least CPU counts")

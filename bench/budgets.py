@@ -76,7 +76,10 @@ def main() -> int:
         exceeded = count > budget
         over += exceeded
         verdict = "OVER" if exceeded else "ok  "
-        print(f"{verdict} {name:18} {count / 1e6:10.1f} M instructions, budget {budget / 1e6:10.1f} M")
+        print(
+            f"{verdict} {name:18} {count / 1e6:10.1f} M instructions, "
+            f"budget {budget / 1e6:10.1f} M"
+        )
     print(f"budgets: {len(counts) - over} passed, {over} failed")
     return 1 if over else 0
 

@@ -4,7 +4,8 @@
 usage: machine.py [--kills N] [--seed N]
 
 * crash: the daemon and its tenants are killed with `kill -9` at random, N times (default 500),
-  while jobs are submitted; every job must end exactly once, and no job may run twice at the same time;
+  while jobs are submitted; every job must end exactly once, and no job may run twice at the same
+  time;
 * crowd: 1,000 jobs wait and 200 tenants run and report; the daemon must stay below 100 MiB and
   below 5 % of one core, also while `roommate top` is open;
 * parts: as crash, with a journal limit so small that new segments are started all the time.
@@ -49,7 +50,10 @@ def crash(what: str, kills: int, seed: int, *flags: str) -> bool:
         return False
     finally:
         room.close()
-    print(f"ok   {what}: {kills} kills in {time.monotonic() - began:.0f} s, nothing lost, nothing doubled")
+    print(
+        f"ok   {what}: {kills} kills in {time.monotonic() - began:.0f} s, "
+        "no job lost, none run twice"
+    )
     return True
 
 
@@ -71,7 +75,8 @@ def crowd() -> bool:
     return good
 
 
-def measured(room: Room, what: str, meanwhile: Callable[[], object] = lambda: time.sleep(0.1)) -> bool:
+def measured(room: Room, what: str,
+             meanwhile: Callable[[], object] = lambda: time.sleep(0.1)) -> bool:
     pid = json.loads(room.ok("describe", "-o", "json"))["pid"]
     used, at = cpu_s(pid), time.monotonic()
     while time.monotonic() < at + MEASURE_S:

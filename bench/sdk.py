@@ -55,7 +55,10 @@ def main() -> int:
         session.forget()
         os.wait()
     good = each_us <= LIMIT_US
-    print(f"{'ok  ' if good else 'SLOW'} SDK: {each_us:.1f} us a step, {each_us / 100:.2f} % of 10 ms (limit 1 %)")
+    print(
+        f"{'ok  ' if good else 'SLOW'} SDK: {each_us:.1f} us a step, "
+        f"{each_us / 100:.2f} % of 10 ms (limit 1 %)"
+    )
     return 0 if good else 1
 
 

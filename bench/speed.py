@@ -25,7 +25,8 @@ BINARY = ROOT / "target/release/roommate"
 
 
 def run(trace: Path, cluster: str, policy: str, limit_s: float, limit_mib: float) -> bool:
-    command = [str(BINARY), "sim", str(trace), "--cluster", cluster, "--policy", policy, "-o", "json"]
+    command = [str(BINARY), "sim", str(trace), "--cluster", cluster, "--policy", policy, "-o",
+               "json"]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=4 * limit_s)
     except subprocess.TimeoutExpired:

@@ -71,7 +71,8 @@ def main() -> None:
         samples = [[rng.uniform(-1.0, 1.0) for _ in range(INPUTS)] for _ in range(size)]
         return [(x, float(x[0] * x[1] + x[2] > 0.0)) for x in samples]
 
-    steps = roommate.steps(load, batch_size=32, min=8, max=128, lr="sqrt", done=done, interleave=True)
+    steps = roommate.steps(load, batch_size=32, min=8, max=128, lr="sqrt", done=done,
+                           interleave=True)
 
     @roommate.on_checkpoint
     def save() -> None:

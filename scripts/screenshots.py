@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Pictures of the terminal for the docs: docs/images/{top,detail,ps,describe}.svg.
 
-A daemon runs the jobs of examples/, more of them than there are devices; each picture is what the program
+A daemon runs jobs of examples/, more than there are devices; each picture shows what the program
 draws on a pseudo-terminal, cell by cell. The program is target/release/roommate, or $ROOMMATE_BIN.
 """
 
@@ -43,7 +43,7 @@ class Style:
 
 @dataclass
 class Terminal:
-    """As much of a terminal as the program uses."""
+    """Emulates the control sequences that the program uses."""
 
     columns: int
     rows: int
@@ -56,11 +56,12 @@ class Terminal:
     cells: dict[tuple[int, int], tuple[str, Style]] = field(default_factory=dict)
 
     def feed(self, text: str) -> None:
-        # A sequence may come in two pieces.
+        # A control sequence may be split between two reads.
         text = self.rest + text
         whole = re.sub(r"\x1b(\[[0-9;?]*)?$", "", text)
         self.rest, text = text[len(whole) :], whole
-        for piece in re.finditer(r"\x1b\[([0-9;?]*)([a-zA-Z])|\x1b[()=>78].?|[\r\n\b]|.", text, re.DOTALL):
+        for piece in re.finditer(r"\x1b\[([0-9;?]*)([a-zA-Z])|\x1b[()=>78].?|[\r\n\b]|.", text,
+                                 re.DOTALL):
             whole, arguments, what = piece.group(0), piece.group(1), piece.group(2)
             if what:
                 self.control(arguments, what)
@@ -110,7 +111,8 @@ class Terminal:
         out = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" font-size="13" '
-            'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace">',
+            'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, '
+            'monospace">',
             f'<rect width="{width}" height="{height}" rx="6" fill="{BACK}"/>',
             f'<text x="{MARGIN}" y="{MARGIN + 13}" fill="{BRIGHT[0]}">$ {escape(command)}</text>',
         ]
@@ -133,11 +135,12 @@ class Terminal:
         out = []
         if style.back != BACK:
             out.append(
-                f'<rect x="{x}" y="{y}" width="{len(text) * CELL_W}" height="{CELL_H}" fill="{style.back}"/>'
+                f'<rect x="{x}" y="{y}" width="{len(text) * CELL_W}" height="{CELL_H}" '
+                f'fill="{style.back}"/>'
             )
         if shown := text.rstrip():
             bold = ' font-weight="bold"' if style.bold else ""
-            # Spaces would be made one; the length keeps every cell in its column whatever the font.
+            # SVG collapses spaces; textLength keeps every cell in its column with any font.
             shown = escape(shown).replace(" ", "\u00a0")
             length = len(text.rstrip()) * CELL_W
             out.append(
@@ -148,12 +151,14 @@ class Terminal:
 
 
 def shoot(
-    room: Room, name: str, words: list[str], columns: int, rows: int, keys: str = "", seconds: float = 2.0
+    room: Room, name: str, words: list[str], columns: int, rows: int, keys: str = "",
+    seconds: float = 2.0
 ) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = {**room.env, "TERM": "xterm-256color"}
-    with subprocess.Popen([BINARY, *words], env=env, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+    with subprocess.Popen([BINARY, *words], env=env, stdin=theirs, stdout=theirs,
+                          stderr=theirs) as process:
         terminal, end, pressed = Terminal(columns, rows), time.monotonic() + seconds, False
         decoder = codecs.getincrementaldecoder("utf-8")()
         while time.monotonic() < end:
@@ -166,7 +171,8 @@ def shoot(
             process.kill()
     os.close(ours)
     os.close(theirs)
-    used = max((row for (row, _), (letter, _) in terminal.cells.items() if letter != " "), default=0)
+    used = max((row for (row, _), (letter, _) in terminal.cells.items() if letter != " "),
+               default=0)
     terminal.rows = used + 1
     path = ROOT / "docs/images" / f"{name}.svg"
     path.parent.mkdir(exist_ok=True)
@@ -176,7 +182,7 @@ def shoot(
 
 def main() -> None:
     room = Room()
-    # A path that reads well in a picture; it must not be there before.
+    # A typical path for the pictures; it must not exist yet.
     room.state = Path("/var/lib/roommate")
     room.state.mkdir()
     room.env["ROOMMATE_STATE"] = str(room.state)

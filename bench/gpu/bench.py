@@ -1,4 +1,4 @@
-"""Where a part of run.sh puts what it finds."""
+"""Output and time limit of a part of run.sh."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FOREVER = 1_000_000
 
 
 class Bench:
-    """Where a part puts what it finds."""
+    """Collects the rows of a part and limits its time."""
 
     def __init__(self, part: str, out: Path, rehearse: bool, anew: bool) -> None:
         self.part, self.out, self.rehearse = part, out, rehearse
-        # Whether what there is of it is of an earlier run, and not of one that was cut off.
+        # Whether existing rows come from a complete earlier run, not from an interrupted one.
         self.anew = anew
         self.rows: list[dict[str, Any]] = []
         self._file = out / f"{part}.new"
@@ -35,7 +35,7 @@ class Bench:
         print(json.dumps(self.rows[-1]), flush=True)
 
     def seconds(self, real: float) -> float:
-        """How long to look; a rehearsal is in a hurry."""
+        """How long to measure; shorter in a rehearsal."""
         return real / 8 if self.rehearse else real
 
     def left_s(self) -> float:
@@ -49,17 +49,18 @@ class Bench:
             self._file.rename(self.out / f"{self.part}.jsonl")
 
 
-OF_A_RUN = ("name", "state", "submitted_s", "age_s", "done", "steps", "step_s", "stages_s", "starts", "failures")
+OF_A_RUN = ("name", "state", "submitted_s", "age_s", "done", "steps", "step_s", "stages_s",
+            "starts", "failures")
 
 
 def run_mix(bench: Bench, room: Room, mix: dict[str, Any], *flags: str) -> list[dict[str, Any]]:
-    """Runs it in the foreground; the journal stays, and so does what the program says."""
+    """Runs a mix in the foreground; keeps the journal and the results."""
     file = room.folder / "mix.yaml"
     file.write_text(json.dumps(mix))
     journal = room.out / f"{room.name}.journal.jsonl"
     out = room.ok("run", str(file), *room.device(), *flags, "--journal", str(journal), "-o", "json")
-    said = json.loads(out)
-    runs = said if isinstance(said, list) else [said]
+    found = json.loads(out)
+    runs = found if isinstance(found, list) else [found]
     for run in runs:
         run["jobs"] = [{k: v for k, v in job.items() if k in OF_A_RUN} for job in run["jobs"]]
         bench.row(**run)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How steady the speed of a loop is that waits for the CPU, by the cores that its threads may use.
+"""Variation of the speed of a CPU-bound training loop, by the cores that its threads may use.
 
 usage: jitter.py [--task bert-squad] [--batch 16] [--windows 20]
 
-A line of JSON for each placement: steps a second in windows of half a second. Needs PyTorch and a GPU; no daemon, no SDK.
+Prints a line of JSON for each placement: steps per second in windows of half a second. Needs
+PyTorch and a GPU; no daemon, no SDK.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("python", "examples/gpu")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder)
+                for folder in ("python", "examples/gpu")]
 
 WINDOW_S = 0.5
 
@@ -24,7 +26,8 @@ WINDOW_S = 0.5
 def siblings(core: int) -> list[int]:
     """The hardware threads of the same core."""
     try:
-        text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text().strip()
+        topology = Path(f"/sys/devices/system/cpu/cpu{core}/topology")
+        text = (topology / "thread_siblings_list").read_text().strip()
     except OSError:
         return [core]
     found: list[int] = []
@@ -37,7 +40,8 @@ def siblings(core: int) -> list[int]:
 def placements(cores: list[int]) -> dict[str, list[int]]:
     own = [c for c in siblings(cores[0]) if c in cores]
     apart = [c for c in cores if siblings(c)[0] == c]
-    return {"anywhere": cores, "one core": own, "one thread": own[:1], "two cores": apart[:2], "four cores": apart[:4], "anywhere again": cores}
+    return {"anywhere": cores, "one core": own, "one thread": own[:1], "two cores": apart[:2],
+            "four cores": apart[:4], "anywhere again": cores}
 
 
 def move(cores: list[int]) -> None:
@@ -69,8 +73,10 @@ def main() -> None:
                 torch.cuda.synchronize()
                 count += 1
             rates.append(count / (time.perf_counter() - began))
-        row = {"task": args.task, "cores": label, "which": cores, "it_s": round(statistics.median(rates), 2),
-               "least": round(min(rates), 2), "most": round(max(rates), 2), "windows": [round(r, 1) for r in rates]}
+        row = {"task": args.task, "cores": label, "which": cores,
+               "it_s": round(statistics.median(rates), 2),
+               "least": round(min(rates), 2), "most": round(max(rates), 2),
+               "windows": [round(r, 1) for r in rates]}
         print(json.dumps(row), flush=True)
 
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A training loop that is asked for everything the SDK knows, by a machine of our own making in the same process.
+"""Tests every request of the SDK's protocol on a training loop, with a daemon in the same process.
 
 usage: obeys.py --task resnet50-imagenet [--moves 30]
 
-Says as JSON lines whether it did as asked, how long it stood still, and what it held. Needs PyTorch; best under MPS. Exit status 1: it did not obey.
+Prints as JSON lines whether the loop did what was requested, how long it paused, and how much
+memory it held. Needs PyTorch; best under MPS. Exit status: 1 if a request was not carried out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PARTS = [SeatRange(0, 24), SeatRange(24, 64), SeatRange(64, 68), SeatRange(0, 10
 
 
 class Machine(threading.Thread):
-    """Answers a hello, says what it is told to, and keeps what it hears."""
+    """Stands in for the daemon: answers a hello, sends messages, and records those it receives."""
 
     def __init__(self, welcome: protocol.Welcome) -> None:
         super().__init__(daemon=True)
@@ -70,7 +71,7 @@ class Machine(threading.Thread):
         return next((m for m in reversed(self.heard) if isinstance(m, kind)), None)
 
     def wait_for(self, kind: type) -> Any:
-        """The last such message; one that is on its way is waited for."""
+        """The last message of this type; waits up to a second for the first."""
         end = time.monotonic() + 1.0
         while self.last(kind) is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -95,7 +96,8 @@ class Loop:
                 made[size] = job.make(size)
             return made[size]
 
-        self.steps = roommate.steps(data, batch_size=batch, min=batch // 2, max=2 * batch, optimizer=job.optimizer)
+        self.steps = roommate.steps(data, batch_size=batch, min=batch // 2, max=2 * batch,
+                                    optimizer=job.optimizer)
         gpu.swap(job.model, job.optimizer)
         self._next = iter(self.steps)
         self.batch = batch
@@ -103,7 +105,7 @@ class Loop:
         self.ticks: list[Tick] = []
 
     def run(self, count: int) -> list[float]:
-        """Seconds of so many steps, from boundary to boundary."""
+        """Seconds of each of the next steps, from boundary to boundary."""
         times = []
         for _ in range(count):
             began = time.perf_counter()
@@ -115,7 +117,7 @@ class Loop:
         return times
 
     def ask(self, limit: int = 100, **how: Any) -> bool:
-        """Asks, and runs until it is answered; whether it was."""
+        """Sends a request and runs steps until it is answered; returns whether it was."""
         tuned = self.machine.count(Tuned)
         how = {"batch": 0, "pace_permille": 1000} | how
         self.machine.say(Tune(**how))
@@ -140,7 +142,8 @@ def bits(job: Any) -> list[Any]:
 
 def same(before: list[Any], after: list[Any]) -> bool:
     equal = lambda a, b: a == b if isinstance(a, bytes) else bool((a == b).all())
-    return len(before) == len(after) and all(equal(a, b) for a, b in zip(before, after, strict=True))
+    return len(before) == len(after) and all(equal(a, b) for a,
+                                             b in zip(before, after, strict=True))
 
 
 def main() -> None:
@@ -168,13 +171,15 @@ def main() -> None:
         nonlocal good
         good = good and obeyed
         row = {"task": args.task, "what": what, "obeyed": obeyed}
-        print(json.dumps(row | {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()}), flush=True)
+        print(json.dumps(row | {k: round(v, 4) if isinstance(v, float) else v for k,
+                                v in found.items()}), flush=True)
 
     places = []
     for _ in range(5):
         loop.run(1)
         places.append(loop.steps.seat and (loop.steps.seat.first, loop.steps.seat.sms))
-    say("first steps in the smallest part, then in its own", places == [(0, 24)] * PLAN_STEPS + [(64, 68)] * (5 - PLAN_STEPS), places=places)
+    say("first steps in the smallest part, then in its own",
+        places == [(0, 24)] * PLAN_STEPS + [(64, 68)] * (5 - PLAN_STEPS), places=places)
     answer = machine.wait_for(Tuned)
     say("says where it is", answer is not None and answer.seat == PARTS[2])
 
@@ -185,8 +190,10 @@ def main() -> None:
     steady = (time.perf_counter() - began) / 30
     loop.run(int(1.2 / steady))
     reported = machine.wait_for(Stepped)
-    say("steps as long as the GPU takes", reported is not None and abs(reported.step_s / steady - 1) < 0.1,
-        step_ms=1e3 * steady, reported_ms=1e3 * reported.step_s if reported else None, gpu_mib=reported.gpu_mib if reported else None)
+    say("steps as long as the GPU takes", reported is not None
+        and abs(reported.step_s / steady - 1) < 0.1,
+        step_ms=1e3 * steady, reported_ms=1e3 * reported.step_s if reported else None,
+        gpu_mib=reported.gpu_mib if reported else None)
 
     dice, wrong = random.Random(7), 0
     held = int(torch.cuda.memory_reserved()) >> 20
@@ -198,20 +205,23 @@ def main() -> None:
         part = dice.choice([p for p in PARTS if p != loop.steps.seat])
         wrong += not loop.ask(seat=part) or loop.steps.seat != part
         loop.run(8)
-    # What it holds is compared where it was at first.
+    # Memory is compared in the SM range of the beginning.
     loop.ask(seat=PARTS[2])
     loop.run(3)
-    say("moves", wrong == 0, **rounded(pauses(loop.ticks)), held_mib=[held, int(torch.cuda.memory_reserved()) >> 20])
+    say("moves", wrong == 0, **rounded(pauses(loop.ticks)),
+        held_mib=[held, int(torch.cuda.memory_reserved()) >> 20])
 
     answered = loop.ask(batch=loop.batch // 2, seat=PARTS[2])
-    say("another batch size", answered and loop.steps.batch_size == loop.batch // 2 and loop.steps.seat == PARTS[2])
+    say("another batch size", answered and loop.steps.batch_size == loop.batch // 2
+        and loop.steps.seat == PARTS[2])
     loop.ask(seat=None)
 
     from roommate import gpu
 
     swaps: list[Any] = []
     free: list[Any] = []
-    machine.on_suspended = lambda: (swaps.append(gpu.last_swap()), free.append(int(torch.cuda.memory_reserved()) >> 20))
+    machine.on_suspended = lambda: (swaps.append(gpu.last_swap()),
+                                    free.append(int(torch.cuda.memory_reserved()) >> 20))
     loop.run(2)
     next(loop._next)
     torch.cuda.synchronize()
@@ -221,21 +231,24 @@ def main() -> None:
     next(loop._next)
     swaps.append(gpu.last_swap())
     after = bits(job)
-    say("suspended and back, bit for bit", same(before, after) and machine.count(Suspended) == 1 and [s.way for s in swaps] == ["out", "in"],
+    say("suspended and back, bit for bit", same(before, after) and machine.count(Suspended) == 1
+        and [s.way for s in swaps] == ["out", "in"],
         tensors=len(before), moved_mib=swaps[0].mib, out_s=swaps[0].seconds, in_s=swaps[1].seconds,
         held_before_mib=swaps[0].held_before_mib, held_meanwhile_mib=free[0])
     loop.run(5)
     usual = statistics.median(loop.run(8))
 
     peak = int(torch.cuda.max_memory_allocated()) >> 20
-    where = lambda: {str(t.device).split(":")[0] for s in job.optimizer.state.values() for k, t in s.items() if k != "step"}
+    where = lambda: {str(t.device).split(":")[0] for s in job.optimizer.state.values() for k,
+                     t in s.items() if k != "step"}
     answered = loop.ask(seat=None, gpu_mib=int(0.8 * peak))
     loop.run(max(5, int(1.2 / steady)))
     away, held = where(), int(torch.cuda.memory_reserved()) >> 20
     slower = statistics.median(loop.run(8))
     loop.ask(seat=None)
     loop.run(3)
-    say("little memory", answered and away == {"cpu"} and where() == {"cuda"}, peak_mib=peak, limit_mib=int(0.8 * peak), held_mib=held,
+    say("little memory", answered and away == {"cpu"} and where() == {"cuda"}, peak_mib=peak,
+        limit_mib=int(0.8 * peak), held_mib=held,
         step_ms=[round(1e3 * usual, 2), round(1e3 * slower, 2)])
 
     full = statistics.median(loop.run(20))
@@ -243,8 +256,9 @@ def main() -> None:
     began, count = time.perf_counter(), max(10, int(1.5 / full))
     loop.run(count)
     paced, step_s = (time.perf_counter() - began) / count, machine.last(Stepped).step_s
-    # Each step is waited for at a pace, so that it may be longer than one that overlaps with the next.
-    say("half the pace", answered and 1.8 < paced / step_s < 2.2, of_a_step=paced / step_s, of_full_speed=full / paced)
+    # With a pace the loop waits for each step, so steps do not overlap and may take longer.
+    say("half the pace", answered and 1.8 < paced / step_s < 2.2, of_a_step=paced / step_s,
+        of_full_speed=full / paced)
     raise SystemExit(0 if good else 1)
 
 

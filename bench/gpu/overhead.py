@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What `roommate.steps` costs a training loop: the same steps with and without it, in one process, in short blocks by turns.
+"""Overhead of `roommate.steps`: the same steps with and without it, in alternating short blocks.
 
 usage: overhead.py --task resnet18-imagenet --batch 32 --out FILE [--pairs 120] [--steps 8]
 
-Meant to be started by a daemon (`run.sh overhead` does); writes one JSON object. Two figures, because a machine whose speed changes by a
-tenth from one second to the next hides a hundredth: how much longer steps are, with the error of that, and the time that the CPU spends
-inside the SDK, as a part of a step.
+Must be started by a daemon (`run.sh overhead` does); writes one JSON object. It has two figures,
+because speed that varies by a tenth from second to second hides an overhead of a hundredth: by how
+much steps are longer, with the error of the mean, and the CPU time inside the SDK as a share of a
+step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", required=True)
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--pairs", type=int, default=120, help="of blocks, one with and one without")
+    parser.add_argument("--pairs", type=int, default=120,
+                        help="of blocks, one with and one without")
     parser.add_argument("--steps", type=int, default=8, help="of a block")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")
@@ -73,9 +75,12 @@ def main() -> None:
     differences = [b - a for a, b in zip(without, within, strict=True)]
     error = statistics.stdev(differences) / len(differences) ** 0.5
     found = {
-        "task": args.task, "batch": args.batch, "managed": roommate.managed(), "pairs": args.pairs, "steps": args.steps,
-        "plain_ms": 1e3 * usual, "sdk_ms": 1e3 * statistics.fmean(within), "longer": statistics.fmean(differences) / usual,
-        "error": error / usual, "inside_us": 1e6 * statistics.fmean(inside), "inside": statistics.fmean(inside) / usual,
+        "task": args.task, "batch": args.batch, "managed": roommate.managed(), "pairs": args.pairs,
+        "steps": args.steps,
+        "plain_ms": 1e3 * usual, "sdk_ms": 1e3 * statistics.fmean(within),
+        "longer": statistics.fmean(differences) / usual,
+        "error": error / usual, "inside_us": 1e6 * statistics.fmean(inside),
+        "inside": statistics.fmean(inside) / usual,
     }
     if not args.rehearse:
         found |= calls(loop, torch)
@@ -83,7 +88,7 @@ def main() -> None:
 
 
 def calls(loop: Any, torch: Any) -> dict[str, float]:
-    """Microseconds of what the SDK calls, one after the other."""
+    """Microseconds of each call that the SDK makes."""
     event, session = torch.cuda.Event(blocking=True), loop._session
 
     def once(run: Callable[[], object], count: int = 200) -> float:
@@ -97,7 +102,8 @@ def calls(loop: Any, torch: Any) -> dict[str, float]:
         loop._timed, loop._busy_s = 1, 0.01
         loop._report()
 
-    return {"record_us": once(event.record), "wait_us": once(event.synchronize), "listen_us": once(session.boundary),
+    return {"record_us": once(event.record), "wait_us": once(event.synchronize),
+            "listen_us": once(session.boundary),
             "report_us": once(report, 20), "clock_us": once(time.thread_time)}
 
 

@@ -1,4 +1,4 @@
-"""How long a job stood still when it went to another part of the GPU, from the times of its steps."""
+"""Pauses of a job at changes of its SM range, from the times of its steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from room import Tick, median
 
 
 def pauses(ticks: list[Tick]) -> dict[str, Any]:
-    """Per move, what the first step in the new part took from the end of the last one in the old, beyond its usual length there."""
+    """Per change: time from the end of the last step in the old SM range to the end of the first
+    step in the new one, minus the usual step time there.
+    """
     stays = [list(stay) for _, stay in groupby(ticks, key=lambda t: (t.first, t.sms))]
     where = lambda stay: (stay[0].first, stay[0].sms)
     gaps: dict[tuple[int, int], list[float]] = {}
@@ -19,5 +21,7 @@ def pauses(ticks: list[Tick]) -> dict[str, Any]:
     moves = [(a, b) for a, b in pairwise(stays) if len(b) >= 3]
     found = sorted(1e3 * (b[0].at - a[-1].at - usual[where(b)]) for a, b in moves)
     at = lambda part: found[min(len(found) - 1, int(part * len(found)))] if found else None
-    return {"moves": len(stays) - 1, "measured": len(found), "pause_p50_ms": at(0.5), "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
-            "step_ms": {f"{sms} from {first}": 1e3 * g for (first, sms), g in sorted(usual.items())}}
+    return {"moves": len(stays) - 1, "measured": len(found), "pause_p50_ms": at(0.5),
+            "pause_p99_ms": at(0.99), "pause_longest_ms": at(1.0),
+            "step_ms": {f"{sms} from {first}": 1e3 * g for (first, sms),
+                        g in sorted(usual.items())}}

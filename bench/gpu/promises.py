@@ -1,4 +1,4 @@
-"""What a machine promises its jobs: speed, memory, and shares that change while they run. Parts of run.sh."""
+"""Guarantees of a machine: speed, memory, and shares that change at run time. Parts of run.sh."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from pauses import pauses
 from room import Room, Tick, median
 
 
-#: A guaranteed task, its batch size, and what else is said to it.
+#: A guaranteed task, its batch size, and further options.
 Host = tuple[str, int, list[object]]
 BUSY: Host = ("resnet50-imagenet", 64, [])
 WAITS: Host = ("resnet18-imagenet", 128, ["--loader", "--workers", 4])
 
 
 def guaranteed(bench: Bench) -> None:
-    """A guaranteed job beside a best-effort one: what each keeps, and what happens when the first one grows."""
+    """A guaranteed job beside a best-effort one: speeds, also after the first one grows."""
     with bench.room() as room:
         side_by_side(bench, room, "keeps the GPU busy", BUSY)
-        # Half of the GPU is given away, then taken back; then its batch grows.
+        # Half of the GPU is released, then claimed again; then the batch size grows.
         long = bench.seconds(4)
         room.ok("resize", "promised", "--share", "0.5")
         room.watch(bench.seconds(8))
-        growth(bench, room, "share 0.5 to all", lambda: room.ok("resize", "promised", "--share", "0"), long)
-        growth(bench, room, "batch 64 to 256", lambda: room.ok("resize", "promised", "--batch", "256"), long)
+        growth(bench, room, "share 0.5 to all",
+               lambda: room.ok("resize", "promised", "--share", "0"), long)
+        growth(bench, room, "batch 64 to 256",
+               lambda: room.ok("resize", "promised", "--batch", "256"), long)
         other_alone(bench, room)
     with bench.room("waits") as room:
         side_by_side(bench, room, "waits for its loader", WAITS)
@@ -36,16 +38,18 @@ def guaranteed(bench: Bench) -> None:
 
 
 def side_by_side(bench: Bench, room: Room, what: str, host: Host) -> None:
-    """The speed of a guaranteed job with and without a guest, by turns."""
+    """The speed of a guaranteed job with and without a best-effort job, alternating."""
     task, batch, flags = host
     room.up("antman", eps=0.04)
-    room.submit("promised", "train.py", "--task", task, "--batch", batch, "--min", 16, "--max", 256, "--steps", FOREVER,
+    room.submit("promised", "train.py", "--task", task, "--batch", batch, "--min", 16, "--max", 256,
+                "--steps", FOREVER,
                 "--save-s", 0, *flags, batch={"size": batch, "min": 16, "max": 256})
     room.until_steps("promised", 100)
     [alone] = room.watch(bench.seconds(4), "promised")
-    room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER, "--save-s", 0, **{"class": "best-effort"})
+    room.submit("other", "train.py", "--task", "gpt2-lm", "--batch", 8, "--steps", FOREVER,
+                "--save-s", 0, **{"class": "best-effort"})
     room.until_steps("other", 8, 150)
-    # The machine lets it in slowly.
+    # The throttle raises the pace of the best-effort job slowly.
     room.watch(bench.seconds(20), "other")
     solo, beside, others = [], [], []
     for _ in range(3):
@@ -56,10 +60,12 @@ def side_by_side(bench: Bench, room: Room, what: str, host: Host) -> None:
         room.until_steps("other", 1, 60)
         began = time.monotonic()
         beside += room.watch(bench.seconds(8), "promised")
-        # It may take a step in seconds only: those are counted, and not timed from one to the next.
+        # A step may take seconds, so steps are counted instead of timed.
         others.append(room.count("other", began) / (time.monotonic() - began))
-    bench.row(what=what, alone_before=alone, alone=median(solo), beside=median(beside), kept=median(beside) / median(solo),
-              spread=max(solo) / min(solo) - 1, every=beside, other=sum(others) / len(others), others=others)
+    bench.row(what=what, alone_before=alone, alone=median(solo), beside=median(beside),
+              kept=median(beside) / median(solo),
+              spread=max(solo) / min(solo) - 1, every=beside, other=sum(others) / len(others),
+              others=others)
 
 
 def other_alone(bench: Bench, room: Room) -> None:
@@ -68,31 +74,37 @@ def other_alone(bench: Bench, room: Room) -> None:
     room.watch(bench.seconds(1))
     [free] = room.watch(bench.seconds(4), "other")
     other = room.jobs()["other"]
-    bench.row(what="other", alone=free, starts=other["starts"], failures=other["failures"], done=other["done"],
+    bench.row(what="other", alone=free, starts=other["starts"], failures=other["failures"],
+              done=other["done"],
               steps_noted=len(room.ticks("other")))
 
 
 def shrink(bench: Bench) -> None:
-    """A guaranteed job needs most of the memory; a best-effort one gives some of it away, and has it again afterwards."""
+    """A guaranteed job needs most of the memory; a best-effort one releases some meanwhile."""
     limit = 8800
     with bench.room() as room:
         room.up("antman")
-        whole = max((gpu.get("mem_mib") or 0 for gpu in room.machine().get("gpus", [])), default=0) or 143_771
-        room.submit("guest", "train.py", "--task", "gpt2-lm", "--batch", 8, "--optimizer", "adam", "--steps", FOREVER, "--save-s", 0,
+        whole = max((gpu.get("mem_mib") or 0 for gpu in room.machine().get("gpus", [])),
+                    default=0) or 143_771
+        room.submit("guest", "train.py", "--task", "gpt2-lm", "--batch", 8, "--optimizer", "adam",
+                    "--steps", FOREVER, "--save-s", 0,
                     gpu_mib=16_000, **{"class": "best-effort"})
         room.until_steps("guest", 60, 150)
         phases = [memory(bench, room, "alone")]
-        # A tenth more than it says is kept free for it.
-        room.submit("promised", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps", FOREVER, "--save-s", 0,
+        # The policy reserves a tenth more than requested.
+        room.submit("promised", "train.py", "--task", "resnet18-imagenet", "--batch", 64, "--steps",
+                    FOREVER, "--save-s", 0,
                     gpu_mib=int((whole - limit) / 1.1))
         began = time.monotonic()
         room.until_steps("promised", 20, 150)
-        phases.append(memory(bench, room, "beside one that needs the rest") | {"promised_after_s": time.monotonic() - began})
+        phases.append(memory(bench, room, "beside one that needs the rest")
+                      | {"promised_after_s": time.monotonic() - began})
         room.ok("cancel", "promised")
         room.until(lambda: room.jobs()["promised"]["ended"])
         phases.append(memory(bench, room, "alone again"))
         for phase in phases:
-            bench.row(**phase, starts=room.jobs()["guest"]["starts"], failures=room.jobs()["guest"]["failures"])
+            bench.row(**phase, starts=room.jobs()["guest"]["starts"],
+                      failures=room.jobs()["guest"]["failures"])
 
 
 def memory(bench: Bench, room: Room, when: str) -> dict[str, Any]:
@@ -100,13 +112,16 @@ def memory(bench: Bench, room: Room, when: str) -> dict[str, Any]:
     [rate] = room.watch(bench.seconds(4), "guest")
     guest = room.jobs()["guest"]
     log = Path(guest["log"]).read_text(errors="replace").splitlines()
-    limits = [a["tune"][1].get("mem_mib") for step in room.steps() for a in step.get("actions", []) if "tune" in a]
-    return {"when": when, "guest_it_s": rate, "limit_mib": limits[-1] if limits else None, "held_mib": guest["gpu_mib"],
+    limits = [a["tune"][1].get("mem_mib") for step in room.steps() for a in step.get("actions", [])
+              if "tune" in a]
+    return {"when": when, "guest_it_s": rate, "limit_mib": limits[-1] if limits else None,
+            "held_mib": guest["gpu_mib"],
             "state": guest["state"], "said": [line for line in log if line.startswith("roommate:")]}
 
 
-def growth(bench: Bench, room: Room, what: str, grow: Callable[[], object], settle_s: float) -> None:
-    """How soon the other has shrunk: its part of the GPU, or its pace."""
+def growth(bench: Bench, room: Room, what: str, grow: Callable[[], object],
+           settle_s: float) -> None:
+    """How soon the best-effort job shrinks: its SM range or its speed."""
     room.watch(settle_s)
     before = room.watch(settle_s, "promised", "other")
     done = room.jobs()["other"]["done"]
@@ -116,15 +131,20 @@ def growth(bench: Bench, room: Room, what: str, grow: Callable[[], object], sett
     answered = time.monotonic() - began
     room.watch(settle_s)
     later = [t for t in room.ticks("other") if t.at > began]
-    moved = next((t.at - began for t in later if part and (t.first, t.sms) != (part.first, part.sms)), None)
+    moved = next((t.at - began for t in later if part
+                  and (t.first, t.sms) != (part.first, part.sms)), None)
     count = int(4 * min(4.0, settle_s - 0.5))
     windows = [room.rate("other", began + s / 4, began + s / 4 + 0.5) for s in range(count)]
-    slower = next((0.25 * n + 0.5 for n, rate in enumerate(windows) if rate < 0.8 * before[1]), None)
+    slower = next((0.25 * n + 0.5 for n, rate in enumerate(windows) if rate < 0.8 * before[1]),
+                  None)
     after = room.watch(settle_s, "promised", "other")
     job = room.jobs()["other"]
-    bench.row(what=what, answered_s=answered, moved_after_s=moved, slower_within_s=slower, promised=[before[0], after[0]],
-              other=[before[1], after[1]], other_by_quarter_seconds=windows, part=[part[2:] if part else None, last_part(later)],
-              nothing_lost=job["state"] == "running" and job["failures"] == 0 and job["done"] >= done)
+    bench.row(what=what, answered_s=answered, moved_after_s=moved, slower_within_s=slower,
+              promised=[before[0], after[0]],
+              other=[before[1], after[1]], other_by_quarter_seconds=windows,
+              part=[part[2:] if part else None, last_part(later)],
+              nothing_lost=job["state"] == "running" and job["failures"] == 0
+              and job["done"] >= done)
 
 
 def last(ticks: list[Tick]) -> Tick | None:
@@ -136,25 +156,28 @@ def last_part(ticks: list[Tick]) -> Any:
 
 
 def resize(bench: Bench) -> None:
-    """The share of a running job changes through the daemon, again and again."""
+    """The daemon changes the share of a running job 200 times."""
     changes = 20 if bench.rehearse else 200
     for task, batch in (("resnet50-imagenet", 64), ("gpt2-lm", 8)):
         with bench.room(task) as room:
             room.up("mps")
-            room.submit("job", "train.py", "--task", task, "--batch", batch, "--steps", FOREVER, "--save-s", 0)
+            room.submit("job", "train.py", "--task", task, "--batch", batch, "--steps", FOREVER,
+                        "--save-s", 0)
             room.until_steps("job", 40, 150)
             room.watch(bench.seconds(1))
             dice, shares = random.Random(7), ["0.2", "0.35", "0.5", "0.65", "0.8", "0"]
             held, share = [room.jobs()["job"]["gpu_mib"]], "0"
             for n in range(changes):
-                # What it holds is compared where it was at first: on the whole GPU.
+                # Memory is compared on the whole GPU, as at the beginning.
                 look = n % 20 == 19
-                share = "0" if look and share != "0" else dice.choice([s for s in shares if s != share])
+                share = "0" if look and share != "0" else dice.choice([s for s in shares
+                                                                       if s != share])
                 room.ok("resize", "job", "--share", share)
                 room.until_steps("job", 6)
                 if look:
                     room.watch(bench.seconds(1.2))
                     held.append(room.jobs()["job"]["gpu_mib"])
             job = room.jobs()["job"]
-            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")), held_mib=held, starts=job["starts"],
+            bench.row(task=task, batch=batch, asked=changes, **pauses(room.ticks("job")),
+                      held_mib=held, starts=job["starts"],
                       failures=job["failures"])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Stands in for the jobs of examples/gpu where there is no GPU, so that bench/gpu/run.sh --rehearse can be tried anywhere.
+"""Replaces the jobs of examples/gpu in bench/gpu/run.sh --rehearse, which needs no GPU.
 
-usage: rehearsal.py SCRIPT [what the script takes]
+usage: rehearsal.py SCRIPT [OPTIONS of the script]
 
-Steps are pauses. Nothing that it reports is a measurement.
+Steps are pauses. Nothing it reports is a measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import zoo  # noqa: E402
 
 STEP_S = 0.01
 START_S = 1.5
-"""As with PyTorch, a start takes longer than the turns and windows of the policies here."""
+"""As with PyTorch, a start takes longer than the time slices and windows of the policies here."""
 
 
 def main() -> None:
@@ -47,7 +47,8 @@ def main() -> None:
         return [0] * size
 
     staged = args.loader or args.interleave
-    steps = roommate.steps(load, batch_size=own, min=args.min, max=args.max, done=done, interleave=staged)
+    steps = roommate.steps(load, batch_size=own, min=args.min, max=args.max, done=done,
+                           interleave=staged)
 
     @roommate.on_checkpoint
     def save() -> None:
@@ -62,7 +63,8 @@ def main() -> None:
         if args.save_s and time.monotonic() - last > args.save_s:
             steps.checkpoint()
             last = time.monotonic()
-        time.sleep(len(batch) / 2400 if args.interleave else STEP_S * (0.5 + 0.5 * len(batch) / own))
+        time.sleep(len(batch) / 2400 if args.interleave
+                   else STEP_S * (0.5 + 0.5 * len(batch) / own))
         if args.noise:
             small, large = roommate.noise.split(len(batch))
             steps.report_gradients([(n, 1 + 256 / n) for n in (small, large)])

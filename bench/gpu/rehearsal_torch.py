@@ -1,4 +1,4 @@
-"""A job for `obeys.py --rehearse`, on the PyTorch that the SDK's tests made for themselves."""
+"""A job for `obeys.py --rehearse`, with the fake PyTorch of the SDK's tests."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""How long a running training job stands still when its part of the GPU changes, and what that costs.
+"""Pauses of a running training job at changes of its SM range, and their cost.
 
 usage: repartition.py [--changes 200] [--tasks resnet50,gpt2] [--out FILE]
 
-For each task: steps a second on the whole GPU with plans that were chosen there; then, in a process of its own for each way of
-choosing convolution plans, how many of so many random changes fail, how long the longest pauses are, and what memory is kept.
+For each task and each way of choosing convolution plans, in separate processes: step times by
+number of SMs; then, over random changes, the number of failures, the pauses, and the reserved
+memory.
 Needs PyTorch, torchvision and transformers, and runs under MPS if a daemon is reachable.
 """
 
@@ -34,7 +35,8 @@ def training(name: str):
     torch.manual_seed(0)
     if name == "resnet50":
         model = torchvision.models.resnet50().cuda()
-        x, y = torch.randn(64, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (64,), device="cuda")
+        x, y = torch.randn(64, 3, 224, 224, device="cuda"), torch.randint(0, 1000, (64,),
+                                                                          device="cuda")
         loss = lambda: functional.cross_entropy(model(x), y)
     else:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda()
@@ -121,10 +123,12 @@ def main() -> None:
         return
     for task in args.tasks.split(","):
         for cure in args.cures.split(",") if task == "resnet50" else ["inside"]:
-            command = [sys.executable, __file__, "--one", task, cure, "--changes", str(args.changes)]
+            command = [sys.executable, __file__, "--one", task, cure, "--changes",
+                       str(args.changes)]
             ran = subprocess.run(command, capture_output=True, text=True, check=False)
             lines = ran.stdout.strip().splitlines()
-            row = lines[-1] if lines else json.dumps({"task": task, "plans": cure, "failed": ran.stderr[-300:]})
+            row = lines[-1] if lines else json.dumps({"task": task, "plans": cure,
+                                                      "failed": ran.stderr[-300:]})
             print(row, flush=True)
             if args.out:
                 with args.out.open("a") as out:

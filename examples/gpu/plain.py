@@ -32,7 +32,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if step % 50 == 0 or step == args.steps:
-            print(f"step {step}, loss {loss.item():.3f}, {step / (time.monotonic() - began):.2f} steps/s", flush=True)
+            rate = step / (time.monotonic() - began)
+            print(f"step {step}, loss {loss.item():.3f}, {rate:.2f} steps/s", flush=True)
 
 
 if __name__ == "__main__":

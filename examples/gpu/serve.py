@@ -66,7 +66,8 @@ def main() -> None:
     inputs: dict[int, Any] = {}
     with torch.no_grad():
         queue = Queue(args.rate, args.seconds)
-        steps = roommate.steps(queue.take, batch_size=args.batch, min=1 if args.max else None, max=args.max)
+        steps = roommate.steps(queue.take, batch_size=args.batch, min=1 if args.max else None,
+                               max=args.max)
         waited: list[float] = []
         told = time.monotonic()
         for came in steps:
@@ -82,7 +83,8 @@ def main() -> None:
             if now - told >= 2.0 and waited:
                 waited.sort()
                 rate = round(len(waited) / (now - told), 1)
-                print(json.dumps({"rps": rate, "p50_ms": at(waited, 0.5), "p99_ms": at(waited, 0.99), "batch": size}), flush=True)
+                print(json.dumps({"rps": rate, "p50_ms": at(waited, 0.5),
+                                  "p99_ms": at(waited, 0.99), "batch": size}), flush=True)
                 waited, told = [], now
 
 

@@ -31,16 +31,21 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="batch size (default: the task's usual one)")
     parser.add_argument("--min", type=int, help="smallest batch size that the policy may choose")
     parser.add_argument("--max", type=int, help="largest batch size that the policy may choose")
-    parser.add_argument("--steps", type=float, default=500, help="work, in steps of its own batch size")
+    parser.add_argument("--steps", type=float, default=500,
+                        help="work, in steps of its own batch size")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--loader", action="store_true", help="load pictures in worker processes")
     parser.add_argument("--workers", type=int, default=4, help="worker processes of --loader")
-    parser.add_argument("--interleave", action="store_true", help="mark the stages of a step; implied by --loader")
+    parser.add_argument("--interleave", action="store_true",
+                        help="mark the stages of a step; implied by --loader")
     parser.add_argument("--noise", action="store_true", help="report the gradient noise scale")
-    parser.add_argument("--stay", action="store_true", help="keep the model on the GPU while suspended")
-    parser.add_argument("--save-s", type=float, default=30, help="seconds between checkpoints; 0 = on request only")
-    parser.add_argument("--ticks", type=Path, help="write a line per step: end time, batch, first SM, SMs")
+    parser.add_argument("--stay", action="store_true",
+                        help="keep the model on the GPU while suspended")
+    parser.add_argument("--save-s", type=float, default=30,
+                        help="seconds between checkpoints; 0 = on request only")
+    parser.add_argument("--ticks", type=Path,
+                        help="write a line per step: end time, batch, first SM, SMs")
     return parser
 
 
@@ -76,7 +81,8 @@ class Job:
         if self.saved is None:
             return
         self.saved.parent.mkdir(parents=True, exist_ok=True)
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": done}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                 "done": done}
         self.torch.save(state, self.saved.with_suffix(".new"))
         self.saved.with_suffix(".new").rename(self.saved)
 
@@ -131,7 +137,8 @@ class Photos:
         size = number(self.side // 2, side)
         top, left = number(0, side - size + 1), number(0, side - size + 1)
         crop = photo[None, :, top : top + size, left : left + size]
-        picture = functional.interpolate(crop, (self.side, self.side), mode="bilinear", antialias=True)[0]
+        picture = functional.interpolate(crop, (self.side, self.side), mode="bilinear",
+                                         antialias=True)[0]
         if number(0, 2):
             picture = picture.flip(-1)
         return (picture - 127.5) / 64, index % self.classes
@@ -144,7 +151,8 @@ def loader(args: argparse.Namespace, batch: int) -> Any:
     if args.task not in zoo.PICTURES:
         raise SystemExit(f"--loader: {args.task} does not look at pictures")
     return DataLoader(
-        Photos(*zoo.PICTURES[args.task]), batch_size=batch, drop_last=True, num_workers=args.workers, pin_memory=True,
+        Photos(*zoo.PICTURES[args.task]), batch_size=batch, drop_last=True,
+        num_workers=args.workers, pin_memory=True,
         # One thread per worker, or workers would compete for cores.
         worker_init_fn=lambda _: torch.set_num_threads(1),
     )
@@ -181,7 +189,8 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
     batch = args.batch or zoo.TRAIN[args.task][0]
     data = loader(args, batch) if args.loader else synthetic(job)
     steps = roommate.steps(
-        data, batch_size=batch, min=args.min, max=args.max, lr="sqrt", optimizer=job.optimizer, done=job.done,
+        data, batch_size=batch, min=args.min, max=args.max, lr="sqrt", optimizer=job.optimizer,
+        done=job.done,
         interleave=args.loader or args.interleave,
     )
     if not args.stay:
@@ -218,7 +227,10 @@ def train(args: argparse.Namespace, during: Callable[[float], None] = lambda don
             file.writelines(f"{at:.6f} {what}\n" for at, what in ticks.ended())
     value = float(loss) if loss is not None else float("nan")
     seconds = time.monotonic() - began
-    print(f"{steps.done:.0f} steps, loss {value:.3f}, {count / seconds:.2f} steps/s in this process", flush=True)
+    rate = count / seconds
+    print(
+        f"{steps.done:.0f} steps, loss {value:.3f}, {rate:.2f} steps/s in this process", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,8 @@ def build(kind: str, name: str) -> tuple[Any, Make]:
     """A model on the CPU, and a function from a batch size to inputs and targets on the GPU."""
     built = training(name) if kind == "train" else serving(name)
     if built is None:
-        raise SystemExit(f"unknown task {name!r}: there are {', '.join(TRAIN if kind == 'train' else SERVE)}")
+        known = ", ".join(TRAIN if kind == "train" else SERVE)
+        raise SystemExit(f"unknown task {name!r}: there are {known}")
     return built
 
 
@@ -181,7 +182,8 @@ def collaborative() -> Any:
             self.users = nn.ModuleList([nn.Embedding(138493, 64), nn.Embedding(138493, 128)])
             self.items = nn.ModuleList([nn.Embedding(26744, 64), nn.Embedding(26744, 128)])
             sizes = ((256, 256), (256, 128), (128, 64))
-            self.mlp = nn.Sequential(*itertools.chain(*[(nn.Linear(a, b), nn.ReLU()) for a, b in sizes]))
+            self.mlp = nn.Sequential(*itertools.chain(*[(nn.Linear(a, b), nn.ReLU()) for a,
+                                                        b in sizes]))
             self.out = nn.Linear(128, 1)
 
         def forward(self, pairs: Any) -> Any:

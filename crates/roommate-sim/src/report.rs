@@ -1,10 +1,8 @@
-//! The HTML report: one page that compares runs, readable without a network for as long as there
-//! are browsers.
+//! The HTML report: one self-contained page that compares runs and needs no network.
 //!
-//! What lives here: the view of a run that the page needs, its tables, the captions, and the
-//! data embedded for the figures. The figures themselves are drawn by the scripts in `report/`.
-//! What does not: reading journals and computing metrics. The same runs give the same page, byte
-//! for byte.
+//! This module has the view of a run, the tables, the captions, and the data that is embedded for
+//! the figures. The scripts in `report/` draw the figures. Journals are read and metrics computed
+//! elsewhere. The same runs give the same page, byte for byte.
 
 mod all_figures;
 mod condense;
@@ -32,7 +30,7 @@ const SCRIPT: &str = concat!(
     include_str!("report/gantt.js")
 );
 
-/// Runs whose curves are drawn at the same time: more than six cannot be told apart.
+/// Most runs whose curves are drawn at the same time; more are hard to distinguish.
 const DRAWN_MAX: usize = 6;
 
 /// Everything the page shows of one run.
@@ -40,7 +38,7 @@ const DRAWN_MAX: usize = 6;
 pub struct RunView {
     /// The policy's name in the registry.
     pub policy: String,
-    /// What the page calls this run; unique among the runs of a page.
+    /// Label of the run, unique on a page.
     pub label: String,
     /// File name of the journal.
     pub source: String,
@@ -54,7 +52,7 @@ pub struct RunView {
     pub nodes: Vec<(u32, u32)>,
     /// When the run ended, in seconds since it began.
     pub end_s: f64,
-    /// The same figures in the same order for all runs of a page.
+    /// Metrics: the same in the same order for all runs of a page.
     pub figures: Vec<Row>,
     /// One for each interval of a job on a GPU.
     pub stays: Vec<Stay>,
@@ -72,16 +70,16 @@ pub struct RunView {
     pub services: Vec<ServiceView>,
 }
 
-/// What a run made of the requests of one service.
+/// Latency and SLO of one service in a run.
 #[derive(Clone, Debug)]
 pub struct ServiceView {
     /// Its name.
     pub name: String,
-    /// Its objective for the 99th percentile.
+    /// SLO for the 99th percentile.
     pub slo_ms: Option<f64>,
-    /// Share of requests later than that.
+    /// Share of requests above the SLO.
     pub late: f64,
-    /// Share of windows over it.
+    /// Share of windows that miss the SLO.
     pub over: f64,
     /// Median latency.
     pub p50_ms: f64,
@@ -89,24 +87,24 @@ pub struct ServiceView {
     pub p99_ms: f64,
     /// The same of the worst window.
     pub worst_ms: f64,
-    /// Requests a second in time.
+    /// Requests per second that are answered within the SLO.
     pub goodput_rps: f64,
-    /// Its accounts, in order.
+    /// Reports of the service, in order of time.
     pub stretches: Vec<Stretch>,
 }
 
-/// An account of a service.
+/// One report of a service, over several windows.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretch {
-    /// From when, in seconds since the run began.
+    /// Start, in seconds since the run began.
     pub from_s: f64,
-    /// Until when.
+    /// End, in seconds since the run began.
     pub to_s: f64,
     /// 99th percentile, mean of windows.
     pub p99_ms: f64,
     /// The same of the worst window.
     pub worst_ms: f64,
-    /// Share of windows over the objective.
+    /// Share of windows that miss the SLO.
     pub over: f64,
 }
 
@@ -117,22 +115,22 @@ pub struct Stay {
     pub job: u32,
     /// Index of the GPU in the cluster.
     pub gpu: u32,
-    /// When the job came, in seconds since the run began.
+    /// Start, in seconds since the run began.
     pub from_s: f64,
-    /// When it left.
+    /// End, in seconds since the run began.
     pub to_s: f64,
-    /// Its share of the GPU's streaming multiprocessors.
+    /// SM share of the job.
     pub sm_permille: u16,
 }
 
-/// A table of words above the figures of single runs: what many runs came to.
+/// A table of text above the figures of single runs: a summary of many runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Card {
-    /// Its heading.
+    /// Heading.
     pub heading: String,
-    /// How to read it.
+    /// Explanation below the table.
     pub note: String,
-    /// Its cells; the first row and the first column are names.
+    /// Cells; the first row and the first column are names.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -141,7 +139,7 @@ pub fn render(title: &str, runs: &[RunView]) -> String {
     render_with(title, &[], runs, league::SORTED_BY)
 }
 
-/// The whole page, with tables of words first, and the runs sorted by the figure with this key.
+/// The whole page, with the cards first and the runs sorted by the metric with key `sort`.
 pub fn render_with(title: &str, cards: &[Card], runs: &[RunView], sort: &str) -> String {
     let figures: Vec<Vec<Row>> = runs.iter().map(|r| r.figures.clone()).collect();
     let league = League::new(&figures, sort);
@@ -171,12 +169,12 @@ pub fn render_with(title: &str, cards: &[Card], runs: &[RunView], sort: &str) ->
     frame.around(&body, &data)
 }
 
-/// What every page has: its head, its theme, its data and its scripts.
+/// The parts that all pages share: head, theme, data and scripts.
 struct Frame<'a> {
     title: &'a str,
     subtitle: &'a str,
     script: &'a str,
-    /// The command that made it.
+    /// The command that generated the page.
     maker: &'a str,
 }
 
@@ -186,19 +184,21 @@ impl Frame<'_> {
         let size = json.len() + STYLE.len() + self.script.len() + body.len() + 4_096;
         let mut page = String::with_capacity(size);
         let shown = html(self.title);
-        // The nonce keeps inline event handlers and foreign scripts from running even if some text
-        // slipped through unescaped; everything else, the network above all, is forbidden.
+        // The nonce blocks inline event handlers and injected scripts, in case some text is not
+        // escaped. Everything else, in particular network access, is forbidden.
         let _ = write!(
             page,
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
-             style-src 'nonce-report'; script-src 'nonce-report'; base-uri 'none'; form-action 'none'\">\n\
+             style-src 'nonce-report'; script-src 'nonce-report'; base-uri 'none'; \
+             form-action 'none'\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
              <meta name=\"color-scheme\" content=\"light dark\">\n\
              <meta name=\"generator\" content=\"roommate\">\n\
              <title>{shown}</title>\n<style nonce=\"report\">\n{STYLE}</style>\n</head>\n<body>\n\
              <header class=\"top\">\n<div>\n<h1>{shown}</h1>\n<p class=\"muted\">{}</p>\n</div>\n\
-             <button type=\"button\" id=\"theme\" class=\"quiet\">Theme</button>\n</header>\n<main>\n\
+             <button type=\"button\" id=\"theme\" class=\"quiet\">Theme</button>\n</header>\n\
+             <main>\n\
              <noscript><p class=\"card\">The figures need JavaScript; the tables do not.</p>\
              </noscript>\n{body}</main>\n\
              <footer class=\"muted\">Made by <code>{}</code>.</footer>\n\
@@ -216,7 +216,7 @@ impl Frame<'_> {
     }
 }
 
-/// What all runs have in common, or that they do not.
+/// Cluster and seed, if all runs have the same.
 fn subtitle(runs: &[RunView]) -> String {
     let Some(first) = runs.first() else { return "0 runs".to_owned() };
     let mut parts = vec![count(runs.len(), "run")];
@@ -236,8 +236,10 @@ fn subtitle(runs: &[RunView]) -> String {
 fn push_card(page: &mut String, number: usize, card: &Card) {
     let _ = write!(
         page,
-        "<section class=\"card\" aria-labelledby=\"h-card{number}\">\n<h2 id=\"h-card{number}\">{}</h2>\n\
-         <div class=\"scroll\" role=\"region\" aria-labelledby=\"h-card{number}\" tabindex=\"0\">\n<table>\n",
+        "<section class=\"card\" aria-labelledby=\"h-card{number}\">\n\
+         <h2 id=\"h-card{number}\">{}</h2>\n\
+         <div class=\"scroll\" role=\"region\" aria-labelledby=\"h-card{number}\" tabindex=\"0\">\n\
+         <table>\n",
         html(&card.heading)
     );
     for (i, row) in card.rows.iter().enumerate() {
@@ -280,7 +282,7 @@ fn push_charts(page: &mut String, runs: &[RunView]) {
     page.push_str("</div>\n");
 }
 
-/// A sentence that names the extremes among runs, so that the figure can be read without eyes.
+/// A sentence that names the extremes among runs, for readers who cannot see the figure.
 fn extremes(
     values: &[(&str, f64)],
     low: &str,
@@ -336,7 +338,7 @@ fn busy_caption(runs: &[RunView]) -> String {
 fn push_gantt(page: &mut String, data: &PageData) {
     page.push_str(
         "<figure class=\"card\" id=\"fig-gantt\" aria-labelledby=\"h-gantt\">\n<div class=\"bar\">\
-         <h2 id=\"h-gantt\">Who ran where</h2>\n<div class=\"tools\">\
+         <h2 id=\"h-gantt\">Jobs on GPUs over time</h2>\n<div class=\"tools\">\
          <button type=\"button\" id=\"zoom-out\" aria-label=\"Zoom out\">−</button>\
          <button type=\"button\" id=\"zoom-in\" aria-label=\"Zoom in\">+</button>\
          <button type=\"button\" id=\"zoom-reset\" disabled>Reset zoom</button></div></div>\n\
@@ -346,7 +348,8 @@ fn push_gantt(page: &mut String, data: &PageData) {
         let _ = writeln!(
             page,
             "<button type=\"button\" role=\"tab\" id=\"tab-{i}\" aria-controls=\"gantt-panel\" \
-             aria-selected=\"{}\" tabindex=\"{}\"><span class=\"key\" data-run=\"{i}\"></span>{}</button>",
+             aria-selected=\"{}\" tabindex=\"{}\"><span class=\"key\" data-run=\"{i}\"></span>{}\
+             </button>",
             i == 0,
             if i == 0 { 0 } else { -1 },
             html(&run.label)

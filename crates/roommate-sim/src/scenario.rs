@@ -1,6 +1,6 @@
-//! Scenarios: a published set-up as data. A file says which cluster, which tasks and services in which
-//! shares, how they arrive, how long they take, and which policies are compared with which published
-//! figures; a seed makes a workload of it. `docs/reference/scenarios.md` describes the file.
+//! Scenarios: published experiments as data. A file lists the cluster, the tasks and services with
+//! their shares, arrivals and sizes, and the policies with their published results; a seed
+//! determines a workload. `docs/reference/scenarios.md` describes the file.
 
 mod error;
 mod sample;
@@ -25,41 +25,41 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// A set-up: everything that is needed to run and to judge policies, but the seed.
+/// An experiment: everything except the seed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is, in one line.
+    /// Description in one line.
     pub about: String,
-    /// Where it was published.
+    /// Publication.
     #[serde(default)]
     pub source: String,
     /// The GPUs.
     pub cluster: Cluster,
-    /// How many seeds are run: 0 up to this.
+    /// Number of seeds, from 0.
     #[serde(default = "five")]
     pub seeds: u64,
-    /// The policy that the others are divided by.
+    /// Label of the policy to whose results all others are compared.
     pub ours: Spanned<String>,
-    /// What changes cost.
+    /// Costs and noise of the simulation.
     #[serde(default)]
     pub world: World,
-    /// When tasks come.
+    /// Arrivals of tasks.
     pub arrivals: Spanned<Arrivals>,
-    /// GPU-hours of a task, from and to, by the name of the class.
+    /// Range of GPU-hours of a task, by name of the size class.
     pub sizes: BTreeMap<String, Spanned<[f64; 2]>>,
-    /// Kinds of training.
+    /// Training tasks.
     #[serde(rename = "task")]
     tasks: Vec<Spanned<Task>>,
-    /// Services, all there from the beginning.
+    /// Services, all submitted at time 0.
     #[serde(rename = "service", default)]
     services: Vec<Spanned<Service>>,
-    /// What is compared.
+    /// Policies to compare.
     #[serde(rename = "policy")]
     policies: Vec<Spanned<Contender>>,
-    /// What the oracle tries, where the case is small enough for one.
+    /// Search space of the oracle, for scenarios that are small enough.
     pub oracle: Option<Spanned<Space>>,
-    /// Where it was read.
+    /// The file.
     #[serde(skip)]
     path: PathBuf,
 }
@@ -68,40 +68,41 @@ fn five() -> u64 {
     5
 }
 
-/// What changes cost, and how exact the truth is.
+/// Costs of starts and changes, and noise of the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct World {
     /// Seconds without progress at the first start.
     pub start_s: f64,
-    /// Seconds without progress when a task starts again.
+    /// Seconds without progress when a task restarts.
     pub restart_s: f64,
-    /// Seconds without progress when a task's knobs are turned.
+    /// Seconds without progress when a task's knobs change.
     pub tune_s: f64,
-    /// Scatter of the truth around what its model says, as a share.
+    /// Relative scatter of true speeds around the interference model.
     pub noise: f64,
 }
 
 impl Default for World {
-    /// A start took 17 to 25 s on our machine (imports, context, warm-up).
+    /// A start took 17 to 25 s on the measured H200 (imports, CUDA context, warm-up).
     fn default() -> Self {
         Self { start_s: 20.0, restart_s: 20.0, tune_s: 0.0, noise: 0.0 }
     }
 }
 
-/// When tasks come. Exactly one of `gaps_s`, `mean_gap_s` and `trace` says how.
+/// Arrivals of tasks. Exactly one of `gaps_s`, `mean_gap_s` and `trace` is given.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arrivals {
-    /// How many tasks.
+    /// Number of tasks.
     pub tasks: usize,
-    /// Share of gaps that are at most so many seconds; between two points the logarithm is linear.
+    /// Distribution of gaps as points (share of gaps, upper bound in seconds), interpolated
+    /// linearly in the logarithm.
     pub gaps_s: Option<Vec<(f64, f64)>>,
     /// Exponential gaps with this mean.
     pub mean_gap_s: Option<f64>,
-    /// A trace file whose times of submission are taken; beside the scenario, unless absolute.
+    /// A trace file with the submission times; relative to the folder of the scenario.
     pub trace: Option<PathBuf>,
-    /// They come so many times as fast.
+    /// Factor by which arrivals are accelerated.
     #[serde(default = "one")]
     pub times_faster: f64,
 }
@@ -110,40 +111,40 @@ fn one() -> f64 {
     1.0
 }
 
-/// A kind of training, and the measured task that it is here.
+/// A training task, and the measured task that stands for it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Task {
-    /// What is trained, as published.
+    /// Name of the model, as published.
     pub model: String,
-    /// On what.
+    /// Name of the dataset, as published.
     #[serde(default)]
     pub dataset: String,
-    /// The batch size that every system begins with.
+    /// Batch size with which every system starts.
     pub batch: u32,
-    /// How it is trained.
+    /// Optimiser, which determines how the learning rate scales.
     #[serde(default)]
     pub optimizer: String,
-    /// Its class of size.
+    /// Name of the size class.
     pub size: String,
-    /// Its part of all tasks; all parts together are the whole, whatever they add to.
+    /// Share of all tasks; shares are normalised by their sum.
     pub share: f64,
-    /// The task of the measurements that it is here.
+    /// The measured task that stands for it.
     pub measured: String,
-    /// The batch size of the measurements that stands for `batch`; the same, unless said.
+    /// The measured batch size that stands for `batch`; by default the same.
     pub measured_batch: Option<u32>,
-    /// Reason that one.
+    /// Why this measured task was chosen.
     pub because: String,
-    /// The gradient noise scale at the beginning and at the end, in items; where it is not said, the batch size
-    /// cannot be changed.
+    /// Gradient noise scale at the start and at the end of training, in samples; without it the
+    /// batch size is fixed.
     pub noise_scale: Option<[f32; 2]>,
-    /// The least and the largest batch size that its user allows; from a quarter to four times `batch`,
-    /// unless said.
+    /// Smallest and largest batch size that the user allows; by default a quarter to four times
+    /// `batch`.
     pub batch_range: Option<[u32; 2]>,
 }
 
 impl Task {
-    /// What other batch sizes make of it, if they can be had.
+    /// How progress and memory depend on the batch size; `None` if the batch size is fixed.
     fn training(&self, atlas: &Atlas) -> Option<Training> {
         let [start, end] = self.noise_scale?;
         let work = self.work(atlas);
@@ -159,43 +160,43 @@ impl Task {
         Some(Training { batch_min, batch_max, lr, noise: Noise { start, end }, memory, ..around })
     }
 
-    /// What it is in the measurements, which have it.
+    /// The measured task; the check of the scenario has found it.
     fn work(&self, atlas: &Atlas) -> Work {
         let task = atlas.task(TaskKind::Train, &self.measured).expect("a checked scenario");
         Work { task, batch: self.measured_batch.unwrap_or(self.batch), load: 1.0 }
     }
 }
 
-/// A service, and the measured one that it is here.
+/// A service, and the measured service that stands for it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Service {
-    /// What answers, as published.
+    /// Name of the model, as published.
     pub model: String,
-    /// From what data.
+    /// Name of the dataset, as published.
     #[serde(default)]
     pub dataset: String,
-    /// The 99th percentile of latency must not exceed this.
+    /// SLO: upper limit of the 99th percentile of latency.
     pub slo_ms: f64,
-    /// Requests a second to each replica.
+    /// Requests per second to each replica.
     #[serde(default)]
     pub load_rps: f64,
-    /// The same where it changes: from so many seconds on, so many a second.
+    /// A load that changes: pairs of start in seconds and requests per second.
     pub load_steps: Option<Vec<(f64, f64)>>,
-    /// Requests come in bursts; independently of each other (Poisson), unless said.
+    /// Bursts of requests; by default arrivals are Poisson.
     pub bursts: Option<BurstsOf>,
-    /// How many of it there are.
+    /// Number of replicas.
     #[serde(default = "single")]
     pub replicas: usize,
-    /// The largest batch that every system begins with.
+    /// Largest batch with which every system starts.
     pub batch: u32,
-    /// Longest that a request waits for others to fill a batch; a tenth of the SLO, unless said.
+    /// Longest time that a request waits for a full batch; by default a tenth of the SLO.
     pub timeout_ms: Option<f64>,
-    /// Seconds from a start until it answers; 20, unless said.
+    /// Seconds from a start until the service answers; by default 20.
     pub warm_up_s: Option<f64>,
-    /// The service of the measurements that it is here.
+    /// The measured service that stands for it.
     pub measured: String,
-    /// Reason that one.
+    /// Why this measured service was chosen.
     pub because: String,
 }
 
@@ -203,7 +204,7 @@ fn single() -> usize {
     1
 }
 
-/// Two rates of requests that take turns at random; the mean is the load.
+/// Two request rates that alternate at random; their mean is the load.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BurstsOf {
@@ -225,26 +226,26 @@ impl From<BurstsOf> for Bursts {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contender {
-    /// The policy.
+    /// Name of the policy.
     pub name: String,
-    /// What it is called in tables, where one policy comes twice; its name, unless said.
+    /// Label in tables, for a policy that is listed twice; by default its name.
     pub label: Option<String>,
-    /// Its parameters, where they are not the defaults.
+    /// Parameters that differ from the defaults.
     #[serde(default)]
     pub params: Params,
-    /// What was published of it, divided by what was published of ours.
+    /// Published results, divided by those of `ours`.
     #[serde(default)]
     pub published: Published,
 }
 
 impl Contender {
-    /// What it is called in tables.
+    /// Label in tables.
     pub fn label(&self) -> &str {
         self.label.as_deref().unwrap_or(&self.name)
     }
 }
 
-/// Published figures, each divided by that of ours.
+/// Published results, each divided by that of `ours`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Published {
@@ -257,7 +258,7 @@ pub struct Published {
 }
 
 impl Scenario {
-    /// Reads a scenario and checks all of it, so that nothing is wrong later.
+    /// Reads and checks a scenario; later steps rely on the check.
     pub fn read(path: &Path, atlas: &Atlas) -> Result<Self, ScenarioError> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| ScenarioError::whole(path, &crate::trace::Problem::from(&e)))?;
@@ -268,12 +269,12 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Its name: that of its file.
+    /// Name of the file without its extension.
     pub fn name(&self) -> String {
         self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Kinds of training, in the order of the file.
+    /// Training tasks, in the order of the file.
     pub fn tasks(&self) -> impl Iterator<Item = &Task> {
         self.tasks.iter().map(Spanned::get_ref)
     }
@@ -283,12 +284,12 @@ impl Scenario {
         self.services.iter().map(Spanned::get_ref)
     }
 
-    /// What is compared, in the order of the file.
+    /// Policies, in the order of the file.
     pub fn policies(&self) -> impl Iterator<Item = &Contender> {
         self.policies.iter().map(Spanned::get_ref)
     }
 
-    /// What a reader of the results should know of how the file was read.
+    /// Remarks on the interpretation of the file, to be shown with the results.
     pub fn remarks(&self) -> Vec<String> {
         let sum: f64 = self.tasks().map(|t| t.share).sum();
         let mut remarks = Vec::new();

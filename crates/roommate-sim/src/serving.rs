@@ -1,15 +1,16 @@
-//! Services in a simulated world: requests come, wait in a queue, are answered in batches; measuring
-//! windows are closed, and what matters of them is told.
+//! Services in the simulator: requests arrive, wait in a queue and are answered in batches. At the
+//! end of each measuring window the simulator reports samples and SLO misses to the engine.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`requests`] | how requests come |
-//! | `queue` | the queue, request by request |
-//! | `cells` | conditions that last, simulated once |
+//! | [`requests`] | arrival processes |
+//! | `queue` | simulation of the queue, request by request |
+//! | `cells` | cache of windows simulated under constant conditions |
 //!
-//! Between changes a service's conditions are constant: rate, knobs, roommates. Unless every request is to
-//! be simulated ([`Measuring::exact`]), a window under known conditions repeats one of the windows that were
-//! simulated for them. What is lost is what is left in the queue at a change, and nothing else.
+//! Between events the conditions of a service are constant: request rate, knobs, roommates. Unless
+//! every request is simulated ([`Measuring::exact`]), a window is drawn at random from the windows
+//! that were simulated once for the same conditions. The only error of this shortcut is that the
+//! queue is not carried over when conditions change.
 
 mod cells;
 mod queue;
@@ -20,7 +21,7 @@ mod tests;
 mod twin;
 
 use cells::{Cells, Window};
-use queue::{Desk, Rules, Steps, Tally};
+use queue::{Rules, Server, Steps, Tally};
 use requests::{Requests, Source};
 use roommate_core::event::{Event, Sample, Served};
 use roommate_core::idx::JobIdx;
@@ -29,10 +30,10 @@ use roommate_core::time::{Span, Time};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// How services are measured.
+/// How the latency of services is measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measuring {
-    /// Length of a measuring window. All services are measured at the same instants.
+    /// Length of a measuring window. The windows of all services end at the same times.
     pub window: Span,
     /// Simulate every request of the run.
     pub exact: bool,
@@ -44,7 +45,7 @@ impl Default for Measuring {
     }
 }
 
-/// Conditions of a service that last.
+/// Constant conditions of a service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Conditions<'a> {
     pub(crate) batch: u32,
@@ -53,16 +54,16 @@ pub(crate) struct Conditions<'a> {
     pub(crate) requests: &'a Requests,
 }
 
-/// What comes of conditions, request by request.
+/// How a service performs under given conditions, simulated request by request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Verdict {
-    /// The part of the time in which it is busy.
+    /// Share of the time in which a batch runs.
     pub(crate) busy: f64,
-    /// Share of windows over the objective.
+    /// Share of windows that miss the SLO.
     pub(crate) missed: f64,
 }
 
-/// Says what comes of conditions, outside of any run.
+/// Evaluates conditions outside of a simulation run.
 #[derive(Debug)]
 pub(crate) struct Judge(Cells);
 
@@ -73,12 +74,12 @@ impl Default for Judge {
 }
 
 impl Judge {
-    /// Sizes of batches whose times it needs.
+    /// Batch sizes whose times [`Self::verdict`] needs.
     pub(crate) fn sizes(batch: u32) -> impl Iterator<Item = u32> {
         Steps::sizes(batch)
     }
 
-    /// What comes of conditions in which batches take these times at [`Self::sizes`].
+    /// Performance under these conditions; `times` are the batch times at [`Self::sizes`].
     pub(crate) fn verdict(&mut self, of: &Conditions<'_>, times: &[f64]) -> Verdict {
         let Conditions { batch, timeout_s, slo_s, requests } = *of;
         let steps = Steps::new(batch, times.iter().copied());
@@ -90,28 +91,28 @@ impl Judge {
     }
 }
 
-/// Windows after which services account for them, if nothing happens before.
+/// Totals are reported after this many windows, if nothing was reported before.
 const ACCOUNT: u32 = 360;
-/// A load is another one if it differs by so much, and by more than chance.
+/// The load has changed if it differs by this share and by this many standard deviations.
 const LOAD_CHANGE: f64 = 0.2;
 const CHANCE_SIGMAS: f64 = 4.0;
-/// Of windows that go on being missed one in so many is told: a controller whose last change had no effect
-/// on batch times would never hear of it otherwise. One a minute with the usual windows, so that a service
-/// without hope costs its world little.
+/// While windows keep missing the SLO, one in this many is reported: otherwise a controller whose
+/// last change had no effect on batch times would get no further sample. With the default window
+/// this is one a minute, so that a service that can never meet its SLO adds few events.
 const REMIND: u32 = 6;
-/// Requests are sent to a service that was never ready so long after its submission.
+/// A service that has not become ready gets requests from this long after its submission.
 const GRACE_S: f64 = 300.0;
-/// What the busy share of a service is rounded to before roommates feel it.
+/// The busy share that slows roommates down is rounded to 1 / this.
 const BUSY_STEPS: f64 = 50.0;
 
-/// All services of a world.
+/// All services of a simulation.
 #[derive(Debug)]
 pub(crate) struct Services {
     measuring: Measuring,
     seed: u64,
     all: Vec<Service>,
     cells: Cells,
-    /// When rates change.
+    /// Times of rate changes, with the slot of the service.
     changes: BinaryHeap<Reverse<(Time, u32)>>,
     next_window: Time,
     left: usize,
@@ -122,21 +123,21 @@ struct Service {
     job: JobIdx,
     gone: bool,
     rules: Rules,
-    /// When it was submitted.
+    /// Time of submission.
     origin: f64,
     requests: Requests,
     rate: f64,
-    /// When the first request comes: when it was first ready, at the latest after a while.
+    /// Time of the first request: when the service is first ready, at the latest after `GRACE_S`.
     traffic_from: f64,
-    /// How it answers now; nothing while it does not.
+    /// Batch times now; `None` while the service is down.
     up: Option<Up>,
-    /// Up to when requests are accounted for.
+    /// Time up to which requests are accounted for.
     since: f64,
-    /// The queue, where every request is simulated.
+    /// The queue, if every request is simulated.
     exact: Option<Box<Exact>>,
     rng: Rng,
     open: Open,
-    told: Told,
+    reported: Reported,
     account: Served,
 }
 
@@ -149,17 +150,17 @@ struct Up {
 #[derive(Debug)]
 struct Exact {
     source: Option<Source>,
-    desk: Desk,
+    server: Server,
     tally: Tally,
 }
 
-/// The window that is open.
+/// The current window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Open {
     from: f64,
     requests: f64,
     late: f64,
-    /// Sum over requests of the median where they were.
+    /// Sum over requests of the median of their part of the window.
     p50: f64,
     p99_us: u32,
 }
@@ -168,24 +169,25 @@ struct Open {
 struct Ended {
     from: f64,
     now: f64,
-    /// Whether it was as long as a window should be.
+    /// Whether it has the full length of a window.
     is_whole: bool,
-    /// Whether it is time to account for it.
+    /// Whether totals are due.
     is_time: bool,
 }
 
-/// What was last told of a service.
+/// What was last reported of a service.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct Reported {
     load_rps: f64,
     over: bool,
-    /// When its conditions changed, until the first window after that was told.
+    /// When conditions changed; `None` once a window after the change was reported.
     changed: Option<f64>,
-    /// Windows since it was last told that the objective is missed or kept, and how many must pass
-    /// before it is told again: twice as many each time, as long as conditions stay the same.
+    /// Windows since the last report that the SLO is met or missed.
     silent: u32,
+    /// Windows that must pass before the next such report; doubles each time, as long as conditions
+    /// stay the same.
     quiet: u32,
-    /// Missed windows since anything was told of it.
+    /// Missed windows since the last report.
     missed: u32,
 }
 
@@ -202,7 +204,7 @@ impl Services {
         }
     }
 
-    /// A service was submitted; returns its place here.
+    /// Adds a submitted service; returns its slot.
     pub(crate) fn add(
         &mut self,
         now: Time,
@@ -224,7 +226,7 @@ impl Services {
         }
         let exact = self.measuring.exact || matches!(requests, Requests::Times { .. });
         let queue =
-            || Box::new(Exact { source: None, desk: Desk::default(), tally: Tally::default() });
+            || Box::new(Exact { source: None, server: Server::default(), tally: Tally::default() });
         self.all.push(Service {
             job,
             gone: false,
@@ -242,7 +244,7 @@ impl Services {
             exact: exact.then(queue),
             rng: Rng::stream(self.seed ^ u64::from(job.0).wrapping_mul(0x9e37_79b9), 110),
             open: Open { from: origin, ..Open::default() },
-            told: Told {
+            reported: Reported {
                 load_rps: 0.0,
                 over: false,
                 changed: None,
@@ -255,24 +257,24 @@ impl Services {
         slot
     }
 
-    /// When something is due: the end of a window or another rate.
+    /// Time of the next event: the end of a window or a change of rate.
     pub(crate) fn next(&self) -> Option<Time> {
         let window = (self.left > 0).then_some(self.next_window);
         [window, self.next_change()].into_iter().flatten().min()
     }
 
-    /// When a rate changes next.
+    /// Time of the next change of rate.
     pub(crate) fn next_change(&self) -> Option<Time> {
         self.changes.peek().map(|c| c.0.0)
     }
 
-    /// Sizes of batches whose times a service needs.
+    /// Batch sizes whose times [`Self::up`] needs.
     pub(crate) fn sizes(batch: u32) -> impl Iterator<Item = u32> {
         Steps::sizes(batch)
     }
 
-    /// From now on it answers in batches of at most `batch`, which take these times at [`Self::sizes`];
-    /// returns which part of the time it is busy with that.
+    /// From now on the service answers in batches of at most `batch`; `times` are the batch times
+    /// at [`Self::sizes`]. Returns its busy share.
     pub(crate) fn up(
         &mut self,
         now: Time,
@@ -290,20 +292,20 @@ impl Services {
             let bursts = service.requests.bursts();
             let cell = self.cells.find(&steps, &service.rules, service.rate, bursts);
             service.up = Some(Up { steps, cell });
-            service.told.changed = Some(now.secs());
-            service.told.quiet = 1;
+            service.reported.changed = Some(now.secs());
+            service.reported.quiet = 1;
         }
         self.busy(slot)
     }
 
-    /// From now on it does not answer.
+    /// From now on the service does not answer.
     pub(crate) fn down(&mut self, now: Time, slot: u32) {
         let service = &mut self.all[slot as usize];
         service.account_to(now.secs(), self.measuring.window.secs(), &self.cells);
         service.up = None;
     }
 
-    /// It is no more. What it did since it last accounted for it is told.
+    /// Removes a service and reports its remaining totals.
     pub(crate) fn end(&mut self, now: Time, slot: u32, facts: &mut Vec<Event>) {
         let service = &mut self.all[slot as usize];
         if std::mem::replace(&mut service.gone, true) {
@@ -315,27 +317,27 @@ impl Services {
         let open_s = now.secs() - service.open.from;
         let window = service.take_window(now.secs());
         service.add_to_account(window, open_s * 2.0 >= window_s);
-        service.tell_account(facts);
+        service.report_account(facts);
     }
 
-    /// It is no more, and nobody is to hear of it.
+    /// Removes a service without a report.
     pub(crate) fn forget(&mut self, now: Time, slot: u32) {
         self.end(now, slot, &mut Vec::new());
     }
 
-    /// Services that are here: place and job.
+    /// Services that have not ended: slot and job.
     pub(crate) fn here(&self) -> impl Iterator<Item = (u32, JobIdx)> {
         let here = self.all.iter().enumerate().filter(|(_, s)| !s.gone);
         here.map(|(slot, s)| (slot as u32, s.job))
     }
 
-    /// The part of the time in which a service is busy, as far as roommates feel it.
+    /// Share of the time in which a batch runs, rounded as for the slowdown of roommates.
     pub(crate) fn busy(&self, slot: u32) -> f64 {
         let busy = self.all[slot as usize].up.map_or(0.0, |up| self.cells.get(up.cell).busy);
         (busy * BUSY_STEPS).round() / BUSY_STEPS
     }
 
-    /// The next service whose rate changes now; its rate is changed.
+    /// Applies the next change of rate that is due; returns the service.
     pub(crate) fn change_due(&mut self, now: Time) -> Option<(u32, JobIdx)> {
         loop {
             let Reverse((at, slot)) = *self.changes.peek()?;
@@ -349,7 +351,7 @@ impl Services {
             }
             let now_s = now.secs();
             service.account_to(now_s, self.measuring.window.secs(), &self.cells);
-            // Times were rounded to whole µs on the way.
+            // Event times are rounded to whole µs.
             let (rate, next) = service.requests.rate(now_s - service.origin + 1e-6);
             service.rate = rate;
             if let Some(source) = service.exact.as_mut().and_then(|e| e.source.as_mut()) {
@@ -367,32 +369,32 @@ impl Services {
         }
     }
 
-    /// Closes the window that ends now, if one does, and tells what matters of it.
+    /// Closes the window if it ends now, and reports on it.
     pub(crate) fn close_window(&mut self, now: Time, facts: &mut Vec<Event>) {
         if self.left == 0 || self.next_window > now {
             return;
         }
         self.next_window = now + self.measuring.window;
         let window_s = self.measuring.window.secs();
-        // All at once, so that accounts cost one step and not one for each service.
+        // All services at once, so that totals cost one engine step, not one for each service.
         let is_time = (now.0 / self.measuring.window.0).is_multiple_of(ACCOUNT.into());
         for service in self.all.iter_mut().filter(|s| !s.gone) {
             service.account_to(now.secs(), window_s, &self.cells);
             let from = service.open.from;
             let window = service.take_window(now.secs());
-            // Before its first request it has nothing to account for.
+            // There are no windows before the first request.
             if now.secs() > service.traffic_from {
                 service.add_to_account(window, true);
                 let is_whole = now.secs() - from >= 0.999 * window_s;
                 let ended = Ended { from, now: now.secs(), is_whole, is_time };
-                service.tell(window, &ended, facts);
+                service.report(window, &ended, facts);
             }
         }
     }
 }
 
 impl Service {
-    /// Accounts for the requests up to `now`, all of which came under the present conditions.
+    /// Accounts for the requests up to `now`; conditions were constant since the last call.
     fn account_to(&mut self, now: f64, window_s: f64, cells: &Cells) {
         if self.since < self.traffic_from {
             self.since = self.traffic_from.min(now);
@@ -403,15 +405,15 @@ impl Service {
         }
         let span_s = now - self.since;
         if let Some(exact) = &mut self.exact {
-            let Exact { source, desk, tally } = &mut **exact;
+            let Exact { source, server, tally } = &mut **exact;
             let (origin, since) = (self.origin, self.since);
             let rng = &mut self.rng;
             let source = source.get_or_insert_with(|| {
                 Source::new(&self.requests, origin, since, Rng::new(rng.next_u64()))
             });
             match &self.up {
-                Some(up) => desk.serve(source, now, &self.rules, &up.steps, tally),
-                None => desk.lose(source, now, &self.rules, tally),
+                Some(up) => server.serve(source, now, &self.rules, &up.steps, tally),
+                None => server.lose(source, now, &self.rules, tally),
             }
         } else if let Some(up) = &self.up {
             let cell = cells.get(up.cell);
@@ -434,7 +436,7 @@ impl Service {
             return window;
         }
         let open = std::mem::replace(&mut self.open, Open { from: now, ..Open::default() });
-        // Parts of windows are no whole numbers; what is left over comes with the next window.
+        // Parts of windows give fractional counts; the remainder is carried into the next window.
         let requests = (open.requests + 1e-6).floor();
         self.open.requests = open.requests - requests;
         let late = (open.late + 1e-6).floor().min(requests);
@@ -461,49 +463,49 @@ impl Service {
         });
     }
 
-    /// Tells what is news of the window that just ended, and the account if it is time for that.
-    fn tell(&mut self, window: Window, ended: &Ended, facts: &mut Vec<Event>) {
+    /// Reports the window that just ended if it differs from the last report, and totals if due.
+    fn report(&mut self, window: Window, ended: &Ended, facts: &mut Vec<Event>) {
         let Ended { from, now, is_whole, is_time } = *ended;
-        let told = &mut self.told;
-        told.silent = told.silent.saturating_add(1);
+        let reported = &mut self.reported;
+        reported.silent = reported.silent.saturating_add(1);
         let load = f64::from(window.requests) / (now - from);
         let by_chance = CHANCE_SIGMAS * f64::from(window.requests).sqrt().max(1.0) / (now - from);
-        let difference = (load - told.load_rps).abs();
-        let load_changed = difference > by_chance && difference > LOAD_CHANGE * told.load_rps;
-        // A window that began before the change says little of either time, and a short one little at all.
-        let settled = is_whole && told.changed.is_some_and(|changed| changed <= from);
-        let turned = window.is_over() != told.over && told.silent >= told.quiet;
-        told.missed += u32::from(window.is_over());
-        let goes_on = window.is_over() && told.missed >= REMIND;
+        let difference = (load - reported.load_rps).abs();
+        let load_changed = difference > by_chance && difference > LOAD_CHANGE * reported.load_rps;
+        // A window with the change in it mixes two conditions, and a short one has few samples.
+        let settled = is_whole && reported.changed.is_some_and(|changed| changed <= from);
+        let turned = window.is_over() != reported.over && reported.silent >= reported.quiet;
+        reported.missed += u32::from(window.is_over());
+        let goes_on = window.is_over() && reported.missed >= REMIND;
         if !(load_changed || settled || turned || goes_on) {
             if is_time {
-                self.tell_account(facts);
+                self.report_account(facts);
             }
             return;
         }
-        if window.is_over() != told.over {
-            told.over = window.is_over();
-            told.quiet = (told.quiet * 2).min(ACCOUNT);
-            told.silent = 0;
+        if window.is_over() != reported.over {
+            reported.over = window.is_over();
+            reported.quiet = (reported.quiet * 2).min(ACCOUNT);
+            reported.silent = 0;
         }
-        (told.load_rps, told.missed) = (load, 0);
+        (reported.load_rps, reported.missed) = (load, 0);
         if let Some(up) = &self.up {
             if settled {
-                told.changed = None;
+                reported.changed = None;
             }
             let sample = Sample {
                 step_s: up.steps.at(self.rules.batch),
                 p99_us: window.p99_us,
-                // Zero would mean that nobody counted.
+                // Zero would mean that the load was not measured.
                 load_rps: (load as f32).max(1e-6),
                 ..Sample::default()
             };
             facts.push(Event::Sampled { job: self.job, sample });
         }
-        self.tell_account(facts);
+        self.report_account(facts);
     }
 
-    fn tell_account(&mut self, facts: &mut Vec<Event>) {
+    fn report_account(&mut self, facts: &mut Vec<Event>) {
         let served = std::mem::take(&mut self.account);
         if served != Served::default() {
             facts.push(Event::Served { job: self.job, served });
@@ -512,13 +514,13 @@ impl Service {
 }
 
 impl Open {
-    /// Adds a part of a window, or several.
+    /// Adds `part` of a window; it may exceed 1.
     fn add(&mut self, window: Window, part: f64) {
         let requests = part * f64::from(window.requests);
         self.requests += requests;
         self.late += part * f64::from(window.late);
         self.p50 += requests * f64::from(window.p50_us);
-        // A hundredth of the requests cannot be its 99th percentile.
+        // Fewer than a hundredth of the requests do not decide the 99th percentile.
         if requests * 100.0 > self.requests {
             self.p99_us = self.p99_us.max(window.p99_us);
         }

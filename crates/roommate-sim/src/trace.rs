@@ -396,7 +396,8 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
     Ok(trace)
 }
 
-/// Measured speeds of models by CPU and host memory per GPU: columns `model,cpus,mem_gb,rel_throughput`.
+/// Measured speeds of models by CPU and host memory per GPU: columns
+/// `model,cpus,mem_gb,rel_throughput`.
 pub fn sensitivities(path: &Path) -> Result<BTreeMap<String, Arc<Sensitivity>>, TraceError> {
     Ok(synergy::Grids::read(path)?.0)
 }

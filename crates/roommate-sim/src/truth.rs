@@ -1,5 +1,5 @@
-//! Which truth a simulated world has: the registry of truths, and the way from profiles, by name,
-//! to models of interference.
+//! True interference models of a simulation: the registry of truths, and the mapping from profile
+//! names to measured tasks.
 
 #[cfg(test)]
 #[path = "../tests/contributing/turns.rs"]
@@ -18,53 +18,53 @@ use roommate_core::measurement::rows::{self, TaskKind};
 use roommate_core::profile::Profile;
 use std::sync::Arc;
 
-/// Kinds of work by name, as a truth finds them.
+/// Profiles with their names.
 type Profiles<'a> = &'a [(String, Profile)];
 
-/// A model of interference, and of how many of the profiles it knows something.
+/// An interference model, and the number of profiles that it has data for.
 type Model = (Box<dyn interference::Truth>, usize);
 
-/// What a truth is made of besides the profiles.
+/// Inputs that a truth is built from.
 #[derive(Clone, Copy)]
 enum Recipe {
-    /// Nothing.
+    /// Profiles only.
     Profiles(fn(Profiles<'_>) -> Model),
-    /// Measurements.
+    /// Measurements and profiles.
     Atlas(fn(&Arc<Atlas>, Profiles<'_>) -> Model),
-    /// A table of pairs.
+    /// A table of pair speeds and profiles.
     Pairs(fn(&Pairs, Profiles<'_>) -> Model),
 }
 
-/// A truth in the registry: how roommates really disturb each other in a simulated world.
+/// A truth in the registry: how roommates slow each other down in a simulation.
 pub struct TruthEntry {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// How they do, in one line.
+    /// One line for the help.
     pub summary: &'static str,
     recipe: Recipe,
 }
 
-/// All truths, in the order in which they are shown. The first is the usual one.
+/// All truths, in the order of the help. The first is the default.
 pub static TRUTHS: &[TruthEntry] = &[
     TruthEntry {
         name: "measured",
-        summary: "As measured on real GPUs, with a model fitted to that for the rest",
+        summary: "Measured on real GPUs; a fitted model where nothing was measured",
         recipe: Recipe::Atlas(measured),
     },
-    TruthEntry { name: "table", summary: "As a table of pairs says", recipe: Recipe::Pairs(table) },
+    TruthEntry { name: "table", summary: "From a table of pairs", recipe: Recipe::Pairs(table) },
     TruthEntry {
         name: "utilization",
-        summary: "By how much of each resource they ask for together",
+        summary: "From the total demand of the tenants for each resource",
         recipe: Recipe::Atlas(utilization),
     },
     TruthEntry {
         name: "stages",
-        summary: "By the stages of a step that they interleave",
+        summary: "From the stages of a step that the tenants interleave",
         recipe: Recipe::Profiles(|all| (Box::new(Interleaved::default()), all.len())),
     },
     TruthEntry {
         name: "none",
-        summary: "Not at all",
+        summary: "No interference",
         recipe: Recipe::Profiles(|all| (Box::new(Undisturbed), all.len())),
     },
 ];
@@ -75,7 +75,7 @@ pub fn find(name: &str) -> Option<&'static TruthEntry> {
 }
 
 impl TruthEntry {
-    /// The truth, with measurements or a table of pairs, of which only what it needs is read.
+    /// Builds the truth; calls only the loader of the input that it needs.
     pub fn build<E>(
         &self,
         atlas: impl FnOnce() -> Result<Arc<Atlas>, E>,
@@ -89,7 +89,7 @@ impl TruthEntry {
     }
 }
 
-/// How roommates really disturb each other: a truth of the registry, and what it is made of.
+/// A truth of the registry with its inputs.
 #[derive(Clone, Debug)]
 pub struct Truth(Made);
 
@@ -98,27 +98,27 @@ enum Made {
     Profiles(fn(Profiles<'_>) -> Model),
     Atlas(fn(&Arc<Atlas>, Profiles<'_>) -> Model, Arc<Atlas>),
     Pairs(fn(&Pairs, Profiles<'_>) -> Model, Pairs),
-    /// As measured, where it was said which measured task each profile is.
+    /// Measurements, with the measured task of each profile given explicitly.
     Mapped(Arc<Atlas>, Vec<Option<Work>>),
 }
 
-/// Our measurements of one H200.
+/// The project's measurements on one H200.
 const H200: [&str; 3] = [
     include_str!("../../../profiles/h200.jsonl"),
     include_str!("../../../profiles/h200-pairs.jsonl"),
     include_str!("../../../profiles/h200-curves.jsonl"),
 ];
 
-/// What was measured on our H200, as part of the program.
+/// The H200 measurements that are compiled into the program.
 pub fn h200() -> Result<Atlas, Empty> {
     let sound = "the measurements that come with the program can be read";
     let sessions = H200.map(|text| rows::parse(text).expect(sound));
     Atlas::new(&sessions)
 }
 
-/// Which measured task stands for a model of the public traces, and at which batch size. The first entry whose word
-/// begins the model's name counts. Reinforcement learning (a2c, a3c, dqn) waits for its simulators most
-/// of the time; the task that leaves the GPU idle most stands for it.
+/// Measured task and batch size that stand for a model of the public traces, by prefix of the model
+/// name; the first match counts. Reinforcement learning (a2c, a3c, dqn) mostly waits for its
+/// environment, so the task with the lowest GPU utilisation stands for it.
 const STAND_INS: &[(&str, &str, u32)] = &[
     ("vgg", "vgg16-cifar", 128),
     ("alexnet", "vgg16-cifar", 128),
@@ -151,7 +151,7 @@ const STAND_INS: &[(&str, &str, u32)] = &[
     ("yolo", "deeplab-mbv3", 16),
 ];
 
-/// Which measured service stands for a model. The first whose word begins the model's name counts.
+/// Measured service that stands for a model, by prefix of the model name; the first match counts.
 const SERVICES: &[(&str, &str)] = &[
     ("resne", "resnet50"),
     ("vgg", "resnet50"),
@@ -164,7 +164,7 @@ const SERVICES: &[(&str, &str)] = &[
     ("yolo", "yolos-tiny"),
 ];
 
-/// The measured service that a model is, or that stands for it.
+/// The measured service of this name, or the one that stands for it.
 pub(crate) fn service(atlas: &Atlas, model: &str) -> Option<TaskId> {
     let name = model.to_ascii_lowercase().replace(' ', "-");
     let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -173,8 +173,8 @@ pub(crate) fn service(atlas: &Atlas, model: &str) -> Option<TaskId> {
     known.or_else(|| atlas.task(TaskKind::Serve, stand_in()?.1))
 }
 
-/// The measured task that a model is, or that stands for it. A measured task has the job's own batch size; a
-/// stand-in has one of its own, which then stands for the job's.
+/// The measured task of this name, at the job's own batch size, or the one that stands for it, at
+/// the batch size listed in `STAND_INS`.
 fn work(atlas: &Atlas, model: &str, own: Option<u32>) -> Option<Work> {
     let name = model.to_ascii_lowercase().replace(['_', ' '], "-");
     let middle = |task| {
@@ -190,7 +190,7 @@ fn work(atlas: &Atlas, model: &str, own: Option<u32>) -> Option<Work> {
     Some(Work { task, batch: *batch, load: 1.0 })
 }
 
-/// The measured task that each profile is, or that stands for it.
+/// The measured task of each profile, or the one that stands for it.
 fn works(atlas: &Atlas, profiles: Profiles<'_>) -> Vec<Option<Work>> {
     let serving =
         |name: &str, batch: u32| service(atlas, name).map(|task| Work { task, batch, load: 0.0 });
@@ -214,7 +214,7 @@ fn mapped(atlas: &Arc<Atlas>, works: Vec<Option<Work>>) -> Model {
     (Box::new(Measured::new(Arc::clone(atlas), works)), known)
 }
 
-/// By how much roommates ask for together, with the demands of measured tasks.
+/// Interference from total resource demand, with the demands of measured tasks.
 fn utilization(atlas: &Arc<Atlas>, profiles: Profiles<'_>) -> Model {
     let works = works(atlas, profiles);
     let demands = works.iter().map(|w| w.map_or(Demand::default(), |w| demand(atlas, w)));
@@ -228,17 +228,17 @@ fn table(pairs: &Pairs, profiles: Profiles<'_>) -> Model {
 }
 
 impl Truth {
-    /// As measured, with a fitted model for what was not.
+    /// The measurements, with a fitted model for pairs that were not measured.
     pub fn measured(atlas: Arc<Atlas>) -> Self {
         Self(Made::Atlas(measured, atlas))
     }
 
-    /// The same, where it was said which measured task each profile is.
+    /// The same, with the measured task of each profile given explicitly.
     pub fn mapped(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
         Self(Made::Mapped(atlas, works))
     }
 
-    /// The model for profiles of these names, and how many of the names it knows.
+    /// The interference model for these profiles, and the number of profiles that it has data for.
     pub fn model(&self, profiles: Profiles<'_>) -> Model {
         match &self.0 {
             Made::Profiles(make) => make(profiles),
@@ -248,7 +248,7 @@ impl Truth {
         }
     }
 
-    /// The measurements by which models of traces are known, if it is made of any.
+    /// The measurements to which models of traces are mapped by name, if any.
     fn atlas(&self) -> Option<&Atlas> {
         match &self.0 {
             Made::Atlas(_, atlas) => Some(atlas),
@@ -256,8 +256,8 @@ impl Truth {
         }
     }
 
-    /// Gives jobs of traces that do not name their models one of the measured tasks, by the job's name; says how
-    /// many. Without that all of them would be the same profile to every policy.
+    /// Assigns a measured task, chosen by a hash of the job's name, to training jobs without a
+    /// model; returns how many. Otherwise all of them would have the same profile.
     pub fn name_models(&self, jobs: &mut [TraceJob]) -> u64 {
         let Some(atlas) = self.atlas() else { return 0 };
         let tasks: Vec<&str> =
@@ -272,8 +272,8 @@ impl Truth {
         named
     }
 
-    /// Fills in what jobs whose batch size may change take of a GPU's memory, where the trace does not say it but
-    /// their model was measured.
+    /// Fills in the GPU memory by batch size of jobs whose batch size may change, where the trace
+    /// has none and their model was measured.
     pub fn fill_memory(&self, jobs: &mut [TraceJob]) {
         let Some(atlas) = self.atlas() else { return };
         for job in jobs {
@@ -293,7 +293,8 @@ fn demand(atlas: &Atlas, work: Work) -> Demand {
     Demand {
         sm: counters.sm_util,
         dram: counters.dram_util,
-        // Inputs stay on the GPU in our measurements: what crosses the bus is commands, from one thread.
+        // Inputs stay on the GPU in the measurements: only kernel launches, from one thread, cross
+        // the bus.
         pcie_mib_s: footprint.launches,
         cpu_cores: 1.0,
     }
@@ -307,7 +308,7 @@ mod tests {
     use roommate_core::state::{Costs, State};
 
     #[test]
-    fn the_example_of_a_truth_halves_the_speed_of_two() {
+    fn the_example_truth_halves_the_speed_of_two_tenants() {
         let made = turns::ENTRY.build(|| Err(()), || Err(())).unwrap();
         let profiles = [("work".to_string(), Profile::of_step(1.0))];
         let (model, known) = made.model(&profiles);

@@ -1,5 +1,5 @@
-//! From a trace to what a simulation needs: names become indices, models become profiles, and jobs
-//! that this cluster could never run are found before anything starts.
+//! From a trace to the workload of a simulation: names become indices, models become profiles, and
+//! jobs that the cluster can never run are found before the simulation starts.
 
 use crate::compat::Compat;
 use crate::serving::requests::Requests;
@@ -19,14 +19,14 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// Jobs with all they refer to.
+/// Jobs with their profiles and teams.
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
     /// The jobs in order of submission.
     pub arrivals: Vec<Arrival>,
-    /// Profiles, by name.
+    /// Profiles with their names.
     pub profiles: Vec<(String, Profile)>,
-    /// Teams.
+    /// Names of the teams.
     pub teams: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ impl Workload {
     }
 }
 
-/// A job that this cluster could never run.
+/// A job that the cluster can never run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("job {name:?} can never run on {cluster}: {what}")]
 pub struct Unfit {
@@ -49,13 +49,13 @@ pub struct Unfit {
     pub name: String,
     /// The cluster.
     pub cluster: String,
-    /// Reason not.
+    /// The reason.
     pub what: String,
 }
 
-/// What we know of models without measuring them: the share of the largest tensor in all parameters,
-/// and the speed of a gang of eight that is spread instead of consolidated. From the Tiresias study
-/// (NSDI 2019; speeds read from a figure, ±0.03; those above 1 are its measurements).
+/// Published data of models: share of the largest tensor in all parameters (skew), and speed of a
+/// gang of eight that is spread, relative to consolidated. From the Tiresias study (NSDI 2019;
+/// speeds read from a figure, ±0.03; values above 1 are measurements of the study).
 const MODELS: &[(&str, f32, f64)] = &[
     ("vgg19", 0.715, 0.71),
     ("vgg16", 0.743, 0.73),
@@ -69,7 +69,7 @@ const MODELS: &[(&str, f32, f64)] = &[
     ("googlenet", 0.146, 1.07),
 ];
 
-/// Learned once, when the first job names a model.
+/// Trained once, when the first job names a model.
 static PREDICTOR: LazyLock<ResourcePredictor> = LazyLock::new(|| {
     let measured = include_str!("../../../profiles/h200.jsonl");
     let models = include_str!("../../../profiles/models.jsonl");
@@ -77,11 +77,11 @@ static PREDICTOR: LazyLock<ResourcePredictor> = LazyLock::new(|| {
         .expect("the profiles that come with the program are sound")
 });
 
-/// What comes with the program.
+/// The measurements that are compiled into the program.
 static BUILT_IN: LazyLock<Atlas> =
     LazyLock::new(|| truth::h200().expect("the profiles that come with the program are sound"));
 
-/// Measurements of services, and where they were made.
+/// Measurements of services, and the GPU model on which they were made.
 #[derive(Clone, Copy, Debug)]
 pub struct Measurements<'a> {
     /// The measurements.
@@ -97,25 +97,25 @@ impl<'a> Measurements<'a> {
     }
 }
 
-/// What a workload is made for.
+/// Options for preparing a workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// The cluster.
     pub cluster: &'a Cluster,
-    /// The published simulator that is followed.
+    /// The published simulator to reproduce.
     pub compat: Option<&'a Compat>,
-    /// What services are known by: the same measurements as the truth. None = those of the program.
+    /// Measurements of services, the same as those of the truth; `None` = the built-in ones.
     pub measured: Option<Measurements<'a>>,
-    /// Whether jobs that can never run are dropped instead of an error.
+    /// Whether jobs that can never run are dropped instead of reported as an error.
     pub drop_unfit: bool,
-    /// How often jobs may fail.
+    /// How often failed jobs are retried.
     pub retries: Retries,
-    /// Whether a gang that is spread over nodes is slower for that.
+    /// Whether gangs that are spread over nodes are slower than consolidated ones.
     pub spread_penalty: bool,
 }
 
 impl<'a> Setting<'a> {
-    /// The usual one.
+    /// The defaults for a cluster.
     pub fn of(cluster: &'a Cluster) -> Self {
         Self {
             cluster,
@@ -132,19 +132,20 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// Largest batch of a service that says nothing else.
+/// Default of the largest batch of a service.
 const SERVICE_BATCH: u32 = 16;
-/// Longest that a request waits for others, as a part of the objective, or in all.
+/// Default of the batching time-out as a share of the SLO.
 const TIMEOUT_OF_SLO: f64 = 0.1;
+/// Default of the batching time-out of a service without an SLO.
 const TIMEOUT_MS: f64 = 5.0;
-/// Starting a process, loading weights and warming up took 17 to 25 s where we measured.
+/// Process start, loading of weights and warm-up took 17 to 25 s on the measured H200.
 const WARM_UP_S: f64 = 20.0;
 
-/// Speeds of a cluster's GPU models for what was measured, and not on the reference GPU that they are
-/// compared with. GPUs without a model are taken for what was measured.
+/// Speeds of a cluster's GPU models relative to the GPU model of the measurements, instead of the
+/// reference GPU. GPUs without a model count as the measured one.
 fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, f64); 2]> {
     let known = measured.map(|name| {
-        let one: Cluster = format!("1x1:{name}").parse().expect("a GPU model that is known");
+        let one: Cluster = format!("1x1:{name}").parse().expect("a known GPU model");
         one.gpu_models[0].speed
     });
     let measured_speed = known.unwrap_or(cluster.gpu_models[0].speed);
@@ -156,8 +157,8 @@ fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, 
     models.map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / measured_speed })).collect()
 }
 
-/// GPU memory of a measured service: without requests, and for each of a batch; least squares over the
-/// measured batch sizes.
+/// GPU memory of a measured service: constant part and part per request of a batch, by least
+/// squares over the measured batch sizes.
 fn service_memory(atlas: &Atlas, task: TaskId) -> (f32, f32) {
     let points: Vec<(f64, f64)> = atlas
         .batches(task)
@@ -173,14 +174,14 @@ fn service_memory(atlas: &Atlas, task: TaskId) -> (f32, f32) {
     ((y - item * x) as f32, item as f32)
 }
 
-/// Shares of the GPU at which services were measured, permille, and the batch sizes.
+/// Shares of the GPU at which services were measured, in permille.
 const PROFILED_PERMILLE: [u16; 7] = [61, 121, 182, 303, 485, 727, 1000];
 
-/// What profiling a service alone would show; nothing if it was not measured.
+/// Latency points that profiling a service alone gives; `None` if its model was not measured.
 fn profiled(atlas: &Atlas, job: &TraceJob) -> Option<Box<[Profiled]>> {
     let service = job.service.as_deref()?;
     let task = truth::service(atlas, job.model.as_deref()?)?;
-    // One that is said to be faster or slower than measured is so everywhere.
+    // A batch time given in the trace scales all measured times.
     let own_s = atlas.batch_s(task, job.batch, None);
     let scale = service.batch_s.map_or(1.0, |s| s / own_s);
     let point = |batch: u32, sm_permille: u16| {
@@ -191,14 +192,15 @@ fn profiled(atlas: &Atlas, job: &TraceJob) -> Option<Box<[Profiled]>> {
     Some(batches.flat_map(|b| PROFILED_PERMILLE.map(|share| point(b, share))).collect())
 }
 
-/// What training this model takes of a GPU: of the busiest kind, where the cluster has several.
+/// Predicted resource use of training this model, on the GPU model of the cluster with the highest
+/// SM utilisation.
 fn predict(cluster: &Cluster, model: &str, batch: u32) -> Option<Predicted> {
-    let of = |kind: &str| PREDICTOR.predict(model, batch, &Device::of_kind(kind));
-    let all = cluster.gpu_models.iter().filter_map(|k| of(&k.name));
+    let on = |gpu_model: &str| PREDICTOR.predict(model, batch, &Device::of_kind(gpu_model));
+    let all = cluster.gpu_models.iter().filter_map(|m| on(&m.name));
     all.max_by(|a, b| a.sm_util.total_cmp(&b.sm_util))
 }
 
-/// Makes a workload for a setting, and returns the jobs that were dropped.
+/// Prepares a workload; also returns the jobs that were dropped.
 pub fn prepare(
     jobs: Vec<TraceJob>,
     setting: &Setting<'_>,
@@ -221,12 +223,12 @@ pub fn prepare(
     Ok((maker.workload, dropped))
 }
 
-/// What tells profiles apart; floats by their bits.
+/// Jobs with equal keys share a profile; floats are compared by their bits.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct ProfileKey {
     serving: Option<(u32, Span, Span)>,
     model: Option<String>,
-    /// 0 where nothing was predicted from it.
+    /// 0 if no prediction depends on it.
     batch: u32,
     restart_class: u32,
     step: u64,
@@ -240,7 +242,7 @@ struct Maker<'a> {
     setting: &'a Setting<'a>,
     workload: Workload,
     profiles: BTreeMap<ProfileKey, ProfileIdx>,
-    /// By model and batch size; a trace has many profiles, because steps differ, but few of these.
+    /// Predictions by model and batch size; profiles differ by step time as well.
     predicted: BTreeMap<String, BTreeMap<u32, Option<Predicted>>>,
     teams: BTreeMap<String, TeamIdx>,
 }
@@ -294,7 +296,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Fills in what the trace leaves to our measurements.
+    /// Fills in batch size, batch time and memory of a service from the measurements.
     fn complete_service(&self, job: &mut TraceJob) -> Result<(), Unfit> {
         let service = job.service.get_or_insert_default();
         if job.batch == 0 {
@@ -320,7 +322,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// How a service answers, as far as a policy may know.
+    /// The serving profile that policies see.
     fn serving(&self, job: &TraceJob) -> Option<Serving> {
         let service = job.service.as_deref()?;
         let atlas = self.setting.measured().atlas;
@@ -336,16 +338,16 @@ impl Maker<'_> {
         })
     }
 
-    /// The kinds that the job may use, if they can hold it at all.
+    /// Bit mask of the GPU models that the job may use; an error if it fits on none.
     fn gpu_models(&self, job: &TraceJob) -> Result<u32, Unfit> {
         let unfit = |what: String| {
             Err(Unfit { name: job.id.clone(), cluster: self.setting.cluster.to_string(), what })
         };
         let wanted = |name: &str| {
-            let asked = job.gpu_models.is_empty()
+            let requested = job.gpu_models.is_empty()
                 || job.gpu_models.iter().any(|k| k.eq_ignore_ascii_case(name));
             let runs = |(k, speed): &(String, f64)| *speed > 0.0 || !k.eq_ignore_ascii_case(name);
-            asked && job.model_speed.iter().all(runs)
+            requested && job.model_speed.iter().all(runs)
         };
         let named = self.setting.cluster.gpu_models.iter().any(|k| wanted(&k.name));
         if !named {
@@ -361,7 +363,7 @@ impl Maker<'_> {
             } else {
                 (group.cpu_milli / job.cpu_milli).min(u32::from(group.gpus))
             };
-            // A gang on whole nodes needs the CPU for every GPU of the node.
+            // A gang that spans nodes needs CPU for every GPU of each node.
             let whole = per_node == u32::from(group.gpus);
             if wanted(&model.name) && mem_fits && (whole || job.gpus <= per_node) {
                 mask |= 1 << group.gpu_model;
@@ -378,9 +380,10 @@ impl Maker<'_> {
         Ok(if all { u32::MAX } else { mask })
     }
 
-    /// What its model takes of a GPU; nothing for services, which are not training.
+    /// Predicted resource use of the job's model; `None` for services.
     fn predicted(&mut self, job: &TraceJob) -> Option<Predicted> {
-        // No published simulator predicts, and training takes longer than some of their runs.
+        // The published simulators do not predict, and training the predictor would take longer
+        // than some of their runs.
         if self.setting.compat.is_some() {
             return None;
         }
@@ -456,13 +459,13 @@ impl Maker<'_> {
     }
 }
 
-/// GPU memory that the job asks for: what it takes with its own batch size, where only that is known.
+/// GPU memory that the job requests; if the trace has none, the memory at its own batch size.
 fn asked_mib(job: &TraceJob) -> u32 {
-    let takes = job.training.as_ref().and_then(|t| t.mem_mib(t.batch));
-    if job.mem_mib == 0 { takes.unwrap_or(0) } else { job.mem_mib }
+    let own = job.training.as_ref().and_then(|t| t.mem_mib(t.batch));
+    if job.mem_mib == 0 { own.unwrap_or(0) } else { job.mem_mib }
 }
 
-/// All deadlines of a job that has several, with what they are worth.
+/// All deadlines of a job with soft deadlines, and their values.
 fn deadline_values(job: &TraceJob) -> Vec<(Time, f64)> {
     if job.soft_deadlines.is_empty() {
         return Vec::new();
@@ -486,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_are_known_come_with_a_prediction() {
+    fn known_models_have_a_prediction() {
         let known = profiles(vec![job("a", "ResNet-50", 64), job("b", "resnet50", 64)], "1x1:h200");
         assert!(known[0].1.predicted.is_some());
         assert_eq!(known[0].1.predicted, known[1].1.predicted);
@@ -494,16 +497,16 @@ mod tests {
         assert_ne!(both[0].1.predicted, both[1].1.predicted, "the batch size matters");
         let mixed = profiles(vec![job("a", "resnet50", 64)], "1x1:h200,1x1:t4");
         let small = profiles(vec![job("a", "resnet50", 64)], "1x1:t4");
-        assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest kind counts");
+        assert_eq!(mixed[0].1.predicted, small[0].1.predicted, "the busiest GPU model counts");
     }
 
-    /// A service of which only this was measured, and training that an atlas cannot be without.
+    /// One measurement of a service, and one of training, without which an atlas is invalid.
     const OWN: &str = r#"{"kind": "serve", "name": "resnet50", "batch": 16, "sms": 10, "mem_mib": 777, "it_s": 4.0}
 {"kind": "train", "name": "other", "batch": 16, "sms": 10, "mem_mib": 100, "it_s": 4.0}
 "#;
 
     #[test]
-    fn services_are_known_by_the_measurements_of_the_world() {
+    fn services_use_the_measurements_of_the_setting() {
         let own = Atlas::new(&[rows::parse(OWN).unwrap()]).unwrap();
         let measured = Some(Measurements { atlas: &own, gpu_model: None });
         let cluster: Cluster = "1x1:v100,1x1:a100".parse().unwrap();
@@ -514,7 +517,7 @@ mod tests {
         let of = |setting: &Setting<'_>| prepare(service(), setting).unwrap().0;
         let [built_in, own] =
             [None, measured].map(|measured| of(&Setting { measured, ..Setting::of(&cluster) }));
-        assert!(built_in.profiles[0].1.step_s < 0.1, "our H200");
+        assert!(built_in.profiles[0].1.step_s < 0.1, "the built-in H200");
         let profile = &own.profiles[0].1;
         assert_eq!(profile.step_s, 0.25);
         assert_eq!(own.arrivals[0].spec.knobs.mem_mib, 777);
@@ -525,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_workload_is_made_for_its_setting() {
+    fn a_workload_follows_its_setting() {
         let cluster: Cluster = "2x4".parse().unwrap();
         let setting = Setting { retries: 7.into(), spread_penalty: false, ..Setting::of(&cluster) };
         let (workload, _) = prepare(vec![job("a", "vgg16", 64)], &setting).unwrap();
@@ -535,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn elastic_jobs_say_how_far_they_grow_and_how_well() {
+    fn elastic_jobs_keep_their_limit_and_scaling() {
         let plain = job("a", "mystery", 0);
         let elastic = TraceJob { gpus_max: Some(4), scaling: Some(0.5), ..job("b", "mystery", 0) };
         let cluster = "1x2".parse().unwrap();
@@ -547,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_stays_as_it_was() {
+    fn unknown_models_and_services_have_no_prediction() {
         let mut service = job("s", "resnet50", 64);
         service.class = TraceClass::Service;
         let jobs = vec![job("a", "mystery", 64), job("b", "mystery", 32), service];

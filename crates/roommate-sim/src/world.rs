@@ -93,8 +93,9 @@ impl std::fmt::Display for Held {
         }
         write!(
             f,
-            "; services, which never end, hold {services} of {gpus} GPUs: use a policy that colocates training \
-             with them (mudi, gpulets-like, gslice-like, muxflow-like, mps), or more GPUs"
+            "; services, which never end, hold {services} of {gpus} GPUs: use a policy that \
+             colocates training with them (mudi, gpulets-like, gslice-like, muxflow-like, mps), \
+             or more GPUs"
         )
     }
 }
@@ -104,7 +105,8 @@ impl std::fmt::Display for Held {
 pub enum SimError {
     /// Jobs wait and no event is left that could start them.
     #[error(
-        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and no event is left{held}"
+        "the simulation is stuck at {at}: {waiting} jobs wait (first: {first:?}) and no event is \
+         left{held}"
     )]
     Stuck {
         /// Time of the last event.
@@ -118,7 +120,8 @@ pub enum SimError {
     },
     /// Events go on, but no job arrives or ends.
     #[error(
-        "the simulation makes no progress: no job arrived or ended in {steps} steps up to {at}; {left} jobs are left{held}"
+        "the simulation makes no progress: no job arrived or ended in {steps} steps up to {at}; \
+         {left} jobs are left{held}"
     )]
     Circles {
         /// Time at which the simulation was stopped.

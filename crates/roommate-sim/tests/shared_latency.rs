@@ -174,7 +174,8 @@ fn curves(shared: &Path) -> BTreeMap<&'static str, Vec<Vec<Point>>> {
 
 fn curve_table(shared: &Path) -> String {
     let mut table = String::from(
-        "| curves | way | 4 samples | 5 samples | 6 samples | residual of all |\n|---|---|---|---|---|---|\n",
+        "| curves | way | 4 samples | 5 samples | 6 samples | residual of all |\n\
+         |---|---|---|---|---|---|\n",
     );
     let percent =
         |errors: &[f64]| mean(errors).map_or("-".into(), |e| format!("{:.1} %", e * 100.0));
@@ -485,7 +486,8 @@ fn tally(shared: &Path) -> Vec<Pair> {
 
 fn predictor_table(shared: &Path) -> String {
     let mut table = String::from(
-        "| data | predictor | latencies | mean | median | 90th percentile |\n|---|---|---|---|---|---|\n",
+        "| data | predictor | latencies | mean | median | 90th percentile |\n\
+         |---|---|---|---|---|---|\n",
     );
     let mut line = |data: &str, how: &str, mut errors: Vec<f64>| {
         errors.sort_by(f64::total_cmp);
@@ -527,7 +529,12 @@ fn predictor_table(shared: &Path) -> String {
         e.sort_by(f64::total_cmp);
         format!("{:.2}", mean(&e).unwrap())
     });
-    writeln!(table, "\nMean relative errors of the four parameters in the published form: k1 {steep}, k2 {flat}, D0 {knee}, l0 {level}.").unwrap();
+    writeln!(
+        table,
+        "\nMean relative errors of the four parameters in the published form: k1 {steep}, \
+         k2 {flat}, D0 {knee}, l0 {level}."
+    )
+    .unwrap();
     table
 }
 

@@ -38,9 +38,9 @@ struct Errors {
 }
 
 impl Errors {
-    fn add(&mut self, said: f64, really: f64) {
-        self.relative.push((said / really - 1.0).abs());
-        self.absolute.push((said - really).abs());
+    fn add(&mut self, predicted: f64, actual: f64) {
+        self.relative.push((predicted / actual - 1.0).abs());
+        self.absolute.push((predicted - actual).abs());
     }
 
     fn row(&self, what: &str) -> String {
@@ -67,8 +67,8 @@ fn cross_validate(rows: &[(usize, Vec<f64>, f64)], base: &dyn Fn(&[f64]) -> f64)
         let targets: Vec<f64> = rest().map(|r| r.2.ln()).collect();
         let options = Options { trees: 100, ..Options::default() };
         let forest = Forest::grow(&features, &targets, options).unwrap();
-        for (_, row, really) in rows.iter().filter(|r| r.0 == out) {
-            errors.add(base(row) + forest.predict(row).0.exp(), base(row) + really);
+        for (_, row, actual) in rows.iter().filter(|r| r.0 == out) {
+            errors.add(base(row) + forest.predict(row).0.exp(), base(row) + actual);
         }
     }
     errors
@@ -172,8 +172,8 @@ fn patterns_of_the_iadeep_artifact() {
         let targets: Vec<f64> = out.iter().filter(|r| !has(r)).map(|r| r.2.ln()).collect();
         let options = Options { trees: 100, ..Options::default() };
         let forest = Forest::grow(&features, &targets, options).unwrap();
-        for (_, row, really) in out.iter().filter(|r| has(r)) {
-            unseen.add(forest.predict(row).0.exp(), *really);
+        for (_, row, actual) in out.iter().filter(|r| has(r)) {
+            unseen.add(forest.predict(row).0.exp(), *actual);
         }
     }
     text += &unseen.row("the same, counters, tasks never seen");

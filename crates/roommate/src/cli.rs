@@ -25,20 +25,20 @@ pub(crate) enum Command {
     Sim(Sim),
     /// Run a trace through several policies side by side
     Compare(Compare),
-    /// Compare policies with the best that could have been done
+    /// Compare policies with the optimal schedule of a small scenario
     Oracle(Oracle),
-    /// Decide a journal again and check that the decisions are the same
+    /// Replay a journal and check that the decisions are the same
     Replay(Replay),
     /// Predict a recorded run from measured profiles, and compare
     Predict(Predict),
-    /// Say of one job why it waited, where it ran, who preempted it
+    /// Explain why a job waited, where it ran and what preempted it
     Explain(Explain),
     /// List the policies, or describe one with its parameters
     Policies(Policies),
     /// Read, describe, convert and generate traces
     #[command(subcommand)]
     Trace(Trace),
-    /// Measure tasks alone and side by side, and say how to share
+    /// Measure tasks alone and colocated, and recommend how to share
     #[command(subcommand)]
     Profile(Profile),
     /// Turn journals into one self-contained HTML page
@@ -53,17 +53,17 @@ pub(crate) enum Command {
     Ps(machine::Ps),
     /// Describe one job, or the machine
     Describe(machine::Describe),
-    /// Show what a job prints
+    /// Print the output of a job
     Logs(machine::Logs),
     /// Cancel jobs
     Cancel(machine::OnJobs),
-    /// Suspend jobs where they are
+    /// Suspend jobs until they are resumed
     Suspend(machine::OnJobs),
     /// Resume suspended jobs
     Resume(machine::OnJobs),
     /// Change the batch size or the share of a job while it runs
     Resize(machine::Resize),
-    /// List what happened on the machine
+    /// List the events of the machine
     Events(machine::Events),
     /// Stop the daemon
     Down(machine::Down),
@@ -82,7 +82,7 @@ pub(crate) enum Command {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Output {
-    /// For people
+    /// Table as text
     Table,
     /// One JSON document
     Json,
@@ -90,26 +90,28 @@ pub(crate) enum Output {
     Csv,
 }
 
-/// Which trace to read, and how.
+/// The trace to read, and options of reading.
 #[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct TraceInput {
-    /// Layout of the trace
-    #[arg(long, default_value_t = trace::Format::Auto, value_parser = format_parser(), hide_default_value = true)]
+    /// Format of the trace
+    #[arg(long, default_value_t = trace::Format::Auto, value_parser = format_parser())]
+    #[arg(hide_default_value = true)]
     pub(crate) format: trace::Format,
-    /// Drop rows that are wrong, and jobs that can never run, and count them
+    /// Drop and count invalid rows and jobs that can never run
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
-    /// Table of steps per second, or of models, for traces that give steps without durations (gavel,
-    /// synergy)
+    /// Table of steps per second, or of models, for traces that give steps without durations
+    /// (gavel, synergy)
     #[arg(long, value_name = "FILE")]
     pub(crate) throughputs: Option<PathBuf>,
-    /// Table of speeds by CPU and host memory for each GPU: columns `model,cpus,mem_gb,rel_throughput`
+    /// Table of speeds by CPU and host memory for each GPU: columns
+    /// `model,cpus,mem_gb,rel_throughput`
     #[arg(long, value_name = "FILE")]
     pub(crate) sensitivity: Option<PathBuf>,
-    /// The GPU kind of that table that counts as the reference
+    /// The GPU model of --throughputs that is the reference
     #[arg(long, default_value = "v100", value_name = "KIND")]
     pub(crate) gpu_model: String,
-    /// Read only the first so many jobs
+    /// Read at most this many jobs
     #[arg(long, value_name = "N", value_parser = some)]
     pub(crate) max_jobs: Option<usize>,
 }
@@ -131,89 +133,100 @@ fn truth_parser() -> clap::builder::PossibleValuesParser {
     values.collect::<Vec<_>>().into()
 }
 
-/// The world to simulate.
+/// Options of the simulation.
 #[derive(Args, Debug, Clone, PartialEq)]
 pub(crate) struct WorldArgs {
-    /// Nodes x GPUs of each, with kinds: 8x8 or 8x8:v100,4x8:a100/80g; `:96c:500g` adds CPU cores and
-    /// GiB of memory of a node
+    /// Nodes x GPUs per node, with GPU models: 8x8 or 8x8:v100,4x8:a100/80g; `:96c:500g` adds CPU
+    /// cores and GiB of memory per node
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
     /// Use the rules of a published simulator
     #[arg(long, value_name = "NAME", value_parser = compat_parser())]
     pub(crate) compat: Option<String>,
-    /// How roommates really disturb each other
+    /// True interference between roommates
     #[arg(long, default_value = TRUTHS[0].name, conflicts_with = "compat")]
     #[arg(value_parser = truth_parser())]
     pub(crate) truth: String,
-    /// Measurements for --truth measured|utilization: files that begin so, or a folder; ours, unless given
+    /// Measurements for --truth measured|utilization: files PREFIX*.jsonl, or a folder; the
+    /// built-in ones, unless given
     #[arg(long, value_name = "PREFIX", conflicts_with = "compat")]
     pub(crate) measurements: Option<PathBuf>,
-    /// Speeds of pairs for --truth table: columns `a,b,speed_a,speed_b`, or Gavel's or Lucid's table
+    /// Speeds of pairs for --truth table: columns `a,b,speed_a,speed_b`, or Gavel's or Lucid's
+    /// table
     #[arg(long, value_name = "FILE", conflicts_with = "compat", required_if_eq("truth", "table"))]
     pub(crate) pairs: Option<PathBuf>,
     /// Speeds of pairs that policies know: the file of --throughputs, or a table as for --pairs
     #[arg(long, value_name = "FILE", conflicts_with = "compat")]
     pub(crate) known_pairs: Option<PathBuf>,
-    /// Scatter of the truth around what its model says, as a share
-    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, conflicts_with = "compat")]
+    /// Relative scatter of true speeds around the interference model
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance)]
+    #[arg(conflicts_with = "compat")]
     pub(crate) truth_noise: f64,
-    /// Seed of all randomness
+    /// Seed of all random numbers
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
-    /// Seconds without progress when a job starts again
-    #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
+    /// Seconds without progress when a job restarts
+    #[arg(long, default_value_t = 62.0, value_name = "S", value_parser = seconds)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) restart_cost: f64,
-    /// Seconds without progress when a suspended job goes on where it was
+    /// Seconds without progress when a suspended job resumes
     #[arg(long, default_value_t = 1.0, value_name = "S", value_parser = seconds)]
     pub(crate) resume_cost: f64,
-    /// Seconds without progress when a job is moved; as a restart, unless given
+    /// Seconds without progress when a job is moved; the restart cost, unless given
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) migrate_cost: Option<f64>,
-    /// Seconds without progress when a job's knobs are turned
+    /// Seconds without progress when a job's knobs change
     #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
     pub(crate) tune_cost: f64,
     /// Seconds without progress at the first start
-    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.0, value_name = "S", value_parser = seconds)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) start_cost: f64,
-    /// Let gangs run as fast spread over nodes as they do together
+    /// Run gangs that are spread over nodes as fast as consolidated ones
     #[arg(long)]
     pub(crate) no_spread_penalty: bool,
     /// Mean hours between failures of a node; nodes do not fail unless given
     #[arg(long, value_name = "H", value_parser = hours, allow_negative_numbers = true)]
     pub(crate) node_mtbf: Option<f64>,
-    /// Mean hours until a failed node is back
-    #[arg(long, default_value_t = 1.0, value_name = "H", value_parser = hours, allow_negative_numbers = true)]
+    /// Mean hours until a failed node is repaired
+    #[arg(long, default_value_t = 1.0, value_name = "H", value_parser = hours)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) node_repair: f64,
-    /// Chance that an attempt of a job crashes
-    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance, allow_negative_numbers = true)]
+    /// Probability that an attempt of a job crashes
+    #[arg(long, default_value_t = 0.0, value_name = "P", value_parser = chance)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) crash: f64,
-    /// Part of those failures that are errors of the user, which come back at the same point
-    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance, allow_negative_numbers = true)]
+    /// Share of these crashes that are user errors, which recur at the same point of the work
+    #[arg(long, default_value_t = 0.0, value_name = "SHARE", value_parser = chance)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) user_errors: f64,
-    /// How often a job is started again after failures of its own
+    /// How often a job is retried after a failure of its own
     #[arg(long, default_value_t = 3, value_name = "N")]
     pub(crate) retries: u16,
-    /// How often after an error of the user; as often as after others, unless given
+    /// How often a job is retried after a user error; as --retries, unless given
     #[arg(long, value_name = "N")]
     pub(crate) user_retries: Option<u16>,
-    /// Minutes between checkpoints; a crash loses what came after the last
-    #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds, allow_negative_numbers = true)]
+    /// Minutes between checkpoints; a crash loses the progress since the last
+    #[arg(long, default_value_t = 30.0, value_name = "MIN", value_parser = seconds)]
+    #[arg(allow_negative_numbers = true)]
     pub(crate) checkpoint: f64,
-    /// Seconds of a measuring window of services
+    /// Length of the measuring window of services in seconds
     #[arg(long, default_value_t = 10.0, value_name = "S", value_parser = window)]
     pub(crate) window: f64,
-    /// Simulate every request of the run, instead of repeating windows that were simulated under the same
+    /// Simulate every request, instead of reusing windows that were simulated under the same
     /// conditions
     #[arg(long)]
     pub(crate) exact_requests: bool,
-    /// Count only these jobs, by order of submission, and end with the last of them: 4000:5000
+    /// Measure only these jobs, by order of submission, and stop when the last of them ends:
+    /// 4000:5000
     #[arg(long, value_name = "FROM:TO", value_parser = range)]
     pub(crate) measure: Option<Range<u32>>,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Sim {
-    /// The trace, `-` for standard input, or a scenario (.toml); without one, a small invented trace
+    /// The trace, `-` for standard input, or a scenario (.toml); a small synthetic trace, unless
+    /// given
     pub(crate) trace: Option<PathBuf>,
     /// The policy
     #[arg(long, short, default_value = "tiresias")]
@@ -225,10 +238,10 @@ pub(crate) struct Sim {
     pub(crate) input: TraceInput,
     #[command(flatten)]
     pub(crate) world: WorldArgs,
-    /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
+    /// Write the journal to this file (JSON lines; compressed if the name ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
-    /// Also draw who was on which GPU
+    /// Also draw a Gantt chart of the GPUs
     #[arg(long)]
     pub(crate) gantt: bool,
     /// How to print the result
@@ -238,16 +251,17 @@ pub(crate) struct Sim {
 
 #[derive(Args, Debug)]
 pub(crate) struct Compare {
-    /// The trace, `-` for standard input, or a scenario (.toml); without one, a small invented trace
-    pub(crate) trace: Option<PathBuf>,
-    /// The policies, separated by commas, or `all`; those of the scenario, or one of each family, unless
+    /// The trace, `-` for standard input, or a scenario (.toml); a small synthetic trace, unless
     /// given
+    pub(crate) trace: Option<PathBuf>,
+    /// The policies, separated by commas, or `all`; those of the scenario, or one of each family,
+    /// unless given
     #[arg(long, short, visible_alias = "policy", value_delimiter = ',', value_name = "NAME,...")]
     pub(crate) policies: Vec<String>,
     /// Sort by this figure, named as in CSV; by mean completion time (`avg_jct_s`), unless given
     #[arg(long, value_name = "FIGURE")]
     pub(crate) sort: Option<String>,
-    /// Print all figures of every policy, not only those that are asked for most
+    /// Print all figures of every policy, not only the most important
     #[arg(long)]
     pub(crate) wide: bool,
     /// Set a parameter of one policy: policy.name=value
@@ -257,7 +271,7 @@ pub(crate) struct Compare {
     pub(crate) input: TraceInput,
     #[command(flatten)]
     pub(crate) world: WorldArgs,
-    /// Seeds of a scenario: 0 up to this; as many as it says, unless given
+    /// Number of seeds of a scenario, from 0; as in the scenario, unless given
     #[arg(long, value_name = "N", value_parser = some)]
     pub(crate) seeds: Option<usize>,
     /// Simulations at the same time; as many as there are cores, unless given
@@ -278,7 +292,7 @@ pub(crate) struct Compare {
 pub(crate) struct Oracle {
     /// The scenario, with an [oracle] section
     pub(crate) scenario: PathBuf,
-    /// Seeds: 0 up to this; as many as the scenario says, unless given
+    /// Number of seeds, from 0; as in the scenario, unless given
     #[arg(long, value_name = "N", value_parser = some)]
     pub(crate) seeds: Option<usize>,
     /// How to print the result
@@ -300,7 +314,7 @@ pub(crate) struct Replay {
 pub(crate) struct Explain {
     /// Name of the job
     pub(crate) job: String,
-    /// The journal to look in; that of the daemon, unless given
+    /// The journal to read; that of the daemon, unless given
     #[arg(long, short, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
     #[command(flatten)]
@@ -312,7 +326,7 @@ pub(crate) struct Explain {
 
 #[derive(Args, Debug)]
 pub(crate) struct Policies {
-    /// Describe this one
+    /// Describe this policy
     pub(crate) name: Option<String>,
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = Output::Table)]
@@ -327,20 +341,21 @@ pub(crate) struct Report {
     /// The page to write
     #[arg(long, short, value_name = "FILE", default_value = "report.html")]
     pub(crate) output: PathBuf,
-    /// Its title
+    /// Title of the page
     #[arg(long, default_value = "Roommate")]
     pub(crate) title: String,
 }
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Trace {
-    /// Say what the Philly study says of a trace: sizes, durations, arrivals, load, failures
+    /// Print statistics of a trace as in the Philly study: sizes, durations, arrivals, load,
+    /// failures
     Stats {
         /// The trace, `-` for standard input
         trace: PathBuf,
         #[command(flatten)]
         input: TraceInput,
-        /// The cluster, for the load
+        /// The cluster, to compute the offered load
         #[arg(long, value_parser = cluster)]
         cluster: Option<Cluster>,
         /// How to print the result
@@ -353,7 +368,7 @@ pub(crate) enum Trace {
         trace: PathBuf,
         #[command(flatten)]
         input: TraceInput,
-        /// GPUs that a team is entitled to, to tell waiting for quota from fragmentation
+        /// GPU quota of a team, to distinguish waiting for quota from fragmentation
         #[arg(long, value_name = "TEAM=GPUS,...", value_delimiter = ',', value_parser = quota)]
         quota: Vec<(String, u32)>,
         /// Also write an HTML page with plots
@@ -363,15 +378,15 @@ pub(crate) enum Trace {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// Invent a trace from published mixes of sizes and durations
+    /// Generate a synthetic trace from published mixes of sizes and durations
     Synth(Synth),
-    /// Write a trace in Roommate's own layout
+    /// Convert a trace to Roommate's own format
     Convert {
         /// The trace, `-` for standard input
         trace: PathBuf,
         #[command(flatten)]
         input: TraceInput,
-        /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
+        /// Output file; .jsonl gives JSON lines, .gz is compressed
         #[arg(long, short, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
@@ -379,11 +394,11 @@ pub(crate) enum Trace {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Profile {
-    /// Measure commands that use the SDK alone over batch sizes and SMs, and side by side
+    /// Measure commands that use the SDK: alone by batch size and SMs, and colocated
     Measure(Measure),
-    /// Say of every measured set how it is run best, or that it is not worth it
+    /// Recommend how to run every measured set, or that sharing does not pay
     Advise(Advise),
-    /// Fit tasks alone and beside others, and say how well that tells what was left out
+    /// Fit models of tasks alone and colocated, and report their error on held-out measurements
     Fit {
         /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
         prefix: PathBuf,
@@ -391,7 +406,7 @@ pub(crate) enum Profile {
         #[arg(long, short, value_enum, default_value_t = Output::Table)]
         output: Output,
     },
-    /// Compare what a simulation would be told with measured pairs
+    /// Compare the predictions that a simulation uses with measured pairs
     Check {
         /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
         prefix: PathBuf,
@@ -405,13 +420,14 @@ pub(crate) enum Profile {
 
 #[derive(Args, Debug)]
 pub(crate) struct Predict {
-    /// The journal of a machine (`roommate run --journal`), plain or compressed, `-` for standard input
+    /// The journal of a machine (`roommate run --journal`), plain or compressed, `-` for standard
+    /// input
     pub(crate) journal: PathBuf,
     /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
     #[arg(long, value_name = "PREFIX")]
     pub(crate) profiles: PathBuf,
-    /// Seconds that a job takes beside its steps: from its launch to the first, and from the last to its end;
-    /// what was measured of its kind, unless given
+    /// Seconds of a job outside its steps: from its launch to the first step, and from the last
+    /// step to its end; as measured for its profile, unless given
     #[arg(long, value_name = "S", value_parser = seconds)]
     pub(crate) start: Option<f64>,
     /// How to print the result
@@ -424,11 +440,11 @@ pub(crate) struct Measure {
     /// The plan: commands, batch sizes, SMs and sets
     #[arg(required_unless_present = "example", requires = "out")]
     pub(crate) plan: Option<PathBuf>,
-    /// Where rows go: PREFIX.jsonl, and PREFIX-services.jsonl for services beside training. What is there
-    /// already is not measured again
+    /// Output files: PREFIX.jsonl, and PREFIX-services.jsonl for services beside training. Existing
+    /// rows are not measured again
     #[arg(long, value_name = "PREFIX")]
     pub(crate) out: Option<PathBuf>,
-    /// Measure everything anew, and replace what is there of it
+    /// Measure everything again and replace existing rows
     #[arg(long)]
     pub(crate) again: bool,
     /// Print a plan that shows every field
@@ -440,13 +456,13 @@ pub(crate) struct Measure {
 pub(crate) struct Advise {
     /// The measurements: every file PREFIX*.jsonl, or every .jsonl file of a folder
     pub(crate) prefix: PathBuf,
-    /// How many times as long a step may take as alone
+    /// Largest slowdown of a task
     #[arg(long, value_name = "TIMES", default_value_t = 1.5, value_parser = at_least_one)]
     pub(crate) bound: f64,
-    /// What a set has to come to, with 1 = one task at a time
+    /// Least total throughput of a set, with 1 = one task at a time
     #[arg(long, value_name = "SUM", default_value_t = 1.1, value_parser = at_least_one)]
     pub(crate) least: f64,
-    /// What a split may get done less than no split, as a share of that
+    /// Throughput that a partition may lose against no partition, as a share of the latter
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = chance)]
     pub(crate) loss: f64,
     /// How to print the result
@@ -456,7 +472,7 @@ pub(crate) struct Advise {
 
 #[derive(Args, Debug)]
 pub(crate) struct Synth {
-    /// How many jobs
+    /// Number of jobs
     #[arg(long, short = 'n', default_value_t = 1_000, value_parser = some)]
     pub(crate) jobs: usize,
     /// Seed
@@ -468,25 +484,25 @@ pub(crate) struct Synth {
     /// Sizes and durations: small, philly, helios, pai or tiresias
     #[arg(long, default_value = "philly", value_parser = named::<synth::Mix>)]
     pub(crate) mix: synth::Mix,
-    /// GPU time asked for, as a share of what the cluster has
+    /// Requested GPU time, as a share of the GPU time of the cluster
     #[arg(long, default_value_t = 0.9, allow_negative_numbers = true)]
     pub(crate) load: f64,
-    /// Share of jobs that can use two or four times the GPUs they ask for
+    /// Share of jobs that can use two or four times the GPUs they request
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) elastic: f64,
     /// The cluster that the load refers to
     #[arg(long, default_value = "8x8", value_parser = cluster)]
     pub(crate) cluster: Cluster,
-    /// Where to; a name with .jsonl gets JSON lines, .gz is compressed
+    /// Output file; .jsonl gives JSON lines, .gz is compressed
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     pub(crate) output: PathBuf,
 }
 
-/// The world and the input of somebody who asked for nothing.
+/// The defaults of `roommate sim`.
 pub(crate) fn defaults() -> (WorldArgs, TraceInput) {
     match Cli::parse_from(["roommate", "sim"]).command {
         Command::Sim(sim) => (sim.world, sim.input),
-        _ => unreachable!("`sim` was asked for"),
+        _ => unreachable!("the command is `sim`"),
     }
 }
 
@@ -502,13 +518,13 @@ fn number(text: &str, holds: impl Fn(f64) -> bool, what: &str) -> Result<f64, St
     value.ok_or_else(|| format!("expected {what}"))
 }
 
-/// How many of something; the limit keeps a typing error from filling the memory.
+/// A count; the upper limit keeps a typing error from exhausting memory.
 fn some(text: &str) -> Result<usize, String> {
     let value = text.parse().ok().filter(|n| (1..=10_000_000).contains(n));
     value.ok_or_else(|| "expected a whole number from 1 to 10000000".into())
 }
 
-/// A team and its GPUs. The last `=` counts: names may hold any character.
+/// A team and its GPUs, split at the last `=`: names may contain any character.
 fn quota(text: &str) -> Result<(String, u32), String> {
     let pair = text.rsplit_once('=').filter(|(team, _)| !team.is_empty());
     let pair = pair.and_then(|(team, gpus)| Some((team.to_owned(), gpus.parse().ok()?)));

@@ -1,4 +1,4 @@
-//! What the program is to the operating system: its streams, its memory, its errors.
+//! Standard streams, peak memory, and errors with hints.
 
 use anyhow::Context;
 use roommate_agent::AgentError;
@@ -10,13 +10,13 @@ use roommate_sim::workload::Unfit;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
-/// Says something to the person, not to the pipe.
+/// Prints a message to standard error.
 pub(crate) fn say(text: &str) {
-    // A person who is gone cannot be told, which is no reason to stop (or to panic, as `eprintln!` would).
+    // A closed standard error is no reason to stop (`eprintln!` would panic).
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Said where standard output refuses.
+/// Message if standard output cannot be written.
 pub(crate) const UNWRITTEN: &str = "could not write to standard output";
 
 /// Writes data to standard output.
@@ -25,18 +25,18 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context(UNWRITTEN)
 }
 
-/// Whether a person watches.
+/// Whether standard error is a terminal.
 pub(crate) fn watched() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Columns of the terminal that shows standard output; nothing where it is a file or a pipe.
+/// Columns of the terminal of standard output; `None` for a file or a pipe.
 pub(crate) fn width() -> Option<usize> {
     let shown = io::stdout().is_terminal().then(ratatui::crossterm::terminal::size)?;
     shown.ok().map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
-/// The largest amount of memory that the process has held so far, MiB; 0 where that is not known.
+/// Peak resident memory of the process in MiB; 0 if it is not known.
 pub(crate) fn peak_rss_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
@@ -44,7 +44,7 @@ pub(crate) fn peak_rss_mib() -> f64 {
     kib.unwrap_or(0.0) / 1024.0
 }
 
-/// Whether the reader of our output went away, which is not an error of ours.
+/// Whether the reader of the output closed the pipe, which is not an error of this program.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -52,7 +52,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// An error with advice.
+/// An error with a hint.
 #[derive(Debug)]
 pub(crate) struct Advised {
     what: String,
@@ -67,12 +67,12 @@ impl fmt::Display for Advised {
 
 impl std::error::Error for Advised {}
 
-/// An error that says what to do.
+/// Creates an error with a hint.
 pub(crate) fn advise(what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
     Advised { what: what.into(), hint: hint.into() }.into()
 }
 
-/// What to do about an error, where we know.
+/// The hint of an error, if there is one.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     for cause in error.chain() {
         if let Some(e) = cause.downcast_ref::<Advised>() {

@@ -1,4 +1,4 @@
-//! The laboratory: reads a trace once and runs policies on it.
+//! Reads a trace or scenario once and simulates policies on it.
 
 use crate::atomic::AtomicFile;
 use crate::cli::{self, TraceInput, WorldArgs};
@@ -29,47 +29,46 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A trace made ready for a cluster.
+/// A workload and the options of its simulation.
 pub(crate) struct Lab {
     workload: Workload,
     world: WorldArgs,
     compat: Option<&'static Compat>,
     truth: Truth,
-    /// Where policies find out how fast pairs are, if anywhere.
+    /// Throughput table with pair speeds, if any.
     throughputs: Option<PathBuf>,
-    /// Jobs whose model the trace does not name, taken for measured ones.
+    /// Number of jobs without a model that were assigned a measured task.
     stand_ins: u64,
     source: String,
     format: String,
     dropped: u64,
-    /// Seconds for which all training alone would keep the multiprocessors of a GPU busy; known of
-    /// scenarios.
+    /// GPU seconds of all training at full SM utilisation; 0 except for scenarios.
     sm_s: f64,
 }
 
-/// What one policy made of it.
+/// The result of one policy.
 pub(crate) struct Run {
     pub(crate) policy: String,
     pub(crate) metrics: Metrics,
     wall_s: f64,
 }
 
-/// A policy with its parameters, known to be good before anything is read or written.
+/// A policy with valid parameters, checked before any file is read or written.
 pub(crate) struct Choice {
     entry: &'static Entry,
     params: Params,
 }
 
 impl Choice {
-    /// The policy of this name, as in a published simulator if that is asked for, then with these
-    /// `name=value` pairs.
+    /// The policy of this name with the parameters of a compat mode, if one is given, and then with
+    /// these `name=value` pairs.
     pub(crate) fn new(name: &str, compat: Option<&str>, set: &[&str]) -> anyhow::Result<Self> {
         let entry = policy::find(name)?;
         let mut params = compat.map_or(Ok(Params::new()), |c| entry.compat_params(c))?;
         let given = set.iter().map(|pair| param(pair)).collect::<anyhow::Result<Vec<_>>>()?;
         params.extend(given.iter().cloned());
         if let Err(wrong) = entry.build(&params) {
-            // Mostly one of them is wrong by itself and can be named.
+            // If one pair is invalid by itself, the error names it.
             for (pair, param) in set.iter().zip(given) {
                 let alone = entry.build(&Params::from_iter([param]));
                 alone.with_context(|| format!("--set {pair:?}"))?;
@@ -79,7 +78,7 @@ impl Choice {
         Ok(Self { entry, params })
     }
 
-    /// A policy of a scenario, then with these `name=value` pairs.
+    /// A policy of a scenario, with these `name=value` pairs.
     pub(crate) fn of_scenario(contender: &Contender, set: &[&str]) -> anyhow::Result<Self> {
         let mut choice = Self::new(&contender.name, None, set)?;
         let given = std::mem::replace(&mut choice.params, contender.params.clone());
@@ -88,7 +87,7 @@ impl Choice {
         Ok(choice)
     }
 
-    /// Its parameters where they are not the defaults.
+    /// Parameters that differ from the defaults.
     pub(crate) fn params(&self) -> &Params {
         &self.params
     }
@@ -99,7 +98,7 @@ impl Choice {
     }
 }
 
-/// A `name=value` pair; a value that is not JSON is taken as text.
+/// Parses a `name=value` pair; a value that is not JSON is a string.
 pub(crate) fn param(pair: &str) -> anyhow::Result<(String, Value)> {
     let (name, value) = pair.split_once('=').ok_or_else(|| {
         let what = format!("--set {pair:?}: expected NAME=VALUE");
@@ -109,7 +108,7 @@ pub(crate) fn param(pair: &str) -> anyhow::Result<(String, Value)> {
     Ok((name.into(), value))
 }
 
-/// The trace of people who have none yet: a day and a half on a small cluster, a bit too busy.
+/// The synthetic trace that is used if none is given: about a day and a half, at overload.
 const INVENTED_JOBS: usize = 500;
 const INVENTED_LOAD: f64 = 1.5;
 
@@ -194,7 +193,7 @@ impl Lab {
         })
     }
 
-    /// The laboratory of one seed of a scenario.
+    /// The workload of one seed of a scenario.
     pub(crate) fn of_scenario(
         scenario: &Scenario,
         seed: u64,
@@ -225,7 +224,7 @@ impl Lab {
         })
     }
 
-    /// What came of a run, for the comparison of a scenario.
+    /// The result of a run for the comparison of a scenario.
     pub(crate) fn outcome(&self, run: Run) -> Outcome {
         let gpu_s = run.metrics.makespan_s * f64::from(self.world.cluster.gpus());
         let sm_busy = if gpu_s > 0.0 { self.sm_s / gpu_s } else { 0.0 };
@@ -236,14 +235,14 @@ impl Lab {
         self.workload.arrivals.len()
     }
 
-    /// One line about what is run.
+    /// Description of the workload and the cluster in one line.
     pub(crate) fn title(&self) -> String {
         let gpus = table::count(self.world.cluster.gpus().into(), "GPU");
         let jobs = table::count(self.jobs() as u64, "job");
         format!("{}: {jobs} on {} ({gpus})", self.source, self.world.cluster)
     }
 
-    /// Runs a policy. The observer hears everything; the journal is written if asked for.
+    /// Simulates a policy; `extra` observes the run, and the journal is written if a path is given.
     pub(crate) fn run(
         &self,
         choice: &Choice,
@@ -295,7 +294,7 @@ impl Lab {
         self.compat.is_none().then(|| self.world.truth.clone())
     }
 
-    /// What the policy knows of pairs, and what is true in its world.
+    /// The pair speeds that the policy knows, and the true interference model.
     fn models_for(
         &self,
         policy: &str,
@@ -310,20 +309,21 @@ impl Lab {
         Ok((known, self.truth_for(policy)))
     }
 
-    /// Speeds of pairs of this workload: throughputs by GPU kind, or a plain table.
+    /// Pair speeds of the profiles of this workload: by GPU model from throughputs, or from a plain
+    /// table.
     fn pairs_in(&self, file: &Path) -> anyhow::Result<Table> {
         let names = self.workload.profiles.iter().map(|(name, _)| name.as_str());
         if Some(file) == self.throughputs.as_deref() {
-            let kinds: Vec<&str> =
-                self.world.cluster.gpu_models.iter().map(|k| k.name.as_str()).collect();
+            let models: Vec<&str> =
+                self.world.cluster.gpu_models.iter().map(|m| m.name.as_str()).collect();
             let profiles: Vec<(&str, u32)> = names.zip(self.workload.widths()).collect();
-            return Ok(trace::pairs::by_gpu_model(file, &kinds, &profiles)?);
+            return Ok(trace::pairs::by_gpu_model(file, &models, &profiles)?);
         }
         let pairs = trace::pairs::read(file, self.throughputs.as_deref(), "v100")?;
         Ok(pairs.table(&names.collect::<Vec<_>>()).0)
     }
 
-    /// How roommates really disturb each other in the world of this policy.
+    /// The true interference model for a run of this policy.
     fn truth_for(&self, policy: &str) -> Box<dyn interference::Truth> {
         if let Some(compat) = self.compat {
             return compat.truth(policy);
@@ -355,7 +355,7 @@ impl Lab {
         }
     }
 
-    /// What was run, for JSON.
+    /// Description of the workload as JSON.
     pub(crate) fn describe(&self) -> Map<String, Value> {
         let about = json!({
             "trace": self.source,
@@ -376,7 +376,7 @@ impl Lab {
 }
 
 impl Run {
-    /// Its figures, for JSON.
+    /// Metrics as JSON.
     pub(crate) fn json(&self) -> anyhow::Result<Map<String, Value>> {
         let mut map = Map::new();
         map.insert("policy".into(), self.policy.clone().into());
@@ -403,7 +403,7 @@ fn truth(world: &WorldArgs, input: &TraceInput, own: Option<&Arc<Atlas>>) -> any
     entry.build(atlas, pairs)
 }
 
-/// All figures of runs as CSV.
+/// All metrics of runs as CSV.
 pub(crate) fn csv(runs: &[Run]) -> String {
     let mut text = String::new();
     for (i, run) in runs.iter().enumerate() {
@@ -420,14 +420,14 @@ pub(crate) fn csv(runs: &[Run]) -> String {
     text
 }
 
-/// Makes invented jobs fit a cluster: none needs more memory than the smallest GPU has.
+/// Limits the memory of synthetic jobs to that of the smallest GPU of the cluster.
 pub(crate) fn fitted(cluster: &Cluster) -> impl Fn(TraceJob) -> TraceJob + use<> {
     let memories = cluster.gpu_models.iter().map(|k| k.mem_mib).filter(|m| *m > 0);
     let least = memories.min().unwrap_or(u32::MAX);
     move |job| TraceJob { mem_mib: job.mem_mib.min(least), ..job }
 }
 
-/// Jobs of our own generator, for a first look without a trace.
+/// A synthetic trace, used if none is given.
 fn invented(world: &WorldArgs) -> Trace {
     let options = synth::SynthOptions {
         jobs: INVENTED_JOBS,
@@ -439,7 +439,8 @@ fn invented(world: &WorldArgs) -> Trace {
         best_effort: 0.4,
         ..synth::SynthOptions::default()
     };
-    // Few jobs of a heavy tail are less work than their mean says; let them come faster accordingly.
+    // A small sample of a heavy-tailed distribution has less work than its mean; arrivals are
+    // accelerated to reach the intended load.
     let probe: Vec<TraceJob> = synth::synth(&options).collect();
     let work: f64 = probe.iter().map(|j| f64::from(j.gpus) * j.duration_s).sum();
     let span_s = probe.last().map_or(1.0, |j| j.submit_us as f64 / 1e6);

@@ -1,20 +1,20 @@
-//! Tables for a terminal: aligned, plain without colour, the best of a row or column marked.
+//! Tables for a terminal: aligned, without colour, with the best of a row or column marked.
 
 use roommate_core::journal::metrics::{Better, Metrics, ServiceFigures};
 use roommate_sim::report::league::Column;
 use std::fmt::Write;
 
-/// Lays out cells in aligned columns; the first column to the left, the others to the right.
+/// Aligns columns: the first to the left, the others to the right.
 pub(crate) fn align(rows: &[Vec<String>]) -> String {
     align_words(rows, 1)
 }
 
-/// Left-aligned columns, for words.
+/// Aligns all columns to the left.
 pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
     align_words(rows, usize::MAX)
 }
 
-/// Lays out cells in columns, so many of them words to the left, the others figures to the right.
+/// Aligns the first `words` columns to the left and the others to the right.
 fn align_words(rows: &[Vec<String>], words: usize) -> String {
     let widths = widths(rows);
     let mut text = String::new();
@@ -40,12 +40,12 @@ fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     (0..columns).map(width).collect()
 }
 
-/// So many of something.
+/// A count with its noun, with a plural s.
 pub(crate) fn count(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A figure for a person.
+/// A value with its unit.
 pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
     let Some(v) = value else { return "-".into() };
     match unit {
@@ -58,7 +58,7 @@ pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
     }
 }
 
-/// Seconds with a unit that keeps three or four digits before the reader's eyes.
+/// A duration in a unit that gives three or four digits.
 fn duration(s: f64) -> String {
     match time_unit(s) {
         (scale, unit @ ("s" | "min")) => format!("{:.1} {unit}", s * scale),
@@ -66,10 +66,10 @@ fn duration(s: f64) -> String {
     }
 }
 
-/// Services shown one by one: those that were late most.
+/// Most services that are listed: those with the most late requests.
 const SERVICES_SHOWN: usize = 24;
 
-/// A row for each service, those that were late most first; nothing without services.
+/// A row for each service, most late requests first; empty without services.
 pub(crate) fn services(metrics: &Metrics) -> String {
     let late = |s: &ServiceFigures| s.served.late as f64 / s.served.requests.max(1) as f64;
     let mut worst: Vec<&ServiceFigures> = metrics.services.iter().collect();
@@ -77,8 +77,7 @@ pub(crate) fn services(metrics: &Metrics) -> String {
     if worst.is_empty() {
         return String::new();
     }
-    let head =
-        ["service", "objective", "median", "p99", "worst p99", "late", "windows over", "in time"];
+    let head = ["service", "SLO", "median", "p99", "worst p99", "late", "windows over", "in time"];
     let mut rows = vec![head.map(String::from).to_vec()];
     let ms = |us: u32| figure(Some(f64::from(us) / 1e3), "ms");
     for s in worst.iter().take(SERVICES_SHOWN) {
@@ -102,17 +101,17 @@ pub(crate) fn services(metrics: &Metrics) -> String {
     text
 }
 
-/// A run in the league.
+/// A row of the league table.
 pub(crate) struct Standing {
     pub(crate) name: String,
-    /// The family of its policy, and whether that knows durations.
+    /// Family of the policy, and whether it knows durations.
     pub(crate) about: [&'static str; 2],
-    /// Its index in the columns.
+    /// Index of the run in the columns.
     pub(crate) run: usize,
 }
 
-/// A row for each run, as they stand, the best of each column marked with a star. On a terminal that
-/// is too narrow the words about policies are left out.
+/// A row for each run in the given order, with the best of each column marked with a star. On a
+/// narrow terminal the columns about the policy are left out.
 pub(crate) fn league(standings: &[Standing], columns: &[Column], width: Option<usize>) -> String {
     let heads = [["", "", ""], ["", "", "knows"], ["policy", "family", "durations"]];
     let mut rows: Vec<Vec<String>> = heads.map(|h| h.map(String::from).to_vec()).to_vec();
@@ -139,8 +138,8 @@ fn line_width(rows: &[Vec<String>]) -> usize {
     widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1)
 }
 
-/// The three lines above a column of the league, and its cells by run, all in one unit. What cannot be
-/// told from the best by the digits that are shown is marked like it.
+/// The three heading lines of a column of the league table, and its cells by run, all in one unit.
+/// A value shown with the same digits as the best is marked like it.
 fn figures(column: &Column) -> ([String; 3], Vec<String>) {
     let (scale, unit) = match column.unit {
         "s" => time_unit(typical(&column.values)),
@@ -157,7 +156,7 @@ fn figures(column: &Column) -> ([String; 3], Vec<String>) {
     let shown = |value: &Option<f64>| value.map(|v| format!("{:.decimals$}", v * scale));
     let best = column.values.iter().zip(&column.best).find(|(_, best)| **best);
     let best = best.and_then(|(value, _)| shown(value));
-    // Where one is marked the others leave room for the mark.
+    // If a cell is marked, the others get a space, so that digits stay aligned.
     let none = if best.is_some() { " " } else { "" };
     let cell = |value: &Option<f64>| match shown(value) {
         text if text.is_some() && text == best => format!("{}*", text.unwrap_or_default()),
@@ -168,14 +167,14 @@ fn figures(column: &Column) -> ([String; 3], Vec<String>) {
     (heads, column.values.iter().map(cell).collect())
 }
 
-/// The value in the middle: what a column is mostly about, whatever its extremes are.
+/// The median, from which the unit of a column is chosen.
 fn typical(values: &[Option<f64>]) -> f64 {
     let mut known: Vec<f64> = values.iter().flatten().copied().collect();
     known.sort_by(f64::total_cmp);
     known.get(known.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// The unit in which seconds like these have few digits, and how many of it a second is.
+/// A suitable unit for a duration: factor from seconds, and name.
 fn time_unit(s: f64) -> (f64, &'static str) {
     match s {
         s if s < 120.0 => (1.0, "s"),
@@ -185,24 +184,24 @@ fn time_unit(s: f64) -> (f64, &'static str) {
     }
 }
 
-/// Columns of a wide table where nobody says how many fit.
+/// Width of a table if the width of the terminal is not known.
 pub(crate) const WIDTH: usize = 120;
 
-/// A column for each run, a row for each figure, the best of each row marked with a star.
+/// A column for each run and a row for each metric, with the best of each row marked with a star.
 pub(crate) fn metrics(runs: &[(String, Metrics)]) -> String {
     metrics_within(runs, WIDTH)
 }
 
-/// The same, cut into blocks of so many columns.
+/// The same, in blocks of at most `width` columns of text.
 pub(crate) fn metrics_within(runs: &[(String, Metrics)], width: usize) -> String {
     let columns: Vec<_> = runs.iter().map(|(_, m)| m.rows()).collect();
-    // Figures end in room for a star; the names above them do too.
+    // Cells end with room for a star, and so do the names above them.
     let names = runs.iter().map(|r| format!("{}  ", r.0));
     let mut rows = vec![std::iter::once(String::new()).chain(names).collect::<Vec<_>>()];
     let Some(first) = columns.first() else { return String::new() };
     for (i, row) in first.iter().enumerate() {
         let values: Vec<Option<f64>> = columns.iter().map(|c| c[i].value).collect();
-        // What happened to nobody is not worth a line.
+        // A metric that is 0 in every run gets no line.
         if values.iter().all(|v| v.is_none_or(|v| v == 0.0)) {
             continue;
         }
@@ -217,7 +216,7 @@ pub(crate) fn metrics_within(runs: &[(String, Metrics)], width: usize) -> String
     in_blocks(&rows, width) + note
 }
 
-/// Wide tables are cut into blocks of columns that fit a terminal, each with the names of the rows.
+/// Splits a wide table into blocks of columns that fit a terminal, each with the names of the rows.
 fn in_blocks(rows: &[Vec<String>], most: usize) -> String {
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0) + 2;
     let mut blocks: Vec<Vec<usize>> = Vec::new();
@@ -240,7 +239,7 @@ fn in_blocks(rows: &[Vec<String>], most: usize) -> String {
     blocks.iter().map(cut).collect::<Vec<_>>().join("\n")
 }
 
-/// The best value of a row, if there is something to choose.
+/// The best value of a row; `None` if all are equal.
 fn best(values: &[Option<f64>], better: Better) -> Option<f64> {
     let known = values.iter().flatten().copied();
     let best = match better {
@@ -256,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_is_marked_only_where_there_is_a_choice() {
+    fn the_best_is_marked_unless_all_are_equal() {
         let values = [Some(3.0), None, Some(1.0), Some(1.0)];
         assert_eq!(best(&values, Better::Lower), Some(1.0));
         assert_eq!(best(&values, Better::Higher), Some(3.0));
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_league_has_one_unit_and_a_star_for_each_column() {
+    fn a_league_has_one_unit_per_column() {
         let columns = [
             column("mean JCT", "s", &[9_000.0, 9_001.0, 72_000.0]),
             column("SLO misses", "share", &[0.5, 0.25, 0.0]),
@@ -308,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_read_well() {
+    fn values_have_suitable_units() {
         let shown = |v, u| figure(Some(v), u);
         assert_eq!(shown(0.317, "share"), "31.7%");
         assert_eq!(shown(90.0, "s"), "90.0 s");

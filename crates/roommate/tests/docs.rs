@@ -21,12 +21,13 @@ fn presets(entry: &Entry, first: &Entry) -> String {
     other.map(|(name, value)| format!("`{name} = {value}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The policies of one file: what each does, the file's header, and their parameters.
+/// The policies of one file: a table, the header of the file, and their parameters.
 fn file_page(entries: &[Entry]) -> String {
     let first = &entries[0];
     let names: Vec<String> = entries.iter().map(|e| format!("`{}`", e.name)).collect();
     let mut page = format!("## {}\n\n", names.join(", "));
-    page += "| policy | what it does | family | knows durations | sets | paper |\n|---|---|---|---|---|---|\n";
+    page += "| policy | what it does | family | knows durations | sets | paper |\n\
+             |---|---|---|---|---|---|\n";
     for (entry, name) in entries.iter().zip(&names) {
         let sets = presets(entry, first);
         let knows = if entry.knows_durations { "yes" } else { "no" };
@@ -46,7 +47,7 @@ fn file_page(entries: &[Entry]) -> String {
     page + &compat_lines(entries) + "\n"
 }
 
-/// What `--compat` sets, once for all policies of the file that it makes the same.
+/// The parameters that `--compat` sets, once for all policies of the file with the same ones.
 fn compat_lines(entries: &[Entry]) -> String {
     let mut sets: Vec<((&str, &str), Vec<&str>)> = Vec::new();
     for entry in entries {
@@ -143,7 +144,7 @@ fn the_commands_page_is_up_to_date() {
     expect_file!["../../../docs/reference/commands.md"].assert_eq(&page);
 }
 
-/// The paths of our files that a text names.
+/// The paths of repository files that a text names.
 fn paths_in(text: &str) -> impl Iterator<Item = &str> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter(|w| (w.starts_with("crates/") || w.starts_with("python/")) && !w.contains("NAME"))
@@ -170,7 +171,7 @@ fn blocks(page: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_code_in_contributing_is_that_of_the_files() {
+fn the_code_in_contributing_matches_the_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let page = std::fs::read_to_string(root.join("CONTRIBUTING.md")).unwrap();
     for path in paths_in(&page) {
@@ -180,7 +181,7 @@ fn the_code_in_contributing_is_that_of_the_files() {
     let blocks = blocks(&page);
     assert!(blocks.len() >= 7, "CONTRIBUTING.md shows how a policy, a truth and a knob are added");
     for (text, block) in &blocks {
-        // A block is of the file that was named last.
+        // A block is part of the file that was named last.
         from = paths_in(text).last().map_or(from, String::from);
         let file = std::fs::read_to_string(root.join(&from)).unwrap();
         assert!(file.contains(block.as_str()), "{from} does not have\n{block}");
@@ -193,7 +194,7 @@ fn shown_after<'a>(page: &'a str, line: &str) -> &'a str {
     rest.split_once("```text\n").unwrap().1.split_once("```").unwrap().0
 }
 
-/// The page with the present output of the command under the line that names it.
+/// The page with the current output of the command under the line that names it.
 fn refreshed(page: &str, command: &str) -> String {
     let out = Command::new(env!("CARGO_BIN_EXE_roommate"))
         .args(command.split_whitespace())
@@ -218,14 +219,14 @@ fn page(path: &str) -> String {
 }
 
 #[test]
-fn the_interference_page_shows_the_present_fit() {
+fn the_interference_page_is_up_to_date() {
     let old = page("docs/reference/interference.md");
     let fresh = refreshed(&old, "profile fit profiles/h200");
     expect_file!["../../../docs/reference/interference.md"].assert_eq(&fresh);
 }
 
 #[test]
-fn the_comparison_page_shows_the_present_figures() {
+fn the_comparison_page_is_up_to_date() {
     let policies = "fifo,fifo-backfill,srsf,tiresias,gandiva,muri-l,antman,horus";
     let old = page("docs/reference/comparison.md");
     let fresh = refreshed(&old, &format!("compare -p {policies}"));

@@ -1,5 +1,5 @@
-//! A machine without an engine: orders in, reports out, real processes on the cores of this machine.
-//! What a node agent of a cluster does.
+//! A machine without an engine, like a node agent of a cluster: it takes orders, returns reports
+//! and runs real processes on the cores of this machine.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_agent::machine::{Input, Machine, Order, Program, Report, Setup, Start};
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const JOB: JobIdx = JobIdx(0);
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// A machine in a folder of its own.
+/// A machine in a temporary folder.
 struct Node {
     machine: Machine,
     inputs: Receiver<Input>,
@@ -68,7 +68,7 @@ impl Node {
         self.machine.apply(order);
     }
 
-    /// Lets the machine work until this holds.
+    /// Runs the machine until the condition holds.
     fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
         let end = Instant::now() + WITHIN;
         loop {
@@ -77,14 +77,14 @@ impl Node {
             if holds(self) {
                 return;
             }
-            assert!(Instant::now() < end, "{what} does not come; so far {:?}", self.reports);
+            assert!(Instant::now() < end, "{what} is missing; reports so far {:?}", self.reports);
             if let Ok(input) = self.inputs.recv_timeout(Duration::from_millis(20)) {
                 self.machine.handle(input);
             }
         }
     }
 
-    /// Waits for the next report that is accepted, and forgets all up to it.
+    /// Waits for the next report that is accepted, and drops all reports up to it.
     fn report(&mut self, what: &str, accept: impl Fn(&Report) -> bool) -> Report {
         let mut found = None;
         self.until(what, |node| {
@@ -94,7 +94,7 @@ impl Node {
         self.reports.drain(..=found.unwrap()).next_back().unwrap()
     }
 
-    /// Whether a file grows within a moment.
+    /// Whether a file grows within a short time.
     fn grows(&mut self, name: &str) -> bool {
         let path = self.path(name);
         let size = |p: &Path| fs::metadata(p).map_or(0, |m| m.len());
@@ -123,7 +123,7 @@ impl Drop for Node {
     }
 }
 
-/// Writes a line again and again.
+/// Writes lines to a file for ever.
 const TICKS: &str = "while :; do echo . >> ticks; sleep 0.02; done";
 
 #[test]
@@ -138,17 +138,17 @@ fn a_command_obeys_orders_without_an_engine() {
     node.order(Order::Suspend(JOB));
     let stopped = node.report("a suspension", |r| matches!(r, Report::Stopped { .. }));
     assert_eq!(stopped, Report::Stopped { job: JOB, done: None });
-    assert!(!node.grows("ticks"), "a suspended command goes on");
+    assert!(!node.grows("ticks"), "a suspended command keeps running");
     node.order(Order::Start(JOB, Box::new(start.clone())));
     node.report("a resumption", |r| matches!(r, Report::Started { done: None, .. }));
-    assert!(node.grows("ticks"), "a resumed command stands still");
+    assert!(node.grows("ticks"), "a resumed command does not run");
 
     node.order(Order::Override(JOB, Overrides { held: true, ..Overrides::default() }));
     node.report("a standstill", |r| *r == Report::Speed { job: JOB, part: 0.0 });
-    assert!(!node.grows("ticks"), "a held command goes on");
+    assert!(!node.grows("ticks"), "a held command keeps running");
     node.order(Order::Override(JOB, Overrides::default()));
     node.report("its speed", |r| *r == Report::Speed { job: JOB, part: 1.0 });
-    assert!(node.grows("ticks"), "a released command stands still");
+    assert!(node.grows("ticks"), "a released command does not run");
 
     node.order(Order::Tune(JOB, Knobs { sm_permille: 500, ..Knobs::WHOLE }));
     node.report("a tune", |r| *r == Report::Tuned(JOB));
@@ -164,7 +164,7 @@ fn a_command_obeys_orders_without_an_engine() {
 }
 
 #[test]
-fn ends_are_reported_as_what_they_are() {
+fn the_cause_of_an_end_is_reported() {
     let mut node = Node::open();
     for (script, why) in [
         ("exit 3", Reason::Crashed),
@@ -181,7 +181,7 @@ fn ends_are_reported_as_what_they_are() {
     node.report("an end", |r| *r == Report::Finished(JOB));
 }
 
-/// A tenant with the SDK, played by the test: the command only says its token.
+/// A tenant with the SDK, simulated by the test: the command only prints its token.
 struct Sdk {
     stream: UnixStream,
     from: BufReader<UnixStream>,
@@ -213,7 +213,7 @@ impl Sdk {
 }
 
 #[test]
-fn a_tenant_with_the_sdk_starts_with_its_hello() {
+fn a_tenant_with_the_sdk_runs_after_its_hello() {
     let mut node = Node::open();
     let mut start = node.start("echo $ROOMMATE_TOKEN > token; exec sleep 60", 1, true);
     start.done = 40.0;
@@ -247,8 +247,8 @@ fn a_tenant_with_the_sdk_starts_with_its_hello() {
     sdk.say(r#"{"suspended":{"done":61.0}}"#);
     node.report("a suspension", |r| *r == Report::Stopped { job: JOB, done: Some(61.0) });
 
-    // It crashes where it waits; its next start is one from its checkpoint.
+    // It crashes while it is suspended; the next start is from its checkpoint.
     node.order(Order::Cancel(JOB));
     node.until("its end", |n| n.machine.is_empty());
-    assert_eq!(node.reports, [], "the end of a job that nobody wants is not reported");
+    assert_eq!(node.reports, [], "the end of an abandoned job is not reported");
 }

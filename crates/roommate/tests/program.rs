@@ -45,7 +45,7 @@ struct Room {
 }
 
 /// The output and exit status of a run.
-struct Said {
+struct Outcome {
     code: Option<i32>,
     out: String,
     err: String,
@@ -100,22 +100,22 @@ impl Room {
         command
     }
 
-    fn run_with(&self, args: &[&str]) -> Said {
+    fn run_with(&self, args: &[&str]) -> Outcome {
         let output = self.command(args).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+        Outcome { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
     }
 
     /// Runs a command line, split at spaces.
-    fn run(&self, line: &str) -> Said {
+    fn run(&self, line: &str) -> Outcome {
         self.run_with(&line.split_whitespace().collect::<Vec<_>>())
     }
 
     /// Runs a command that must succeed; returns standard output.
     fn works(&self, line: &str) -> String {
-        let said = self.run(line);
-        assert_eq!(said.code, Some(0), "{line}\n{}", said.err);
-        said.out
+        let outcome = self.run(line);
+        assert_eq!(outcome.code, Some(0), "{line}\n{}", outcome.err);
+        outcome.out
     }
 
     /// Runs a command that must succeed and print JSON.
@@ -126,12 +126,12 @@ impl Room {
     /// Runs a command that must fail with this message and leave every file unchanged.
     fn refuses_with(&self, args: &[&str], expected: Expect) {
         let before = self.everything();
-        let said = self.run_with(args);
-        expected.assert_eq(&said.err);
-        assert_eq!(said.code, Some(2), "{args:?}");
-        assert_eq!(said.out, "", "{args:?}");
-        let errors = said.err.lines().filter(|l| l.starts_with("error: ")).count();
-        assert!(errors == 1 && !said.err.contains("panicked"), "{args:?}");
+        let outcome = self.run_with(args);
+        expected.assert_eq(&outcome.err);
+        assert_eq!(outcome.code, Some(2), "{args:?}");
+        assert_eq!(outcome.out, "", "{args:?}");
+        let errors = outcome.err.lines().filter(|l| l.starts_with("error: ")).count();
+        assert!(errors == 1 && !outcome.err.contains("panicked"), "{args:?}");
         assert!(self.everything() == before, "{args:?} has changed files");
     }
 

@@ -116,7 +116,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "every crate takes the lints of the workspace",
         reason: "one set of rules, written down once",
-        applies: |path| is_crate(path) && !speaks_with_a_driver(path),
+        applies: |path| is_crate(path) && !calls_a_driver(path),
         find: |text| {
             let lints = section(text, "lints").any(|line| line == "workspace = true");
             if lints { Vec::new() } else { vec!["no [lints] workspace = true".into()] }
@@ -127,7 +127,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "every unsafe block has a SAFETY comment",
         reason: "only one small crate, which calls the CUDA driver, needs unsafe code",
-        applies: |path| is_crate(path) && speaks_with_a_driver(path),
+        applies: |path| is_crate(path) && calls_a_driver(path),
         find: |text| {
             let rules = ["undocumented_unsafe_blocks", "pedantic", "unwrap_used"];
             let has = |rule: &&str| section(text, "lints.clippy").any(|l| l.starts_with(*rule));
@@ -158,7 +158,7 @@ const RULES: &[Rule] = &[
     Rule {
         name: "the crate that calls the driver depends on no crate of the workspace",
         reason: "the only crate with unsafe code must be small enough to review at once",
-        applies: |path| is_crate(path) && speaks_with_a_driver(path),
+        applies: |path| is_crate(path) && calls_a_driver(path),
         find: |text| ours(text, &[]),
         bad: "[dependencies]\nroommate-core.workspace = true\n",
         good: "[dependencies]\nserde.workspace = true\n",
@@ -216,7 +216,7 @@ fn is_crate(path: &str) -> bool {
     path.starts_with("crates/") && path.ends_with("/Cargo.toml")
 }
 
-fn speaks_with_a_driver(path: &str) -> bool {
+fn calls_a_driver(path: &str) -> bool {
     path.starts_with("crates/roommate-cuda/")
 }
 
@@ -291,7 +291,7 @@ fn forbidden_uses(path: &str, text: &str, rooms: &[Room]) -> Vec<String> {
     found
 }
 
-/// Lines that contain one of these words as a word of its own.
+/// Lines that contain one of these words as a whole word.
 fn words_of(text: &str, words: &[&str]) -> Vec<String> {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let mut found = Vec::new();
@@ -395,7 +395,8 @@ fn a_room_uses_only_what_its_table_allows() {
 
 #[test]
 fn forbidden_uses_are_found() {
-    let page = "### `x`\n\n|room|for|may use|\n|---|---|---|\n|`policy`|.|`plan`|\n|`plan` `state`|.|`idx`|\n";
+    let page = "### `x`\n\n|room|for|may use|\n|---|---|---|\n|`policy`|.|`plan`|\n\
+                |`plan` `state`|.|`idx`|\n";
     let rooms = rooms(page, "### `x`");
     assert_eq!(rooms.len(), 3);
     let check = |path: &str, text: &str, expect: usize| {

@@ -1,11 +1,11 @@
-//! The table of all figures: a column for each run, the best of each row marked.
+//! The table of all metrics: a column for each run, with the best value of each row marked.
 
 use super::RunView;
 use super::text::{self, html};
 use roommate_core::journal::metrics::{Better, Row};
 use std::fmt::Write as _;
 
-/// Which of a row's values to mark: the best ones, unless there is nothing to choose between.
+/// Which values of a row to mark: the best ones, unless all are equal or no direction is better.
 pub(super) fn best(values: &[Option<f64>], better: Better) -> Vec<bool> {
     let known = || values.iter().flatten().copied();
     let low = known().fold(f64::INFINITY, f64::min);
@@ -18,7 +18,7 @@ pub(super) fn best(values: &[Option<f64>], better: Better) -> Vec<bool> {
     values.iter().map(|v| low < high && *v == Some(target)).collect()
 }
 
-/// Seconds in a unit of time; none for other units.
+/// Seconds in a unit of time; `None` for other units.
 fn seconds_in(unit: &str) -> Option<f64> {
     match unit {
         "us" | "µs" => Some(1e-6),
@@ -29,7 +29,7 @@ fn seconds_in(unit: &str) -> Option<f64> {
     }
 }
 
-/// A value as shown, with up to two steps of `extra` digits, and in full for the tooltip.
+/// A value as shown, with `extra` (0 to 2) steps of more digits, and in full for the tooltip.
 pub(super) fn metric_text(value: f64, unit: &str, extra: usize) -> (String, String) {
     let full = format!("{} {unit}", text::exact(value)).trim_end().to_owned();
     if let Some(scale) = seconds_in(unit) {
@@ -49,8 +49,8 @@ pub(super) fn metric_text(value: f64, unit: &str, extra: usize) -> (String, Stri
     }
 }
 
-/// The extra digits without which a best value would look the same as one that is not best: a
-/// star nobody could explain.
+/// Fewest steps of extra digits with which no other value is shown like the best one, so that the
+/// digits explain the star.
 pub(super) fn extra_digits(values: &[Option<f64>], marks: &[bool], unit: &str) -> usize {
     let shown = |wanted: bool, extra: usize| {
         let pairs = values.iter().zip(marks).filter(move |&(_, &mark)| mark == wanted);
@@ -62,7 +62,7 @@ pub(super) fn extra_digits(values: &[Option<f64>], marks: &[bool], unit: &str) -
     (0..2).find(clear).unwrap_or(2)
 }
 
-/// The table: the first thing to see of one run, and on demand where there is a league of several.
+/// Adds the table: open for one run, and collapsed below the league table of several.
 pub(super) fn push(page: &mut String, runs: &[RunView]) {
     let (open, close) = if runs.len() > 1 {
         (
@@ -71,7 +71,8 @@ pub(super) fn push(page: &mut String, runs: &[RunView]) {
         )
     } else {
         (
-            "<section class=\"card\" aria-labelledby=\"h-metrics\">\n<h2 id=\"h-metrics\">All figures</h2>\n",
+            "<section class=\"card\" aria-labelledby=\"h-metrics\">\n\
+             <h2 id=\"h-metrics\">All figures</h2>\n",
             "</section>\n",
         )
     };
@@ -94,8 +95,8 @@ pub(super) fn push(page: &mut String, runs: &[RunView]) {
     page.push_str("</tbody>\n</table>\n</div>\n");
     if runs.len() > 1 {
         page.push_str(
-            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ tell which direction is \
-             better. Point at a value for all its digits.</p>\n",
+            "<p class=\"muted\">★ marks the best value of a row; ↓ and ↑ show which \
+             direction is better. Point at a value to see all its digits.</p>\n",
         );
     }
     page.push_str(close);
@@ -106,7 +107,7 @@ fn push_metric_row(page: &mut String, runs: &[RunView], row: usize, metric: &Row
         .iter()
         .map(|r| r.figures.get(row).and_then(|m| m.value).filter(|v| v.is_finite()))
         .collect();
-    // What happened in no run is not worth a row.
+    // A metric that is 0 in every run gets no row.
     if values.iter().all(|v| v.is_none_or(|v| v == 0.0)) {
         return;
     }

@@ -1,25 +1,25 @@
-//! Makes long runs small enough to embed, without losing what a reader looks for: the peaks of a
-//! step function, the shape of a distribution, the idle corners of a cluster.
+//! Condenses long runs so that they can be embedded, keeping the peaks of step functions, the shape
+//! of distributions and the idle periods of GPUs.
 
 use super::Stay;
 
-/// Rows of a heatmap at most; more would be thinner than a pixel on most screens.
+/// Most rows of a heatmap; more would be thinner than a pixel on most screens.
 const HEAT_ROWS_MAX: u32 = 256;
-/// Columns of a heatmap at most: about one for each pixel of a wide page.
+/// Most columns of a heatmap: about one for each pixel of a wide page.
 const HEAT_COLS_MAX: usize = 800;
-/// The digits of a heatmap cell, from idle to all of the time in use. Plain ASCII that needs no
-/// escape in JSON or HTML.
+/// The digits of a heatmap cell, from idle to always in use: ASCII that needs no escape in JSON or
+/// HTML.
 const LEVELS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// A step function in time order, without points that say nothing new or nothing at all. It is 0
-/// before its first point.
+/// A step function in time order, without redundant and non-finite points. It is 0 before its first
+/// point.
 pub(super) fn clean_steps(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
     let mut points: Vec<_> = points.filter(|(t, v)| t.is_finite() && v.is_finite()).collect();
     points.sort_by(|a, b| a.0.total_cmp(&b.0));
     if points.first().is_none_or(|&(t, _)| t > 0.0) {
         points.insert(0, (0.0, 0.0));
     }
-    // Only what holds after an instant is a state; a value that lasted for no time is not a peak.
+    // Of several values at the same time only the last counts: the others lasted for no time.
     points.dedup_by(|next, kept| {
         let same_time = next.0 == kept.0;
         if same_time {
@@ -32,7 +32,7 @@ pub(super) fn clean_steps(points: impl Iterator<Item = (f64, f64)>) -> Vec<(f64,
 }
 
 /// At most `most` points of a clean step function. Each of `most / 4` equal spans of time keeps
-/// its first, lowest, highest and last point, so every peak survives and so does the level at each
+/// its first, lowest, highest and last point, which keeps every peak and the level at each
 /// boundary.
 pub(super) fn thin_steps(points: &[(f64, f64)], end_s: f64, most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most {
@@ -96,7 +96,7 @@ pub(super) fn means(points: &[(f64, f64)], end_s: f64, spans: usize) -> Vec<f64>
 }
 
 /// Points (value, share of all values at or below it) of a distribution, at most `most` of them,
-/// evenly spaced in share, always with the smallest and the largest. `sorted` ascends.
+/// evenly spaced in share, always with the smallest and the largest. `sorted` is ascending.
 pub(super) fn distribution(sorted: &[f64], most: usize) -> Vec<(f64, f64)> {
     let n = sorted.len();
     let share = |i: usize| (sorted[i], (i + 1) as f64 / n as f64);
@@ -106,7 +106,7 @@ pub(super) fn distribution(sorted: &[f64], most: usize) -> Vec<(f64, f64)> {
     (0..most).map(|k| share(k * (n - 1) / (most - 1))).collect()
 }
 
-/// The part of each cell's time in which its GPUs had a tenant.
+/// A heatmap: for each cell the share of time in which its GPUs had a tenant.
 pub(super) struct Heat {
     /// GPUs in one row; the last row may have fewer.
     pub(super) gpus_per_row: u32,
@@ -114,7 +114,7 @@ pub(super) struct Heat {
     pub(super) col_s: f64,
     /// Number of columns.
     pub(super) cols: usize,
-    /// Row by row, one base-64 digit for each cell; `A` only where nothing ran at all.
+    /// Row by row, one base-64 digit for each cell; `A` only where no job ran.
     pub(super) cells: String,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn heat(
         if stay.gpu != covered.0 {
             covered = (stay.gpu, 0.0);
         }
-        // Roommates overlap; a GPU is in use once however many tenants it has.
+        // Stays of roommates overlap; the time of a GPU counts once.
         let from = stay.from_s.max(covered.1);
         let to = stay.to_s.min(end_s);
         covered.1 = covered.1.max(to);
@@ -159,7 +159,7 @@ pub(super) fn heat(
         .map(|(i, &used)| {
             let first = (i / cols) as u32 * gpus_per_row;
             let capacity = f64::from(gpus_per_row.min(gpus - first)) * col_s;
-            // Rounded up, so that a short stay on an idle GPU is still seen.
+            // Rounded up, so that a short stay on an idle GPU is visible.
             let level = (used / capacity * 63.0 - 1e-6).ceil().clamp(0.0, 63.0) as usize;
             char::from(LEVELS[if used > 0.0 { level.max(1) } else { 0 }])
         })
@@ -167,8 +167,8 @@ pub(super) fn heat(
     Heat { gpus_per_row, col_s, cols, cells }
 }
 
-/// The fewest GPUs in a row that keep the heatmap low enough. Rows that split nodes evenly, or
-/// hold whole nodes, are preferred, because a row across half of two nodes can't be labelled.
+/// The fewest GPUs per row that keep the number of rows within its limit. Rows that divide a node
+/// evenly, or hold whole nodes, are preferred, because a row with parts of two nodes has no label.
 fn gpus_per_row(gpus: u32, nodes: &[(u32, u32)]) -> u32 {
     let least = gpus.div_ceil(HEAT_ROWS_MAX).max(1);
     let size = nodes.first().map_or(1, |n| n.1).max(1);

@@ -1,5 +1,5 @@
-//! What the page embeds for its scripts: curves thinned to what a screen can show, and Gantt charts
-//! within a budget of bytes.
+//! The data that the page embeds for its scripts: curves thinned to the resolution of a screen, and
+//! Gantt charts within a budget of bytes.
 
 use super::condense::{clean_steps, distribution, heat, means, thin_steps};
 use super::text::{self, count, duration, script_safe};
@@ -7,29 +7,29 @@ use super::{RunView, Stay};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 
-/// Points of one step function at most: more than a wide screen has pixels.
+/// Most points of one step function: more than a wide screen has pixels.
 pub(super) const STEP_POINTS_MAX: usize = 2_000;
-/// Points of one distribution at most: steps of 0.2 %.
+/// Most points of one distribution: steps of 0.2 %.
 pub(super) const CDF_POINTS_MAX: usize = 500;
-/// Spans of a run over which a lively step function is averaged: some two pixels each.
+/// Spans of a run over which a step function with many changes is averaged: about two pixels each.
 const MEAN_SPANS: usize = 400;
-/// Points of each kind of figure over all runs, so that many runs still make a small page.
+/// Most points of each type of figure over all runs, so that the page stays small with many runs.
 const POINTS_BUDGET: usize = 32_000;
 /// Bytes of the page for all Gantt charts. With the points above the page stays below 5 MB.
 pub(super) const GANTT_BUDGET_BYTES: usize = 3_200_000;
-/// Stays drawn one by one at most; beyond, a browser redraws too slowly while zooming.
+/// Most stays that are drawn individually; with more, zooming in a browser is too slow.
 const EXACT_STAYS_MAX: usize = 50_000;
 /// Bytes that one stay and one job take in the embedded data, measured and rounded up.
 const STAY_BYTES: usize = 26;
 const JOB_BYTES: usize = 18;
-/// Cells of one heatmap at most.
+/// Most cells of one heatmap.
 const HEAT_CELLS_MAX: usize = 205_000;
 
-/// What the script reads. Times of a run are whole numbers of its `tick_s`.
+/// The embedded data. Times of a run are multiples of its `tick_s`.
 #[derive(Serialize)]
 pub(super) struct PageData {
     names: Vec<String>,
-    /// Runs whose curves are drawn first, best first.
+    /// Runs whose curves are drawn initially, best first.
     drawn: Vec<usize>,
     pub(super) runs: Vec<RunData>,
 }
@@ -48,15 +48,15 @@ pub(super) struct RunData {
     gantt: Gantt,
 }
 
-/// A polyline as two columns, which JSON writes shorter than pairs.
+/// A polyline as two columns, which are shorter in JSON than pairs.
 #[derive(Serialize)]
 pub(super) struct Points {
     pub(super) x: Vec<Number>,
     pub(super) y: Vec<Number>,
 }
 
-/// A step function, and its means over equal spans of the run for where it changes faster than can
-/// be drawn; there are none where it never does.
+/// A step function, and its means over equal spans of the run, which are drawn where it changes too
+/// often; empty if it has few changes.
 #[derive(Serialize)]
 struct Steps {
     x: Vec<Number>,
@@ -67,8 +67,9 @@ struct Steps {
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub(super) enum Gantt {
-    /// Stays in columns, sorted by GPU and time. `per_gpu` counts those of each GPU; `from` counts
-    /// from the start of the one before on the same GPU; `job` points into the other columns.
+    /// Stays in columns, sorted by GPU and time. `per_gpu` is the number of stays of each GPU;
+    /// `from` is relative to the start of the previous stay on the same GPU; `job` is an index into
+    /// the `job_*` columns.
     Stays {
         per_gpu: Vec<u32>,
         job: Vec<u32>,
@@ -87,7 +88,7 @@ pub(super) enum Gantt {
     },
 }
 
-/// A float that is written as an integer where it is one, and as null where it is none.
+/// A float, serialised as an integer if it is whole and as null if it is not finite.
 #[derive(Clone, Copy)]
 pub(super) struct Number(pub(super) f64);
 
@@ -103,7 +104,7 @@ impl Serialize for Number {
     }
 }
 
-/// Each string once, in order of first use; jobs of several runs mostly share their names.
+/// Interned strings in order of first use; runs on one page mostly share job names.
 #[derive(Default)]
 pub(super) struct Names {
     ids: BTreeMap<String, u32>,
@@ -136,7 +137,7 @@ impl PageData {
     pub(super) fn new(runs: &[RunView], drawn: Vec<usize>) -> Self {
         let mut names = Names::default();
         let mut gantts: Vec<Option<(Gantt, String)>> = runs.iter().map(|_| None).collect();
-        // The smallest first: what they leave of their share goes to the larger ones.
+        // The smallest run first: the unused part of its share goes to the larger runs.
         let mut order: Vec<usize> = (0..runs.len()).collect();
         order.sort_by_key(|&i| runs[i].stays.len());
         let mut left = GANTT_BUDGET_BYTES;
@@ -202,7 +203,7 @@ impl Number {
     }
 }
 
-/// The Gantt chart of one run in about `share` bytes, its caption, and the bytes it takes.
+/// The Gantt chart of one run in about `share` bytes, its caption, and its size in bytes.
 pub(super) fn gantt(run: &RunView, names: &mut Names, share: usize) -> (Gantt, String, usize) {
     let end_s = end_of(run);
     let stays = clean_stays(run);
@@ -227,8 +228,8 @@ pub(super) fn gantt(run: &RunView, names: &mut Names, share: usize) -> (Gantt, S
     }
     let heat = heat(&stays, run.gpus, &run.nodes, end_s, share.min(HEAT_CELLS_MAX));
     let caption = format!(
-        "{about} That is too much to draw stay by stay, so it is condensed: each cell is the part \
-         of {} in which {} had a tenant.",
+        "{about} There are too many stays to draw each, so they are condensed: a cell shows the \
+         share of {} in which {} had a tenant.",
         duration(heat.col_s),
         if heat.gpus_per_row == 1 {
             "a GPU".to_owned()
@@ -305,8 +306,8 @@ pub(super) fn end_of(run: &RunView) -> f64 {
     if run.end_s.is_finite() { run.end_s.max(0.0) } else { 0.0 }
 }
 
-/// A power of ten that divides the run into one to ten million parts: far finer than a pixel, and
-/// few digits to write.
+/// A power of ten that divides the run into one to ten million parts: much finer than a pixel, and
+/// short in JSON.
 fn tick_of(end_s: f64) -> f64 {
     if end_s > 0.0 { 10f64.powf(end_s.log10().ceil() - 7.0) } else { 1e-3 }
 }

@@ -1,5 +1,5 @@
-//! The league table: a row for each run, best first, with the few figures that people ask for. The
-//! terminal and the page show the same rows in the same order.
+//! The league table: a row for each run, best first, with the most important metrics. The terminal
+//! and the page show the same rows in the same order.
 
 use super::RunView;
 use super::all_figures::{best, metric_text};
@@ -8,10 +8,10 @@ use roommate_core::journal::metrics::{Better, Row};
 use roommate_core::policy::{self, Entry};
 use std::fmt::Write as _;
 
-/// By which figure runs are sorted unless the user says otherwise.
+/// Default metric by which runs are sorted.
 pub const SORTED_BY: &str = "avg_jct_s";
 
-/// The figures of the table: key, and the name above its column.
+/// The metrics of the table: key and column heading.
 const FIGURES: [(&str, &str); 8] = [
     ("avg_jct_s", "mean JCT"),
     ("p99_jct_s", "p99 JCT"),
@@ -23,30 +23,30 @@ const FIGURES: [(&str, &str); 8] = [
     ("deadline_misses", "late jobs"),
 ];
 
-/// Which runs did best, and the figures that say so.
+/// The order of runs and the columns of the table.
 pub struct League {
     /// The runs, best first.
     pub order: Vec<usize>,
-    /// The figures that say something about these runs.
+    /// The metrics that are informative for these runs.
     pub columns: Vec<Column>,
 }
 
-/// A figure of all runs.
+/// A metric of all runs.
 pub struct Column {
-    /// Its name.
+    /// Column heading.
     pub head: &'static str,
-    /// Its unit, as in [`Row`].
+    /// Unit, as in [`Row`].
     pub unit: &'static str,
-    /// What is better.
+    /// Which direction is better.
     pub better: Better,
-    /// By run.
+    /// Values by run.
     pub values: Vec<Option<f64>>,
-    /// By run: whether no other is better, where there is something to choose.
+    /// By run: whether its value is the best; all false if the values are equal.
     pub best: Vec<bool>,
 }
 
 impl League {
-    /// The league of runs with these figures, sorted by the figure with this key.
+    /// The league of runs with these metrics, sorted by the metric with key `sort`.
     pub fn new(runs: &[Vec<Row>], sort: &str) -> Self {
         let shown = |(key, head): &(&str, &'static str)| {
             Column::new(runs, key, head).filter(|c| c.matters(runs))
@@ -63,7 +63,7 @@ impl Column {
         Some(Self { head, unit: row.unit, better: row.better, values, best })
     }
 
-    /// Whether the figure says something: that all jobs finished is not worth a column.
+    /// Whether the metric is informative: "finished" is left out if all jobs finished.
     fn matters(&self, runs: &[Vec<Row>]) -> bool {
         match self.head {
             "finished" => self.values != values(runs, "jobs"),
@@ -77,8 +77,8 @@ fn values(runs: &[Vec<Row>], key: &str) -> Vec<Option<f64>> {
     runs.iter().map(|rows| value(rows).filter(|v| v.is_finite())).collect()
 }
 
-/// The runs by a figure, best first; those without it last. Of figures of which neither direction is
-/// better the largest come first.
+/// The runs by a metric, best first, runs without a value last. If neither direction is better, the
+/// largest value comes first.
 fn sorted(runs: &[Vec<Row>], key: &str) -> Vec<usize> {
     let row = runs.first().and_then(|rows| rows.iter().find(|r| r.key == key));
     let lower = row.is_none_or(|r| r.better == Better::Lower);
@@ -98,16 +98,17 @@ fn sorted(runs: &[Vec<Row>], key: &str) -> Vec<usize> {
     order
 }
 
-/// The words of a row about its policy: its family, and whether it knows durations.
+/// Family of a policy, and whether it knows durations.
 pub fn about(policy: &str) -> [&'static str; 2] {
     let known = |e: &Entry| [e.family.name(), if e.knows_durations { "yes" } else { "no" }];
     policy::find(policy).map_or(["–", "–"], known)
 }
 
-/// The section with the table, in which runs are chosen for the figures below.
+/// Adds the section with the table, in which runs are selected for the figures below.
 pub(super) fn push(page: &mut String, runs: &[RunView], league: &League) {
     page.push_str(
-        "<section class=\"card\" aria-labelledby=\"h-league\">\n<h2 id=\"h-league\">Best first</h2>\n\
+        "<section class=\"card\" aria-labelledby=\"h-league\">\n\
+         <h2 id=\"h-league\">Best first</h2>\n\
          <div class=\"scroll\" role=\"region\" aria-labelledby=\"h-league\" tabindex=\"0\">\n\
          <table id=\"league\">\n<thead><tr><th scope=\"col\">Run</th>\
          <th scope=\"col\" class=\"word\">Family</th>\
@@ -122,10 +123,10 @@ pub(super) fn push(page: &mut String, runs: &[RunView], league: &League) {
     }
     let _ = write!(
         page,
-        "</tbody>\n</table>\n</div>\n<p class=\"muted\">★ marks the best value of a column; bars are \
-         as long as values, the longest of a column in full. JCT: job completion time, from submission to \
-         the end. A click on a run draws its curves in the figures below, at most {} runs at once: \
-         one more takes the place of another.</p>\n</section>\n",
+        "</tbody>\n</table>\n</div>\n<p class=\"muted\">★ marks the best value of a column; the \
+         length of a bar is proportional to the value. JCT: job completion time, from submission \
+         to the end. Click a run to draw its curves in the figures below. At most {} runs are \
+         drawn; a further run replaces one of them.</p>\n</section>\n",
         super::DRAWN_MAX
     );
 }
@@ -145,7 +146,7 @@ fn push_run(page: &mut String, i: usize, run: &RunView, columns: &[Column]) {
     page.push_str("</tr>\n");
 }
 
-/// A value over its bar. What cannot be told from the best by the digits that are shown is marked like it.
+/// Adds a value with its bar. A value shown with the same digits as the best is marked like it.
 fn push_cell(page: &mut String, run: usize, column: &Column) {
     let Some(value) = column.values[run] else {
         page.push_str("<td class=\"muted\"><span title=\"not measured\">–</span></td>");
@@ -166,8 +167,8 @@ fn push_cell(page: &mut String, run: usize, column: &Column) {
     let _ = write!(
         page,
         "<td{class}>{star}<data value=\"{value}\" title=\"{}\">{}</data>\
-         <svg class=\"meter\" viewBox=\"0 0 100 4\" preserveAspectRatio=\"none\" aria-hidden=\"true\">\
-         <rect width=\"{width:.2}\" height=\"4\"></rect></svg></td>",
+         <svg class=\"meter\" viewBox=\"0 0 100 4\" preserveAspectRatio=\"none\" \
+         aria-hidden=\"true\"><rect width=\"{width:.2}\" height=\"4\"></rect></svg></td>",
         html(&metric_text(value, column.unit, 0).1),
         html(&shown(value))
     );
@@ -184,16 +185,16 @@ mod tests {
     }
 
     #[test]
-    fn runs_stand_best_first_and_those_without_figure_last() {
+    fn runs_are_sorted_best_first() {
         let runs = [rows(None, 9, 0.5), rows(Some(8.0), 9, 0.3), rows(Some(2.0), 9, 0.4)];
         assert_eq!(League::new(&runs, "avg_jct_s").order, [2, 1, 0]);
         assert_eq!(League::new(&runs, "gpu_util").order, [0, 2, 1]);
-        // Equal ones stay as they were given.
+        // Equal runs keep their order.
         assert_eq!(League::new(&runs, "makespan_s").order, [0, 1, 2]);
     }
 
     #[test]
-    fn columns_are_shown_where_they_say_something() {
+    fn uninformative_columns_are_left_out() {
         let heads = |runs: &[Vec<Row>]| -> Vec<&str> {
             League::new(runs, SORTED_BY).columns.iter().map(|c| c.head).collect()
         };
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_of_the_table_is_a_figure() {
+    fn every_key_of_the_table_is_a_metric() {
         let rows = Metrics::default().rows();
         for (key, _) in FIGURES {
             assert!(rows.iter().any(|r| r.key == key), "{key}");

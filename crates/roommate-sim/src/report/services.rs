@@ -1,30 +1,30 @@
-//! The section about services: a table, and for each service a strip of its latency over time. Drawn here and
-//! not by a script: a strip is a few hundred rectangles that nobody zooms into.
+//! The section about services: a table with a strip chart of latency over time for each service.
+//! The charts are static SVG without zoom, so no script is needed.
 
 use super::text::{exact, html, number};
 use super::{RunView, ServiceView, Stretch};
 use std::fmt::Write as _;
 
-/// Services of one run that are shown one by one: those that were late most.
+/// Most services of one run that are listed: those with the most late requests.
 const SHOWN: usize = 24;
 /// Columns of a strip, and its size in pixels.
 const COLUMNS: usize = 120;
 const WIDTH: f64 = 360.0;
 const HEIGHT: f64 = 36.0;
-/// How high in a strip the objective is; what is above twice of it is cut.
+/// Height of the SLO in a strip, as a share; latencies above twice the SLO are clipped.
 const OBJECTIVE: f64 = 0.5;
 
-/// The section, if any run has services.
+/// Adds the section, if any run has services.
 pub(super) fn push(page: &mut String, runs: &[RunView]) {
     if runs.iter().all(|r| r.services.is_empty()) {
         return;
     }
     page.push_str(
         "<section class=\"card\" aria-labelledby=\"h-services\">\n\
-         <h2 id=\"h-services\">Services</h2>\n<p class=\"muted\">Bars are the 99th percentile of latency, \
-         from the beginning of the run to its end: dark the mean of its windows, light the worst of them, red \
-         where a window was over the objective. The line is the objective; the strip ends at twice of \
-         it.</p>\n",
+         <h2 id=\"h-services\">Services</h2>\n<p class=\"muted\">Bars show the 99th percentile of \
+         latency over the run: dark is the mean of the windows, light the worst window, and red \
+         marks windows that miss the SLO. The line is the SLO; the scale ends at twice the \
+         SLO.</p>\n",
     );
     for run in runs.iter().filter(|r| !r.services.is_empty()) {
         push_run(page, run);
@@ -39,18 +39,20 @@ fn push_run(page: &mut String, run: &RunView) {
     let _ = write!(
         page,
         "<div class=\"scroll\" role=\"region\" aria-label=\"Services of {label}\" tabindex=\"0\">\n\
-         <table class=\"services\">\n<caption>{label}</caption>\n<thead><tr><th scope=\"col\">Service</th>\
-         <th scope=\"col\">objective</th><th scope=\"col\">median</th><th scope=\"col\">p99</th>\
-         <th scope=\"col\">worst</th><th scope=\"col\">late</th><th scope=\"col\">windows over</th>\
-         <th scope=\"col\">in time</th><th scope=\"col\">p99 over time</th></tr></thead>\n<tbody>\n"
+         <table class=\"services\">\n<caption>{label}</caption>\n<thead><tr>\
+         <th scope=\"col\">Service</th>\
+         <th scope=\"col\">SLO</th><th scope=\"col\">median</th><th scope=\"col\">p99</th>\
+         <th scope=\"col\">worst</th><th scope=\"col\">late</th>\
+         <th scope=\"col\">windows over</th><th scope=\"col\">in time</th>\
+         <th scope=\"col\">p99 over time</th></tr></thead>\n<tbody>\n"
     );
     for service in worst.iter().take(SHOWN) {
         let percent = |share: f64| format!("{:.2} %", 100.0 * share);
         let ms = |ms: f64| format!("{} ms", number(ms));
-        let objective = service.slo_ms.map_or("–".into(), ms);
+        let slo = service.slo_ms.map_or("–".into(), ms);
         let _ = writeln!(
             page,
-            "<tr><th scope=\"row\">{}</th><td>{objective}</td><td>{}</td><td>{}</td><td>{}</td>\
+            "<tr><th scope=\"row\">{}</th><td>{slo}</td><td>{}</td><td>{}</td><td>{}</td>\
              <td>{}</td><td>{}</td><td>{}/s</td><td>{}</td></tr>",
             html(&service.name),
             ms(service.p50_ms),
@@ -68,7 +70,8 @@ fn push_run(page: &mut String, run: &RunView) {
         let late = rest.iter().map(|s| s.late).fold(0.0, f64::max);
         let _ = writeln!(
             page,
-            "<p class=\"muted\">{} more services, each with at most {:.2} % of its requests late.</p>",
+            "<p class=\"muted\">{} more services, each with at most {:.2} % of its requests \
+             late.</p>",
             rest.len(),
             100.0 * late
         );
@@ -83,7 +86,7 @@ struct Column {
     over: bool,
 }
 
-/// The worst of what overlaps each part of the run.
+/// For each column of the strip the worst of the reports that overlap it.
 fn columns(stretches: &[Stretch], end_s: f64) -> Vec<Column> {
     let mut columns = vec![Column::default(); COLUMNS];
     let at = |s: f64| (s / end_s.max(1e-9) * COLUMNS as f64).clamp(0.0, COLUMNS as f64);
@@ -100,7 +103,7 @@ fn columns(stretches: &[Stretch], end_s: f64) -> Vec<Column> {
 
 fn strip(service: &ServiceView, end_s: f64) -> String {
     let columns = columns(&service.stretches, end_s);
-    // Without an objective the worst window fills half of the strip.
+    // Without an SLO the worst window takes half of the height.
     let full_ms = service.slo_ms.unwrap_or(service.worst_ms).max(1e-6) / OBJECTIVE;
     let summary = format!(
         "p99 {} ms on average, {} ms at worst",
@@ -108,8 +111,9 @@ fn strip(service: &ServiceView, end_s: f64) -> String {
         exact((service.worst_ms * 10.0).round() / 10.0)
     );
     let mut svg = format!(
-        "<svg class=\"strip\" role=\"img\" aria-label=\"{summary}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         width=\"{WIDTH}\" height=\"{HEIGHT}\"><title>{summary}</title>"
+        "<svg class=\"strip\" role=\"img\" aria-label=\"{summary}\" \
+         viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\">\
+         <title>{summary}</title>"
     );
     let width = WIDTH / COLUMNS as f64;
     let mut bar = |class: &str, from: usize, to: usize, ms: f64| {
@@ -128,7 +132,7 @@ fn strip(service: &ServiceView, end_s: f64) -> String {
         let column = same[0];
         if column.worst_ms > 0.0 {
             bar(if column.over { "over" } else { "worst" }, from, to, column.worst_ms);
-            // Where even the mean is over, it must not hide that.
+            // A mean above the SLO would cover the red bar.
             let late = service.slo_ms.is_some_and(|slo| column.p99_ms > slo);
             if !late {
                 bar("mean", from, to, column.p99_ms);
@@ -152,16 +156,16 @@ mod tests {
     }
 
     #[test]
-    fn a_strip_shows_the_worst_of_each_part_of_the_run() {
-        let told = [stretch(0.0, 50.0, 10.0, 0.0), stretch(50.0, 100.0, 40.0, 0.1)];
-        let drawn = columns(&told, 100.0);
+    fn a_strip_shows_the_worst_report_of_each_column() {
+        let reports = [stretch(0.0, 50.0, 10.0, 0.0), stretch(50.0, 100.0, 40.0, 0.1)];
+        let drawn = columns(&reports, 100.0);
         assert!(
             drawn[..60].iter().all(|c| *c == Column { p99_ms: 10.0, worst_ms: 20.0, over: false })
         );
         assert!(
             drawn[60..].iter().all(|c| *c == Column { p99_ms: 40.0, worst_ms: 80.0, over: true })
         );
-        // Something short is still seen.
+        // A short report still gets a column.
         let short = columns(&[stretch(99.99, 100.0, 5.0, 1.0)], 1e6);
         assert_eq!(short.iter().filter(|c| c.over).count(), 1);
     }

@@ -1,4 +1,4 @@
-//! The study of a trace as a page: distributions by job size, bars, and all its tables.
+//! The study of a trace as a page: distributions by job size, bars, and all tables.
 
 use super::Frame;
 use super::condense::distribution;
@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 const SCRIPT: &str =
     concat!(include_str!("words.js"), include_str!("figures.js"), include_str!("study.js"));
 
-/// Tables whose shares are drawn as bars: the columns, and whether they are parts of one whole.
+/// Tables whose shares are drawn as bars: the columns, and whether the bars are stacked.
 const BARS: &[(&str, &[&str], bool)] = &[
     ("sizes", &["of_jobs", "of_gpu_time"], false),
     ("teams", &["of_jobs", "of_gpu_time"], false),
@@ -29,16 +29,11 @@ const BARS: &[(&str, &[&str], bool)] = &[
     ("failures", &["of_gpu_time"], false),
 ];
 
-/// Distributions that are drawn: name, heading, the trace's column, what the curve says.
+/// Distributions that are drawn: name, heading, column of the trace, caption.
 const CURVES: [(&str, &str, &str, &str); 3] = [
     ("run", "Run time", "duration_s", "Share of the jobs that ran for at most a time."),
     ("wait", "Queueing delay", "queue_s", "Share of the jobs that started within a time."),
-    (
-        "util",
-        "GPU utilisation",
-        "gpu_util",
-        "Share of the jobs whose GPUs were busy at most so much.",
-    ),
+    ("util", "GPU utilisation", "gpu_util", "Share of the jobs with at most a GPU utilisation."),
 ];
 
 /// The whole page.
@@ -61,7 +56,7 @@ pub fn study(title: &str, trace: &Trace, study: &Study) -> String {
     Frame { title, subtitle: &subtitle, script, maker }.around(&body, &data)
 }
 
-/// What the script reads: a "run" is a class of sizes, which the figures draw as one curve.
+/// The embedded data: a "run" is a size class, which the figures draw as one curve.
 #[derive(Serialize)]
 struct Data {
     noun: &'static str,
@@ -108,7 +103,7 @@ fn points(mut values: Vec<f64>) -> Points {
     }
 }
 
-/// What the trace cannot answer, and which columns would.
+/// Lists the tables that the trace cannot answer, and the columns that they need.
 fn push_gaps(page: &mut String, study: &Study) {
     let gaps: Vec<&Table> = study.tables.iter().filter(|t| !t.missing.is_empty()).collect();
     if gaps.is_empty() {
@@ -187,20 +182,17 @@ fn push_table(page: &mut String, table: &Table) {
     page.push_str("</tbody>\n</table>\n</div>\n</div>\n");
     if table.left_out > 0 {
         let jobs = count(table.left_out as usize, "job");
-        let _ = writeln!(
-            page,
-            "<p class=\"muted\">Without {jobs} of which something is not known.</p>"
-        );
+        let _ = writeln!(page, "<p class=\"muted\">Without {jobs} with unknown values.</p>");
     }
     page.push_str("</section>\n");
 }
 
-/// Pixels of one bar among several, and of one that stands alone.
+/// Height in pixels of one bar among several, and of a single bar.
 const THIN: usize = 9;
 const THICK: usize = 14;
 
-/// Bars of some share columns, one lane for each row. The table beside them has the numbers, so they
-/// are drawn for eyes only.
+/// Bars of some share columns, one lane for each row. The table beside them has the numbers, so the
+/// bars are hidden from screen readers.
 fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
     let series: Vec<(usize, &str)> = (table.columns.iter().enumerate())
         .filter(|(_, column)| column.unit == Unit::Share && keys.contains(&column.key))
@@ -211,7 +203,7 @@ fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
         let _ = write!(page, "<li><svg class=\"swatch s{i}\"><rect/></svg>{}</li>", html(head));
     }
     page.push_str("</ul>\n<div class=\"lanes\">\n");
-    // What all have of all is no news.
+    // The row of all jobs would always show 100 %.
     let whole = keys.contains(&"of_gpu_time");
     for row in table.rows.iter().filter(|row| !(whole && row.name == "all")) {
         let height = if stacked { THICK } else { series.len() * (THIN + 1) };
@@ -228,8 +220,8 @@ fn push_bars(page: &mut String, table: &Table, keys: &[&str], stacked: bool) {
             from += share * 100.0;
             let _ = write!(
                 page,
-                "<rect class=\"s{i}\" x=\"{x:.2}%\" y=\"{y}\" width=\"{:.2}%\" height=\"{thick}\">\
-                 <title>{}: {} {:.1} %</title></rect>",
+                "<rect class=\"s{i}\" x=\"{x:.2}%\" y=\"{y}\" width=\"{:.2}%\" \
+                 height=\"{thick}\"><title>{}: {} {:.1} %</title></rect>",
                 share * 100.0,
                 html(&row.name),
                 html(head),

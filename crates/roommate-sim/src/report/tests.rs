@@ -36,7 +36,7 @@ fn embedded(page: &str) -> serde_json::Value {
 }
 
 #[test]
-fn best_marks_all_winners_and_nothing_where_there_is_no_race() {
+fn best_marks_all_best_values_unless_all_are_equal() {
     let check = |values: &[Option<f64>], better, expect: &[bool]| {
         assert_eq!(best(values, better), expect, "{values:?} {better:?}");
     };
@@ -50,7 +50,7 @@ fn best_marks_all_winners_and_nothing_where_there_is_no_race() {
 }
 
 #[test]
-fn the_table_marks_the_best_and_keeps_the_exact_value() {
+fn the_table_marks_the_best_and_has_exact_values() {
     let runs = [
         with_figure("fifo", "s", 8_040.25, Better::Lower),
         with_figure("srtf", "s", 60.0, Better::Lower),
@@ -64,7 +64,7 @@ fn the_table_marks_the_best_and_keeps_the_exact_value() {
 }
 
 #[test]
-fn a_star_is_always_explained_by_the_digits() {
+fn the_digits_explain_every_star() {
     let check = |unit: &str, a: f64, b: f64, expect: [&str; 2]| {
         let values = [Some(a), Some(b)];
         let extra = extra_digits(&values, &best(&values, Better::Lower), unit);
@@ -80,7 +80,7 @@ fn a_star_is_always_explained_by_the_digits() {
 }
 
 #[test]
-fn foreign_text_never_becomes_markup() {
+fn names_are_escaped() {
     let evil = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>";
     let mut view = run(evil);
     view.cluster = evil.to_owned();
@@ -100,7 +100,7 @@ fn the_script_cannot_end_its_own_element() {
     assert!(!STYLE.contains("</style"));
 }
 
-/// A cluster of 1,000 GPUs with 100,000 stays and lively step functions.
+/// A cluster of 1,000 GPUs with 100,000 stays and step functions of many points.
 fn large(label: &str) -> RunView {
     let mut view = run(label);
     view.gpus = 1_000;
@@ -122,7 +122,7 @@ fn large(label: &str) -> RunView {
 }
 
 #[test]
-fn a_page_is_bounded_however_large_its_runs() {
+fn the_size_of_a_page_is_bounded() {
     for n in [1, 4, 12] {
         let runs: Vec<RunView> = (0..n).map(|i| large(&format!("run {i}"))).collect();
         let page = render("large", &runs);
@@ -138,7 +138,7 @@ fn a_page_is_bounded_however_large_its_runs() {
 }
 
 #[test]
-fn stays_are_counted_as_dear_as_they_are() {
+fn the_cost_of_stays_is_an_upper_bound() {
     let mut view = large("exact");
     view.stays.retain(|s| s.job < 40_000);
     let (gantt, _, cost) = gantt(&view, &mut Names::default(), GANTT_BUDGET_BYTES);
@@ -148,7 +148,7 @@ fn stays_are_counted_as_dear_as_they_are() {
 }
 
 #[test]
-fn degenerate_runs_still_make_a_page() {
+fn degenerate_runs_can_be_rendered() {
     assert!(render("t", &[]).contains("No runs to show"));
     let mut nothing = run("nothing");
     (nothing.gpus, nothing.end_s) = (0, f64::NAN);
@@ -174,7 +174,7 @@ fn the_same_runs_make_the_same_page() {
 }
 
 #[test]
-fn a_study_is_a_page_of_its_own() {
+fn a_study_can_be_rendered() {
     use crate::trace::{Format, Trace, TraceJob, study};
     let mut job = TraceJob::new("a".into(), 0, 8, 100.0);
     job.team = Some("<b>team".into());

@@ -1,4 +1,4 @@
-//! How the report writes numbers and foreign text. No layout here.
+//! Formats numbers and escapes text for the report.
 
 /// Longest name that is embedded, in characters; the middle of a longer one is left out.
 pub(super) const NAME_MAX_CHARS: usize = 160;
@@ -13,7 +13,7 @@ pub(super) fn html(text: &str) -> String {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
-            // A control character is a parse error in HTML and says nothing to a reader.
+            // Control characters are parse errors in HTML.
             c if c.is_control() && c != '\n' && c != '\t' => out.push('\u{fffd}'),
             c => out.push(c),
         }
@@ -22,12 +22,12 @@ pub(super) fn html(text: &str) -> String {
 }
 
 /// JSON made safe inside a `<script>` element: without a `<` neither `</script` nor `<!--` can
-/// occur, and in JSON a `<` is only ever found inside a string, where `\u003c` means the same.
+/// occur. In JSON a `<` occurs only inside a string, where `\u003c` is equivalent.
 pub(super) fn script_safe(json: &str) -> String {
     json.replace('<', "\\u003c")
 }
 
-/// A name of bounded length: head and tail are kept, because generated names differ at the end.
+/// A name of bounded length; its end is kept, because generated names differ there.
 pub(super) fn clip(name: &str) -> String {
     let count = name.chars().count();
     if count <= NAME_MAX_CHARS {
@@ -41,7 +41,7 @@ pub(super) fn clip(name: &str) -> String {
     out
 }
 
-/// Seconds as a person says them, two units at most: `2 h 14 m`.
+/// A duration in at most two units: `2 h 14 m`.
 pub(super) fn duration(seconds: f64) -> String {
     duration_in(seconds, 2)
 }
@@ -55,7 +55,7 @@ pub(super) fn duration_in(seconds: f64, units: usize) -> String {
     if seconds < 0.0 {
         return format!("−{}", duration_in(-seconds, units));
     }
-    // Each limit is where the rounded value would reach the next unit, so that "60 m" never shows.
+    // Each limit is where the rounded value would reach the next unit, so that "60 m" never occurs.
     if seconds == 0.0 {
         return "0 s".to_owned();
     } else if seconds < 0.000_999_5 {
@@ -66,7 +66,7 @@ pub(super) fn duration_in(seconds: f64, units: usize) -> String {
         return format!("{} s", trimmed(seconds, units - 1));
     }
     let top = UNITS.iter().position(|u| seconds >= u.0).unwrap_or(3);
-    // After a hundred days the hours say nothing.
+    // From a hundred days on, hours are left out.
     let last = (top + units - 1 - usize::from(seconds >= 100.0 * 86_400.0)).min(3);
     let mut left = (seconds / UNITS[last].0).round() * UNITS[last].0;
     let mut parts = Vec::new();
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_like_speech() {
+    fn durations_have_at_most_two_units() {
         for (seconds, expect) in [
             (0.0, "0 s"),
             (0.000_25, "250 µs"),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_stays_text() {
+    fn text_is_escaped() {
         assert_eq!(html("<img onerror='x'>&\u{0}"), "&lt;img onerror=&#39;x&#39;&gt;&amp;\u{fffd}");
         assert!(!script_safe("\"</script><!--\"").contains('<'));
     }

@@ -1,4 +1,4 @@
-//! From a journal to what the HTML report shows of a run.
+//! From a journal to the view of a run in the HTML report.
 
 use crate::report::{RunView, ServiceView, Stay, Stretch};
 use roommate_core::event::{Action, Event};
@@ -23,7 +23,7 @@ pub struct View {
     in_queue: u32,
     queue: Vec<(f64, u32)>,
     busy: Vec<(f64, f64)>,
-    /// By job: when it last accounted for its requests, and its accounts.
+    /// By job: time of its last report on requests, and all reports.
     served: BTreeMap<usize, (f64, Vec<Stretch>)>,
     end: Time,
 }
@@ -34,7 +34,7 @@ impl View {
         self.head.as_ref().map_or("", |h| &h.policy)
     }
 
-    /// The view, once the journal is over.
+    /// The view, after the end of the journal.
     pub fn finish(self, label: &str, source: &str) -> RunView {
         let head = self.head.as_ref();
         let mut nodes = Vec::new();
@@ -90,8 +90,8 @@ impl View {
     }
 
     fn wait(&mut self, job: usize, waits: bool) {
-        let was = std::mem::replace(&mut self.waiting[job], waits);
-        self.in_queue = self.in_queue + u32::from(waits) - u32::from(was);
+        let waited = std::mem::replace(&mut self.waiting[job], waits);
+        self.in_queue = self.in_queue + u32::from(waits) - u32::from(waited);
     }
 }
 
@@ -132,9 +132,9 @@ impl Observer for View {
                 Event::Served { job, served } if served.windows > 0 => {
                     let at = step.at.secs();
                     let first_s = at.min(self.submitted[job.usize()]);
-                    let (since, told) =
+                    let (since, reports) =
                         self.served.entry(job.usize()).or_insert((first_s, Vec::new()));
-                    told.push(Stretch {
+                    reports.push(Stretch {
                         from_s: *since,
                         to_s: at,
                         p99_ms: f64::from(served.p99_us) / 1e3,

@@ -1,4 +1,4 @@
-//! What can be wrong with a scenario, said with file, line and what to do.
+//! Errors of a scenario, with file, line and a hint.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -8,17 +8,17 @@ use toml::Spanned;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("could not read scenario {path:?}: {}{what}", self.place())]
 pub struct ScenarioError {
-    /// The file, as it was named by the caller.
+    /// The file, as named by the caller.
     pub path: Box<Path>,
-    /// The line, counted from 1; none when the file as a whole is wrong.
+    /// The line, counted from 1; `None` if the error concerns the whole file.
     pub line: Option<usize>,
-    /// What is wrong there.
+    /// The error.
     pub what: String,
     hint: Option<String>,
 }
 
 impl ScenarioError {
-    /// The file as a whole is wrong.
+    /// An error that concerns the whole file.
     pub(super) fn whole(path: &Path, what: &impl Display) -> Self {
         Self { path: path.into(), line: None, what: what.to_string(), hint: None }
     }
@@ -27,14 +27,14 @@ impl ScenarioError {
         self.line.map_or(String::new(), |line| format!("line {line}: "))
     }
 
-    /// What the reader of the message can do about it.
+    /// How to correct the error.
     pub fn hint(&self) -> String {
         let schema = "docs/reference/scenarios.md describes the file";
         self.hint.clone().unwrap_or_else(|| schema.into())
     }
 }
 
-/// The text of a scenario, to tell lines by.
+/// The text of a scenario, from which lines are computed.
 pub(super) struct Source<'a> {
     pub(super) path: &'a Path,
     pub(super) text: &'a str,
@@ -47,7 +47,7 @@ impl Source<'_> {
         ScenarioError { path: self.path.into(), line, what, hint }
     }
 
-    /// The value at this place is wrong.
+    /// An error of this value.
     pub(super) fn at<T>(
         &self,
         value: &Spanned<T>,
@@ -57,7 +57,7 @@ impl Source<'_> {
         self.error(Some(value.span().start), what, hint)
     }
 
-    /// A field of the file is wrong: the line that begins with its name.
+    /// An error of the field in the line that begins with `name`.
     pub(super) fn field(&self, name: &str, what: &str) -> ScenarioError {
         let begins = |line: &str| line.trim_start().starts_with(name);
         let lines = self.text.split_inclusive('\n');
@@ -66,7 +66,7 @@ impl Source<'_> {
         self.error(offset, format!("{name}: {what}"), None)
     }
 
-    /// The file is not TOML, or has other fields than a scenario.
+    /// A syntax error, or an unknown or missing field.
     pub(super) fn syntax(&self, error: &toml::de::Error) -> ScenarioError {
         let message = error.message().trim().replace('\n', ", ");
         let hint = unknown_field(&message);
@@ -74,14 +74,14 @@ impl Source<'_> {
     }
 }
 
-/// What was probably meant by a field that does not exist, from the message about it.
+/// A suggestion for an unknown field, from the message of the TOML parser.
 fn unknown_field(message: &str) -> Option<String> {
     let (field, rest) = message.strip_prefix("unknown field `")?.split_once('`')?;
     let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();
     closest(field, &known)
 }
 
-/// The known name that is closest, as a question; all of them where none is close.
+/// The most similar known name, as a question; all known names if none is similar.
 pub(super) fn closest(name: &str, known: &[&str]) -> Option<String> {
     let best = known.iter().map(|k| (strsim::levenshtein(name, k), *k)).min()?;
     let near = best.0 <= 1 + name.chars().count() / 3 || best.1.contains(name);

@@ -1,4 +1,4 @@
-//! From a scenario and a seed to a workload: who comes, when, and how long it takes.
+//! From a scenario and a seed to a workload: order, arrival times and sizes of the tasks.
 
 use super::{Arrivals, Scenario, ScenarioError, Service};
 use crate::trace::{self, ReadOptions, TraceClass, TraceJob, TraceService, mix};
@@ -9,25 +9,25 @@ use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::rows::TaskKind;
 use roommate_core::profile::Profile;
 
-/// The random streams of a scenario, so that one does not shift another.
+/// Random streams, one for each purpose, so that they are independent.
 const ORDER: u64 = 130;
 const GAPS: u64 = 131;
 const SIZES: u64 = 132;
 
-/// A workload, and what its profiles are in the measurements.
+/// A workload, and the measured tasks of its profiles.
 #[derive(Clone, Debug)]
 pub struct SampledWorkload {
-    /// The jobs: services first, which are there from the beginning.
+    /// The jobs; services, which are submitted at time 0, come first.
     pub workload: Workload,
     /// The measured task of each profile.
     pub works: Vec<Option<Work>>,
-    /// Seconds for which all training alone would keep all multiprocessors of a GPU busy.
+    /// GPU seconds of all training at full SM utilisation.
     pub sm_s: f64,
 }
 
 impl Scenario {
-    /// The workload of a seed. The same tasks in the same numbers for every seed; their order, their
-    /// sizes and their times differ.
+    /// The workload of a seed. Every seed has the same number of each task; order, sizes and
+    /// arrival times differ.
     pub fn deal(&self, seed: u64, atlas: &Atlas) -> Result<SampledWorkload, ScenarioError> {
         let mut jobs: Vec<TraceJob> = self.services().flat_map(replicas).collect();
         let mut sm_s = 0.0;
@@ -61,7 +61,7 @@ impl Scenario {
         Ok(SampledWorkload { workload, works, sm_s })
     }
 
-    /// What a profile of the workload is in the measurements.
+    /// The measured task of a profile.
     fn work(&self, (name, profile): &(String, Profile), atlas: &Atlas) -> Option<Work> {
         match profile.serving {
             Some(serving) => {
@@ -72,7 +72,7 @@ impl Scenario {
         }
     }
 
-    /// How many of each kind there are: shares of the whole, remainders to those who lost most.
+    /// Number of each task by its share, rounded by the largest remainder.
     pub(super) fn counts(&self) -> Vec<usize> {
         let tasks = self.arrivals.get_ref().tasks;
         let sum: f64 = self.tasks().map(|t| t.share).sum();
@@ -85,7 +85,7 @@ impl Scenario {
         counts
     }
 
-    /// The kinds of the tasks, in the order in which they come.
+    /// Indices into `tasks`, in order of arrival.
     fn order(&self, seed: u64) -> Vec<usize> {
         let counts = self.counts().into_iter().enumerate();
         let mut order: Vec<usize> =
@@ -97,7 +97,7 @@ impl Scenario {
         order
     }
 
-    /// When the tasks come; the first at 0.
+    /// Arrival times; the first is 0.
     pub(super) fn times_s(&self, seed: u64) -> Result<Vec<f64>, ScenarioError> {
         let Arrivals { tasks, gaps_s, mean_gap_s, trace, times_faster } = self.arrivals.get_ref();
         if let Some(trace) = trace {
@@ -133,7 +133,7 @@ impl Scenario {
     }
 }
 
-/// The replicas of a service; all are there from the beginning.
+/// The replicas of a service, all submitted at time 0.
 fn replicas(service: &Service) -> impl Iterator<Item = TraceJob> {
     (0..service.replicas).map(|number| {
         let load = match &service.load_steps {

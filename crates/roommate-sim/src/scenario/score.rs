@@ -1,15 +1,15 @@
-//! What policies made of a scenario: means over seeds with their intervals, and how they compare.
+//! Results of the policies of a scenario: means over seeds with confidence intervals, and ratios.
 
 use super::Published;
 use roommate_core::journal::metrics::Metrics;
 use roommate_core::math::stat;
 use serde::Serialize;
 
-/// Something that is compared.
+/// A figure that is compared.
 pub struct Figure {
-    /// Its name in JSON.
+    /// Name in JSON.
     pub key: &'static str,
-    /// Its name in tables.
+    /// Name in tables.
     pub label: &'static str,
     /// `s` or `share`.
     pub unit: &'static str,
@@ -17,7 +17,7 @@ pub struct Figure {
     published: fn(&Published) -> Option<f64>,
 }
 
-/// What is compared, in the order of the tables.
+/// All figures, in the order of the tables.
 pub static FIGURES: &[Figure] = &[
     Figure {
         key: "completion",
@@ -59,33 +59,33 @@ pub static FIGURES: &[Figure] = &[
     },
 ];
 
-/// What came of one seed.
+/// Result of one seed.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// All figures of the run.
+    /// Metrics of the run.
     pub metrics: Metrics,
-    /// Share of the multiprocessors that training kept busy up to the makespan: what its tasks take alone at
-    /// the batch sizes they asked for.
+    /// SM time of all training tasks, alone at their own batch sizes, as a share of the SM time of
+    /// the cluster up to the makespan.
     pub sm_busy: f64,
 }
 
-/// What a policy made of all seeds.
+/// Results of a policy over all seeds.
 #[derive(Clone, Debug)]
 pub struct Score {
-    /// What it is called.
+    /// Label in tables.
     pub label: String,
     /// By seed.
     pub outcomes: Vec<Outcome>,
-    /// What was published of it, over ours.
+    /// Published results, divided by those of `ours`.
     pub published: Published,
 }
 
-/// A mean with half the width of its 95 % interval, where there are at least two seeds.
+/// A mean with half the width of its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Mean {
     /// The mean.
     pub mean: f64,
-    /// Half the width of the interval.
+    /// Half the width of the interval; `None` with fewer than two seeds.
     pub half: Option<f64>,
 }
 
@@ -96,12 +96,12 @@ impl Mean {
 }
 
 impl Score {
-    /// The mean of a figure; none where a seed has nothing to measure.
+    /// The mean of a figure; `None` if any seed has no value.
     pub fn mean(&self, figure: &Figure) -> Option<Mean> {
         Mean::of(self.outcomes.iter().map(figure.of).collect())
     }
 
-    /// The figure divided by that of ours, seed by seed.
+    /// The mean over seeds of the figure divided by that of `ours` with the same seed.
     pub fn over(&self, ours: &Self, figure: &Figure) -> Option<Mean> {
         let pairs = self.outcomes.iter().zip(&ours.outcomes);
         let ratio = |(theirs, ours): (&Outcome, &Outcome)| {
@@ -111,7 +111,7 @@ impl Score {
         Mean::of(pairs.map(ratio).collect())
     }
 
-    /// What was published for the figure, over ours.
+    /// The published ratio of the figure.
     pub fn published(&self, figure: &Figure) -> Option<f64> {
         (figure.published)(&self.published)
     }
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn ratios_are_paired_by_seed() {
-        // Seeds differ by a factor of ten, policies always by the same: no doubt about the ratio.
+        // Values differ by a factor of ten between seeds, but the ratio is the same for each seed.
         let (theirs, ours) = (score(&[30.0, 300.0, 3.0]), score(&[20.0, 200.0, 2.0]));
         let ratio = theirs.over(&ours, &FIGURES[0]).unwrap();
         assert!((ratio.mean - 1.5).abs() < 1e-12 && ratio.half.unwrap() < 1e-9, "{ratio:?}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_seed_lacks_nobody_is_told() {
+    fn a_figure_missing_for_one_seed_has_no_mean() {
         let mut some = score(&[1.0, 2.0]);
         some.outcomes[1].metrics.avg_jct_s = None;
         assert_eq!(some.mean(&FIGURES[0]), None);

@@ -49,27 +49,36 @@ fn refusal(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
+fn errors_have_a_line_and_a_suggestion() {
     let schema = "(docs/reference/scenarios.md describes the file)";
     let cases = [
         (
             "share = 2",
             "shar = 2",
-            "line 16: unknown field `shar`, expected one of `model`, `dataset`, `batch`, `optimizer`, `size`, \
-             `share`, `measured`, `measured_batch`, `because`, `noise_scale`, `batch_range` (did you mean `share`?)"
+            "line 16: unknown field `shar`, expected one of `model`, `dataset`, `batch`, \
+             `optimizer`, `size`, `share`, `measured`, `measured_batch`, `because`, \
+             `noise_scale`, `batch_range` (did you mean `share`?)"
                 .to_string(),
         ),
-        ("tasks = 10", "tasks = 0", format!("line 5: [arrivals]: expected 1 to 1000000 tasks {schema}")),
+        (
+            "tasks = 10",
+            "tasks = 0",
+            format!("line 5: [arrivals]: expected 1 to 1000000 tasks {schema}"),
+        ),
         (
             "gaps_s",
             "mean_gap_s = 3.0\ngaps_s",
-            format!("line 5: [arrivals]: expected exactly one of gaps_s, mean_gap_s and trace {schema}"),
+            format!(
+                "line 5: [arrivals]: expected exactly one of gaps_s, mean_gap_s and trace \
+                 {schema}"
+            ),
         ),
         (
             "[0.5, 0.7]",
             "[0.5, 7.0]",
             format!(
-                "line 5: [arrivals]: gaps_s: expected rising [share, seconds] from share 0 to 1, seconds above 0 {schema}"
+                "line 5: [arrivals]: gaps_s: expected rising [share, seconds] from share 0 to 1, \
+                 seconds above 0 {schema}"
             ),
         ),
         (
@@ -80,10 +89,15 @@ fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
         (
             "vgg16-cifar",
             "vgg16-cifr",
-            "line 12: task \"VGG16\": no training task \"vgg16-cifr\" was measured (did you mean `vgg16-cifar`?)"
+            "line 12: task \"VGG16\": no training task \"vgg16-cifr\" was measured \
+             (did you mean `vgg16-cifar`?)"
                 .into(),
         ),
-        ("size = \"S\"", "size = \"Q\"", "line 12: task \"VGG16\": [sizes] has no \"Q\" (did you mean `S`?)".into()),
+        (
+            "size = \"S\"",
+            "size = \"Q\"",
+            "line 12: task \"VGG16\": [sizes] has no \"Q\" (did you mean `S`?)".into(),
+        ),
         (
             "name = \"fifo\"",
             "name = \"fifoo\"",
@@ -92,8 +106,8 @@ fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
         (
             "name = \"fifo\"",
             "name = \"fifo\"\nparams = { backfil = true }",
-            "line 28: policy \"fifo\": unknown field `backfil`, expected one of `backfill`, `rule`, `patience_s`, \
-             `dedicate_from` (`roommate policies fifo` lists its parameters)"
+            "line 28: policy \"fifo\": unknown field `backfil`, expected one of `backfill`, \
+             `rule`, `patience_s`, `dedicate_from` (`roommate policies fifo` lists its parameters)"
                 .into(),
         ),
         (
@@ -112,7 +126,7 @@ fn what_is_wrong_is_named_with_its_line_and_a_suggestion() {
     }
 }
 
-/// A trace of a scenario by its seed, as text.
+/// The workload of a seed as text.
 fn sampled(scenario: &Scenario, seed: u64) -> String {
     let sampled = scenario.deal(seed, &truth::h200().unwrap()).unwrap();
     let lines = sampled.workload.arrivals.iter().map(|a| format!("{} {} {}", a.at, a.name, a.work));
@@ -120,14 +134,14 @@ fn sampled(scenario: &Scenario, seed: u64) -> String {
 }
 
 #[test]
-fn a_seed_is_a_workload_and_another_seed_another_one() {
+fn a_seed_determines_the_workload() {
     let scenario = parse(SMALL).unwrap();
     assert_eq!(sampled(&scenario, 0), sampled(&scenario, 0));
     assert_ne!(sampled(&scenario, 0), sampled(&scenario, 1));
 }
 
 #[test]
-fn shares_are_kept_exactly_and_normalised_if_they_must_be() {
+fn counts_follow_the_normalised_shares() {
     let scenario = parse(SMALL).unwrap();
     assert_eq!(scenario.counts(), [7, 3]);
     assert_eq!(scenario.remarks(), ["the shares of the tasks add to 3 %; they are normalised"]);
@@ -158,7 +172,7 @@ fn gaps_are_as_bursty_as_published() {
 }
 
 #[test]
-fn arrivals_come_faster_where_that_is_asked() {
+fn times_faster_accelerates_arrivals() {
     let scenario = parse(SMALL).unwrap();
     let faster =
         parse(&SMALL.replacen("tasks = 10", "tasks = 10\ntimes_faster = 80.0", 1)).unwrap();
@@ -167,7 +181,7 @@ fn arrivals_come_faster_where_that_is_asked() {
 }
 
 #[test]
-fn a_trace_gives_the_times_where_one_is_named() {
+fn arrival_times_can_come_from_a_trace() {
     let folder = tempfile::tempdir().unwrap();
     let rows: Vec<String> = (0..10).map(|i| format!("{i},{},1,5", 100 + i * 7)).collect();
     let rows = rows.join("\n");
@@ -200,7 +214,7 @@ because = "it is the same"
 "#;
 
 #[test]
-fn services_are_there_from_the_beginning() {
+fn services_are_submitted_first() {
     let scenario = parse(&format!("{SMALL}{SERVICE}")).unwrap();
     let sampled = scenario.deal(0, &truth::h200().unwrap()).unwrap();
     let first: Vec<&str> = sampled.workload.arrivals[..3].iter().map(|a| a.name.as_str()).collect();
@@ -221,7 +235,7 @@ fn services_are_there_from_the_beginning() {
 }
 
 #[test]
-fn a_task_takes_the_hours_of_its_class() {
+fn a_task_has_the_duration_of_its_size_class() {
     let scenario = parse(&SMALL.replacen("tasks = 10", "tasks = 1000", 1)).unwrap();
     let sampled = scenario.deal(0, &truth::h200().unwrap()).unwrap();
     for arrival in &sampled.workload.arrivals {

@@ -1,18 +1,19 @@
-//! Conditions that last: a rate, the times of batches, the rules. Each is simulated once, request by request,
-//! for some windows; a service under these conditions repeats one of those windows at random.
+//! Cache of simulated windows by conditions: request rate, batch times, rules. Each set of
+//! conditions is simulated once, request by request, for some windows; a service under these
+//! conditions draws its windows from them at random.
 //!
-//! Times of batches are rounded to half a percent and rates to three digits first, so that conditions that
-//! hardly differ are one. A cell depends on nothing but its conditions: neither on when it was needed nor
-//! by whom.
+//! Batch times are rounded to half a percent and rates to three digits, so that nearly equal
+//! conditions share a cell. A cell depends only on its conditions, not on the time or the service
+//! for which it is first needed.
 
-use super::queue::{Desk, KNOTS, Rules, Steps, Tally};
+use super::queue::{KNOTS, Rules, Server, Steps, Tally};
 use super::requests::{Bursts, Requests, Source};
 use roommate_core::math::hash;
 use roommate_core::math::rng::Rng;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What happened in a measuring window.
+/// Requests and latency of a measuring window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) requests: u32,
@@ -22,12 +23,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Whether its 99th percentile is above the objective: more than one request in a hundred was late.
+    /// Whether its 99th percentile is above the SLO: more than one request in a hundred was late.
     pub(super) fn is_over(&self) -> bool {
         u64::from(self.late) * 100 > u64::from(self.requests)
     }
 
-    /// With a percentile that agrees with the count of late requests.
+    /// Adjusts the percentile so that it agrees with the count of late requests.
     pub(super) fn consistent(mut self, slo_s: f64) -> Self {
         if slo_s.is_finite() && self.requests > 0 {
             let slo_us = us(slo_s);
@@ -41,7 +42,6 @@ impl Window {
         self
     }
 
-    /// What was tallied.
     pub(super) fn of(tally: &Tally, slo_s: f64) -> Self {
         let window = Self {
             requests: tally.requests.min(u64::from(u32::MAX)) as u32,
@@ -49,7 +49,7 @@ impl Window {
             p50_us: us(tally.quantile_s(0.5)),
             p99_us: us(tally.quantile_s(0.99)),
         };
-        // Read from buckets.
+        // The quantiles are read from buckets, so the percentile may disagree with the count.
         window.consistent(slo_s)
     }
 }
@@ -58,11 +58,11 @@ fn us(s: f64) -> u32 {
     (s * 1e6).round().min(f64::from(u32::MAX)) as u32
 }
 
-/// A condition, simulated.
+/// The simulated windows of one set of conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     pub(super) windows: Box<[Window]>,
-    /// The part of the time in which a batch runs.
+    /// Share of the time in which a batch runs.
     pub(super) busy: f64,
 }
 
@@ -77,7 +77,7 @@ struct Key {
     bursts: Option<[u64; 3]>,
 }
 
-/// All conditions that were met so far.
+/// All conditions that were simulated so far.
 #[derive(Debug)]
 pub(super) struct Cells {
     window_s: f64,
@@ -86,12 +86,12 @@ pub(super) struct Cells {
     tally: Tally,
 }
 
-/// Requests that a cell simulates, about, and how few and how many windows.
+/// Approximate number of requests that a cell simulates, and limits on its windows.
 const REQUESTS: f64 = 60_000.0;
 const FEWEST: f64 = 8.0;
 const FEWEST_BURSTY: f64 = 64.0;
 const MOST: f64 = 256.0;
-/// What times of batches are rounded to, as a logarithm.
+/// Rounding of the logarithm of batch times.
 const ROUND: f64 = 0.005;
 
 impl Cells {
@@ -115,7 +115,7 @@ impl Cells {
         let us = |s: f64| (s * 1e6).round() as u64;
         let rate = three_digits(rate);
         let key = Key {
-            // Beyond the largest batch times are infinite, and `as` saturates.
+            // Knots above the largest batch size are infinite, and `as` saturates.
             knots: steps.knots.map(|s| (s.ln() / ROUND).round() as i16),
             most: steps.most,
             batch: rules.batch,
@@ -146,17 +146,17 @@ impl Cells {
         let fewest = if requests.bursts().is_some() { FEWEST_BURSTY } else { FEWEST };
         let windows = (REQUESTS / (rate * self.window_s)).clamp(fewest, MOST).ceil() as usize;
         let mut source = Source::new(requests, 0.0, 0.0, rng);
-        let mut desk = Desk::default();
+        let mut server = Server::default();
         let tally = &mut self.tally;
-        // Long enough for a queue that grows to be as long as patience allows.
+        // Long enough for an overloaded queue to reach the length at which clients give up.
         let settled_s = 2.0 * rules.patience_s() + 10.0 * steps.at(rules.batch);
         tally.clear();
-        desk.serve(&mut source, settled_s, rules, steps, tally);
+        server.serve(&mut source, settled_s, rules, steps, tally);
         let mut busy_s = 0.0;
         let window = |i: usize| {
             tally.clear();
             let until = settled_s + (i + 1) as f64 * self.window_s;
-            desk.serve(&mut source, until, rules, steps, tally);
+            server.serve(&mut source, until, rules, steps, tally);
             busy_s += tally.busy_s;
             Window::of(tally, rules.slo_s)
         };

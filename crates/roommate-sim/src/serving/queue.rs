@@ -1,34 +1,34 @@
-//! The queue in front of a service, request by request: a batch begins when it is full, or when its oldest
-//! request has waited for the time-out; one batch runs at a time.
+//! The queue of a service, simulated request by request. A batch begins when it is full or when its
+//! oldest request has waited for the time-out; one batch runs at a time.
 //!
-//! Nothing happens between batches, so a batch is the event. Requests are drawn only up to the batch that
-//! takes them: a queue that grows costs no memory.
+//! The simulation advances from batch to batch. Requests are drawn only when a batch takes them, so
+//! a growing queue needs no memory.
 
 use super::requests::Source;
 use std::collections::VecDeque;
 
-/// How a service answers.
+/// How a service forms batches, and its SLO.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rules {
-    /// Most requests of a batch.
+    /// Largest number of requests of a batch.
     pub(super) batch: u32,
-    /// Longest that a request waits for others while the GPU is free.
+    /// Longest time that a request waits for a full batch while the GPU is idle.
     pub(super) timeout_s: f64,
-    /// Latency that counts as in time.
+    /// Latency above which a request is late.
     pub(super) slo_s: f64,
 }
 
 impl Rules {
-    /// After how long a client gives up: then the request is late, and nobody works on it.
+    /// Time after which a client gives up: the request counts as late and is not processed.
     pub(super) fn patience_s(&self) -> f64 {
         let slo_s = if self.slo_s.is_finite() { self.slo_s } else { 1.0 };
         (PATIENCE * slo_s).max(PATIENCE * self.timeout_s)
     }
 }
 
-/// Objectives that a client waits before it gives up.
+/// A client gives up after this multiple of the SLO.
 const PATIENCE: f64 = 10.0;
-/// Most batch sizes at which the time of a batch is known; between them it is a straight line.
+/// Largest number of batch sizes with a known batch time; between them it is interpolated linearly.
 pub(super) const KNOTS: usize = 14;
 
 /// Seconds of a batch by its size: at 1, 2, 4, … and at the largest.
@@ -39,14 +39,14 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// The sizes at which the time of a batch is to be known.
+    /// The sizes at which [`Self::new`] needs the batch time.
     pub(super) fn sizes(most: u32) -> impl Iterator<Item = u32> {
         let most = most.clamp(1, 1 << (KNOTS - 2));
         (0..KNOTS as u32).map(|k| 1 << k).take_while(move |n| *n < most).chain([most])
     }
 
-    /// From the times at those sizes. A larger batch is never faster: where it was measured so, that was
-    /// luck, and the sizes share their mean.
+    /// From the times at [`Self::sizes`]. A larger batch that is faster than a smaller one is a
+    /// measurement error: both get their mean (isotonic regression).
     pub(super) fn new(most: u32, times: impl Iterator<Item = f64>) -> Self {
         let mut pools: Vec<(f64, usize)> = Vec::with_capacity(KNOTS);
         for time in times {
@@ -63,7 +63,7 @@ impl Steps {
         Self { knots, most: most.clamp(1, 1 << (KNOTS - 2)) }
     }
 
-    /// Seconds of a batch of so many.
+    /// Seconds of a batch of `n` requests.
     pub(super) fn at(&self, n: u32) -> f64 {
         let n = n.clamp(1, self.most);
         let k = n.ilog2();
@@ -78,19 +78,19 @@ impl Steps {
     }
 }
 
-/// Buckets to a doubling of latency.
+/// Buckets per doubling of latency.
 const FINE: usize = 64;
-/// Doublings, from 2⁻¹⁴ s (61 µs) to 2¹⁰ s.
+/// Number of doublings, from 2⁻¹⁴ s (61 µs) to 2¹⁰ s.
 const DOUBLINGS: usize = 24;
-/// Bits of a double below the part that tells its bucket.
+/// Low bits of a double that do not affect its bucket.
 const SHIFT: u32 = 52 - FINE.ilog2();
 /// The bucket of 2⁻¹⁴ s among those of all doubles.
 const FIRST: u64 = (1023 - 14) << FINE.ilog2();
 
-/// Latencies of some requests.
+/// Histogram of request latencies.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
-    /// By bucket: 64 to a doubling, so a bucket is 1.1 to 1.6 % wide.
+    /// By bucket; with 64 buckets per doubling a bucket is 0.8 to 1.6 % wide.
     counts: Box<[u32]>,
     pub(super) requests: u64,
     pub(super) late: u64,
@@ -119,12 +119,12 @@ impl Tally {
         self.late += u64::from(latency_s > slo_s);
     }
 
-    /// A request that nobody will answer.
+    /// Counts a request that is never answered.
     pub(super) fn lose(&mut self, patience_s: f64) {
         self.count(patience_s, 0.0);
     }
 
-    /// The latency at a rank; within 1 %, because it is read from buckets.
+    /// The latency at a quantile; within 1 %, because it is read from buckets.
     pub(super) fn quantile_s(&self, q: f64) -> f64 {
         let rank = (q * self.requests as f64) as u64;
         let mut before = 0;
@@ -141,15 +141,15 @@ impl Tally {
     }
 }
 
-/// A service with its queue.
+/// A service with its queue of arrival times.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Desk {
+pub(super) struct Server {
     waiting: VecDeque<f64>,
     free_at: f64,
 }
 
-impl Desk {
-    /// Answers everything whose batch begins before `until`.
+impl Server {
+    /// Runs all batches that begin before `until`.
     pub(super) fn serve(
         &mut self,
         source: &mut Source,
@@ -185,8 +185,8 @@ impl Desk {
             }
             let n = self.waiting.len().min(most);
             let took = steps.at(n as u32);
-            for asked in self.waiting.drain(..n) {
-                tally.count(begin + took - asked, rules.slo_s);
+            for arrived in self.waiting.drain(..n) {
+                tally.count(begin + took - arrived, rules.slo_s);
             }
             self.free_at = begin + took;
             tally.busy_s += took;
@@ -194,7 +194,7 @@ impl Desk {
         }
     }
 
-    /// Nobody is there to answer until `until`: who waits, and who comes, gives up.
+    /// The service is down until `until`: all waiting and arriving requests are lost.
     pub(super) fn lose(
         &mut self,
         source: &mut Source,
@@ -228,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_begins_when_it_is_full_or_its_first_has_waited_enough() {
+    fn a_batch_begins_when_full_or_after_the_timeout() {
         let rules = Rules { batch: 2, timeout_s: 0.5, slo_s: 1.2 };
-        let (mut desk, mut tally) = (Desk::default(), Tally::default());
-        // Full at 0.2, ends at 1.2 (0.2 waiting + 1 of work, and 1.0 for the second). The third waits
-        // until 1.2 and has company by then; the fifth waits for nobody, 0.5 s.
+        let (mut server, mut tally) = (Server::default(), Tally::default());
+        // The first batch is full at 0.2 and ends at 1.2: latencies 1.2 and 1.0. The second batch
+        // begins at 1.2, when the first ends. The fifth request waits for the time-out of 0.5 s.
         let mut source = at(&[0.0, 0.2, 0.5, 0.9, 5.0]);
-        desk.serve(&mut source, 100.0, &rules, &steps(2, 1.0, 0.0), &mut tally);
+        server.serve(&mut source, 100.0, &rules, &steps(2, 1.0, 0.0), &mut tally);
         assert_eq!((tally.requests, tally.batches, tally.busy_s), (5, 3, 3.0));
         assert_eq!(tally.late, 3, "1.7, 1.3 and 1.5 s");
         assert!((tally.quantile_s(0.5) / 1.3 - 1.0).abs() < 0.01);
@@ -242,15 +242,15 @@ mod tests {
     }
 
     #[test]
-    fn stopping_in_between_changes_nothing() {
+    fn serving_in_parts_gives_the_same_result() {
         let rules = Rules { batch: 8, timeout_s: 0.01, slo_s: 0.05 };
         let steps = steps(8, 0.004, 0.003);
         let play = |cuts: usize| {
-            let (mut desk, mut tally) = (Desk::default(), Tally::default());
+            let (mut server, mut tally) = (Server::default(), Tally::default());
             let mut source = Source::new(&Requests::steady(230.0), 0.0, 0.0, Rng::stream(3, 110));
             for cut in 1..=cuts {
                 let until = 100.0 * cut as f64 / cuts as f64;
-                desk.serve(&mut source, until, &rules, &steps, &mut tally);
+                server.serve(&mut source, until, &rules, &steps, &mut tally);
             }
             (tally.requests, tally.late, tally.batches, tally.counts.to_vec())
         };
@@ -260,12 +260,12 @@ mod tests {
     }
 
     #[test]
-    fn one_server_with_single_requests_waits_as_the_books_say() {
-        // M/D/1: mean wait = ρ/(2(1−ρ)) of a service time. Without a time-out nothing is held back.
+    fn the_mean_wait_of_an_md1_queue_is_the_textbook_value() {
+        // M/D/1: mean wait = ρ/(2(1−ρ)) of a service time.
         let rules = Rules { batch: 1, timeout_s: 0.0, slo_s: f64::INFINITY };
-        let (mut desk, mut tally) = (Desk::default(), Tally::default());
+        let (mut server, mut tally) = (Server::default(), Tally::default());
         let mut source = Source::new(&Requests::steady(70.0), 0.0, 0.0, Rng::stream(4, 110));
-        desk.serve(&mut source, 20_000.0, &rules, &steps(1, 0.01, 0.0), &mut tally);
+        server.serve(&mut source, 20_000.0, &rules, &steps(1, 0.01, 0.0), &mut tally);
         let mean: f64 = (1..1_000).map(|i| tally.quantile_s(f64::from(i) / 1_000.0)).sum::<f64>();
         let wait = mean / 999.0 - 0.01;
         let expected = 0.7 / (2.0 * 0.3) * 0.01;
@@ -274,26 +274,26 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_a_drowned_service_give_up_and_the_queue_does_not_grow() {
+    fn clients_of_an_overloaded_service_give_up() {
         let rules = Rules { batch: 4, timeout_s: 0.0, slo_s: 0.1 };
-        let (mut desk, mut tally) = (Desk::default(), Tally::default());
+        let (mut server, mut tally) = (Server::default(), Tally::default());
         let mut source = Source::new(&Requests::steady(1_000.0), 0.0, 0.0, Rng::new(1));
-        desk.serve(&mut source, 100.0, &rules, &steps(4, 0.04, 0.0), &mut tally);
-        assert!(desk.waiting.len() <= 4);
+        server.serve(&mut source, 100.0, &rules, &steps(4, 0.04, 0.0), &mut tally);
+        assert!(server.waiting.len() <= 4);
         assert!(tally.late as f64 > 0.99 * tally.requests as f64);
         assert!((tally.busy_s - 100.0).abs() < 0.1);
-        // What it answers it answers just before they give up.
+        // Requests that are answered are answered just before their clients give up.
         assert!((tally.quantile_s(0.5) / 1.0 - 1.0).abs() < 0.06, "{}", tally.quantile_s(0.5));
         let before = tally.requests;
-        desk.lose(&mut source, 101.0, &rules, &mut tally);
+        server.lose(&mut source, 101.0, &rules, &mut tally);
         assert!(tally.requests > before + 900);
     }
 
     #[test]
     fn larger_batches_are_never_faster() {
-        let lucky = Steps::new(6, [8.0, 11.0, 9.0, 12.0].into_iter());
-        assert_eq!([1, 2, 4, 6].map(|n| lucky.at(n)), [8.0, 10.0, 10.0, 12.0]);
-        assert_eq!(lucky.at(5), 11.0);
+        let steps = Steps::new(6, [8.0, 11.0, 9.0, 12.0].into_iter());
+        assert_eq!([1, 2, 4, 6].map(|n| steps.at(n)), [8.0, 10.0, 10.0, 12.0]);
+        assert_eq!(steps.at(5), 11.0);
         assert_eq!(Steps::sizes(6).collect::<Vec<_>>(), [1, 2, 4, 6]);
         assert_eq!(Steps::sizes(1).collect::<Vec<_>>(), [1]);
     }

@@ -1,5 +1,5 @@
-//! How requests come to a service: at a rate that changes at given times, evenly or in bursts, or one by
-//! one as in a recorded trace.
+//! Arrival processes of the requests to a service: Poisson or bursty at a rate that changes at
+//! given times, or recorded arrival times.
 
 use roommate_core::math::rng::Rng;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use std::sync::Arc;
 pub enum Requests {
     /// Random arrivals at a rate that is constant from each of these times to the next.
     Rates {
-        /// When a rate begins, and the mean requests a second from then on; ascending, the first at 0.
+        /// Start of each rate, and mean requests per second from then on; ascending from 0.
         rates: Arc<[(f64, f64)]>,
-        /// Without: independent arrivals (Poisson). With: two rates that alternate at random.
+        /// `None`: Poisson arrivals. Otherwise two rates that alternate at random.
         bursts: Option<Bursts>,
     },
-    /// Exactly these, and again from the start when they end.
+    /// Recorded arrivals, repeated when they end.
     Times {
-        /// When each comes, ascending.
+        /// Arrival times, ascending.
         times: Arc<[f64]>,
-        /// When the first comes again; not before the last.
+        /// After how many seconds the arrivals repeat; not before the last arrival.
         period_s: f64,
     },
 }
 
-/// A process of two rates that takes turns at random (MMPP-2): bursts, and calm between them. The mean rate
-/// is not changed by it.
+/// A Markov-modulated Poisson process with two rates (MMPP-2): bursts, and calm periods between
+/// them. It does not change the mean rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bursts {
     /// Rate in a burst ÷ rate between bursts, at least 1.
@@ -41,7 +41,7 @@ impl Requests {
         Self::Rates { rates: Arc::new([(0.0, rps)]), bursts: None }
     }
 
-    /// The rate at a time, and when it changes next.
+    /// The rate at a time, and the time of its next change.
     pub(super) fn rate(&self, since_s: f64) -> (f64, Option<f64>) {
         match self {
             Self::Rates { rates, .. } => {
@@ -65,56 +65,56 @@ impl Bursts {
     }
 }
 
-/// Draws requests one after the other.
+/// Draws arrival times one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     rng: Rng,
-    /// When the next request comes, in seconds of the run; infinite while none does.
+    /// Time of the next request, in seconds of the run; infinite while the rate is 0.
     next: f64,
-    kind: Kind,
+    process: Process,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum Process {
     Poisson { gap_s: f64 },
     Bursts { bursts: Bursts, rate: f64, bursting: bool, until: f64 },
     Times { times: Arc<[f64]>, period_s: f64, origin: f64, at: usize },
 }
 
 impl Source {
-    /// Requests of a service that was submitted at `origin`, from `now` on.
+    /// Arrivals from `now` on at a service that was submitted at `origin`.
     pub(super) fn new(requests: &Requests, origin: f64, now: f64, mut rng: Rng) -> Self {
         let (rate, _) = requests.rate(now - origin);
-        let kind = match requests {
-            Requests::Rates { bursts: None, .. } => Kind::Poisson { gap_s: 0.0 },
+        let process = match requests {
+            Requests::Rates { bursts: None, .. } => Process::Poisson { gap_s: 0.0 },
             Requests::Rates { bursts: Some(bursts), .. } => {
                 let bursting = rng.chance(bursts.burst_s / (bursts.burst_s + bursts.calm_s));
                 let mean = if bursting { bursts.burst_s } else { bursts.calm_s };
                 let until = now + rng.exp(mean);
-                Kind::Bursts { bursts: *bursts, rate: 0.0, bursting, until }
+                Process::Bursts { bursts: *bursts, rate: 0.0, bursting, until }
             }
             Requests::Times { times, period_s } => {
                 let origin = origin + ((now - origin) / period_s).floor() * period_s;
                 let at = times.partition_point(|t| origin + t < now);
-                Kind::Times { times: Arc::clone(times), period_s: *period_s, origin, at }
+                Process::Times { times: Arc::clone(times), period_s: *period_s, origin, at }
             }
         };
-        let mut source = Self { rng, next: f64::INFINITY, kind };
+        let mut source = Self { rng, next: f64::INFINITY, process };
         source.set_rate(now, rate);
         source
     }
 
-    /// From `now` on requests come at this mean rate. Recorded ones come when they came.
+    /// Sets the mean rate from `now` on; recorded arrivals are not affected.
     pub(super) fn set_rate(&mut self, now: f64, new: f64) {
-        match &mut self.kind {
-            Kind::Poisson { gap_s } => *gap_s = 1.0 / new,
-            Kind::Bursts { rate, .. } => *rate = new,
-            Kind::Times { .. } => {}
+        match &mut self.process {
+            Process::Poisson { gap_s } => *gap_s = 1.0 / new,
+            Process::Bursts { rate, .. } => *rate = new,
+            Process::Times { .. } => {}
         }
         self.next = self.after(now);
     }
 
-    /// When the next request comes.
+    /// Time of the next request.
     pub(super) fn peek(&self) -> f64 {
         self.next
     }
@@ -127,11 +127,11 @@ impl Source {
     }
 
     fn after(&mut self, now: f64) -> f64 {
-        match &mut self.kind {
-            Kind::Poisson { gap_s } if gap_s.is_finite() => now + self.rng.exp(*gap_s),
-            Kind::Poisson { .. } => f64::INFINITY,
-            Kind::Bursts { rate, .. } if *rate <= 0.0 => f64::INFINITY,
-            Kind::Bursts { bursts, rate, bursting, until } => {
+        match &mut self.process {
+            Process::Poisson { gap_s } if gap_s.is_finite() => now + self.rng.exp(*gap_s),
+            Process::Poisson { .. } => f64::INFINITY,
+            Process::Bursts { rate, .. } if *rate <= 0.0 => f64::INFINITY,
+            Process::Bursts { bursts, rate, bursting, until } => {
                 let mut now = now;
                 loop {
                     let calm = *rate * bursts.calm_factor();
@@ -146,8 +146,8 @@ impl Source {
                     *until = now + self.rng.exp(mean);
                 }
             }
-            Kind::Times { times, .. } if times.is_empty() => f64::INFINITY,
-            Kind::Times { times, period_s, origin, at } => {
+            Process::Times { times, .. } if times.is_empty() => f64::INFINITY,
+            Process::Times { times, period_s, origin, at } => {
                 if *at == times.len() {
                     (*at, *origin) = (0, *origin + *period_s);
                 }
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_at_the_mean_rate_evenly_or_in_bursts() {
+    fn arrivals_have_the_mean_rate_with_and_without_bursts() {
         let bursts = Bursts { times: 8.0, burst_s: 2.0, calm_s: 6.0 };
         let rates = Arc::new([(0.0, 50.0)]);
         let bursty = Requests::Rates { rates, bursts: Some(bursts) };
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_requests_come_when_they_came_and_again() {
+    fn recorded_arrivals_repeat_after_the_period() {
         let times = Requests::Times { times: Arc::new([0.5, 2.0]), period_s: 3.0 };
         assert_eq!(drawn(&times, 7.0), [0.5, 2.0, 3.5, 5.0, 6.5]);
         let late = Source::new(&times, 10.0, 14.0, Rng::new(0));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_hold_from_their_time_on() {
+    fn a_rate_holds_from_its_start_to_the_next() {
         let rates = Arc::new([(0.0, 10.0), (5.0, 0.0), (8.0, 20.0)]);
         let requests = Requests::Rates { rates, bursts: None };
         assert_eq!(requests.rate(4.9), (10.0, Some(5.0)));

@@ -1,17 +1,17 @@
-//! What is told of windows.
+//! Which windows are reported.
 
 use super::*;
 
 const BATCH_S: f64 = 0.008;
 const RATE: f64 = 100.0;
 
-/// A service that answers requests one by one under conditions that never change, and its windows.
+/// A service with batch size 1 under constant conditions, and its windows.
 struct Watched {
     services: Services,
     now: Time,
-    /// Windows that were missed, told or not.
+    /// Missed windows, reported or not.
     missed: u32,
-    told: Served,
+    reported: Served,
 }
 
 impl Watched {
@@ -20,62 +20,62 @@ impl Watched {
         let slo_us = Some((slo_s * 1e6) as u32);
         let slot = services.add(Time::ZERO, JobIdx(0), Requests::steady(RATE), slo_us, Span::ZERO);
         services.up(Time::ZERO, slot, 1, Services::sizes(1).map(|_| BATCH_S));
-        Self { services, now: Time::ZERO, missed: 0, told: Served::default() }
+        Self { services, now: Time::ZERO, missed: 0, reported: Served::default() }
     }
 
-    /// Whether the next window is missed, and what is told of it.
+    /// Whether the next window is missed, and the sample that is reported.
     fn window(&mut self) -> (bool, Option<Sample>) {
         self.now += Measuring::default().window;
         let mut facts = Vec::new();
         self.services.close_window(self.now, &mut facts);
-        let mut said = None;
+        let mut reported = None;
         for fact in facts {
             match fact {
-                Event::Sampled { sample, .. } => said = Some(sample),
-                Event::Served { served, .. } => self.told = self.told.and(served),
+                Event::Sampled { sample, .. } => reported = Some(sample),
+                Event::Served { served, .. } => self.reported = self.reported.and(served),
                 other => panic!("{other:?}"),
             }
         }
-        let missed = self.told.over + self.services.all[0].account.over;
-        (std::mem::replace(&mut self.missed, missed) < missed, said)
+        let missed = self.reported.over + self.services.all[0].account.over;
+        (std::mem::replace(&mut self.missed, missed) < missed, reported)
     }
 }
 
 #[test]
-fn windows_that_go_on_being_missed_are_told() {
-    // Faster than a batch takes nobody answers.
+fn repeatedly_missed_windows_are_reported() {
+    // An SLO below the batch time cannot be met.
     let mut watched = Watched::new(0.5 * BATCH_S);
     let windows: Vec<(bool, Option<Sample>)> = (0..120).map(|_| watched.window()).collect();
     assert!(windows.iter().all(|(missed, _)| *missed));
-    let told: Vec<usize> = (0..120).filter(|i| windows[*i].1.is_some()).collect();
-    let longest = told.windows(2).map(|w| w[1] - w[0]).max().unwrap();
-    assert_eq!(longest, REMIND as usize, "{told:?}");
-    assert!(told.len() <= 1 + 120 / REMIND as usize, "{told:?}");
+    let reported: Vec<usize> = (0..120).filter(|i| windows[*i].1.is_some()).collect();
+    let longest = reported.windows(2).map(|w| w[1] - w[0]).max().unwrap();
+    assert_eq!(longest, REMIND as usize, "{reported:?}");
+    assert!(reported.len() <= 1 + 120 / REMIND as usize, "{reported:?}");
 }
 
 #[test]
-fn windows_that_are_kept_are_told_once() {
+fn windows_within_the_slo_are_reported_once() {
     let mut watched = Watched::new(1e3 * BATCH_S);
     let windows: Vec<(bool, Option<Sample>)> = (0..120).map(|_| watched.window()).collect();
     assert!(windows.iter().all(|(missed, _)| !missed));
-    assert_eq!(windows.iter().filter(|(_, said)| said.is_some()).count(), 1);
+    assert_eq!(windows.iter().filter(|(_, sample)| sample.is_some()).count(), 1);
 }
 
 #[test]
-fn a_turn_is_told_at_once() {
-    // An objective that chance decides about.
+fn a_change_of_the_outcome_is_reported_at_once() {
+    // An SLO that some windows meet and some miss, by chance.
     let mut watched = Watched::new(8.5 * BATCH_S);
-    let (mut kept, mut turns) = (0, 0);
+    let (mut kept, mut changes) = (0, 0);
     for _ in 0..600 {
-        let over = watched.services.all[0].told.over;
-        let heeds = watched.services.all[0].told;
-        let (missed, said) = watched.window();
+        let over = watched.services.all[0].reported.over;
+        let before = watched.services.all[0].reported;
+        let (missed, sample) = watched.window();
         kept += u32::from(!missed);
-        if missed != over && heeds.silent + 1 >= heeds.quiet {
-            let said = said.expect("a turn");
-            assert_eq!(f64::from(said.p99_us) / 1e6 > 8.5 * BATCH_S, missed);
-            turns += 1;
+        if missed != over && before.silent + 1 >= before.quiet {
+            let sample = sample.expect("a change");
+            assert_eq!(f64::from(sample.p99_us) / 1e6 > 8.5 * BATCH_S, missed);
+            changes += 1;
         }
     }
-    assert!(turns > 3 && kept > 50, "{turns} turns, {kept} kept");
+    assert!(changes > 3 && kept > 50, "{changes} changes, {kept} kept");
 }

@@ -1,6 +1,6 @@
 //! The analytic queue against the simulated one, over generated services and loads.
 
-use super::queue::{Desk, Rules, Steps, Tally};
+use super::queue::{Rules, Server, Steps, Tally};
 use super::requests::{Requests, Source};
 use crate::truth;
 use roommate_core::math::queueing::{Latencies, Queue};
@@ -15,12 +15,12 @@ struct Case {
     rate: f64,
     rules: Rules,
     steps: Steps,
-    /// Requests ÷ what full batches could answer.
+    /// Request rate ÷ throughput with full batches.
     load: f64,
 }
 
-/// Batches from 1 to 512 of services from a few hundred µs to a few hundred ms, objectives around what they
-/// can keep, time-outs from none to half of that.
+/// A random service: batch sizes 1 to 512, fixed batch times 0.3 to 100 ms, loads up to 95 %, some
+/// without a time-out, and SLOs of 1 to 2.5 times batch time plus time-out.
 fn case(seed: u64) -> Case {
     let mut rng = Rng::stream(seed, 112);
     let batch = 1 << rng.below(10);
@@ -39,16 +39,16 @@ fn case(seed: u64) -> Case {
 fn simulated(case: &Case, requests: f64) -> Tally {
     let mut source =
         Source::new(&Requests::steady(case.rate), 0.0, 0.0, Rng::stream(case.rate.to_bits(), 113));
-    let (mut desk, mut tally) = (Desk::default(), Tally::default());
+    let (mut server, mut tally) = (Server::default(), Tally::default());
     let span_s = requests / case.rate;
-    desk.serve(&mut source, 0.1 * span_s, &case.rules, &case.steps, &mut tally);
+    server.serve(&mut source, 0.1 * span_s, &case.rules, &case.steps, &mut tally);
     tally.clear();
-    desk.serve(&mut source, 1.1 * span_s, &case.rules, &case.steps, &mut tally);
+    server.serve(&mut source, 1.1 * span_s, &case.rules, &case.steps, &mut tally);
     tally
 }
 
-/// Relative errors of the median and of the 99th percentile, the difference in the share of late requests, and
-/// the error of the 99th percentile below nine tenths of what can be answered.
+/// Relative errors of the median and of the 99th percentile, the difference in the share of late
+/// requests, and the error of the 99th percentile at loads below 90 %.
 fn errors(cases: u64, requests: f64) -> [Vec<f64>; 4] {
     let mut latencies = Latencies::default();
     let mut errors = [const { Vec::new() }; 4];
@@ -83,7 +83,7 @@ fn the_analytic_queue_is_close_to_the_simulated_one() {
     assert!(late[1] < 0.02 && late[2] < 0.06, "{late:?}");
 }
 
-/// What was measured of a service beside training, with the raw figures of its side.
+/// A measurement of a service beside training, with the latencies of the service.
 #[derive(serde::Deserialize)]
 struct Open {
     k: String,
@@ -104,11 +104,11 @@ struct Side {
 }
 
 fn tenants(atlas: &Atlas, a: (&str, u32, u32), b: (&str, u32, u32), load: f64) -> [Tenant; 2] {
-    let of = |kind, (name, batch, sms): (&str, u32, u32), load| {
+    let tenant = |kind, (name, batch, sms): (&str, u32, u32), load| {
         let task = atlas.task(kind, name).unwrap();
         Tenant { task, batch, sms: Some(sms), load }
     };
-    [of(TaskKind::Serve, b, load), of(TaskKind::Train, a, 1.0)]
+    [tenant(TaskKind::Serve, b, load), tenant(TaskKind::Train, a, 1.0)]
 }
 
 fn spread(errors: &mut [f64]) -> [f64; 2] {
@@ -117,10 +117,10 @@ fn spread(errors: &mut [f64]) -> [f64; 2] {
 }
 
 #[test]
-fn services_beside_training_take_as_long_as_was_measured() {
+fn latency_beside_training_agrees_with_measurements() {
     let atlas = truth::h200().unwrap();
-    // One batch after the other: the rows that the slowdown was taken from, one by one. Sessions differ in
-    // how long a batch takes alone, so both are divided by that.
+    // Closed loop: the rows to which the slowdown was fitted. Batch times alone differ between
+    // measuring sessions, so each row is divided by the time alone of its own session.
     let text = include_str!("../../../../profiles/h200-curves.jsonl");
     let rows = rows::parse(text).unwrap();
     let alone = |b: &str, batch: u32, sms: u32| {
@@ -140,7 +140,7 @@ fn services_beside_training_take_as_long_as_was_measured() {
         let two = tenants(&atlas, (a, *batch_a, *sms_a), (b, *batch_b, *sms_b), 1.0);
         closed.push((atlas.slowdown(&two, 0) / (alone / rb.it_s) - 1.0).abs());
     }
-    // Poisson batches: nothing was fitted to these.
+    // Open loop, with Poisson arrivals: no model was fitted to these rows.
     let text = include_str!("../../../../profiles/h200-pairs.jsonl");
     let (mut p50, mut p99) = (Vec::new(), Vec::new());
     for row in text.lines().filter_map(|l| serde_json::from_str::<Open>(l).ok()) {

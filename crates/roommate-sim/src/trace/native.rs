@@ -89,11 +89,12 @@ macro_rules! optional {
 }
 
 optional! {
-    numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s, stage_network_s,
-        deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli, gpu_milli, machines, gpu_util,
-        fair_share_s, slo_ms, timeout_ms, warm_up_s, batch_min, batch_max, noise_scale, noise_scale_end;
-    texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests, lr_rule,
-        mem_by_batch;
+    numbers: gpus_max, scaling, steps, step_s, batch, stage_storage_s, stage_cpu_s, stage_gpu_s,
+        stage_network_s, deadline_s, value, weight, queue_s, attempts, mem_mib, cpu_milli,
+        gpu_milli, machines, gpu_util, fair_share_s, slo_ms, timeout_ms, warm_up_s, batch_min,
+        batch_max, noise_scale, noise_scale_end;
+    texts: model, team, user, class, status, kinds, soft_deadlines, failure, load, bursts, requests,
+        lr_rule, mem_by_batch;
 }
 
 const REQUIRED: [&str; 4] = ["id", "submit_s", "gpus", "duration_s"];
@@ -230,10 +231,11 @@ fn to_job(raw: Raw) -> Result<TraceJob, Bad> {
         recorded_in: more.requests,
         recorded: None,
     };
-    let said = TraceService { batch_s: None, ..service.clone() } != TraceService::default();
+    let has_service_columns =
+        TraceService { batch_s: None, ..service.clone() } != TraceService::default();
     if job.class == TraceClass::Service {
         job.service = Some(Box::new(service));
-    } else if said {
+    } else if has_service_columns {
         let problem = Problem::expected("service, where a latency or a load is given", "training");
         return Err(Bad::at("class", problem));
     }
@@ -262,8 +264,8 @@ fn load(text: &str) -> Result<Vec<(f64, f64)>, Problem> {
             None => Err(wrong()),
         })
         .collect::<Result<_, Problem>>()?;
-    let fine = rates.is_sorted_by(|a, b| a.0 < b.0) && rates.first().is_none_or(|r| r.0 == 0.0);
-    if fine { Ok(rates) } else { Err(wrong()) }
+    let is_valid = rates.is_sorted_by(|a, b| a.0 < b.0) && rates.first().is_none_or(|r| r.0 == 0.0);
+    if is_valid { Ok(rates) } else { Err(wrong()) }
 }
 
 /// `3:10:90`: bursts of 10 s on average at three times the rate of the 90 s between them.
@@ -357,8 +359,8 @@ fn to_seconds(us: u64) -> f64 {
 fn to_raw(job: &TraceJob) -> Raw {
     let known = |n: u32, absent: u32| (n != absent).then_some(f64::from(n));
     let stage = |i: usize| job.stages_s.map(|stages| stages[i]);
-    let said = job.service.as_ref().is_some_and(|s| s.batch_s.is_some());
-    let timed = said || job.step_s != 1.0 || job.steps != job.duration_s;
+    let has_batch_s = job.service.as_ref().is_some_and(|s| s.batch_s.is_some());
+    let timed = has_batch_s || job.step_s != 1.0 || job.steps != job.duration_s;
     let soft: Vec<String> = job
         .soft_deadlines
         .iter()
@@ -515,14 +517,16 @@ mod tests {
             (model, team, user) in (option::of(name()), option::of(name()), option::of(name())),
             stages_s in option::of([0.0f64..9.0, 0.0f64..9.0, 0.0f64..9.0, 0.0f64..9.0]),
             (class, status) in (0..TraceClass::ALL.len(), option::of(0..Status::ALL.len())),
-            (deadline_us, value, weight) in (option::of(time_us()), option::of(0.0f64..1e300), 0.0f64..9.0),
+            (deadline_us, value, weight) in
+                (option::of(time_us()), option::of(0.0f64..1e300), 0.0f64..9.0),
             soft_deadlines in prop::collection::vec((time_us(), 0.0f64..100.0), 0..3),
             (queue_s, attempts) in (option::of(0.0f64..1e9), any::<u32>()),
             (batch, mem_mib, cpu_milli) in any::<(u32, u32, u32)>(),
             gpu_milli in 1u32..=1000,
             kinds in prop::collection::vec("[a-z0-9, ]{1,6}", 0..3),
             (more, scaling) in (option::of(0u32..65_535), option::of(0.0f64..2.0)),
-            (machines, gpu_util, fair_part) in (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
+            (machines, gpu_util, fair_part) in
+                (any::<u32>(), option::of(0.0f64..=1.0), option::of(0.0f64..=1.0)),
             failure in option::of(name()),
             service in service(),
             (rule, noise) in (0usize..4, [0.0f32..1e9, 0.0f32..1e9]),
@@ -547,8 +551,8 @@ mod tests {
             TraceJob {
                 id: name, submit_us, gpus, steps, step_s, duration_s, model, batch, stages_s, team,
                 user, class, deadline_us, value, soft_deadlines, weight, status, queue_s, attempts,
-                mem_mib, cpu_milli, gpu_milli, gpu_models: kinds, gpus_max, scaling, sensitivity: None,
-                model_speed: Vec::new(), service, training,
+                mem_mib, cpu_milli, gpu_milli, gpu_models: kinds, gpus_max, scaling,
+                sensitivity: None, model_speed: Vec::new(), service, training,
                 observed: Observed {
                     machines, gpu_util, failure,
                     fair_share_s: queue_s.and_then(|all| fair_part.map(|part| all * part)),

@@ -248,9 +248,12 @@ mod tests {
             "model1,dataset1,speed1,model2,speed2\nBERT,q,1.2,VGG-16,0.5\nBERT,q,0.6,VGG-16,0.7\n";
         let lucid = read_text(lucid, None).unwrap();
         assert_eq!(lucid.speeds("bert", "vgg16"), Some([0.8, 0.6]));
-        let header = "gpu,unconsolidated,job_type,scale_factor,other_job_type,other_scale_factor,steps_per_s,other_steps_per_s";
-        let rows = "v100,0,A (batch size 16),1,B,1,5,2\nv100,0,A (batch size 32),1,B,1,0,0\nk80,0,A (batch size 16),1,B,1,1,1\n";
-        let alone = "gpu,job_type,scale_factor,steps_per_s\nv100,A (batch size 16),1,10\nv100,A (batch size 32),1,10\nv100,B,1,4\n";
+        let header = "gpu,unconsolidated,job_type,scale_factor,other_job_type,\
+                      other_scale_factor,steps_per_s,other_steps_per_s";
+        let rows = "v100,0,A (batch size 16),1,B,1,5,2\nv100,0,A (batch size 32),1,B,1,0,0\n\
+                    k80,0,A (batch size 16),1,B,1,1,1\n";
+        let alone = "gpu,job_type,scale_factor,steps_per_s\nv100,A (batch size 16),1,10\n\
+                     v100,A (batch size 32),1,10\nv100,B,1,4\n";
         let gavel = read_text(&format!("{header}\n{rows}"), Some(alone)).unwrap();
         assert_eq!(gavel.speeds("A (batch size 16)", "B"), Some([0.5, 0.5]));
         assert_eq!(gavel.speeds("B", "A (batch size 64)"), Some([0.5, 0.5]), "by family");
@@ -259,7 +262,8 @@ mod tests {
 
     #[test]
     fn a_table_without_pairs_is_refused() {
-        let header = "gpu,unconsolidated,job_type,scale_factor,other_job_type,steps_per_s,other_steps_per_s\n";
+        let header = "gpu,unconsolidated,job_type,scale_factor,other_job_type,steps_per_s,\
+                      other_steps_per_s\n";
         let refusals = [
             ("x,y\n1,2\n", "a"),
             (header, "throughput"),

@@ -175,7 +175,8 @@ mod tests {
         let missing = "no throughput for model \"gnmt\"";
         assert_eq!(wrong(TRACE, Some(&short), None), (missing.into(), true));
         let grid = "model,cpus,mem_gb,rel_throughput\ngnmt,3,62.5,1\ngnmt,6,125,1\n";
-        let holes = "expected a speed above 0 for each pair of CPU and memory of gnmt, found \"a grid with holes\"";
+        let holes = "expected a speed above 0 for each pair of CPU and memory of gnmt, \
+                     found \"a grid with holes\"";
         assert_eq!(wrong(TRACE, Some(MODELS), Some(grid)).0, holes);
     }
 }

@@ -38,14 +38,14 @@ fn gzip(text: &[u8]) -> Vec<u8> {
 
 /// Reads a trace and compares the jobs, or the error with its hint.
 fn check(format: Format, text: impl AsRef<[u8]>, expected: Expect) {
-    let said = match read_bytes(text.as_ref(), &options(format)) {
+    let text_or_error = match read_bytes(text.as_ref(), &options(format)) {
         Ok(trace) => format!("{}: {}", trace.format, shown(&trace)),
         Err(error) => match error.hint() {
             Some(hint) => format!("{error}\nhint: {hint}"),
             None => error.to_string(),
         },
     };
-    expected.assert_eq(&said);
+    expected.assert_eq(&text_or_error);
 }
 
 /// The jobs in Roommate's own format.
@@ -171,7 +171,8 @@ fn the_philly_log_sums_attempts() {
 
 #[test]
 fn helios_leaves_out_jobs_without_gpus() {
-    let text = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n\
+    let text = "job_id,user,vc,jobname,gpu_num,cpu_num,node_num,state,submit_time,start_time,\
+                end_time,duration,queue\n\
         1,u1,vcA,\"a,b\",8,32,1,COMPLETED,2020-04-01 00:00:00,x,x,100,5\n\
         2,u1,vcA,c,0,4,1,FAILED,2020-04-01 00:00:01,x,x,100,5\n\
         3,u2,vcB,c,1,4,1,NODE_FAIL,2020-04-01 00:00:02,None,None,7,0\n";
@@ -212,7 +213,8 @@ fn pai_tasks_share_gpus() {
     );
     check(
         Format::Auto,
-        "job_name,task_name,start_time,duration,duration_capped,gpus_ceil\na,w,5,10,0,2\na,w,6,10,0,2\n",
+        "job_name,task_name,start_time,duration,duration_capped,gpus_ceil\n\
+         a,w,5,10,0,2\na,w,6,10,0,2\n",
         expect![[r#"
             pai: id,submit_s,gpus,duration_s
             a/w,5,2,10
@@ -225,8 +227,10 @@ fn pai_tasks_share_gpus() {
 fn chronus_keeps_the_last_deadline() {
     check(
         Format::Auto,
-        "job_id,user,num_gpu,submit_time,iterations,model_name,duration,interval,expect_time_list,expect_value_list,best_effort,job_type\n\
-         0,vcX,1,10,5,net,2,5,3-4-6,10-8-5,0,soft\n1,vcX,1,2,5,net,2,5,3,10,0,strict\n2,vcY,4,2,5,net,2,5,2,10,1,best\n",
+        "job_id,user,num_gpu,submit_time,iterations,model_name,duration,interval,\
+         expect_time_list,expect_value_list,best_effort,job_type\n\
+         0,vcX,1,10,5,net,2,5,3-4-6,10-8-5,0,soft\n1,vcX,1,2,5,net,2,5,3,10,0,strict\n\
+         2,vcY,4,2,5,net,2,5,2,10,1,best\n",
         expect![[r#"
             chronus: id,submit_s,gpus,duration_s,deadline_s,value,model,team,class,soft_deadlines
             1,120,1,120,300,10,net,vcX,,
@@ -240,7 +244,8 @@ fn chronus_keeps_the_last_deadline() {
 fn tiresias_and_elasticflow_are_in_seconds() {
     check(
         Format::Auto,
-        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n0,1,0,606,net,164,30\n",
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
+         0,1,0,606,net,164,30\n",
         expect![[r#"
             tiresias: id,submit_s,gpus,duration_s,model
             0,0,1,164,net
@@ -248,7 +253,8 @@ fn tiresias_and_elasticflow_are_in_seconds() {
     );
     check(
         Format::Auto,
-        "job_id,submit_time,real_iteration,model_name,ddl,batch_size,num_gpu,real_duration,duration,iteration\n\
+        "job_id,submit_time,real_iteration,model_name,ddl,batch_size,num_gpu,real_duration,\
+         duration,iteration\n\
          0,5,9,net,300,64,2,100,100,9\n",
         expect![[r#"
             elasticflow: id,submit_s,gpus,duration_s,batch,deadline_s,model
@@ -273,7 +279,8 @@ fn gavel(text: &str, table: &str, kind: &str) -> String {
 #[test]
 fn gavel_needs_throughputs() {
     let table = "gpu,unconsolidated,job_type,scale_factor,steps_per_s\n\
-        v100,0,Net (batch size 16),2,4\nv100,1,Net (batch size 16),2,1\nk80,0,Net (batch size 16),2,0.5\n";
+        v100,0,Net (batch size 16),2,4\nv100,1,Net (batch size 16),2,1\n\
+        k80,0,Net (batch size 16),2,0.5\n";
     let pairs = "gpu,scale_factor,job_type,other_job_type,steps_per_s,other_steps_per_s\n\
         v100,2,Net (batch size 16),Other,1,1\nv100,2,Net (batch size 16),,8,\n";
     let csv = "job_id,job_type,total_steps,scale_factor,priority_weight,arrival_s\n\

@@ -1,4 +1,4 @@
-//! Turns: with n tenants each has the GPU for one n-th of the time. The example of CONTRIBUTING.md.
+//! Time slices: each of n tenants has the GPU for 1/n of the time. The example of CONTRIBUTING.md.
 
 use super::{Recipe, TruthEntry};
 use roommate_core::idx::JobIdx;
@@ -8,7 +8,7 @@ use roommate_core::state::State;
 
 pub(super) const ENTRY: TruthEntry = TruthEntry {
     name: "turns",
-    summary: "As if they had the GPU by turns",
+    summary: "From equal time slices",
     recipe: Recipe::Profiles(|all| (Box::new(Turns), all.len())),
 };
 

@@ -1,14 +1,14 @@
-//! The help of the program itself: its commands by what they are for.
+//! The help of the program, with its commands in groups.
 //!
-//! clap lists commands in one row; here the same commands, with the same words, stand in groups. A test
-//! holds that every visible command is in exactly one.
+//! clap lists all commands in one list; here they are grouped by purpose. A test checks that every
+//! visible command is in exactly one group.
 
 use super::Cli;
 use clap::builder::styling::Styles;
 use clap::{Command, CommandFactory, FromArgMatches};
 use std::fmt::Write as _;
 
-/// What commands are for, and the commands, those first that are used first.
+/// Groups of commands; in each group the commands that are used first come first.
 const GROUPS: &[(&str, &[&str])] = &[
     ("Simulate", &["compare", "sim", "policies", "report", "explain", "replay", "oracle"]),
     (
@@ -29,11 +29,11 @@ pub(crate) fn command() -> Command {
     let commands = grouped(&command);
     command.help_template(format!(
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{commands}{{options}}\n\n\
-         `roommate help COMMAND` says more of a command.\n"
+         `roommate help COMMAND` describes a command.\n"
     ))
 }
 
-/// What the user asked for; ends the program where that cannot be read, as clap does.
+/// Parses the command line; exits with a message on an error, as clap does.
 pub(crate) fn parse() -> Cli {
     let matches = command().get_matches();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())

@@ -1,10 +1,10 @@
-//! Flags of the commands that work with real processes on this machine.
+//! Flags of the commands that run or control jobs on this machine.
 
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Where a daemon keeps its state.
+/// The folder of a daemon's state.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct StateArg {
     /// Folder of the daemon's state; `$ROOMMATE_STATE`, or a folder under your home, unless given
@@ -12,7 +12,7 @@ pub(crate) struct StateArg {
     pub(crate) state: Option<PathBuf>,
 }
 
-/// Which daemon is meant.
+/// How to reach the daemon.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct At {
     #[command(flatten)]
@@ -20,16 +20,17 @@ pub(crate) struct At {
     /// Reach the daemon over HTTP at http://HOST:PORT instead; `$ROOMMATE_SERVER`, unless given
     #[arg(long, value_name = "URL", conflicts_with = "state")]
     pub(crate) server: Option<String>,
-    /// File with the token for --server; `$ROOMMATE_HTTP_TOKEN`, or the one in the state, unless given
+    /// File with the token for --server; `$ROOMMATE_HTTP_TOKEN`, or the one in the state, unless
+    /// given
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Listing {
-    /// For people
+    /// Table as text
     Table,
-    /// For people with a wide screen
+    /// Table with more columns
     Wide,
     /// One JSON document
     Json,
@@ -37,16 +38,16 @@ pub(crate) enum Listing {
     Yaml,
 }
 
-/// What a machine shares.
+/// Type of the devices that are shared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum DeviceKind {
-    /// Its cores
+    /// CPU cores
     Cpu,
-    /// Its NVIDIA GPUs
+    /// NVIDIA GPUs
     Cuda,
 }
 
-/// How a machine decides.
+/// Policy and devices of a machine.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Deciding {
     /// The policy; gandiva, unless given
@@ -55,26 +56,26 @@ pub(crate) struct Deciding {
     /// Set a parameter of the policy: name=value, the value as JSON or plain text
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
-    /// What is shared; the cores, unless given, or what the state was begun with
+    /// Devices to share; those of the existing state, or CPU cores, unless given
     #[arg(long, value_enum, value_name = "KIND")]
     pub(crate) device: Option<DeviceKind>,
-    /// Devices to cut the machine into; as many as it has cores or GPUs, unless given
+    /// Number of devices; as many as the machine has cores or GPUs, unless given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) devices: Option<u16>,
-    /// Leave the kernel's groups alone: tenants keep their shares by themselves
+    /// Do not use cgroups: tenants enforce their shares themselves
     #[arg(long)]
     pub(crate) no_cgroups: bool,
-    /// Seconds of the pause after a job's first failure; doubles with each further one
+    /// Seconds until a job is retried after its first failure; doubles with each further failure
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     pub(crate) backoff: f64,
-    /// Seed of the policy's randomness
+    /// Seed of the policy's random numbers
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Tell the policy what `profile measure` found: pairs, predictions and latency curves of every
-    /// file PREFIX*.jsonl; jobs name theirs with `profile: TASK@BATCH`
+    /// Give the policy the results of `profile measure`: pairs, predictions and latency curves of
+    /// every file PREFIX*.jsonl; jobs name their profile with `profile: TASK@BATCH`
     #[arg(long, value_name = "PREFIX")]
     pub(crate) profiles: Option<PathBuf>,
-    /// Tell the policy how the speed of these profiles depends on CPU and host memory: a table with
+    /// Give the policy the sensitivity of these profiles to CPU and host memory: a table with
     /// columns `model,cpus,mem_gb,rel_throughput`
     #[arg(long, value_name = "FILE", requires = "profiles")]
     pub(crate) sensitivity: Option<PathBuf>,
@@ -86,37 +87,39 @@ pub(crate) struct Up {
     pub(crate) state: StateArg,
     #[command(flatten)]
     pub(crate) deciding: Deciding,
-    /// Also listen for HTTP at this address; port 0 takes any that is free
+    /// Also listen for HTTP at this address; port 0 selects a free port
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) http: Option<SocketAddr>,
-    /// Let --http be an address that other machines can reach; nothing is encrypted there
+    /// Allow an --http address that other machines can reach; traffic is not encrypted
     #[arg(long, requires = "http")]
     pub(crate) http_beyond_loopback: bool,
     #[command(flatten)]
     pub(crate) kept: Kept,
 }
 
-/// How much a daemon keeps.
+/// Limits on the logs and journals that a daemon keeps.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct Kept {
-    /// MiB after which a job's log is cut
+    /// MiB after which a job's log is rotated
     #[arg(long, value_name = "MIB", default_value_t = 16.0, value_parser = mib)]
     pub(crate) log_mib: f64,
-    /// Parts of a log that are kept after they were cut off
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Rotated parts of a log that are kept
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) log_parts: u16,
     /// Days for which the logs of ended jobs are kept
     #[arg(long, value_name = "DAYS", default_value_t = 14.0, value_parser = super::seconds)]
     pub(crate) keep_days: f64,
-    /// MiB of logs of ended jobs that are kept; the oldest go first
+    /// MiB of logs of ended jobs that are kept; the oldest are deleted first
     #[arg(long, value_name = "MIB", default_value_t = 4096.0, value_parser = mib)]
     pub(crate) keep_mib: f64,
-    /// MiB after which a new part of the journal is begun when no job is alive; four times as many while
-    /// jobs are
+    /// MiB after which a new journal file is started while no job is alive; four times as many
+    /// while jobs are alive
     #[arg(long, value_name = "MIB", default_value_t = 16.0, value_parser = mib)]
     pub(crate) journal_mib: f64,
-    /// Earlier parts of the journal that are kept
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    /// Earlier journal files that are kept
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) journal_parts: u16,
 }
 
@@ -154,13 +157,13 @@ pub(crate) struct Ps {
 
 #[derive(Args, Debug)]
 pub(crate) struct Top {
-    /// Print one frame as text and end; also where standard output is no terminal
+    /// Print one frame as text and exit; also if standard output is not a terminal
     #[arg(long)]
     pub(crate) once: bool,
     /// Size of the printed frame in columns and rows; as high as it needs to be, unless given
     #[arg(long, value_name = "WxH", value_parser = size, requires = "once")]
     pub(crate) size: Option<(u16, u16)>,
-    /// Seconds between two looks
+    /// Seconds between updates
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = pause)]
     pub(crate) every: f64,
     #[command(flatten)]
@@ -193,7 +196,7 @@ pub(crate) struct Describe {
 pub(crate) struct Logs {
     /// Name of the job
     pub(crate) job: String,
-    /// Go on until the job ends
+    /// Follow the output until the job ends
     #[arg(long, short)]
     pub(crate) follow: bool,
     #[command(flatten)]
@@ -216,7 +219,7 @@ pub(crate) struct Resize {
     /// The batch size; 0 leaves it to the policy again
     #[arg(long, value_name = "N", required_unless_present = "share")]
     pub(crate) batch: Option<u32>,
-    /// The most of each of its devices that it may use, 0 to 1; 0 leaves it to the policy again
+    /// Largest share of each of its devices, 0 to 1; 0 leaves it to the policy again
     #[arg(long, value_name = "PART", value_parser = super::chance)]
     pub(crate) share: Option<f64>,
     #[command(flatten)]
@@ -225,7 +228,7 @@ pub(crate) struct Resize {
 
 #[derive(Args, Debug)]
 pub(crate) struct Events {
-    /// Go on as things happen
+    /// Follow new events
     #[arg(long, short)]
     pub(crate) follow: bool,
     #[command(flatten)]
@@ -237,7 +240,7 @@ pub(crate) struct Events {
 
 #[derive(Args, Debug)]
 pub(crate) struct Down {
-    /// Stop the jobs as well; otherwise they go on, and the next daemon finds them
+    /// Stop the jobs as well; otherwise they keep running, and the next daemon adopts them
     #[arg(long)]
     pub(crate) stop_jobs: bool,
     #[command(flatten)]
@@ -250,18 +253,18 @@ pub(crate) struct Run {
     pub(crate) mix: PathBuf,
     #[command(flatten)]
     pub(crate) deciding: Deciding,
-    /// Run the mix with one job per device first (all devices, first come, first served), and compare
+    /// Run the mix with one job per device first (all devices, first come, first served), and
+    /// compare
     #[arg(long)]
     pub(crate) versus_exclusive: bool,
-    /// Have the simulator predict when each job ends, from its speed alone, and compare; runs the jobs one at
-    /// a time first, unless there are --profiles
+    /// Predict with the simulator when each job ends, from its solo speed, and compare; runs the
+    /// jobs one at a time first, unless --profiles is given
     #[arg(long)]
     pub(crate) predict: bool,
-    /// Seconds that a job takes beside its steps, for --predict with --profiles; what was measured,
-    /// unless given
+    /// Seconds of a job outside its steps, for --predict with --profiles; as measured, unless given
     #[arg(long, value_name = "S", value_parser = super::seconds, requires = "profiles")]
     pub(crate) start: Option<f64>,
-    /// Write everything that happened here (JSON lines; compressed if it ends in .gz)
+    /// Write the journal to this file (JSON lines; compressed if the name ends in .gz)
     #[arg(long, value_name = "FILE")]
     pub(crate) journal: Option<PathBuf>,
     /// Write an HTML report
@@ -272,23 +275,23 @@ pub(crate) struct Run {
     pub(crate) output: super::Output,
 }
 
-/// Not for people: what runs between a daemon and a job.
+/// Internal: the supervisor between daemon and job.
 #[derive(Args, Debug)]
 pub(crate) struct Keeper {
     /// Folder of the attempt
     pub(crate) folder: PathBuf,
-    /// Become the command of the attempt, as a child of this keeper
+    /// Become the command of the attempt, as a child of the supervisor with this process id
     #[arg(long = "for", value_name = "PID")]
     pub(crate) keeper: Option<u32>,
 }
 
-/// Not for people: what a daemon runs to learn what a process can do on a GPU.
+/// Internal: the daemon runs this to test what a process can do on a GPU.
 #[derive(Args, Debug)]
 pub(crate) struct GpuTest {
-    /// Number of the GPU among those that are visible
+    /// Index of the GPU among the visible ones
     #[arg(long, default_value_t = 0)]
     pub(crate) device: u32,
-    /// Try to allocate so much, which is meant to be above a limit; 0 = do not
+    /// Try to allocate this much, which should exceed a memory limit; 0 = do not try
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     pub(crate) over_mib: u64,
 }

@@ -90,30 +90,31 @@ fn chosen(args: &Compare) -> anyhow::Result<Vec<Choice>> {
 }
 
 /// One policy of each family, for a first look:
-/// - `fifo-backfill`: what Slurm and Kubernetes do unless told otherwise, so the line to beat;
+/// - `fifo-backfill`: similar to the defaults of Slurm and Kubernetes, so it is the baseline;
 /// - `tiresias`: preempts without knowing durations, and most later papers compare with it;
-/// - `gandiva`: the first that let jobs take turns, and what `roommate up` does by default;
-/// - `muri-l`: packs without knowing durations (`horus` is favoured here: its predictor and the default
-///   truth come from the same measurements);
-/// - `gavel`: its own default goal, max-min fairness;
+/// - `gandiva`: the first with time sharing, and the default of `roommate up`;
+/// - `muri-l`: packs without knowing durations (`horus` would be favoured: its predictor and the
+///   default truth come from the same measurements);
+/// - `gavel`: with its default objective, max-min fairness;
 /// - `synergy-tune`: the mechanism that its paper recommends;
 /// - `chronus`: the only one of its family;
-/// - `mudi`: the others of its family are the baselines of its paper.
+/// - `mudi`: the other policies of its family are the baselines of its paper.
 const REPRESENTATIVES: [&str; 8] =
     ["fifo-backfill", "tiresias", "gandiva", "muri-l", "gavel", "synergy-tune", "chronus", "mudi"];
 
-/// The word for all policies of the registry in `-p`.
+/// The value of `-p` that stands for all policies.
 pub(super) const ALL: &str = "all";
 
-/// How to see what was not run.
+/// How to run the other policies.
 fn others() -> String {
     let (shown, all) = (REPRESENTATIVES.len(), POLICIES.len());
     format!(
-        "one policy of each family, {shown} of {all}: `-p all` runs all {all}, `-p NAME,...` those you name"
+        "one policy of each family, {shown} of {all}: `-p all` runs all {all}, `-p NAME,...` those \
+         you name"
     )
 }
 
-/// Those asked for; without a word, all that know the compat mode, or one of each family.
+/// The given policies; by default all with this compat mode, or one of each family.
 fn names(args: &Compare) -> anyhow::Result<Vec<String>> {
     let asked = || args.policies.iter().map(String::as_str);
     match &args.world.compat {
@@ -153,7 +154,7 @@ fn reordered<T>(of: Vec<T>, order: &[usize]) -> Vec<T> {
     order.iter().filter_map(|i| slots.get_mut(*i)?.take()).collect()
 }
 
-/// What a terminal shows: the league, or all figures.
+/// The text for a terminal: the league table, or all figures.
 fn shown(runs: &[Run], league: &League, wide: bool) -> String {
     let width = console::width();
     if wide {
@@ -169,10 +170,10 @@ fn shown(runs: &[Run], league: &League, wide: bool) -> String {
     table::league(&standings, &league.columns, width)
 }
 
-/// Where a thread leaves what a policy made of the trace.
+/// The result of one policy, written by the thread that ran it.
 type Slot = Mutex<Option<anyhow::Result<(Run, Option<View>)>>>;
 
-/// Runs the policies on a few threads, each simulation on one; results in their order.
+/// Runs the policies in parallel, one thread per simulation; results are in the order of `choices`.
 fn run_all(
     lab: &Lab,
     choices: &[Choice],

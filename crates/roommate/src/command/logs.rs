@@ -17,7 +17,7 @@ pub(super) fn run(args: &Logs) -> anyhow::Result<ExitCode> {
         // Asked before reading, so that everything a job printed before its end is read.
         let ended = match client.ask(&Request::Describe { job: args.job.clone() })? {
             Reply::Job(job) => job.ended,
-            _ => anyhow::bail!("the daemon gave an unexpected answer"),
+            _ => anyhow::bail!("unexpected reply from the daemon"),
         };
         loop {
             let (bytes, next) = client.log(&args.job, place)?;

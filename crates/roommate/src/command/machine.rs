@@ -1,4 +1,5 @@
-//! Commands that ask the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`, `resize`, `down`.
+//! Commands that query or control the daemon: `ps`, `describe`, `cancel`, `suspend`, `resume`,
+//! `resize`, `down`.
 
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{console, table};
@@ -10,17 +11,17 @@ use roommate_agent::process::rotated_file::Place;
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// The state that the flags mean.
+/// The state folder from the flags.
 pub(super) fn paths(state: &StateArg) -> Paths {
     state.state.as_ref().map_or_else(Paths::usual, Paths::new)
 }
 
-/// A variable that says something.
+/// The value of an environment variable, if it is set and not empty.
 fn var(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.is_empty())
 }
 
-/// The way to the daemon that the flags mean.
+/// A client for the daemon from the flags and the environment.
 pub(super) fn client(at: &At) -> anyhow::Result<Client> {
     let from_env = || var("ROOMMATE_SERVER").filter(|_| at.state.state.is_none());
     let Some(server) = at.server.clone().or_else(from_env) else {
@@ -38,8 +39,8 @@ pub(super) fn client(at: &At) -> anyhow::Result<Client> {
     Ok(Client::Http { server, token: token.trim().into() })
 }
 
-/// The parts of a daemon's journal from a place on, by number; only whole lines.
-/// A journal is there once a daemon has run.
+/// The files of a daemon's journal from a position on, by number; only complete lines. It is an
+/// error if no daemon has run.
 pub(super) fn journal_parts(
     client: &Client,
     from: &mut Place,
@@ -84,7 +85,7 @@ pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints JSON or YAML, if that is asked for.
+/// Prints JSON or YAML; returns false for other formats.
 fn document(value: &impl Serialize, output: Listing) -> anyhow::Result<bool> {
     let text = match output {
         Listing::Json => serde_json::to_string_pretty(value)? + "\n",
@@ -141,7 +142,7 @@ pub(super) fn share(j: &JobView) -> String {
     share + &pace
 }
 
-/// Its memory: that of its GPU where it has one, otherwise the host's.
+/// GPU memory of a job on a GPU, otherwise host memory.
 pub(super) fn memory(j: &JobView) -> Option<String> {
     j.gpu_mib.or(j.mem_mib).map(|m| format!("{m} MiB"))
 }
@@ -154,7 +155,7 @@ fn steps(j: &JobView) -> String {
     }
 }
 
-/// A step's length with a unit that suits it.
+/// The duration of a step in a suitable unit.
 pub(super) fn seconds(s: f64) -> String {
     match s {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
@@ -210,7 +211,7 @@ fn machine_rows(m: &MachineView, client: &Client) -> Vec<(&'static str, String)>
     rows
 }
 
-/// A GPU in a line.
+/// Description of a GPU in one line.
 fn gpu(g: &GpuView) -> String {
     let mut text = format!("{}, {} SMs, ", g.name, g.sms);
     text += &g.used_mib.map_or(String::new(), |used| format!("{used} of "));
@@ -226,7 +227,7 @@ fn gpu(g: &GpuView) -> String {
     text
 }
 
-/// How busy a GPU is, where it says so.
+/// Utilisation of a GPU, if it is measured.
 pub(super) fn gpu_load(g: &GpuView) -> Option<String> {
     let percent = |v: f32| format!("{:.0}%", 100.0 * v);
     Some(format!("SMs {}, memory bandwidth {}", percent(g.sm_util?), percent(g.dram?)))
@@ -234,7 +235,7 @@ pub(super) fn gpu_load(g: &GpuView) -> Option<String> {
 
 pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
     let or = |v: Option<String>| v.unwrap_or_else(|| "-".into());
-    let kind = if j.cooperative {
+    let tenant = if j.cooperative {
         "speaks with the machine through the SDK"
     } else {
         "opaque: held by signals"
@@ -263,18 +264,18 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
     let gpu = [("GPU memory", j.gpu_mib.map(|m| format!("{m} MiB"))), ("seat", seat(j))];
     rows.splice(at..at, gpu.into_iter().filter_map(|(name, value)| Some((name, value?))));
     if j.keeper_pid.is_some() {
-        rows.insert(4, ("tenant", kind.into()));
+        rows.insert(4, ("tenant", tenant.into()));
     }
     rows
 }
 
-/// Where on its GPU it runs.
+/// The part of the GPU in which the job runs.
 fn seat(j: &JobView) -> Option<String> {
     let apart = "apart from others, because they died when it did";
     j.seat.clone().or_else(|| j.apart.then(|| apart.into()))
 }
 
-/// Does the same to each of some jobs.
+/// Sends a request for each of the jobs.
 pub(super) fn each(args: &OnJobs, request: impl Fn(String) -> Request) -> anyhow::Result<ExitCode> {
     let client = client(&args.at)?;
     for job in &args.jobs {

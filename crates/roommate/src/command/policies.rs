@@ -1,4 +1,4 @@
-//! `roommate policies`: what there is, and what each does.
+//! `roommate policies`: lists and describes the policies.
 
 use crate::cli::{Output, Policies};
 use crate::{console, table};

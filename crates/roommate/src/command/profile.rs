@@ -1,4 +1,4 @@
-//! `roommate profile`: measured profiles, and what they are worth.
+//! `roommate profile`: measures profiles, fits models to them, and recommends how to share.
 
 mod advise;
 mod measure;
@@ -112,7 +112,7 @@ fn fit_table(prefix: &Path, atlas: &Atlas, validation: &Validation, alone: &Alon
     text += &format!("\n{}", table::align(&rows));
 
     let rows = [
-        words(["alone, told from what was measured around, relative", "points", "error", "p90"]),
+        words(["alone, predicted from neighbouring points, relative", "points", "error", "p90"]),
         error_row("step of training on other SMs", &alone.step_sms),
         error_row("step of training at another batch size", &alone.step_batch),
         error_row("memory at another batch size", &alone.memory_batch),

@@ -1,4 +1,4 @@
-//! `roommate replay`: makes every decision of a journal again and compares.
+//! `roommate replay`: repeats every decision of a journal and compares.
 
 use crate::cli::{Output, Replay};
 use crate::{ANSWER_NO, console};
@@ -27,9 +27,11 @@ fn one(journal: &Path, output: Output) -> anyhow::Result<bool> {
     match (output, &replay.difference) {
         (Output::Json, difference) => {
             let difference = difference.as_ref().map(|d| {
-                json!({ "step": d.step, "at_s": d.at.secs(), "recorded": d.recorded, "replayed": d.replayed })
+                json!({ "step": d.step, "at_s": d.at.secs(), "recorded": d.recorded,
+                    "replayed": d.replayed })
             });
-            let text = json!({ "same": same, "steps": steps, "actions": actions, "difference": difference });
+            let text = json!({ "same": same, "steps": steps, "actions": actions,
+                "difference": difference });
             console::print(&(serde_json::to_string_pretty(&text)? + "\n"))?;
         }
         (Output::Csv, _) => {

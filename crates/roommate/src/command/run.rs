@@ -1,4 +1,4 @@
-//! `roommate run`: a whole mix on this machine, in the foreground.
+//! `roommate run`: runs a mix of jobs on this machine, in the foreground.
 
 use super::predict;
 use crate::atomic::AtomicFile;
@@ -22,17 +22,17 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// More than any journal of a mix has.
+/// Size limit of the journal, large enough that it is never split.
 const ONE_PART: u64 = 1 << 40;
 
 /// How the mix is run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// A job has the whole machine for itself, which shows how fast it is alone.
+    /// One job on the machine at a time, to measure its solo speed.
     OneAtATime,
-    /// Every job has whole devices for itself, all devices are used, first come, first served.
+    /// One job per device on all devices, first come, first served.
     Exclusive,
-    /// As the mix says.
+    /// With the policy of the mix.
     Shared,
 }
 
@@ -46,8 +46,8 @@ impl Way {
     }
 }
 
-/// What a run of the mix came to.
-struct Came {
+/// The result of one run of the mix.
+struct Outcome {
     way: Way,
     jobs: Vec<JobView>,
     metrics: Metrics,
@@ -64,7 +64,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let alone = (args.predict && args.deciding.profiles.is_none()).then_some(Way::OneAtATime);
     let exclusive = args.versus_exclusive.then_some(Way::Exclusive);
     let ways = alone.into_iter().chain(exclusive).chain([Way::Shared]);
-    let runs: Vec<Came> =
+    let runs: Vec<Outcome> =
         ways.map(|way| go(args, &mix, way, &wanted)).collect::<anyhow::Result<_>>()?;
     let shared = runs.last().context("there was a run")?;
     let files: Vec<JobFile> = mix.jobs.iter().map(|(_, file)| file.clone()).collect();
@@ -81,12 +81,15 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     match args.output {
         Output::Table => {
             let guessed = if args.predict { predict::tell(&guesses) } else { String::new() };
-            console::print(&(tell(&runs) + &guessed))?;
+            console::print(&(summary(&runs) + &guessed))?;
         }
         Output::Json => {
             let mut runs: Vec<_> = runs
                 .iter()
-                .map(|r| json!({ "label": r.way.label(), "wall_s": r.wall_s, "metrics": r.metrics, "jobs": r.jobs }))
+                .map(|r| {
+                    json!({ "label": r.way.label(), "wall_s": r.wall_s, "metrics": r.metrics,
+                        "jobs": r.jobs })
+                })
                 .collect();
             if args.predict {
                 runs.push(json!({ "label": "prediction", "jobs": guesses }));
@@ -118,7 +121,7 @@ pub(super) fn run(args: &Run) -> anyhow::Result<ExitCode> {
 }
 
 /// Runs the mix once.
-fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Came> {
+fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Outcome> {
     let folder = tempfile::Builder::new()
         .prefix("roommate-")
         .tempdir()
@@ -130,11 +133,11 @@ fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Ca
         config.params.clone_from(&mix.set);
     }
     if way != Way::Shared {
-        // Whole devices, first come, first served.
+        // fifo gives each job whole devices.
         (config.policy, config.params) = (Some("fifo".into()), serde_json::Map::new());
     }
     config.devices = config.devices.or(mix.devices);
-    // The report is made of one journal.
+    // Metrics and report are computed from one journal file.
     config.keeping.journal_bytes = ONE_PART;
     let running = daemon::start(config)?;
     let began = Instant::now();
@@ -150,10 +153,10 @@ fn go(args: &Run, mix: &Mix, way: Way, wanted: &AtomicBool) -> anyhow::Result<Ca
     if jobs.iter().any(|j| j.state != "finished") {
         keep_logs(&jobs);
     }
-    Ok(Came { way, jobs, metrics: fold.metrics(), journal, wall_s })
+    Ok(Outcome { way, jobs, metrics: fold.metrics(), journal, wall_s })
 }
 
-/// Submits the jobs when they are due and shows how they get on until all have ended.
+/// Submits the jobs when they are due and shows their progress until all have ended.
 fn watch(
     running: &Running,
     mix: &Mix,
@@ -165,7 +168,7 @@ fn watch(
     let mut line = Line::default();
     loop {
         let Reply::Jobs(jobs) = running.ask(Request::Ps {})? else {
-            anyhow::bail!("no jobs to show")
+            anyhow::bail!("unexpected reply from the daemon")
         };
         let all_ended = jobs.iter().all(|j| j.ended);
         let next = |(after, _): &&(f64, JobFile)| match way {
@@ -183,13 +186,13 @@ fn watch(
         }
         if wanted.load(Ordering::Relaxed) {
             line.clear();
-            anyhow::bail!("stopped by its user, with all its jobs");
+            anyhow::bail!("stopped by the user, with all jobs");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// The line in which a person sees how the jobs get on; without a person, a line for each change.
+/// Shows progress: one updated line on a terminal, otherwise a line for each change of state.
 #[derive(Default)]
 struct Line {
     shown: String,
@@ -214,10 +217,10 @@ impl Line {
             return;
         }
         self.states.resize(jobs.len(), String::new());
-        for (was, j) in self.states.iter_mut().zip(jobs) {
-            if *was != j.state {
+        for (before, j) in self.states.iter_mut().zip(jobs) {
+            if *before != j.state {
                 console::say(&format!("{}: {}", j.name, j.state));
-                was.clone_from(&j.state);
+                before.clone_from(&j.state);
             }
         }
     }
@@ -229,7 +232,7 @@ impl Line {
     }
 }
 
-/// What failed jobs printed last; their folder goes away with the run.
+/// Prints the last lines of failed jobs, since their folder is deleted with the run.
 fn keep_logs(jobs: &[JobView]) {
     for j in jobs.iter().filter(|j| j.state != "finished") {
         let text = std::fs::read_to_string(&j.log).unwrap_or_default();
@@ -239,7 +242,7 @@ fn keep_logs(jobs: &[JobView]) {
     }
 }
 
-/// Ends a journal: nothing more will happen.
+/// Appends the end of the run to the journal.
 fn finish(journal: &mut Vec<u8>, last_s: f64) {
     let mut writer = journal::Writer::new(Vec::new());
     let at = roommate_core::time::Time::from_secs(last_s.max(last_step_s(journal)));
@@ -264,7 +267,7 @@ impl journal::Observer for LastStep {
     }
 }
 
-fn tell(runs: &[Came]) -> String {
+fn summary(runs: &[Outcome]) -> String {
     let mut text = String::new();
     for run in runs {
         text += &format!("{}:\n{}\n", run.way.label(), super::machine::list(&run.jobs, false));
@@ -272,17 +275,17 @@ fn tell(runs: &[Came]) -> String {
     let columns: Vec<(String, Metrics)> =
         runs.iter().map(|r| (r.way.label().into(), r.metrics.clone())).collect();
     text += &table::metrics(&columns);
-    if let [.., exclusive @ Came { way: Way::Exclusive, .. }, shared] = runs {
+    if let [.., exclusive @ Outcome { way: Way::Exclusive, .. }, shared] = runs {
         let faster = exclusive.metrics.makespan_s / shared.metrics.makespan_s;
         text += &format!(
-            "shared, the mix is done {faster:.2} times as fast as with one job per device, first come, \
-             first served, all devices used\n"
+            "shared, the mix is done {faster:.2} times as fast as with one job per device, first \
+             come, first served, all devices used\n"
         );
     }
     text
 }
 
-fn page(title: &str, runs: &[Came]) -> anyhow::Result<String> {
+fn page(title: &str, runs: &[Outcome]) -> anyhow::Result<String> {
     let mut views = Vec::new();
     for run in runs {
         let mut view = View::default();

@@ -1,4 +1,4 @@
-//! Scenarios: several policies over several seeds, beside what was published.
+//! Scenarios: several policies over several seeds, compared with published results.
 
 use crate::atomic::{self, AtomicFile};
 use crate::cli::{self, Compare, Output, Sim, TraceInput, WorldArgs};
@@ -25,7 +25,7 @@ pub(super) fn is_one(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "toml")
 }
 
-/// How roommates really disturb each other in the world of a scenario, without scatter.
+/// The true interference model of a scenario, without noise.
 pub(super) fn truth(sampled: &SampledWorkload, atlas: &Arc<Atlas>) -> Box<dyn interference::Truth> {
     Truth::mapped(Arc::clone(atlas), sampled.works.clone()).model(&sampled.workload.profiles).0
 }
@@ -39,7 +39,7 @@ pub(super) fn one(path: &Path, args: &Sim, set: &[&str]) -> anyhow::Result<(Choi
     Ok((choice, Lab::of_scenario(&scenario, args.world.seed, &atlas)?))
 }
 
-/// A scenario says itself what its world is; what would be ignored is refused.
+/// Refuses flags about the simulation and the trace, which a scenario defines itself.
 fn refuse_world(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<()> {
     let (defaults, input_defaults) = cli::defaults();
     if *world == defaults && *input == input_defaults {
@@ -49,7 +49,7 @@ fn refuse_world(world: &WorldArgs, input: &TraceInput) -> anyhow::Result<()> {
     Err(console::advise(what, "copy the file and change it there"))
 }
 
-/// The policy as the scenario has it, or with its defaults if the scenario does not have it.
+/// The policy as in the scenario, or with its defaults if the scenario does not list it.
 fn contender(scenario: &Scenario, name: &str) -> anyhow::Result<Contender> {
     if let Some(known) = scenario.policies().find(|p| p.label() == name) {
         return Ok(known.clone());
@@ -113,15 +113,16 @@ pub(super) fn compare(path: &Path, args: &Compare) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the scenario, those asked for, or with `-p all` those of the scenario and every other.
+/// The policies of the scenario, the given ones, or with `-p all` those of the scenario and all
+/// others.
 fn contenders(scenario: &Scenario, args: &Compare) -> anyhow::Result<Vec<(Contender, Choice)>> {
     let own = scenario.policies().map(|p| p.label().to_owned()).collect::<Vec<String>>();
     let names: Vec<String> = match &args.policies[..] {
         [] => own,
         [word] if word == super::compare::ALL => {
-            let had = |name: &&str| scenario.policies().any(|p| p.name == *name);
+            let listed = |name: &&str| scenario.policies().any(|p| p.name == *name);
             let others =
-                POLICIES.iter().map(|e| e.name).filter(|name| !had(name)).map(String::from);
+                POLICIES.iter().map(|e| e.name).filter(|name| !listed(name)).map(String::from);
             own.into_iter().chain(others).collect()
         }
         _ => args.policies.clone(),
@@ -152,7 +153,7 @@ struct Study<'a> {
     contenders: Vec<(Contender, Choice)>,
 }
 
-/// Where a thread leaves what a policy made of a seed.
+/// The result of one policy and seed, written by the thread that ran it.
 type Slot = Mutex<Option<anyhow::Result<(Run, Option<View>)>>>;
 
 impl Study<'_> {
@@ -161,7 +162,7 @@ impl Study<'_> {
         format!("{}, {seeds}", self.labs[0].title())
     }
 
-    /// Runs every policy on every seed, a few at a time.
+    /// Runs every policy on every seed, in parallel.
     fn run(&self, args: &Compare) -> anyhow::Result<(Vec<Score>, Vec<RunView>)> {
         let runs = self.contenders.len() * self.labs.len();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -176,7 +177,7 @@ impl Study<'_> {
                 let (seed, which) = (i / self.contenders.len(), i % self.contenders.len());
                 let (contender, choice) = &self.contenders[which];
                 bar.set_message(format!("{} seed {seed}", contender.label()));
-                // The page shows the first seed run by run.
+                // The page shows single runs of the first seed only.
                 let mut view = (args.report.is_some() && seed == 0).then(View::default);
                 let run = self.labs[seed].run(choice, None, &mut view, &mut |_| {});
                 bar.inc(1);
@@ -218,7 +219,7 @@ impl Study<'_> {
         scores.iter().find(|s| s.label == *self.scenario.ours.get_ref())
     }
 
-    /// The tables: what policies came to, and how they compare with ours and with what was published.
+    /// The tables: results of the policies, and ratios to `ours` beside the published ones.
     fn cards(&self, scores: &[Score]) -> Vec<Card> {
         let shown: Vec<&Figure> =
             FIGURES.iter().filter(|f| scores.iter().any(|s| s.mean(f).is_some())).collect();
@@ -310,7 +311,7 @@ impl Study<'_> {
     }
 }
 
-/// Every run in a row.
+/// One row for each run.
 fn csv(scores: &[Score]) -> String {
     let mut text = String::new();
     for score in scores {
@@ -328,7 +329,7 @@ fn csv(scores: &[Score]) -> String {
     text
 }
 
-/// A mean with its interval, in one unit.
+/// A mean with its confidence interval, in one unit.
 fn mean(value: Option<Mean>, unit: &str) -> String {
     let Some(Mean { mean, half }) = value else { return "-".into() };
     let (scale, digits, unit) = match unit {

@@ -28,7 +28,7 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
         match reply {
             Reply::Submitted { name } => console::print(&format!("{name}\n"))?,
             Reply::Done { what } => console::print(&format!("{what}\n"))?,
-            _ => anyhow::bail!("the daemon gave an unexpected answer"),
+            _ => anyhow::bail!("unexpected reply from the daemon"),
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
-//! `roommate top`: what happens on the machine, as it happens.
+//! `roommate top`: a live view of the machine.
 //!
-//! One thread asks the daemon, the other draws and hears keys: a daemon that hangs or goes away leaves a
-//! screen that says so and still obeys `q`.
+//! One thread queries the daemon, the other draws and handles keys, so that the screen reports a
+//! daemon that hangs or has ended and still responds to `q`.
 
 mod draw;
 mod screen;
@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-/// Keys are looked for this often, so that news of the daemon are drawn soon.
+/// Longest wait for a key before new answers of the daemon are drawn.
 const LOOK: Duration = Duration::from_millis(100);
-/// The size of a frame that nobody's terminal decides.
+/// Width of a frame that is not drawn on a terminal.
 const USUAL_WIDTH: u16 = 100;
 
 pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
@@ -33,8 +33,8 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     if args.once || !io::stdout().is_terminal() {
         let mut screen = Screen::default();
         screen.take(Ok(look(&client)?));
-        // Nobody presses keys on paper.
-        (screen.at, screen.said) = (None, Some(String::new()));
+        // Printed text has no selection and no list of keys.
+        (screen.at, screen.message) = (None, Some(String::new()));
         let (width, height) =
             args.size.unwrap_or_else(|| (USUAL_WIDTH, draw::natural_height(&screen)));
         console::print(&frame_as_text(&screen, width, height)?)?;
@@ -42,24 +42,24 @@ pub(super) fn run(args: &Top) -> anyhow::Result<ExitCode> {
     }
     let wanted = signal::end_wanted()?;
     let (ask, asked) = mpsc::channel();
-    let (tell, told) = mpsc::channel();
+    let (send, answers) = mpsc::channel();
     let every = Duration::from_secs_f64(args.every);
     std::thread::Builder::new()
         .name("asks".into())
-        .spawn(move || keep_asking(&client, every, &asked, &tell))
+        .spawn(move || keep_asking(&client, every, &asked, &send))
         .context("could not start a thread")?;
-    // Restores the terminal if we panic, too.
+    // Also restores the terminal after a panic.
     let mut terminal = ratatui::try_init().context("could not draw on this terminal")?;
-    let watched = watch(&mut terminal, &told, &ask, &wanted);
+    let watched = watch(&mut terminal, &answers, &ask, &wanted);
     ratatui::restore();
     watched.context("could not draw on this terminal")?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the asking thread says.
+/// Messages of the thread that queries the daemon.
 enum News {
     Looked(Box<Result<Snapshot, String>>),
-    Said(String),
+    Message(String),
 }
 
 fn look(client: &Client) -> Result<Snapshot, AgentError> {
@@ -70,20 +70,20 @@ fn look(client: &Client) -> Result<Snapshot, AgentError> {
     Ok(Snapshot { machine: *machine, jobs })
 }
 
-fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, tell: &Sender<News>) {
+fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, send: &Sender<News>) {
     loop {
         let looked = look(client).map_err(|e| e.to_string());
-        if tell.send(News::Looked(Box::new(looked))).is_err() {
+        if send.send(News::Looked(Box::new(looked))).is_err() {
             return;
         }
         match asked.recv_timeout(every) {
             Ok(request) => {
-                let said = match client.ask(&request) {
+                let message = match client.ask(&request) {
                     Ok(Reply::Done { what }) => what,
                     Ok(_) => "done".into(),
                     Err(e) => e.to_string(),
                 };
-                let _ = tell.send(News::Said(said));
+                let _ = send.send(News::Message(message));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
@@ -93,18 +93,18 @@ fn keep_asking(client: &Client, every: Duration, asked: &Receiver<Request>, tell
 
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
-    told: &Receiver<News>,
+    answers: &Receiver<News>,
     ask: &Sender<Request>,
     wanted: &AtomicBool,
 ) -> io::Result<()> {
     let mut screen = Screen::default();
     loop {
         terminal.draw(|frame| draw::draw(frame, &screen))?;
-        let heard = event::poll(LOOK)?;
+        let has_event = event::poll(LOOK)?;
         if wanted.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if heard
+        if has_event
             && let Event::Key(key) = event::read()?
             && key.kind == KeyEventKind::Press
         {
@@ -118,16 +118,16 @@ fn watch(
                 None => {}
             }
         }
-        for news in told.try_iter() {
+        for news in answers.try_iter() {
             match news {
                 News::Looked(looked) => screen.take(*looked),
-                News::Said(said) => screen.said = Some(said),
+                News::Message(message) => screen.message = Some(message),
             }
         }
     }
 }
 
-/// A terminal that passes keys on as they are does not turn ctrl-C into a signal.
+/// In raw mode the terminal does not turn Ctrl-C into a signal.
 fn is_interrupt(key: KeyEvent) -> bool {
     key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
 }

@@ -1,4 +1,4 @@
-//! `roommate up`: the daemon, and the helpers that it starts.
+//! `roommate up`: the daemon, and the internal commands that it starts.
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{console, experiment, measurements};
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
         ..config(paths.clone(), &args.deciding)?
     })?;
     let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
-        anyhow::bail!("the daemon does not say what it is");
+        anyhow::bail!("unexpected reply from the daemon");
     };
     console::say(&format!(
         "up: {} under policy {}, process {}",
@@ -51,7 +51,7 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How much the flags ask to keep.
+/// The retention limits of the flags.
 fn keeping(kept: &Kept) -> Keeping {
     let bytes = |mib: f64| (mib * 1024.0 * 1024.0) as u64;
     Keeping {
@@ -65,7 +65,7 @@ fn keeping(kept: &Kept) -> Keeping {
     }
 }
 
-/// What the flags ask for.
+/// The daemon's configuration from the flags.
 pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config> {
     let params: Params =
         deciding.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
@@ -91,7 +91,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
     })
 }
 
-/// What was measured under --profiles, with the sensitivity of the models that --sensitivity lists.
+/// The measurements of --profiles, with the sensitivity of the models in --sensitivity.
 fn known_profiles(deciding: &Deciding) -> anyhow::Result<Option<KnownProfiles>> {
     let Some(prefix) = &deciding.profiles else { return Ok(None) };
     let mut known = KnownProfiles::of(&measurements::atlas(prefix)?);
@@ -105,7 +105,7 @@ fn known_profiles(deciding: &Deciding) -> anyhow::Result<Option<KnownProfiles>> 
     Ok(Some(known))
 }
 
-/// Ends a daemon of this process and its jobs.
+/// Stops a daemon in this process and its jobs.
 pub(super) fn end(running: Running) -> anyhow::Result<()> {
     let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: true });
     Ok(running.join()?)
@@ -123,13 +123,13 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             };
             console::say(&format!("error: {error}"));
-            // As a shell has it.
+            // The exit code of shells for a command that cannot be started.
             Ok(ExitCode::from(127))
         }
     }
 }
 
-/// Says what this process can do on a GPU. What does not work is in the report, which is the answer.
+/// Prints what this process can do on a GPU; failures are part of the report.
 pub(super) fn gpu_test(args: &GpuTest) -> anyhow::Result<ExitCode> {
     let report = roommate_cuda::self_test(args.device, args.over_mib);
     console::print(&format!("{}\n", serde_json::to_string(&report)?))?;

@@ -24,7 +24,7 @@ fn has_keys(result: &Value) {
 #[test]
 fn sim_prints_a_table() {
     let room = Room::with(&[("t.csv", GOOD)]);
-    let said = room.run("sim t.csv --cluster 1x2 -p fifo --gantt");
+    let outcome = room.run("sim t.csv --cluster 1x2 -p fifo --gantt");
     expect![[r#"
         t.csv: 3 jobs on 1x2 (2 GPUs)
 
@@ -47,9 +47,9 @@ fn sim_prints_a_table() {
 
         gpu0  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbbbbccccccccccccccc
         gpu1  ..................................................bbbbbbbbbbbbbbbbbbbbbbbbb
-    "#]].assert_eq(&said.out);
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""));
-    let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
+    "#]].assert_eq(&outcome.out);
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), ""));
+    let outcome = room.run("compare t.csv --cluster 1x2 -p sjf,fifo");
     expect![[r#"
                                    mean    p99              mean    GPU
                         knows       JCT    JCT   makespan   wait   held
@@ -58,9 +58,9 @@ fn sim_prints_a_table() {
         fifo    queue   no         2.22   2.67       3.00   73.3   63.9
         * best of its column
     "#]]
-    .assert_eq(&said.out);
-    assert_eq!(said.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
-    let said = room.run("compare t.csv --cluster 1x2 -p sjf,fifo --wide");
+    .assert_eq(&outcome.out);
+    assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
+    let outcome = room.run("compare t.csv --cluster 1x2 -p sjf,fifo --wide");
     expect![[r#"
                                          sjf       fifo
         jobs                               3          3
@@ -80,8 +80,8 @@ fn sim_prints_a_table() {
         stretch, guaranteed, p99           1          1
         * best of its row
     "#]]
-    .assert_eq(&said.out);
-    assert_eq!(said.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
+    .assert_eq(&outcome.out);
+    assert_eq!(outcome.err, "t.csv: 3 jobs on 1x2 (2 GPUs)\n");
 }
 
 #[test]
@@ -101,16 +101,16 @@ fn json_has_the_promised_keys() {
 #[test]
 fn a_first_comparison_has_one_policy_of_each_family() {
     let room = Room::with(&[("t.csv", GOOD)]);
-    let said = room.run("compare t.csv --cluster 1x2");
+    let outcome = room.run("compare t.csv --cluster 1x2");
     let families: Vec<Value> =
         room.json("policies").as_array().unwrap().iter().map(|p| p["family"].clone()).collect();
     for family in &families {
         let rows =
-            said.out.lines().filter(|l| l.contains(&format!("  {} ", family.as_str().unwrap())));
-        assert_eq!(rows.count(), 1, "{family}: {}", said.out);
+            outcome.out.lines().filter(|l| l.contains(&format!("  {} ", family.as_str().unwrap())));
+        assert_eq!(rows.count(), 1, "{family}: {}", outcome.out);
     }
     let all = format!("`-p all` runs all {}", families.len());
-    assert!(said.err.contains(&all), "{}", said.err);
+    assert!(outcome.err.contains(&all), "{}", outcome.err);
     assert!(!room.run("compare t.csv --cluster 1x2 -p fifo").err.contains("-p all"));
 }
 
@@ -125,7 +125,7 @@ fn a_comparison_is_sorted_by_any_figure() {
     assert_eq!(first(""), ["sjf", "fifo"]);
     assert_eq!(first("--sort jain"), ["sjf", "fifo"]);
     assert_eq!(first("--sort finished"), ["fifo", "sjf"]);
-    // What machines read stays as it was asked for, unless told otherwise.
+    // CSV and JSON keep the given order unless --sort is given.
     assert_eq!(first("-o csv"), ["fifo", "sjf"]);
     assert_eq!(first("-o csv --sort avg_jct_s"), ["sjf", "fifo"]);
     let refused = room.run("compare t.csv --cluster 1x2 --sort nope");
@@ -182,7 +182,8 @@ fn jobs_finish_earlier_on_faster_gpu_models() {
     let room = Room::with(&[]);
     room.put(
         "t.csv",
-        "id,submit_s,gpus,duration_s,kinds\nslow,0,2,1000,v100\nfast,0,2,1000,a100\nany,5000,1,100,\n",
+        "id,submit_s,gpus,duration_s,kinds\nslow,0,2,1000,v100\nfast,0,2,1000,a100\n\
+         any,5000,1,100,\n",
     );
     let result = room.json("sim t.csv --cluster 1x2:v100,1x2:a100 --journal j.jsonl");
     assert_eq!((&result["finished"], &result["gpus"]), (&3.into(), &4.into()));

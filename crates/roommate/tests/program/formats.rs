@@ -105,8 +105,8 @@ fn names_may_hold_any_character_of_the_format() {
     room.put("t.jsonl", text);
     let _ = room.works("sim t.jsonl --cluster 1x1 -p fifo --journal j.jsonl");
     for name in ["ünï 作业, \"q\"", "two\nlines", "red\u{1b}[31m"] {
-        let said = room.run_with(&["explain", name, "-j", "j.jsonl"]);
-        assert!(said.code == Some(0) && said.out.ends_with("finished\n"), "{}", said.err);
+        let outcome = room.run_with(&["explain", name, "-j", "j.jsonl"]);
+        assert!(outcome.code == Some(0) && outcome.out.ends_with("finished\n"), "{}", outcome.err);
     }
     room.refuses(
         "explain two -j j.jsonl",
@@ -131,9 +131,9 @@ fn names_may_hold_any_character_of_the_format() {
     "#]]);
     let _ = room.works("trace convert t.jsonl -o same.jsonl");
     assert_eq!(room.text("same.jsonl"), text);
-    let said =
+    let outcome =
         room.run_with(&["report", "j.jsonl", "-o", "r.html", "--title", "</title><script>x"]);
-    assert_eq!(said.code, Some(0));
+    assert_eq!(outcome.code, Some(0));
     assert!(!room.text("r.html").contains("<script>x"));
 }
 

@@ -21,9 +21,9 @@ fn broken(bytes: impl AsRef<[u8]>, expected: Expect) {
         ["explain long -j j.jsonl", "report j.jsonl -o old.html", "report j.jsonl -o new.html"]
     {
         let before = room.everything();
-        let said = room.run(line);
+        let outcome = room.run(line);
         assert_eq!(
-            (said.code, said.out, said.err),
+            (outcome.code, outcome.out, outcome.err),
             (Some(2), String::new(), words.clone()),
             "{line}"
         );
@@ -211,8 +211,8 @@ fn one_invalid_journal_prevents_the_report() {
             error: could not read journal "cut.jsonl": line 5, column 39: EOF while parsing a string
         "#]],
     );
-    let said = room.run("report j.jsonl j.jsonl -o old.html");
-    assert_eq!((said.code, said.err.as_str()), (Some(0), "report: old.html\n"));
+    let outcome = room.run("report j.jsonl j.jsonl -o old.html");
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), "report: old.html\n"));
     assert!(room.text("old.html").contains("srtf (2)"));
 }
 
@@ -225,16 +225,16 @@ fn replay_prints_same_or_the_first_difference() {
     assert_eq!(room.works("replay renamed"), "same: 7 steps, 4 actions\n");
     assert_eq!(room.works("replay j.jsonl -o csv"), "same,steps,actions\ntrue,7,4\n");
     room.put("other.jsonl", good.replace("{\"stop\":0},", ""));
-    let said = room.run("replay other.jsonl");
+    let outcome = room.run("replay other.jsonl");
     expect![[r#"
         different at step 3 (1m 40s)
           recorded  {"at":100000000,"facts":[{"submitted":1}],"actions":[{"start":[1,{"gpus":[0]}]}],"notes":[{"job":0,"why":{"preempted_by":1}},{"job":0,"why":{"no_room":{"need":1,"idle":0}}}]}
           replayed  {"at":100000000,"facts":[{"submitted":1}],"actions":[{"stop":0},{"start":[1,{"gpus":[0]}]}],"notes":[{"job":0,"why":{"preempted_by":1}},{"job":0,"why":{"no_room":{"need":1,"idle":0}}}]}
-    "#]].assert_eq(&said.out);
-    assert_eq!((said.code, said.err.as_str()), (Some(1), ""));
-    let said = room.run("replay other.jsonl -o json");
-    let answer: serde_json::Value = serde_json::from_str(&said.out).unwrap();
-    assert_eq!(said.code, Some(1));
+    "#]].assert_eq(&outcome.out);
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(1), ""));
+    let outcome = room.run("replay other.jsonl -o json");
+    let answer: serde_json::Value = serde_json::from_str(&outcome.out).unwrap();
+    assert_eq!(outcome.code, Some(1));
     assert_eq!((&answer["same"], &answer["difference"]["step"]), (&false.into(), &3.into()));
     room.put("unknown.jsonl", good.replace("\"policy\":\"srtf\"", "\"policy\":\"lottery\""));
     room.refuses(
@@ -258,8 +258,8 @@ fn journals_of_a_real_gpu_replay() {
         let head: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
         policies.insert(head["head"]["policy"].as_str().unwrap().to_string());
         let room = Room::with(&[("real.jsonl", &text)]);
-        let said = room.works("replay real.jsonl");
-        assert!(said.starts_with("same: "), "{}: {said}", journal.display());
+        let outcome = room.works("replay real.jsonl");
+        assert!(outcome.starts_with("same: "), "{}: {outcome}", journal.display());
     }
     assert!(policies.len() >= 3, "{policies:?}");
 }
@@ -287,9 +287,9 @@ fn a_mix_on_a_real_gpu_is_predicted_from_measured_profiles() {
         mean error 2.4%, largest 6.1%
     "#]]
     .assert_eq(&room.works("predict real.jsonl --profiles measured"));
-    let said = room.json("predict real.jsonl --profiles measured");
-    assert!(said["mean_error"].as_f64().unwrap() < 0.05, "{said}");
-    assert!(said["worst_error"].as_f64().unwrap() < 0.10, "{said}");
+    let outcome = room.json("predict real.jsonl --profiles measured");
+    assert!(outcome["mean_error"].as_f64().unwrap() < 0.05, "{outcome}");
+    assert!(outcome["worst_error"].as_f64().unwrap() < 0.10, "{outcome}");
 }
 
 #[test]

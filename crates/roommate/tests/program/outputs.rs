@@ -36,9 +36,9 @@ fn every_command_has_help_that_fits_a_terminal() {
         commands.extend(listed(&help).iter().map(|name| format!("{command} {name}")));
     }
     assert!(seen >= 30, "only {seen} commands");
-    let said = room.run("");
-    assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
-    assert!(said.err.contains("Usage: roommate <COMMAND>"));
+    let outcome = room.run("");
+    assert_eq!((outcome.code, outcome.out.as_str()), (Some(2), ""));
+    assert!(outcome.err.contains("Usage: roommate <COMMAND>"));
     assert_eq!(room.works("--version"), concat!("roommate ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
@@ -64,9 +64,14 @@ fn without_a_terminal_the_output_is_plain_text() {
         "sim --nope",
         "--help",
     ] {
-        let said = room.run(line);
+        let outcome = room.run(line);
         let plain = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control());
-        assert!(plain(&said.out) && plain(&said.err), "{line}: {:?} {:?}", said.out, said.err);
+        assert!(
+            plain(&outcome.out) && plain(&outcome.err),
+            "{line}: {:?} {:?}",
+            outcome.out,
+            outcome.err
+        );
     }
     assert_eq!(room.run("sim").err, "");
 }
@@ -83,10 +88,10 @@ fn a_closed_stdout_is_no_error() {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut first = String::new();
         BufReader::with_capacity(16, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
-        let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut outcome = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut outcome).unwrap();
         assert!(!first.is_empty());
-        assert_eq!((child.wait().unwrap().code(), said.as_str()), (Some(0), ""), "{line}");
+        assert_eq!((child.wait().unwrap().code(), outcome.as_str()), (Some(0), ""), "{line}");
     }
 }
 
@@ -130,9 +135,9 @@ fn links_stay_links_and_devices_stay_devices() {
     // Through a symbolic link in the test folder: a replacement would not touch the system's
     // device.
     std::os::unix::fs::symlink("/dev/full", room.path("full")).unwrap();
-    let said = room.run("sim t.csv --journal full");
-    assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
-    assert_eq!(said.err, "error: could not write full: No space left on device (os error 28)\n");
+    let outcome = room.run("sim t.csv --journal full");
+    assert_eq!((outcome.code, outcome.out.as_str()), (Some(2), ""));
+    assert_eq!(outcome.err, "error: could not write full: No space left on device (os error 28)\n");
     assert!(room.path("full").is_symlink());
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = room.command(&["sim", "t.csv"]).stdout(full).output().unwrap();

@@ -23,7 +23,8 @@ fn room() -> Room {
 fn alone(name: &str, sms: u32, it_s: f64) -> String {
     format!(
         "{{\"kind\":\"train\",\"name\":\"{name}\",\"batch\":8,\"sms\":{sms},\"mem_mib\":900,\
-         \"it_s\":{it_s},\"gpm\":{{\"graphics\":90,\"sm_util\":80,\"dram\":20,\"pcie_rx_mib_s\":50}}}}\n"
+         \"it_s\":{it_s},\"gpm\":{{\"graphics\":90,\"sm_util\":80,\"dram\":20,\
+         \"pcie_rx_mib_s\":50}}}}\n"
     )
 }
 
@@ -96,12 +97,12 @@ fn a_check_prints_a_table_and_the_skipped_rows() {
         ("own.jsonl", &(alone("x", 132, 10.0) + &alone("x", 66, 6.0))),
         ("pairs.jsonl", &(pair("x", "x", 6.0) + &pair("x", "stranger", 5.0))),
     ]);
-    let said = room.run("profile check own pairs.jsonl");
-    assert_eq!(said.code, Some(0));
+    let outcome = room.run("profile check own pairs.jsonl");
+    assert_eq!(outcome.code, Some(0));
     expect![[r#"
         left out 1 pair of unknown tasks: stranger
     "#]]
-    .assert_eq(&said.err);
+    .assert_eq(&outcome.err);
     expect![[r#"
         own against 1 pair of pairs.jsonl
 
@@ -110,7 +111,7 @@ fn a_check_prints_a_table_and_the_skipped_rows() {
         training beside a service      0  0.000  0.000       0.000  0.000
         all                            2  0.022  0.022       0.022  0.022
     "#]]
-    .assert_eq(&said.out);
+    .assert_eq(&outcome.out);
     assert_eq!(room.json("profile check own pairs.jsonl")["skipped"], 1);
 }
 
@@ -119,7 +120,8 @@ fn advice_names_a_configuration_or_the_reason_for_none() {
     let split =
         pair("x", "y", 7.0).replace("\"batch_b\":8,", "\"batch_b\":8,\"sms_a\":64,\"sms_b\":68,");
     let alone = alone("x", 132, 10.0) + &alone("x", 64, 8.0) + &alone("y", 132, 10.0);
-    let failed = "{\"k\":\"tt\",\"a\":\"y\",\"batch_a\":8,\"b\":\"y\",\"batch_b\":8,\"error\":\"y: ended\"}\n";
+    let failed = "{\"k\":\"tt\",\"a\":\"y\",\"batch_a\":8,\"b\":\"y\",\"batch_b\":8,\
+                  \"error\":\"y: ended\"}\n";
     let room = Room::with(&[
         (
             "own.jsonl",
@@ -217,7 +219,7 @@ fn measurements_must_exist_and_be_valid() {
     );
 }
 
-/// The numbers of a sentence: its words may change, what was measured may not.
+/// The numbers of a sentence: its wording may change, the measured values may not.
 fn figures(text: &serde_json::Value) -> Vec<f64> {
     text.as_str()
         .into_iter()

@@ -14,8 +14,8 @@ fn trace(bytes: impl AsRef<[u8]>, expected: Expect) {
         "compare t.csv --cluster 1x2 --journals . --report new.html -p fifo",
     ] {
         let before = room.everything();
-        let said = room.run(line);
-        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{line}");
+        let outcome = room.run(line);
+        assert_eq!((outcome.code, outcome.out.as_str()), (Some(2), ""), "{line}");
         assert!(room.everything() == before, "{line} has changed files");
     }
 }
@@ -255,9 +255,9 @@ fn bytes_that_are_not_utf8_are_refused() {
     room.put("cut.gz", &whole[..whole.len() / 2]);
     room.put("flipped.gz", [&whole[..whole.len() - 8], &[0; 8]].concat());
     for (file, problem) in [("cut.gz", "the gzip data ends early"), ("flipped.gz", "broken gzip")] {
-        let said = room.run(&format!("sim {file} --skip-bad-rows --journal new.jsonl"));
-        assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{file}");
-        assert!(said.err.contains(problem), "{}", said.err);
+        let outcome = room.run(&format!("sim {file} --skip-bad-rows --journal new.jsonl"));
+        assert_eq!((outcome.code, outcome.out.as_str()), (Some(2), ""), "{file}");
+        assert!(outcome.err.contains(problem), "{}", outcome.err);
         assert!(!room.path("new.jsonl").exists());
     }
 }
@@ -267,7 +267,7 @@ fn bad_rows_are_dropped_and_counted_on_request() {
     let room = Room::with(&[]);
     let bad = "x,-1,1,1\nx,0,0,1\nx,0,1,NaN\nx,0,1\na,5,1,1\n\"x,0,1,1\nlarge,0,3,1\n";
     room.put("t.csv", format!("{GOOD}{bad}"));
-    let said = room.run("sim t.csv --cluster 1x2 --skip-bad-rows -o json --journal new.jsonl");
+    let outcome = room.run("sim t.csv --cluster 1x2 --skip-bad-rows -o json --journal new.jsonl");
     expect![[r#"
         dropped 6 bad rows, the first of them:
           could not read trace "t.csv": line 5, column "submit_s": expected a number of at least 0, found "-1"
@@ -276,9 +276,9 @@ fn bad_rows_are_dropped_and_counted_on_request() {
           could not read trace "t.csv": line 8: expected 4 fields, found 3
           could not read trace "t.csv": line 9: duplicate job id "a"
         dropped 1 job, the first: job "large" can never run on 1x2: it needs 3 suitable GPUs, there are 2
-    "#]].assert_eq(&said.err);
-    assert_eq!(said.code, Some(0));
-    let result: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    "#]].assert_eq(&outcome.err);
+    assert_eq!(outcome.code, Some(0));
+    let result: serde_json::Value = serde_json::from_str(&outcome.out).unwrap();
     assert_eq!(
         (&result["dropped_rows"], &result["jobs"], &result["finished"]),
         (&7.into(), &3.into(), &3.into())
@@ -574,10 +574,14 @@ fn unwritable_outputs_are_refused_before_the_run() {
             "trace convert t.csv -o",
             "trace synth -n 9 -o",
         ] {
-            let said = room.run(&format!("{line} {to}"));
-            assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{line} {to}");
-            assert!(said.err.starts_with(&format!("error: could not write {to}")), "{}", said.err);
-            assert!(said.err.lines().count() == 1, "{}", said.err);
+            let outcome = room.run(&format!("{line} {to}"));
+            assert_eq!((outcome.code, outcome.out.as_str()), (Some(2), ""), "{line} {to}");
+            assert!(
+                outcome.err.starts_with(&format!("error: could not write {to}")),
+                "{}",
+                outcome.err
+            );
+            assert!(outcome.err.lines().count() == 1, "{}", outcome.err);
         }
         assert!(room.everything() == before, "{to}");
     }
@@ -599,8 +603,8 @@ fn unwritable_outputs_are_refused_before_the_run() {
             error: could not write file/x: could not create folder file: File exists (os error 17)
         "#]],
     );
-    let said = room.run("compare t.csv --journals file -p fifo");
-    assert_eq!(said.code, Some(2));
+    let outcome = room.run("compare t.csv --journals file -p fifo");
+    assert_eq!(outcome.code, Some(2));
 }
 
 #[test]

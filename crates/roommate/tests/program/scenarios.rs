@@ -64,8 +64,8 @@ fn a_scenario_runs_all_seeds_and_shows_published_results() {
         results[policy]["by_seed"][seed]["avg_jct_s"].as_f64().unwrap()
     };
     let ratios: f64 = (0..3).map(|seed| of(1, seed) / of(0, seed)).sum();
-    let said = completion["over_ours"]["mean"].as_f64().unwrap();
-    assert!((said - ratios / 3.0).abs() < 1e-9);
+    let outcome = completion["over_ours"]["mean"].as_f64().unwrap();
+    assert!((outcome - ratios / 3.0).abs() < 1e-9);
     assert!(completion["over_ours"]["half"].as_f64().unwrap() > 0.0);
     let table = room.works("compare small.toml");
     assert!(table.contains("divided by mps, seed by seed: above 1, mps is better"), "{table}");
@@ -84,8 +84,8 @@ fn sim_runs_one_policy_of_a_scenario() {
     room.works("replay j.jsonl");
 }
 
-/// The space of the oracle contains all that these may do: two tasks on a GPU, and batch sizes around the
-/// user's.
+/// The search space of the oracle contains every decision of these policies: at most two tasks on a
+/// GPU, and batch sizes around the user's.
 const COMPETITORS: &str = r#"
 [[policy]]
 name = "random-colocate"
@@ -137,11 +137,12 @@ fn no_policy_is_better_than_the_oracle() {
         optima.push(best);
         means.push(policies.iter().map(|p| number(&p["mean_completion_s"])).collect::<Vec<_>>());
     }
-    // An optimum far below everybody would be as suspicious: one policy comes near in each seed.
+    // An optimum far below all policies would be suspicious, too: one policy is near it in each
+    // seed.
     for (best, means) in optima.iter().zip(&means) {
         let nearest = means.iter().copied().fold(f64::INFINITY, f64::min);
         assert!(nearest < 1.3 * best, "{means:?}, and the optimum is {best}");
-        assert!(means.iter().any(|m| *m > 1.05 * best), "all of them are as good: {means:?}");
+        assert!(means.iter().any(|m| *m > 1.05 * best), "all policies are optimal: {means:?}");
     }
     let csv = room.works("oracle small.toml -o csv");
     for (seed, (best, means)) in optima.iter().zip(&means).enumerate() {
@@ -149,7 +150,7 @@ fn no_policy_is_better_than_the_oracle() {
     }
 }
 
-/// Regression: on seed 1 training that was predicted not to fit beside any service waited for ever.
+/// Regression: with seed 1, training that was predicted to fit beside no service waited for ever.
 #[test]
 fn training_beside_services_finishes() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/oracle-serve.toml");

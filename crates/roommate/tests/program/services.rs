@@ -20,10 +20,10 @@ fn a_run_reports_the_requests_of_its_services() {
     let out = room.works("sim t.csv -p fifo --cluster 1x4:h200 --truth none");
     let services = out.split("\n\n").nth(2).unwrap_or_default();
     expect![[r#"
-        service   objective   median      p99  worst p99     late  windows over  in time
-        chat         2.0 ms   8.8 ms  16.7 ms    17.0 ms  100.00%       100.00%    0.0/s
-        photos     150.0 ms  16.6 ms  22.7 ms    22.7 ms    0.00%         0.00%  328.0/s
-        replayed   330.0 ms  40.8 ms  41.0 ms    41.0 ms    0.00%         0.00%    1.5/s
+        service        SLO   median      p99  worst p99     late  windows over  in time
+        chat        2.0 ms   8.8 ms  16.7 ms    17.0 ms  100.00%       100.00%    0.0/s
+        photos    150.0 ms  16.6 ms  22.7 ms    22.7 ms    0.00%         0.00%  328.0/s
+        replayed  330.0 ms  40.8 ms  41.0 ms    41.0 ms    0.00%         0.00%    1.5/s
     "#]]
     .assert_eq(services);
     let json = room.json("sim t.csv -p fifo --cluster 1x4:h200 --truth none");

@@ -4,7 +4,8 @@ use crate::{GOOD, Room};
 use expect_test::expect;
 
 /// Two teams, two delays: team x has a quota of two GPUs and uses one of them until 600.
-const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,status,attempts,failure\n\
+const WAITS: &str = "id,submit_s,gpus,duration_s,team,queue_s,machines,gpu_util,status,attempts,\
+    failure\n\
     a,0,1,600,x,0,1,0.5,passed,1,\n\
     b,0,1,400,y,0,1,0.4,killed,1,\n\
     c,100,2,200,x,500,1,0.9,passed,2,\n\
@@ -181,8 +182,8 @@ fn a_study_lists_missing_columns() {
 #[test]
 fn a_report_of_a_study_is_written_atomically() {
     let room = Room::with(&[("t.csv", WAITS)]);
-    let said = room.run("trace study t.csv --report out/page.html -o csv");
-    assert_eq!((said.code, said.err.as_str()), (Some(0), "report: out/page.html\n"));
+    let outcome = room.run("trace study t.csv --report out/page.html -o csv");
+    assert_eq!((outcome.code, outcome.err.as_str()), (Some(0), "report: out/page.html\n"));
     let page = room.text("out/page.html");
     assert!(
         page.contains("fig-wait") && page.contains("Made by <code>roommate trace study</code>")

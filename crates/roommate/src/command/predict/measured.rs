@@ -89,13 +89,14 @@ impl Known {
     /// Without a batch size, it is the task whose batch size the job can change, or the first
     /// measured one.
     fn work(&self, ProfileLine { name, profile, .. }: &ProfileLine) -> anyhow::Result<Work> {
-        let (plain, said) = match name.rsplit_once('@') {
+        let (plain, given) = match name.rsplit_once('@') {
             Some((plain, batch)) => (plain, batch.parse().ok()),
             None => (name.as_str(), None),
         };
         let train = |name| self.atlas.task(TaskKind::Train, name);
         let found = train(name).map(|t| (t, name.as_str(), None));
-        let Some((task, name, said)) = found.or_else(|| Some((train(plain)?, plain, said))) else {
+        let Some((task, name, given)) = found.or_else(|| Some((train(plain)?, plain, given)))
+        else {
             let tasks = self.atlas.tasks().filter(|(_, kind, _)| *kind == TaskKind::Train);
             let names: Vec<&str> = tasks.map(|(_, _, name)| name).collect();
             let what = format!("there are no measurements of profile {name:?}");
@@ -106,7 +107,7 @@ impl Known {
             return Err(console::advise(what, hint));
         };
         let own = profile.training.as_ref().map(|t| t.batch);
-        let batch = said.or(own).or_else(|| self.usual_batch(name)).unwrap_or(1);
+        let batch = given.or(own).or_else(|| self.usual_batch(name)).unwrap_or(1);
         Ok(Work { task, batch, load: 1.0 })
     }
 

@@ -1,4 +1,4 @@
-//! `roommate profile advise`: how measured sets are run best.
+//! `roommate profile advise`: recommends a configuration for each measured set.
 
 use super::{figure, show, words};
 use crate::cli::Advise;
@@ -31,7 +31,7 @@ pub(super) fn run(args: &Advise) -> anyhow::Result<()> {
 
 fn name(advice: &Advice) -> String {
     let names: Vec<String> =
-        advice.set.iter().map(|who| format!("{}@{}", who.name, who.batch)).collect();
+        advice.set.iter().map(|task| format!("{}@{}", task.name, task.batch)).collect();
     names.join(" + ")
 }
 
@@ -42,7 +42,8 @@ fn parts(configuration: &Configuration, gpu: Option<u32>) -> String {
     })
 }
 
-/// The configuration that the row is about: the chosen one, or the best of those that were not good enough.
+/// The configuration shown in the row: the chosen one, or the best if none satisfies the
+/// constraints.
 fn best(advice: &Advice) -> Option<&Configuration> {
     advice.choice.as_ref().map_or_else(|_| advice.most(), |i| advice.configurations.get(*i))
 }
@@ -54,7 +55,7 @@ fn decision(advice: &Advice) -> String {
     }
 }
 
-/// What they get done together, and how far that can be trusted where there were several rounds.
+/// Total throughput, with its error if there were several rounds.
 fn sum(configuration: &Configuration) -> String {
     let sum = format!("{:.2}", configuration.sum());
     if configuration.sum_error > 0.0 {

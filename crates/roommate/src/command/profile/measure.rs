@@ -1,4 +1,4 @@
-//! `roommate profile measure`: tasks alone and side by side, from a plan.
+//! `roommate profile measure`: measures tasks alone and colocated, as listed in a plan.
 
 use crate::atomic::AtomicFile;
 use crate::cli::Measure;
@@ -76,16 +76,16 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     })
 }
 
-/// What is to be measured, and where it goes.
+/// The plan to measure, and the output files.
 struct Work<'a> {
     plan: &'a Plan,
     sms: u32,
     files: Files,
-    /// Splits that were found and tried, well or badly.
+    /// Keys of the partitions that were tried, with or without success.
     tried: BTreeSet<String>,
 }
 
-/// What was measured.
+/// Number of measurements that succeeded and failed.
 #[derive(Clone, Copy, Default)]
 struct Done {
     rows: u64,
@@ -93,10 +93,10 @@ struct Done {
 }
 
 impl Work<'_> {
-    /// Measures all that is left.
+    /// Measures all remaining items.
     fn all(&mut self, bench: &mut Bench<'_>, left: &[&Item]) -> anyhow::Result<Done> {
         bench
-            .start(left.iter().copied(), |name, came| match came {
+            .start(left.iter().copied(), |name, started| match started {
                 Ok(s) => console::say(&format!("{name}: ready after {s:.1} s")),
                 Err(how) => console::say(&format!("{name}: {how}")),
             })
@@ -141,16 +141,16 @@ impl Work<'_> {
         self.files.add(item, &row(item, &measured), measured.is_ok())
     }
 
-    /// What to try next for the set of this item, if its splits are searched for; after the first round, what is worth
-    /// another look.
+    /// The partition to measure next for the set of this item, if its partitions are searched.
+    /// After the first round, the best partitions are measured again.
     fn next(&self, item: &Item) -> anyhow::Result<Option<Item>> {
         let (Some(set), true) = (item.searched, self.files.has(item)) else { return Ok(None) };
         let Plan { bound, tries, .. } = *self.plan;
         let search = Search { gpu: self.sms, bound, tries };
-        // Ways have their members by name.
+        // The members of a configuration are sorted by name.
         let mut order: Vec<(usize, (&str, u32))> = self.plan.members(set).enumerate().collect();
-        order.sort_by_key(|(_, who)| *who);
-        let configurations = self.files.configurations(order.iter().map(|(_, who)| *who))?;
+        order.sort_by_key(|(_, task)| *task);
+        let configurations = self.files.configurations(order.iter().map(|(_, task)| *task))?;
         let as_item = |parts: &[u32]| {
             let mut each = vec![0; parts.len()];
             for ((at, _), sms) in order.iter().zip(parts) {
@@ -183,16 +183,16 @@ fn stopped(trouble: Trouble) -> anyhow::Error {
     }
 }
 
-/// Of splits that were searched for, how many are measured in later rounds.
+/// Number of partitions found by the search that are measured again in later rounds.
 const LOOKED_AT_AGAIN: usize = 2;
 
-/// An item for a person.
+/// Description of an item for messages.
 fn words(item: &Item) -> String {
     let field = |name: &str| item.identity.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
     let text = |v: &Value| v.as_str().map_or_else(|| v.to_string(), String::from);
     let named =
         |name: &str, batch: &str| Some(format!("{}@{}", text(field(name)?), text(field(batch)?)));
-    let who = match (named("name", "batch"), named("a", "batch_a"), named("b", "batch_b")) {
+    let tasks = match (named("name", "batch"), named("a", "batch_a"), named("b", "batch_b")) {
         (Some(one), _, _) => one,
         (_, Some(a), Some(b)) => format!("{a} + {b}"),
         _ => {
@@ -208,21 +208,21 @@ fn words(item: &Item) -> String {
     let parts = if confined { format!(" on {} SMs", seats.join(" + ")) } else { String::new() };
     let round = field("round").and_then(Value::as_u64);
     let round = round.map_or_else(String::new, |n| format!(", round {}", n + 1));
-    format!("{who}{parts}{round}")
+    format!("{tasks}{parts}{round}")
 }
 
-/// The files that rows go into, and what they hold.
+/// The output files, and the keys of the rows in them.
 struct Files {
-    /// Of everything but services beside training.
+    /// Everything except services beside training.
     plain: (PathBuf, Option<File>),
-    /// Of services: beside training, and alone once more, which that is divided by.
+    /// Services beside training, and the rows of services alone to which those are compared.
     services: (PathBuf, Option<File>),
     known: BTreeSet<String>,
 }
 
 impl Files {
-    /// Reads what was measured before. Measurements of these items that failed, and with `again` all of
-    /// them, are taken out.
+    /// Reads existing rows. Failed rows of these items, and with `again` all rows of these items,
+    /// are removed.
     fn open(prefix: &Path, items: &[Item], again: bool) -> anyhow::Result<Self> {
         let with = |end: &str| {
             let mut name = prefix.as_os_str().to_owned();
@@ -254,19 +254,20 @@ impl Files {
         self.known.contains(&item.key())
     }
 
-    /// How training tasks, sorted by name and batch size, did side by side in the first round.
+    /// Measured configurations of the first round for a set of training tasks, which is sorted by
+    /// name and batch size.
     fn configurations<'a>(
         &self,
         set: impl Iterator<Item = (&'a str, u32)>,
     ) -> anyhow::Result<Vec<Configuration>> {
-        let who = |(name, batch): (&str, u32)| Workload {
+        let task = |(name, batch): (&str, u32)| Workload {
             name: name.into(),
             batch,
             kind: TaskKind::Train,
         };
-        let set: Vec<Workload> = set.map(who).collect();
+        let set: Vec<Workload> = set.map(task).collect();
         let sessions = measurements::sessions(&self.plain.0)?;
-        // Only what was measured counts here, not what is made of it.
+        // Only the measurements are used here, not the choice, so nothing is constrained.
         let constraints = Constraints { bound: 1.0, least: 0.0, loss: 0.0 };
         let all = advice::advise(sessions.get(..1).unwrap_or_default(), constraints);
         Ok(all.into_iter().find(|a| a.set == set).map(|a| a.configurations).unwrap_or_default())
@@ -287,10 +288,10 @@ impl Files {
     }
 }
 
-/// Which rows a plan is about.
+/// Keys of the rows that a plan covers.
 struct Wanted {
     items: BTreeSet<String>,
-    /// Sets whose splits are searched for.
+    /// Sets whose partitions are searched.
     sets: BTreeSet<String>,
 }
 
@@ -322,7 +323,7 @@ fn append((path, file): &mut (PathBuf, Option<File>), row: &str) -> anyhow::Resu
     file.write_all(format!("{row}\n").as_bytes()).with_context(problem)
 }
 
-/// The rows of a file that stay, by what they are of.
+/// Removes outdated rows from a file; returns the keys of the valid rows that remain.
 fn tidy(path: &Path, wanted: &Wanted, again: bool) -> anyhow::Result<BTreeSet<String>> {
     let problem = || format!("could not read measurements {}", measurements::quoted(path));
     let text = fs::read_to_string(path).with_context(problem)?;
@@ -331,7 +332,7 @@ fn tidy(path: &Path, wanted: &Wanted, again: bool) -> anyhow::Result<BTreeSet<St
     for (i, line) in text.split_inclusive('\n').enumerate() {
         let row: Value = match serde_json::from_str(line) {
             Ok(row) => row,
-            // A run that was cut off in the middle of a row.
+            // A run was interrupted while it wrote this row.
             Err(_) if !line.ends_with('\n') => continue,
             Err(e) => return Err(e).with_context(|| format!("{}, line {}", problem(), i + 1)),
         };

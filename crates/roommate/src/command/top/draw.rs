@@ -1,4 +1,4 @@
-//! Draws a [`Screen`]. Everything is readable without colour, so that a frame can be printed as text.
+//! Draws a [`Screen`]. It is readable without colour, so that a frame can be printed as text.
 
 use super::super::machine;
 use super::screen::{Mode, Screen, Snapshot};
@@ -11,14 +11,14 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 use roommate_agent::api::control::JobView;
 use roommate_agent::api::event_text::EventLine;
 
-/// Below this nothing useful can be shown.
+/// Smallest terminal (columns, rows) that is drawn on.
 pub(super) const SMALLEST: (u16, u16) = (60, 12);
 const COLOURS: [Color; 6] =
     [Color::Cyan, Color::Green, Color::Yellow, Color::Magenta, Color::Blue, Color::Red];
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const HEADING: Style = Style::new().add_modifier(Modifier::BOLD);
 
-/// Rows that show everything there is.
+/// Number of rows that show everything.
 pub(super) fn natural_height(screen: &Screen) -> u16 {
     let devices = screen.snapshot.as_ref().map_or(0, |s| s.machine.devices as usize);
     let events = screen.snapshot.as_ref().map_or(0, |s| s.machine.recent.len().min(8));
@@ -71,11 +71,11 @@ fn header(screen: &Screen) -> Line<'static> {
 fn footer(screen: &Screen) -> Line<'static> {
     if screen.mode == Mode::Confirm {
         let job = screen.at.clone().unwrap_or_default();
-        let text = format!("cancel {job}? y takes it back for good, any other key leaves it alone");
+        let text = format!("cancel {job}? y cancels it, any other key does not");
         return Line::styled(text, Style::new().fg(Color::Black).bg(Color::Yellow));
     }
-    if let Some(said) = &screen.said {
-        return Line::styled(said.clone(), HEADING);
+    if let Some(message) = &screen.message {
+        return Line::styled(message.clone(), HEADING);
     }
     let keys = match screen.mode {
         Mode::Detail => "s suspend  r resume  c cancel  esc back",
@@ -84,12 +84,12 @@ fn footer(screen: &Screen) -> Line<'static> {
     Line::styled(keys, QUIET)
 }
 
-/// How many rows each part gets: devices and events little, tenants and the queue what they need of the
-/// rest.
+/// Rows of each section: at most a quarter each for devices and events; the rest is for tenants and
+/// the queue.
 fn heights(height: u16, devices: usize, tenants: usize, waiting: usize, events: usize) -> [u16; 4] {
     let height = usize::from(height);
     let quarter = (height / 4).max(2);
-    // A heading each.
+    // Each section has a heading.
     let devices = 1 + devices.min(quarter);
     let events = 1 + events.min(quarter).min(height.saturating_sub(devices + 8));
     let rest = height.saturating_sub(devices + events);
@@ -127,7 +127,7 @@ fn title(text: String, width: u16) -> Line<'static> {
     ])
 }
 
-/// The letter and the colour by which a job is found on the devices.
+/// The letter and the colour of a job in the bars of the devices.
 fn mark(job: &JobView) -> (char, Color) {
     let letter = char::from(b'a' + (job.idx % 26) as u8);
     (letter, COLOURS[job.idx as usize % COLOURS.len()])
@@ -162,8 +162,8 @@ fn devices(frame: &mut Frame<'_>, area: Rect, count: u32, snapshot: &Snapshot) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// What each tenant has of a device: those with a share what they were promised, the others what is left,
-/// in equal parts.
+/// Part of a device's bar for each tenant: its share, or an equal part of the rest for tenants
+/// without a share.
 fn parts(shares: &[f64]) -> Vec<f64> {
     let promised: f64 = shares.iter().sum();
     let free = shares.iter().filter(|s| **s == 0.0).count();
@@ -206,7 +206,11 @@ fn tenant_table(
     frame.render_widget(title(head, area.width), title_at);
     if tenants.is_empty() {
         let any = snapshot.jobs.iter().any(|j| !j.ended);
-        let text = if any { "  nobody runs" } else { "  no jobs; `roommate submit` brings some" };
+        let text = if any {
+            "  no job is running"
+        } else {
+            "  no jobs; submit some with `roommate submit`"
+        };
         frame.render_widget(Paragraph::new(text).style(QUIET), rest);
         return;
     }
@@ -281,7 +285,7 @@ fn queue_table(frame: &mut Frame<'_>, area: Rect, screen: &Screen, queue: &[&Job
     pointed_table(frame, rest, screen, queue, Table::new(rows, widths));
 }
 
-/// A table in which the job that the person points at stands out and is in sight.
+/// A table in which the selected job is highlighted and visible.
 fn pointed_table(
     frame: &mut Frame<'_>,
     area: Rect,
@@ -299,12 +303,12 @@ fn events<'a>(
     frame: &mut Frame<'_>,
     area: Rect,
     head: &str,
-    told: impl DoubleEndedIterator<Item = &'a EventLine>,
+    recent: impl DoubleEndedIterator<Item = &'a EventLine>,
 ) {
     if area.height == 0 {
         return;
     }
-    let mut lines: Vec<Line<'_>> = told
+    let mut lines: Vec<Line<'_>> = recent
         .rev()
         .take(usize::from(area.height) - 1)
         .map(|t| {
@@ -322,7 +326,7 @@ fn events<'a>(
 
 fn detail(frame: &mut Frame<'_>, area: Rect, screen: &Screen, snapshot: &Snapshot) {
     let Some(job) = screen.pointed() else {
-        frame.render_widget(Paragraph::new("this job is not kept any more"), area);
+        frame.render_widget(Paragraph::new("the daemon no longer has this job"), area);
         return;
     };
     let rows: Vec<(&str, String)> = machine::job_rows(job);
@@ -349,7 +353,7 @@ fn state_style(state: &str) -> Style {
     }
 }
 
-/// A class in few letters.
+/// A class in at most five letters.
 fn class(class: &str) -> String {
     match class {
         "guaranteed" => "guar.",
@@ -369,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_fill_a_device_and_never_more() {
+    fn parts_of_a_device_add_up_to_at_most_one() {
         assert_eq!(parts(&[1.0]), [1.0]);
         assert_eq!(parts(&[0.5, 0.25]), [0.5, 0.25]);
         assert_eq!(parts(&[0.5, 0.0, 0.0]), [0.5, 0.25, 0.25]);
@@ -379,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn every_height_is_used_and_none_exceeded() {
+    fn sections_fit_every_height() {
         for height in 10..80 {
             for (devices, tenants, waiting) in [(1, 0, 0), (8, 3, 50), (200, 200, 1000), (2, 40, 0)]
             {

@@ -1,16 +1,16 @@
-//! What `roommate top` shows, as data: the last answers of the daemon, and what the person is at.
+//! The state of `roommate top`: the last answers of the daemon, the mode and the selected job.
 
 use roommate_agent::api::control::{JobView, MachineView, Request};
 use std::cmp::Reverse;
 
-/// What the daemon said last.
+/// The last answer of the daemon.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub(super) machine: MachineView,
     pub(super) jobs: Vec<JobView>,
 }
 
-/// By what tenants are ordered.
+/// Sort order of the tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) enum Order {
     #[default]
@@ -43,19 +43,19 @@ impl Order {
     }
 }
 
-/// What the person is at.
+/// What is shown.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) enum Mode {
-    /// Looks at everything.
+    /// The overview.
     #[default]
     All,
-    /// Looks at one job.
+    /// Details of the selected job.
     Detail,
-    /// Is asked whether to cancel it.
+    /// The question whether to cancel the selected job.
     Confirm,
 }
 
-/// What a key means.
+/// Keys that have a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Up,
@@ -67,7 +67,7 @@ pub(super) enum Key {
     Letter(char),
 }
 
-/// What is to be done about a key.
+/// The effect of a key outside the screen.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Do {
     Nothing,
@@ -77,32 +77,32 @@ pub(super) enum Do {
 
 #[derive(Default)]
 pub(super) struct Screen {
-    /// The last answer; stays when the daemon goes away.
+    /// The last answer; it is kept when the daemon does not answer any more.
     pub(super) snapshot: Option<Snapshot>,
-    /// Reason there is none newer.
+    /// Why the last query failed.
     pub(super) lost: Option<String>,
-    /// What came of the last thing that was asked for.
-    pub(super) said: Option<String>,
+    /// The result of the last request of the user.
+    pub(super) message: Option<String>,
     pub(super) mode: Mode,
     pub(super) order: Order,
-    /// The job that the person points at; by name, as others come and go.
+    /// Name of the selected job; an index would change when jobs come and go.
     pub(super) at: Option<String>,
 }
 
-/// Far enough for a list of hundreds, near enough to see where one was.
+/// Jobs that a page key moves the selection by.
 const PAGE: usize = 10;
 
 impl Screen {
-    /// Takes in an answer, or why there was none.
-    pub(super) fn take(&mut self, heard: Result<Snapshot, String>) {
-        match heard {
+    /// Processes an answer of the daemon, or the reason there is none.
+    pub(super) fn take(&mut self, answer: Result<Snapshot, String>) {
+        match answer {
             Ok(snapshot) => (self.snapshot, self.lost) = (Some(snapshot), None),
             Err(why) => self.lost = Some(why),
         }
         let listed: Vec<&str> = self.listed().map(|j| j.name.as_str()).collect();
         let still = self.at.as_deref().is_some_and(|at| listed.contains(&at));
         if !still {
-            // One that ended can still be read about.
+            // The details of a job stay open after its end.
             if self.mode != Mode::Detail {
                 self.at = listed.first().map(ToString::to_string);
             }
@@ -112,7 +112,7 @@ impl Screen {
         }
     }
 
-    /// Jobs with devices, in the order that the person wants.
+    /// Jobs with devices, in the selected order.
     pub(super) fn tenants(&self) -> Vec<&JobView> {
         let mut jobs: Vec<&JobView> =
             self.jobs().iter().filter(|j| !j.ended && !j.devices.is_empty()).collect();
@@ -130,7 +130,7 @@ impl Screen {
         jobs
     }
 
-    /// Jobs that wait.
+    /// Jobs without devices.
     pub(super) fn queue(&self) -> Vec<&JobView> {
         self.jobs().iter().filter(|j| !j.ended && j.devices.is_empty()).collect()
     }
@@ -139,20 +139,20 @@ impl Screen {
         self.snapshot.as_ref().map_or(&[], |s| &s.jobs)
     }
 
-    /// All that can be pointed at.
+    /// All jobs that can be selected.
     fn listed(&self) -> impl Iterator<Item = &JobView> {
         self.tenants().into_iter().chain(self.queue())
     }
 
-    /// The job that is pointed at.
+    /// The selected job.
     pub(super) fn pointed(&self) -> Option<&JobView> {
         let at = self.at.as_deref()?;
         self.jobs().iter().find(|j| j.name == at)
     }
 
-    /// What a key changes, and what it asks for.
+    /// Handles a key.
     pub(super) fn press(&mut self, key: Key) -> Do {
-        self.said = None;
+        self.message = None;
         if self.mode == Mode::Confirm {
             self.mode = Mode::All;
             let sure = matches!(key, Key::Letter('y') | Key::Enter);

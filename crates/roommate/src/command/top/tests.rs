@@ -11,7 +11,8 @@ fn job(idx: u32, name: &str, state: &str, devices: &[u32]) -> JobView {
         "share": 0.5, "pace": 1.0, "batch": 64, "done": 250.0, "steps": 1000.0, "step_s": 0.0421,
         "left_s": 31.6, "noise_scale": null, "mem_mib": 512, "cooperative": true, "starts": 1,
         "failures": 0, "submitted_s": 1.0, "age_s": 42.0, "class": "guaranteed", "team": null,
-        "why": null, "exit": null, "keeper_pid": 7, "log": "/state/jobs/0/log", "command": ["python3", "train.py"]
+        "why": null, "exit": null, "keeper_pid": 7, "log": "/state/jobs/0/log",
+        "command": ["python3", "train.py"]
     });
     serde_json::from_value(value).unwrap()
 }
@@ -36,7 +37,8 @@ fn snapshot() -> Snapshot {
         ..job(1, "opaque", "running", &[0])
     };
     let done = JobView { ended: true, ..job(5, "early", "failed: exit 3", &[]) };
-    let told = |at_s, job: &str, what: &str| EventLine { at_s, job: job.into(), what: what.into() };
+    let event =
+        |at_s, job: &str, what: &str| EventLine { at_s, job: job.into(), what: what.into() };
     Snapshot {
         machine: MachineView {
             pid: 4242,
@@ -54,10 +56,10 @@ fn snapshot() -> Snapshot {
             http: None,
             gpus: Vec::new(),
             recent: vec![
-                told(1.0, "resnet", "submitted"),
-                told(1.0, "resnet", "to start on device 0"),
-                told(1.1, "resnet", "runs"),
-                told(40.0, "late", "submitted"),
+                event(1.0, "resnet", "submitted"),
+                event(1.0, "resnet", "to start on device 0"),
+                event(1.1, "resnet", "runs"),
+                event(40.0, "late", "submitted"),
             ],
         },
         jobs: vec![
@@ -78,7 +80,7 @@ fn screen() -> Screen {
 }
 
 #[test]
-fn everything_is_seen_on_a_small_terminal() {
+fn everything_fits_a_small_terminal() {
     let text = frame_as_text(&screen(), 80, 24).unwrap();
     assert!(text.lines().all(|l| l.chars().count() <= 80));
     expect![[r#"
@@ -180,7 +182,7 @@ fn one_job_in_detail() {
 }
 
 #[test]
-fn a_daemon_that_is_lost_is_said_to_be_and_what_was_known_stays() {
+fn a_lost_daemon_is_reported_and_its_jobs_stay_visible() {
     let mut screen = Screen::default();
     screen.take(Err("no daemon answers".into()));
     let text = frame_as_text(&screen, 80, 24).unwrap();
@@ -194,7 +196,7 @@ fn a_daemon_that_is_lost_is_said_to_be_and_what_was_known_stays() {
 }
 
 #[test]
-fn a_terminal_of_any_size_is_drawn_on() {
+fn terminals_of_any_size_can_be_drawn_on() {
     for width in [1, 20, 59, 60, 80, 300] {
         for height in [1, 5, 11, 12, 13, 24, 100] {
             for mode in [Mode::All, Mode::Detail, Mode::Confirm] {
@@ -206,7 +208,7 @@ fn a_terminal_of_any_size_is_drawn_on() {
 }
 
 #[test]
-fn keys_point_at_jobs_and_act_on_them() {
+fn keys_select_jobs_and_act_on_them() {
     let mut screen = screen();
     let at = |s: &Screen| s.at.clone().unwrap();
     assert_eq!(at(&screen), "resnet");
@@ -219,7 +221,7 @@ fn keys_point_at_jobs_and_act_on_them() {
     let job = || "slept".to_string();
     assert_eq!(screen.press(Key::Letter('s')), Do::Ask(Request::Suspend { job: job() }));
     assert_eq!(screen.press(Key::Letter('r')), Do::Ask(Request::Resume { job: job() }));
-    // Nothing is cancelled by one key.
+    // Cancelling needs a second key.
     assert_eq!(screen.press(Key::Letter('c')), Do::Nothing);
     assert!(frame_as_text(&screen, 80, 24).unwrap().contains("cancel slept?"));
     assert_eq!(screen.press(Key::Letter('n')), Do::Nothing);
@@ -231,7 +233,7 @@ fn keys_point_at_jobs_and_act_on_them() {
 }
 
 #[test]
-fn who_is_pointed_at_is_known_by_name_and_a_question_about_one_that_ended_is_dropped() {
+fn the_selection_follows_the_job_until_it_ends() {
     let mut screen = screen();
     screen.press(Key::Down);
     screen.press(Key::Letter('o'));
