@@ -184,7 +184,7 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 MECHANISMS = (
-    promises.guaranteed, promises.shrink, promises.resize,
+    promises.guaranteed, promises.strict, promises.shrink, promises.resize,
     policies.turns, policies.gandiva, policies.muri, policies.iadeep, policies.opaque,
 )
 ALL = (selftest, sdk, overhead, faults, *MECHANISMS, sets.sets, sets.large, mix.mix, repartition,
