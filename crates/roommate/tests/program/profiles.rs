@@ -130,7 +130,7 @@ fn advice_names_a_configuration_or_the_reason_for_none() {
         ("alone.jsonl", &alone),
     ]);
     expect![[r#"
-        set        one at a time  unconfined  best way    sum   slowdowns  decision
+        set        one at a time  unconfined  best        sum   slowdowns  decision
         x@8 + x@8  1.00           1.04        unconfined  1.04  1.92 1.92  decline: in every configuration a task takes over 1.5 times as long: 1.92 at best
         x@8 + y@8  1.00           1.20        64+68 SMs   1.40  1.43 1.43  share
         worth sharing a GPU: 1 of 2

@@ -18,20 +18,20 @@ const OBJECTIVES: [&str; 9] = [
 registry! { "../gavel.rs"
     ("gavel", family: Gavel, knows_durations: false, preset: r"{}",
         summary: "max-min fairness of effective speeds over GPU models, carried out in rounds",
-        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)])
+        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
     ("gavel-packed", family: Gavel, knows_durations: false, preset: r#"{"packed": true}"#,
         summary: "gavel with two jobs on the same GPUs where that is known to help",
         paper: "Narayanan et al., Gavel, OSDI 2020",
         compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
     ("gavel-makespan", family: Gavel, knows_durations: true, preset: r#"{"objective": "makespan"}"#,
         summary: "gavel that finishes all jobs as early as possible",
-        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true}"#)])
+        paper: "Narayanan et al., Gavel, OSDI 2020", compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
     ("gavel-finish-time", family: Gavel, knows_durations: true,
         preset: r#"{"objective": "finish_time"}"#,
         summary: "gavel that minimises the worst finish time relative to an equal part of the \
             cluster",
         paper: "Narayanan et al., Gavel, OSDI 2020; Mahajan et al., Themis, NSDI 2020",
-        compat: &[("gavel", r#"{"released": true}"#)])
+        compat: &[("gavel", r#"{"released": true, "whole_steps": true}"#)])
     ("gavel-fifo", family: Gavel, knows_durations: false, preset: r#"{"objective": "fifo"}"#,
         summary: "gavel with first come, first served on the fastest free GPU model",
         paper: "Narayanan et al., Gavel, OSDI 2020",

@@ -92,7 +92,7 @@ fn as_json(advice: &Advice) -> Value {
 }
 
 fn as_table(all: &[Advice]) -> String {
-    let head = ["set", "one at a time", "unconfined", "best way", "sum", "slowdowns", "decision"];
+    let head = ["set", "one at a time", "unconfined", "best", "sum", "slowdowns", "decision"];
     let mut rows = vec![words(head)];
     for advice in all {
         let or_dash = |v: Option<String>| v.unwrap_or_else(|| "-".into());
