@@ -29,7 +29,7 @@ mod entries;
 mod first_fit_sketch;
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxSet, IdxVec, JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::stages::{self, SLOTS, Stages};
 use crate::job::{Phase, Spec};
 use crate::knobs::Knobs;
@@ -169,10 +169,10 @@ struct Muri {
     /// Unfinished jobs, in the order of the last round.
     list: Vec<JobIdx>,
     /// Running time of each job, and whether it ever ran.
-    ran: Vec<(Span, bool)>,
+    ran: IdxVec<JobIdx, (Span, bool)>,
     last_round: Time,
     /// Remaining or attained service of each job, seconds × GPUs; the least is the most urgent.
-    keys: Vec<f64>,
+    keys: IdxVec<JobIdx, f64>,
     /// Step times of groups, by width.
     steps: BTreeMap<u16, StepTable>,
     released: Matcher,
@@ -194,9 +194,9 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     Ok(Muri {
         params,
         list: Vec::new(),
-        ran: Vec::new(),
+        ran: IdxVec::new(),
         last_round: Time::ZERO,
-        keys: Vec::new(),
+        keys: IdxVec::new(),
         steps: BTreeMap::new(),
         released: Matcher::default(),
         classes: ClassMatcher::new(),
@@ -260,11 +260,11 @@ impl Muri {
 
     /// Adds running time since the last round and updates the list of unfinished jobs.
     fn update_jobs(&mut self, plan: &Plan<'_>) {
-        self.ran.resize(plan.jobs.len(), (Span::ZERO, false));
+        self.ran.grow_like(&plan.jobs, (Span::ZERO, false));
         let since = plan.now - self.last_round;
         self.last_round = plan.now;
         for job in plan.placed.iter() {
-            let (ran, ever) = &mut self.ran[job.usize()];
+            let (ran, ever) = &mut self.ran[job];
             *ran = *ran + since;
             *ever = true;
         }
@@ -282,10 +282,10 @@ impl Muri {
     }
 
     fn rank(&mut self, plan: &Plan<'_>) {
-        self.keys.resize(plan.jobs.len(), 0.0);
+        self.keys.grow_like(&plan.jobs, 0.0);
         for job in &self.list {
             let spec = plan.spec(*job);
-            let (ran, ever) = self.ran[job.usize()];
+            let (ran, ever) = self.ran[*job];
             let seconds = match self.params.urgency {
                 Urgency::Attained => ran.secs(),
                 Urgency::Remaining if ever => plan.remaining_s(*job).unwrap_or(f64::INFINITY),
@@ -294,10 +294,10 @@ impl Muri {
                     declared.unwrap_or(f64::INFINITY)
                 }
             };
-            self.keys[job.usize()] = seconds * f64::from(spec.gpus);
+            self.keys[*job] = seconds * f64::from(spec.gpus);
         }
         let keys = &self.keys;
-        self.list.sort_by(|a, b| keys[a.usize()].total_cmp(&keys[b.usize()]));
+        self.list.sort_by(|a, b| keys[*a].total_cmp(&keys[*b]));
     }
 
     /// Admits jobs: as many gangs as fit on an empty cluster, most urgent first, each counted as a
@@ -472,7 +472,7 @@ impl Muri {
         }
         groups = groups.into_iter().flat_map(|g| self.split_if_slow(plan, g)).collect();
         let urgency = |g: &Group| {
-            let keys = g.iter().map(|j| self.keys[j.usize()]);
+            let keys = g.iter().map(|j| self.keys[*j]);
             keys.min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
         };
         groups.sort_by(|a, b| urgency(a).total_cmp(&urgency(b)));
@@ -598,7 +598,7 @@ impl Muri {
         if plan.idle_for(group[0]) < u32::from(need) {
             return;
         }
-        let mut nodes: Vec<NodeIdx> = (0..plan.nodes.len()).map(NodeIdx::from_usize).collect();
+        let mut nodes: Vec<NodeIdx> = plan.nodes.indices().collect();
         nodes.retain(|n| plan.node(*n).up && plan.node(*n).size >= need);
         nodes.sort_by_key(|n| std::cmp::Reverse(plan.node(*n).idle));
         for node in nodes.into_iter().take(MAX_DEFRAGMENTED_NODES) {
@@ -665,7 +665,7 @@ impl Muri {
     /// Whether the rest of the job takes longer in its group than alone by more than a move costs.
     /// A job of unknown length is expected to run as long again as it has.
     fn gains_by_leaving(&self, plan: &Plan<'_>, job: JobIdx, members: usize) -> bool {
-        let ran = self.ran[job.usize()].0.secs();
+        let ran = self.ran[job].0.secs();
         let remaining_s = match self.params.urgency {
             Urgency::Remaining => plan.remaining_s(job).unwrap_or(ran),
             Urgency::Attained => ran,
