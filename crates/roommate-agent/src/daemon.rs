@@ -39,7 +39,7 @@ use crate::paths::{self, Paths};
 use crate::process::{Deliver, small_thread};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Placement, Sample};
-use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
+use roommate_core::idx::{Idx, IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer};
 use roommate_core::measurement::known_profiles::KnownProfiles;
@@ -276,14 +276,14 @@ pub(crate) struct Daemon {
     /// Time 0 of the clock, in µs since 1970.
     epoch_us: u64,
     head: Head,
-    /// Jobs of this part of the journal, by index.
-    jobs: Vec<JobRecord>,
+    /// Jobs of this part of the journal.
+    jobs: IdxVec<JobIdx, JobRecord>,
     /// Jobs that ended in earlier parts of the journal.
     past: Vec<JobView>,
     remains: Remains,
-    /// Names of the profiles, by index.
-    profiles: Vec<String>,
-    teams: Vec<String>,
+    /// Names of the profiles.
+    profiles: IdxVec<ProfileIdx, String>,
+    teams: IdxVec<TeamIdx, String>,
     facts: Vec<Event>,
     /// The address at which HTTP is served.
     http: Option<String>,
@@ -448,7 +448,7 @@ impl Daemon {
 
     /// Everything that the machine needs to start a job.
     fn start_of(&self, job: JobIdx, place: Placement) -> Start {
-        let record = &self.jobs[job.usize()];
+        let record = &self.jobs[job];
         let (state, file) = (self.engine.state(), &record.row.file);
         let mut env = record.row.env.clone();
         env.extend(file.env.clone());
@@ -469,7 +469,7 @@ impl Daemon {
 
     /// How often a job was started so far.
     fn starts(&self, job: JobIdx) -> u32 {
-        self.jobs[job.usize()].starts + self.engine.state().job(job).starts
+        self.jobs[job].starts + self.engine.state().job(job).starts
     }
 
     /// Turns reports of the machine into facts of the next step.
@@ -485,7 +485,7 @@ impl Daemon {
                 Report::Sampled { job, sample } => self.facts.push(Event::Sampled { job, sample }),
                 Report::Speed { job, part } => self.assume_speed(job, part),
                 Report::Checkpointed { job, done } => {
-                    let record = &mut self.jobs[job.usize()];
+                    let record = &mut self.jobs[job];
                     record.checkpoint = done;
                     self.store.set_checkpoint(record.id, done)?;
                     self.store.commit()?;
@@ -505,7 +505,7 @@ impl Daemon {
     fn started(&mut self, job: JobIdx, done: Option<f64>) {
         self.facts.push(Event::Started(job));
         let first = self.engine.state().job(job).starts == 1;
-        let carried = self.jobs[job.usize()].carried.filter(|_| first);
+        let carried = self.jobs[job].carried.filter(|_| first);
         if let Some(done) = done.or(carried) {
             let sample = Sample { done: Some(done), ..Sample::default() };
             self.facts.push(Event::Sampled { job, sample });
@@ -546,7 +546,7 @@ impl Daemon {
             }
         }
         for (job, outcome) in outcomes {
-            let record = &mut self.jobs[job.usize()];
+            let record = &mut self.jobs[job];
             if record.outcome.is_none() {
                 self.store.set_outcome(record.id, &outcome)?;
                 self.remains.add(record.id);

@@ -5,7 +5,7 @@
 
 use crate::cluster::Cluster;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{Idx, JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
 use crate::job::{Job, Overrides, Phase, Retries, Spec};
 use crate::math::rng::Rng;
@@ -201,10 +201,10 @@ impl Engine {
 
     /// The cost of the next step depends on the roommates that each running job has now.
     fn set_step_costs(&mut self) {
-        let mut from = 0;
-        while let Some(job) = self.state.placed.first_from(from) {
+        let mut last = None;
+        while let Some(job) = self.state.placed.next_after(last) {
             self.state.jobs[job].step_cost = self.state.step_cost(job);
-            from = job.usize() + 1;
+            last = Some(job);
         }
     }
 

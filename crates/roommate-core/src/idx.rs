@@ -107,6 +107,12 @@ impl<I: Idx, T> IdxVec<I, T> {
         self.items.iter().enumerate().map(|(i, value)| (I::from_usize(i), value))
     }
 
+    /// The first index whose value fits.
+    #[inline]
+    pub fn position(&self, fits: impl FnMut(&T) -> bool) -> Option<I> {
+        self.items.iter().position(fits).map(I::from_usize)
+    }
+
     /// Grows, with what `fill` makes, until it is as long as another vector by the same index.
     /// Never shrinks.
     #[inline]
@@ -314,6 +320,12 @@ impl<I: Idx> IdxSet<I> {
         None
     }
 
+    /// The smallest member above `last`, or of all: walks a set that changes meanwhile.
+    #[inline]
+    pub fn next_after(&self, last: Option<I>) -> Option<I> {
+        self.first_from(last.map_or(0, |i| i.usize() + 1))
+    }
+
     /// The members, ascending.
     pub fn iter(&self) -> impl Iterator<Item = I> + '_ {
         let mut next = 0;
@@ -430,6 +442,10 @@ mod tests {
         assert_eq!((names.get(GpuIdx(3)), names.get(GpuIdx(4))), (Some(&1), None));
         assert_eq!((names.has(GpuIdx(3)), names.has(GpuIdx(4))), (true, false));
         assert!(names.iter_enumerated().map(|(i, _)| i).eq(names.indices()));
+        assert_eq!(
+            (names.position(|n| *n == 1), names.position(|n| *n == 2)),
+            (Some(GpuIdx(2)), None)
+        );
     }
 
     proptest! {
@@ -476,7 +492,9 @@ mod tests {
                 prop_assert_eq!(fast.first_from(i as usize), slow.range(from..).next().copied());
             }
             let all: Vec<_> = slow.iter().copied().collect();
-            prop_assert_eq!(fast.iter().collect::<Vec<_>>(), all);
+            prop_assert_eq!(fast.iter().collect::<Vec<_>>(), &all[..]);
+            let walk = std::iter::successors(fast.next_after(None), |i| fast.next_after(Some(*i)));
+            prop_assert_eq!(walk.collect::<Vec<_>>(), all);
         }
     }
 }

@@ -122,6 +122,11 @@ impl TestCase {
         }
     }
 
+    /// The job that has this index in its runs.
+    pub fn job(&self, job: JobIdx) -> &TestJob {
+        &self.jobs[job.usize()]
+    }
+
     /// The head of its journal in this world.
     pub fn head(&self, world: &str) -> Head {
         let run = (&*self.policy, self.params.clone());
@@ -224,7 +229,7 @@ impl TickWorld<'_> {
                 arrived += 1;
             }
             self.steps(now, facts, &mut writer, look);
-            let serves = |i: JobIdx| case.jobs[i.usize()].spec.class == Class::Service;
+            let serves = |i: JobIdx| case.job(i).spec.class == Class::Service;
             let over = |(i, j): (JobIdx, &Played)| j.finished.is_some() || j.refused || serves(i);
             if arrived == case.jobs.len() && self.jobs.iter_enumerated().all(over) {
                 // Services end with the training.
@@ -338,7 +343,7 @@ impl TickWorld<'_> {
 
     /// The noise scale of its gradients now; 0 where it is not measured.
     fn noise_scale(&self, idx: JobIdx) -> f32 {
-        let (state, job) = (self.engine.state(), &self.case.jobs[idx.usize()]);
+        let (state, job) = (self.engine.state(), self.case.job(idx));
         let noise = state.profile(idx).training.as_ref().map(|t| t.noise);
         noise.map_or(0.0, |n| n.at(n.stage(self.jobs[idx].done / job.work)))
     }

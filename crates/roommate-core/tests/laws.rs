@@ -27,7 +27,7 @@ mod undo;
 
 use faulty_run::{Broken, FaultyRun, Law, RunOutcome, play};
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::{Idx, IdxVec, JobIdx};
 use roommate_core::job::Class;
 use roommate_core::journal::metrics::Fold;
 use roommate_core::journal::replay::Replay;
@@ -78,7 +78,7 @@ fn check(faulty_run: &FaultyRun, build: Build<'_>) -> Result<(), Broken> {
 /// The run ends only when every job has; what remains is that no feasible job was dropped without a
 /// reason.
 fn no_feasible_job_is_lost(faulty_run: &FaultyRun, outcome: &RunOutcome) -> Result<(), Broken> {
-    struct Ends(Vec<Option<&'static str>>);
+    struct Ends(IdxVec<JobIdx, Option<&'static str>>);
     impl Observer for Ends {
         fn job(&mut self, _: &JobLine) {
             self.0.push(None);
@@ -86,33 +86,35 @@ fn no_feasible_job_is_lost(faulty_run: &FaultyRun, outcome: &RunOutcome) -> Resu
         fn step(&mut self, step: &StepView<'_>) {
             for fact in step.facts {
                 match fact {
-                    Event::Finished(j) => self.0[j.usize()] = Some("finished"),
-                    Event::Cancelled(j) => self.0[j.usize()] = Some("cancelled"),
+                    Event::Finished(j) => self.0[*j] = Some("finished"),
+                    Event::Cancelled(j) => self.0[*j] = Some("cancelled"),
                     _ => {}
                 }
             }
             for note in step.notes.iter().filter(|n| n.reason == Reason::OutOfRetries) {
-                self.0[note.job.usize()] = Some("failed");
+                self.0[note.job] = Some("failed");
             }
             for action in step.actions {
                 if let Action::Reject(j, _) = action {
-                    self.0[j.usize()] = Some("rejected");
+                    self.0[*j] = Some("rejected");
                 }
             }
         }
     }
-    let mut ends = Ends(Vec::new());
+    let mut ends = Ends(IdxVec::new());
     journal::read(outcome.journal.as_bytes(), &mut ends)
         .map_err(|e| Broken(Law::RoundTrip, e.to_string()))?;
     for (i, job) in faulty_run.case.jobs.iter().enumerate() {
+        let idx = JobIdx::from_usize(i);
         let feasible = random::fits_an_empty_cluster(&faulty_run.case, &job.spec, Rule::Count);
-        let fine = match ends.0[i] {
+        let end = ends.0[idx];
+        let fine = match end {
             Some("rejected") => !feasible,
-            Some(_) => feasible || ends.0[i] == Some("cancelled"),
+            Some(how) => feasible || how == "cancelled",
             None => false,
         };
         Broken::unless(fine, Law::EveryFeasibleJobFinishes, || {
-            format!("{}: {:?}, feasible {feasible}", JobIdx::from_usize(i), ends.0[i])
+            format!("{idx}: {end:?}, feasible {feasible}")
         })?;
     }
     Ok(())
@@ -135,8 +137,7 @@ fn shrink(mut faulty_run: FaultyRun, mut broken: Broken, build: Build<'_>) -> (F
             if i < faulty_run.mishaps.len() {
                 // A node that never comes back, or a service that is never ended, would be a reason
                 // of its own to wait for ever.
-                let serves =
-                    |j: JobIdx| faulty_run.case.jobs[j.usize()].spec.class == Class::Service;
+                let serves = |j: JobIdx| faulty_run.case.job(j).spec.class == Class::Service;
                 match faulty_run.mishaps[i].1 {
                     faulty_run::Mishap::Up(_) => return None,
                     faulty_run::Mishap::Cancel(job) if serves(job) => return None,

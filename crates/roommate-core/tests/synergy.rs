@@ -78,8 +78,7 @@ fn round(mechanism: &str, cluster: &str, jobs: &[(Profile, u16)], released: bool
     engine.state().clone()
 }
 
-fn speed(state: &State, job: usize) -> f64 {
-    let job = JobIdx::from_usize(job);
+fn speed(state: &State, job: JobIdx) -> f64 {
     if state.job(job).is_placed() {
         state.profile(job).fed_speed(state.job(job).knobs)
     } else {
@@ -88,7 +87,7 @@ fn speed(state: &State, job: usize) -> f64 {
 }
 
 fn speeds(state: &State) -> f64 {
-    (0..state.jobs.len()).map(|j| speed(state, j)).sum()
+    state.jobs.indices().map(|j| speed(state, j)).sum()
 }
 
 fn cores(state: &State) -> Vec<u32> {
@@ -159,7 +158,11 @@ fn demands_are_capped_at_a_server() {
         let knobs = state.jobs[JobIdx(0)].knobs;
         assert_eq!(u32::from(gpus) * knobs.cpu_milli, cores * 1000, "{gpus} GPUs");
         assert_eq!(u32::from(gpus) * knobs.host_mib, (gb * GB) as u32, "{gpus} GPUs");
-        assert!((speed(&state, 0) - wanted).abs() < 1e-6, "{gpus} GPUs: {}", speed(&state, 0));
+        assert!(
+            (speed(&state, JobIdx(0)) - wanted).abs() < 1e-6,
+            "{gpus} GPUs: {}",
+            speed(&state, JobIdx(0))
+        );
     };
     check(1, 12, 125.0, 2.94);
     check(4, 24, 500.0, 1.646_667);
@@ -189,7 +192,7 @@ fn tuning_runs_the_same_jobs_and_none_below_its_share() {
                 let best = tuned.profile(job).sensitivity.as_ref().unwrap().best();
                 let has = Host::of(tuned.job(job).knobs);
                 assert!(best.min(USUAL).within(has), "seed {seed}: {has:?}");
-                assert!(speed(&tuned, job.usize()) >= 1.0, "seed {seed}");
+                assert!(speed(&tuned, job) >= 1.0, "seed {seed}");
             }
         }
     }

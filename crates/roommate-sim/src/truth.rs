@@ -211,7 +211,7 @@ fn measured(atlas: &Arc<Atlas>, profiles: Profiles<'_>) -> Model {
 
 fn mapped(atlas: &Arc<Atlas>, works: Vec<Option<Work>>) -> Model {
     let known = known(&works);
-    (Box::new(Measured::new(Arc::clone(atlas), works)), known)
+    (Box::new(Measured::new(Arc::clone(atlas), works.into())), known)
 }
 
 /// Interference from total resource demand, with the demands of measured tasks.

@@ -7,7 +7,7 @@ use crate::trace::{TraceClass, TraceJob, TraceService};
 use crate::truth;
 use crate::world::Arrival;
 use roommate_core::cluster::Cluster;
-use roommate_core::idx::{Idx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{Idx, IdxVec, ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Retries, Slo, Spec};
 use roommate_core::knobs::Knobs;
 use roommate_core::measurement::atlas::Atlas;
@@ -32,10 +32,10 @@ pub struct Workload {
 
 impl Workload {
     /// GPUs of the first job of each profile.
-    pub fn widths(&self) -> Vec<u32> {
-        let mut widths = vec![0; self.profiles.len()];
+    pub fn widths(&self) -> IdxVec<ProfileIdx, u32> {
+        let mut widths: IdxVec<ProfileIdx, u32> = vec![0; self.profiles.len()].into();
         for Arrival { spec, .. } in self.arrivals.iter().rev() {
-            widths[spec.profile.usize()] = u32::from(spec.gpus);
+            widths[spec.profile] = u32::from(spec.gpus);
         }
         widths
     }

@@ -606,11 +606,11 @@ impl World {
 
     /// Charges every running job the cost of the last step for the interval since then.
     fn charge_all(&mut self, now: Time) {
-        let mut from = 0;
-        while let Some(job) = self.running.first_from(from) {
+        let mut last = None;
+        while let Some(job) = self.running.next_after(last) {
             let live = &mut self.live[job];
             live.meter.advance(now, live.step_cost);
-            from = job.usize() + 1;
+            last = Some(job);
         }
     }
 
@@ -621,9 +621,9 @@ impl World {
         self.alarms.retain(|a| !ends(a.0.1));
         self.first_to_end.clear();
         let mut first = Time(u64::MAX);
-        let mut from = 0;
-        while let Some(job) = self.running.first_from(from) {
-            from = job.usize() + 1;
+        let mut last = None;
+        while let Some(job) = self.running.next_after(last) {
+            last = Some(job);
             let live = &mut self.live[job];
             live.step_cost = self.engine.state().step_cost(job);
             let ends = live.meter.finishes(live.next_stop()).unwrap_or(first);

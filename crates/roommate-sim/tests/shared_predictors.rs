@@ -6,7 +6,7 @@
 mod shared;
 
 use expect_test::expect;
-use roommate_core::idx::{Idx, ProfileIdx};
+use roommate_core::idx::{Idx, IdxVec, ProfileIdx};
 use roommate_core::interference::degradation::{DegradationModel, ResourceDemand, View};
 use roommate_core::math::forest::{Forest, Options};
 use roommate_core::math::stat;
@@ -256,8 +256,8 @@ fn pairs_of_lucid() {
         let both = [(a, b, speed("speed1")), (b, a, speed("speed2"))];
         sides.extend(both.iter().filter(|s| s.2 > 0.05).map(|(a, b, s)| (*a, *b, 1.0 / s)));
     }
-    let models: Vec<&String> = kinds.iter().map(|k| &k[0]).collect();
-    let model = |kind: ProfileIdx| models.iter().position(|m| *m == models[kind.usize()]).unwrap();
+    let models: IdxVec<ProfileIdx, &String> = kinds.iter().map(|k| &k[0]).collect();
+    let model = |kind: ProfileIdx| models.iter().position(|m| *m == models[kind]).unwrap();
     let [by_pair, by_model] = folds(&sides, &model);
     let mut text = String::new();
     text += &predict(View::Pattern, &demands, &by_pair).row("Lucid, pattern, pairs never seen");
@@ -319,8 +319,8 @@ fn pairs_of_the_h200() {
         }
     };
     let demands: Vec<ResourceDemand> = kinds.iter().map(demand).collect();
-    let names: Vec<&String> = kinds.iter().map(|k| &k.0).collect();
-    let task = |kind: ProfileIdx| names.iter().position(|n| *n == names[kind.usize()]).unwrap();
+    let names: IdxVec<ProfileIdx, &String> = kinds.iter().map(|k| &k.0).collect();
+    let task = |kind: ProfileIdx| names.iter().position(|n| *n == names[kind]).unwrap();
     let [by_pair, by_task] = folds(&sides, &task);
     let mut text = String::new();
     text += &predict(View::Pattern, &demands, &by_pair).row("H200, pattern, pairs never seen");

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_core::event::Event;
-use roommate_core::idx::Idx;
+use roommate_core::idx::{IdxVec, JobIdx};
 use roommate_core::interference::Undisturbed;
-use roommate_core::journal::{Observer, StepView};
+use roommate_core::journal::{JobLine, Observer, StepView};
 use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use roommate_core::policy;
 use roommate_core::state::Costs;
@@ -44,20 +44,23 @@ fn jobs() -> Vec<TraceJob> {
 
 /// Seconds from submission to completion of each job; job `i` is submitted at `i` seconds.
 #[derive(Default)]
-struct Jcts([u64; 8]);
+struct Jcts(IdxVec<JobIdx, u64>);
 
 impl Observer for Jcts {
+    fn job(&mut self, _: &JobLine) {
+        self.0.push(0);
+    }
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
             if let Event::Finished(job) = fact {
-                self.0[job.usize()] =
-                    (step.at - Time(job.usize() as u64 * 1_000_000)).0 / 1_000_000;
+                let submitted = Time(u64::from(job.0) * 1_000_000);
+                self.0[*job] = (step.at - submitted).0 / 1_000_000;
             }
         }
     }
 }
 
-fn jcts(mechanism: &str, order: &str) -> [u64; 8] {
+fn jcts(mechanism: &str, order: &str) -> IdxVec<JobIdx, u64> {
     let compat = compat::find("synergy").unwrap();
     let name = format!("synergy-{mechanism}");
     let entry = policy::find(&name).unwrap();
@@ -92,7 +95,7 @@ fn the_worked_example_is_exact_to_the_second() {
     let check = |mechanism: &str, order: &str, two: [u64; 2], others: u64| {
         let found = jcts(mechanism, order);
         let wanted: Vec<u64> = two.into_iter().chain(six(others)).collect();
-        assert_eq!(found[..], wanted[..], "{mechanism} {order}");
+        assert_eq!(*found, wanted[..], "{mechanism} {order}");
     };
     check("proportional", "fifo", [1800, 2399], 898);
     check("proportional", "srtf", [1800, 2399], 898);

@@ -7,7 +7,7 @@ mod random;
 
 use random::CaseOptions;
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::Idx;
+use roommate_core::idx::{Idx, IdxVec, JobIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Class;
 use roommate_core::journal::gantt::Stays;
@@ -29,11 +29,11 @@ use std::sync::Arc;
 /// Time and kind of each job's end, and its progress when it was interrupted.
 #[derive(Debug, Default)]
 struct Ends {
-    finished: Vec<Option<Time>>,
-    given_up: Vec<bool>,
-    rejected: Vec<bool>,
+    finished: IdxVec<JobIdx, Option<Time>>,
+    given_up: IdxVec<JobIdx, bool>,
+    rejected: IdxVec<JobIdx, bool>,
     /// The most steps that were ever reported as done.
-    most_done: Vec<f64>,
+    most_done: IdxVec<JobIdx, f64>,
     failures: u64,
 }
 
@@ -47,21 +47,21 @@ impl Observer for Ends {
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
             match fact {
-                Event::Finished(j) => self.finished[j.usize()] = Some(step.at),
+                Event::Finished(j) => self.finished[*j] = Some(step.at),
                 Event::Stopped { job, done } | Event::Failed { job, done, .. } => {
                     self.failures += u64::from(matches!(fact, Event::Failed { .. }));
-                    let most = &mut self.most_done[job.usize()];
+                    let most = &mut self.most_done[*job];
                     *most = most.max(*done);
                 }
                 _ => {}
             }
         }
         for note in step.notes.iter().filter(|n| n.reason == Reason::OutOfRetries) {
-            self.given_up[note.job.usize()] = true;
+            self.given_up[note.job] = true;
         }
         for action in step.actions {
             if let Action::Reject(j, _) = action {
-                self.rejected[j.usize()] = true;
+                self.rejected[*j] = true;
             }
         }
     }
@@ -169,7 +169,8 @@ fn both_worlds_finish_every_job_at_the_same_instant() {
             let slow = case.run();
             let fast = play(&case, Faults::default()).unwrap();
             let ticks = |t: &Option<u64>| t.map(|t| Time(t * case.tick.0));
-            let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
+            let slow_finished: IdxVec<JobIdx, Option<Time>> =
+                slow.finished.iter().map(ticks).collect();
             assert_eq!(fast.ends.finished, slow_finished, "{}", random::compact(&case));
             let (a, b) = (&fast.metrics, slow.metrics());
             let (fast_counts, slow_counts) =
@@ -205,8 +206,9 @@ fn both_worlds_agree_in_the_presence_of_services() {
             let context = random::compact(&case);
             let fast = play(&case, Faults::default()).unwrap_or_else(|e| panic!("{context}{e}"));
             let ticks = |t: &Option<u64>| t.map(|t| Time(t * case.tick.0));
-            let slow_finished: Vec<Option<Time>> = slow.finished.iter().map(ticks).collect();
-            assert!(slow.ended && slow_finished[0].is_none(), "{context}");
+            let slow_finished: IdxVec<JobIdx, Option<Time>> =
+                slow.finished.iter().map(ticks).collect();
+            assert!(slow.ended && slow_finished[JobIdx(0)].is_none(), "{context}");
             assert_eq!(fast.ends.finished, slow_finished, "{context}");
             let (a, b) = (&fast.metrics, slow.metrics());
             assert_eq!((a.jobs, a.finished), (b.jobs, b.finished), "{context}");
@@ -242,6 +244,7 @@ fn under_faults_every_job_ends_once_with_consistent_totals() {
             let context = random::compact(&case);
             let run = play(&case, some_faults(seed)).unwrap_or_else(|e| panic!("{context}{e}"));
             for (i, job) in case.jobs.iter().enumerate() {
+                let i = JobIdx::from_usize(i);
                 let ends =
                     [run.ends.finished[i].is_some(), run.ends.given_up[i], run.ends.rejected[i]];
                 assert_eq!(ends.iter().filter(|e| **e).count(), 1, "{context}job {i}: {ends:?}");
@@ -257,7 +260,7 @@ fn under_faults_every_job_ends_once_with_consistent_totals() {
                 let larger = trainings.map(|t| f64::from(t.batch_max) / f64::from(t.batch));
                 let larger = larger.fold(1.0, f64::max);
                 let fastest = larger * fed * kinds.chain(measured).fold(0.0, f64::max);
-                let stays = run.stays.ended.iter().filter(|s| s.job.usize() == i);
+                let stays = run.stays.ended.iter().filter(|s| s.job == i);
                 let held: f64 = stays.map(|s| (s.to - s.from).secs() * s.gpus.len() as f64).sum();
                 let least = job.work * f64::from(job.spec.gpus) / fastest;
                 let enough = !ends[0] || held >= least - 1e-3;

@@ -316,7 +316,8 @@ impl Lab {
         if Some(file) == self.throughputs.as_deref() {
             let models: Vec<&str> =
                 self.world.cluster.gpu_models.iter().map(|m| m.name.as_str()).collect();
-            let profiles: Vec<(&str, u32)> = names.zip(self.workload.widths()).collect();
+            let widths = self.workload.widths();
+            let profiles: Vec<(&str, u32)> = names.zip(widths.iter().copied()).collect();
             return Ok(trace::pairs::by_gpu_model(file, &models, &profiles)?);
         }
         let pairs = trace::pairs::read(file, self.throughputs.as_deref(), "v100")?;

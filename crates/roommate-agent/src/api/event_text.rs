@@ -1,7 +1,7 @@
 //! Events of a journal as text: one line for each event of a job.
 
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
 use roommate_core::journal::{JobLine, Observer, StepView, explain};
 use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ impl std::fmt::Display for EventLine {
 /// Folds a journal into lines of text.
 #[derive(Default)]
 pub struct EventLog {
-    names: Vec<String>,
+    names: IdxVec<JobIdx, String>,
     /// The lines, oldest first.
     pub lines: VecDeque<EventLine>,
     keep: Option<usize>,
@@ -41,7 +41,7 @@ impl EventLog {
     }
 
     fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
-        let job = self.names[job.usize()].clone();
+        let job = self.names[job].clone();
         if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
             self.lines.pop_front();
         }
@@ -82,7 +82,7 @@ impl Observer for EventLog {
         }
         for note in step.notes {
             let names = &self.names;
-            let what = note.reason.describe(&|j| names[j.usize()].clone());
+            let what = note.reason.describe(&|j| names[j].clone());
             self.add(step.at, note.job, what);
         }
         for action in step.actions {

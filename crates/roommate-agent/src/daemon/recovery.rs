@@ -13,7 +13,7 @@ use crate::machine::tenant::Goal;
 use crate::machine::{Machine, Setup};
 use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::event::{Event, Placement};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
@@ -32,8 +32,8 @@ const RECENT: usize = 50;
 struct Rebuilt {
     replay: Replay,
     head: Option<Head>,
-    profiles: Vec<String>,
-    teams: Vec<String>,
+    profiles: IdxVec<ProfileIdx, String>,
+    teams: IdxVec<TeamIdx, String>,
     log: EventLog,
 }
 
@@ -65,8 +65,8 @@ impl Rebuilt {
         let mut rebuilt = Self {
             replay: Replay::default(),
             head: None,
-            profiles: Vec::new(),
-            teams: Vec::new(),
+            profiles: IdxVec::new(),
+            teams: IdxVec::new(),
             log: EventLog::last(RECENT),
         };
         let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
@@ -120,7 +120,8 @@ impl Daemon {
         };
         machine.forget_jobs();
         machine.tidy();
-        let jobs: Vec<JobRecord> = store.jobs()?.into_iter().map(JobRecord::from).collect();
+        let jobs: IdxVec<JobIdx, JobRecord> =
+            store.jobs()?.into_iter().map(JobRecord::from).collect();
         if jobs.len() != engine.state().jobs.len() {
             let (path, what) =
                 (config.paths.store(), "its jobs and its journal do not match".into());
@@ -151,8 +152,8 @@ impl Daemon {
             wake,
             lock,
         };
-        for idx in 0..daemon.jobs.len() {
-            daemon.adopt(JobIdx::from_usize(idx))?;
+        for job in daemon.jobs.indices() {
+            daemon.adopt(job)?;
         }
         daemon.take_reports()?;
         Ok(daemon)
@@ -160,7 +161,7 @@ impl Daemon {
 
     /// Finds out what became of a job's process while no daemon ran.
     fn adopt(&mut self, job: JobIdx) -> Result<(), AgentError> {
-        let folder = self.config.paths.job(self.jobs[job.usize()].id);
+        let folder = self.config.paths.job(self.jobs[job].id);
         let hot = self.engine.state().job(job);
         let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
         // If the job has ended, only its last process could still exist.
@@ -200,7 +201,7 @@ impl Daemon {
             // cost a walk over all processes for every job that ever ran.
             AttemptStatus::Ended(..) if phase == Phase::Done => {}
             // An earlier part of the journal has recorded this end.
-            AttemptStatus::Ended(..) if carried && began <= self.jobs[job.usize()].starts => {}
+            AttemptStatus::Ended(..) if carried && began <= self.jobs[job].starts => {}
             // The previous attempt ended; the current one was not begun yet.
             AttemptStatus::Ended(supervisor, exit) if starting && !is_this => {
                 let ended = (&attempt, supervisor);
@@ -217,7 +218,7 @@ impl Daemon {
 
     /// Handles a job of which no attempt was ever begun.
     fn none_left(&mut self, job: JobIdx, phase: Phase, place: Placement) {
-        let done = self.jobs[job.usize()].checkpoint;
+        let done = self.jobs[job].checkpoint;
         match phase {
             Phase::Starting => {
                 let start = self.start_of(job, place);

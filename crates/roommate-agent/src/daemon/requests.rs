@@ -9,7 +9,7 @@ use crate::daemon::{Daemon, Input, JobRecord, unix_us};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
-use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
 use std::collections::HashSet;
@@ -50,7 +50,7 @@ impl Daemon {
         Ok(match request {
             Request::Submit(submit) => self.submit(*submit)?,
             Request::Ps {} => {
-                let jobs = (0..self.jobs.len()).map(|i| self.job_view(JobIdx::from_usize(i)));
+                let jobs = self.jobs.indices().map(|job| self.job_view(job));
                 Reply::Jobs(self.past.iter().cloned().chain(jobs).collect())
             }
             Request::Describe { job } => match self.past.iter().find(|j| j.name == job) {
@@ -78,8 +78,7 @@ impl Daemon {
 
     /// The job of this name, among the jobs of this part of the journal.
     fn find_job(&self, name: &str) -> Result<JobIdx, Refusal> {
-        let at = self.jobs.iter().position(|j| j.name == name);
-        at.map(JobIdx::from_usize).ok_or_else(|| {
+        self.jobs.position(|j| j.name == name).ok_or_else(|| {
             if self.past.iter().any(|j| j.name == name) {
                 return (format!("job {name:?} has ended already"), None);
             }
@@ -124,20 +123,18 @@ impl Daemon {
     /// The team of a job; a new team is written into the journal.
     fn team(&mut self, submit: &Submit, writer: &mut Writer<Vec<u8>>) -> TeamIdx {
         let name = submit.file.team.clone().unwrap_or_else(|| "default".into());
-        let known = self.teams.iter().position(|t| *t == name);
-        TeamIdx::from_usize(known.unwrap_or_else(|| {
-            let idx = self.teams.len();
-            writer.team(&TeamLine { idx: TeamIdx::from_usize(idx), name: name.clone() });
-            self.teams.push(name);
+        self.teams.position(|t| *t == name).unwrap_or_else(|| {
+            let idx = self.teams.push(name.clone());
+            writer.team(&TeamLine { idx, name });
             idx
-        }))
+        })
     }
 
     /// The profile of a job; a new profile is written into the journal.
     fn profile(&mut self, submit: &Submit, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
         let name = submit.file.profile.clone().unwrap_or_else(|| job.into());
-        if let Some(known) = self.profiles.iter().position(|p| *p == name) {
-            return ProfileIdx::from_usize(known);
+        if let Some(known) = self.profiles.position(|p| *p == name) {
+            return known;
         }
         let profile = submit.file.profile();
         let idx = self.engine.add_profile(profile.clone());
@@ -193,7 +190,7 @@ impl Daemon {
     }
 
     fn cancel(&mut self, job: JobIdx) -> Result<Result<String, Refusal>, AgentError> {
-        let name = self.jobs[job.usize()].name.clone();
+        let name = self.jobs[job].name.clone();
         if self.engine.state().job(job).phase == Phase::Done {
             return Ok(Err((format!("job {name:?} has ended already"), None)));
         }
@@ -210,12 +207,12 @@ impl Daemon {
             return Ok(Err(refused));
         }
         self.set_by_user(job, Event::Held { job, held })?;
-        let name = &self.jobs[job.usize()].name;
+        let name = &self.jobs[job].name;
         Ok(Ok(format!("{} {name}", if held { "suspended" } else { "resumed" })))
     }
 
     fn can_hold(&self, job: JobIdx, held: bool) -> Result<(), Refusal> {
-        let (name, hot) = (&self.jobs[job.usize()].name, self.engine.state().job(job));
+        let (name, hot) = (&self.jobs[job].name, self.engine.state().job(job));
         if hot.phase == Phase::Done {
             return Err((format!("job {name:?} has ended already"), None));
         }
@@ -242,7 +239,7 @@ impl Daemon {
         }
         let share_permille = share.map(permille);
         self.set_by_user(job, Event::Resized { job, batch, share_permille })?;
-        Ok(Ok(format!("resized {}", self.jobs[job.usize()].name)))
+        Ok(Ok(format!("resized {}", self.jobs[job].name)))
     }
 
     fn can_resize(
@@ -251,7 +248,7 @@ impl Daemon {
         batch: Option<u32>,
         share: Option<f64>,
     ) -> Result<(), Refusal> {
-        let name = &self.jobs[job.usize()].name;
+        let name = &self.jobs[job].name;
         if self.engine.state().job(job).phase == Phase::Done {
             let what = format!("job {name:?} has ended already");
             return Err(refusal(what, "`roommate ps` lists the jobs"));

@@ -15,7 +15,7 @@ use crate::process::Exit;
 use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
+use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::{Overrides, Retries};
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
@@ -27,9 +27,9 @@ use std::path::Path;
 #[derive(Default)]
 struct Past {
     head: Option<Head>,
-    profiles: Vec<ProfileLine>,
-    teams: Vec<TeamLine>,
-    jobs: Vec<Known>,
+    profiles: IdxVec<ProfileIdx, ProfileLine>,
+    teams: IdxVec<TeamIdx, TeamLine>,
+    jobs: IdxVec<JobIdx, Known>,
     at: Time,
 }
 
@@ -73,17 +73,17 @@ impl Observer for Past {
         self.at = step.at;
         for fact in step.facts {
             match fact {
-                Event::Submitted(job) => self.jobs[job.usize()].submitted = step.at,
-                Event::Stopped { job, .. } => self.jobs[job.usize()].placed = false,
+                Event::Submitted(job) => self.jobs[*job].submitted = step.at,
+                Event::Stopped { job, .. } => self.jobs[*job].placed = false,
                 Event::Failed { job, reason, .. } => {
-                    let known = &mut self.jobs[job.usize()];
+                    let known = &mut self.jobs[*job];
                     let own_fault = Retries::counts(*reason);
                     known.failures = known.failures.saturating_add(u16::from(own_fault));
                     (known.placed, known.suspended) = (false, false);
                 }
-                Event::Held { job, held } => self.jobs[job.usize()].user.held = *held,
+                Event::Held { job, held } => self.jobs[*job].user.held = *held,
                 Event::Resized { job, batch, share_permille } => {
-                    let user = &mut self.jobs[job.usize()].user;
+                    let user = &mut self.jobs[*job].user;
                     user.batch = batch.unwrap_or(user.batch);
                     user.share_permille = share_permille.unwrap_or(user.share_permille);
                 }
@@ -91,7 +91,7 @@ impl Observer for Past {
             }
         }
         for action in step.actions {
-            let known = &mut self.jobs[action.job().usize()];
+            let known = &mut self.jobs[action.job()];
             match action {
                 Action::Start(..) | Action::Move(..) => {
                     (known.placed, known.started, known.suspended) = (true, true, false);
@@ -121,7 +121,7 @@ pub(crate) fn begin(
     };
     let mut next = Next::new(&head, why, &past.profiles);
     for kept in store.jobs()? {
-        let Some(known) = past.jobs.get(kept.idx as usize) else {
+        let Some(known) = past.jobs.get(JobIdx(kept.idx)) else {
             return Err(unrepeatable("its jobs and its journal do not match".into()));
         };
         let mut failures = known.failures;
@@ -184,8 +184,8 @@ struct Next {
     writer: Writer<Vec<u8>>,
     jobs: u32,
     /// The old index of each profile and team, by its index in the new part.
-    profiles: Vec<ProfileIdx>,
-    teams: Vec<TeamIdx>,
+    profiles: IdxVec<ProfileIdx, ProfileIdx>,
+    teams: IdxVec<TeamIdx, TeamIdx>,
     /// What users set, for the first step of the new part.
     set: Vec<Event>,
 }
@@ -238,19 +238,21 @@ impl Next {
     fn new(head: &Head, why: &str, profiles: &[ProfileLine]) -> Self {
         let mut writer = Writer::new(Vec::new());
         writer.head(&Head { continues: Some(why.into()), ..head.clone() });
-        let (teams, set) = (Vec::new(), Vec::new());
-        let mut next = Self { writer, jobs: 0, profiles: Vec::new(), teams, set };
+        let (teams, set) = (IdxVec::new(), Vec::new());
+        let mut next = Self { writer, jobs: 0, profiles: IdxVec::new(), teams, set };
         if head.known_pairs.is_some() {
             // The pair table in the head refers to profiles by index, so the indices stay the same.
-            profiles.iter().for_each(|line| next.profile(line));
+            for line in profiles {
+                next.profile(line);
+            }
         }
         next
     }
 
-    fn profile(&mut self, line: &ProfileLine) {
-        let idx = ProfileIdx::from_usize(self.profiles.len());
+    fn profile(&mut self, line: &ProfileLine) -> ProfileIdx {
+        let idx = self.profiles.push(line.idx);
         self.writer.profile(&ProfileLine { idx, ..line.clone() });
-        self.profiles.push(line.idx);
+        idx
     }
 
     fn set_by_users(&mut self, at: Time) {
@@ -260,19 +262,14 @@ impl Next {
 
     fn job(&mut self, known: &Known, failures: u16, past: &Past) {
         let mut spec = known.line.spec.clone();
-        let place = |all: &mut Vec<ProfileIdx>, old| all.iter().position(|p| *p == old);
-        let profile = place(&mut self.profiles, spec.profile).unwrap_or_else(|| {
-            self.profile(&past.profiles[spec.profile.usize()]);
-            self.profiles.len() - 1
+        let profile = self.profiles.position(|old| *old == spec.profile);
+        spec.profile = profile.unwrap_or_else(|| self.profile(&past.profiles[spec.profile]));
+        let team = self.teams.position(|old| *old == spec.team);
+        spec.team = team.unwrap_or_else(|| {
+            let idx = self.teams.push(spec.team);
+            self.writer.team(&TeamLine { idx, ..past.teams[spec.team].clone() });
+            idx
         });
-        let team = self.teams.iter().position(|t| *t == spec.team).unwrap_or_else(|| {
-            let idx = TeamIdx::from_usize(self.teams.len());
-            self.writer.team(&TeamLine { idx, ..past.teams[spec.team.usize()].clone() });
-            self.teams.push(spec.team);
-            idx.usize()
-        });
-        spec.profile = ProfileIdx::from_usize(profile);
-        spec.team = TeamIdx::from_usize(team);
         // Earlier failures count against the retries.
         let Retries { user, infra, unknown } = spec.retries;
         let left = |limit: u16| limit.saturating_sub(failures);
@@ -404,7 +401,7 @@ mod tests {
     #[test]
     fn only_the_jobs_own_failures_use_up_its_retries() {
         let failed = |why| Event::Failed { job: JOB, reason: why, done: 0.0 };
-        let left = |facts: &[Event]| past(&next_part(facts)).jobs[0].line.spec.retries;
+        let left = |facts: &[Event]| past(&next_part(facts)).jobs[JOB].line.spec.retries;
         assert_eq!(left(&[failed(Reason::RoommateFailed)]), Retries::from(1));
         assert_eq!(
             left(&[failed(Reason::RoommateFailed), failed(Reason::Crashed)]),
@@ -419,9 +416,9 @@ mod tests {
             |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
         past.step(&view(&[], &[Action::Suspend(JOB)]));
         past.step(&view(&[Event::Stopped { job: JOB, done: 1.0 }], &[]));
-        assert!(past.jobs[0].suspended && !past.jobs[0].placed);
+        assert!(past.jobs[JOB].suspended && !past.jobs[JOB].placed);
         past.step(&view(&[], &[Action::Stop(JOB)]));
-        assert!(!past.jobs[0].suspended);
+        assert!(!past.jobs[JOB].suspended);
     }
 
     #[test]
@@ -429,7 +426,7 @@ mod tests {
         let set = Event::Resized { job: JOB, batch: Some(8), share_permille: None };
         let lines = next_part(&[Event::Held { job: JOB, held: true }, set]);
         let user = Overrides { held: true, batch: 8, share_permille: 0 };
-        assert_eq!(past(&lines).jobs[0].user, user);
+        assert_eq!(past(&lines).jobs[JOB].user, user);
         let mut replay = Replay::default();
         journal::read(&lines[..], &mut replay).unwrap();
         assert_eq!((replay.steps, &replay.difference), (1, &None));

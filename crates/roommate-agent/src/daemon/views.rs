@@ -6,14 +6,14 @@ use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
 use crate::machine::tenant::JobRuntime;
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
 use roommate_core::time::{Span, Time};
 use std::fs;
 
 impl Daemon {
     pub(super) fn job_view(&self, job: JobIdx) -> JobView {
-        let (record, state) = (&self.jobs[job.usize()], self.engine.state());
+        let (record, state) = (&self.jobs[job], self.engine.state());
         let (hot, spec) = (state.job(job), state.spec(job));
         let known = self.machine.job(job);
         let tenant = known.and_then(|j| j.tenant.as_ref());
@@ -78,7 +78,7 @@ impl Daemon {
             Phase::Running => "running",
             Phase::Stopping => "stopping",
             Phase::Done => {
-                let outcome = self.jobs[job.usize()].outcome.clone();
+                let outcome = self.jobs[job].outcome.clone();
                 return outcome.unwrap_or_else(|| "ended".into());
             }
         }
@@ -94,9 +94,7 @@ impl Daemon {
         let done = match known.and_then(|j| j.seen.as_ref()).filter(|_| !ended) {
             Some(seen) => seen.done,
             // The job is connected and has not reported a step yet.
-            None if known.is_some_and(JobRuntime::is_connected) => {
-                self.jobs[job.usize()].checkpoint
-            }
+            None if known.is_some_and(JobRuntime::is_connected) => self.jobs[job].checkpoint,
             None => state.done(job),
         };
         done.min(state.spec(job).work.unwrap_or(f64::INFINITY))
@@ -123,7 +121,7 @@ impl Daemon {
 
     /// Why the job waits or runs as it does.
     fn reason(&self, hot: &Job) -> Option<String> {
-        let name = |j: JobIdx| self.jobs[j.usize()].name.clone();
+        let name = |j: JobIdx| self.jobs[j].name.clone();
         if hot.phase == Phase::Done {
             return None;
         }

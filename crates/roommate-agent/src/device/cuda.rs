@@ -15,7 +15,7 @@ use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier};
 use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
 use crate::process::{self, Process};
 use roommate_core::cluster::Cluster;
-use roommate_core::idx::{GpuIdx, Idx};
+use roommate_core::idx::{GpuIdx, Idx, IdxVec};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -27,7 +27,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 const DRIVERS_OWN_MIB: u32 = 1024;
 
 pub(crate) struct CudaDevice {
-    gpus: Vec<Gpu>,
+    gpus: IdxVec<GpuIdx, Gpu>,
     sampler: Sampler,
     /// The result of the self-test.
     pub(super) tested: SelfTest,
@@ -65,7 +65,7 @@ impl CudaDevice {
             infos.truncate(wanted.into());
         }
         let mut tested: Option<SelfTest> = None;
-        let mut gpus = Vec::new();
+        let mut gpus: IdxVec<GpuIdx, Gpu> = IdxVec::new();
         for info in infos {
             let mps = Mps::new(folder, &info);
             let found = nvidia::test(program, &info, Some(&mps));
@@ -103,7 +103,7 @@ impl CudaDevice {
 
     pub(super) fn cluster(&self) -> Cluster {
         let (cores, gib) = (usable_cores().len(), (host_mib() / 1024).max(1));
-        let model = &self.gpus[0].info.model;
+        let model = &self.gpus[GpuIdx(0)].info.model;
         let text = format!("1x{}:{model}:{cores}c:{gib}g", self.gpus.len());
         // If the model's name is not valid in a cluster's description, the generic one is used.
         let cluster = text.parse().or_else(|_| text.replace(model.as_str(), "gpu").parse());
@@ -122,12 +122,12 @@ impl CudaDevice {
     }
 
     pub(super) fn sm_groups(&self, gpu: GpuIdx) -> SmGroups {
-        let divided = self.gpus.get(gpu.usize()).filter(|g| g.mps.is_some());
+        let divided = self.gpus.get(gpu).filter(|g| g.mps.is_some());
         divided.map_or(SmGroups::default(), |g| g.groups)
     }
 
     pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
-        let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(g.usize())).collect();
+        let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(*g)).collect();
         let uuids: Vec<&str> = on.iter().map(|g| g.info.uuid.as_str()).collect();
         let mut env = vec![("CUDA_VISIBLE_DEVICES", uuids.join(","))];
         // A daemon serves one GPU, so that faults stay there; a process on several GPUs runs
@@ -154,7 +154,7 @@ impl CudaDevice {
 
     /// Ends the work of a group's processes on these GPUs.
     pub(super) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
-        let on = gpus.iter().filter_map(|g| self.gpus.get(g.usize())?.mps.as_ref());
+        let on = gpus.iter().filter_map(|g| self.gpus.get(*g)?.mps.as_ref());
         for watched in on.filter(|w| w.well.load(Ordering::Relaxed)) {
             let servers = watched.mps.servers().unwrap_or_default();
             let clients =

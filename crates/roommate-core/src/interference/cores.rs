@@ -16,7 +16,7 @@
 //! tenant confined to a share takes at least that much longer. Tenants that interleave their stages
 //! advance together as in [`stages`], without inflation.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx, ProfileIdx};
 use crate::interference::stages::{Interleaved, SLOTS, Stages};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
@@ -27,10 +27,10 @@ use crate::state::State;
 pub struct Cores {
     /// Share of its time during which each profile computes when it runs alone, by profile index;
     /// profiles beyond the end always compute.
-    pub busy: Vec<f64>,
+    pub busy: IdxVec<ProfileIdx, f64>,
     /// Data, compute and network seconds per step of each profile that marks its stages, by profile
     /// index.
-    pub stages: Vec<Option<Stages>>,
+    pub stages: IdxVec<ProfileIdx, Option<Stages>>,
 }
 
 /// The demand of one tenant for the core.
@@ -81,7 +81,7 @@ impl Cores {
     }
 
     fn want(&self, state: &State, job: JobIdx, knobs: Knobs) -> Want {
-        let busy = self.busy.get(state.spec(job).profile.usize()).copied().unwrap_or(1.0);
+        let busy = self.busy.get(state.spec(job).profile).copied().unwrap_or(1.0);
         Want {
             busy: busy.clamp(0.0, 1.0),
             stretch: 1.0 / knobs.reach().max(1e-3),
@@ -96,7 +96,7 @@ impl Interference for Cores {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         if tenants.len() > 1 && tenants.iter().any(|(_, knobs)| knobs.stage > 0) {
             let turns = Interleaved { inflation: [1.0; SLOTS + 1] };
-            let stages = |job: JobIdx| *self.stages.get(state.spec(job).profile.usize())?;
+            let stages = |job: JobIdx| *self.stages.get(state.spec(job).profile)?;
             let seated = tenants.iter().map(|(job, knobs)| (knobs.stage, stages(*job)));
             let together_s = turns.step_of(seated).filter(|s| *s > 0.0);
             if let Some((alone, together_s)) = stages(tenants[index].0).zip(together_s) {
@@ -112,14 +112,13 @@ impl Interference for Cores {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idx::ProfileIdx;
     use crate::interference::testing::{state, whole};
     use crate::math::rng::Rng;
 
     fn speeds(busy: &[f64]) -> Vec<f64> {
-        let profiles: Vec<ProfileIdx> = (0..busy.len()).map(ProfileIdx::from_usize).collect();
+        let profiles: Vec<ProfileIdx> = (0..busy.len() as u32).map(ProfileIdx).collect();
         let jobs: Vec<u32> = (0..busy.len() as u32).collect();
-        let model = Cores { busy: busy.to_vec(), stages: Vec::new() };
+        let model = Cores { busy: busy.to_vec().into(), stages: IdxVec::new() };
         let state = state(&profiles);
         (0..busy.len()).map(|index| model.speed(&state, 0, &whole(&jobs), index).mean).collect()
     }
@@ -134,7 +133,7 @@ mod tests {
 
     #[test]
     fn gaps_and_shares() {
-        let model = Cores { busy: vec![0.5, 1.0], stages: Vec::new() };
+        let model = Cores { busy: vec![0.5, 1.0].into(), stages: IdxVec::new() };
         let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
         let free = Knobs { sm_permille: 0, ..Knobs::WHOLE };
         let third = Knobs { sm_permille: 250, ..Knobs::WHOLE };
@@ -150,8 +149,8 @@ mod tests {
     #[test]
     fn stages_take_turns() {
         let model = Cores {
-            busy: vec![0.1, 0.9],
-            stages: vec![Some([3.0, 1.0, 0.0]), Some([1.0, 2.0, 0.0])],
+            busy: vec![0.1, 0.9].into(),
+            stages: vec![Some([3.0, 1.0, 0.0]), Some([1.0, 2.0, 0.0])].into(),
         };
         let state = state(&[ProfileIdx(0), ProfileIdx(1)]);
         let second = Knobs { stage: 2, ..Knobs::WHOLE };

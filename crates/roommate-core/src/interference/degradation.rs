@@ -307,7 +307,6 @@ pub fn row(own: ResourceDemand, others: &[ResourceDemand]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idx::Idx;
     use crate::math::rng::Rng;
 
     const KINDS: u32 = 10;
@@ -332,12 +331,13 @@ mod tests {
     /// of `asked`.
     fn error(view: View, taught: usize, profiles: u32, asked: std::ops::Range<u32>) -> f64 {
         let mut rng = Rng::stream(4, 103);
-        let demands: Vec<ResourceDemand> = (0..KINDS).map(|_| demand(&mut rng)).collect();
+        let demands: IdxVec<ProfileIdx, ResourceDemand> =
+            (0..KINDS).map(|_| demand(&mut rng)).collect();
         let mut predictor = DegradationModel::new(view, 1);
-        for (i, a) in demands.iter().enumerate() {
-            predictor.count(ProfileIdx::from_usize(i), *a);
+        for (profile, a) in demands.iter_enumerated() {
+            predictor.count(profile, *a);
         }
-        let of = |k: &ProfileIdx| demands[k.usize()];
+        let of = |k: &ProfileIdx| demands[*k];
         let draw = |rng: &mut Rng, from: &std::ops::Range<u32>| -> Vec<ProfileIdx> {
             let profile =
                 |rng: &mut Rng| from.start + rng.below(u64::from(from.len() as u32)) as u32;

@@ -1,6 +1,6 @@
 //! Tenants interfere as measured: an [`Atlas`] behind the trait.
 
-use crate::idx::{Idx, IdxVec, JobIdx};
+use crate::idx::{IdxVec, JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::measurement::atlas::{Atlas, Counters, Tenant};
@@ -32,7 +32,7 @@ const TURNS: f64 = 0.25;
 #[derive(Clone, Debug)]
 pub struct Measured {
     atlas: Arc<Atlas>,
-    works: Vec<Option<Work>>,
+    works: IdxVec<ProfileIdx, Option<Work>>,
     fallback: Work,
     /// By job: share of time during which a service is busy, where it was set.
     loads: IdxVec<JobIdx, Option<f64>>,
@@ -41,14 +41,14 @@ pub struct Measured {
 impl Measured {
     /// `works` gives the measured task of each profile, by profile index. Profiles with `None`, or
     /// beyond the end, are represented by the [`typical`] training task.
-    pub fn new(atlas: Arc<Atlas>, works: Vec<Option<Work>>) -> Self {
+    pub fn new(atlas: Arc<Atlas>, works: IdxVec<ProfileIdx, Option<Work>>) -> Self {
         let fallback = typical(&atlas);
         Self { atlas, works, fallback, loads: IdxVec::new() }
     }
 
     /// The measured task of a job.
     pub fn work(&self, state: &State, job: JobIdx) -> Work {
-        let profile = state.spec(job).profile.usize();
+        let profile = state.spec(job).profile;
         self.works.get(profile).copied().flatten().unwrap_or(self.fallback)
     }
 
@@ -233,7 +233,7 @@ mod tests {
             let (task, ..) = atlas.tasks().find(|(_, k, _)| *k == kind).unwrap();
             Some(Work { task, batch: atlas.batches(task).next().unwrap().max(batch), load })
         });
-        let mut truth = Measured::new(Arc::clone(&atlas), works.to_vec());
+        let mut truth = Measured::new(Arc::clone(&atlas), works.to_vec().into());
         let mut state = state(&[ProfileIdx(0), ProfileIdx(1), ProfileIdx(2)]);
         let (timeout, warm_up) = (Span::ZERO, Span::ZERO);
         let serving = Serving { batch, timeout, warm_up, base_mib: 0.0, item_mib: 0.0 };

@@ -10,7 +10,7 @@
 //! proportion to demand; `d`, a tenant's own demand as a share of the capacity, is the share of its
 //! step that waits for them.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
 use crate::state::State;
@@ -32,7 +32,7 @@ pub struct Demand {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utilization {
     /// Demand of each profile, by profile index; zero beyond the end.
-    pub demands: Vec<Demand>,
+    pub demands: IdxVec<ProfileIdx, Demand>,
     /// Loss per whole GPU of SM demand beyond the first.
     pub sm_loss: f64,
     /// Loss per whole memory bandwidth of demand beyond [`Self::dram_free`].
@@ -49,7 +49,7 @@ pub struct Utilization {
 
 impl Utilization {
     /// The published fit; a 16-lane PCI Express 4.0 bus, and an eighth of a common node's cores.
-    pub fn new(demands: Vec<Demand>) -> Self {
+    pub fn new(demands: IdxVec<ProfileIdx, Demand>) -> Self {
         Self {
             demands,
             sm_loss: 0.36,
@@ -91,7 +91,7 @@ impl Truth for Utilization {}
 impl Interference for Utilization {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         let demand = |job: JobIdx| {
-            let profile = state.spec(job).profile.usize();
+            let profile = state.spec(job).profile;
             self.demands.get(profile).copied().unwrap_or_default()
         };
         let demands: Vec<Demand> = tenants.iter().map(|(job, _)| demand(*job)).collect();
@@ -102,14 +102,13 @@ impl Interference for Utilization {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::idx::ProfileIdx;
     use crate::interference::testing::{state, whole};
     use crate::math::rng::Rng;
 
     #[test]
     fn the_published_formula() {
         let demand = |sm, dram| Demand { sm, dram, ..Demand::default() };
-        let model = Utilization::new(vec![demand(0.9, 0.3), demand(0.6, 0.2)]);
+        let model = Utilization::new(vec![demand(0.9, 0.3), demand(0.6, 0.2)].into());
         let state = state(&[0, 1, 7].map(ProfileIdx));
         let speed = |tenants: &[u32], index| model.speed(&state, 0, &whole(tenants), index).mean;
         assert!((speed(&[0, 1], 0) - 1.0 / (1.0 + 0.36 * 0.5 + 0.12 * 0.3)).abs() < 1e-12);
@@ -117,12 +116,12 @@ mod tests {
         // The third profile is unknown, so its demand is zero.
         assert_eq!(speed(&[1, 2], 0), 1.0);
         let full = [demand(1.0, 1.0); 4];
-        assert_eq!(Utilization::new(Vec::new()).speed_of(&full, 0), 0.45);
+        assert_eq!(Utilization::new(IdxVec::new()).speed_of(&full, 0), 0.45);
     }
 
     #[test]
     fn bus_and_cpu_are_shared_once_they_are_short() {
-        let model = Utilization { cpu_cores: 4.0, ..Utilization::new(Vec::new()) };
+        let model = Utilization { cpu_cores: 4.0, ..Utilization::new(IdxVec::new()) };
         let cpu = |cpu_cores| Demand { cpu_cores, ..Demand::default() };
         assert_eq!(model.speed_of(&[cpu(2.0), cpu(2.0)], 0), 1.0);
         assert_eq!(model.speed_of(&[cpu(4.0), cpu(4.0)], 0), 0.5);
@@ -132,7 +131,7 @@ mod tests {
 
     #[test]
     fn more_demand_never_helps() {
-        let model = Utilization { cpu_cores: 2.0, ..Utilization::new(Vec::new()) };
+        let model = Utilization { cpu_cores: 2.0, ..Utilization::new(IdxVec::new()) };
         let mut rng = Rng::new(4);
         for _ in 0..1_000 {
             let mut demand = || Demand {

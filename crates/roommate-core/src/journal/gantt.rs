@@ -109,20 +109,21 @@ impl Gantt {
         let column_us = end.div_ceil(columns.max(1) as u64).next_multiple_of(1_000_000).max(1);
         let width = end.div_ceil(column_us) as usize;
         let rows = (self.gpus as usize).min(rows);
-        let mut held = vec![vec![Cell::default(); width]; rows];
+        let mut held: IdxVec<GpuIdx, _> = vec![vec![Cell::default(); width]; rows].into();
         for stay in &self.stays.ended {
-            for gpu in stay.gpus.iter().map(|g: &GpuIdx| g.usize()).filter(|g| *g < rows) {
+            for gpu in &stay.gpus {
+                let Some(row) = held.get_mut(*gpu) else { continue };
                 let (first, last) = (stay.from.0 / column_us, (stay.to.0 - 1) / column_us);
                 for c in first..=last {
                     let from = stay.from.0.max(c * column_us);
                     let to = stay.to.0.min((c + 1) * column_us);
-                    held[gpu][c as usize].hold(stay.job, to - from);
+                    row[c as usize].hold(stay.job, to - from);
                 }
             }
         }
         let label = format!("gpu{}", rows.saturating_sub(1)).len();
         let mut text = String::new();
-        for (gpu, row) in held.iter().enumerate() {
+        for (gpu, row) in held.iter_enumerated() {
             let cells: String = row.iter().map(Cell::letter).collect();
             let line = format!("{:label$}  {}", format!("gpu{gpu}"), cells.trim_end_matches('.'));
             text.push_str(line.trim_end());

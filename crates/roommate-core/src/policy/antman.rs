@@ -31,10 +31,12 @@
 //! first fit.
 
 mod entries;
+mod opportunistic;
+mod static_mode;
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx, TeamIdx};
-use crate::job::{Class, Phase};
+use crate::idx::{GpuIdx, GpuSet, IdxSet, IdxVec, JobIdx, NodeIdx, TeamIdx};
+use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::plan::Plan;
 use crate::policy::Policy;
@@ -104,15 +106,6 @@ impl Default for Params {
     }
 }
 
-/// Loads of a GPU in the Muri simulator (1 = full): added when a resource-guarantee job takes the
-/// GPU and again when it starts, subtracted when it leaves; added and subtracted for an
-/// opportunistic job. Sums of these are not exact, and the rounding error decides which of several
-/// "empty" GPUs has least load.
-const GUARANTEED_HOLD_LOAD: f64 = 0.1 - 0.01;
-const GUARANTEED_START_LOAD: f64 = 0.01;
-const GUARANTEED_LEAVE_LOAD: f64 = 0.1;
-const OPPORTUNISTIC_LOAD: f64 = 0.9;
-
 /// GPUs that a job runs on, or holds while it waits.
 #[derive(Clone, Debug, Default)]
 struct Residence {
@@ -130,19 +123,19 @@ struct AntMan {
     waiting: BTreeMap<TeamIdx, BTreeSet<(Time, JobIdx)>>,
     /// Opportunistic jobs without GPUs, oldest first.
     opportunistic: BTreeSet<(Time, JobIdx)>,
-    residences: Vec<Residence>,
+    residences: IdxVec<JobIdx, Residence>,
     /// The resource-guarantee job that runs on or holds each GPU.
-    owner: Vec<Option<JobIdx>>,
+    owner: IdxVec<GpuIdx, Option<JobIdx>>,
     /// Load of each GPU.
-    load: Vec<f64>,
+    load: IdxVec<GpuIdx, f64>,
     /// GPUs by load, least first.
     by_load: BTreeSet<(u64, GpuIdx)>,
     /// Nodes by their number of GPUs without an owner.
     by_free: Vec<IdxSet<NodeIdx>>,
     /// Number of GPUs without an owner on each node.
-    free: Vec<u16>,
+    free: IdxVec<NodeIdx, u16>,
     /// CPU of resource-guarantee jobs on each node, thousandths of a core.
-    owned_cpu: Vec<u32>,
+    owned_cpu: IdxVec<NodeIdx, u32>,
     /// GPUs of the resource-guarantee jobs of each team.
     used: BTreeMap<TeamIdx, u32>,
     /// The gang that waits for GPUs, and the nodes reserved for it.
@@ -170,13 +163,13 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         params,
         waiting: BTreeMap::new(),
         opportunistic: BTreeSet::new(),
-        residences: Vec::new(),
-        owner: Vec::new(),
-        load: Vec::new(),
+        residences: IdxVec::new(),
+        owner: IdxVec::new(),
+        load: IdxVec::new(),
         by_load: BTreeSet::new(),
         by_free: Vec::new(),
-        free: Vec::new(),
-        owned_cpu: Vec::new(),
+        free: IdxVec::new(),
+        owned_cpu: IdxVec::new(),
         used: BTreeMap::new(),
         reservation: None,
     })
@@ -211,7 +204,7 @@ impl AntMan {
         if self.owner.is_empty() {
             self.init_accounts(plan);
         }
-        self.residences.resize(plan.jobs.len(), Residence::default());
+        self.residences.grow_like(&plan.jobs, Residence::default());
         for job in plan.news.left {
             self.forget(plan, *job);
         }
@@ -231,48 +224,47 @@ impl AntMan {
             {
                 let alone_s = plan.alone_step_s(*job, &plan.job(*job).gpus);
                 let stalled = alone_s < self.params.stall_pace * sample.step_s;
-                let since = self.residences[job.usize()].stalled_since;
-                self.residences[job.usize()].stalled_since =
-                    stalled.then(|| since.unwrap_or(plan.now));
+                let since = self.residences[*job].stalled_since;
+                self.residences[*job].stalled_since = stalled.then(|| since.unwrap_or(plan.now));
             }
         }
     }
 
     fn init_accounts(&mut self, plan: &Plan<'_>) {
-        self.owner = vec![None; plan.gpus.len()];
-        self.load = vec![0.0; plan.gpus.len()];
-        self.by_load = plan.gpus.iter().enumerate().map(|(i, _)| entry(0.0, i)).collect();
+        self.owner.grow_like(&plan.gpus, None);
+        self.load.grow_like(&plan.gpus, 0.0);
+        self.by_load = plan.gpus.indices().map(|gpu| entry(0.0, gpu)).collect();
         self.free = plan.nodes.iter().map(|n| n.size).collect();
-        self.owned_cpu = vec![0; plan.nodes.len()];
+        self.owned_cpu.grow_like(&plan.nodes, 0);
         let largest = self.free.iter().copied().max().unwrap_or(0);
         self.by_free = vec![IdxSet::default(); usize::from(largest) + 1];
-        for (i, free) in self.free.iter().enumerate() {
-            self.by_free[usize::from(*free)].insert(NodeIdx::from_usize(i));
+        for (node, free) in self.free.iter_enumerated() {
+            self.by_free[usize::from(*free)].insert(node);
         }
     }
 
     fn set_load(&mut self, gpu: GpuIdx, load: f64) {
-        self.by_load.remove(&entry(self.load[gpu.usize()], gpu.usize()));
-        self.load[gpu.usize()] = load;
-        self.by_load.insert(entry(load, gpu.usize()));
+        self.by_load.remove(&entry(self.load[gpu], gpu));
+        self.load[gpu] = load;
+        self.by_load.insert(entry(load, gpu));
     }
 
     fn add_load(&mut self, gpus: &[GpuIdx], load: f64) {
         for gpu in gpus {
-            self.set_load(*gpu, self.load[gpu.usize()] + load);
+            self.set_load(*gpu, self.load[*gpu] + load);
         }
     }
 
     fn set_owner(&mut self, plan: &Plan<'_>, job: JobIdx, gpus: &[GpuIdx], owns: bool) {
         let (spec, cpu) = (plan.spec(job), plan.spec(job).knobs.cpu_milli);
         for gpu in gpus {
-            self.owner[gpu.usize()] = owns.then_some(job);
+            self.owner[*gpu] = owns.then_some(job);
             let node = plan.gpu(*gpu).node;
-            let free = &mut self.free[node.usize()];
+            let free = &mut self.free[node];
             self.by_free[usize::from(*free)].remove(node);
             *free = if owns { *free - 1 } else { *free + 1 };
             self.by_free[usize::from(*free)].insert(node);
-            let owned = &mut self.owned_cpu[node.usize()];
+            let owned = &mut self.owned_cpu[node];
             *owned = if owns { *owned + cpu } else { *owned - cpu };
         }
         let used = self.used.entry(spec.team).or_default();
@@ -281,7 +273,7 @@ impl AntMan {
 
     /// Removes a job that left its GPUs or the queue from all accounts.
     fn forget(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let residence = std::mem::take(&mut self.residences[job.usize()]);
+        let residence = std::mem::take(&mut self.residences[job]);
         if residence.guaranteed {
             self.set_owner(plan, job, &residence.gpus, false);
         }
@@ -305,13 +297,13 @@ impl AntMan {
         guaranteed: bool,
         load: f64,
     ) {
-        let old = std::mem::take(&mut self.residences[job.usize()]);
+        let old = std::mem::take(&mut self.residences[job]);
         self.add_load(&old.gpus, -old.load);
         self.add_load(&gpus, load);
         if guaranteed {
             self.set_owner(plan, job, &gpus, true);
         }
-        self.residences[job.usize()] = Residence { gpus, guaranteed, load, stalled_since: None };
+        self.residences[job] = Residence { gpus, guaranteed, load, stalled_since: None };
     }
 
     fn utilisation(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
@@ -320,16 +312,11 @@ impl AntMan {
     }
 }
 
-/// Number of tasks of the job that fit into the free CPU and host memory of a node.
-fn host_capacity(plan: &Plan<'_>, job: JobIdx, node: NodeIdx) -> usize {
-    plan.node(node).room_for(plan.spec(job).knobs) as usize
-}
-
 /// Key of a GPU in the order of loads; equal loads by index.
-fn entry(load: f64, gpu: usize) -> (u64, GpuIdx) {
+fn entry(load: f64, gpu: GpuIdx) -> (u64, GpuIdx) {
     let bits = load.to_bits();
     let sortable = if bits >> 63 == 1 { !bits } else { bits | 1 << 63 };
-    (sortable, GpuIdx::from_usize(gpu))
+    (sortable, gpu)
 }
 
 impl AntMan {
@@ -352,7 +339,7 @@ impl AntMan {
     fn upgrade(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
         let gpus = plan.job(job).gpus.clone();
         let reserved = |g: &GpuIdx| self.is_reserved(job, plan.gpu(*g).node);
-        let free = |g: &GpuIdx| self.owner[g.usize()].is_none() && !reserved(g);
+        let free = |g: &GpuIdx| self.owner[*g].is_none() && !reserved(g);
         if !gpus.iter().all(free) {
             return false;
         }
@@ -362,7 +349,7 @@ impl AntMan {
             return false;
         }
         plan.note(job, Reason::Upgraded);
-        let load = self.residences[job.usize()].load;
+        let load = self.residences[job].load;
         self.record_placement(plan, job, gpus, true, load);
         self.leave_queue(plan, job);
         true
@@ -449,11 +436,8 @@ impl AntMan {
         if !empty && (!n.up || self.is_reserved(job, node)) {
             return 0;
         }
-        let (free, cpu_used) = if empty {
-            (n.size, 0)
-        } else {
-            (self.free[node.usize()], self.owned_cpu[node.usize()])
-        };
+        let (free, cpu_used) =
+            if empty { (n.size, 0) } else { (self.free[node], self.owned_cpu[node]) };
         match (n.cpu_milli - cpu_used.min(n.cpu_milli)).checked_div(spec.knobs.cpu_milli) {
             Some(by_cpu) if n.cpu_milli > 0 => free.min(by_cpu.min(u32::from(u16::MAX)) as u16),
             _ => free,
@@ -471,7 +455,7 @@ impl AntMan {
             return Some(self.take_free(plan, job, &[node]));
         }
         let room = |empty: bool| {
-            let nodes = (0..plan.nodes.len()).map(NodeIdx::from_usize);
+            let nodes = plan.nodes.indices();
             let mut room: Vec<(u16, NodeIdx)> =
                 nodes.map(|n| (self.room_on(plan, job, n, empty), n)).filter(|r| r.0 > 0).collect();
             room.sort_by_key(|(room, node)| (Reverse(*room), *node));
@@ -493,7 +477,7 @@ impl AntMan {
         let mut gpus = GpuSet::new();
         for node in nodes {
             let here = self.room_on(plan, job, *node, false).min(left);
-            let free = plan.node(*node).gpus().filter(|g| self.owner[g.usize()].is_none());
+            let free = plan.node(*node).gpus().filter(|g| self.owner[*g].is_none());
             let mut free: GpuSet = free.collect();
             free.sort_by_key(|g| plan.gpu(*g).tenants.len());
             gpus.extend(free.into_iter().take(usize::from(here)));
@@ -505,8 +489,9 @@ impl AntMan {
 
     /// The nodes to reserve for a gang: those with the most free GPUs.
     fn choose_nodes(&self, plan: &Plan<'_>, job: JobIdx) -> Option<SmallVec<[NodeIdx; 4]>> {
-        let mut nodes: Vec<(u16, NodeIdx)> = (0..plan.nodes.len())
-            .map(NodeIdx::from_usize)
+        let mut nodes: Vec<(u16, NodeIdx)> = plan
+            .nodes
+            .indices()
             .filter(|n| plan.node(*n).up)
             .map(|n| (self.room_on(plan, job, n, true), n))
             .filter(|n| n.0 > 0)
@@ -535,7 +520,7 @@ impl AntMan {
             let node = plan.gpu(*gpu).node;
             let on_node = plan.node(node).gpus();
             let tenants = on_node.flat_map(|g| plan.gpu(g).tenants.iter().copied());
-            victims.extend(tenants.filter(|t| *t != job && !self.residences[t.usize()].guaranteed));
+            victims.extend(tenants.filter(|t| *t != job && !self.residences[*t].guaranteed));
         }
         victims.sort_unstable();
         victims.dedup();
@@ -570,7 +555,7 @@ impl AntMan {
     /// Queues an opportunistic job that was preempted. A resource-guarantee job without guaranteed
     /// GPUs has never left its queue.
     fn requeue(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let residence = std::mem::take(&mut self.residences[job.usize()]);
+        let residence = std::mem::take(&mut self.residences[job]);
         self.add_load(&residence.gpus, -residence.load);
         if plan.spec(job).class == Class::BestEffort {
             self.opportunistic.insert((plan.job(job).submitted, job));
@@ -608,283 +593,6 @@ impl AntMan {
             plan.wake_at(next);
         }
         started
-    }
-}
-
-// Opportunistic jobs.
-impl AntMan {
-    fn place_opportunistic_jobs(&mut self, plan: &mut Plan<'_>) {
-        let waiting: Vec<(Time, JobIdx)> = self.opportunistic.iter().copied().collect();
-        for place in waiting {
-            if self.by_load.first().is_none_or(|l| l.0 >= entry(self.params.util_max, 0).0) {
-                return;
-            }
-            if plan.pending.contains(place.1) && self.place_opportunistic(plan, place.1) {
-                self.opportunistic.remove(&place);
-            }
-        }
-    }
-
-    fn place_opportunistic(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let Some(gpus) = self.find_least_loaded(plan, job) else {
-            plan.note(job, Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) });
-            return false;
-        };
-        let mark = plan.mark();
-        let others: Vec<JobIdx> = gpus.iter().flat_map(|g| plan.gpu(*g).tenants.clone()).collect();
-        self.shrink(plan, job, 0.0, &others, &gpus);
-        let mem_mib = gpus.iter().map(|g| self.memory_left(plan, job, *g)).min().unwrap_or(0);
-        let knobs = Knobs { sm_permille: 0, mem_mib, ..plan.spec(job).knobs };
-        if plan.place(job, &gpus, knobs).is_err() {
-            plan.undo_to(mark);
-            return false;
-        }
-        let load = self.utilisation(plan, job);
-        self.record_placement(plan, job, gpus, false, load);
-        true
-    }
-
-    /// The GPUs of least load that accept the job, on one node if possible.
-    fn find_least_loaded(&self, plan: &Plan<'_>, job: JobIdx) -> Option<GpuSet> {
-        let need = usize::from(plan.spec(job).gpus);
-        let limit = entry(self.params.util_max, 0).0;
-        let light = self.by_load.iter().take_while(|l| l.0 < limit).map(|l| l.1);
-        let fitting = light.filter(|g| self.accepts(plan, *g, job));
-        let mut all = GpuSet::new();
-        let mut by_node: BTreeMap<NodeIdx, GpuSet> = BTreeMap::new();
-        for gpu in fitting {
-            let node = plan.gpu(gpu).node;
-            let here = by_node.entry(node).or_default();
-            if here.len() >= host_capacity(plan, job, node) {
-                continue;
-            }
-            here.push(gpu);
-            if all.len() < need {
-                all.push(gpu);
-            }
-            if here.len() == need {
-                all = std::mem::take(here);
-                break;
-            }
-        }
-        all.sort_unstable();
-        (all.len() == need).then_some(all)
-    }
-
-    /// Whether an opportunistic job may be placed on the GPU.
-    fn accepts(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
-        let (on, spec) = (plan.gpu(gpu), plan.spec(job));
-        let others = on.tenants.iter().filter(|t| !self.residences[t.usize()].guaranteed).count();
-        let node = plan.node(on.node);
-        node.up
-            && spec.allows(on.gpu_model)
-            && others < usize::from(self.params.max_opportunists)
-            && self.has_memory_for(plan, gpu, job)
-    }
-
-    /// Whether the least memory of all jobs on the GPU and of this one fits.
-    fn has_memory_for(&self, plan: &Plan<'_>, gpu: GpuIdx, job: JobIdx) -> bool {
-        let on = plan.gpu(gpu);
-        let mem_mib = plan.gpu_models[usize::from(on.gpu_model)].mem_mib;
-        let needs = on.tenants.iter().map(|t| self.least_memory(plan, *t)).sum::<u64>();
-        mem_mib == 0 || needs + self.least_memory(plan, job) <= u64::from(mem_mib)
-    }
-
-    /// Least MiB of a job on the GPU: all with a margin for a resource-guarantee job, else a share.
-    fn least_memory(&self, plan: &Plan<'_>, job: JobIdx) -> u64 {
-        let asked = f64::from(plan.spec(job).knobs.mem_mib);
-        let share = if self.residences[job.usize()].guaranteed {
-            1.0 + self.params.memory_margin
-        } else {
-            self.params.min_memory.min(1.0)
-        };
-        (asked * share).ceil() as u64
-    }
-
-    /// MiB of the GPU that the job can have beside what the other jobs on it have now.
-    fn memory_left(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> u32 {
-        let on = plan.gpu(gpu);
-        let (mem_mib, asked) =
-            (plan.gpu_models[usize::from(on.gpu_model)].mem_mib, plan.spec(job).knobs.mem_mib);
-        if mem_mib == 0 || asked == 0 {
-            return asked;
-        }
-        let taken: u64 = on
-            .tenants
-            .iter()
-            .filter(|t| **t != job)
-            .map(|t| {
-                if self.residences[t.usize()].guaranteed {
-                    self.least_memory(plan, *t)
-                } else {
-                    u64::from(plan.job(*t).knobs.mem_mib)
-                }
-            })
-            .sum();
-        // At least 1, because 0 means unknown.
-        u64::from(mem_mib).saturating_sub(taken).clamp(1, u64::from(asked)) as u32
-    }
-
-    /// Takes memory from opportunistic jobs on these GPUs, as much as `job` lacks and they can
-    /// spare.
-    fn shrink(
-        &self,
-        plan: &mut Plan<'_>,
-        job: JobIdx,
-        margin: f64,
-        others: &[JobIdx],
-        gpus: &[GpuIdx],
-    ) {
-        let asked = (f64::from(plan.spec(job).knobs.mem_mib) * (1.0 + margin)).ceil() as u64;
-        for other in others {
-            if self.residences[other.usize()].guaranteed || !plan.job(*other).is_placed() {
-                continue;
-            }
-            let lacks = gpus.iter().filter(|g| plan.job(*other).gpus.contains(g)).map(|g| {
-                let on = plan.gpu(*g);
-                let mem_mib = u64::from(plan.gpu_models[usize::from(on.gpu_model)].mem_mib);
-                let has_job = on.tenants.contains(&job);
-                let held = u64::from(plan.job(job).knobs.mem_mib) * u64::from(has_job);
-                let used = u64::from(on.mem_used_mib) - held + asked;
-                if mem_mib == 0 { 0 } else { used.saturating_sub(mem_mib) }
-            });
-            let lacks = lacks.max().unwrap_or(0);
-            let knobs = plan.job(*other).knobs;
-            let least = self.least_memory(plan, *other).max(1);
-            let rest = u64::from(knobs.mem_mib).saturating_sub(lacks).max(least) as u32;
-            if lacks > 0 && rest < knobs.mem_mib {
-                let _ = plan.tune(*other, Knobs { mem_mib: rest, ..knobs });
-            }
-        }
-    }
-
-    /// Returns free memory to opportunistic jobs that have less than they asked for.
-    fn restore_memory(&self, plan: &mut Plan<'_>) {
-        let is_short = |j: &JobIdx| plan.job(*j).knobs.mem_mib < plan.spec(*j).knobs.mem_mib;
-        let short: Vec<JobIdx> = plan.placed.iter().filter(is_short).collect();
-        for job in short {
-            let (knobs, gpus) = (plan.job(job).knobs, plan.job(job).gpus.clone());
-            let left = gpus.iter().map(|g| self.memory_left(plan, job, *g)).min();
-            let mem_mib = left.unwrap_or(knobs.mem_mib);
-            if mem_mib > knobs.mem_mib {
-                let _ = plan.tune(job, Knobs { mem_mib, ..knobs });
-            }
-        }
-    }
-
-    /// Moves opportunistic jobs that have been stalled for `stall_s` to idle GPUs; says whether one
-    /// moved.
-    fn move_stalled(&mut self, plan: &mut Plan<'_>) -> bool {
-        let mut any = false;
-        let stall_limit = Span::from_secs(self.params.stall_s);
-        let placed: Vec<JobIdx> = plan.placed.iter().collect();
-        for job in placed {
-            let Some(since) = self.residences[job.usize()].stalled_since else { continue };
-            if plan.job(job).phase != Phase::Running {
-                continue;
-            }
-            if since + stall_limit > plan.now {
-                plan.wake_at(since + stall_limit);
-                continue;
-            }
-            let here = plan.job(job).gpus.clone();
-            let mark = plan.mark();
-            plan.release(job);
-            let idle = |g: &GpuIdx| !here.contains(g) && plan.gpu(*g).tenants.is_empty();
-            let elsewhere = self.find_least_loaded(plan, job).filter(|gpus| gpus.iter().all(idle));
-            let moved = elsewhere.is_some() && self.place_opportunistic(plan, job);
-            any |= moved;
-            if !moved {
-                plan.undo_to(mark);
-                // Tried again after another `stall_s`.
-                self.residences[job.usize()].stalled_since = Some(plan.now);
-                plan.wake_at(plan.now + stall_limit);
-            }
-        }
-        any
-    }
-}
-
-// The policy of the Muri simulator.
-impl AntMan {
-    /// Resource-guarantee jobs take GPUs in order of arrival and hold them until they have enough.
-    fn hold_gpus(&mut self, plan: &mut Plan<'_>) {
-        let mut queue: Vec<(Time, JobIdx)> = self.waiting.values().flatten().copied().collect();
-        queue.sort_unstable();
-        for (submitted, job) in queue {
-            self.hold_more(plan, job);
-            let gpus = self.residences[job.usize()].gpus.clone();
-            if gpus.len() < usize::from(plan.spec(job).gpus) {
-                plan.note(
-                    job,
-                    Reason::NoRoom { need: plan.spec(job).gpus, idle: plan.idle_for(job) },
-                );
-            } else if plan.place(job, &gpus, plan.spec(job).knobs).is_ok() {
-                self.add_load(&gpus, GUARANTEED_START_LOAD);
-                self.residences[job.usize()].load = GUARANTEED_LEAVE_LOAD;
-                if let Some(team) = self.waiting.get_mut(&plan.spec(job).team) {
-                    team.remove(&(submitted, job));
-                }
-            }
-        }
-    }
-
-    /// Takes more GPUs for a waiting job: on the node where it holds some already, or whole nodes.
-    fn hold_more(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let need = usize::from(plan.spec(job).gpus);
-        let held = &self.residences[job.usize()].gpus;
-        let missing = need - held.len();
-        let usable =
-            |n: &NodeIdx| plan.node(*n).up && plan.spec(job).allows(plan.node(*n).gpu_model);
-        let most = self.by_free.len() - 1;
-        let mut nodes: SmallVec<[NodeIdx; 4]> = SmallVec::new();
-        if need > most {
-            let whole = |n: &NodeIdx| usable(n) && plan.node(*n).size as usize == most;
-            let empty = self.by_free[most].iter().filter(whole);
-            nodes.extend(empty.take(missing.div_ceil(most)));
-        } else if let Some(first) = held.first() {
-            nodes.push(plan.gpu(*first).node);
-        } else {
-            let of = |free: usize| self.by_free[free].iter().find(usable);
-            let fits = (need..=most).filter_map(of).min();
-            nodes.extend(fits.or_else(|| (1..=most).rev().find_map(of)));
-        }
-        let mut gpus = held.clone();
-        for node in nodes {
-            let free = plan.node(node).gpus().filter(|g| self.owner[g.usize()].is_none());
-            gpus.extend(free.take(need - gpus.len()));
-        }
-        let new: GpuSet = gpus.iter().filter(|g| !held.contains(g)).copied().collect();
-        gpus.sort_unstable();
-        self.set_owner(plan, job, &new, true);
-        self.add_load(&new, GUARANTEED_HOLD_LOAD);
-        // A job that never starts gives back the load that it added.
-        self.residences[job.usize()] =
-            Residence { gpus, guaranteed: true, load: GUARANTEED_HOLD_LOAD, stalled_since: None };
-    }
-
-    /// Places opportunistic jobs on the GPUs of least load, on any nodes.
-    fn fill_least_loaded(&mut self, plan: &mut Plan<'_>) {
-        let limit = entry(self.params.util_max, 0).0;
-        let waiting: Vec<(Time, JobIdx)> = self.opportunistic.iter().copied().collect();
-        for place in waiting {
-            let job = place.1;
-            let need = usize::from(plan.spec(job).gpus);
-            let light = self.by_load.iter().take_while(|l| l.0 < limit).map(|l| l.1);
-            let usable = |g: &GpuIdx| {
-                let gpu = plan.gpu(*g);
-                plan.node(gpu.node).up && plan.spec(job).allows(gpu.gpu_model)
-            };
-            let mut gpus: GpuSet = light.filter(usable).take(need).collect();
-            gpus.sort_unstable();
-            let knobs = Knobs { sm_permille: 0, ..plan.spec(job).knobs };
-            if gpus.len() < need || plan.place(job, &gpus, knobs).is_err() {
-                plan.note(job, Reason::NoRoom { need: need as u16, idle: plan.idle_for(job) });
-                continue;
-            }
-            self.opportunistic.remove(&place);
-            self.record_placement(plan, job, gpus, false, OPPORTUNISTIC_LOAD);
-        }
     }
 }
 

@@ -46,7 +46,7 @@ mod gang_batch;
 mod lease_timeline;
 mod profiler;
 
-use crate::idx::{Idx, IdxSet, JobIdx};
+use crate::idx::{IdxSet, IdxVec, JobIdx};
 use crate::job::Phase;
 use crate::placement::{self, Preemption, Rule};
 use crate::plan::Plan;
@@ -154,9 +154,9 @@ struct Chronus {
     lease: Span,
     slot: Span,
     timeline: LeaseTimeline,
-    admission: Vec<Admission>,
+    admission: IdxVec<JobIdx, Admission>,
     /// Estimated length of promised jobs in seconds, restarts and safety factor included.
-    estimates_s: Vec<f64>,
+    estimates_s: IdxVec<JobIdx, f64>,
     /// New jobs, by when they can be examined.
     fresh: BTreeSet<(Time, JobIdx)>,
     /// Jobs whose admission is [`Admission::NotPromised`].
@@ -199,8 +199,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         lease,
         slot,
         timeline: LeaseTimeline::default(),
-        admission: Vec::new(),
-        estimates_s: Vec::new(),
+        admission: IdxVec::new(),
+        estimates_s: IdxVec::new(),
         fresh: BTreeSet::new(),
         not_promised: IdxSet::default(),
         leased: IdxSet::default(),
@@ -217,8 +217,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Chronus {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.admission.resize(plan.jobs.len(), Admission::New);
-        self.estimates_s.resize(plan.jobs.len(), 0.0);
+        self.admission.grow_like(&plan.jobs, Admission::New);
+        self.estimates_s.grow_like(&plan.jobs, 0.0);
         self.update_jobs(plan);
         let lease = plan.now.0 / self.lease.0;
         let due = self.planned.is_none_or(|p| p < lease);
@@ -245,7 +245,7 @@ impl Chronus {
     /// Drops jobs that finished and queues those that became ready.
     fn update_jobs(&mut self, plan: &mut Plan<'_>) {
         for job in plan.news.left.iter().filter(|j| plan.job(**j).phase == Phase::Done) {
-            self.admission[job.usize()] = Admission::BestEffort;
+            self.admission[*job] = Admission::BestEffort;
             self.timeline.remove(*job);
             self.leased.remove(*job);
             self.not_promised.remove(*job);
@@ -256,7 +256,7 @@ impl Chronus {
             if !plan.pending.contains(job) {
                 continue;
             }
-            if self.admission[job.usize()] == Admission::New {
+            if self.admission[job] == Admission::New {
                 let at = self.profiler.ready_at(plan, job);
                 self.fresh.insert((at, job));
             } else {
@@ -286,7 +286,7 @@ impl Chronus {
         let inside = plan.now - Time(lease * self.lease.0);
         let promised: Vec<JobIdx> = self.timeline.jobs().collect();
         for job in promised {
-            let remaining_s = self.estimates_s[job.usize()] - done_s(plan, job, inside);
+            let remaining_s = self.estimates_s[job] - done_s(plan, job, inside);
             if remaining_s <= 0.0 {
                 self.timeline.remove(job);
                 self.break_promise(plan, job, Reason::PastEstimate);
@@ -310,7 +310,7 @@ impl Chronus {
 
     /// Withdraws the promise of a job.
     fn break_promise(&mut self, plan: &mut Plan<'_>, job: JobIdx, reason: Reason) {
-        self.admission[job.usize()] = Admission::NotPromised;
+        self.admission[job] = Admission::NotPromised;
         self.not_promised.insert(job);
         plan.note(job, reason);
         if is_late(plan, job) {
@@ -322,7 +322,7 @@ impl Chronus {
 
     /// Marks a job that cannot meet its deadline any more.
     fn mark_lost(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
-        self.admission[job.usize()] = Admission::Lost;
+        self.admission[job] = Admission::Lost;
         self.not_promised.remove(job);
         plan.note(job, Reason::DeadlineLost);
         if plan.pending.contains(job) {
@@ -348,7 +348,7 @@ impl Chronus {
     /// Admission control: promises the job its deadline if enough leases are free.
     fn admit(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
         let Some(deadline) = plan.spec(job).deadline else {
-            self.admission[job.usize()] = Admission::BestEffort;
+            self.admission[job] = Admission::BestEffort;
             return;
         };
         let Some(request) = self.lease_request(plan, job, deadline) else {
@@ -357,7 +357,7 @@ impl Chronus {
         let (first, first_due) = (self.timeline.first(), request.deadlines[0].until);
         let alone = request.deadlines.iter().any(|d| first + request.need <= d.until);
         if alone && self.timeline.admit(&request) || self.admit_later(plan, &request, deadline) {
-            self.admission[job.usize()] = Admission::Promised;
+            self.admission[job] = Admission::Promised;
             let until = self.timeline.due(job).map_or(first_due, |d| d.until);
             plan.note(job, Reason::Promised { by: self.start_of(until) });
         } else {
@@ -382,7 +382,7 @@ impl Chronus {
         // Each lease may begin with a restart.
         let restarts = 1.0 + plan.restart_cost(job).secs() / self.lease.secs();
         let more_s = length_s * restarts * self.params.safety;
-        self.estimates_s[job.usize()] = done_s(plan, job, Span::ZERO) + more_s;
+        self.estimates_s[job] = done_s(plan, job, Span::ZERO) + more_s;
         let due = |(at, value): (Time, f64)| Deadline { until: at.0 / self.lease.0, value };
         let spec = plan.spec(job);
         let deadlines = match &spec.deadline_values[..] {
@@ -413,11 +413,11 @@ impl Chronus {
     fn do_not_promise(&mut self, plan: &mut Plan<'_>, job: JobIdx, could: Option<Time>) {
         let reason = Reason::NotPromised { could };
         if self.params.refuse && plan.reject(job, reason).is_ok() {
-            self.admission[job.usize()] = Admission::BestEffort;
+            self.admission[job] = Admission::BestEffort;
             return;
         }
         plan.note(job, reason);
-        self.admission[job.usize()] = Admission::NotPromised;
+        self.admission[job] = Admission::NotPromised;
         self.not_promised.insert(job);
         if is_late(plan, job) {
             self.mark_lost(plan, job);
@@ -616,7 +616,7 @@ impl Chronus {
 
     /// Queues the job for GPUs without a lease; promised jobs only where they may run ahead.
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let promised = self.admission[job.usize()] == Admission::Promised;
+        let promised = self.admission[job] == Admission::Promised;
         if !promised || self.is_short() {
             let key = self.key(plan, job);
             self.queue.push(plan, job, key, 0);
@@ -626,7 +626,7 @@ impl Chronus {
     fn key(&self, plan: &Plan<'_>, job: JobIdx) -> Key {
         let gpus = f64::from(plan.spec(job).gpus);
         let remaining_s = remaining_s(plan, job).unwrap_or(f64::INFINITY);
-        match self.admission[job.usize()] {
+        match self.admission[job] {
             Admission::New | Admission::BestEffort | Admission::NotPromised => {
                 (0, key_of_secs(remaining_s * gpus))
             }

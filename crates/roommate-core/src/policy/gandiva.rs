@@ -40,7 +40,7 @@ mod params;
 mod time_sharing;
 
 use crate::event::Event;
-use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, NodeIdx, ProfileIdx};
 use crate::job::Phase;
 use crate::placement;
 use crate::plan::Plan;
@@ -88,14 +88,14 @@ struct Gandiva {
     window: Window,
     time_share: NodeTimeShare,
     elastic: ElasticScaling,
-    records: Vec<Record>,
+    records: IdxVec<JobIdx, Record>,
     queue: Queue<u64>,
     last_position: u64,
     trials: BTreeMap<NodeIdx, SmallVec<[Trial; 2]>>,
     /// Pairs of profiles whose pack was refused, and when.
     refused: BTreeMap<(ProfileIdx, ProfileIdx), Time>,
     /// When the last trial on each GPU began.
-    last_trial: Vec<Option<Time>>,
+    last_trial: IdxVec<GpuIdx, Option<Time>>,
     /// Numbers of the last scan and the last balancing.
     last_scan: u64,
     last_balance: u64,
@@ -154,12 +154,12 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         scan: Span::from_secs(params.scan_s),
         params,
         time_share: NodeTimeShare::default(),
-        records: Vec::new(),
+        records: IdxVec::new(),
         queue: Queue::default(),
         last_position: 0,
         trials: BTreeMap::new(),
         refused: BTreeMap::new(),
-        last_trial: Vec::new(),
+        last_trial: IdxVec::new(),
         last_scan: 0,
         last_balance: 0,
         check_waiting: false,
@@ -202,8 +202,8 @@ fn profile_pair(state: &State, a: JobIdx, b: JobIdx) -> (ProfileIdx, ProfileIdx)
 impl Gandiva {
     /// Updates queues and measured utilisation by what happened since the last call.
     fn update_jobs(&mut self, plan: &Plan<'_>) {
-        self.records.resize(plan.jobs.len(), Record::default());
-        self.last_trial.resize(plan.gpus.len(), None);
+        self.records.grow_like(&plan.jobs, Record::default());
+        self.last_trial.grow_like(&plan.gpus, None);
         self.time_share.prepare(plan);
         self.elastic.prepare(plan);
         for job in plan.news.left {
@@ -235,7 +235,7 @@ impl Gandiva {
                     [trial.host, trial.guest].contains(&job) || mates.contains(&trial.host);
             }
         }
-        self.records[job.usize()].alone = None;
+        self.records[job].alone = None;
         self.check_waiting = true;
         self.gpus_freed = true;
     }
@@ -244,7 +244,7 @@ impl Gandiva {
     fn reset_node(&mut self, plan: &Plan<'_>, node: NodeIdx) {
         self.trials.remove(&node);
         for job in self.time_share.reset_node(plan, node) {
-            self.records[job.usize()].alone = None;
+            self.records[job].alone = None;
             self.enqueue(plan, job);
         }
         self.check_waiting = true;
@@ -252,7 +252,7 @@ impl Gandiva {
     }
 
     fn enqueue(&mut self, plan: &Plan<'_>, job: JobIdx) {
-        let record = &mut self.records[job.usize()];
+        let record = &mut self.records[job];
         if record.position == 0 {
             self.last_position += 1;
             record.position = self.last_position;
@@ -339,13 +339,13 @@ impl Gandiva {
                 && plan.is_alone(job)
                 && plan.now >= self.time_share.progress_from(job) + window;
             if undisturbed && hot.meter.step_s.is_finite() {
-                self.records[job.usize()].alone = Some((hot.meter.step_s, plan.now));
+                self.records[job].alone = Some((hot.meter.step_s, plan.now));
             }
         }
     }
 
     fn alone_step_s(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
-        let (step_s, at) = self.records[job.usize()].alone?;
+        let (step_s, at) = self.records[job].alone?;
         let fresh = plan.now - at <= Span::from_secs(self.params.stale_s);
         fresh.then_some(step_s)
     }
@@ -498,9 +498,7 @@ impl Gandiva {
             && (!all_known || peak_mib <= room_mib)
             && all().all(|j| self.alone_step_s(plan, j).is_some())
             && !host.iter().any(|h| self.was_refused(plan, *h, guest))
-            && gpus
-                .iter()
-                .all(|g| self.last_trial[g.usize()].is_none_or(|at| plan.now - at >= cool))
+            && gpus.iter().all(|g| self.last_trial[*g].is_none_or(|at| plan.now - at >= cool))
     }
 
     fn begin_trial(
@@ -515,7 +513,7 @@ impl Gandiva {
             return false;
         }
         for gpu in &gpus {
-            self.last_trial[gpu.usize()] = Some(plan.now);
+            self.last_trial[*gpu] = Some(plan.now);
         }
         let from = host.iter().chain([&guest]).map(|j| self.time_share.progress_from(*j)).max();
         let from = from.unwrap_or(plan.now).max(plan.now);

@@ -48,7 +48,7 @@ mod rounds;
 mod row_placement;
 
 use crate::event::Event;
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
@@ -204,7 +204,7 @@ struct Gavel {
     line: Line,
     queues: Queues,
     couples: Couples,
-    records: Vec<Record>,
+    records: IdxVec<JobIdx, Record>,
     /// Jobs in the ledger, ascending.
     live: Vec<JobIdx>,
     newcomers: Vec<JobIdx>,
@@ -259,7 +259,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         line,
         queues: Queues::default(),
         couples,
-        records: Vec::new(),
+        records: IdxVec::new(),
         live: Vec::new(),
         newcomers: Vec::new(),
         departed: false,
@@ -275,7 +275,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Gavel {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.records.resize(plan.jobs.len(), Record::default());
+        self.records.grow_like(&plan.jobs, Record::default());
         self.take_in(plan);
         if let Some(released) = &mut self.released {
             released.stop_after_whole_steps(plan);
@@ -301,7 +301,7 @@ impl Gavel {
         let gone = |j: &JobIdx| plan.job(*j).phase == Phase::Done;
         self.departed |= plan.news.left.iter().any(gone);
         for job in plan.news.ready {
-            let record = &mut self.records[job.usize()];
+            let record = &mut self.records[*job];
             if !std::mem::replace(&mut record.known, true) {
                 self.newcomers.push(*job);
             }
@@ -392,7 +392,7 @@ impl Gavel {
         for job in newcomers.drain(..) {
             let runs: SmallVec<[bool; 4]> =
                 gpu_models(plan).map(|k| can_run(plan, job, k)).collect();
-            self.records[job.usize()].wide = !runs.iter().any(|r| *r);
+            self.records[job].wide = !runs.iter().any(|r| *r);
             let mut share = ByGpuModel::from_elem(0.0, runs.len());
             if self.released.is_none() {
                 let part = (gpus / wanted).min(1.0) / gpus;
@@ -467,7 +467,7 @@ impl Gavel {
         let (released, now_s) = (self.released.as_ref(), self.now_s(plan.now));
         let records = &mut self.records;
         let claims = self.live.iter().map(|job| {
-            let record = &mut records[job.usize()];
+            let record = &mut records[*job];
             let done = plan.done(*job);
             if record.isolated > 0.0 {
                 record.isolated_s += (done - record.done).max(0.0) / record.isolated;
@@ -480,7 +480,7 @@ impl Gavel {
         let pieces_of_all = self.released.is_some();
         let market = Market { gpus, claims: claims.collect(), pieces_of_all };
         for (job, claim) in self.live.iter().zip(&market.claims) {
-            self.records[job.usize()].isolated = market.isolated_speed(claim);
+            self.records[*job].isolated = market.isolated_speed(claim);
         }
         market
     }
@@ -643,7 +643,7 @@ impl Gavel {
 
     /// Places these jobs, and those that no single GPU model can hold, on any idle GPUs.
     fn place_on_any_model(&self, plan: &mut Plan<'_>, mut unplaced: Vec<JobIdx>) {
-        unplaced.extend(self.live.iter().filter(|j| self.records[j.usize()].wide));
+        unplaced.extend(self.live.iter().filter(|j| self.records[**j].wide));
         for job in unplaced {
             if plan.pending.contains(job) {
                 placement::place(plan, job, Rule::Count);
@@ -663,9 +663,9 @@ impl Gavel {
 }
 
 fn note_waiting(plan: &mut Plan<'_>) {
-    let mut from = 0;
-    while let Some(job) = plan.pending.first_from(from) {
-        from = job.usize() + 1;
+    let mut last = None;
+    while let Some(job) = plan.pending.next_after(last) {
+        last = Some(job);
         plan.note(job, Reason::NotItsRound);
     }
 }
@@ -708,7 +708,7 @@ fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) ->
         age_s: (state.now - state.job(job).submitted).secs(),
         isolated_s,
         deadline_s: spec.deadline.map(|d| d.secs() - state.now.secs()),
-        team: spec.team.usize(),
+        team: spec.team,
     }
 }
 

@@ -22,7 +22,7 @@
 //! partitions are reorganised (a change costs what the world says).
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::idx::{GpuIdx, JobIdx};
 use crate::knobs::Knobs;
 use crate::performance::latency::Axis;
 use crate::plan::Plan;
@@ -140,7 +140,7 @@ impl ColocationPolicy for Gpulets {
             let service = room.service.map_or(0, |s| plan.job(s).knobs.sm_permille);
             rooms.left_for_each(service, room.training.len() + 1)
         };
-        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let all = plan.gpus.indices();
         let fit = all.filter(|g| rooms.has_place(plan, *g, job)).map(|g| (rest(g), g));
         fit.filter(|(rest, _)| *rest >= self.limits.least_permille).min().map(|(_, gpu)| gpu)
     }

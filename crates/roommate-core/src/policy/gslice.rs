@@ -26,7 +26,7 @@
 //! batch size is kept and the share grows.
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::idx::{GpuIdx, IdxVec, JobIdx};
 use crate::knobs::Knobs;
 use crate::plan::Plan;
 use crate::policy::serving::{
@@ -100,7 +100,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         return Err("step, slack: expected 0.001 to 1; max_batch: above 0".into());
     }
     let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
-    let (loops, measured) = (Vec::new(), Vec::new());
+    let (loops, measured) = (IdxVec::new(), IdxVec::new());
     Ok(ServiceColocation::new(limits, Gslice { params, limits, loops, measured }))
 }
 
@@ -141,9 +141,9 @@ struct Gslice {
     params: Params,
     limits: Limits,
     /// By GPU.
-    loops: Vec<Loop>,
+    loops: IdxVec<GpuIdx, Loop>,
     /// By job: the last measured batch of a service.
-    measured: Vec<Option<Timed>>,
+    measured: IdxVec<JobIdx, Option<Timed>>,
 }
 
 /// Relative difference up to which two loads count as the same.
@@ -155,14 +155,14 @@ impl ColocationPolicy for Gslice {
         let now = state.job(job).knobs.batch;
         let batch = if now == 0 { initial } else { now };
         if batch > 0 && sample.load_rps > 0.0 && sample.step_s > 0.0 {
-            self.measured.resize(state.jobs.len(), None);
-            self.measured[job.usize()] = Some(Timed { batch, seconds: sample.step_s });
+            self.measured.grow_like(&state.jobs, None);
+            self.measured[job] = Some(Timed { batch, seconds: sample.step_s });
         }
     }
 
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
         let fits = |g: &GpuIdx| rooms.has_place(plan, *g, job);
-        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let all = plan.gpus.indices();
         match self.params.gpu {
             Choice::First => all.filter(fits).min_by_key(|g| (rooms.room(*g).training.len(), *g)),
             Choice::Random => {
@@ -180,10 +180,10 @@ impl ColocationPolicy for Gslice {
         service: JobIdx,
         room: &GpuTenants,
     ) -> ServiceConfig {
-        self.loops.resize(plan.gpus.len(), Loop::default());
+        self.loops.grow_like(&plan.gpus, Loop::default());
         let even = Knobs::SM_ALL / (u16::from(self.params.max_training) + 1);
         let most = self.limits.most_beside(room.training.len());
-        let state = &mut self.loops[gpu.usize()];
+        let state = &mut self.loops[gpu];
         if state.service != Some(service) {
             let batch = plan.spec(service).knobs.batch;
             *state = Loop { service: Some(service), permille: even, batch, ..Loop::default() };
@@ -208,7 +208,7 @@ impl ColocationPolicy for Gslice {
                     state.permille = less;
                 }
             }
-            let timed = self.measured.get(service.usize()).copied().flatten();
+            let timed = self.measured.get(service).copied().flatten();
             let largest =
                 timed.and_then(|t| t.largest_batch(seen.load_rps, slo_s, self.params.max_batch));
             state.batch = largest.unwrap_or(state.batch);

@@ -36,7 +36,7 @@ mod entries;
 mod kmeans;
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, Shelves};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, NodeIdx, Shelves};
 use crate::knobs::Knobs;
 use crate::placement;
 use crate::plan::Plan;
@@ -183,7 +183,7 @@ struct Scratch {
     classes: Vec<(f64, Class)>,
     candidates: Vec<Candidate>,
     /// Position in `candidates` plus one of each node; 0 = not a candidate.
-    candidate_of: Vec<u32>,
+    candidate_of: IdxVec<NodeIdx, u32>,
     /// GPUs of the candidates with their costs, cheapest first.
     gpus: Vec<(f64, GpuIdx)>,
 }
@@ -279,8 +279,8 @@ impl Horus {
     /// Updates queues, samples and GPU classes by what happened since the last call.
     fn update_queues(&mut self, plan: &Plan<'_>) {
         if self.scratch.candidate_of.is_empty() {
-            self.scratch.candidate_of.resize(plan.nodes.len(), 0);
-            self.refresh(plan, (0..plan.gpus.len()).map(GpuIdx::from_usize));
+            self.scratch.candidate_of.grow_like(&plan.nodes, 0);
+            self.refresh(plan, plan.gpus.indices());
         }
         for job in plan.news.left {
             self.queues.remove(*job);
@@ -487,7 +487,7 @@ impl Horus {
             last = *cost;
             for gpu in self.gpus_by_class.on(class) {
                 let node = plan.gpu(gpu).node;
-                let position = &mut to.candidate_of[node.usize()];
+                let position = &mut to.candidate_of[node];
                 if let Some(known) = (*position as usize).checked_sub(1) {
                     let known = &mut to.candidates[known];
                     known.cheapest_gpus += u16::from(known.cost == *cost);
@@ -503,7 +503,7 @@ impl Horus {
             }
         }
         for candidate in &to.candidates {
-            to.candidate_of[candidate.node.usize()] = 0;
+            to.candidate_of[candidate.node] = 0;
         }
         let cheapest = |c: &Candidate| Reverse(usize::from(c.cheapest_gpus).min(wanted));
         to.candidates.sort_by(|a, b| {

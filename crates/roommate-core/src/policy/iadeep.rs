@@ -36,7 +36,7 @@ mod colocation_index;
 mod tuning_sessions;
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::degradation::{DegradationModel, ResourceDemand, View};
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
@@ -145,11 +145,11 @@ struct IaDeep {
     predictor: DegradationModel,
     tuning: Tuning,
     /// Tenants of each GPU when the last call ended, beside which all samples since were taken.
-    last_tenants: Vec<Roommates>,
+    last_tenants: IdxVec<GpuIdx, Roommates>,
     /// GPUs whose tenants changed in this call.
     touched: BTreeSet<GpuIdx>,
     /// Degradation of each job as last measured; 0 = never.
-    pd: Vec<f64>,
+    pd: IdxVec<JobIdx, f64>,
     /// Built when it is first needed in a call.
     index: Option<ColocationIndex>,
 }
@@ -192,9 +192,9 @@ impl IaDeep {
             queue: BTreeSet::new(),
             predictor: DegradationModel::new(view, 0),
             tuning: Tuning::new(options, window, params.drift, scope),
-            last_tenants: Vec::new(),
+            last_tenants: IdxVec::new(),
             touched: BTreeSet::new(),
-            pd: Vec::new(),
+            pd: IdxVec::new(),
             index: None,
             params,
         }
@@ -228,8 +228,8 @@ impl Policy for IaDeep {
 // Events.
 impl IaDeep {
     fn take_in(&mut self, plan: &mut Plan<'_>) {
-        self.last_tenants.resize(plan.gpus.len(), Roommates::new());
-        self.pd.resize(plan.jobs.len(), 0.0);
+        self.last_tenants.grow_like(&plan.gpus, Roommates::new());
+        self.pd.grow_like(&plan.jobs, 0.0);
         self.tuning.resize(plan);
         let mut sampled: BTreeSet<JobIdx> = BTreeSet::new();
         for event in plan.news.events {
@@ -251,11 +251,11 @@ impl IaDeep {
         for job in plan.news.left.iter().chain(plan.news.ready) {
             self.queue.remove(&(plan.job(*job).submitted, *job));
             self.tuning.left(*job);
-            self.pd[job.usize()] = 0.0;
+            self.pd[*job] = 0.0;
         }
         // A GPU that a job has left is found by comparing its tenants.
-        for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
-            if self.last_tenants[gpu.usize()] != plan.gpu(gpu).tenants {
+        for gpu in plan.gpus.indices() {
+            if self.last_tenants[gpu] != plan.gpu(gpu).tenants {
                 self.touched.insert(gpu);
                 self.tuning.unsettle(gpu);
             }
@@ -284,9 +284,9 @@ impl IaDeep {
     /// Passes the measured degradation of a job beside its roommates to the predictor.
     fn learn(&mut self, plan: &Plan<'_>, job: JobIdx) {
         let Some(pd) = self.tuning.degradation(plan, job) else { return };
-        self.pd[job.usize()] = pd;
+        self.pd[job] = pd;
         let [gpu] = plan.job(job).gpus[..] else { return };
-        let tenants = &self.last_tenants[gpu.usize()];
+        let tenants = &self.last_tenants[gpu];
         if tenants.len() > 1 && tenants.contains(&job) && !self.tuning.is_busy(gpu) {
             let others = others(plan, tenants, job);
             self.predictor.learn(plan.spec(job).profile, &others, pd);
@@ -295,7 +295,7 @@ impl IaDeep {
 
     fn remember_tenants(&mut self, plan: &Plan<'_>) {
         for gpu in std::mem::take(&mut self.touched) {
-            self.last_tenants[gpu.usize()].clone_from(&plan.gpu(gpu).tenants);
+            self.last_tenants[gpu].clone_from(&plan.gpu(gpu).tenants);
         }
     }
 }

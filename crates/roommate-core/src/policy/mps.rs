@@ -26,7 +26,7 @@
 //! GPU for a service is one without another service.
 
 use crate::event::Event;
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::idx::{GpuIdx, GpuSet, JobIdx};
 use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
@@ -236,7 +236,7 @@ impl Colocate {
     fn find(&mut self, plan: &State, job: JobIdx, knobs: Knobs, seed: u64) -> Option<GpuSet> {
         let mut open = std::mem::take(&mut self.open);
         open.clear();
-        for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
+        for gpu in plan.gpus.indices() {
             if self.has_room(plan, job, gpu, knobs) {
                 let price = self.price(plan, job, gpu, seed);
                 open.push((meets_a_service(plan, job, gpu), price, gpu));

@@ -47,7 +47,7 @@
 mod batch_search;
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::Estimate;
 use crate::job::{Class, Phase};
 use crate::knobs::Knobs;
@@ -200,7 +200,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         colocations: ColocationHistory::default(),
         longest_batches: BTreeMap::new(),
         failures: BTreeMap::new(),
-        tuners: Vec::new(),
+        tuners: IdxVec::new(),
         scores: Vec::new(),
     };
     Ok(ServiceColocation::new(limits, mudi))
@@ -240,7 +240,7 @@ struct Mudi {
     longest_batches: BTreeMap<LimitKey, Vec<f64>>,
     /// By profile of the service: when a trial last failed, and how many failed in a row.
     failures: BTreeMap<ProfileIdx, (Time, u32)>,
-    tuners: Vec<Tuner>,
+    tuners: IdxVec<GpuIdx, Tuner>,
     /// Profiles of the tenants of open GPUs, by score; a buffer.
     scores: Vec<(f64, TenantProfiles)>,
 }
@@ -262,7 +262,7 @@ const NO_LOAD: f64 = 0.01;
 impl Mudi {
     fn notice(&mut self, state: &State) {
         self.known.notice(state);
-        self.tuners.resize_with(state.gpus.len(), Tuner::default);
+        self.tuners.grow_with(&state.gpus, Tuner::default);
     }
 
     fn features(&self, state: &State, colocation: &Colocation) -> Vec<f64> {
@@ -299,7 +299,7 @@ impl Mudi {
             batch: 0,
             others: SmallVec::from_slice(others),
         };
-        let limits = &self.tuners[gpu.usize()].limits_s;
+        let limits = &self.tuners[gpu].limits_s;
         let options = self.params.batches.iter().zip(limits).filter_map(|(batch, limit_s)| {
             colocation.batch = *batch;
             let curve = self.known.curve(state, service, gpu, *batch);
@@ -316,7 +316,7 @@ impl Mudi {
     /// Updates the strictness and the batch time limits of a GPU from the last measurement.
     fn take_measure(&mut self, state: &State, gpu: GpuIdx, service: JobIdx, room: &GpuTenants) {
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
-        let tuner = &mut self.tuners[gpu.usize()];
+        let tuner = &mut self.tuners[gpu];
         if tuner.service != Some(service) {
             *tuner = Tuner { service: Some(service), strict: 1.0, ..Tuner::default() };
         }
@@ -331,7 +331,7 @@ impl Mudi {
             }
         }
         let strict = tuner.strict;
-        self.tuners[gpu.usize()].limits_s = match self.params.slo_model {
+        self.tuners[gpu].limits_s = match self.params.slo_model {
             SloModel::Published => {
                 let limit = |b: &u32| slo_s * f64::from(*b) / seen.load_rps.max(1e-9);
                 self.params.batches.iter().map(limit).collect()
@@ -526,7 +526,7 @@ impl ColocationPolicy for Mudi {
         self.take_measure(plan, gpu, service, room);
         let Some(seen) = room.seen else { return self.before_it_answers(plan, gpu, service, room) };
         if room.training.is_empty() {
-            self.tuners[gpu.usize()].trial = None;
+            self.tuners[gpu].trial = None;
         }
         if seen.load_rps < NO_LOAD {
             plan.note(service, Reason::NoRequests);
@@ -539,12 +539,12 @@ impl ColocationPolicy for Mudi {
         if options.is_empty() {
             return self.out_of_reach(plan, gpu, service, room, most);
         }
-        let tuner = &mut self.tuners[gpu.usize()];
+        let tuner = &mut self.tuners[gpu];
         if tuner.trial.is_some_and(|before| seen.count != before) {
             tuner.trial = None;
             self.failures.remove(&plan.spec(service).profile);
         }
-        let tuner = &mut self.tuners[gpu.usize()];
+        let tuner = &mut self.tuners[gpu];
         let same = tuner.colocation.as_ref().is_some_and(|c| c.0 == service && c.1 == others);
         let (from, to) = (tuner.load_rps, seen.load_rps);
         let far = 1.0 + self.params.load_trigger;
@@ -602,7 +602,7 @@ impl Mudi {
                 continue;
             };
             plan.note(job, Reason::TriedWith(*service));
-            self.tuners[gpu.usize()].trial = Some(seen.count);
+            self.tuners[*gpu].trial = Some(seen.count);
         }
         Some(gpus)
     }
@@ -626,7 +626,7 @@ impl Mudi {
         service: JobIdx,
         room: &GpuTenants,
     ) -> bool {
-        let tuner = &mut self.tuners[gpu.usize()];
+        let tuner = &mut self.tuners[gpu];
         let (Some(before), Some(seen)) = (tuner.trial, room.seen) else { return false };
         let slo_s = state.spec(service).slo.map_or(f64::INFINITY, |s| f64::from(s.p99_us) / 1e6);
         if seen.count == before || seen.p99_s <= slo_s {
@@ -692,14 +692,14 @@ impl Mudi {
             plan.note(service, Reason::SloOutOfReach);
         }
         // The batch size that misses the limit by the smallest factor.
-        let limits = &self.tuners[gpu.usize()].limits_s;
+        let limits = &self.tuners[gpu].limits_s;
         let misses = self.params.batches.iter().zip(limits).map(|(batch, limit_s)| {
             let share = f64::from(most) / 1000.0;
             let takes_s = self.known.curve(plan, service, gpu, *batch).at(share);
             (takes_s / limit_s.max(1e-9), *batch)
         });
         let nearest = misses.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |(_, batch)| batch);
-        self.tuners[gpu.usize()].search = None;
+        self.tuners[gpu].search = None;
         ServiceConfig { batch: nearest, permille: most, stay: true, look: None }
     }
 
@@ -717,7 +717,7 @@ impl Mudi {
         let knee = (self.largest_knee(plan, gpu, service) * 1000.0).ceil() as u16;
         let measured = slowdown(plan, &room.training);
         let next_trial = self.next_trial(plan, service);
-        let tuner = &mut self.tuners[gpu.usize()];
+        let tuner = &mut self.tuners[gpu];
         let round = Span::from_secs(self.params.round_s);
         let searches = !room.training.is_empty() && round > Span::ZERO && options.len() > 1;
         let mut look = None;

@@ -23,7 +23,7 @@
 //! because tasks and GPUs become available one by one.
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx};
 use crate::knobs::Knobs;
 use crate::math::matching::{Exact, NONE};
 use crate::performance::latency::Axis;
@@ -100,7 +100,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     let limits = Limits::new(params.max_training, params.least_training, params.min_memory)?;
     let known = LatencyModel::new(Axis::Inverse, params.profile_points);
-    let cooling = Vec::new();
+    let cooling = IdxVec::new();
     Ok(ServiceColocation::new(
         limits,
         MuxFlow { params, limits, known, cooling, matcher: Exact::new() },
@@ -112,7 +112,7 @@ struct MuxFlow {
     limits: Limits,
     known: LatencyModel,
     /// By GPU: the number of the last measurement used, and until when no training is placed.
-    cooling: Vec<(u32, Time)>,
+    cooling: IdxVec<GpuIdx, (u32, Time)>,
     matcher: Exact,
 }
 
@@ -145,7 +145,7 @@ impl MuxFlow {
 
     /// Whether the GPU can take the training task and is not cooling down.
     fn is_open(&self, plan: &Plan<'_>, rooms: &GpuIndex, gpu: GpuIdx, job: JobIdx) -> bool {
-        let cool = self.cooling.get(gpu.usize()).is_none_or(|(_, until)| *until <= plan.now);
+        let cool = self.cooling.get(gpu).is_none_or(|(_, until)| *until <= plan.now);
         cool && rooms.has_place(plan, gpu, job)
     }
 }
@@ -156,7 +156,7 @@ impl ColocationPolicy for MuxFlow {
     }
 
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {
-        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let all = plan.gpus.indices();
         let open = all.filter(|g| self.is_open(plan, rooms, *g, job));
         let speeds = open.map(|g| (self.speed(plan, rooms, g, job), g));
         speeds.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))).map(|(_, gpu)| gpu)
@@ -225,9 +225,9 @@ impl ColocationPolicy for MuxFlow {
         room: &GpuTenants,
     ) -> ServiceConfig {
         self.known.notice(plan);
-        self.cooling.resize(plan.gpus.len(), (0, Time::ZERO));
+        self.cooling.grow_like(&plan.gpus, (0, Time::ZERO));
         let batch = plan.spec(service).knobs.batch;
-        let (count, until) = &mut self.cooling[gpu.usize()];
+        let (count, until) = &mut self.cooling[gpu];
         let look = (*until > plan.now).then_some(*until);
         let Some(seen) = room.seen else {
             *count = 0;

@@ -21,7 +21,7 @@ mod colocation_history;
 mod latency_model;
 
 use crate::event::{Event, Sample};
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, ProfileIdx};
 use crate::job::Class;
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
@@ -168,9 +168,9 @@ pub struct GpuIndex {
     /// Waiting services, oldest first.
     services: BTreeSet<(Time, JobIdx)>,
     /// The tenants, by GPU.
-    all: Vec<GpuTenants>,
+    all: IdxVec<GpuIdx, GpuTenants>,
     /// The GPUs of each job.
-    stays: Vec<GpuSet>,
+    stays: IdxVec<JobIdx, GpuSet>,
     /// GPUs that can take one more training task, by the profiles of their tenants, least loaded
     /// service first.
     pub open: BTreeMap<TenantProfiles, BTreeSet<(u64, GpuIdx)>>,
@@ -211,8 +211,8 @@ impl GpuIndex {
             waiting: BTreeSet::new(),
             displaced: Vec::new(),
             services: BTreeSet::new(),
-            all: Vec::new(),
-            stays: Vec::new(),
+            all: IdxVec::new(),
+            stays: IdxVec::new(),
             open: BTreeMap::new(),
             stale: BTreeSet::new(),
             looks: BTreeSet::new(),
@@ -221,7 +221,7 @@ impl GpuIndex {
 
     /// The tenants of a GPU.
     pub fn room(&self, gpu: GpuIdx) -> &GpuTenants {
-        &self.all[gpu.usize()]
+        &self.all[gpu]
     }
 
     /// The share of each of this many training tasks beside a service with this share.
@@ -259,10 +259,10 @@ impl GpuIndex {
 impl GpuIndex {
     fn take_in(&mut self, plan: &Plan<'_>, policy: &mut dyn ColocationPolicy) {
         if self.all.is_empty() {
-            self.all = vec![GpuTenants::default(); plan.gpus.len()];
-            (0..plan.gpus.len()).for_each(|g| self.enter(plan, GpuIdx::from_usize(g)));
+            self.all.grow_like(&plan.gpus, GpuTenants::default());
+            plan.gpus.indices().for_each(|g| self.enter(plan, g));
         }
-        self.stays.resize(plan.jobs.len(), GpuSet::new());
+        self.stays.grow_like(&plan.jobs, GpuSet::new());
         for job in plan.news.left.iter().chain(plan.news.ready) {
             self.forget(plan, *job);
         }
@@ -283,14 +283,14 @@ impl GpuIndex {
         }
         while let Some((at, gpu)) = self.looks.first().copied().filter(|(at, _)| *at <= plan.now) {
             self.looks.remove(&(at, gpu));
-            self.all[gpu.usize()].look = None;
+            self.all[gpu].look = None;
             self.stale.insert(gpu);
         }
     }
 
     fn measure(&mut self, state: &State, job: JobIdx, sample: &Sample) {
-        let Some(first) = self.stays[job.usize()].first().copied() else { return };
-        let room = &mut self.all[first.usize()];
+        let Some(first) = self.stays[job].first().copied() else { return };
+        let room = &mut self.all[first];
         if room.service == Some(job) && sample.load_rps > 0.0 {
             let count = room.seen.map_or(0, |s| s.count) + 1;
             let (load_rps, p99_s) = (f64::from(sample.load_rps), f64::from(sample.p99_us) / 1e6);
@@ -305,8 +305,8 @@ impl GpuIndex {
         let place = (state.job(job).submitted, job);
         self.waiting.remove(&place);
         self.services.remove(&place);
-        for gpu in std::mem::take(&mut self.stays[job.usize()]) {
-            let room = &mut self.all[gpu.usize()];
+        for gpu in std::mem::take(&mut self.stays[job]) {
+            let room = &mut self.all[gpu];
             if room.service == Some(job) {
                 room.service = None;
                 room.seen = None;
@@ -318,10 +318,10 @@ impl GpuIndex {
     }
 
     fn settle_in(&mut self, state: &State, job: JobIdx, gpus: &[GpuIdx]) {
-        self.stays[job.usize()] = GpuSet::from_slice(gpus);
+        self.stays[job] = GpuSet::from_slice(gpus);
         let is_service = state.spec(job).class == Class::Service;
         for gpu in gpus {
-            let room = &mut self.all[gpu.usize()];
+            let room = &mut self.all[*gpu];
             if is_service {
                 room.service = Some(job);
             } else {
@@ -335,7 +335,7 @@ impl GpuIndex {
     /// Updates the position of a GPU in [`Self::open`].
     fn enter(&mut self, state: &State, gpu: GpuIdx) {
         let profiles = self.kind(state, gpu);
-        let room = &mut self.all[gpu.usize()];
+        let room = &mut self.all[gpu];
         if let Some((old, load)) = room.entry.take()
             && let Some(gpus) = self.open.get_mut(&old)
         {
@@ -363,7 +363,7 @@ impl GpuIndex {
 
     /// Sets when the GPU is to be reconsidered even if nothing changes.
     fn look_at(&mut self, gpu: GpuIdx, at: Option<Time>) {
-        let room = &mut self.all[gpu.usize()];
+        let room = &mut self.all[gpu];
         if let Some(old) = room.look.take() {
             self.looks.remove(&(old, gpu));
         }
@@ -396,8 +396,7 @@ impl GpuIndex {
             let usable = plan.node(gpu.node).up && plan.spec(job).allows(gpu.gpu_model);
             usable && self.room(*g).service.is_none() && (all == 0 || mem_mib <= all)
         };
-        let mut free: Vec<GpuIdx> =
-            (0..plan.gpus.len()).map(GpuIdx::from_usize).filter(fits).collect();
+        let mut free: Vec<GpuIdx> = plan.gpus.indices().filter(fits).collect();
         if need == 1 {
             // The usual case: do not sort all GPUs for each of many services.
             let mut tries = 0;
@@ -511,7 +510,7 @@ impl GpuIndex {
             return Some(gpus);
         }
         let need = usize::from(plan.spec(job).gpus);
-        let all = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        let all = plan.gpus.indices();
         let mut fit: Vec<GpuIdx> =
             all.filter(|g| self.has_place(plan, *g, job) && suits(plan, *g)).collect();
         fit.sort_by_key(|g| (self.room(*g).training.len(), self.room(*g).service.is_some(), *g));
@@ -595,7 +594,7 @@ impl GpuIndex {
         service: JobIdx,
     ) {
         loop {
-            let setting = policy.settle(plan, gpu, service, &self.all[gpu.usize()]);
+            let setting = policy.settle(plan, gpu, service, &self.all[gpu]);
             let last = self.room(gpu).training.last().copied();
             if let Some(last) = last.filter(|_| !setting.stay) {
                 self.pause(plan, last, service);

@@ -28,7 +28,7 @@
 
 mod entries;
 
-use crate::idx::{GpuIdx, GpuSet, Idx, JobIdx, NodeIdx, ProfileIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxVec, JobIdx, NodeIdx, ProfileIdx};
 use crate::knobs::Knobs;
 use crate::math::choice::{self, BUDGETS, Choice, Chosen, Class};
 use crate::performance::sensitivity::{Host, demand, may_use, share};
@@ -170,12 +170,12 @@ struct Candidate {
 
 struct Synergy {
     params: Params,
-    records: Vec<Record>,
+    records: IdxVec<JobIdx, Record>,
     next_round: Option<Time>,
     /// Runnable jobs by urgency.
     runnable: Vec<(u64, JobIdx)>,
     /// The job on each GPU when the round began, while it may return there.
-    previous: Vec<Option<JobIdx>>,
+    previous: IdxVec<GpuIdx, Option<JobIdx>>,
     candidates: Vec<Candidate>,
     /// Number of placements so far.
     placements: u64,
@@ -195,10 +195,10 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
     }
     Ok(Synergy {
         params,
-        records: Vec::new(),
+        records: IdxVec::new(),
         next_round: None,
         runnable: Vec::new(),
-        previous: Vec::new(),
+        previous: IdxVec::new(),
         candidates: Vec::new(),
         placements: 0,
         solved: (Vec::new(), [0.0; BUDGETS], None),
@@ -207,7 +207,7 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Synergy {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        for job in (self.records.len()..plan.jobs.len()).map(JobIdx::from_usize) {
+        for job in plan.jobs.indices().skip(self.records.len()) {
             self.records.push(Record::of(plan, job));
         }
         if self.is_round_due(plan) {
@@ -265,19 +265,19 @@ impl Synergy {
 
     fn run_round(&mut self, plan: &mut Plan<'_>) {
         self.previous.clear();
-        self.previous.resize(plan.gpus.len(), None);
+        self.previous.grow_like(&plan.gpus, None);
         self.runnable.clear();
         for job in plan.placed.iter().chain(plan.pending.iter()) {
             self.runnable.push((self.urgency(plan, job), job));
             for gpu in &plan.job(job).gpus {
-                self.previous[gpu.usize()] = Some(job);
+                self.previous[*gpu] = Some(job);
             }
         }
         self.runnable.sort_unstable();
         let mut runnable = std::mem::take(&mut self.runnable);
         for (_, job) in &runnable {
             plan.release(*job);
-            let record = &mut self.records[job.usize()];
+            let record = &mut self.records[*job];
             record.last_speed = record.best_speed;
             record.grant = None;
         }
@@ -305,7 +305,7 @@ impl Synergy {
             if gpus <= idle {
                 idle -= gpus;
             } else {
-                plan.was_on(*job).iter().for_each(|g| self.previous[g.usize()] = None);
+                plan.was_on(*job).iter().for_each(|g| self.previous[*g] = None);
             }
         }
     }
@@ -327,7 +327,7 @@ impl Synergy {
                 placement::note_no_room(plan, *job);
             } else if self.allocate(plan, *job) {
                 self.placements += 1;
-                self.records[job.usize()].placed_at = self.placements;
+                self.records[*job].placed_at = self.placements;
             } else {
                 plan.note(*job, Reason::NoHost);
             }
@@ -349,7 +349,7 @@ impl Synergy {
             Mechanism::Tune => chosen.sort_by_key(|(_, job)| Reverse(plan.spec(*job).gpus)),
             Mechanism::Opt => {
                 self.optimise(plan, &chosen);
-                let granted = |job: JobIdx| self.records[job.usize()].grant.unwrap_or_default();
+                let granted = |job: JobIdx| self.records[job].grant.unwrap_or_default();
                 chosen.sort_by_key(|(_, job)| Reverse(granted(*job).cpu_milli));
             }
             Mechanism::Proportional | Mechanism::Greedy => {}
@@ -374,11 +374,11 @@ impl Synergy {
             Order::Las => plan.attained(job),
             Order::Srtf => micros(self.remaining_s(plan, job)),
             Order::Tetris => {
-                let shares: f64 = self.records[job.usize()].cluster_shares.iter().sum();
+                let shares: f64 = self.records[job].cluster_shares.iter().sum();
                 micros(self.remaining_s(plan, job) * shares)
             }
             Order::Drf => {
-                let shares = self.records[job.usize()].cluster_shares;
+                let shares = self.records[job].cluster_shares;
                 micros(shares.into_iter().fold(0.0, f64::max) * 1e3)
             }
             Order::Ftf => {
@@ -394,7 +394,7 @@ impl Synergy {
 
     /// Remaining seconds at the speed that the job is expected to have.
     fn remaining_s(&self, plan: &Plan<'_>, job: JobIdx) -> f64 {
-        let record = &self.records[job.usize()];
+        let record = &self.records[job];
         let speed = match self.params.mechanism {
             Mechanism::Proportional => record.share_speed,
             _ if self.params.as_released => record.last_speed,
@@ -408,7 +408,7 @@ impl Synergy {
         let mut members: BTreeMap<(ProfileIdx, u16, Host), Vec<JobIdx>> = BTreeMap::new();
         for (_, job) in chosen {
             let spec = plan.spec(*job);
-            let class = (spec.profile, spec.gpus, self.records[job.usize()].share);
+            let class = (spec.profile, spec.gpus, self.records[*job].share);
             members.entry(class).or_default().push(*job);
         }
         let options: Vec<Vec<Host>> = members.values().map(|m| self.options(plan, m[0])).collect();
@@ -435,7 +435,7 @@ impl Synergy {
             let granted = hosts.iter().zip(counts).rev();
             let granted = granted.flat_map(|(h, n)| std::iter::repeat_n(*h, *n as usize));
             for (job, host) in jobs.iter().zip(granted) {
-                let record = &mut self.records[job.usize()];
+                let record = &mut self.records[*job];
                 record.grant = Some(host);
                 record.last_speed = speed(plan, *job, host);
             }
@@ -445,7 +445,7 @@ impl Synergy {
     /// Possible grants of the job, slowest first: the points of its sensitivity with which it is at
     /// least as fast as with its share.
     fn options(&self, plan: &Plan<'_>, job: JobIdx) -> Vec<Host> {
-        let Record { demand, share, share_speed, .. } = self.records[job.usize()];
+        let Record { demand, share, share_speed, .. } = self.records[job];
         let mut hosts = vec![demand.min(share)];
         let nodes = || plan.nodes.iter().filter(|n| may_use(plan, job, n));
         // The most that a node can give to each GPU of a consolidated gang.
@@ -471,12 +471,12 @@ impl Synergy {
     }
 
     fn allocate(&mut self, plan: &mut Plan<'_>, job: JobIdx) -> bool {
-        let Record { demand, share, share_speed, .. } = self.records[job.usize()];
+        let Record { demand, share, share_speed, .. } = self.records[job];
         match self.params.mechanism {
             Mechanism::Proportional => self.place(plan, job, share),
             Mechanism::Greedy => self.place(plan, job, demand),
             Mechanism::Tune | Mechanism::Opt => {
-                let wanted = self.records[job.usize()].grant.unwrap_or(demand);
+                let wanted = self.records[job].grant.unwrap_or(demand);
                 let fallback = self.fallback(job, wanted);
                 // Keeping the GPUs with less is better than moving: `top_up` can add what is left.
                 if self.keep_gpus(plan, job, wanted)
@@ -488,7 +488,7 @@ impl Synergy {
                     return true;
                 }
                 if fallback != wanted {
-                    self.records[job.usize()].last_speed = share_speed;
+                    self.records[job].last_speed = share_speed;
                     if self.place(plan, job, fallback) {
                         return true;
                     }
@@ -506,7 +506,7 @@ impl Synergy {
 
     /// The allocation to which a job with `host` may fall back.
     fn fallback(&self, job: JobIdx, host: Host) -> Host {
-        let share = self.records[job.usize()].share;
+        let share = self.records[job].share;
         if self.params.as_released && !host.within(share) { share } else { host.min(share) }
     }
 
@@ -565,7 +565,7 @@ impl Synergy {
     ) -> Option<GpuSet> {
         let (need, knobs) = (u32::from(plan.spec(job).gpus), host.on(plan.spec(job).knobs));
         self.candidates.clear();
-        for (i, node) in plan.nodes.iter().enumerate().filter(|(_, n)| n.idle > 0) {
+        for (idx, node) in plan.nodes.iter_enumerated().filter(|(_, n)| n.idle > 0) {
             let free = if skip_previous {
                 node.gpus().filter(|g| self.is_free(plan, job, *g)).count() as u32
             } else {
@@ -574,8 +574,7 @@ impl Synergy {
             let room = node.room_for(knobs).min(free);
             if room > 0 && is_usable(plan, job, node) {
                 let free_cpu_milli = i64::from(node.cpu_milli) - i64::from(node.cpu_used_milli);
-                let node = NodeIdx::from_usize(i);
-                self.candidates.push(Candidate { node, free, room, free_cpu_milli, count: 0 });
+                self.candidates.push(Candidate { node: idx, free, room, free_cpu_milli, count: 0 });
             }
         }
         if self.candidates.iter().map(|o| o.room).sum::<u32>() < need {
@@ -627,7 +626,7 @@ impl Synergy {
     /// return.
     fn take(&self, plan: &Plan<'_>, job: JobIdx, node: NodeIdx, count: u32, set: &mut GpuSet) {
         let full = set.len() + count as usize;
-        let previous = |g: GpuIdx| self.previous.get(g.usize()).copied().flatten();
+        let previous = |g: GpuIdx| self.previous.get(g).copied().flatten();
         let own = |g: GpuIdx| previous(g) == Some(job);
         for pass in 0..3 {
             for gpu in plan.node(node).gpus() {
@@ -648,7 +647,7 @@ impl Synergy {
 
     /// Whether the GPU is idle and no other job may return to it.
     fn is_free(&self, plan: &Plan<'_>, job: JobIdx, gpu: GpuIdx) -> bool {
-        let previous = self.previous.get(gpu.usize()).copied().flatten();
+        let previous = self.previous.get(gpu).copied().flatten();
         plan.gpu(gpu).tenants.is_empty()
             && previous.is_none_or(|h| h == job || plan.job(h).is_placed())
     }
@@ -657,9 +656,8 @@ impl Synergy {
     fn downgrade_for(&mut self, plan: &mut Plan<'_>, job: JobIdx, host: Host) {
         let mut left = u32::from(plan.spec(job).gpus);
         let idle = |n: &Node| u32::from(n.idle);
-        let fitting = plan.nodes.iter().enumerate().filter(|(_, n)| is_usable(plan, job, n));
-        let mut nodes: Vec<(u32, NodeIdx)> =
-            fitting.map(|(i, n)| (idle(n), NodeIdx::from_usize(i))).collect();
+        let fitting = plan.nodes.iter_enumerated().filter(|(_, n)| is_usable(plan, job, n));
+        let mut nodes: Vec<(u32, NodeIdx)> = fitting.map(|(i, n)| (idle(n), i)).collect();
         let whole = nodes.iter().find(|(idle, _)| left > 1 && *idle >= left).copied();
         match whole {
             Some(one) => nodes = vec![one],
@@ -696,8 +694,7 @@ impl Synergy {
             let hot = plan.job(job);
             let here = hot.gpus.iter().filter(|g| plan.gpu(**g).node == node).count() as u32;
             let (has, fallback) = (Host::of(hot.knobs), self.fallback(job, Host::of(hot.knobs)));
-            let fallback =
-                if self.params.as_released { self.records[job.usize()].share } else { fallback };
+            let fallback = if self.params.as_released { self.records[job].share } else { fallback };
             let excess = Host {
                 cpu_milli: has.cpu_milli.saturating_sub(fallback.cpu_milli) * here,
                 mib: has.mib.saturating_sub(fallback.mib) * here,
@@ -707,7 +704,7 @@ impl Synergy {
                 continue;
             }
             if plan.tune(job, fallback.on(hot.knobs)).is_ok() {
-                self.records[job.usize()].last_speed = self.records[job.usize()].share_speed;
+                self.records[job].last_speed = self.records[job].share_speed;
                 plan.note(job, Reason::AtShare(by));
             }
             if need.within(excess) {
@@ -732,7 +729,7 @@ impl Synergy {
             let hot = plan.job(*job);
             let span = hot.gpus.chunk_by(|a, b| plan.gpu(*a).node == plan.gpu(*b).node).count();
             let Knobs { cpu_milli, host_mib, .. } = hot.knobs;
-            (span, Reverse(cpu_milli), Reverse(host_mib), self.records[job.usize()].placed_at)
+            (span, Reverse(cpu_milli), Reverse(host_mib), self.records[*job].placed_at)
         });
         peers
     }
@@ -741,7 +738,7 @@ impl Synergy {
     /// then.
     fn top_up(&mut self, plan: &mut Plan<'_>, job: JobIdx) {
         let hot = plan.job(job);
-        let (has, demand) = (Host::of(hot.knobs), self.records[job.usize()].demand);
+        let (has, demand) = (Host::of(hot.knobs), self.records[job].demand);
         if !hot.is_placed() || demand.within(has) {
             return;
         }

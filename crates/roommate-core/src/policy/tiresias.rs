@@ -28,7 +28,7 @@
 
 mod preemptible_capacity;
 
-use crate::idx::{GpuSet, Idx, JobIdx};
+use crate::idx::{GpuSet, IdxVec, JobIdx};
 use crate::job::Phase;
 use crate::placement::{self, Layout, Patience, Preemption, Rule};
 use crate::plan::Plan;
@@ -212,9 +212,9 @@ struct Tiresias {
     layout: Layout,
     patience: Patience,
     bounds_us: Vec<u64>,
-    records: Vec<Record>,
+    records: IdxVec<JobIdx, Record>,
     /// GPUs of each running job.
-    held: Vec<GpuSet>,
+    held: IdxVec<JobIdx, GpuSet>,
     preemptible: PreemptibleCapacity,
     queue: Queue<Key>,
     preemption: Preemption,
@@ -254,8 +254,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
         layout,
         patience: Patience::default(),
         bounds_us,
-        records: Vec::new(),
-        held: Vec::new(),
+        records: IdxVec::new(),
+        held: IdxVec::new(),
         preemptible: PreemptibleCapacity::default(),
         queue: Queue::default(),
         preemption: Preemption::default(),
@@ -274,8 +274,8 @@ pub(super) fn build(params: Params) -> Result<impl Policy, String> {
 
 impl Policy for Tiresias {
     fn schedule(&mut self, plan: &mut Plan<'_>) {
-        self.records.resize(plan.jobs.len(), Record::default());
-        self.held.resize(plan.jobs.len(), GpuSet::new());
+        self.records.grow_like(&plan.jobs, Record::default());
+        self.held.grow_like(&plan.jobs, GpuSet::new());
         self.preemptible.prepare(plan, self.bounds_us.len());
         self.update_queues(plan);
         self.demote(plan);
@@ -290,12 +290,12 @@ impl Tiresias {
     /// Records the jobs that left, became ready or lost their GPUs since the last call.
     fn update_queues(&mut self, plan: &Plan<'_>) {
         for job in plan.news.left {
-            let was_running = self.records[job.usize()].running;
+            let was_running = self.records[*job].running;
             let demoted = was_running && self.stop(plan, *job);
             if plan.job(*job).phase == Phase::Done {
                 // A job can leave twice between two calls: it failed, then was cancelled.
-                if std::mem::take(&mut self.records[job.usize()].known) {
-                    let ran = self.records[job.usize()].total;
+                if std::mem::take(&mut self.records[*job].known) {
+                    let ran = self.records[*job].total;
                     self.history.add(self.service(plan, *job, ran));
                 }
             } else if demoted {
@@ -306,7 +306,7 @@ impl Tiresias {
         }
         self.requeue_stopped(plan);
         for job in plan.news.ready {
-            let record = &mut self.records[job.usize()];
+            let record = &mut self.records[*job];
             if !record.known {
                 self.tail += 1;
                 *record = Record { known: true, position: self.tail, changed: plan.now, ..*record };
@@ -346,12 +346,12 @@ impl Tiresias {
     }
 
     fn ran(&self, plan: &Plan<'_>, job: JobIdx) -> Span {
-        let r = &self.records[job.usize()];
+        let r = &self.records[job];
         if r.running { r.ran + (plan.now - r.changed) } else { r.ran }
     }
 
     fn key(&self, plan: &Plan<'_>, job: JobIdx) -> Key {
-        let r = &self.records[job.usize()];
+        let r = &self.records[job];
         if !self.gittins() {
             return (r.queue, r.position);
         }
@@ -392,7 +392,7 @@ impl Tiresias {
     /// until now.
     fn start(&mut self, plan: &Plan<'_>, job: JobIdx) {
         self.last_started += 1;
-        let r = &mut self.records[job.usize()];
+        let r = &mut self.records[job];
         if r.total > Span::ZERO {
             r.waited = r.waited + (plan.now - r.changed);
         }
@@ -402,12 +402,11 @@ impl Tiresias {
         r.stamp += 1;
         let (queue, position, stamp) = (r.queue, r.position, r.stamp);
         self.running.insert(((queue, position), job));
-        self.held[job.usize()].clone_from(&plan.job(job).gpus);
-        self.preemptible.take(plan, &self.held[job.usize()], queue);
+        self.held[job].clone_from(&plan.job(job).gpus);
+        self.preemptible.take(plan, &self.held[job], queue);
         if let Some(bound) = self.bounds_us.get(usize::from(queue)) {
-            let left = self
-                .running_time_for(plan, job, *bound)
-                .saturating_sub(self.records[job.usize()].ran);
+            let left =
+                self.running_time_for(plan, job, *bound).saturating_sub(self.records[job].ran);
             self.demotions.push(Reverse((plan.now + left, job, stamp)));
         }
     }
@@ -417,10 +416,10 @@ impl Tiresias {
     fn stop(&mut self, plan: &Plan<'_>, job: JobIdx) -> bool {
         let used = self.service(plan, job, self.ran(plan, job));
         let queue = self.bounds_us.partition_point(|b| *b <= used) as u8;
-        let r = &mut self.records[job.usize()];
+        let r = &mut self.records[job];
         let ran = plan.now - r.changed;
         self.running.remove(&((r.queue, r.position), job));
-        self.preemptible.release(plan, &std::mem::take(&mut self.held[job.usize()]), r.queue);
+        self.preemptible.release(plan, &std::mem::take(&mut self.held[job]), r.queue);
         r.ran = r.ran + ran;
         r.total = r.total + ran;
         r.running = false;
@@ -435,7 +434,7 @@ impl Tiresias {
         let mut due = std::mem::take(&mut self.due);
         due.clear();
         while let Some(Reverse((at, job, stamp))) = self.demotions.peek().copied() {
-            let valid = self.records[job.usize()].stamp == stamp;
+            let valid = self.records[job].stamp == stamp;
             if valid && at > plan.now {
                 break;
             }
@@ -447,7 +446,7 @@ impl Tiresias {
             self.stop(plan, job);
             self.move_to_tail(job);
             plan.release(job);
-            plan.note(job, Reason::Demoted(self.records[job.usize()].queue + 1));
+            plan.note(job, Reason::Demoted(self.records[job].queue + 1));
             self.enqueue(plan, job);
         }
         self.due = due;
@@ -457,7 +456,7 @@ impl Tiresias {
     /// queue, with their attained service reset.
     fn promote(&mut self, plan: &mut Plan<'_>) {
         while let Some(Reverse((at, job, stamp))) = self.promotions.peek().copied() {
-            let valid = self.records[job.usize()].stamp == stamp;
+            let valid = self.records[job].stamp == stamp;
             if valid && at > plan.now {
                 break;
             }
@@ -466,7 +465,7 @@ impl Tiresias {
                 continue;
             }
             self.tail += 1;
-            let r = &mut self.records[job.usize()];
+            let r = &mut self.records[job];
             r.queue = 0;
             r.position = self.tail;
             r.ran = Span::ZERO;
@@ -510,14 +509,14 @@ impl Tiresias {
     /// they were running.
     fn requeue_stopped(&mut self, plan: &Plan<'_>) {
         let mut stopped = std::mem::take(&mut self.stopped);
-        stopped.sort_unstable_by_key(|j| Reverse(self.records[j.usize()].position));
+        stopped.sort_unstable_by_key(|j| Reverse(self.records[*j].position));
         for job in stopped.drain(..) {
             // The job may have been placed on other GPUs in the same step.
-            if self.records[job.usize()].running {
+            if self.records[job].running {
                 continue;
             }
             self.head -= 1;
-            self.records[job.usize()].position = self.head;
+            self.records[job].position = self.head;
             self.set_promotion_timer(job);
             self.enqueue(plan, job);
         }
@@ -527,13 +526,13 @@ impl Tiresias {
     /// Puts a demoted job behind all jobs that wait in its new queue.
     fn move_to_tail(&mut self, job: JobIdx) {
         self.tail += 1;
-        self.records[job.usize()].position = self.tail;
+        self.records[job].position = self.tail;
         self.set_promotion_timer(job);
     }
 
     /// Sets the time at which a stopped job returns to the first queue.
     fn set_promotion_timer(&mut self, job: JobIdx) {
-        let r = &self.records[job.usize()];
+        let r = &self.records[job];
         if let Some(knob) = self.params.promote_knob.filter(|_| r.queue > 0) {
             let needed = Span::from_secs(r.ran.secs() * knob);
             let at = r.changed + needed.saturating_sub(r.waited);
@@ -565,8 +564,8 @@ impl Tiresias {
     }
 
     fn set_wakes(&mut self, plan: &mut Plan<'_>) {
-        let live = |r: &Reverse<(Time, JobIdx, u32)>, records: &[Record]| {
-            records[r.0.1.usize()].stamp == r.0.2
+        let live = |r: &Reverse<(Time, JobIdx, u32)>, records: &IdxVec<JobIdx, Record>| {
+            records[r.0.1].stamp == r.0.2
         };
         while self.demotions.peek().is_some_and(|r| !live(r, &self.records)) {
             self.demotions.pop();
@@ -589,7 +588,7 @@ impl Tiresias {
 
     /// The first instant at or after `at` at which the job has run for a whole number of seconds.
     fn whole_second(&self, at: Time, job: JobIdx) -> Time {
-        let r = &self.records[job.usize()];
+        let r = &self.records[job];
         let ran = r.ran + (at - r.changed);
         at + Span(ran.0.next_multiple_of(1_000_000) - ran.0)
     }

@@ -2,7 +2,7 @@
 //! jobs.
 
 use crate::faulty_run::{Broken, Law};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::job::Phase;
 use roommate_core::knobs::Knobs;
 use roommate_core::state::State;
@@ -11,10 +11,9 @@ use roommate_core::state::State;
 pub(crate) fn check(state: &State) -> Result<(), Broken> {
     let hold = |holds: bool, what: &str| Broken::unless(holds, Law::Books, || what.to_string());
     jobs(state)?;
-    for (i, gpu) in state.gpus.iter().enumerate() {
-        let here = |j: &JobIdx| state.job(*j).gpus.iter().any(|g| g.usize() == i);
-        let tenants: Vec<JobIdx> =
-            (0..state.jobs.len()).map(JobIdx::from_usize).filter(here).collect();
+    for (i, gpu) in state.gpus.iter_enumerated() {
+        let here = |j: &JobIdx| state.job(*j).gpus.contains(&i);
+        let tenants: Vec<JobIdx> = state.jobs.indices().filter(here).collect();
         let sum =
             |f: fn(&Knobs) -> u32| tenants.iter().map(|t| f(&state.job(*t).knobs)).sum::<u32>();
         let (mem, sm) = (sum(|k| k.mem_mib), sum(|k| u32::from(k.sm_permille)));
@@ -41,7 +40,7 @@ pub(crate) fn check(state: &State) -> Result<(), Broken> {
 fn nodes(state: &State) -> Result<(), Broken> {
     let hold = |holds: bool, what: String| Broken::unless(holds, Law::Books, || what);
     let mut by_gpu_model = vec![0; state.gpu_models.len()];
-    for (n, node) in state.nodes.iter().enumerate() {
+    for (n, node) in state.nodes.iter_enumerated() {
         let idle = node.gpus().filter(|g| state.gpu(*g).tenants.is_empty()).count() as u16;
         let tenants = || node.gpus().flat_map(|g| state.gpu(g).tenants.iter());
         let sum = |f: fn(&Knobs) -> u32| tenants().map(|t| f(&state.job(*t).knobs)).sum();
@@ -55,7 +54,7 @@ fn nodes(state: &State) -> Result<(), Broken> {
         hold(within, format!("node {n} is over its host memory: {node:?}"))?;
         for gpu_model in 0..state.gpu_models.len() as u8 {
             for count in 0..=state.idle.largest(gpu_model) {
-                let listed = state.idle.nodes(gpu_model, count).iter().any(|i| i.usize() == n);
+                let listed = state.idle.nodes(gpu_model, count).contains(n);
                 let belongs = node.up && gpu_model == node.gpu_model && count == idle;
                 hold(listed == belongs, format!("node {n} in the idle index at {count}"))?;
             }
@@ -69,8 +68,7 @@ fn nodes(state: &State) -> Result<(), Broken> {
 }
 
 fn jobs(state: &State) -> Result<(), Broken> {
-    for (j, job) in state.jobs.iter().enumerate() {
-        let idx = JobIdx::from_usize(j);
+    for (idx, job) in state.jobs.iter_enumerated() {
         let spec = state.spec(idx);
         let count = usize::from(spec.gpus)..=usize::from(spec.gpus_max);
         let gpu_models = job.gpus.iter().all(|g| spec.allows(state.gpu(*g).gpu_model));
@@ -82,7 +80,7 @@ fn jobs(state: &State) -> Result<(), Broken> {
         let listed = state.placed.contains(idx) == holds
             && state.pending.contains(idx) == (job.phase == Phase::Pending);
         let fine = sound && listed && job.is_placed() == holds;
-        Broken::unless(fine, Law::Books, || format!("job {j} is in the wrong set: {job:?}"))?;
+        Broken::unless(fine, Law::Books, || format!("job {idx} is in the wrong set: {job:?}"))?;
     }
     let known = |i: JobIdx| state.jobs.has(i);
     let fine = state.pending.iter().chain(state.placed.iter()).all(known);

@@ -5,7 +5,7 @@ use crate::books;
 use crate::random::{self, CaseOptions, compact};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event, Sample, Served};
-use roommate_core::idx::{GpuSet, Idx, JobIdx, NodeIdx};
+use roommate_core::idx::{GpuSet, Idx, IdxVec, JobIdx, NodeIdx};
 use roommate_core::job::{Class, Phase, Slo};
 use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{JobLine, Observer, ProfileLine, StepView, Writer};
@@ -152,7 +152,7 @@ struct Told {
 struct FaultyWorld<'a> {
     faulty_run: &'a FaultyRun,
     engine: Engine,
-    told: Vec<Told>,
+    told: IdxVec<JobIdx, Told>,
     wake: Option<Time>,
     asked_at: Option<Time>,
     look: bool,
@@ -169,7 +169,7 @@ pub(crate) fn play(
 ) -> Result<RunOutcome, Broken> {
     let engine = faulty_run.case.head("laws").engine_with(policy);
     let observer = (Writer::new(Vec::new()), Fold::default());
-    let (told, actions) = (Vec::new(), Vec::new());
+    let (told, actions) = (IdxVec::new(), Vec::new());
     let (wake, asked_at) = (None, None);
     let mut stage =
         FaultyWorld { faulty_run, engine, told, wake, asked_at, look, observer, actions };
@@ -253,7 +253,7 @@ impl FaultyWorld<'_> {
         };
         match mishap {
             Mishap::Crash(j) => {
-                let Some(told) = self.told.get_mut(j.usize()) else { return };
+                let Some(told) = self.told.get_mut(j) else { return };
                 if !told.gpus.is_empty() {
                     // The class of a failure must not matter to any law; all classes occur.
                     let reason = match (told.running, j.0 % 4) {
@@ -266,8 +266,8 @@ impl FaultyWorld<'_> {
                 }
             }
             Mishap::Cancel(j) => {
-                if j.usize() < self.told.len() && !gone(j, facts) {
-                    self.told[j.usize()] = Told::default();
+                if self.told.has(j) && !gone(j, facts) {
+                    self.told[j] = Told::default();
                     facts.push(Event::Cancelled(j));
                 }
             }
@@ -295,10 +295,10 @@ impl FaultyWorld<'_> {
                 }
             }
             Mishap::Window(job, load_rps, p99_us) => {
-                if job.usize() >= self.told.len() || gone(job, facts) {
+                if !self.told.has(job) || gone(job, facts) {
                     return;
                 }
-                if self.told[job.usize()].running {
+                if self.told[job].running {
                     let sample = Sample { load_rps, p99_us, ..Sample::default() };
                     facts.push(Event::Sampled { job, sample });
                 }
@@ -306,7 +306,7 @@ impl FaultyWorld<'_> {
                 facts.push(Event::Served { job, served });
             }
             Mishap::Measure(job, step_s) => {
-                if self.told.get(job.usize()).is_some_and(|t| t.running) {
+                if self.told.get(job).is_some_and(|t| t.running) {
                     let sample = Sample { step_s, ..Sample::default() };
                     facts.push(Event::Sampled { job, sample });
                 }
@@ -347,7 +347,7 @@ impl FaultyWorld<'_> {
     fn act(&mut self, tick: u64, action: &Action) -> Option<Event> {
         let idx = action.job();
         let state = self.engine.state();
-        let told = &mut self.told[idx.usize()];
+        let told = &mut self.told[idx];
         match action {
             Action::Start(_, p) | Action::Move(_, p) => {
                 let cost = state.start_cost(idx).0.div_ceil(self.faulty_run.case.tick.0);

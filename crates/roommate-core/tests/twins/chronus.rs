@@ -3,7 +3,7 @@
 
 use crate::fold;
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::JobIdx;
 use roommate_core::journal::{Observer, StepView};
 use roommate_core::math::rng::Rng;
 use roommate_core::policy::Params;
@@ -55,7 +55,10 @@ fn a_lease_that_is_renewed_is_not_interrupted() {
     case.jobs[0].spec.deadline = Some(Time::from_secs(6.0));
     case.params = params(&json!({"lease_s": 1, "slot_s": 1, "safety": 1.0}));
     let outcome = case.run();
-    assert_eq!(fold(&outcome, Seen::default()).starts.iter().filter(|j| j.usize() == 0).count(), 1);
+    assert_eq!(
+        fold(&outcome, Seen::default()).starts.iter().filter(|j| **j == JobIdx(0)).count(),
+        1
+    );
     assert_eq!(outcome.finished, [Some(6), Some(7), Some(8)]);
 }
 
@@ -104,7 +107,7 @@ fn with_exact_estimates_every_guaranteed_deadline_is_met() {
         assert!(!seen.broken, "seed {seed}");
         for (job, _) in &seen.promised {
             let (_, at) = seen.finished.iter().find(|f| f.0 == *job).unwrap();
-            let deadline = case.jobs[job.usize()].spec.deadline.unwrap();
+            let deadline = case.job(*job).spec.deadline.unwrap();
             assert!(*at <= deadline, "seed {seed}: {job} at {at}, due {deadline}");
             promises += 1;
         }

@@ -4,7 +4,7 @@
 use crate::random::{self, CaseOptions};
 use crate::{assert_same_decisions, fold};
 use roommate_core::engine::Engine;
-use roommate_core::idx::{GpuIdx, Idx, JobIdx};
+use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::gantt::Stays;
 use roommate_core::math::rng::Rng;
@@ -32,7 +32,7 @@ struct Literal {
     bounds: Vec<u64>,
     knob: Option<u64>,
     queues: Vec<Vec<JobIdx>>,
-    records: Vec<Record>,
+    records: IdxVec<JobIdx, Record>,
     last: Time,
 }
 
@@ -40,13 +40,13 @@ impl Literal {
     fn new(bounds_s: &[u64], knob: Option<u64>) -> Self {
         let bounds: Vec<u64> = bounds_s.iter().map(|b| b * SECOND).collect();
         let queues = vec![Vec::new(); bounds.len() + 1];
-        Self { bounds, knob, queues, records: Vec::new(), last: Time::ZERO }
+        Self { bounds, knob, queues, records: IdxVec::new(), last: Time::ZERO }
     }
 
     fn move_to_tail(&mut self, job: JobIdx, queue: usize) {
         self.queues.iter_mut().for_each(|q| q.retain(|j| *j != job));
         self.queues[queue].push(job);
-        self.records[job.usize()].queue = queue;
+        self.records[job].queue = queue;
     }
 
     /// All jobs in the queues, in order of admission.
@@ -65,7 +65,7 @@ impl Policy for Literal {
         self.queues.iter_mut().for_each(|q| q.retain(|j| plan.job(*j).phase != Phase::Done));
         // 3. Accounting, before the arrivals of step 2, which have no service yet.
         for job in self.all_jobs() {
-            let r = &mut self.records[job.usize()];
+            let r = &mut self.records[job];
             if r.running {
                 r.ran += passed;
                 r.ran_before = true;
@@ -74,7 +74,7 @@ impl Policy for Literal {
             }
         }
         // 2. Arrivals are appended to the first queue.
-        for job in (self.records.len()..plan.jobs.len()).map(JobIdx::from_usize) {
+        for job in plan.jobs.indices().skip(self.records.len()) {
             self.records.push(Record::default());
             if plan.pending.contains(job) {
                 self.queues[0].push(job);
@@ -84,7 +84,7 @@ impl Policy for Literal {
         let mut demoted: Vec<JobIdx> = Vec::new();
         for job in self.all_jobs() {
             let gpus = u64::from(plan.spec(job).gpus);
-            let r = self.records[job.usize()];
+            let r = self.records[job];
             let mut queue = r.queue;
             while r.running && queue < self.bounds.len() && r.ran * gpus >= self.bounds[queue] {
                 queue += 1;
@@ -95,11 +95,11 @@ impl Policy for Literal {
         // 5. Promotion. A job that was just demoted has to request its GPUs again, so it counts as
         //    waiting; otherwise an overdue job would change its queue at a second call.
         for job in self.all_jobs() {
-            let r = self.records[job.usize()];
+            let r = self.records[job];
             let waits = (!r.running || demoted.contains(&job)) && r.queue > 0 && r.ran > 0;
             if waits && self.knob.is_some_and(|knob| r.waited >= knob * r.ran) {
                 self.move_to_tail(job, 0);
-                let r = &mut self.records[job.usize()];
+                let r = &mut self.records[job];
                 (r.ran, r.waited) = (0, 0);
             }
         }
@@ -116,20 +116,20 @@ impl Policy for Literal {
         // 7. Preempt, then start.
         for job in self.all_jobs().into_iter().filter(|j| !chosen.contains(j)) {
             plan.release(job);
-            self.records[job.usize()].running = false;
+            self.records[job].running = false;
         }
-        for &job in chosen.iter().filter(|j| !self.records[j.usize()].running) {
-            let idle = (0..plan.gpus.len()).map(GpuIdx::from_usize);
+        for &job in chosen.iter().filter(|j| !self.records[**j].running) {
+            let idle = plan.gpus.indices();
             let idle = idle.filter(|g| plan.gpu(*g).tenants.is_empty());
             let gpus: Vec<GpuIdx> = idle.take(usize::from(plan.spec(job).gpus)).collect();
             plan.place(job, &gpus, plan.spec(job).knobs).unwrap();
         }
         for job in chosen {
-            self.records[job.usize()].running = true;
+            self.records[job].running = true;
         }
         // 8. Settle: in each queue, waiting jobs stand behind running ones.
         for queue in &mut self.queues {
-            queue.sort_by_key(|j| !self.records[j.usize()].running);
+            queue.sort_by_key(|j| !self.records[*j].running);
         }
         // 9. The definition is evaluated every second.
         plan.wake_at(plan.now + Span(SECOND));
@@ -157,10 +157,10 @@ fn some_bounds(seed: u64, multiple_of: u64) -> Vec<u64> {
 }
 
 /// GPUs that each job holds in each second.
-fn held(outcome: &Outcome) -> Vec<Vec<usize>> {
-    let mut held: Vec<Vec<usize>> = vec![Vec::new(); outcome.finished.len()];
+fn held(outcome: &Outcome) -> IdxVec<JobIdx, Vec<usize>> {
+    let mut held: IdxVec<JobIdx, _> = vec![Vec::new(); outcome.finished.len()].into();
     for stay in fold(outcome, Stays::default()).ended {
-        let row = &mut held[stay.job.usize()];
+        let row = &mut held[stay.job];
         let (from, to) = ((stay.from.0 / SECOND) as usize, (stay.to.0 / SECOND) as usize);
         row.resize(row.len().max(to), 0);
         row[from..to].iter_mut().for_each(|h| *h += stay.gpus.len());
@@ -210,7 +210,7 @@ fn no_job_waits_for_gpus_held_by_later_queues() {
         let queue = |j: JobIdx| queue_of(state, j, bounds);
         let gpus = |j: JobIdx| u32::from(state.spec(j).gpus);
         let stopped = |j: &JobIdx| state.job(*j).phase == Phase::Stopping;
-        let told = (0..state.jobs.len()).map(JobIdx::from_usize).filter(stopped);
+        let told = state.jobs.indices().filter(stopped);
         for waits in state.pending.iter().chain(told) {
             let lower = state.placed.iter().filter(|j| queue(*j) > queue(waits)).map(gpus);
             let room = state.idle_gpus() + lower.sum::<u32>();
@@ -223,7 +223,7 @@ fn no_job_waits_for_gpus_held_by_later_queues() {
 fn only_the_demoted_and_those_of_later_queues_are_stopped() {
     let mut stops = 0;
     watch(1_500, &mut |state, bounds, context| {
-        let jobs = || (0..state.jobs.len()).map(JobIdx::from_usize);
+        let jobs = || state.jobs.indices();
         let now =
             |j: &JobIdx, phase| state.job(*j).since == state.now && state.job(*j).phase == phase;
         for stopped in jobs().filter(|j| now(j, Phase::Stopping)) {
@@ -282,7 +282,7 @@ fn service_attained_is_gpu_time_held_and_work_done() {
         let mut had = 0;
         let outcome = case.run_looking(&mut |engine: &mut Engine| {
             let state = engine.state();
-            had = (0..state.jobs.len()).map(|j| state.attained(JobIdx::from_usize(j))).sum();
+            had = state.jobs.indices().map(|j| state.attained(j)).sum();
         });
         let stays = fold(&outcome, Stays::default()).ended;
         let gave: u64 = stays.iter().map(|s| (s.to.0 - s.from.0) * s.gpus.len() as u64).sum();

@@ -5,8 +5,9 @@ use super::{Group, Options, Puzzle, members};
 use crate::scenario::SampledWorkload;
 use crate::serving::requests::Requests;
 use crate::serving::{Conditions, Judge, Verdict};
+use crate::world::Arrival;
 use roommate_core::cluster::Cluster;
-use roommate_core::idx::{Idx, JobIdx};
+use roommate_core::idx::{IdxVec, JobIdx};
 use roommate_core::interference::Truth;
 use roommate_core::job::{Class, Job};
 use roommate_core::knobs::Knobs;
@@ -50,26 +51,21 @@ pub fn puzzle(
     truth: &mut dyn Truth,
     space: &Space,
 ) -> Puzzle {
-    let arrivals = &sampled.workload.arrivals;
+    let arrivals: IdxVec<JobIdx, &Arrival> = sampled.workload.arrivals.iter().collect();
     let mut state = State::new(cluster, Costs::default());
     state.profiles = sampled.workload.profiles.iter().map(|(_, p)| p.clone()).collect();
-    for arrival in arrivals {
+    for arrival in &arrivals {
         state.specs.push(arrival.spec.clone());
         state.jobs.push(Job::expected());
     }
-    let (services, tasks): (Vec<usize>, Vec<usize>) =
-        (0..arrivals.len()).partition(|i| arrivals[*i].spec.class == Class::Service);
-    let tasks: Vec<JobIdx> = tasks.into_iter().map(JobIdx::from_usize).collect();
+    let (services, tasks): (Vec<JobIdx>, Vec<JobIdx>) =
+        arrivals.indices().partition(|i| arrivals[*i].spec.class == Class::Service);
     let mut judge = Judge::default();
-    let mut kind = |service: Option<usize>, truth: &mut dyn Truth| {
+    let mut kind = |service: Option<JobIdx>, truth: &mut dyn Truth| {
         let service = service.map(|i| {
             let requests = arrivals[i].requests.as_ref().map(|r| &r.0);
             let serving = state.profiles[arrivals[i].spec.profile].serving;
-            (
-                JobIdx::from_usize(i),
-                serving.expect("a service"),
-                requests.expect("a service has requests"),
-            )
+            (i, serving.expect("a service"), requests.expect("a service has requests"))
         });
         let mut options = Options::new();
         for group in 1..(1 as Group) << tasks.len() {
@@ -93,7 +89,7 @@ pub fn puzzle(
     };
     let step_s = |job: JobIdx| state.profile(job).step_s;
     let seconds = |job: &JobIdx| {
-        let arrival = &arrivals[job.usize()];
+        let arrival = arrivals[*job];
         (arrival.at.secs(), arrival.work * step_s(*job))
     };
     Puzzle {

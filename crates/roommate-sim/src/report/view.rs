@@ -2,7 +2,7 @@
 
 use crate::report::{RunView, ServiceView, Stay, Stretch};
 use roommate_core::event::{Action, Event};
-use roommate_core::idx::Idx;
+use roommate_core::idx::{IdxVec, JobIdx, TeamIdx};
 use roommate_core::journal::gantt::Stays;
 use roommate_core::journal::metrics::{Fold, ServiceFigures};
 use roommate_core::journal::{Head, JobLine, Observer, StepView, TeamLine};
@@ -16,15 +16,15 @@ pub struct View {
     fold: Fold,
     stays: Stays,
     names: Vec<String>,
-    teams: Vec<String>,
-    job_teams: Vec<usize>,
-    waiting: Vec<bool>,
-    submitted: Vec<f64>,
+    teams: IdxVec<TeamIdx, String>,
+    job_teams: Vec<TeamIdx>,
+    waiting: IdxVec<JobIdx, bool>,
+    submitted: IdxVec<JobIdx, f64>,
     in_queue: u32,
     queue: Vec<(f64, u32)>,
     busy: Vec<(f64, f64)>,
     /// By job: time of its last report on requests, and all reports.
-    served: BTreeMap<usize, (f64, Vec<Stretch>)>,
+    served: BTreeMap<JobIdx, (f64, Vec<Stretch>)>,
     end: Time,
 }
 
@@ -68,7 +68,7 @@ impl View {
             stretches: served.next().unwrap_or_default(),
         };
         let services = metrics.services.iter().map(service).collect();
-        let team = |t: &usize| self.teams.get(*t).cloned().unwrap_or_default();
+        let team = |t: &TeamIdx| self.teams.get(*t).cloned().unwrap_or_default();
         RunView {
             policy: head.map(|h| h.policy.clone()).unwrap_or_default(),
             label: label.into(),
@@ -89,7 +89,7 @@ impl View {
         }
     }
 
-    fn wait(&mut self, job: usize, waits: bool) {
+    fn wait(&mut self, job: JobIdx, waits: bool) {
         let waited = std::mem::replace(&mut self.waiting[job], waits);
         self.in_queue = self.in_queue + u32::from(waits) - u32::from(waited);
     }
@@ -111,7 +111,7 @@ impl Observer for View {
 
     fn job(&mut self, line: &JobLine) {
         self.names.push(line.name.clone());
-        self.job_teams.push(line.spec.team.usize());
+        self.job_teams.push(line.spec.team);
         self.waiting.push(false);
         self.submitted.push(0.0);
         self.fold.job(line);
@@ -124,16 +124,15 @@ impl Observer for View {
         for fact in step.facts {
             match fact {
                 Event::Submitted(job) => {
-                    self.submitted[job.usize()] = step.at.secs();
-                    self.wait(job.usize(), true);
+                    self.submitted[*job] = step.at.secs();
+                    self.wait(*job, true);
                 }
-                Event::Failed { job, .. } => self.wait(job.usize(), true),
-                Event::Finished(job) | Event::Cancelled(job) => self.wait(job.usize(), false),
+                Event::Failed { job, .. } => self.wait(*job, true),
+                Event::Finished(job) | Event::Cancelled(job) => self.wait(*job, false),
                 Event::Served { job, served } if served.windows > 0 => {
                     let at = step.at.secs();
-                    let first_s = at.min(self.submitted[job.usize()]);
-                    let (since, reports) =
-                        self.served.entry(job.usize()).or_insert((first_s, Vec::new()));
+                    let first_s = at.min(self.submitted[*job]);
+                    let (since, reports) = self.served.entry(*job).or_insert((first_s, Vec::new()));
                     reports.push(Stretch {
                         from_s: *since,
                         to_s: at,
@@ -149,10 +148,10 @@ impl Observer for View {
         for note in
             step.notes.iter().filter(|n| n.reason == roommate_core::reason::Reason::OutOfRetries)
         {
-            self.wait(note.job.usize(), false);
+            self.wait(note.job, false);
         }
         for action in step.actions {
-            let job = action.job().usize();
+            let job = action.job();
             match action {
                 Action::Start(..) | Action::Move(..) | Action::Reject(..) => self.wait(job, false),
                 Action::Stop(_) | Action::Suspend(_) => self.wait(job, true),

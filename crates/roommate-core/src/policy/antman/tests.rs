@@ -1,7 +1,7 @@
 //! Charts and properties of AntMan.
 
 use crate::event::{Action, Event};
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Class;
 use crate::journal::{self, Observer, StepView};
@@ -53,7 +53,7 @@ fn draw(case: &TestCase, expected: &Expect) {
 
 /// When each job first started, by name.
 fn starts(case: &TestCase, outcome: &Outcome) -> BTreeMap<String, Time> {
-    struct Starts(Vec<Option<Time>>);
+    struct Starts(IdxVec<JobIdx, Option<Time>>);
     impl Observer for Starts {
         fn job(&mut self, _: &journal::JobLine) {
             self.0.push(None);
@@ -61,15 +61,15 @@ fn starts(case: &TestCase, outcome: &Outcome) -> BTreeMap<String, Time> {
         fn step(&mut self, step: &StepView<'_>) {
             for fact in step.facts {
                 if let Event::Started(job) = fact {
-                    self.0[job.usize()].get_or_insert(step.at);
+                    self.0[*job].get_or_insert(step.at);
                 }
             }
         }
     }
-    let mut starts = Starts(Vec::new());
+    let mut starts = Starts(IdxVec::new());
     journal::read(outcome.journal.as_bytes(), &mut starts).expect("the journal is valid");
-    let named = case.jobs.iter().zip(starts.0);
-    named.filter_map(|(a, at)| Some((a.name.clone(), at?))).collect()
+    let named = case.jobs.iter().zip(&starts.0);
+    named.filter_map(|(a, at)| Some((a.name.clone(), (*at)?))).collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use super::time_sharing::{class_of, idle_gpus_on};
 use super::{Gandiva, age_s, pays};
-use crate::idx::{GpuSet, Idx, JobIdx, NodeIdx};
+use crate::idx::{GpuSet, JobIdx, NodeIdx};
 use crate::job::Phase;
 use crate::plan::Plan;
 use crate::time::Span;
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 impl Gandiva {
     fn may_migrate(&self, plan: &Plan<'_>, job: JobIdx) -> bool {
         let cool = Span::from_secs(self.params.cool_s);
-        self.records[job.usize()].last_migration.is_none_or(|at| plan.now - at >= cool)
+        self.records[job].last_migration.is_none_or(|at| plan.now - at >= cool)
     }
 
     /// Moves a job that is not placed to these GPUs and to the queue of their node.
@@ -23,7 +23,7 @@ impl Gandiva {
         }
         self.time_share.remove(plan, job);
         self.time_share.join_placed(plan, job);
-        let record = &mut self.records[job.usize()];
+        let record = &mut self.records[job];
         record.alone = None;
         record.last_migration = Some(plan.now);
         true
@@ -198,7 +198,7 @@ impl Gandiva {
         let may_go = |n: NodeIdx| !self.trials.contains_key(&n);
         if let Some((source, target_class)) = self.time_share.imbalance(plan, &may_go) {
             for job in self.time_share.vacate(plan, source) {
-                self.records[job.usize()].alone = None;
+                self.records[job].alone = None;
             }
             if self.time_share.queue_of(source).units.is_empty() {
                 self.fill_with_class(plan, source, target_class);

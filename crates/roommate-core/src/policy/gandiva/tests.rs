@@ -3,7 +3,7 @@
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, Idx, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::job::Phase;
 use crate::journal::{self, JobLine, Observer, StepView};
@@ -579,8 +579,8 @@ fn no_job_is_grown_while_another_waits() {
 /// Tracks the GPUs of each job and checks every move.
 #[derive(Default)]
 struct Moves {
-    gpus: Vec<Vec<GpuIdx>>,
-    moved: Vec<Option<Time>>,
+    gpus: IdxVec<JobIdx, Vec<GpuIdx>>,
+    moved: IdxVec<JobIdx, Option<Time>>,
     count: usize,
     size: u32,
     cool: Span,
@@ -603,11 +603,11 @@ impl Observer for Moves {
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
             if let Event::Finished(job) = fact {
-                self.gpus[job.usize()].clear();
+                self.gpus[*job].clear();
             }
         }
         for action in step.actions {
-            let job = action.job().usize();
+            let job = action.job();
             let before = self.nodes();
             match action {
                 Action::Stop(_) | Action::Suspend(_) => self.gpus[job].clear(),

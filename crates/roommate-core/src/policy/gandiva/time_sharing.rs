@@ -5,7 +5,7 @@
 //! each has a queue of units, and a unit is a set of jobs that run together on the same GPUs. The
 //! length of a slice and the choice of packs are decided elsewhere.
 
-use crate::idx::{GpuIdx, GpuSet, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, GpuSet, IdxSet, IdxVec, JobIdx, NodeIdx};
 use crate::job::Phase;
 use crate::knobs::Knobs;
 use crate::placement::{self, Rule};
@@ -92,10 +92,10 @@ struct Occupancy {
 /// The queues of all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct NodeTimeShare {
-    queues: Vec<NodeQueue>,
+    queues: IdxVec<NodeIdx, NodeQueue>,
     /// Nodes that are up, by class, then by load.
     by_class: BTreeMap<u16, BTreeSet<(u32, NodeIdx)>>,
-    occupancies: Vec<Occupancy>,
+    occupancies: IdxVec<JobIdx, Occupancy>,
     /// Gangs that span nodes, with their number of GPUs on each.
     spans: BTreeMap<JobIdx, SmallVec<[(NodeIdx, u16); 4]>>,
     /// Nodes with a suspended job.
@@ -157,29 +157,29 @@ pub(crate) fn idle_gpus_on(state: &State, job: JobIdx, node: NodeIdx) -> Option<
 impl NodeTimeShare {
     /// Grows the tables to the number of jobs, and sets up all nodes at the first call.
     pub(crate) fn prepare(&mut self, state: &State) {
-        self.occupancies.resize(state.jobs.len(), Occupancy::default());
+        self.occupancies.grow_like(&state.jobs, Occupancy::default());
         if self.queues.is_empty() {
-            self.queues.resize_with(state.nodes.len(), NodeQueue::default);
+            self.queues.grow_with(&state.nodes, NodeQueue::default);
             self.largest = state.nodes.iter().map(|n| u32::from(n.size)).max().unwrap_or(0);
-            for (n, node) in state.nodes.iter().enumerate() {
-                self.change(NodeIdx::from_usize(n), |queue| queue.up = node.up);
+            for (n, node) in state.nodes.iter_enumerated() {
+                self.change(n, |queue| queue.up = node.up);
             }
         }
     }
 
     /// The queue of the node.
     pub(crate) fn queue_of(&self, node: NodeIdx) -> &NodeQueue {
-        &self.queues[node.usize()]
+        &self.queues[node]
     }
 
     /// The node or nodes of the job.
     pub(crate) fn residence(&self, job: JobIdx) -> Residence {
-        self.occupancies[job.usize()].residence
+        self.occupancies[job].residence
     }
 
     /// From when on the job is expected to make progress on its present GPUs.
     pub(crate) fn progress_from(&self, job: JobIdx) -> Time {
-        self.occupancies[job.usize()].progress_from
+        self.occupancies[job].progress_from
     }
 
     /// Gangs that span nodes.
@@ -189,7 +189,7 @@ impl NodeTimeShare {
 
     /// Edits the queue of a node and updates the index by class and load.
     fn change(&mut self, node: NodeIdx, edit: impl FnOnce(&mut NodeQueue)) {
-        let queue = &mut self.queues[node.usize()];
+        let queue = &mut self.queues[node];
         let was = (queue.up, queue.class, queue.load);
         edit(queue);
         if queue.units.is_empty() {
@@ -210,7 +210,7 @@ impl NodeTimeShare {
     /// Adds the job to the end of the node's queue.
     pub(crate) fn join(&mut self, state: &State, job: JobIdx, node: NodeIdx) {
         let gpus = state.spec(job).gpus;
-        self.occupancies[job.usize()].residence = Residence::On(node);
+        self.occupancies[job].residence = Residence::On(node);
         self.change(node, |queue| {
             queue.units.push(Unit::of(job));
             queue.load += u32::from(gpus);
@@ -224,7 +224,7 @@ impl NodeTimeShare {
     /// Removes the job from its node or nodes; returns the other jobs of its unit.
     pub(crate) fn remove(&mut self, state: &State, job: JobIdx) -> SmallVec<[JobIdx; 2]> {
         let mut mates = SmallVec::new();
-        match std::mem::take(&mut self.occupancies[job.usize()].residence) {
+        match std::mem::take(&mut self.occupancies[job].residence) {
             Residence::Nowhere => {}
             Residence::On(node) => {
                 self.change(node, |queue| {
@@ -272,12 +272,12 @@ impl NodeTimeShare {
             });
         }
         self.spans.insert(job, on);
-        self.occupancies[job.usize()].residence = Residence::Across;
+        self.occupancies[job].residence = Residence::Across;
     }
 
     /// Empties the queue of a node that went down or came back; returns its jobs.
     pub(crate) fn reset_node(&mut self, state: &State, node: NodeIdx) -> Vec<JobIdx> {
-        let units = self.queues[node.usize()].units.iter();
+        let units = self.queues[node].units.iter();
         let displaced: Vec<JobIdx> = units.flat_map(|u| &u.jobs).copied().collect();
         for job in &displaced {
             self.remove(state, *job);
@@ -290,7 +290,7 @@ impl NodeTimeShare {
 
     /// Merges two units of a node at the position of the host.
     pub(crate) fn merge(&mut self, node: NodeIdx, host: JobIdx, guest: JobIdx) {
-        let units = &mut self.queues[node.usize()].units;
+        let units = &mut self.queues[node].units;
         let Some(from) = units.iter().position(|u| u.jobs.contains(&guest)) else { return };
         let moved = units.remove(from);
         match units.iter_mut().find(|u| u.jobs.contains(&host)) {
@@ -302,7 +302,7 @@ impl NodeTimeShare {
 
     /// Splits a job from its unit into one of its own, right behind it.
     pub(crate) fn split(&mut self, node: NodeIdx, job: JobIdx) {
-        let units = &mut self.queues[node.usize()].units;
+        let units = &mut self.queues[node].units;
         let shared = |u: &Unit| u.jobs.len() > 1 && u.jobs.contains(&job);
         if let Some(at) = units.iter().position(shared) {
             units[at].jobs.retain(|j| *j != job);
@@ -319,7 +319,7 @@ impl NodeTimeShare {
         member: JobIdx,
         profitable: bool,
     ) -> u8 {
-        let mut units = self.queues[node.usize()].units.iter_mut();
+        let mut units = self.queues[node].units.iter_mut();
         let unit = units.find(|u| u.jobs.contains(&member));
         unit.map_or(0, |unit| {
             unit.unprofitable_scans =
@@ -334,18 +334,18 @@ impl NodeTimeShare {
     /// Starts this slice and returns the oversubscribed nodes that have not begun it.
     pub(crate) fn begin_slice(&mut self, slice: u64) -> Vec<NodeIdx> {
         self.slice = self.slice.max(slice);
-        let is_due = |n: &NodeIdx| self.queues[n.usize()].last_slice < self.slice;
+        let is_due = |n: &NodeIdx| self.queues[*n].last_slice < self.slice;
         self.oversubscribed.iter().filter(is_due).collect()
     }
 
     /// Begins the present slice on a node: running units move to the end of the queue and the first
     /// units that fit get the GPUs.
     pub(crate) fn rotate(&mut self, plan: &mut Plan<'_>, node: NodeIdx) {
-        if self.queues[node.usize()].last_slice >= self.slice {
+        if self.queues[node].last_slice >= self.slice {
             return;
         }
-        self.queues[node.usize()].last_slice = self.slice;
-        let mut units = std::mem::take(&mut self.queues[node.usize()].units);
+        self.queues[node].last_slice = self.slice;
+        let mut units = std::mem::take(&mut self.queues[node].units);
         units.sort_by_key(|u| u.is_placed(plan));
         let chosen = self.select_units(plan, node, &units);
         for (unit, _) in units.iter().zip(&chosen).filter(|(_, runs)| !**runs) {
@@ -356,7 +356,7 @@ impl NodeTimeShare {
         for (unit, _) in units.iter().zip(&chosen).filter(|(_, runs)| **runs) {
             self.start(plan, node, unit);
         }
-        self.queues[node.usize()].units = units;
+        self.queues[node].units = units;
         self.dirty.insert(node);
     }
 
@@ -364,7 +364,7 @@ impl NodeTimeShare {
     /// order.
     fn select_units(&self, plan: &Plan<'_>, node: NodeIdx, units: &[Unit]) -> SmallVec<[bool; 32]> {
         let on = plan.node(node);
-        let mut gpus = on.size - self.queues[node.usize()].spanned;
+        let mut gpus = on.size - self.queues[node].spanned;
         let placed = units.iter().filter(|u| u.is_placed(plan));
         let held: u64 = placed.map(|u| u.cpu_milli(plan)).sum();
         let of_others = u64::from(on.cpu_used_milli).saturating_sub(held);
@@ -392,7 +392,7 @@ impl NodeTimeShare {
 
     fn may_be_suspended(&self, plan: &Plan<'_>, unit: &Unit) -> bool {
         unit.jobs.iter().all(|j| {
-            let protected_until = self.occupancies[j.usize()].protected_until;
+            let protected_until = self.occupancies[*j].protected_until;
             plan.job(*j).phase == Phase::Running && plan.now >= protected_until
         })
     }
@@ -427,7 +427,7 @@ impl NodeTimeShare {
         let gpus = &plan.job(job).gpus;
         if plan.was_on(job) != &gpus[..] {
             let price = plan.price(job, gpus);
-            let occupancy = &mut self.occupancies[job.usize()];
+            let occupancy = &mut self.occupancies[job];
             occupancy.progress_from = plan.now + price;
             // Otherwise a job whose start takes longer than a slice would never make progress.
             occupancy.protected_until = occupancy.progress_from + price;
@@ -436,7 +436,7 @@ impl NodeTimeShare {
 
     /// Restarts the measurement of the job's speed, because the jobs beside it changed.
     pub(crate) fn restart_measurement(&mut self, job: JobIdx, now: Time) {
-        let progress_from = &mut self.occupancies[job.usize()].progress_from;
+        let progress_from = &mut self.occupancies[job].progress_from;
         *progress_from = (*progress_from).max(now);
     }
 
@@ -449,27 +449,27 @@ impl NodeTimeShare {
     pub(crate) fn fill(&mut self, plan: &mut Plan<'_>) {
         while let Some(node) = self.dirty.first() {
             self.dirty.remove(node);
-            let units = std::mem::take(&mut self.queues[node.usize()].units);
+            let units = std::mem::take(&mut self.queues[node].units);
             if plan.node(node).up && plan.node(node).idle > 0 {
                 for unit in &units {
                     self.start(plan, node, unit);
                 }
             }
-            self.queues[node.usize()].units = units;
+            self.queues[node].units = units;
             self.update_flags(plan, node);
         }
     }
 
     /// Updates whether the node has suspended jobs and packs.
     pub(crate) fn update_flags(&mut self, state: &State, node: NodeIdx) {
-        let units = &self.queues[node.usize()].units;
+        let units = &self.queues[node].units;
         if units.iter().all(|u| u.is_placed(state)) {
             self.oversubscribed.remove(node);
         } else if self.oversubscribed.insert(node) {
-            let last_slice = &mut self.queues[node.usize()].last_slice;
+            let last_slice = &mut self.queues[node].last_slice;
             *last_slice = self.slice.max(*last_slice);
         }
-        if self.queues[node.usize()].units.iter().any(|u| u.jobs.len() > 1) {
+        if self.queues[node].units.iter().any(|u| u.jobs.len() > 1) {
             self.packed.insert(node);
         } else {
             self.packed.remove(node);
@@ -508,7 +508,7 @@ impl NodeTimeShare {
     ) -> Option<NodeIdx> {
         let gpus = state.spec(job).gpus;
         let could = |(_, node): &&(u32, NodeIdx)| {
-            let spanned = self.queues[node.usize()].spanned;
+            let spanned = self.queues[*node].spanned;
             could_host(state, job, *node) && gpus + spanned <= state.node(*node).size
         };
         let fits = |(load, node): &(u32, NodeIdx)| {
@@ -536,7 +536,7 @@ impl NodeTimeShare {
         for (class, nodes) in self.by_class.iter().filter(|(class, _)| **class > 0) {
             for (_, node) in nodes {
                 shares.entry(*class).or_default().1 += u32::from(state.node(*node).size);
-                for job in self.queues[node.usize()].units.iter().flat_map(|u| &u.jobs) {
+                for job in self.queues[*node].units.iter().flat_map(|u| &u.jobs) {
                     let gpus = state.spec(*job).gpus;
                     shares.entry(class_of(gpus)).or_default().0 += u32::from(gpus);
                 }
@@ -569,12 +569,12 @@ impl NodeTimeShare {
     /// Suspends all jobs of a node and moves them to the least loaded other nodes of its class;
     /// returns them, or none if one of them fits on no other node.
     pub(crate) fn vacate(&mut self, plan: &mut Plan<'_>, node: NodeIdx) -> Vec<JobIdx> {
-        let queue = &self.queues[node.usize()];
+        let queue = &self.queues[node];
         let class = queue.class;
         let jobs: Vec<JobIdx> = queue.units.iter().flat_map(|u| &u.jobs).copied().collect();
         let could = |time_share: &Self, plan: &Plan<'_>, job: JobIdx| {
             let fits = |n: &NodeIdx| {
-                let size = plan.node(*n).size - time_share.queues[n.usize()].spanned;
+                let size = plan.node(*n).size - time_share.queues[*n].spanned;
                 *n != node && could_host(plan, job, *n) && plan.spec(job).gpus <= size
             };
             time_share.of_class(class).find(fits)
@@ -612,7 +612,7 @@ impl NodeTimeShare {
     /// Number of idle GPUs that no job of the node has requested.
     fn unrequested_gpus(&self, state: &State, node: NodeIdx) -> u16 {
         let on = state.node(node);
-        let unrequested = u32::from(on.size).saturating_sub(self.queues[node.usize()].load);
+        let unrequested = u32::from(on.size).saturating_sub(self.queues[node].load);
         on.idle.min(unrequested as u16)
     }
 
@@ -639,7 +639,7 @@ impl NodeTimeShare {
 
     /// Whether the node has jobs and the job could join them without time slicing.
     pub(crate) fn fits_unsliced(&self, state: &State, job: JobIdx, node: NodeIdx) -> bool {
-        let queue = &self.queues[node.usize()];
+        let queue = &self.queues[node];
         let gpus = u32::from(state.spec(job).gpus);
         queue.load > 0
             && queue.load + gpus <= u32::from(state.node(node).size)

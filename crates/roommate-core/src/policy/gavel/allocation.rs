@@ -24,6 +24,7 @@ pub(crate) mod makespan;
 pub(crate) mod program;
 pub(crate) mod queues;
 
+use crate::idx::TeamIdx;
 use smallvec::SmallVec;
 
 /// A number for each GPU model.
@@ -47,7 +48,7 @@ pub(crate) struct Claim {
     /// Seconds until its deadline.
     pub(crate) deadline_s: Option<f64>,
     /// Index of its team.
-    pub(crate) team: usize,
+    pub(crate) team: TeamIdx,
 }
 
 /// GPUs and the jobs that compete for them.
@@ -197,6 +198,7 @@ pub(crate) mod testing {
     //! Helpers for worked examples, which are named by letters.
 
     use super::{ByGpuModel, Claim, Market};
+    use crate::idx::TeamIdx;
 
     /// A claim of one GPU and weight 1.
     pub(crate) fn claim(speed: &[f64]) -> Claim {
@@ -208,7 +210,7 @@ pub(crate) mod testing {
             age_s: 0.0,
             isolated_s: 0.0,
             deadline_s: None,
-            team: 0,
+            team: TeamIdx(0),
         }
     }
 

@@ -5,7 +5,7 @@
 //! in seconds since the last new allocation and begins with a credit, so that no row starts at
 //! zero.
 
-use crate::idx::{Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx};
 use crate::policy::gavel::allocation::ByGpuModel;
 use crate::time::Span;
 use smallvec::SmallVec;
@@ -101,7 +101,7 @@ impl Eq for Place {}
 pub(crate) struct Ledger {
     rows: Vec<Row>,
     /// Index of a job's own row, plus one.
-    place: Vec<u32>,
+    place: IdxVec<JobIdx, u32>,
     /// Indices of rows of two jobs.
     pairs: BTreeMap<[JobIdx; 2], u32>,
     /// Whether rows of two jobs stay in the ledger without a fraction.
@@ -111,7 +111,7 @@ pub(crate) struct Ledger {
     /// credit, and rows that left are not subtracted.
     all_s: ByGpuModel,
     /// Round in which a job was last picked.
-    picked: Vec<u32>,
+    picked: IdxVec<JobIdx, u32>,
     round: u32,
     line: Vec<Place>,
 }
@@ -132,11 +132,11 @@ impl Ledger {
     /// Enters a job with these fractions until the next allocation. `runs` says on which GPU models
     /// it can run.
     pub(crate) fn enter(&mut self, job: JobIdx, gpus: u16, share: &ByGpuModel, runs: &[bool]) {
-        self.place.resize(self.place.len().max(job.usize() + 1), 0);
-        self.picked.resize(self.place.len(), 0);
+        self.place.grow_for(job, 0);
+        self.picked.grow_for(job, 0);
         let members = Members::from_slice(&[job]);
         self.add(members, gpus, share, runs, false);
-        self.place[job.usize()] = self.rows.len() as u32;
+        self.place[job] = self.rows.len() as u32;
     }
 
     /// Enters a standing row of two jobs, without credit.
@@ -174,7 +174,7 @@ impl Ledger {
     pub(crate) fn keep(&mut self, here: impl Fn(JobIdx) -> bool) {
         for row in &self.rows {
             if let [job] = row.members[..] {
-                self.place[job.usize()] = 0;
+                self.place[job] = 0;
             }
         }
         self.rows.retain(|r| r.members.iter().all(|j| here(*j)));
@@ -185,7 +185,7 @@ impl Ledger {
         self.pairs.clear();
         for (i, row) in self.rows.iter().enumerate() {
             match row.members[..] {
-                [job] => self.place[job.usize()] = i as u32 + 1,
+                [job] => self.place[job] = i as u32 + 1,
                 [a, b] => _ = self.pairs.insert([a, b], i as u32),
                 _ => {}
             }
@@ -212,7 +212,7 @@ impl Ledger {
 
     /// Sets the fractions of a job alone on its GPUs.
     pub(crate) fn allot(&mut self, job: JobIdx, share: &ByGpuModel) {
-        let row = &mut self.rows[self.place[job.usize()] as usize - 1];
+        let row = &mut self.rows[self.place[job] as usize - 1];
         row.allocated = true;
         row.cells.iter_mut().zip(share).for_each(|(c, s)| c.share = *s);
     }
@@ -224,7 +224,7 @@ impl Ledger {
             cells.iter_mut().zip(share).for_each(|(c, s)| c.share = *s);
             return;
         }
-        let gpus = self.rows[self.place[pair[0].usize()] as usize - 1].gpus as u16;
+        let gpus = self.rows[self.place[pair[0]] as usize - 1].gpus as u16;
         let runs: SmallVec<[bool; 4]> = share.iter().map(|s| *s > 0.0).collect();
         self.add(Members::from_slice(&pair), gpus, share, &runs, true);
     }
@@ -233,7 +233,7 @@ impl Ledger {
     pub(crate) fn charge(&mut self, pick: &Pick, time_s: f64) {
         // The index of the row may have changed since it was picked.
         let row = match pick.members[..] {
-            [job] => (self.place[job.usize()] as usize).checked_sub(1),
+            [job] => (self.place[job] as usize).checked_sub(1),
             _ if self.rows.get(pick.row as usize).is_some_and(|r| r.members == pick.members) => {
                 Some(pick.row as usize)
             }
@@ -293,7 +293,7 @@ impl Ledger {
             }
             free[k] -= row.gpus;
             for job in &row.members {
-                self.picked[job.usize()] = self.round;
+                self.picked[*job] = self.round;
             }
             let members = row.members.clone();
             picks.push(Pick { members, gpu_model, allocated: row.allocated, row: row_at });
@@ -303,7 +303,7 @@ impl Ledger {
 
     /// Whether a member is already picked in this round.
     fn is_picked(&self, row: &Row) -> bool {
-        row.members.iter().any(|j| self.picked[j.usize()] == self.round)
+        row.members.iter().any(|j| self.picked[*j] == self.round)
     }
 }
 
@@ -338,14 +338,14 @@ mod tests {
         for (job, share) in parts.iter().enumerate() {
             ledger.enter(JobIdx(job as u32), 1, &ByGpuModel::from_slice(share), &[true; 2]);
         }
-        let mut had = [[0.0; 2]; 3];
+        let mut had: IdxVec<JobIdx, [f64; 2]> = vec![[0.0; 2]; 3].into();
         for _ in 0..1_000 {
             let mut picks = Vec::new();
             let rules = Rules { order: &[0, 1], ready: &|_| true, idle_to_all: true };
             ledger.pick(&rules, &mut [1, 1], &mut picks);
             for pick in &picks {
                 ledger.charge(pick, 1.0);
-                had[pick.members[0].usize()][usize::from(pick.gpu_model)] += 1e-3;
+                had[pick.members[0]][usize::from(pick.gpu_model)] += 1e-3;
             }
         }
         for (had, part) in had.iter().zip(parts) {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::Engine;
 use crate::event::{Action, Sample};
-use crate::idx::ProfileIdx;
+use crate::idx::{Idx, ProfileIdx};
 use crate::interference::Undisturbed;
 use crate::journal::{self, JobLine, Observer, StepView};
 use crate::profile::{Predicted, Profile};
@@ -40,7 +40,7 @@ fn case(policy: &str, params: &str, cluster: &str, jobs: &str) -> TestCase {
 
 /// Job names, and a text for each start and move.
 #[derive(Default)]
-struct Starts(Vec<String>, Vec<String>);
+struct Starts(IdxVec<JobIdx, String>, Vec<String>);
 
 impl Observer for Starts {
     fn job(&mut self, job: &JobLine) {
@@ -50,7 +50,7 @@ impl Observer for Starts {
         for action in step.actions {
             if let Action::Start(j, p) | Action::Move(j, p) = action {
                 let gpus: Vec<String> = p.gpus.iter().map(|g| g.0.to_string()).collect();
-                let (name, at) = (&self.0[j.usize()], step.at.secs());
+                let (name, at) = (&self.0[*j], step.at.secs());
                 let word = if matches!(action, Action::Move(..)) { "moves to" } else { "on" };
                 self.1.push(format!("{at} {name} {word} {}", gpus.join("+")));
             }

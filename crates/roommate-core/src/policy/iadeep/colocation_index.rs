@@ -1,7 +1,7 @@
 //! Index of GPUs by the profiles of their tenants and by when a tenant is expected to leave, so
 //! that a walk through the queue does not examine a thousand GPUs for each job.
 
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, IdxVec, JobIdx, ProfileIdx};
 use crate::job::Class;
 use crate::plan::Plan;
 use crate::policy::iadeep::tuning_sessions::{self, Tuning};
@@ -26,9 +26,14 @@ pub(crate) struct ColocationIndex {
 
 impl ColocationIndex {
     /// All GPUs as they are now, for up to `most` tenants on each.
-    pub(crate) fn new(plan: &Plan<'_>, tuning: &Tuning, most: u8, pd: &[f64]) -> Self {
+    pub(crate) fn new(
+        plan: &Plan<'_>,
+        tuning: &Tuning,
+        most: u8,
+        pd: &IdxVec<JobIdx, f64>,
+    ) -> Self {
         let mut index = Self::default();
-        for gpu in (0..plan.gpus.len()).map(GpuIdx::from_usize) {
+        for gpu in plan.gpus.indices() {
             index.open(plan, tuning, most, gpu);
             index.ends.extend(end(plan, pd, gpu).map(|at| (at, gpu)));
         }
@@ -53,7 +58,7 @@ impl ColocationIndex {
         plan: &Plan<'_>,
         tuning: &Tuning,
         most: u8,
-        pd: &[f64],
+        pd: &IdxVec<JobIdx, f64>,
         gpu: GpuIdx,
     ) {
         self.open.retain(|_, gpus| {
@@ -141,12 +146,12 @@ pub(crate) fn profiles_on(plan: &Plan<'_>, gpu: GpuIdx) -> Profiles {
 
 /// Seconds until the first tenant is expected to leave; `None` if the GPU is idle or its tenants do
 /// not share.
-fn end(plan: &Plan<'_>, pd: &[f64], gpu: GpuIdx) -> Option<f64> {
+fn end(plan: &Plan<'_>, pd: &IdxVec<JobIdx, f64>, gpu: GpuIdx) -> Option<f64> {
     let tenants = &plan.gpu(gpu).tenants;
     if tenants.is_empty() || !tenants.iter().all(|t| can_share(plan, *t)) {
         return None;
     }
-    let left = tenants.iter().map(|t| left_s(plan, *t) * pd[t.usize()].max(1e-3));
+    let left = tenants.iter().map(|t| left_s(plan, *t) * pd[*t].max(1e-3));
     Some(left.fold(f64::INFINITY, f64::min))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{Idx, JobIdx, ProfileIdx};
+use crate::idx::{Idx, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth, Undisturbed};
 use crate::job::{Class, Phase, Spec};
 use crate::journal::{self, Observer, StepView};
@@ -102,7 +102,7 @@ fn recorded(outcome: &Outcome) -> Recorded {
 fn draw(case: &TestCase, expected: &Expect) {
     let outcome = case.run();
     assert!(outcome.ended);
-    let name = |j: JobIdx| case.jobs[j.usize()].name.clone();
+    let name = |j: JobIdx| case.job(j).name.clone();
     let mut text = outcome.chart();
     for (at, note) in recorded(&outcome).notes {
         text += &format!("{at:>4} s  {}: {}\n", name(note.job), note.reason.describe(&name));
@@ -224,7 +224,7 @@ struct Bench {
     now: Time,
     wake: Option<Time>,
     truth: Curves,
-    batches: Vec<u32>,
+    batches: IdxVec<JobIdx, u32>,
     noise: f32,
     /// A job that does not apply requested batch sizes.
     unresponsive: Option<JobIdx>,
@@ -262,7 +262,7 @@ impl Bench {
             now: Time::ZERO,
             wake: None,
             truth: Curves { fixed: 0.6, harm: 0.2 },
-            batches: vec![0; jobs as usize],
+            batches: vec![0; jobs as usize].into(),
             noise,
             unresponsive: None,
             without_noise: None,
@@ -298,7 +298,7 @@ impl Bench {
     fn act(&mut self, action: &Action) -> Vec<Event> {
         match action {
             Action::Start(job, p) => {
-                self.batches[job.usize()] = if p.knobs.batch == 0 { OWN } else { p.knobs.batch };
+                self.batches[*job] = if p.knobs.batch == 0 { OWN } else { p.knobs.batch };
                 vec![Event::Started(*job)]
             }
             Action::Tune(job, knobs) => {
@@ -309,7 +309,7 @@ impl Bench {
                     return vec![Event::Failed { job: *job, reason: Reason::OutOfMemory, done }];
                 }
                 if self.unresponsive != Some(*job) {
-                    self.batches[job.usize()] = knobs.batch;
+                    self.batches[*job] = knobs.batch;
                 }
                 vec![Event::Tuned(*job)]
             }
@@ -320,15 +320,15 @@ impl Bench {
     fn measure(&self) -> Vec<Event> {
         let state = self.engine.state();
         let failed = |j: &JobIdx| state.job(*j).gpus.is_empty();
-        let there = (0..self.batches.len()).map(JobIdx::from_usize).filter(|j| !failed(j));
-        let times = |j: &JobIdx| f64::from(self.batches[j.usize()]) / f64::from(OWN);
+        let there = self.batches.indices().filter(|j| !failed(j));
+        let times = |j: &JobIdx| f64::from(self.batches[*j]) / f64::from(OWN);
         let all: Vec<JobIdx> = there.collect();
         let sample = |j: &JobIdx| Sample {
             step_s: self
                 .truth
                 .step_s(times(j), &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>()),
             noise_scale: if self.without_noise == Some(*j) { 0.0 } else { self.noise },
-            batch: self.batches[j.usize()],
+            batch: self.batches[*j],
             ..Sample::default()
         };
         all.iter().map(|j| Event::Sampled { job: *j, sample: sample(j) }).collect()
@@ -368,7 +368,7 @@ fn a_batch_size_that_is_not_applied_is_noted() {
     assert_eq!(bench.notes_of(1, is_settled), 0);
     // The other job is tuned all the same.
     assert_eq!(bench.notes_of(0, is_settled), 1);
-    assert_ne!(bench.batches[0], OWN);
+    assert_ne!(bench.batches[JobIdx(0)], OWN);
     let (unresponsive, _) = bench.tunes.iter().rev().find(|t| t.0 == JobIdx(1)).unwrap();
     assert_eq!(*unresponsive, JobIdx(1));
     let requests = bench.tunes.iter().filter(|t| t.0 == JobIdx(1)).count();
@@ -384,14 +384,18 @@ fn a_batch_size_that_ran_out_of_memory_is_not_retried() {
     let tried: Vec<u32> = bench.tunes.iter().filter(|t| t.1 >= 100).map(|t| t.1).collect();
     assert!(tried.is_sorted_by(|a, b| a > b), "{tried:?}");
     assert_eq!(bench.engine.state().job(JobIdx(0)).phase, Phase::Running);
-    assert!(bench.batches[0] < 100 && bench.notes_of(0, is_settled) > 0, "{:?}", bench.notes);
+    assert!(
+        bench.batches[JobIdx(0)] < 100 && bench.notes_of(0, is_settled) > 0,
+        "{:?}",
+        bench.notes
+    );
 }
 
 #[test]
 fn a_large_change_of_noise_starts_a_new_search() {
     let mut bench = Bench::new(1);
     bench.pass(600.0);
-    let before = (bench.tunes.len(), bench.batches[0]);
+    let before = (bench.tunes.len(), bench.batches[JobIdx(0)]);
     for (noise, again) in [(500.0, false), (3_000.0, true)] {
         bench.noise = noise;
         let facts = bench.measure();
@@ -399,7 +403,7 @@ fn a_large_change_of_noise_starts_a_new_search() {
         bench.pass(600.0);
         assert_eq!(bench.tunes.len() > before.0, again, "{noise}: {:?}", bench.tunes);
     }
-    assert!(bench.batches[0] > before.1, "more noise, larger batch");
+    assert!(bench.batches[JobIdx(0)] > before.1, "more noise, larger batch");
     assert_eq!(bench.notes_of(0, |w| matches!(w, Reason::NoiseDrifted { from: 300, to: 3000 })), 1);
 }
 
@@ -422,7 +426,7 @@ fn arrivals_keep_what_was_tuned() {
     // The artifact reset all jobs to m0 − 1 at each arrival.
     let mut bench = Bench::new(1);
     bench.pass(600.0);
-    let tuned = bench.batches[0];
+    let tuned = bench.batches[JobIdx(0)];
     assert_ne!(tuned, OWN);
     let spec = bench.engine.state().spec(JobIdx(0)).clone();
     bench.engine.add_job(spec);
@@ -431,7 +435,7 @@ fn arrivals_keep_what_was_tuned() {
     bench.report(vec![Event::Submitted(JobIdx(1))]);
     bench.now += Span::from_secs(1.0);
     assert_eq!(
-        (bench.tunes.len(), bench.batches[0]),
+        (bench.tunes.len(), bench.batches[JobIdx(0)]),
         (from, tuned),
         "the search starts from the tuned batch size"
     );

@@ -6,7 +6,7 @@
 //! when a sample reports it.
 
 use crate::event::Sample;
-use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, IdxSet, IdxVec, JobIdx, ProfileIdx};
 use crate::interference::degradation::DegradationModel;
 use crate::job::Phase;
 use crate::knobs::Knobs;
@@ -104,8 +104,8 @@ pub(crate) struct Tuning {
     pending: BTreeMap<GpuIdx, Time>,
     /// Until when a changed noise scale is no reason to search a GPU again.
     resting: BTreeMap<GpuIdx, Time>,
-    last: Vec<Last>,
-    limits: Vec<ProfileLimits>,
+    last: IdxVec<JobIdx, Last>,
+    limits: IdxVec<ProfileIdx, ProfileLimits>,
     /// Jobs that do not apply requested batch sizes.
     unresponsive: IdxSet<JobIdx>,
     archive: BTreeMap<SmallVec<[ProfileIdx; 4]>, Archived>,
@@ -123,8 +123,8 @@ impl Tuning {
             sessions: BTreeMap::new(),
             pending: BTreeMap::new(),
             resting: BTreeMap::new(),
-            last: Vec::new(),
-            limits: Vec::new(),
+            last: IdxVec::new(),
+            limits: IdxVec::new(),
             unresponsive: IdxSet::default(),
             archive: BTreeMap::new(),
         }
@@ -132,9 +132,9 @@ impl Tuning {
 
     /// Grows the tables to all known jobs and profiles.
     pub(crate) fn resize(&mut self, plan: &Plan<'_>) {
-        self.last.resize(plan.jobs.len(), Last::default());
+        self.last.grow_like(&plan.jobs, Last::default());
         let new = ProfileLimits { memory: MemoryFit::default(), cap: u32::MAX };
-        self.limits.resize(plan.profiles.len(), new);
+        self.limits.grow_like(&plan.profiles, new);
     }
 
     /// Whether the GPU is tuned, or about to be, and accepts no job.
@@ -157,7 +157,7 @@ impl Tuning {
 
     /// Processes a sample of a running job.
     pub(crate) fn sampled(&mut self, plan: &mut Plan<'_>, job: JobIdx, sample: &Sample) {
-        let last = &mut self.last[job.usize()];
+        let last = &mut self.last[job];
         if sample.step_s > 0.0 {
             last.step_s = sample.step_s;
             last.batch = sample.batch;
@@ -165,7 +165,7 @@ impl Tuning {
         }
         if sample.batch > 0 && sample.mem_mib > 0 {
             let profile = plan.spec(job).profile;
-            self.limits[profile.usize()].memory.observe(sample.batch, sample.mem_mib);
+            self.limits[profile].memory.observe(sample.batch, sample.mem_mib);
         }
         let (was, is) = (last.tuned_noise, sample.noise_scale);
         let [gpu] = plan.job(job).gpus[..] else { return };
@@ -194,14 +194,14 @@ impl Tuning {
         let batch = plan.job(job).knobs.batch;
         let own = plan.profile(job).training.as_ref().map_or(0, |t| t.batch);
         if batch > own {
-            let cap = &mut self.limits[plan.spec(job).profile.usize()].cap;
+            let cap = &mut self.limits[plan.spec(job).profile].cap;
             *cap = (*cap).min(batch - 1).max(own);
         }
     }
 
     /// A job lost its GPUs; its roommates are tuned again.
     pub(crate) fn left(&mut self, job: JobIdx) {
-        self.last[job.usize()] = Last::default();
+        self.last[job] = Last::default();
         self.unresponsive.remove(job);
         let with: Vec<GpuIdx> =
             self.sessions.iter().filter(|(_, s)| s.jobs.contains(&job)).map(|(g, _)| *g).collect();
@@ -210,7 +210,7 @@ impl Tuning {
 
     /// Degradation of a job according to its last sample.
     pub(crate) fn degradation(&self, plan: &Plan<'_>, job: JobIdx) -> Option<f64> {
-        let Last { step_s, batch, .. } = self.last[job.usize()];
+        let Last { step_s, batch, .. } = self.last[job];
         let current = plan.job(job);
         if step_s <= 0.0 || current.phase != Phase::Running {
             return None;
@@ -231,7 +231,7 @@ impl Tuning {
         let training = plan.profile(job).training.as_ref()?;
         let current = plan.job(job);
         let now = training.batch_of(current.knobs);
-        let cap = self.limits[plan.spec(job).profile.usize()].cap;
+        let cap = self.limits[plan.spec(job).profile].cap;
         let axis = Axis { low: training.batch_min, high: training.batch_max.min(cap).max(now) };
         let tunable = current.noise_scale > 0.0
             && training.is_sane()
@@ -246,7 +246,7 @@ impl Tuning {
 /// Memory limit of a job at a batch size: an upper bound that it will hardly exceed; 0 = no limit.
 fn limit_mib(
     plan: &Plan<'_>,
-    limits: &[ProfileLimits],
+    limits: &IdxVec<ProfileIdx, ProfileLimits>,
     job: JobIdx,
     training: &Training,
     batch: u32,
@@ -255,7 +255,7 @@ fn limit_mib(
     if knobs.mem_mib == 0 {
         return 0;
     }
-    let known = &limits[spec.profile.usize()].memory;
+    let known = &limits[spec.profile].memory;
     let upper = if known.is_known() {
         known.upper_mib(batch)
     } else {
@@ -374,7 +374,7 @@ impl Tuning {
         session: &Session,
     ) -> Option<Vec<(JobIdx, f64)>> {
         for (job, requested) in session.jobs.iter().zip(&session.requested) {
-            let Last { batch, fresh, .. } = self.last[job.usize()];
+            let Last { batch, fresh, .. } = self.last[*job];
             if !fresh || batch != *requested {
                 return None;
             }
@@ -389,7 +389,7 @@ impl Tuning {
     /// ones anew.
     fn give_up_unresponsive(&mut self, plan: &mut Plan<'_>, gpu: GpuIdx, session: &Session) {
         for (job, requested) in session.jobs.iter().zip(&session.requested) {
-            let Last { batch, fresh, .. } = self.last[job.usize()];
+            let Last { batch, fresh, .. } = self.last[*job];
             if !fresh || batch != *requested {
                 self.unresponsive.insert(*job);
                 plan.note(*job, Reason::BatchNotApplied { batch: *requested });
@@ -438,7 +438,7 @@ impl Tuning {
             }
         }
         for (_, job, _) in turns {
-            self.last[job.usize()].fresh = false;
+            self.last[job].fresh = false;
         }
         true
     }
@@ -464,7 +464,7 @@ impl Tuning {
             let pd_permille = (1000.0 * pd_of(job)).round().min(1e9) as u32;
             let measured = session.tuner.measured();
             plan.note(*job, Reason::BatchSettled { batch, measured, pd_permille });
-            self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
+            self.last[*job].tuned_noise = plan.job(*job).noise_scale;
         }
         let took = plan.now - session.began;
         self.resting.insert(gpu, plan.now + Span::from_secs(REST * took.secs()));
@@ -520,7 +520,7 @@ impl Tuning {
         let mut tuner = Tuner::new(self.options, &ranges, &requested);
         self.warm_up(plan, &jobs, &mut tuner, predictor);
         for job in &jobs {
-            self.last[job.usize()].tuned_noise = plan.job(*job).noise_scale;
+            self.last[*job].tuned_noise = plan.job(*job).noise_scale;
         }
         let due = plan.now + self.window;
         Session { tuner, jobs, requested, began: plan.now, due, delays: 0, settled: false }

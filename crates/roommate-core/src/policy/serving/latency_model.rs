@@ -1,7 +1,7 @@
 //! What a policy knows of profiles before it colocates them: the latency of services alone, and the
 //! utilisation of SMs and memory bandwidth of all jobs.
 
-use crate::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
+use crate::idx::{GpuIdx, IdxVec, JobIdx, ProfileIdx};
 use crate::performance::latency::{Axis, Curve, SoloCurves};
 use crate::state::State;
 
@@ -12,7 +12,7 @@ pub struct LatencyModel {
     /// Most profiled points that are used for each curve.
     budget: usize,
     /// By profile: curves alone, and the number of points used for them.
-    alone: Vec<(SoloCurves, u32)>,
+    alone: IdxVec<ProfileIdx, (SoloCurves, u32)>,
 }
 
 /// Assumed utilisation where none was measured or predicted.
@@ -21,7 +21,7 @@ const USE: f64 = 0.5;
 impl LatencyModel {
     /// A model without profiles, which will use at most `budget` profiled points for each curve.
     pub fn new(axis: Axis, budget: u8) -> Self {
-        Self { axis, budget: budget.into(), alone: Vec::new() }
+        Self { axis, budget: budget.into(), alone: IdxVec::new() }
     }
 
     /// Fits the curves of new profiles.
@@ -40,13 +40,13 @@ impl LatencyModel {
 
     /// Number of profiled points used for the curves of a service.
     pub fn points(&self, profile: ProfileIdx) -> u32 {
-        self.alone.get(profile.usize()).map_or(0, |(_, points)| *points)
+        self.alone.get(profile).map_or(0, |(_, points)| *points)
     }
 
     /// The curve of a service alone on this GPU.
     pub fn curve(&self, state: &State, service: JobIdx, gpu: GpuIdx, batch: u32) -> Curve {
         let profile = state.spec(service).profile;
-        let known = self.alone.get(profile.usize()).and_then(|(alone, _)| alone.curve(batch));
+        let known = self.alone.get(profile).and_then(|(alone, _)| alone.curve(batch));
         let curve = known.unwrap_or_else(|| {
             let profile = &state.profiles[profile];
             let own = profile.serving.map_or(batch, |s| s.batch);

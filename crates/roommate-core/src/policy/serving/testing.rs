@@ -4,7 +4,7 @@
 
 use crate::engine::Engine;
 use crate::event::{Action, Event, Sample};
-use crate::idx::{GpuIdx, Idx, JobIdx};
+use crate::idx::{IdxVec, JobIdx};
 use crate::interference::Undisturbed;
 use crate::job::{Class, Phase, Slo, Spec};
 use crate::knobs::Knobs;
@@ -18,7 +18,7 @@ pub(crate) struct ServingWorld {
     pub(crate) engine: Engine,
     now: Time,
     wake: Option<Time>,
-    names: Vec<String>,
+    names: IdxVec<JobIdx, String>,
     pub(crate) outcome: String,
     /// Reasons since the last entry of the outcome.
     reasons: Vec<String>,
@@ -55,7 +55,7 @@ impl ServingWorld {
         let cluster = cluster.parse().unwrap();
         let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
         let (now, wake) = (Time::ZERO, None);
-        Self { engine, now, wake, names: vec![], outcome: String::new(), reasons: vec![] }
+        Self { engine, now, wake, names: IdxVec::new(), outcome: String::new(), reasons: vec![] }
     }
 
     fn add(&mut self, name: &str, profile: Profile, spec: impl Fn(Spec) -> Spec) -> JobIdx {
@@ -161,7 +161,7 @@ impl ServingWorld {
             let (actions, notes) = (step.actions.to_vec(), step.notes.to_vec());
             let asked = step.asked;
             self.wake = step.wake;
-            let names = |j: JobIdx| self.names[j.usize()].clone();
+            let names = |j: JobIdx| self.names[j].clone();
             self.reasons.extend(
                 notes.iter().map(|n| format!("  {} {}\n", names(n.job), n.reason.describe(&names))),
             );
@@ -209,11 +209,11 @@ impl ServingWorld {
         let _ = writeln!(self.outcome, "{title}, {}", self.now);
         self.outcome.extend(self.reasons.drain(..));
         let state = self.engine.state();
-        for (i, gpu) in state.gpus.iter().enumerate() {
-            let _ = write!(self.outcome, "  GPU {}:", GpuIdx::from_usize(i).usize());
+        for (idx, gpu) in state.gpus.iter_enumerated() {
+            let _ = write!(self.outcome, "  GPU {idx}:");
             for job in &gpu.tenants {
                 let Knobs { batch, sm_permille, mem_mib, .. } = state.job(*job).knobs;
-                let _ = write!(self.outcome, " {} {sm_permille} ‰", self.names[job.usize()]);
+                let _ = write!(self.outcome, " {} {sm_permille} ‰", self.names[*job]);
                 if batch > 0 {
                     let _ = write!(self.outcome, " batch {batch}");
                 }
@@ -223,8 +223,7 @@ impl ServingWorld {
             }
             self.outcome.push('\n');
         }
-        let waiting: Vec<&str> =
-            state.pending.iter().map(|j| self.names[j.usize()].as_str()).collect();
+        let waiting: Vec<&str> = state.pending.iter().map(|j| self.names[j].as_str()).collect();
         if !waiting.is_empty() {
             let _ = writeln!(self.outcome, "  waiting: {}", waiting.join(" "));
         }

@@ -2,7 +2,7 @@
 //! of later queues. Tells in constant time that no preemption can make room for a job, where a walk
 //! over all running jobs would be slow.
 
-use crate::idx::{GpuIdx, Idx, IdxSet, JobIdx, NodeIdx};
+use crate::idx::{GpuIdx, IdxSet, IdxVec, JobIdx, NodeIdx};
 use crate::placement::{Layout, Rule};
 use crate::state::State;
 
@@ -16,7 +16,7 @@ pub(crate) struct PreemptibleCapacity {
 #[derive(Debug, Default)]
 struct Tier {
     /// GPUs of each node held by jobs of this tier or an earlier one: not preemptible.
-    firm: Vec<u16>,
+    firm: IdxVec<NodeIdx, u16>,
     /// `[gpu_model][n]` → nodes with `n` GPUs that are idle or held by later tiers.
     nodes_by_room: Vec<Vec<IdxSet<NodeIdx>>>,
     /// GPUs of each GPU model that are idle or held by later tiers.
@@ -33,16 +33,15 @@ impl PreemptibleCapacity {
         let largest = |k: usize| usize::from(state.idle.largest(k as u8));
         self.tiers.resize_with(tiers, || {
             let mut tier = Tier {
-                firm: vec![0; state.nodes.len()],
+                firm: vec![0; state.nodes.len()].into(),
                 nodes_by_room: (0..state.gpu_models.len())
                     .map(|k| vec![IdxSet::default(); largest(k) + 1])
                     .collect(),
                 gpus: vec![0; state.gpu_models.len()],
             };
-            for (i, node) in state.nodes.iter().enumerate() {
+            for (idx, node) in state.nodes.iter_enumerated() {
                 let gpu_model = usize::from(node.gpu_model);
-                tier.nodes_by_room[gpu_model][usize::from(node.size)]
-                    .insert(NodeIdx::from_usize(i));
+                tier.nodes_by_room[gpu_model][usize::from(node.size)].insert(idx);
                 tier.gpus[gpu_model] += u32::from(node.size);
             }
             tier
@@ -65,7 +64,7 @@ impl PreemptibleCapacity {
                 let idx = state.gpu(*g).node;
                 let node = state.node(idx);
                 let gpu_model = usize::from(node.gpu_model);
-                let firm = &mut t.firm[idx.usize()];
+                let firm = &mut t.firm[idx];
                 t.nodes_by_room[gpu_model][usize::from(node.size - *firm)].remove(idx);
                 *firm =
                     firm.checked_add_signed(by).expect("a GPU is released only after it was taken");

@@ -5,7 +5,7 @@ use crate::cli::{Output, Predict};
 use crate::{console, measurements};
 use anyhow::Context;
 use roommate_core::cluster::Cluster;
-use roommate_core::idx::Idx;
+use roommate_core::idx::{IdxVec, ProfileIdx};
 use roommate_core::interference::measured::{self, Measured, Work};
 use roommate_core::job::Class;
 use roommate_core::journal::{Head, JobLine, ProfileLine};
@@ -164,7 +164,8 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         (profile.start, profile.restart) = (Some(Span::from_secs(start_s)), None);
         Ok(Kind { work, step_s, start_s, profile })
     };
-    let kinds: Vec<Kind> = heard.profiles.iter().map(kind).collect::<anyhow::Result<_>>()?;
+    let kinds: IdxVec<ProfileIdx, Kind> =
+        heard.profiles.iter().map(kind).collect::<anyhow::Result<_>>()?;
     let mut jobs: Vec<(Time, &JobLine)> =
         heard.jobs.iter().filter_map(|j| Some((*heard.submitted.get(&j.idx)?, j))).collect();
     jobs.sort_by_key(|(at, job)| (*at, job.idx));
@@ -179,7 +180,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         if job.spec.class == Class::Service {
             anyhow::bail!("job {:?} is a service: only training can be predicted", job.name);
         }
-        let Kind { step_s, profile, .. } = &kinds[job.spec.profile.usize()];
+        let Kind { step_s, profile, .. } = &kinds[job.spec.profile];
         arrivals.push(Arrival {
             at: *at,
             name: job.name.clone(),
@@ -229,7 +230,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         else {
             continue;
         };
-        let kind = &kinds[job.spec.profile.usize()];
+        let kind = &kinds[job.spec.profile];
         guesses.push(Guess {
             job: job.name.clone(),
             alone_s: kind.start_s + steps(job)? * kind.step_s,
@@ -243,7 +244,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roommate_core::idx::{ProfileIdx, TeamIdx};
+    use roommate_core::idx::{Idx, TeamIdx};
     use roommate_core::job::Spec;
     use roommate_core::journal::{self, Writer};
     use roommate_core::knobs::Knobs;

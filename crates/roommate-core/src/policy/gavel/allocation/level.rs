@@ -2,6 +2,7 @@
 //! stay at their level and the remaining jobs rise further. Teams divide their weight among their
 //! jobs.
 
+use crate::idx::Idx;
 use crate::policy::gavel::allocation::program::{Goal, PairSpeed, bottlenecks, max_min};
 use crate::policy::gavel::allocation::{Allocation, Market, Unsolved};
 use serde::{Deserialize, Serialize};
@@ -45,7 +46,7 @@ pub(crate) fn by_team(
     teams: &[Team],
     pairs: Option<PairSpeed<'_>>,
 ) -> Result<Allocation, Unsolved> {
-    let team_of = |m: usize| teams.get(market.claims[m].team).copied().unwrap_or_default();
+    let team_of = |m: usize| teams.get(market.claims[m].team.usize()).copied().unwrap_or_default();
     rise(market, pairs, &|m, open| {
         let team_jobs = || {
             (0..open.len()).filter(|o| open[*o] && market.claims[*o].team == market.claims[m].team)
@@ -117,6 +118,7 @@ fn slackened(goals: &[Goal]) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::idx::TeamIdx;
     use crate::policy::gavel::allocation::testing::{close, market};
 
     #[test]
@@ -145,7 +147,7 @@ mod tests {
         let teams = [Team::default(), Team { weight: 2.0, inner: Inner::Fifo }];
         let with = |gpus: f64| {
             let mut m = market(&[gpus], &[&[1.0]; 4]);
-            (m.claims[2].team, m.claims[3].team) = (1, 1);
+            (m.claims[2].team, m.claims[3].team) = (TeamIdx(1), TeamIdx(1));
             by_team(&m, &teams, None).unwrap().alone
         };
         let sixth = 1.0 / 6.0;
