@@ -163,6 +163,34 @@ const RULES: &[Rule] = &[
         bad: "[dependencies]\nroommate-core.workspace = true\n",
         good: "[dependencies]\nserde.workspace = true\n",
     },
+    Rule {
+        name: "comments have at most 100 columns",
+        reason: "rustfmt wraps code at 100 columns but leaves comments as they are",
+        applies: |path| has_extension(path, &["rs", "py", "sh", "toml"]),
+        find: |text| {
+            let is_comment = |line: &str| ["//", "# "].iter().any(|m| line.starts_with(m));
+            let long = |line: &&str| line.chars().count() > 100 && is_comment(line.trim_start());
+            text.lines().filter(long).map(String::from).collect()
+        },
+        bad: "// A comment of this length has to be wrapped by hand, since rustfmt does not wrap any \
+              comments at all.",
+        good: "// Short.\nlet text = \"a string of any length, because a test may expect a wide table \
+               that would not be readable in parts\";",
+    },
+    Rule {
+        name: "names of tests have at most 60 characters",
+        reason: "a name states what holds, in one breath; details are in the test",
+        applies: |path| has_extension(path, &["rs", "py"]),
+        find: |text| {
+            let rust = text.split("#[test]\n").skip(1).filter_map(|t| t.split_once("fn "));
+            let rust = rust.map(|(_, after)| after);
+            let python = text.split("\ndef test").skip(1);
+            let name = |after: &str| after.split(['(', ' ', '<']).next().unwrap_or("").to_string();
+            rust.chain(python).map(name).filter(|name| name.len() > 60).collect()
+        },
+        bad: "#[test]\nfn a_name_of_a_test_that_tells_everything_that_could_be_read_in_the_test() {}",
+        good: "#[test]\nfn a_short_name() {}\nfn help_for_it() {}",
+    },
 ];
 
 /// A file that is one line too long.
