@@ -149,7 +149,8 @@ const RULES: &[Rule] = &[
         name: "a world depends only on the core",
         reason: "there are several worlds, and they are independent of each other",
         applies: |path| {
-            ["crates/roommate-sim/Cargo.toml", "crates/roommate-agent/Cargo.toml"].contains(&path)
+            let others = ["roommate-core", "roommate-cuda", "roommate"];
+            is_crate(path) && !others.iter().any(|o| path == format!("crates/{o}/Cargo.toml"))
         },
         find: |text| ours(text, &["roommate-core", "roommate-cuda"]),
         bad: "[dev-dependencies]\nroommate-agent = { path = \"../roommate-agent\" }\n",
