@@ -32,6 +32,7 @@ use crate::protocol::{
 };
 use bench_setup::BenchSetup;
 use plan::{Item, Member, Plan};
+use roommate_core::knobs::Knobs;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -314,13 +315,7 @@ impl<'a> Bench<'a> {
             peer: None,
             pid: None,
             own: None,
-            tune: Tune {
-                batch: member.batch,
-                pace_permille: 1000,
-                interleaved: false,
-                seat: None,
-                gpu_mib: 0,
-            },
+            tune: Tune::of(&Knobs { batch: member.batch, ..Knobs::WHOLE }),
             tuned: None,
             reports: Vec::new(),
             strays: Vec::new(),

@@ -3,6 +3,7 @@
 //! The Python SDK implements the tenant's side; `python/tests/protocol.jsonl` holds a sample of
 //! every message that both sides have to read and write alike.
 
+use roommate_core::knobs::Knobs;
 use roommate_core::profile::STAGES;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
@@ -200,6 +201,19 @@ pub struct Tune {
     /// Most GPU memory to hold; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,
+}
+
+impl Tune {
+    /// What the knobs alone ask for: no partition, no limit of memory, no turns.
+    pub fn of(knobs: &Knobs) -> Self {
+        Self {
+            batch: knobs.batch,
+            pace_permille: knobs.pace_permille,
+            interleaved: false,
+            seat: None,
+            gpu_mib: 0,
+        }
+    }
 }
 
 /// Why the machine closes the connection.

@@ -93,7 +93,7 @@ pub(crate) enum Goal {
 
 /// Orders that contain nothing but the batch size.
 fn unordered(batch: u32) -> Tune {
-    Tune { batch, pace_permille: Knobs::PACE_FULL, interleaved: false, seat: None, gpu_mib: 0 }
+    Tune::of(&Knobs { batch, ..Knobs::WHOLE })
 }
 
 impl JobRuntime {

@@ -99,12 +99,13 @@ impl Machine {
             _ => Knobs::PACE_FULL,
         };
         let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
+        let batch = if user.batch > 0 { user.batch } else { t.knobs.batch };
         Some(Tune {
-            batch: if user.batch > 0 { user.batch } else { t.knobs.batch },
             pace_permille: own.min(allowed),
             interleaved: self.is_interleaved(t),
             seat: self.sm_range(job),
             gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
+            ..Tune::of(&Knobs { batch, ..t.knobs })
         })
     }
 
