@@ -15,7 +15,8 @@
 //! |---|---|
 //! | `cgroup-v2`, `cgroup-v1` | the kernel limits a tenant's CPU time to its share |
 //! | `cooperative` | tenants with the SDK pause between steps; others get a duty cycle by signals |
-//! | `mps-v2` | a part of the SMs: set at the start by MPS, changed while running by the SDK |
+//! | `mps-v2` | a part of the SMs: a job with the SDK confines itself (`python/roommate/gpu.py`), |
+//! | | another one is confined by MPS at its start; outside MPS as in `cooperative` |
 //! | `time-slicing` | no MPS: the driver time-slices the GPU, shares are kept as in `cooperative` |
 
 mod cpu;
@@ -113,6 +114,13 @@ impl Allowed {
     fn pace(self) -> f64 {
         f64::from(self.pace_permille) / 1000.0
     }
+}
+
+/// Whether a process uses the MPS daemon of its GPU, where there is one. A daemon serves one GPU,
+/// so that faults stay there; a process on several GPUs, one that is kept apart and one in time
+/// slices run without MPS.
+pub(crate) fn is_mps_client(gpus: &[GpuIdx], apart: bool, turns: bool) -> bool {
+    gpus.len() == 1 && !apart && !turns
 }
 
 /// A GPU as shown to people; utilisations are 0 to 1, over the last second.
@@ -246,11 +254,11 @@ impl Device {
     }
 
     /// The pace that a tenant has to keep by itself: if its share is not enforced otherwise, the
-    /// pace includes it.
-    pub(crate) fn own_pace_permille(&self, allowed: Allowed) -> u16 {
+    /// pace includes it. MPS enforces shares of its clients only.
+    pub(crate) fn own_pace_permille(&self, allowed: Allowed, is_mps_client: bool) -> u16 {
         let kept = match self {
             Self::Cpu(d) => d.keeps_shares(),
-            Self::Cuda(d) => d.keeps_shares(),
+            Self::Cuda(d) => d.keeps_shares() && is_mps_client,
         };
         let share = if kept { 1.0 } else { allowed.share };
         (f64::from(allowed.pace_permille) * share).round() as u16
@@ -327,4 +335,17 @@ impl Device {
 /// An SM range as shown to people.
 pub(crate) fn range_words(range: SmRange) -> String {
     format!("SMs {}-{}", range.first, range.first + range.sms - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_on_one_gpu_use_mps() {
+        let [a, b] = [0, 1].map(GpuIdx);
+        assert!(is_mps_client(&[a], false, false));
+        assert!(!is_mps_client(&[a, b], false, false), "its share has to be kept by its pace");
+        assert!(!is_mps_client(&[a], true, false) && !is_mps_client(&[a], false, true));
+    }
 }

@@ -18,7 +18,7 @@ use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
 use crate::plan::Plan;
 use crate::reason::Reason;
 use crate::state::{Node, State};
-use crate::time::{Span, Time};
+use crate::time::Span;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -74,25 +74,6 @@ impl Layout {
             return Err("dedicate_from: expected at least 1 GPU");
         }
         Ok(Self { rule, patience: patience_s.map(Span::from_secs), dedicate_from })
-    }
-
-    /// When this waiting job stops insisting on the rule; none if it already has or never will. Its
-    /// wait counts from its submission or from its last loss of GPUs.
-    pub fn relaxes_at(self, state: &State, job: JobIdx) -> Option<Time> {
-        let strict = matches!(self.rule, Rule::Consolidated | Rule::FirstFit);
-        let at = state.job(job).since + self.patience.filter(|_| strict)?;
-        (at > state.now).then_some(at)
-    }
-
-    /// The layout for this job now: once its patience is over it may be spread, and so may a gang
-    /// that no single GPU model could ever hold, because it could never be placed otherwise.
-    pub fn for_job(self, state: &State, job: JobIdx) -> Self {
-        let impatient = self.patience.is_some() && self.relaxes_at(state, job).is_none();
-        let rule = match self.rule {
-            Rule::Consolidated | Rule::FirstFit if impatient => Rule::Spread,
-            rule => rule,
-        };
-        Self { rule: rule.for_job(state, job), ..self }
     }
 
     /// Whether the job may use this node, given its other tenants: an exclusive node has one job.

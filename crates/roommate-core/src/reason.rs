@@ -263,8 +263,8 @@ impl Reason {
                 format!("can never run: needs {need} GPUs, {exist} suitable ones exist")
             }
             Self::Crashed => "its process failed".into(),
-            Self::UserError => "failed: error in its own code or input".into(),
-            Self::InfraError => "failed: hardware, driver or node error".into(),
+            Self::UserError => "error in its own code or input".into(),
+            Self::InfraError => "hardware, driver or node error".into(),
             Self::RoommateFailed => "failed together with a roommate on the same GPU".into(),
             Self::NodeLost(n) => format!("node {n} went down"),
             Self::OutOfRetries => "failed more often than its retries allow".into(),

@@ -357,7 +357,7 @@ mod tests {
     fn without_cgroups_a_share_is_a_pace() {
         let knobs = Knobs { sm_permille: 500, pace_permille: 500, ..Knobs::WHOLE };
         let two = Device::Cpu(device(2, 2));
-        let own = |knobs, most| two.own_pace_permille(Allowed::new(knobs, most));
+        let own = |knobs, most| two.own_pace_permille(Allowed::new(knobs, most), true);
         assert_eq!(own(knobs, 0.0), 250);
         assert_eq!(own(Knobs { sm_permille: 0, ..Knobs::WHOLE }, 0.0), 1000);
         // A user can reduce a guaranteed share but not raise it.

@@ -11,7 +11,7 @@
 //! outside MPS.
 
 use super::cpu::{host_mib, usable_cores};
-use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier};
+use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier, is_mps_client};
 use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
 use crate::process::{self, Process};
 use roommate_core::cluster::Cluster;
@@ -130,12 +130,8 @@ impl CudaDevice {
         let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(*g)).collect();
         let uuids: Vec<&str> = on.iter().map(|g| g.info.uuid.as_str()).collect();
         let mut env = vec![("CUDA_VISIBLE_DEVICES", uuids.join(","))];
-        // A daemon serves one GPU, so that faults stay there; a process on several GPUs runs
-        // without MPS.
-        let mps = match &on[..] {
-            [one] if !start.apart && !start.turns => one.mps.as_ref(),
-            _ => None,
-        };
+        let is_client = is_mps_client(start.gpus, start.apart, start.turns);
+        let mps = on.first().filter(|_| is_client).and_then(|one| one.mps.as_ref());
         let Some(watched) = mps else {
             env.push(("CUDA_MPS_PIPE_DIRECTORY", NOWHERE.into()));
             return env;

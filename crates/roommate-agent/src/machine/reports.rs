@@ -150,9 +150,9 @@ impl Machine {
 
     /// SMs of the smallest range that the job may be confined to; 0 = it is never confined.
     fn least_sms(&self, job: JobIdx) -> u32 {
-        let divided = self.tenant(job).is_some_and(|t| {
-            !t.apart && t.gpus.len() == 1 && self.device.sm_groups(t.gpus[0]).groups > 0
-        });
+        let divided = self
+            .tenant(job)
+            .is_some_and(|t| t.is_mps_client() && self.device.sm_groups(t.gpus[0]).groups > 0);
         if divided { LEAST_SMS.into() } else { 0 }
     }
 

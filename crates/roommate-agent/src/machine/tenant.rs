@@ -1,6 +1,6 @@
 //! A job on this machine, and its process.
 
-use crate::device::Allowed;
+use crate::device::{self, Allowed};
 use crate::machine::connection::Peer;
 use crate::machine::reports::{Sampled, Tally};
 use crate::machine::{Program, Start};
@@ -167,6 +167,11 @@ impl Tenant {
             frozen: false,
             deadline: None,
         }
+    }
+
+    /// Whether it uses the MPS daemon of its GPU, where there is one.
+    pub(crate) fn is_mps_client(&self) -> bool {
+        device::is_mps_client(&self.gpus, self.apart, self.knobs.turns)
     }
 
     /// Whether it uses this GPU: it runs on it, or has not been suspended or left yet.

@@ -81,15 +81,15 @@ impl Machine {
     /// The pace that the job has to keep because of its share, without guards.
     pub(crate) fn own_pace_permille(&self, job: JobIdx) -> Option<u16> {
         let known = self.jobs.get(&job)?;
-        let knobs = known.tenant.as_ref()?.knobs;
-        Some(self.device.own_pace_permille(known.allowed(knobs)))
+        let t = known.tenant.as_ref()?;
+        Some(self.device.own_pace_permille(known.allowed(t.knobs), t.is_mps_client()))
     }
 
     /// How the job has to run, given its knobs, its user and its roommates.
     pub(super) fn wanted(&self, job: JobIdx) -> Option<Tune> {
         let known = self.jobs.get(&job)?;
         let t = known.tenant.as_ref()?;
-        let own = self.device.own_pace_permille(known.allowed(t.knobs));
+        let own = self.device.own_pace_permille(known.allowed(t.knobs), t.is_mps_client());
         let now = Instant::now();
         let beside =
             |other: JobIdx| self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)));
@@ -146,8 +146,7 @@ impl Machine {
         if groups.groups == 0 {
             return Vec::new();
         }
-        let divides =
-            |t: &Tenant| t.goal == Goal::Run && !t.apart && !t.knobs.turns && t.gpus[..] == [gpu];
+        let divides = |t: &Tenant| t.goal == Goal::Run && t.is_mps_client() && t.gpus[..] == [gpu];
         let here = self.jobs.iter().filter_map(|(job, known)| {
             let t = known.tenant.as_ref().filter(|t| divides(t))?;
             let Allowed { share, promised, .. } = known.allowed(t.knobs);

@@ -73,7 +73,7 @@ impl Explain {
         }
     }
 
-    /// `node 3: GPUs 0–3; node 4: GPU 1`.
+    /// `node 3: GPUs 0 1 2 3; node 4: GPU 1`.
     fn place(&self, p: &Placement) -> String {
         let mut text = String::new();
         let mut rest: &[GpuIdx] = &p.gpus;
@@ -271,7 +271,7 @@ fn batch(knobs: Knobs) -> String {
     }
 }
 
-/// Its share of each of its GPUs, where that is not the whole: `, 50 % of each, 4096 MiB`.
+/// Its share of each of its GPUs, where that is not the whole: `, 50 % of each`.
 fn share(knobs: Knobs) -> String {
     let percent = |permille: u16| f64::from(permille) / 10.0;
     let mut text = match knobs.sm_permille {

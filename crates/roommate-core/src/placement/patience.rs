@@ -1,6 +1,6 @@
 //! How long a gang insists on a compact placement before it accepts any idle GPUs.
 
-use super::Layout;
+use super::{Layout, Rule};
 use crate::idx::JobIdx;
 use crate::job::Phase;
 use crate::plan::Plan;
@@ -8,6 +8,27 @@ use crate::state::State;
 use crate::time::Time;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+
+impl Layout {
+    /// When this waiting job stops insisting on the rule; none if it already has or never will. Its
+    /// wait counts from its submission or from its last loss of GPUs.
+    pub fn relaxes_at(self, state: &State, job: JobIdx) -> Option<Time> {
+        let strict = matches!(self.rule, Rule::Consolidated | Rule::FirstFit);
+        let at = state.job(job).since + self.patience.filter(|_| strict)?;
+        (at > state.now).then_some(at)
+    }
+
+    /// The layout for this job now: once its patience is over it may be spread, and so may a gang
+    /// that no single GPU model could ever hold, because it could never be placed otherwise.
+    pub fn for_job(self, state: &State, job: JobIdx) -> Self {
+        let impatient = self.patience.is_some() && self.relaxes_at(state, job).is_none();
+        let rule = match self.rule {
+            Rule::Consolidated | Rule::FirstFit if impatient => Rule::Spread,
+            rule => rule,
+        };
+        Self { rule: rule.for_job(state, job), ..self }
+    }
+}
 
 /// Jobs that wait for a compact placement, by when they stop insisting on it.
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         let similar = explained.iter().flat_map(explain::Explain::similar);
         let similar: Vec<String> = similar.take(5).map(|n| format!("{n:?}")).collect();
         let hint = if similar.is_empty() {
-            "job names are the ids of the trace".to_string()
+            "names of jobs: `roommate ps`, or the ids of the trace".to_string()
         } else {
             format!("did you mean {}?", similar.join(", "))
         };

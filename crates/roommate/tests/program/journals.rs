@@ -325,7 +325,7 @@ fn explain_prints_the_history_of_a_job() {
         "explain other -j j.jsonl",
         expect![[r#"
             error: there is no job "other" in j.jsonl
-            hint: job names are the ids of the trace
+            hint: names of jobs: `roommate ps`, or the ids of the trace
         "#]],
     );
 }
