@@ -202,6 +202,7 @@ def test_irregular_data_does_not_exclude_an_opportunist(room: Room) -> None:
     room.until(lambda: room.state_of("opportunist") == "running")
     group = room.jobs()["opportunist"]["keeper_pid"]
     seen: list[str] = []
+    since_start = BackgroundLoad()
     # If the opportunist were charged for waits that the job has anyway, it would be throttled again
     # and again. If it were never throttled, the job would lose more than the tenth that it may
     # lose.
@@ -213,9 +214,12 @@ def test_irregular_data_does_not_exclude_an_opportunist(room: Room) -> None:
         seen.append(f"{share:.2f} of a core, the other at {kept:.2f} of its speed")
         if share > 0.4 and kept > 0.87:
             return
-        # It takes a while until the guard knows the job well enough to admit roommates.
-        if kept <= 0.87 or len(seen) > 8:
+        if kept <= 0.87:
             background.assert_high(seen)
+        # It takes a while until the guard knows the job well enough to admit roommates, and it
+        # starts again whenever other processes slow the job down.
+        if len(seen) > 8:
+            since_start.assert_high(seen)
     pytest.skip(f"background load is too high: {seen}")
 
 
