@@ -71,6 +71,7 @@ mod mps;
 mod mudi;
 mod muri;
 mod muxflow;
+mod narrowest_first;
 pub mod serving;
 mod sjf;
 mod srsf;
@@ -407,6 +408,7 @@ const FILES: &[&[Entry]] = &[
     gslice::ENTRIES,
     gpulets::ENTRIES,
     muxflow::ENTRIES,
+    narrowest_first::ENTRIES,
 ];
 
 const COUNT: usize = {
