@@ -158,8 +158,6 @@ class Welcome(Message):
     """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
     """Limit of GPU memory in MiB; None = no limit."""
-    priority: int = 0
-    """Priority of the job's streams; 0 = as all others."""
     suspended: bool = False
     """Whether to wait before the first step."""
     plan_sms: int | None = None
@@ -178,8 +176,6 @@ class Tune(Message):
     """The partition to run in; None = the whole GPU."""
     gpu_mib: int | None = None
     """Limit of GPU memory in MiB; None = no limit."""
-    priority: int = 0
-    """Priority of the job's streams; 0 = as all others."""
 
 
 @dataclass(frozen=True)

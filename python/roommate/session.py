@@ -81,7 +81,6 @@ class Session:
         self.batch = 0
         """The batch size that the daemon requests; 0 = the job's own."""
         self.pace_permille = 1000
-        self.priority = 0
         self.interleaved = False
         self.done = 0.0
         self.device = Device(path is not None)
@@ -271,7 +270,6 @@ class Session:
         self.batch = self._within(how.batch, self._batches) if self._batches else 0
         self.pace_permille = min(max(how.pace_permille, 0), 1000)
         self.interleaved = how.interleaved
-        self.priority = how.priority
         self.device.wants(how.seat, how.gpu_mib or None)
 
     @staticmethod

@@ -201,9 +201,6 @@ pub struct Tune {
     /// Most GPU memory to hold; 0 = no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpu_mib: u32,
-    /// Priority of the job's streams; 0 = as all others.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub priority: u8,
 }
 
 impl Tune {
@@ -215,7 +212,6 @@ impl Tune {
             interleaved: false,
             seat: None,
             gpu_mib: 0,
-            priority: knobs.priority,
         }
     }
 }
@@ -226,10 +222,6 @@ impl Tune {
 pub struct Refused {
     /// The reason as a sentence.
     pub reason: String,
-}
-
-fn is_default<T: Default + PartialEq>(v: &T) -> bool {
-    *v == T::default()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

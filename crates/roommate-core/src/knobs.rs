@@ -39,9 +39,6 @@ pub struct Knobs {
     /// Offset of its stages in an interleaved group (Muri).
     #[serde(skip_serializing_if = "is_default")]
     pub stage: u8,
-    /// Priority of the job's kernels over those of roommates; 0 = as all others.
-    #[serde(skip_serializing_if = "is_default")]
-    pub priority: u8,
 }
 
 impl Knobs {
@@ -56,7 +53,6 @@ impl Knobs {
         cpu_milli: 0,
         host_mib: 0,
         stage: 0,
-        priority: 0,
     };
     /// SM share of a whole GPU.
     pub const SM_ALL: u16 = 1000;
@@ -81,7 +77,6 @@ impl Knobs {
             cpu_milli: _,
             host_mib: _,
             stage: _,
-            priority: _,
         } = *self;
         [0, Self::SM_ALL].contains(&sm_permille) && pace_permille == Self::PACE_FULL
     }
@@ -89,7 +84,7 @@ impl Knobs {
     /// Whether all knobs are within their ranges.
     pub fn are_sane(&self) -> bool {
         let shares = [self.sm_permille, self.pace_permille, self.floor_permille];
-        shares.iter().all(|v| *v <= 1000) && self.priority <= 5
+        shares.iter().all(|v| *v <= 1000)
     }
 }
 
@@ -106,7 +101,6 @@ struct Written {
     cpu_milli: u32,
     host_mib: u32,
     stage: u8,
-    priority: u8,
     /// Journals of before had a learning rate here that no world applied.
     #[serde(rename = "lr_permille")]
     _learning_rate: IgnoredAny,
@@ -115,7 +109,7 @@ struct Written {
 impl Default for Written {
     fn default() -> Self {
         let Knobs { batch, sm_permille, pace_permille, floor_permille, turns, .. } = Knobs::WHOLE;
-        let Knobs { mem_mib, cpu_milli, host_mib, stage, priority, .. } = Knobs::WHOLE;
+        let Knobs { mem_mib, cpu_milli, host_mib, stage, .. } = Knobs::WHOLE;
         Self {
             batch,
             sm_permille,
@@ -126,7 +120,6 @@ impl Default for Written {
             cpu_milli,
             host_mib,
             stage,
-            priority,
             _learning_rate: IgnoredAny,
         }
     }
@@ -135,7 +128,7 @@ impl Default for Written {
 impl From<Written> for Knobs {
     fn from(written: Written) -> Self {
         let Written { batch, sm_permille, pace_permille, floor_permille, turns, .. } = written;
-        let Written { mem_mib, cpu_milli, host_mib, stage, priority, .. } = written;
+        let Written { mem_mib, cpu_milli, host_mib, stage, .. } = written;
         Self {
             batch,
             sm_permille,
@@ -146,7 +139,6 @@ impl From<Written> for Knobs {
             cpu_milli,
             host_mib,
             stage,
-            priority,
         }
     }
 }

@@ -282,9 +282,6 @@ fn share(knobs: Knobs) -> String {
     if knobs.pace_permille < Knobs::PACE_FULL {
         text += &format!(", at most at {} % of its speed", percent(knobs.pace_permille));
     }
-    if knobs.priority > 0 {
-        text += &format!(", with priority {}", knobs.priority);
-    }
     if knobs.floor_permille > 0 {
         text += &format!(", guaranteed {} % of its speed", percent(knobs.floor_permille));
     }

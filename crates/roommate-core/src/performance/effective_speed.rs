@@ -55,9 +55,6 @@ pub fn speed(
     index: usize,
 ) -> f64 {
     let own = f64::from(tenants[index].1.pace_permille) / 1000.0;
-    if (0..tenants.len()).all(|i| i == index || tenants[i].1.priority < tenants[index].1.priority) {
-        return own;
-    }
     let held_back = |i: &usize| *i != index && tenants[*i].1.pace_permille < Knobs::PACE_FULL;
     let sometimes: SmallVec<[usize; 4]> = (0..tenants.len()).filter(held_back).collect();
     if sometimes.is_empty() {
