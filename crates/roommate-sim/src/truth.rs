@@ -1,7 +1,6 @@
 //! True interference models of a simulation: the registry of truths, and the mapping from profile
 //! names to measured tasks.
 
-mod halves;
 #[cfg(test)]
 #[path = "../tests/contributing/turns.rs"]
 mod turns;
@@ -68,7 +67,6 @@ pub static TRUTHS: &[TruthEntry] = &[
         summary: "No interference",
         recipe: Recipe::Profiles(|all| (Box::new(Undisturbed), all.len())),
     },
-    halves::ENTRY,
 ];
 
 /// The truth of this name.
