@@ -71,7 +71,6 @@ mod mps;
 mod mudi;
 mod muri;
 mod muxflow;
-mod narrowest_first;
 pub mod serving;
 mod sjf;
 mod srsf;
@@ -408,7 +407,6 @@ const FILES: &[&[Entry]] = &[
     gslice::ENTRIES,
     gpulets::ENTRIES,
     muxflow::ENTRIES,
-    narrowest_first::ENTRIES,
 ];
 
 const COUNT: usize = {
