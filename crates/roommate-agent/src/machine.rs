@@ -49,6 +49,7 @@ use roommate_core::event::{Placement, Sample};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
+use roommate_core::math::hash::fnv1a;
 use roommate_core::reason::Reason;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -85,11 +86,9 @@ impl Setup {
         }
     }
 
-    /// A name for cgroups and the like that is always the same for one state (FNV-1a).
+    /// The name of cgroups and MPS folders; always the same for one state folder.
     fn label(&self) -> String {
-        let bytes = self.paths.root().as_os_str().as_encoded_bytes();
-        let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        format!("roommate-{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))
+        format!("roommate-{:016x}", fnv1a(self.paths.root().as_os_str().as_encoded_bytes()))
     }
 }
 
