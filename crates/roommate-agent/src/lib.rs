@@ -21,6 +21,7 @@ pub mod daemon;
 pub mod device;
 pub mod error;
 pub mod machine;
+pub(crate) mod os;
 pub mod paths;
 pub mod process;
 pub mod profiling;
