@@ -458,6 +458,8 @@ impl Daemon {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
             env,
+            host_mib: file.memory_mib.saturating_mul(u32::from(file.devices)),
+            user: None,
             checkpoint: file.checkpoint.clone(),
             mem_mib: state.spec(job).knobs.mem_mib,
             sdk: file.sdk,

@@ -24,7 +24,7 @@ mod cuda;
 pub(crate) mod nvidia;
 
 use crate::device::nvidia::Reading;
-use crate::process::Process;
+use crate::os::Groups;
 use crate::protocol::SmRange;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
@@ -33,7 +33,8 @@ use roommate_core::idx::GpuIdx;
 use roommate_core::knobs::Knobs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 /// The type of devices that a daemon manages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -184,14 +185,13 @@ pub(crate) enum Device {
 }
 
 /// What is needed to find and test devices.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Probe<'a> {
     pub(crate) kind: Kind,
     /// Number of devices that are wanted.
     pub(crate) devices: Option<u16>,
-    /// Distinguishes the cgroups of one daemon from those of another.
-    pub(crate) label: &'a str,
-    pub(crate) may_use_cgroups: bool,
+    /// The kernel's groups for tenants, or why there are none.
+    pub(crate) groups: Result<&'a Arc<dyn Groups>, &'a str>,
     /// A folder for files of the devices.
     pub(crate) folder: &'a Path,
     /// This program, for tests that need a child process.
@@ -202,7 +202,7 @@ impl Device {
     /// Finds the devices and tests what can be enforced; the error says why there are none.
     pub(crate) fn probe(p: &Probe<'_>) -> Result<Self, String> {
         Ok(match p.kind {
-            Kind::Cpu => Self::Cpu(CpuDevice::probe(p.devices, p.label, p.may_use_cgroups)),
+            Kind::Cpu => Self::Cpu(CpuDevice::probe(p.devices, p.groups)),
             Kind::Cuda => Self::Cuda(CudaDevice::probe(p.devices, p.folder, p.program)?),
         })
     }
@@ -239,17 +239,17 @@ impl Device {
         }
     }
 
-    /// Creates and limits the cgroup of a tenant; `None` where there are no cgroups.
+    /// Limits what a tenant's group may use, where the kernel does that.
     pub(crate) fn confine(
         &self,
-        name: &str,
+        group: &str,
         devices: usize,
         allowed: Allowed,
         paces_itself: bool,
-    ) -> Option<PathBuf> {
+    ) -> std::io::Result<()> {
         match self {
-            Self::Cpu(d) => d.confine(name, devices, allowed, paces_itself),
-            Self::Cuda(_) => None,
+            Self::Cpu(d) => d.confine(group, devices, allowed, paces_itself),
+            Self::Cuda(_) => Ok(()),
         }
     }
 
@@ -294,10 +294,10 @@ impl Device {
         matches!(self, Self::Cuda(d) if d.keeps_shares())
     }
 
-    /// Ends the work of a process on its devices, so that killing it does not crash its roommates.
-    pub(crate) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+    /// Ends the work of these processes on their devices, so that killing them does not crash its roommates.
+    pub(crate) fn let_go(&self, gpus: &[GpuIdx], members: &[u32]) {
         if let Self::Cuda(d) = self {
-            d.let_go(gpus, group);
+            d.let_go(gpus, members);
         }
     }
 
@@ -309,25 +309,10 @@ impl Device {
         }
     }
 
-    /// Removes the cgroup of a tenant that is gone.
-    pub(crate) fn release(&self, name: &str) {
-        if let Self::Cpu(d) = self {
-            d.release(name);
-        }
-    }
-
-    /// Removes cgroups of tenants that ended while no daemon ran.
-    pub(crate) fn tidy(&self) {
-        if let Self::Cpu(d) = self {
-            d.tidy();
-        }
-    }
-
     /// Removes what the daemon created. `empty`: all its tenants are gone.
     pub(crate) fn close(&self, empty: bool) {
-        match self {
-            Self::Cpu(d) => d.close(),
-            Self::Cuda(d) => d.close(empty),
+        if let Self::Cuda(d) = self {
+            d.close(empty);
         }
     }
 }

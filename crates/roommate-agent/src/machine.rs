@@ -25,6 +25,7 @@ pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
 mod orders;
+mod process_control;
 mod reports;
 mod sm_partition;
 mod speed_guard;
@@ -38,10 +39,13 @@ use crate::AgentError;
 use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
+use crate::machine::process_control::ProcessControl;
 use crate::machine::speed_guard::Guard;
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
+use crate::os::Os;
 use crate::paths::{self, Paths};
+use crate::process::supervisor::RunAs;
 use crate::process::{Deliver, rotated_file, small_thread};
 use crate::protocol::FromTenant;
 use roommate_core::cluster::Cluster;
@@ -105,6 +109,10 @@ pub struct Program {
     pub workdir: PathBuf,
     /// Its environment.
     pub env: BTreeMap<String, String>,
+    /// Most host memory that it may use, MiB in all; 0 = no limit.
+    pub host_mib: u32,
+    /// The user as whom it runs; `None` = the daemon's own.
+    pub user: Option<RunAs>,
     /// Folder of its checkpoints; `None` = inside the folder of the job.
     pub checkpoint: Option<PathBuf>,
     /// Requested GPU memory, MiB per GPU; 0 = not declared.
@@ -219,6 +227,7 @@ pub(crate) enum Heard {
 /// The tenants of one node and its devices.
 pub struct Machine {
     setup: Setup,
+    control: ProcessControl,
     device: Device,
     /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
@@ -227,10 +236,23 @@ pub struct Machine {
     guards: BTreeMap<JobIdx, Guard>,
     /// Ends with an error that are not attributed yet.
     crashes: CrashAttribution,
+    /// Starts that failed for want of something that the machine may have again in a moment.
+    delayed: BTreeMap<JobIdx, Delayed>,
     reports: Vec<Report>,
     deliver: Deliver<Input>,
 }
 
+/// A start that is tried again.
+struct Delayed {
+    at: Instant,
+    place: Placement,
+    attempt: u32,
+}
+
+/// How long a start waits that failed for want of something on the machine.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How often it is looked whether the last processes of a tenant are gone.
+const CLEAR_EVERY: Duration = Duration::from_millis(10);
 /// How often guards are checked, so that a guarded job that stops reporting is noticed.
 const GUARD_EVERY: Duration = Duration::from_secs(1);
 
@@ -238,27 +260,54 @@ impl Machine {
     /// Finds and tests the devices. Threads of the machine pass their messages to `deliver`.
     pub fn open(setup: Setup, deliver: Deliver<Input>) -> Result<Self, AgentError> {
         let (label, folder) = (setup.label(), setup.paths.devices());
+        let os = Os::with_supervisor(&setup.program);
+        let groups = if setup.may_use_cgroups {
+            os.processes.groups(&label)
+        } else {
+            Err("cgroups are disabled by the user".into())
+        };
         let probe = Probe {
             kind: setup.kind,
             devices: setup.devices,
-            label: &label,
-            may_use_cgroups: setup.may_use_cgroups,
+            groups: groups.as_ref().map_err(String::as_str),
             folder: &folder,
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {
             AgentError::refused(what, "without --device cuda the devices are CPU cores")
         })?;
-        Ok(Self {
+        let control = ProcessControl { os, groups: groups.ok() };
+        Ok(Self::new(setup, control, device, deliver))
+    }
+
+    /// A machine with these devices.
+    fn new(
+        setup: Setup,
+        control: ProcessControl,
+        device: Device,
+        deliver: Deliver<Input>,
+    ) -> Self {
+        Self {
             setup,
+            control,
             device,
             jobs: BTreeMap::new(),
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
             crashes: CrashAttribution::default(),
+            delayed: BTreeMap::new(),
             reports: Vec::new(),
             deliver,
-        })
+        }
+    }
+
+    /// The operating system that it uses.
+    pub(crate) fn os(&self) -> &Os {
+        &self.control.os
+    }
+
+    fn now(&self) -> Instant {
+        self.control.os.now()
     }
 
     /// Starts to listen for tenants with the SDK.
@@ -294,6 +343,8 @@ impl Machine {
 
     /// Does what is due.
     pub fn poll(&mut self) {
+        self.clear_all();
+        self.start_delayed();
         self.press_deadlines();
         self.attribute_crashes();
         self.settle();
@@ -302,12 +353,16 @@ impl Machine {
 
     /// When [`Self::poll`] is due at the latest.
     pub fn due(&self) -> Option<Instant> {
-        let guard = (!self.guards.is_empty()).then(|| Instant::now() + GUARD_EVERY);
+        let now = self.now();
+        let guard = (!self.guards.is_empty()).then(|| now + GUARD_EVERY);
         let tenants = || self.jobs.values().filter_map(|j| j.tenant.as_ref());
         let deadlines = tenants().filter_map(|t| t.deadline);
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
-        deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).min()
+        let ends = tenants().any(|t| t.ended.is_some()).then(|| now + CLEAR_EVERY);
+        let delayed = self.delayed.values().map(|d| d.at);
+        let machine = self.crashes.due().into_iter().chain(guard).chain(ends).chain(delayed);
+        deadlines.chain(cycles).chain(machine).min()
     }
 
     /// The reports since the last call, in order.
@@ -326,10 +381,19 @@ impl Machine {
         jobs.into_iter().for_each(|job| self.cancel(job));
     }
 
-    /// Removes what the machine created in the kernel and on its devices, unless a process needs
-    /// it.
-    pub fn close(&self) {
+    /// Lets go of all processes when the daemon ends: those that run on are not left standing still,
+    /// except where a user suspended them. Removes what the machine created in the kernel and on
+    /// its devices, unless a process needs it.
+    pub fn close(&mut self) {
+        for known in self.jobs.values_mut().filter(|j| !j.user.held) {
+            if let Some(t) = &mut known.tenant {
+                self.control.thaw(t);
+            }
+        }
         self.device.close(self.is_empty());
+        if let Some(groups) = &self.control.groups {
+            groups.close();
+        }
     }
 
     /// Forgets all jobs and closes their connections; processes keep running and can be adopted
@@ -342,11 +406,15 @@ impl Machine {
         self.reports.clear();
         self.stages = StageTurns::default();
         self.crashes = CrashAttribution::default();
+        self.delayed.clear();
     }
 
     /// Removes what processes that ended while no machine was open left in the kernel.
     pub(crate) fn tidy(&self) {
-        self.device.tidy();
+        if let Some(groups) = &self.control.groups {
+            // Fails, as intended, where a group has members.
+            groups.names().iter().for_each(|name| groups.remove(name));
+        }
     }
 
     /// The devices as a cluster of one node.

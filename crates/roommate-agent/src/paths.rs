@@ -2,7 +2,7 @@
 
 use crate::AgentError;
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,37 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, AgentError> {
     Ok(listener)
 }
 
+/// Refuses a folder that another user could replace or change: then that user would decide what
+/// the daemon runs.
+fn check_owner(folder: &Path) -> Result<(), AgentError> {
+    let own = rustix::process::geteuid().as_raw();
+    let refused = |path: &Path, what: &str| {
+        let what = format!("the state folder {folder:?} is not safe: {path:?} {what}");
+        Err(AgentError::refused(what, "choose another --state, in a folder of your own"))
+    };
+    let found = fs::symlink_metadata(folder).map_err(AgentError::file("look at", folder))?;
+    if found.is_symlink() {
+        return refused(folder, "is a symbolic link");
+    } else if !found.is_dir() {
+        return refused(folder, "is not a folder");
+    } else if found.uid() != own {
+        return refused(folder, &format!("belongs to user {}", found.uid()));
+    }
+    for above in folder.ancestors().skip(1) {
+        let found = fs::metadata(above).map_err(AgentError::file("look at", above))?;
+        let (mode, sticky) = (found.mode() & 0o777, found.mode() & 0o1000 != 0);
+        if found.uid() != own && found.uid() != 0 {
+            return refused(above, &format!("belongs to user {}", found.uid()));
+        }
+        // Groups of one user are usual; for root there is no such group.
+        let writable = if own == 0 { 0o022 } else { 0o002 };
+        if mode & writable != 0 && !sticky {
+            return refused(above, &format!("can be changed by others (mode {mode:o})"));
+        }
+    }
+    Ok(())
+}
+
 /// The folder of a daemon's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paths {
@@ -28,7 +59,9 @@ pub struct Paths {
 impl Paths {
     /// The state in this folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        let root = root.into();
+        // Jobs run in other folders, and are told paths in this one.
+        Self { root: std::path::absolute(&root).unwrap_or(root) }
     }
 
     /// The default folder: `$ROOMMATE_STATE`, else `$XDG_STATE_HOME/roommate`, else
@@ -38,13 +71,15 @@ impl Paths {
         let state = || var("XDG_STATE_HOME").map(|d| d.join("roommate"));
         let home = || var("HOME").map(|d| d.join(".local/state/roommate"));
         let root = var("ROOMMATE_STATE").or_else(state).or_else(home);
-        Self { root: root.unwrap_or_else(|| PathBuf::from(".roommate")) }
+        Self::new(root.unwrap_or_else(|| PathBuf::from(".roommate")))
     }
 
-    /// Creates the folder, accessible to its owner only.
+    /// Creates the folder, accessible to its owner only, and checks that nobody else can change what
+    /// is in it.
     pub fn create(&self) -> Result<(), AgentError> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         made.map_err(AgentError::file("create", &self.root))?;
+        check_owner(&self.root)?;
         // The folder contains the environments of jobs, so an existing one is restricted as well.
         let closed = fs::set_permissions(&self.root, fs::Permissions::from_mode(0o700));
         closed.map_err(AgentError::file("restrict access to", &self.root))?;

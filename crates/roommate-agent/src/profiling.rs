@@ -350,7 +350,9 @@ impl<'a> Bench<'a> {
             log_limit: (u64::MAX, 1),
             token: tenant.token.clone(),
             cores: Vec::new(),
-            cgroup: None,
+            groups: Vec::new(),
+            user: None,
+            lock: None,
         };
         let child = Attempt::new(folder.clone()).launch_attached(&launch, &self.program)?;
         let id = Process::of(&child);

@@ -55,6 +55,8 @@ impl Node {
             words: ["sh", "-c", script].map(String::from).to_vec(),
             workdir: self.folder.path().to_owned(),
             env,
+            host_mib: 0,
+            user: None,
             checkpoint: None,
             mem_mib: 0,
             sdk,

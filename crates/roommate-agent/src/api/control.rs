@@ -229,6 +229,9 @@ pub struct JobView {
     pub exit: Option<String>,
     /// The pid of its supervisor.
     pub keeper_pid: Option<u32>,
+    /// The pid of its command, which leads its process group.
+    #[serde(default)]
+    pub pid: Option<u32>,
     /// Path of its output.
     pub log: String,
     /// Its command.

@@ -165,7 +165,7 @@ impl Daemon {
         let hot = self.engine.state().job(job);
         let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
         // If the job has ended, only its last process could still exist.
-        let last = Attempt::last(&folder, phase == Phase::Done)?;
+        let last = Attempt::last(self.machine.os(), &folder, phase == Phase::Done)?;
         let carried = hot.starts == 0;
         let starting = phase == Phase::Starting;
         let gpus = if hot.gpus.is_empty() { &hot.parked_on } else { &hot.gpus };

@@ -10,6 +10,7 @@ use crate::api::control::{JobView, class_name};
 use crate::daemon::store::{Kept, Store};
 use crate::daemon::unix_us;
 use crate::machine::classify;
+use crate::os::Os;
 use crate::paths::Paths;
 use crate::process::Exit;
 use crate::process::supervisor::{Attempt, AttemptStatus};
@@ -171,8 +172,9 @@ fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
 /// The last attempt of a job that was begun: its number (0 = none) and its status.
 fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<AttemptStatus>), AgentError> {
     let mut last = (0, None);
-    for (number, attempt) in Attempt::all(&paths.job(id)) {
-        let status = attempt.settle()?;
+    let os = Os::real();
+    for (number, attempt) in Attempt::all(&os, &paths.job(id)) {
+        let status = attempt.settle(&os)?;
         let begun = (status != AttemptStatus::Void).then_some(status);
         last = (number, begun.or(last.1));
     }
@@ -323,6 +325,7 @@ fn ended_view(
         why: None,
         exit: exit.map(|e| e.to_string()),
         keeper_pid: None,
+        pid: None,
         log: paths.log(kept.id).display().to_string(),
         command: kept.row.file.command.words(),
     }

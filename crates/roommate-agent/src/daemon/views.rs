@@ -60,6 +60,7 @@ impl Daemon {
             why: self.reason(hot),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
+            pid: tenant.and_then(|t| t.attempt.command(self.machine.os())).map(|p| p.pid),
             log: self.config.paths.log(record.id).display().to_string(),
             command: record.row.file.command.words(),
         }

@@ -13,7 +13,7 @@
 use super::cpu::{host_mib, usable_cores};
 use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier, is_mps_client};
 use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
-use crate::process::{self, Process};
+use crate::process;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx, IdxVec};
 use std::path::Path;
@@ -148,15 +148,14 @@ impl CudaDevice {
         env
     }
 
-    /// Ends the work of a group's processes on these GPUs.
-    pub(super) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+    /// Ends the work of these processes on these GPUs.
+    pub(super) fn let_go(&self, gpus: &[GpuIdx], members: &[u32]) {
         let on = gpus.iter().filter_map(|g| self.gpus.get(*g)?.mps.as_ref());
         for watched in on.filter(|w| w.well.load(Ordering::Relaxed)) {
             let servers = watched.mps.servers().unwrap_or_default();
             let clients =
                 servers.into_iter().flat_map(|s| watched.mps.clients(s).unwrap_or_default());
-            let theirs = |c: &u32| process::stat(*c).is_some_and(|s| s.group == group.pid);
-            for client in clients.filter(theirs).collect::<Vec<_>>() {
+            for client in clients.filter(|c| members.contains(c)).collect::<Vec<_>>() {
                 let _ = watched.mps.terminate_client(client);
             }
         }

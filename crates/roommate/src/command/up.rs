@@ -2,14 +2,13 @@
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{console, experiment, measurements};
-use anyhow::Context;
 use roommate_agent::api::control::{Reply, Request};
 use roommate_agent::api::http::Http;
 use roommate_agent::daemon::retention::Keeping;
 use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
 use roommate_agent::paths::Paths;
-use roommate_agent::process::{signal, supervisor};
+use roommate_agent::process::{THIS_PROGRAM, signal, supervisor};
 use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
@@ -69,7 +68,6 @@ fn keeping(kept: &Kept) -> Keeping {
 pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config> {
     let params: Params =
         deciding.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
-    let program = std::env::current_exe().context("could not find this program itself")?;
     let backoff = Span::from_secs(deciding.backoff);
     let kind = deciding.device.map(|kind| match kind {
         DeviceKind::Cpu => Kind::Cpu,
@@ -77,7 +75,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
     });
     Ok(Config {
         paths,
-        program,
+        program: THIS_PROGRAM.into(),
         policy: deciding.policy.clone(),
         params,
         kind,
@@ -114,8 +112,7 @@ pub(super) fn end(running: Running) -> anyhow::Result<()> {
 pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
     match args.keeper {
         None => {
-            let program = std::env::current_exe().context("could not find this program itself")?;
-            supervisor::keep(&args.folder, &program)?;
+            supervisor::keep(&args.folder)?;
             Ok(ExitCode::SUCCESS)
         }
         Some(keeper) => {
