@@ -52,7 +52,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::math::hash::fnv1a;
 use roommate_core::reason::Reason;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -367,6 +367,13 @@ impl Machine {
     /// What the machine knows of a job that was started.
     pub(crate) fn job(&self, job: JobIdx) -> Option<&JobRuntime> {
         self.jobs.get(&job)
+    }
+
+    /// The connection of the attempt in this folder.
+    pub(crate) fn speaker(&self, folder: &Path) -> Option<u64> {
+        let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
+        let mut its = tenants.filter(|t| t.attempt.folder == folder);
+        its.next()?.peer.as_ref().map(|p| p.id)
     }
 
     fn tenant(&self, job: JobIdx) -> Option<&Tenant> {

@@ -52,6 +52,13 @@ impl Peer {
         theirs == ours
     }
 
+    /// A connection for tests, and its other end.
+    #[cfg(test)]
+    pub(crate) fn pair(id: u64) -> (Self, UnixStream) {
+        let (stream, other) = UnixStream::pair().unwrap();
+        (Self { id, stream: Arc::new(stream) }, other)
+    }
+
     pub(crate) fn hang_up(&self) {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
