@@ -38,7 +38,7 @@ use crate::AgentError;
 use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
-use crate::machine::speed_guard::Guard;
+use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::paths::{self, Paths};
@@ -296,6 +296,8 @@ impl Machine {
     pub fn poll(&mut self) {
         self.press_deadlines();
         self.attribute_crashes();
+        let admitted = self.stages.admit(Instant::now());
+        self.admit_to_stages(&admitted);
         self.settle();
         self.turn_duty_cycles();
     }
@@ -307,7 +309,8 @@ impl Machine {
         let deadlines = tenants().filter_map(|t| t.deadline);
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
-        deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).min()
+        let others = [self.crashes.due(), self.stages.due(), guard].into_iter().flatten();
+        deadlines.chain(cycles).chain(others).min()
     }
 
     /// The reports since the last call, in order.
@@ -367,6 +370,11 @@ impl Machine {
     /// What the machine knows of a job that was started.
     pub(crate) fn job(&self, job: JobIdx) -> Option<&JobRuntime> {
         self.jobs.get(&job)
+    }
+
+    /// Why a job with a guaranteed speed is not protected at present, if it is not.
+    pub(crate) fn lapse(&self, job: JobIdx) -> Option<Lapse> {
+        self.guards.get(&job)?.lapse(Instant::now())
     }
 
     /// The connection of the attempt in this folder.

@@ -25,6 +25,8 @@ use std::time::Duration;
 
 /// Most messages of one connection that wait.
 const MOST_MESSAGES: usize = 64;
+/// Most connections of which something waits; more than may be open at a time.
+const MOST_SLOTS: usize = 1_200;
 /// Most calls of users that wait; further ones are refused at once.
 const MOST_CALLS: usize = 256;
 /// Most calls in one batch.
@@ -80,20 +82,15 @@ impl Inbox {
     /// is full. Returns false once the daemon has ended.
     pub(crate) fn offer(&self, input: Input) -> bool {
         let mut waiting = self.lock();
-        if let Heard::Message(peer, _) = &input.0 {
-            while waiting.is_full(peer.id) {
-                waiting = self.room.wait(waiting).unwrap_or_else(PoisonError::into_inner);
-            }
+        while waiting.has_no_room(&input.0) {
+            waiting = self.room.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
         if waiting.closed {
             return false;
         }
         match input.0 {
             Heard::Exited(folder) => waiting.exits.push(folder),
-            Heard::Gone(id) => match waiting.slots.get_mut(&id) {
-                Some(slot) => slot.gone = true,
-                None => drop(waiting.slots.insert(id, Slot { gone: true, ..Slot::default() })),
-            },
+            Heard::Gone(id) => waiting.slots.entry(id).or_default().gone = true,
             Heard::Message(peer, message) => {
                 waiting.slots.entry(peer.id).or_default().add(peer, message);
             }
@@ -170,8 +167,16 @@ impl Waiting {
         quiet && self.calls.is_empty() && self.slots.is_empty()
     }
 
-    fn is_full(&self, id: u64) -> bool {
-        self.slots.get(&id).is_some_and(|s| s.said.len() >= MOST_MESSAGES)
+    fn has_no_room(&self, heard: &Heard) -> bool {
+        let (id, most) = match heard {
+            Heard::Message(peer, _) => (peer.id, MOST_MESSAGES),
+            Heard::Gone(id) => (*id, usize::MAX),
+            Heard::Exited(_) => return false,
+        };
+        match self.slots.get(&id) {
+            Some(slot) => slot.said.len() >= most,
+            None => self.slots.len() >= MOST_SLOTS,
+        }
     }
 
     /// The connections that are served in this round, beginning after the last one served.

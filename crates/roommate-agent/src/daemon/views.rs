@@ -57,7 +57,7 @@ impl Daemon {
             age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
             class: control::class_name(spec.class).into(),
             team: record.row.file.team.clone(),
-            why: self.reason(hot),
+            why: self.machine.lapse(job).map(|l| l.to_string()).or_else(|| self.reason(hot)),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
             log: self.config.paths.log(record.id).display().to_string(),
