@@ -40,7 +40,7 @@ use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
 use crate::machine::process_control::ProcessControl;
-use crate::machine::speed_guard::Guard;
+use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::os::Os;
@@ -56,7 +56,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::math::hash::fnv1a;
 use roommate_core::reason::Reason;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -347,6 +347,8 @@ impl Machine {
         self.start_delayed();
         self.press_deadlines();
         self.attribute_crashes();
+        let admitted = self.stages.admit(self.control.os.now());
+        self.admit_to_stages(&admitted);
         self.settle();
         self.turn_duty_cycles();
     }
@@ -361,8 +363,8 @@ impl Machine {
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
         let ends = tenants().any(|t| t.ended.is_some()).then(|| now + CLEAR_EVERY);
         let delayed = self.delayed.values().map(|d| d.at);
-        let machine = self.crashes.due().into_iter().chain(guard).chain(ends).chain(delayed);
-        deadlines.chain(cycles).chain(machine).min()
+        let others = [self.crashes.due(), self.stages.due(), guard, ends].into_iter().flatten();
+        deadlines.chain(cycles).chain(others).chain(delayed).min()
     }
 
     /// The reports since the last call, in order.
@@ -435,6 +437,18 @@ impl Machine {
     /// What the machine knows of a job that was started.
     pub(crate) fn job(&self, job: JobIdx) -> Option<&JobRuntime> {
         self.jobs.get(&job)
+    }
+
+    /// Why a job with a guaranteed speed is not protected at present, if it is not.
+    pub(crate) fn lapse(&self, job: JobIdx) -> Option<Lapse> {
+        self.guards.get(&job)?.lapse(self.now())
+    }
+
+    /// The connection of the attempt in this folder.
+    pub(crate) fn speaker(&self, folder: &Path) -> Option<u64> {
+        let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
+        let mut its = tenants.filter(|t| t.attempt.folder == folder);
+        its.next()?.peer.as_ref().map(|p| p.id)
     }
 
     fn tenant(&self, job: JobIdx) -> Option<&Tenant> {

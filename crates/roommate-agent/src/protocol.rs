@@ -7,9 +7,19 @@ use roommate_core::knobs::Knobs;
 use roommate_core::profile::STAGES;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
+use std::ops::RangeInclusive;
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
+
+/// The oldest version that is still spoken, with tenants that say so in their hello.
+pub const OLDEST: u32 = 1;
+
+/// The versions that this machine speaks.
+pub(crate) const SPOKEN: RangeInclusive<u32> = OLDEST..=VERSION;
+
+/// Longest token that a hello may have.
+const LONGEST_TOKEN: usize = 256;
 
 /// Longest line that is accepted.
 pub const LONGEST_LINE: usize = 64 * 1024;
@@ -79,7 +89,7 @@ pub enum ToTenant {
     Stop(Nothing),
     /// The stage may be entered.
     Go(Stage),
-    /// The last message was not valid; the connection is closed.
+    /// The last message was not valid, or there is no room; the connection is closed.
     Refused(Refused),
 }
 
@@ -216,12 +226,15 @@ impl Tune {
     }
 }
 
-/// Why the machine closes the connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Why the machine closes the connection. Unknown fields are ignored, so that every SDK can read
+/// the refusal of a newer machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
     /// The reason as a sentence.
     pub reason: String,
+    /// The tenant may try again after this many seconds; `None` = never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub later_s: Option<f64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -262,6 +275,9 @@ impl FromTenant {
             Self::Enter(s) | Self::Leave(s) if stage_index(&s.stage).is_none() => {
                 return Err(format!("unknown stage {:?}", s.stage));
             }
+            Self::Hello(Hello { token, .. }) if token.len() > LONGEST_TOKEN => {
+                return Err(format!("a token of more than {LONGEST_TOKEN} bytes"));
+            }
             Self::Hello(Hello { batch: Some(b), .. })
                 if !(1 <= b.min && b.min <= b.size && b.size <= b.max) =>
             {
@@ -270,6 +286,22 @@ impl FromTenant {
             _ => {}
         }
         Ok(message)
+    }
+}
+
+impl Hello {
+    /// The version in which the tenant is answered, which is its own.
+    pub(crate) fn common_version(&self, spoken: RangeInclusive<u32>) -> Result<u32, String> {
+        let (theirs, oldest, newest) = (self.version, *spoken.start(), *spoken.end());
+        if spoken.contains(&theirs) {
+            return Ok(theirs);
+        }
+        let ours = if oldest == newest {
+            format!("version {newest}")
+        } else {
+            format!("versions {oldest} to {newest}")
+        };
+        Err(format!("the SDK uses protocol version {theirs}, this machine {ours}"))
     }
 }
 
@@ -316,7 +348,7 @@ mod tests {
             };
             assert_eq!(again, line);
         }
-        assert_eq!((tenant, machine), (12, 12));
+        assert_eq!((tenant, machine), (12, 13));
     }
 
     #[test]
@@ -333,10 +365,32 @@ mod tests {
         check(r#"{"suspended":{"done":1e300}}"#, "a number out of range");
         check(r#"{"enter":{"stage":"lunch"}}"#, "unknown stage");
         check(r#"{"tuned":{"batch":-1,"pace_permille":1}}"#, "invalid value");
+        let long = "x".repeat(LONGEST_TOKEN + 1);
+        check(&format!(r#"{{"hello":{{"version":1,"token":"{long}","pid":1}}}}"#), "a token of");
         check(
             r#"{"hello":{"version":1,"token":"","pid":1,"batch":{"size":1,"min":2,"max":3}}}"#,
             "a batch range",
         );
+    }
+
+    #[test]
+    fn tenants_are_answered_in_their_own_version() {
+        let hello = |version| Hello { version, token: String::new(), pid: 1, batch: None };
+        assert_eq!(hello(VERSION).common_version(SPOKEN), Ok(VERSION));
+        assert_eq!([4, 5].map(|v| hello(v).common_version(4..=5)), [Ok(4), Ok(5)]);
+        for other in [0, 3, 6, u32::MAX] {
+            let why = hello(other).common_version(4..=5).unwrap_err();
+            assert!(why.ends_with("this machine versions 4 to 5"), "{why}");
+        }
+        let why = hello(9).common_version(1..=1).unwrap_err();
+        assert_eq!(why, "the SDK uses protocol version 9, this machine version 1");
+    }
+
+    #[test]
+    fn a_refusal_of_a_newer_machine_can_be_read() {
+        let line = r#"{"refused":{"reason":"full","later_s":2.0,"versions":[2,3]}}"#;
+        let refused = Refused { reason: "full".into(), later_s: Some(2.0) };
+        assert_eq!(serde_json::from_str::<ToTenant>(line).unwrap(), ToTenant::Refused(refused));
     }
 
     #[test]

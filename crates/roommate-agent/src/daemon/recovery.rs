@@ -6,7 +6,7 @@ use crate::api::event_text::EventLog;
 use crate::daemon::retention::Remains;
 use crate::daemon::store::Store;
 use crate::daemon::{
-    Clock, Config, Daemon, Input, JobRecord, USUAL_POLICY, first_lines, new_head, rollover, unix_us,
+    Clock, Config, Daemon, Inbox, JobRecord, USUAL_POLICY, first_lines, new_head, rollover, unix_us,
 };
 use crate::device::Kind;
 use crate::machine::tenant::Goal;
@@ -23,7 +23,6 @@ use roommate_core::time::Time;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 /// Number of recent events that are kept for display.
 const RECENT: usize = 50;
@@ -93,13 +92,13 @@ impl Daemon {
     pub(super) fn recover(
         config: Config,
         mut store: Store,
-        inputs: Sender<Input>,
+        inbox: Arc<Inbox>,
         lock: File,
         mut machine: Option<Machine>,
     ) -> Result<Self, AgentError> {
         let mut lines = store.lines()?;
         if lines.is_empty() {
-            let opened = machine.insert(open_new(&config, &inputs)?);
+            let opened = machine.insert(open_new(&config, &inbox)?);
             lines = first_lines(&new_head(&config, opened)?, config.known.as_ref());
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
             store.add_lines(&lines)?;
@@ -116,7 +115,7 @@ impl Daemon {
             machine
         } else {
             let devices = Some(head.cluster.gpus() as u16);
-            open_machine(&config, kind_of(&head), devices, &inputs)?
+            open_machine(&config, kind_of(&head), devices, &inbox)?
         };
         machine.forget_jobs();
         machine.tidy();
@@ -131,13 +130,14 @@ impl Daemon {
         let epoch_us: u64 =
             store.fact("epoch_unix_us")?.and_then(|v| v.parse().ok()).unwrap_or_else(unix_us);
         let since = Time(unix_us().saturating_sub(epoch_us));
+        let os = machine.os().clone();
         let mut daemon = Self {
             config,
             engine,
             store,
             machine,
             // The system clock may have been set back; the engine's time only runs forward.
-            clock: Clock::at(since.max(at)),
+            clock: Clock::at(since.max(at), os.clone()),
             epoch_us,
             head,
             jobs,
@@ -148,8 +148,11 @@ impl Daemon {
             facts: Vec::new(),
             http: None,
             log,
-            inputs,
+            inbox,
             wake,
+            orders: Vec::new(),
+            tidied: os.now(),
+            quitting: false,
             lock,
         };
         for job in daemon.jobs.indices() {
@@ -256,16 +259,16 @@ fn replay(
 }
 
 /// Opens the machine of a new state. The policy is checked first, before devices are set up.
-fn open_new(config: &Config, inputs: &Sender<Input>) -> Result<Machine, AgentError> {
+fn open_new(config: &Config, inbox: &Arc<Inbox>) -> Result<Machine, AgentError> {
     policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?.build(&config.params)?;
-    open_machine(config, config.kind.unwrap_or_default(), config.devices, inputs)
+    open_machine(config, config.kind.unwrap_or_default(), config.devices, inbox)
 }
 
 fn open_machine(
     config: &Config,
     kind: Kind,
     devices: Option<u16>,
-    inputs: &Sender<Input>,
+    inbox: &Arc<Inbox>,
 ) -> Result<Machine, AgentError> {
     let setup = Setup {
         paths: config.paths.clone(),
@@ -275,8 +278,8 @@ fn open_machine(
         may_use_cgroups: config.may_use_cgroups,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
     };
-    let to = inputs.clone();
-    Machine::open(setup, Arc::new(move |input| to.send(Input::Machine(input)).is_ok()))
+    let to = Arc::clone(inbox);
+    Machine::open(setup, Arc::new(move |input| to.offer(input)))
 }
 
 /// The type of devices that the state was begun with.

@@ -1,11 +1,12 @@
-//! Requests of users: each is checked, becomes facts of a step, and is answered once that step is
-//! in the store.
+//! Requests of users: each is checked, becomes facts of a step, and is answered once the round of
+//! that step is in the store.
 
 use crate::AgentError;
 use crate::api::control::{Reply, Request, Submit};
 use crate::api::job_file;
+use crate::daemon::inbox::Quit;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, Input, JobRecord, unix_us};
+use crate::daemon::{Daemon, JobRecord, unix_us};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
@@ -61,7 +62,7 @@ impl Daemon {
                 },
             },
             Request::Down { stop_jobs } => {
-                let _ = self.inputs.send(Input::Quit { stop_jobs });
+                self.inbox.quit(Quit { stop_jobs });
                 Reply::Done { what: "the daemon ends".into() }
             }
             Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
@@ -90,7 +91,7 @@ impl Daemon {
         })
     }
 
-    /// Accepts a job, which is in the store when this returns.
+    /// Accepts a job, which is in the store after the next commit.
     fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
         if let Some(name) = self.store.submitted_as(&submit.key)? {
             return Ok(Reply::Submitted { name });
@@ -116,7 +117,7 @@ impl Daemon {
         self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
-        self.step()?;
+        self.decide()?;
         Ok(Reply::Submitted { name })
     }
 
@@ -195,8 +196,8 @@ impl Daemon {
             return Ok(Err((format!("job {name:?} has ended already"), None)));
         }
         self.facts.push(Event::Cancelled(job));
-        self.step()?;
-        self.machine.apply(Order::Cancel(job));
+        self.decide()?;
+        self.orders.push(Order::Cancel(job));
         Ok(Ok(format!("cancelled {name}")))
     }
 
@@ -276,10 +277,10 @@ impl Daemon {
     /// Records what a user set, then has the machine apply it.
     fn set_by_user(&mut self, job: JobIdx, fact: Event) -> Result<(), AgentError> {
         self.facts.push(fact);
-        self.step()?;
+        self.decide()?;
         let user = self.engine.state().job(job).user;
-        self.machine.apply(Order::Override(job, user));
-        self.take_reports()
+        self.orders.push(Order::Override(job, user));
+        Ok(())
     }
 }
 

@@ -57,7 +57,7 @@ impl Daemon {
             age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
             class: control::class_name(spec.class).into(),
             team: record.row.file.team.clone(),
-            why: self.reason(hot),
+            why: self.machine.lapse(job).map(|l| l.to_string()).or_else(|| self.reason(hot)),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
             pid: tenant.and_then(|t| t.attempt.command(self.machine.os())).map(|p| p.pid),

@@ -93,7 +93,7 @@ impl Machine {
             // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
-        let admitted = self.stages.forget(job);
+        let admitted = self.stages.forget(job, self.control.os.now());
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
         if by_itself && bad && !t.apart && self.device.shares_fate() {

@@ -64,7 +64,7 @@ impl Machine {
             FromTenant::Enter(Stage { stage }) => self.on_enter(job, &stage),
             FromTenant::Leave(Stage { stage }) => {
                 if let Some(stage) = protocol::stage_index(&stage) {
-                    let admitted = self.stages.leave(job, stage);
+                    let admitted = self.stages.leave(job, stage, self.control.os.now());
                     self.admit_to_stages(&admitted);
                 }
             }
@@ -97,20 +97,21 @@ impl Machine {
     fn on_enter(&mut self, job: JobIdx, stage: &str) {
         let gpus = self.tenant(job).map(|t| t.gpus.clone());
         if let Some((stage, gpus)) = protocol::stage_index(stage).zip(gpus) {
-            let admitted = self.stages.enter(job, stage, &gpus);
+            let admitted = self.stages.enter(job, stage, &gpus, self.control.os.now());
             self.admit_to_stages(&admitted);
         }
     }
 
     fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
-        if !peer.has_our_version(hello) {
-            return;
-        }
+        let Some(version) = peer.agree_on_version(hello) else { return };
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
         let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
             peer.refuse("the token is not that of a job on this machine");
             return;
         };
+        if !peer.admit() {
+            return;
+        }
         let Some(orders) = self.wanted(job) else { return };
         let plan_sms = self.least_sms(job);
         let now = self.now();
@@ -122,7 +123,7 @@ impl Machine {
         (t.orders, t.ordered_at, t.range) = (orders, now, orders.seat);
         t.batches = hello.batch.or(t.batches);
         peer.send(&ToTenant::Welcome(Welcome {
-            version: protocol::VERSION,
+            version,
             job: known.program.name.clone(),
             done: known.checkpoint,
             tune: orders,
@@ -246,7 +247,8 @@ impl Machine {
         // It may connect again; until then it is confined like a job without the SDK.
         let (knobs, devices) = (t.knobs, t.gpus.len());
         let _ = self.device.confine(&group, devices, known.allowed(knobs), false);
-        let admitted = self.stages.forget(job);
+        let now = self.now();
+        let admitted = self.stages.forget(job, now);
         self.admit_to_stages(&admitted);
     }
 

@@ -160,11 +160,13 @@ impl Machine {
 
     /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
-        let jobs = &self.jobs;
-        self.guards.retain(|job, _| {
+        let (jobs, now) = (&self.jobs, self.control.os.now());
+        // A job that is only away for a moment keeps its guard, and what the guard knows of it.
+        self.guards.retain(|job, guard| {
             let tenant = jobs.get(job).and_then(|j| j.tenant.as_ref());
-            let reports = tenant.filter(|t| t.goal == Goal::Run && t.peer.is_some());
-            reports.is_some_and(|t| t.knobs.floor_permille > 0)
+            let tenant = tenant.filter(|t| t.knobs.floor_permille > 0);
+            guard.watch(tenant.is_some_and(|t| t.goal == Goal::Run && t.peer.is_some()), now);
+            tenant.is_some()
         });
         let runs = |t: &Tenant| t.goal == Goal::Run;
         let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));

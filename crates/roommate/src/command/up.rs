@@ -40,7 +40,7 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     }
     while !running.has_ended() {
         if wanted.load(Ordering::Relaxed) {
-            let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: false });
+            running.quit(false);
             console::say("down: jobs go on, and `roommate up` finds them again");
             break;
         }
@@ -105,7 +105,7 @@ fn known_profiles(deciding: &Deciding) -> anyhow::Result<Option<KnownProfiles>> 
 
 /// Stops a daemon in this process and its jobs.
 pub(super) fn end(running: Running) -> anyhow::Result<()> {
-    let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: true });
+    running.quit(true);
     Ok(running.join()?)
 }
 
