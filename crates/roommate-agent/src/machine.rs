@@ -264,7 +264,8 @@ impl Machine {
     /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
         let path = self.setup.paths.tenants();
-        let (listener, to) = (paths::listen(&path)?, Arc::clone(&self.deliver));
+        let (listener, to) =
+            (paths::listen(&path, paths::Access::Owner)?, Arc::clone(&self.deliver));
         small_thread("tenants", move || connection::serve(&listener, &to))
             .map(drop)
             .map_err(AgentError::file("listen at", &path))
