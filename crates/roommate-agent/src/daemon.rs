@@ -20,6 +20,7 @@
 //! - The daemon touches no process and no device except through the machine.
 
 mod inbox;
+pub mod quotas;
 mod recovery;
 mod requests;
 pub mod retention;
@@ -29,10 +30,14 @@ mod views;
 
 use crate::AgentError;
 use crate::api::Call;
+use crate::api::caller::{Caller, Mode};
 use crate::api::control::{self, JobView, Reply, Request};
 use crate::api::event_text::EventLog;
-use crate::api::http::{self, Http};
+use crate::api::http::{Http, Listening};
+use crate::api::service::Service;
+use crate::api::tokens::Tokens;
 use crate::daemon::inbox::{Batch, Inbox, Quit};
+use crate::daemon::quotas::Quotas;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
 use crate::device::Kind;
@@ -85,6 +90,10 @@ pub struct Config {
     pub http: Option<Http>,
     /// Limits on what is kept.
     pub keeping: Keeping,
+    /// Whom it serves.
+    pub mode: Mode,
+    /// Limits for each user.
+    pub quotas: Quotas,
 }
 
 /// The default policy: it needs no job lengths, and every job gets time slices.
@@ -117,7 +126,8 @@ impl Running {
     pub fn ask(&self, request: Request) -> Result<Reply, AgentError> {
         let (answer, answered) = mpsc::channel();
         let gone = || AgentError::Refused { what: "the daemon has ended".into(), hint: None };
-        if !self.inbox.call(Call { request, answer }) {
+        let caller = Caller::this();
+        if !self.inbox.call(Call { request, caller, answer }) {
             return Err(gone());
         }
         match answered.recv().map_err(|_| gone())? {
@@ -148,11 +158,17 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     let lock = lock(&config.paths)?;
     let store = Store::open(&config.paths, config.keeping.journal_parts)?;
     // First of all, because the address may be in use.
-    let http = config.http.map(|http| http::listen(http, &config.paths)).transpose()?;
+    let os = Os::real();
+    let http = config.http.map(|at| Listening::at(at, &config.paths, &*os.disk)).transpose()?;
+    let mut tokens = Tokens::open(&config.paths, os)?;
+    if http.is_some() && !config.mode.is_system() {
+        tokens = tokens.with_own(&config.paths.token())?;
+    }
+    let (mode, most_requests) = (config.mode, config.quotas.requests);
     let inbox = Arc::new(Inbox::default());
     let mut daemon = Daemon::recover(config, store, Arc::clone(&inbox), lock, None)?;
     let paths = daemon.config.paths.clone();
-    let control_at = paths::listen(&paths.control())?;
+    let control_at = paths::listen(&paths.control(), mode.access())?;
     daemon.machine.listen()?;
     let failed = |e: io::Error| AgentError::Refused {
         what: format!("could not start a thread: {e}"),
@@ -160,13 +176,13 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     };
     let calls = Arc::clone(&inbox);
     let calls: Deliver<Call> = Arc::new(move |call| calls.call(call));
-    if let Some((listener, token)) = http {
-        daemon.http = listener.local_addr().ok().map(|at| format!("http://{at}"));
-        let (to, paths) = (Arc::clone(&calls), paths.clone());
-        small_thread("http", move || http::serve(&listener, &token, &to, &paths))
-            .map_err(failed)?;
+    let service = Service::new(calls, paths, mode, tokens, most_requests);
+    if let Some(listening) = http {
+        daemon.http = Some(listening.url());
+        let service = Arc::clone(&service);
+        small_thread("http", move || listening.serve(&service)).map_err(failed)?;
     }
-    small_thread("users", move || control::serve(&control_at, &calls, &paths)).map_err(failed)?;
+    small_thread("users", move || control::serve(&control_at, &service)).map_err(failed)?;
     let from = Arc::clone(&inbox);
     let engine = std::thread::Builder::new()
         .name("engine".into())
@@ -248,19 +264,22 @@ pub(crate) struct JobRecord {
     pub(crate) failures: u16,
     /// Its progress when its running process was carried over into this part.
     pub(crate) carried: Option<f64>,
+    /// Bytes of its submission.
+    pub(crate) bytes: u64,
 }
 
 impl JobRecord {
     pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
         let (checkpoint, outcome, starts, failures, carried) = (0.0, None, 0, 0, None);
-        Self { id, name, row, checkpoint, outcome, starts, failures, carried }
+        let bytes = quotas::bytes_of(&row);
+        Self { id, name, row, checkpoint, outcome, starts, failures, carried, bytes }
     }
 }
 
 impl From<Kept> for JobRecord {
     fn from(kept: Kept) -> Self {
         let Kept { id, name, row, checkpoint, outcome, starts, failures, carried, .. } = kept;
-        Self { id, name, row, checkpoint, outcome, starts, failures, carried }
+        Self { checkpoint, outcome, starts, failures, carried, ..Self::new(id, name, row) }
     }
 }
 
@@ -283,6 +302,8 @@ pub(crate) struct Daemon {
     profiles: IdxVec<ProfileIdx, String>,
     teams: IdxVec<TeamIdx, String>,
     facts: Vec<Event>,
+    /// The user whose request the next step carries out.
+    by: Option<String>,
     /// The address at which HTTP is served.
     http: Option<String>,
     /// The last events, for people.
@@ -343,8 +364,8 @@ impl Daemon {
         exits.into_iter().for_each(|folder| self.machine.handle(Input(Heard::Exited(folder))));
         self.take_reports()?;
         let mut replies = Vec::with_capacity(calls.len());
-        for Call { request, answer } in calls {
-            replies.push((answer, self.answer(request)?));
+        for Call { request, caller, answer } in calls {
+            replies.push((answer, self.answer(request, &caller)?));
         }
         if quit == Some(Quit { stop_jobs: true }) {
             self.quitting = true;
@@ -407,13 +428,13 @@ impl Daemon {
     /// Steps the engine with the facts so far. What it decides becomes orders, which are carried out
     /// once they are in the store.
     fn decide(&mut self) -> Result<(), AgentError> {
-        let facts = std::mem::take(&mut self.facts);
+        let (facts, by) = (std::mem::take(&mut self.facts), self.by.take());
         let now = self.clock.now();
         let step = self.engine.step(now, &facts);
         let mut writer = Writer::new(Vec::new());
         // A step without facts that did not call the policy does not change the engine either.
         if step.asked || !facts.is_empty() {
-            let view = StepView::of(now, &facts, &step);
+            let view = StepView { by: by.as_deref(), ..StepView::of(now, &facts, &step) };
             writer.step(&view);
             self.log.step(&view);
         }

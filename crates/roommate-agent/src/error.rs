@@ -99,6 +99,32 @@ pub enum AgentError {
         /// The system's error.
         error: io::Error,
     },
+    /// The daemon took the connection and did not reply in time.
+    #[error("the daemon did not answer within {within_s} s; it may be stopped or busy")]
+    Silent {
+        /// How long the client waited.
+        within_s: u64,
+    },
+    /// The daemon has no room for the request now.
+    #[error("{what}")]
+    Busy {
+        /// Why.
+        what: String,
+    },
+    /// The request is longer than the daemon reads.
+    #[error("the request has {length} bytes; at most {most} are accepted")]
+    TooLong {
+        /// Its length.
+        length: u64,
+        /// The longest that is read.
+        most: u64,
+    },
+    /// Somebody else answers at the address of the daemon.
+    #[error("{server} has another certificate than the daemon; the token was not sent")]
+    Stranger {
+        /// The address.
+        server: String,
+    },
     /// The daemon refused the request.
     #[error("{what}")]
     Refused {
@@ -134,6 +160,16 @@ impl AgentError {
             Self::NoDaemon { .. } => Some("`roommate up` starts one".into()),
             Self::NoServer { .. } => {
                 Some("`roommate up --http 127.0.0.1:PORT` starts one there".into())
+            }
+            Self::Silent { .. } => {
+                Some("try again; `ps -o stat,cmd -C roommate` shows whether it is stopped".into())
+            }
+            Self::Busy { .. } => Some("try again in a moment".into()),
+            Self::TooLong { .. } => Some(
+                "put long arguments into a file, and leave variables out of the environment".into(),
+            ),
+            Self::Stranger { .. } => {
+                Some("`roommate describe` on that machine shows the fingerprint to expect".into())
             }
             Self::NewerStore { .. } | Self::Unrepeatable { .. } => {
                 Some("use the program that wrote it, or another --state".into())

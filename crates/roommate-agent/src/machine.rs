@@ -281,12 +281,7 @@ impl Machine {
     }
 
     /// A machine with these devices.
-    fn new(
-        setup: Setup,
-        control: ProcessControl,
-        device: Device,
-        deliver: Deliver<Input>,
-    ) -> Self {
+    fn new(setup: Setup, control: ProcessControl, device: Device, deliver: Deliver<Input>) -> Self {
         Self {
             setup,
             control,
@@ -313,7 +308,8 @@ impl Machine {
     /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
         let path = self.setup.paths.tenants();
-        let (listener, to) = (paths::listen(&path)?, Arc::clone(&self.deliver));
+        let (listener, to) =
+            (paths::listen(&path, paths::Access::Owner)?, Arc::clone(&self.deliver));
         small_thread("tenants", move || connection::serve(&listener, &to))
             .map(drop)
             .map_err(AgentError::file("listen at", &path))

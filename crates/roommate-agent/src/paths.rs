@@ -9,13 +9,32 @@ use std::path::{Path, PathBuf};
 /// The longest path of a Unix socket.
 const LONGEST_SOCKET: usize = 107;
 
-/// Listens at a socket that only its owner may use. The caller holds the lock of the state, so an
-/// existing socket belongs to a daemon that was killed.
-pub(crate) fn listen(path: &Path) -> Result<UnixListener, AgentError> {
+/// Who may connect to a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Its owner, and root.
+    Owner,
+    /// Also the members of the group with this number.
+    Group(u32),
+    /// Every user of the machine.
+    Everyone,
+}
+
+/// Listens at a socket. The caller holds the lock of the state, so an existing socket belongs to a
+/// daemon that was killed.
+pub(crate) fn listen(path: &Path, access: Access) -> Result<UnixListener, AgentError> {
     let _ = fs::remove_file(path);
     let listener = UnixListener::bind(path).map_err(AgentError::file("listen at", path))?;
-    let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
-    closed.map_err(AgentError::file("restrict access to", path))?;
+    let restricted = AgentError::file("restrict access to", path);
+    let (group, mode) = match access {
+        Access::Owner => (None, 0o600),
+        Access::Group(group) => (Some(group), 0o660),
+        Access::Everyone => (None, 0o666),
+    };
+    // The group first: it must not be open to another one for a moment.
+    let set = group.map_or(Ok(()), |group| std::os::unix::fs::chown(path, None, Some(group)));
+    let set = set.and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(mode)));
+    set.map_err(restricted)?;
     Ok(listener)
 }
 
@@ -122,9 +141,24 @@ impl Paths {
         self.root.join("tenant.sock")
     }
 
-    /// The token that HTTP clients need.
+    /// The token of the daemon's own user, for HTTP.
     pub fn token(&self) -> PathBuf {
         self.root.join("http-token")
+    }
+
+    /// Hashes of the tokens that were created.
+    pub fn tokens(&self) -> PathBuf {
+        self.root.join("tokens")
+    }
+
+    /// The certificate of HTTPS.
+    pub fn certificate(&self) -> PathBuf {
+        self.root.join("http-cert.pem")
+    }
+
+    /// The private key of the certificate.
+    pub fn key(&self) -> PathBuf {
+        self.root.join("http-key.pem")
     }
 
     /// The folder for files of the devices.

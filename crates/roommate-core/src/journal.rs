@@ -115,6 +115,16 @@ pub struct JobLine {
     pub name: String,
     /// What its user asked for.
     pub spec: Spec,
+    /// Its owner, where jobs have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+impl JobLine {
+    /// A job without an owner.
+    pub fn new(idx: JobIdx, name: String, spec: Spec) -> Self {
+        Self { idx, name, spec, owner: None }
+    }
 }
 
 /// Registers a profile.
@@ -157,6 +167,9 @@ pub struct StepLine {
     /// Whether the policy was called.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub asked: bool,
+    /// The user whose request it was; what other facts the step has, it has by coincidence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 fn yes() -> bool {
@@ -185,12 +198,15 @@ pub struct StepView<'a> {
     /// Whether the policy was called.
     #[serde(skip_serializing_if = "is_yes")]
     pub asked: bool,
+    /// The user whose request it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<&'a str>,
 }
 
 impl<'a> StepView<'a> {
     /// A view of a step that an engine just made.
     pub fn of(at: Time, facts: &'a [Event], step: &Step<'a>) -> Self {
-        Self { at, facts, actions: step.actions, notes: step.notes, asked: step.asked }
+        Self { at, facts, actions: step.actions, notes: step.notes, asked: step.asked, by: None }
     }
 }
 
@@ -484,8 +500,9 @@ impl Check {
             }
             In::Step(s) => {
                 self.step(&s)?;
-                let StepLine { at, facts, actions, notes, asked } = &s;
-                to.step(&StepView { at: *at, facts, actions, notes, asked: *asked });
+                let StepLine { at, facts, actions, notes, asked, by } = &s;
+                let (at, asked, by) = (*at, *asked, by.as_deref());
+                to.step(&StepView { at, facts, actions, notes, asked, by });
             }
             In::End { at } => {
                 self.require(at >= self.at, "time runs backwards")?;
@@ -560,8 +577,8 @@ mod tests {
         let (idx, profile) = (ProfileIdx(0), Profile::of_step(1.0));
         writer.profile(&ProfileLine { idx, name: "work".into(), profile });
         let spec = Spec::training(1, 1.0, idx);
-        writer.job(&JobLine { idx: JobIdx(0), name: "a".into(), spec });
-        writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true });
+        writer.job(&JobLine::new(JobIdx(0), "a".into(), spec));
+        writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true, by: None });
         writer.end(Time::ZERO);
         writer.finish().unwrap()
     }

@@ -222,7 +222,7 @@ impl TickWorld<'_> {
             while case.jobs.get(arrived).is_some_and(|a| a.submit == tick) {
                 let job = &case.jobs[arrived];
                 let idx = self.engine.add_job(job.spec.clone());
-                let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
+                let line = JobLine::new(idx, job.name.clone(), job.spec.clone());
                 writer.job(&line);
                 self.jobs.push(Played::default());
                 facts.push(Event::Submitted(idx));

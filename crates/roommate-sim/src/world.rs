@@ -567,7 +567,7 @@ impl World {
             self.unfinished += 1;
         }
         self.facts.push(Event::Submitted(idx));
-        let line = JobLine { idx, name: job.name, spec: job.spec };
+        let line = JobLine::new(idx, job.name, job.spec);
         observer.job(&line);
         self.last_name = line.name;
     }

@@ -1,5 +1,6 @@
 //! Tables for a terminal: aligned, without colour, with the best of a row or column marked.
 
+use crate::console;
 use roommate_core::journal::metrics::{Better, Metrics, ServiceFigures};
 use roommate_sim::report::league::Column;
 use std::fmt::Write;
@@ -16,9 +17,12 @@ pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
 
 /// Aligns the first `words` columns to the left and the others to the right.
 fn align_words(rows: &[Vec<String>], words: usize) -> String {
-    let widths = widths(rows);
+    // Cells may contain what other users wrote.
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(console::printable).collect()).collect();
+    let widths = widths(&rows);
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(c, (cell, width))| {
             if c < words { format!("{cell:width$}") } else { format!("{cell:>width$}") }
         });

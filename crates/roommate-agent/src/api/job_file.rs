@@ -178,7 +178,8 @@ impl From<Length> for f64 {
     }
 }
 
-fn length_of(text: &str) -> Option<f64> {
+/// A length of time in seconds, from text like `90`, `90s`, `1.5m`, `2h` or `3d`.
+pub fn length_of(text: &str) -> Option<f64> {
     let (number, unit) = match text.trim().split_at_checked(text.trim().len().saturating_sub(1))? {
         (number, "s") => (number, 1.0),
         (number, "m") => (number, 60.0),

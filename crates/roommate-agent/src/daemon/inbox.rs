@@ -260,6 +260,7 @@ fn merge(steps: &mut Stepped, more: &Stepped) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::caller::Caller;
     use crate::api::control::Request;
     use crate::protocol::{Done, Nothing, Stage};
     use std::sync::{Arc, mpsc};
@@ -368,7 +369,7 @@ mod tests {
         let mut served = [0_u64; 200];
         for _ in 0..100 {
             let (answer, answered) = mpsc::channel();
-            assert!(inbox.call(Call { request: Request::Ps {}, answer }));
+            assert!(inbox.call(Call { request: Request::Ps {}, caller: Caller::this(), answer }));
             let waiting: usize = inbox.lock().slots.values().map(|s| s.said.len()).sum();
             assert!(waiting <= 200 * MOST_MESSAGES, "{waiting}");
             let batch = inbox.take(nobody);
@@ -430,7 +431,7 @@ mod tests {
         let inbox = Inbox::default();
         let ask = || {
             let (answer, answered) = mpsc::channel();
-            assert!(inbox.call(Call { request: Request::Ps {}, answer }));
+            assert!(inbox.call(Call { request: Request::Ps {}, caller: Caller::this(), answer }));
             answered
         };
         let kept: Vec<_> = (0..MOST_CALLS).map(|_| ask()).collect();
@@ -443,7 +444,7 @@ mod tests {
         assert_eq!(inbox.take(nobody).quit, Some(Quit { stop_jobs: true }));
         inbox.close();
         let (answer, answered) = mpsc::channel();
-        assert!(!inbox.call(Call { request: Request::Ps {}, answer }));
+        assert!(!inbox.call(Call { request: Request::Ps {}, caller: Caller::this(), answer }));
         assert!(answered.recv().is_err());
     }
 }

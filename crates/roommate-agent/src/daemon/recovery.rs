@@ -146,6 +146,7 @@ impl Daemon {
             profiles,
             teams,
             facts: Vec::new(),
+            by: None,
             http: None,
             log,
             inbox,

@@ -6,7 +6,7 @@
 //! files of attempts are used, and everything takes effect in one transaction of the store.
 
 use crate::AgentError;
-use crate::api::control::{JobView, class_name};
+use crate::api::control::{JobView, class_name, shown_command};
 use crate::daemon::store::{Kept, Store};
 use crate::daemon::unix_us;
 use crate::machine::classify;
@@ -209,7 +209,7 @@ fn facts_of(job: JobIdx, user: Overrides) -> Vec<Event> {
 /// Writes a step that records what users set; the policy is not called and nothing is done.
 fn step_of(writer: &mut Writer<Vec<u8>>, at: Time, facts: &[Event]) {
     if !facts.is_empty() {
-        writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false });
+        writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false, by: None });
     }
 }
 
@@ -276,7 +276,7 @@ impl Next {
         let Retries { user, infra, unknown } = spec.retries;
         let left = |limit: u16| limit.saturating_sub(failures);
         spec.retries = Retries { user: left(user), infra: left(infra), unknown: left(unknown) };
-        let line = JobLine { idx: JobIdx(self.jobs), name: known.line.name.clone(), spec };
+        let line = JobLine { idx: JobIdx(self.jobs), spec, ..known.line.clone() };
         self.writer.job(&line);
         self.set.extend(facts_of(line.idx, known.user));
         self.jobs += 1;
@@ -297,6 +297,7 @@ fn ended_view(
     JobView {
         name: kept.name.clone(),
         idx: kept.id,
+        owner: kept.row.owner.clone(),
         state: outcome.into(),
         ended: true,
         devices: Vec::new(),
@@ -327,13 +328,14 @@ fn ended_view(
         keeper_pid: None,
         pid: None,
         log: paths.log(kept.id).display().to_string(),
-        command: kept.row.file.command.words(),
+        command: shown_command(&kept.row.file.command.words()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::caller::User;
     use crate::api::job_file::JobFile;
     use crate::daemon::store::JobRow;
     use roommate_core::event::Placement;
@@ -368,11 +370,13 @@ mod tests {
         writer.team(&TeamLine { idx: TeamIdx(0), name: "t".into() });
         let mut spec = Spec::training(1, 10.0, ProfileIdx(0));
         spec.retries = Retries::from(1);
-        writer.job(&JobLine { idx: JOB, name: "j".into(), spec });
+        writer.job(&JobLine::new(JOB, "j".into(), spec));
         let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
         let (submitted, start) = ([Event::Submitted(JOB)], [Action::Start(JOB, place)]);
-        let step =
-            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        let step = |facts, actions| {
+            let (notes, at) = (&[][..], Time::ZERO);
+            StepView { at, facts, actions, notes, asked: true, by: None }
+        };
         writer.step(&step(&submitted, &start));
         for fact in facts {
             writer.step(&step(std::slice::from_ref(fact), &start));
@@ -387,7 +391,8 @@ mod tests {
         let mut store = Store::open(&paths, 2).unwrap();
         store.lines().unwrap();
         let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
-        let row = JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 };
+        let (env, owner) = (BTreeMap::new(), User::this());
+        let row = JobRow { file, env, owner, submitted_unix_us: 5 };
         store.add_job(0, "k", "j", &row).unwrap();
         let lines = journal(facts);
         store.add_lines(&lines).unwrap();
@@ -415,8 +420,10 @@ mod tests {
     #[test]
     fn a_job_counts_as_suspended_until_it_is_stopped() {
         let mut past = past(&journal(&[]));
-        let view =
-            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        let view = |facts, actions| {
+            let (notes, at) = (&[][..], Time::ZERO);
+            StepView { at, facts, actions, notes, asked: true, by: None }
+        };
         past.step(&view(&[], &[Action::Suspend(JOB)]));
         past.step(&view(&[Event::Stopped { job: JOB, done: 1.0 }], &[]));
         assert!(past.jobs[JOB].suspended && !past.jobs[JOB].placed);

@@ -8,6 +8,7 @@
 //! earlier parts.
 
 use crate::AgentError;
+use crate::api::caller::User;
 use crate::api::control::JobView;
 use crate::api::job_file::JobFile;
 use crate::daemon::requests::permille;
@@ -59,6 +60,9 @@ pub struct JobRow {
     pub file: JobFile,
     /// The environment of the user who submitted it.
     pub env: BTreeMap<String, String>,
+    /// Its owner; jobs from before there were owners belong to the user of the daemon.
+    #[serde(default = "User::this")]
+    pub owner: User,
     /// When it was submitted, in µs since 1970.
     pub submitted_unix_us: u64,
 }
@@ -484,7 +488,7 @@ mod tests {
 
     fn row() -> JobRow {
         let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
-        JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 }
+        JobRow { file, env: BTreeMap::new(), owner: User::this(), submitted_unix_us: 5 }
     }
 
     #[test]

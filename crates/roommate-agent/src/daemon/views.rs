@@ -2,6 +2,7 @@
 //! observations together.
 
 use crate::AgentError;
+use crate::api::caller::Caller;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
@@ -11,8 +12,12 @@ use roommate_core::job::{Job, Phase};
 use roommate_core::time::{Span, Time};
 use std::fs;
 
+/// A job of somebody else. The sentences of reasons have the word "job" before it.
+const FOREIGN: &str = "of another user";
+
 impl Daemon {
-    pub(super) fn job_view(&self, job: JobIdx) -> JobView {
+    /// A job as the caller sees it, who is its owner or an administrator.
+    pub(super) fn job_view(&self, job: JobIdx, caller: &Caller) -> JobView {
         let (record, state) = (&self.jobs[job], self.engine.state());
         let (hot, spec) = (state.job(job), state.spec(job));
         let known = self.machine.job(job);
@@ -32,6 +37,7 @@ impl Daemon {
         JobView {
             name: record.name.clone(),
             idx: record.id,
+            owner: record.row.owner.clone(),
             state: self.state_of(job, hot, known),
             ended,
             devices: hot.gpus.iter().map(|g| g.0).collect(),
@@ -57,12 +63,16 @@ impl Daemon {
             age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
             class: control::class_name(spec.class).into(),
             team: record.row.file.team.clone(),
-            why: self.machine.lapse(job).map(|l| l.to_string()).or_else(|| self.reason(hot)),
+            why: self
+                .machine
+                .lapse(job)
+                .map(|l| l.to_string())
+                .or_else(|| self.reason(hot, caller)),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
             pid: tenant.and_then(|t| t.attempt.command(self.machine.os())).map(|p| p.pid),
             log: self.config.paths.log(record.id).display().to_string(),
-            command: record.row.file.command.words(),
+            command: control::shown_command(&record.row.file.command.words()),
         }
     }
 
@@ -120,9 +130,9 @@ impl Daemon {
         }
     }
 
-    /// Why the job waits or runs as it does.
-    fn reason(&self, hot: &Job) -> Option<String> {
-        let name = |j: JobIdx| self.jobs[j].name.clone();
+    /// Why the job waits or runs as it does. Jobs of others are not named.
+    fn reason(&self, hot: &Job, caller: &Caller) -> Option<String> {
+        let name = |j: JobIdx| self.name_for(j, caller);
         if hot.phase == Phase::Done {
             return None;
         }
@@ -136,7 +146,14 @@ impl Daemon {
         })
     }
 
-    pub(super) fn machine_view(&self) -> Result<MachineView, AgentError> {
+    /// The name of a job in a text for the caller.
+    fn name_for(&self, job: JobIdx, caller: &Caller) -> String {
+        let record = &self.jobs[job];
+        let known = caller.sees(&record.row.owner);
+        if known { record.name.clone() } else { FOREIGN.into() }
+    }
+
+    pub(super) fn machine_view(&self, caller: &Caller) -> Result<MachineView, AgentError> {
         let why = self.head.continues.as_ref();
         let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
         let mib = self.store.bytes() as f64 / f64::from(1 << 20);
@@ -152,7 +169,9 @@ impl Daemon {
             journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
             http: self.http.clone(),
             gpus: self.machine.gpus(),
-            recent: self.log.lines.iter().cloned().collect(),
+            recent: self.log.lines(&|job| caller.sees(&self.jobs[job].row.owner), &|job| {
+                self.name_for(job, caller)
+            }),
         })
     }
 }

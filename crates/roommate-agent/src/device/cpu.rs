@@ -40,10 +40,7 @@ const TEST_FOR: Duration = Duration::from_millis(300);
 
 impl CpuDevice {
     /// Finds the cores and tests what can be enforced with these groups of the kernel.
-    pub(crate) fn probe(
-        devices: Option<u16>,
-        groups: Result<&Arc<dyn Groups>, &str>,
-    ) -> Self {
+    pub(crate) fn probe(devices: Option<u16>, groups: Result<&Arc<dyn Groups>, &str>) -> Self {
         let (groups, tested) = test(groups);
         Self::new(usable_cores(), devices, groups, tested)
     }

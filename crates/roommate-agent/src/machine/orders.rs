@@ -313,8 +313,7 @@ impl Machine {
         };
         let Some(t) = &mut known.tenant else { return };
         let connected = t.peer.is_some();
-        let _ =
-            self.device.confine(&t.attempt.group(), t.gpus.len(), device::Allowed::ALL, true);
+        let _ = self.device.confine(&t.attempt.group(), t.gpus.len(), device::Allowed::ALL, true);
         self.control.thaw(t);
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Stop(Nothing {}));

@@ -231,9 +231,8 @@ fn candidates(mounts: &str, own: &str, label: &str) -> Vec<Hierarchy> {
             let has = |c: &&&str| options.split(',').any(|o| o == **c);
             let controllers: Vec<&str> = CONTROLLERS.iter().filter(has).copied().collect();
             let Some(first) = controllers.first() else { continue };
-            let is_its = |l: &&str| {
-                l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == *first))
-            };
+            let is_its =
+                |l: &&str| l.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == *first));
             let path = own.lines().find(is_its).and_then(|l| l.splitn(3, ':').nth(2));
             let root = below(path.unwrap_or("/"));
             found.push(Hierarchy { root, is_v2: false, controllers });

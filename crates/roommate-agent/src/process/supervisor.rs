@@ -301,8 +301,7 @@ impl Attempt {
     /// Claims the attempt; false if it was claimed before. The claim is on the disk when this
     /// returns. `unique` distinguishes those who claim at the same time.
     pub(crate) fn claim(&self, os: &Os, claim: Claim, unique: u64) -> io::Result<bool> {
-        let (beside, at) =
-            (self.folder.join(format!("claim.{unique}")), self.folder.join("claim"));
+        let (beside, at) = (self.folder.join(format!("claim.{unique}")), self.folder.join("claim"));
         let text = serde_json::to_vec(&claim).expect("a claim can always be written");
         disk::replace(&*os.disk, &beside, &text)?;
         let linked = os.disk.link(&beside, &at);
@@ -323,7 +322,8 @@ struct Reserved {
 impl Reserved {
     fn create(path: &Path) -> io::Result<Self> {
         use std::os::unix::fs::OpenOptionsExt;
-        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        let file =
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         // Blanks instead of a hole: the blocks exist from now on.
         file.write_all_at(&[b' '; ROOM], 0)?;
         file.sync_all()?;
@@ -596,7 +596,9 @@ fn run_command(launch: &Launch, supervisor: u32) -> Unstarted {
         what += "; arguments and environment are too long together";
     }
     // The record has room for a sentence only.
-    what.truncate(what.char_indices().map(|(at, _)| at).take_while(|at| *at <= 300).last().unwrap_or(0));
+    what.truncate(
+        what.char_indices().map(|(at, _)| at).take_while(|at| *at <= 300).last().unwrap_or(0),
+    );
     let by_command = !matches!(
         error.kind(),
         io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock | io::ErrorKind::StorageFull

@@ -233,7 +233,7 @@ impl FaultyWorld<'_> {
         let arrived = self.told.len();
         for job in self.faulty_run.case.jobs[arrived..].iter().filter(|a| a.submit == tick) {
             let idx = self.engine.add_job(job.spec.clone());
-            let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
+            let line = JobLine::new(idx, job.name.clone(), job.spec.clone());
             self.observer.job(&line);
             self.told.push(Told::default());
             facts.push(Event::Submitted(idx));

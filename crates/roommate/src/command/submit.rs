@@ -26,7 +26,7 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     for file in jobs {
         let reply = send(&client, &request(file, args.dry_run))?;
         match reply {
-            Reply::Submitted { name } => console::print(&format!("{name}\n"))?,
+            Reply::Submitted { name } => console::print(&(console::printable(&name) + "\n"))?,
             Reply::Done { what } => console::print(&format!("{what}\n"))?,
             _ => anyhow::bail!("unexpected reply from the daemon"),
         }

@@ -2,8 +2,10 @@
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{console, experiment, measurements};
+use roommate_agent::api::caller::Mode;
 use roommate_agent::api::control::{Reply, Request};
 use roommate_agent::api::http::Http;
+use roommate_agent::daemon::quotas::Quotas;
 use roommate_agent::daemon::retention::Keeping;
 use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
@@ -21,8 +23,19 @@ use std::time::Duration;
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
     let paths = super::machine::paths(&args.state);
+    let mut quotas = Quotas::default();
+    for limit in &args.quota {
+        quotas.set(limit).map_err(|what| anyhow::anyhow!("--quota: {what}"))?;
+    }
+    let mode = if args.system {
+        Mode::System { group: args.group, admins: args.admins }
+    } else {
+        Mode::User
+    };
     let running = daemon::start(Config {
-        http: args.http.map(|at| Http { at, beyond_loopback: args.http_beyond_loopback }),
+        mode,
+        quotas,
+        http: args.http.map(|at| Http { at, plain: args.http_plain }),
         keeping: keeping(&args.kept),
         ..config(paths.clone(), &args.deciding)?
     })?;
@@ -36,7 +49,10 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     console::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
     console::say(&format!("state: {}", paths.root().display()));
     if let Some(http) = &machine.http {
-        console::say(&format!("http: {http}, token in {}", paths.token().display()));
+        console::say(&format!("http: {http}"));
+        if !mode.is_system() {
+            console::say(&format!("token: in {}", paths.token().display()));
+        }
     }
     while !running.has_ended() {
         if wanted.load(Ordering::Relaxed) {
@@ -86,6 +102,8 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         known: known_profiles(deciding)?,
         http: None,
         keeping: Keeping::default(),
+        mode: Mode::User,
+        quotas: Quotas::default(),
     })
 }
 
