@@ -154,7 +154,8 @@ impl Running {
 
 /// Starts a daemon. It accepts requests when this returns.
 pub fn start(config: Config) -> Result<Running, AgentError> {
-    config.paths.create()?;
+    config.mode.check()?;
+    config.paths.create(config.mode.is_system())?;
     let lock = lock(&config.paths)?;
     let store = Store::open(&config.paths, config.keeping.journal_parts)?;
     // First of all, because the address may be in use.
@@ -488,7 +489,7 @@ impl Daemon {
             workdir: file.workdir.clone().unwrap_or_default(),
             env,
             host_mib: file.memory_mib.saturating_mul(u32::from(file.devices)),
-            user: None,
+            user: self.config.mode.run_as(&record.row.owner),
             checkpoint: file.checkpoint.clone(),
             mem_mib: state.spec(job).knobs.mem_mib,
             sdk: file.sdk,

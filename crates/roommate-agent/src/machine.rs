@@ -75,6 +75,8 @@ pub struct Setup {
     pub may_use_cgroups: bool,
     /// Length at which a log is rotated, and how many earlier parts are kept.
     pub log_limit: (u64, usize),
+    /// Who may connect to the socket for tenants.
+    pub(crate) tenants: paths::Access,
 }
 
 impl Setup {
@@ -87,6 +89,7 @@ impl Setup {
             devices: None,
             may_use_cgroups: true,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
+            tenants: paths::Access::Owner,
         }
     }
 
@@ -308,8 +311,7 @@ impl Machine {
     /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
         let path = self.setup.paths.tenants();
-        let (listener, to) =
-            (paths::listen(&path, paths::Access::Owner)?, Arc::clone(&self.deliver));
+        let (listener, to) = (paths::listen(&path, self.setup.tenants)?, Arc::clone(&self.deliver));
         small_thread("tenants", move || connection::serve(&listener, &to))
             .map(drop)
             .map_err(AgentError::file("listen at", &path))

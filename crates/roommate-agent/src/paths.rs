@@ -93,15 +93,19 @@ impl Paths {
         Self::new(root.unwrap_or_else(|| PathBuf::from(".roommate")))
     }
 
-    /// Creates the folder, accessible to its owner only, and checks that nobody else can change what
-    /// is in it.
-    pub fn create(&self) -> Result<(), AgentError> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
-        made.map_err(AgentError::file("create", &self.root))?;
-        check_owner(&self.root)?;
-        // The folder contains the environments of jobs, so an existing one is restricted as well.
-        let closed = fs::set_permissions(&self.root, fs::Permissions::from_mode(0o700));
-        closed.map_err(AgentError::file("restrict access to", &self.root))?;
+    /// Creates the folder, and checks that nobody else can change what is in it. `for_all`: users
+    /// may reach sockets and their own jobs' files in it, but not see what else there is; otherwise
+    /// only its owner has access.
+    pub fn create(&self, for_all: bool) -> Result<(), AgentError> {
+        let mode = if for_all { 0o711 } else { 0o700 };
+        for folder in [self.root.clone(), self.root.join("jobs")] {
+            let made = fs::DirBuilder::new().recursive(true).mode(mode).create(&folder);
+            made.map_err(AgentError::file("create", &folder))?;
+            check_owner(&folder)?;
+            // The folder contains the environments of jobs, so an existing one is restricted too.
+            let closed = fs::set_permissions(&folder, fs::Permissions::from_mode(mode));
+            closed.map_err(AgentError::file("restrict access to", &folder))?;
+        }
         for socket in [self.control(), self.tenants()] {
             let long = socket.as_os_str().len() > LONGEST_SOCKET;
             if long {
@@ -109,6 +113,11 @@ impl Paths {
             }
         }
         Ok(())
+    }
+
+    /// The folder of the daemon that serves all users of a machine.
+    pub fn of_system() -> Self {
+        Self::new("/var/lib/roommate")
     }
 
     /// The folder itself.
@@ -171,8 +180,15 @@ impl Paths {
         self.root.join("jobs").join(job.to_string())
     }
 
+    /// The folder that belongs to the job's owner: its output is written as that user.
+    pub fn output(&self, job: u32) -> PathBuf {
+        self.job(job).join("out")
+    }
+
     /// The output of a job.
     pub fn log(&self, job: u32) -> PathBuf {
-        self.job(job).join("log")
+        let before = self.job(job).join("log");
+        // Jobs that an earlier version started write there.
+        if before.is_file() { before } else { self.output(job).join("log") }
     }
 }

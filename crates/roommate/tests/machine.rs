@@ -33,7 +33,7 @@ impl Node {
     fn open() -> Self {
         let folder = tempfile::Builder::new().prefix("rm-").tempdir().unwrap();
         let paths = Paths::new(folder.path().join("s"));
-        paths.create().unwrap();
+        paths.create(false).unwrap();
         let (to, inputs) = channel();
         let mut setup = Setup::of_cores(paths, PathBuf::from(env!("CARGO_BIN_EXE_roommate")));
         setup.may_use_cgroups = false;

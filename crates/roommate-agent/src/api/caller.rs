@@ -10,14 +10,18 @@
 //! - The job of a request is checked by the daemon: to a user, jobs of others do not exist
 //!   ([`Caller::sees`]).
 
+use crate::AgentError;
 use crate::api::control::{Reply, Request};
 use crate::paths::Access;
+use crate::process::supervisor::RunAs;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::sync::OnceLock;
 
 /// The administrator of every machine.
 const ROOT: u32 = 0;
+/// The group that owns nothing.
+const NO_GROUP: u32 = 65_534;
 
 /// A user of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +84,23 @@ fn account(passwd: &str, is_meant: impl Fn(&str, u32) -> bool) -> Option<(String
     })
 }
 
+/// A user's groups, according to the texts of both files.
+fn membership(passwd: &str, group: &str, uid: u32) -> Option<RunAs> {
+    let (name, _) = account(passwd, |_, number| number == uid)?;
+    let fields = passwd.lines().map(|l| l.split(':').collect::<Vec<&str>>());
+    let own =
+        fields.filter(|f| f.first() == Some(&name.as_str())).find_map(|f| f.get(3)?.parse().ok());
+    let gid: u32 = own?;
+    let listed = group.lines().filter_map(|l| {
+        let fields: Vec<&str> = l.split(':').collect();
+        let is_member = fields.get(3)?.split(',').any(|m| m.trim() == name);
+        fields.get(2)?.parse().ok().filter(|_| is_member)
+    });
+    let mut groups: Vec<u32> = std::iter::once(gid).chain(listed).collect();
+    groups.dedup();
+    Some(RunAs { uid, gid, groups })
+}
+
 /// Whether a user is in a group, according to the texts of both files.
 fn is_member(passwd: &str, group: &str, name: &str, gid: u32) -> bool {
     let gid = gid.to_string();
@@ -114,6 +135,23 @@ impl Mode {
     /// Whether users are kept apart.
     pub fn is_system(self) -> bool {
         self != Self::User
+    }
+
+    /// Refuses what the user of this process cannot offer to others.
+    pub(crate) fn check(self) -> Result<(), AgentError> {
+        if self.is_system() && User::this().uid != ROOT {
+            let what = "only root can run jobs as other users";
+            return Err(AgentError::refused(what, "start as root, or without --system"));
+        }
+        Ok(())
+    }
+
+    /// The user as whom jobs of this owner run; `None` = that of the daemon. An owner without an
+    /// account on this machine has no groups.
+    pub(crate) fn run_as(self, owner: &User) -> Option<RunAs> {
+        let group = || fs::read_to_string("/etc/group").unwrap_or_default();
+        let none = RunAs { uid: owner.uid, gid: NO_GROUP, groups: Vec::new() };
+        self.is_system().then(|| membership(&passwd(), &group(), owner.uid).unwrap_or(none))
     }
 
     /// Who may connect to the socket for users.

@@ -11,6 +11,7 @@ use crate::daemon::{
 use crate::device::Kind;
 use crate::machine::tenant::Goal;
 use crate::machine::{Machine, Setup};
+use crate::paths::Access;
 use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
@@ -278,6 +279,7 @@ fn open_machine(
         devices,
         may_use_cgroups: config.may_use_cgroups,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
+        tenants: if config.mode.is_system() { Access::Everyone } else { Access::Owner },
     };
     let to = Arc::clone(inbox);
     Machine::open(setup, Arc::new(move |input| to.offer(input)))

@@ -4,7 +4,7 @@ use crate::device;
 use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
 use crate::machine::{AGAIN_AFTER, Delayed, Heard, Input, Machine, Report, Start, connection};
 use crate::os::groups::Limits;
-use crate::process::supervisor::{Attempt, Launch};
+use crate::process::supervisor::{Attempt, Launch, RunAs};
 use crate::process::{Exit, Process, Unstarted};
 use crate::protocol::{Nothing, ToTenant};
 use roommate_core::event::Placement;
@@ -144,7 +144,9 @@ impl Machine {
             memory_bytes: u64::from(program.host_mib) << 20,
             processes: Limits::PROCESSES,
         };
-        let groups = self.control.contain(attempt, limits, program.user.as_ref())?;
+        let user = program.user.as_ref();
+        self.prepare_folders(program.id, user)?;
+        let groups = self.control.contain(attempt, limits, user)?;
         self.device.confine(&attempt.group(), place.gpus.len(), allowed, false)?;
         Ok(Launch {
             words: program.words.clone(),
@@ -158,6 +160,22 @@ impl Machine {
             user: program.user.clone(),
             lock: Some(self.setup.paths.lock()),
         })
+    }
+
+    /// Creates the folders of a job; those that it writes to belong to its owner.
+    fn prepare_folders(&self, id: u32, user: Option<&RunAs>) -> io::Result<()> {
+        let disk = &self.control.os.disk;
+        let (output, checkpoint) =
+            (self.setup.paths.output(id), self.folder(id).join("checkpoint"));
+        disk.create_folder(&output)?;
+        if let Some(user) = user {
+            disk.create_folder(&checkpoint)?;
+            disk.open_to_all(&self.folder(id))?;
+            for folder in [output, checkpoint] {
+                disk.give(&folder, user.uid, user.gid)?;
+            }
+        }
+        Ok(())
     }
 
     /// Records a running process, and watches for its end.

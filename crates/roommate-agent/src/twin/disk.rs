@@ -207,7 +207,7 @@ impl Disk for TwinDisk {
         self.faults.call()?;
         let mut files = self.files();
         let node = *files.names.get(from).ok_or_else(|| error(io::ErrorKind::NotFound))?;
-        // One change of the folder: the file system makes it atomic.
+        // In this order a loss of power never removes both names.
         files.set(to, Some(node));
         files.set(from, None);
         Ok(())
@@ -282,6 +282,14 @@ impl Disk for TwinDisk {
         self.faults.call()?;
         let files = self.files();
         Ok(files.inodes[files.file(path)?].bytes.len() as u64)
+    }
+
+    fn give(&self, _path: &Path, _uid: u32, _gid: u32) -> io::Result<()> {
+        self.faults.call()
+    }
+
+    fn open_to_all(&self, _path: &Path) -> io::Result<()> {
+        self.faults.call()
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {

@@ -11,6 +11,57 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+/// Variables that jobs need to find their programs, libraries and data. Others are not passed on
+/// unless the user says so: they often hold passwords and keys of services.
+const USUALLY_PASSED: &[&str] = &[
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "TMPDIR",
+    "XDG_*",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "CPATH",
+    "VIRTUAL_ENV",
+    "CONDA_*",
+    "PYTHON*",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "OMP_*",
+    "MKL_*",
+    "OPENBLAS_*",
+    "NCCL_*",
+    "TORCH_HOME",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+];
+
+/// What of the environment of this process is passed on to a job.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Environment {
+    /// Everything.
+    pub(super) all: bool,
+    /// Also these variables; a `*` at the end stands for any ending.
+    pub(super) also: Vec<String>,
+}
+
+impl Environment {
+    fn passes(&self, name: &str) -> bool {
+        let matches = |pattern: &str| match pattern.strip_suffix('*') {
+            Some(start) => name.starts_with(start),
+            None => name == pattern,
+        };
+        let also = self.also.iter().map(String::as_str);
+        self.all || USUALLY_PASSED.iter().copied().chain(also).any(matches)
+    }
+}
+
 /// How long to wait for a daemon that is being restarted.
 const RESTART_WAIT: Duration = Duration::from_secs(10);
 
@@ -23,8 +74,9 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     // submitted.
     let jobs: Vec<JobFile> = args.files.iter().map(|f| read(f)).collect::<anyhow::Result<_>>()?;
     let client = super::machine::client(&args.at)?;
+    let passed = Environment { all: args.env_all, also: args.env.clone() };
     for file in jobs {
-        let reply = send(&client, &request(file, args.dry_run))?;
+        let reply = send(&client, &request(file, args.dry_run, &passed))?;
         match reply {
             Reply::Submitted { name } => console::print(&(console::printable(&name) + "\n"))?,
             Reply::Done { what } => console::print(&format!("{what}\n"))?,
@@ -34,11 +86,12 @@ pub(super) fn run(args: &Submit) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The submit request for a job, with the environment of this process.
-pub(super) fn request(file: JobFile, dry_run: bool) -> Request {
+/// The submit request for a job, with what it needs of the environment of this process.
+pub(super) fn request(file: JobFile, dry_run: bool, passed: &Environment) -> Request {
     // Variables that are not UTF-8 cannot be sent as JSON and are left out.
     let env = std::env::vars_os()
-        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .filter(|(name, _)| passed.passes(name));
     let key = format!("{}-{:?}", std::process::id(), std::time::SystemTime::now());
     Request::Submit(Box::new(control::Submit { file, env: env.collect(), key, dry_run }))
 }

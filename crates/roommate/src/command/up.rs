@@ -22,7 +22,11 @@ use std::time::Duration;
 
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
-    let paths = super::machine::paths(&args.state);
+    let paths = if args.system && args.state.state.is_none() {
+        Paths::of_system()
+    } else {
+        super::machine::paths(&args.state)
+    };
     let mut quotas = Quotas::default();
     for limit in &args.quota {
         quotas.set(limit).map_err(|what| anyhow::anyhow!("--quota: {what}"))?;
