@@ -21,6 +21,7 @@
 //! - Progress that the machine does not know is left out of a report; the daemon uses the engine's
 //!   estimate instead.
 
+mod admission;
 pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
@@ -69,6 +70,8 @@ pub struct Setup {
     pub devices: Option<u16>,
     /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
+    /// Whether no other daemon may use the same cores; for GPUs that is always so.
+    pub claim: bool,
     /// Length at which a log is rotated, and how many earlier parts are kept.
     pub log_limit: (u64, usize),
 }
@@ -82,6 +85,7 @@ impl Setup {
             kind: Kind::Cpu,
             devices: None,
             may_use_cgroups: true,
+            claim: false,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
         }
     }
@@ -192,6 +196,13 @@ pub enum Report {
     },
     /// The job finished.
     Finished(JobIdx),
+    /// Something that people should know of.
+    Notice {
+        /// The job that it is about.
+        job: Option<JobIdx>,
+        /// The notice as text.
+        what: String,
+    },
     /// The job could not be started, or ended with an error.
     Failed {
         /// The job.
@@ -223,6 +234,10 @@ pub struct Machine {
     /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
     stages: StageTurns,
+    /// Starts that wait until their devices admit them, with their placement and attempt.
+    waiting: BTreeMap<JobIdx, (Placement, u32)>,
+    /// When processes on the devices were last compared with the tenants.
+    attended: Option<Instant>,
     /// Guards of jobs that have a floor.
     guards: BTreeMap<JobIdx, Guard>,
     /// Ends with an error that are not attributed yet.
@@ -243,7 +258,9 @@ impl Machine {
             devices: setup.devices,
             label: &label,
             may_use_cgroups: setup.may_use_cgroups,
+            claim: setup.claim,
             folder: &folder,
+            public: None,
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {
@@ -253,6 +270,8 @@ impl Machine {
             setup,
             device,
             jobs: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            attended: None,
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
             crashes: CrashAttribution::default(),
@@ -295,6 +314,8 @@ impl Machine {
     /// Does what is due.
     pub fn poll(&mut self) {
         self.press_deadlines();
+        self.attend_devices();
+        self.launch_waiting();
         self.attribute_crashes();
         self.settle();
         self.turn_duty_cycles();
@@ -307,7 +328,8 @@ impl Machine {
         let deadlines = tenants().filter_map(|t| t.deadline);
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
-        deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).min()
+        let attend = self.attend_due(Instant::now());
+        deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).chain(attend).min()
     }
 
     /// The reports since the last call, in order.
@@ -338,6 +360,7 @@ impl Machine {
         let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
         tenants.filter_map(|t| t.peer.as_ref()).for_each(Peer::hang_up);
         self.jobs.clear();
+        self.waiting.clear();
         self.guards.clear();
         self.reports.clear();
         self.stages = StageTurns::default();

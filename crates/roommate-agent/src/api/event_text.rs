@@ -41,11 +41,20 @@ impl EventLog {
     }
 
     fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
-        let job = self.names[job].clone();
+        self.push(at, self.names[job].clone(), what.into());
+    }
+
+    /// Adds something that is not in the journal, about a job or the machine.
+    pub(crate) fn notice(&mut self, at: Time, job: Option<JobIdx>, what: String) {
+        let name = job.and_then(|job| self.names.get(job).cloned());
+        self.push(at, name.unwrap_or_else(|| "machine".into()), what);
+    }
+
+    fn push(&mut self, at: Time, job: String, what: String) {
         if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
             self.lines.pop_front();
         }
-        self.lines.push_back(EventLine { at_s: at.secs(), job, what: what.into() });
+        self.lines.push_back(EventLine { at_s: at.secs(), job, what });
     }
 
     fn fact(&mut self, at: Time, fact: &Event) {

@@ -273,6 +273,7 @@ fn open_machine(
         kind,
         devices,
         may_use_cgroups: config.may_use_cgroups,
+        claim: config.claim,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
     };
     let to = inputs.clone();

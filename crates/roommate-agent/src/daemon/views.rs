@@ -5,7 +5,7 @@ use crate::AgentError;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
-use crate::machine::tenant::JobRuntime;
+use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
 use roommate_core::time::{Span, Time};
@@ -49,7 +49,7 @@ impl Daemon {
             mem_mib: seen.and_then(|s| s.mem_mib),
             gpu_mib: seen.and_then(|s| s.gpu_mib),
             seat: tenant.and_then(|t| t.range).map(range_words),
-            apart: tenant.is_some_and(|t| t.apart),
+            apart: tenant.is_some_and(|t| t.company == Company::Apart),
             cooperative: known.is_some_and(JobRuntime::is_connected),
             starts: self.starts(job),
             failures: record.failures.saturating_add(hot.failures),

@@ -9,6 +9,7 @@
 //! Which tier is in force is found by a test: a busy process is limited to a fifth of a core, and
 //! the CPU time that it got is measured.
 
+use super::claim::{self, Claim};
 use super::{Allowed, SelfTest, Tier};
 use crate::process::duty_cycle::DutyCycle;
 use crate::process::{self, Process};
@@ -19,6 +20,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The cores of this machine as devices.
@@ -30,6 +32,8 @@ pub(crate) struct CpuDevice {
     cgroup: Option<Cgroup>,
     /// The result of the self-test.
     pub(crate) tested: SelfTest,
+    /// Held while this daemon uses the cores.
+    claims: Arc<Vec<Claim>>,
 }
 
 /// The daemon's cgroup, in which each tenant has its own.
@@ -59,7 +63,17 @@ impl CpuDevice {
         } else {
             (None, test_signals("cgroups are disabled by the user"))
         };
-        Self { cores, devices, host_mib: host_mib(), cgroup, tested }
+        let claims = Arc::default();
+        Self { cores, devices, host_mib: host_mib(), cgroup, tested, claims }
+    }
+
+    /// Claims the cores, alone or beside other daemons. Those are named in the self-test's result.
+    pub(super) fn claim(mut self, alone: bool) -> Result<Self, String> {
+        let used = &self.cores[..self.cores.len().min(self.devices.into())];
+        let (claims, beside) = claim::cores(&claim::folder(), used, alone)?;
+        self.claims = Arc::new(claims);
+        self.tested.what = beside.iter().fold(self.tested.what, |what, b| format!("{what}; {b}"));
+        Ok(self)
     }
 
     /// The machine as a cluster of one node.
@@ -329,7 +343,14 @@ mod tests {
 
     fn device(cores: u32, devices: u16) -> CpuDevice {
         let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
-        CpuDevice { cores: (0..cores).collect(), devices, host_mib: 4096, cgroup: None, tested }
+        CpuDevice {
+            cores: (0..cores).collect(),
+            devices,
+            host_mib: 4096,
+            cgroup: None,
+            tested,
+            claims: Arc::default(),
+        }
     }
 
     #[test]

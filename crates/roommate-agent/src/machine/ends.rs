@@ -3,7 +3,7 @@
 
 use crate::machine::crash_attribution::Cause;
 use crate::machine::orders::GRACE;
-use crate::machine::tenant::{Goal, JobRuntime};
+use crate::machine::tenant::{Company, Goal, JobRuntime};
 use crate::machine::{Machine, Report};
 use crate::process::Exit;
 use roommate_core::idx::JobIdx;
@@ -36,11 +36,11 @@ impl Machine {
                     *termed = true;
                     t.deadline = Some(now + GRACE);
                     t.thaw();
-                    self.device.let_go(&t.gpus, t.supervisor);
+                    self.device.let_go(&t.gpus, &t.kin());
                     t.supervisor.signal_group(Signal::TERM);
                 }
                 Goal::Leave { .. } | Goal::Cancel => {
-                    self.device.let_go(&t.gpus, t.supervisor);
+                    self.device.let_go(&t.gpus, &t.kin());
                     t.supervisor.signal_group(Signal::KILL);
                 }
             }
@@ -58,6 +58,7 @@ impl Machine {
         let Some(t) = known.tenant.take() else { return };
         t.supervisor.sweep(&t.token);
         self.device.release(&group);
+        self.device.leave(known.program.id);
         if let Some(peer) = &t.peer {
             peer.hang_up();
         }
@@ -65,14 +66,15 @@ impl Machine {
         (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s());
         (known.sampled, known.tally) = (None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
-        if t.apart && !bad {
+        let apart = t.company == Company::Apart;
+        if apart && !bad {
             // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
         let admitted = self.stages.forget(job);
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
-        if by_itself && bad && !t.apart && self.device.shares_fate() {
+        if by_itself && bad && !apart && self.device.shares_fate() {
             // A roommate may have caused it.
             self.crashes.add(job, &t.gpus, exit, Instant::now());
         } else {

@@ -1,7 +1,7 @@
 //! Carrying out orders: processes are started, adopted, suspended, moved and ended.
 
 use crate::device;
-use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
+use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
 use crate::machine::{Heard, Input, Machine, Report, Start, connection};
 use crate::process::supervisor::{Attempt, Launch, pin};
 use crate::process::{self, Exit, Process, random};
@@ -52,6 +52,9 @@ impl Machine {
 
     /// Starts a process for the job.
     pub(super) fn launch(&mut self, job: JobIdx, place: Placement, number: u32) {
+        if !self.is_admitted(job, &place, number) {
+            return;
+        }
         let Some(known) = self.jobs.get(&job) else { return };
         let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
         let attempt = Attempt::new(self.new_folder(id, number));
@@ -68,6 +71,7 @@ impl Machine {
                 if let Some(known) = self.jobs.get_mut(&job) {
                     known.exit = Some(Exit::Code(126));
                 }
+                self.device.leave(id);
                 self.report(Report::Failed { job, why: Reason::StartFailed, done: Some(done) });
             }
         }
@@ -89,15 +93,8 @@ impl Machine {
         let folder = program.checkpoint.clone().unwrap_or_else(own);
         let socket = self.setup.paths.tenants();
         env.extend(connection::env(&socket, token, &program.name, &folder));
-        let allowed = known.allowed(place.knobs);
-        let start = device::Start {
-            gpus: &place.gpus,
-            allowed,
-            turns: place.knobs.turns,
-            mem_mib: program.mem_mib,
-            has_sdk: known.uses_sdk(),
-            apart: known.suspect,
-        };
+        let start = Self::device_start(known, place, known.suspect);
+        let allowed = start.allowed;
         let given = self.device.env(&start);
         env.extend(given.into_iter().map(|(name, value)| (name.to_string(), value)));
         Launch {
@@ -128,7 +125,14 @@ impl Machine {
         };
         let folder = attempt.folder.clone();
         let Some(known) = self.jobs.get_mut(&job) else { return };
-        let tenant = Tenant::new(attempt, token, supervisor, place, known.suspect);
+        let company = if known.suspect {
+            Company::Apart
+        } else if self.device.is_mps_client(&place.gpus, known.program.id) {
+            Company::Mps
+        } else {
+            Company::Usual
+        };
+        let tenant = Tenant::new(attempt, token, supervisor, place, company);
         known.tenant = Some(tenant);
         if process::watch(supervisor, exited).is_err() {
             // Its end would not be noticed, so it is ended at once.
@@ -148,7 +152,14 @@ impl Machine {
         starting: bool,
     ) {
         self.admit_job(job, &start);
-        let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
+        let launch = attempt.read_launch();
+        let pipe = launch.as_ref().and_then(|l| l.env.get(device::MPS_PIPE).cloned());
+        if pipe.is_some_and(|pipe| pipe != device::NO_MPS) {
+            let known = &self.jobs[&job];
+            let start = Self::device_start(known, &start.place, false);
+            self.device.adopt(&start, Instant::now());
+        }
+        let token = launch.map(|l| l.token).unwrap_or_default();
         self.record(job, attempt, token, supervisor, start.place.clone());
         let (held, awaited) = (start.user.held, self.jobs[&job].uses_sdk());
         let Some(t) = self.tenant_mut(job) else { return };
@@ -218,6 +229,7 @@ impl Machine {
     }
 
     pub(super) fn suspend(&mut self, job: JobIdx) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let Some(t) = self.tenant_mut(job) else {
             // Its process has ended and the report is on the way.
@@ -242,6 +254,7 @@ impl Machine {
 
     /// Asks a job to save its progress and leave, for good or to be started again in another way.
     pub(super) fn leave(&mut self, job: JobIdx, then: Option<Box<Start>>) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let Some(known) = self.jobs.get_mut(&job).filter(|j| j.tenant.is_some()) else {
             match then {
@@ -258,7 +271,7 @@ impl Machine {
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Stop(Nothing {}));
         } else {
-            self.device.let_go(&t.gpus, t.supervisor);
+            self.device.let_go(&t.gpus, &t.kin());
             t.supervisor.signal_group(Signal::TERM);
         }
         t.goal = Goal::Leave { then, termed: !connected };
@@ -266,6 +279,9 @@ impl Machine {
     }
 
     pub(super) fn tune(&mut self, job: JobIdx, knobs: Knobs) {
+        if let Some((place, _)) = self.waiting.get_mut(&job) {
+            place.knobs = knobs;
+        }
         let Some(t) = self.tenant_mut(job) else {
             self.report(Report::Tuned(job));
             return;
@@ -337,13 +353,14 @@ impl Machine {
 
     /// Ends the process of a cancelled job.
     pub(super) fn cancel(&mut self, job: JobIdx) {
+        self.forget_waiting(job);
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let group = known.group();
         if let Some(t) = &mut known.tenant {
             t.goal = Goal::Cancel;
             self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
             t.thaw();
-            self.device.let_go(&t.gpus, t.supervisor);
+            self.device.let_go(&t.gpus, &t.kin());
             t.supervisor.signal_group(Signal::TERM);
             t.deadline = Some(Instant::now() + GRACE);
         }
