@@ -82,6 +82,8 @@ pub struct Config {
     pub seed: u64,
     /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
+    /// Whether no other daemon may use the same cores; for GPUs that is always so.
+    pub claim: bool,
     /// Costs of restarts, resumes and so on that the policy reckons with.
     pub costs: Costs,
     /// Earlier measurements that a new state begins with: profiles and pairs that the policy knows.
@@ -521,6 +523,7 @@ impl Daemon {
                     record.checkpoint = done;
                     self.store.set_checkpoint(record.id, done)?;
                 }
+                Report::Notice { job, what } => self.log.notice(self.clock.now(), job, what),
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
                 Report::Failed { job, why, done } => {
                     let done = done.unwrap_or_else(|| self.engine.state().done(job));

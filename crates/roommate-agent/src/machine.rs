@@ -21,6 +21,7 @@
 //! - Progress that the machine does not know is left out of a report; the daemon uses the engine's
 //!   estimate instead.
 
+mod admission;
 pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
@@ -73,6 +74,8 @@ pub struct Setup {
     pub devices: Option<u16>,
     /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
+    /// Whether no other daemon may use the same cores; for GPUs that is always so.
+    pub claim: bool,
     /// Length at which a log is rotated, and how many earlier parts are kept.
     pub log_limit: (u64, usize),
     /// Who may connect to the socket for tenants.
@@ -88,6 +91,7 @@ impl Setup {
             kind: Kind::Cpu,
             devices: None,
             may_use_cgroups: true,
+            claim: false,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
             tenants: paths::Access::Owner,
         }
@@ -203,6 +207,13 @@ pub enum Report {
     },
     /// The job finished.
     Finished(JobIdx),
+    /// Something that people should know of.
+    Notice {
+        /// The job that it is about.
+        job: Option<JobIdx>,
+        /// The notice as text.
+        what: String,
+    },
     /// The job could not be started, or ended with an error.
     Failed {
         /// The job.
@@ -235,21 +246,25 @@ pub struct Machine {
     /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
     stages: StageTurns,
+    /// Starts that wait.
+    waiting: BTreeMap<JobIdx, Waiting>,
+    /// When processes on the devices were last compared with the tenants.
+    attended: Option<Instant>,
     /// Guards of jobs that have a floor.
     guards: BTreeMap<JobIdx, Guard>,
     /// Ends with an error that are not attributed yet.
     crashes: CrashAttribution,
-    /// Starts that failed for want of something that the machine may have again in a moment.
-    delayed: BTreeMap<JobIdx, Delayed>,
     reports: Vec<Report>,
     deliver: Deliver<Input>,
 }
 
-/// A start that is tried again.
-struct Delayed {
-    at: Instant,
+/// A start that waits: until its devices admit it, or because it failed for want of something that
+/// the machine may have again in a moment.
+#[derive(Clone)]
+struct Waiting {
     place: Placement,
     attempt: u32,
+    not_before: Instant,
 }
 
 /// How long a start waits that failed for want of something on the machine.
@@ -273,7 +288,9 @@ impl Machine {
             kind: setup.kind,
             devices: setup.devices,
             groups: groups.as_ref().map_err(String::as_str),
+            claim: setup.claim,
             folder: &folder,
+            public: None,
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {
@@ -293,7 +310,8 @@ impl Machine {
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
             crashes: CrashAttribution::default(),
-            delayed: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            attended: None,
             reports: Vec::new(),
             deliver,
         }
@@ -342,8 +360,9 @@ impl Machine {
     /// Does what is due.
     pub fn poll(&mut self) {
         self.clear_all();
-        self.start_delayed();
         self.press_deadlines();
+        self.attend_devices();
+        self.launch_waiting();
         self.attribute_crashes();
         let admitted = self.stages.admit(self.control.os.now());
         self.admit_to_stages(&admitted);
@@ -360,9 +379,10 @@ impl Machine {
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
         let ends = tenants().any(|t| t.ended.is_some()).then(|| now + CLEAR_EVERY);
-        let delayed = self.delayed.values().map(|d| d.at);
-        let others = [self.crashes.due(), self.stages.due(), guard, ends].into_iter().flatten();
-        deadlines.chain(cycles).chain(others).chain(delayed).min()
+        let waiting = self.waiting.values().map(|w| w.not_before).filter(|at| *at > now);
+        let attend = self.attend_due(now);
+        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend];
+        deadlines.chain(cycles).chain(others.into_iter().flatten()).chain(waiting).min()
     }
 
     /// The reports since the last call, in order.
@@ -402,11 +422,11 @@ impl Machine {
         let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
         tenants.filter_map(|t| t.peer.as_ref()).for_each(Peer::hang_up);
         self.jobs.clear();
+        self.waiting.clear();
         self.guards.clear();
         self.reports.clear();
         self.stages = StageTurns::default();
         self.crashes = CrashAttribution::default();
-        self.delayed.clear();
     }
 
     /// Removes what processes that ended while no machine was open left in the kernel.

@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod duty_cycle;
+pub(crate) mod kin;
 pub mod rotated_file;
 pub mod signal;
 pub mod supervisor;

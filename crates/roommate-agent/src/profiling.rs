@@ -349,6 +349,7 @@ impl<'a> Bench<'a> {
             token: tenant.token.clone(),
             cores: Vec::new(),
             groups: Vec::new(),
+            mps: false,
             user: None,
             lock: None,
         };

@@ -30,7 +30,8 @@ impl std::fmt::Display for EventLine {
 /// An event before it is told: whoever asks may not know the names of all jobs.
 struct Entry {
     at: Time,
-    job: JobIdx,
+    /// `None` = the machine.
+    job: Option<JobIdx>,
     what: What,
 }
 
@@ -63,12 +64,12 @@ impl EventLog {
     /// The lines about these jobs, oldest first, with other jobs called by `name`.
     pub(crate) fn lines(
         &self,
-        about: &dyn Fn(JobIdx) -> bool,
+        about: &dyn Fn(Option<JobIdx>) -> bool,
         name: &dyn Fn(JobIdx) -> String,
     ) -> Vec<EventLine> {
         let told = self.entries.iter().filter(|e| about(e.job)).map(|e| EventLine {
             at_s: e.at.secs(),
-            job: self.names[e.job].clone(),
+            job: e.job.map_or_else(|| "machine".into(), |job| self.names[job].clone()),
             what: match &e.what {
                 What::Words(words) => words.clone(),
                 What::Why(reason) => reason.describe(name),
@@ -78,10 +79,15 @@ impl EventLog {
     }
 
     fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
-        self.push(at, job, What::Words(what.into()));
+        self.push(at, Some(job), What::Words(what.into()));
     }
 
-    fn push(&mut self, at: Time, job: JobIdx, what: What) {
+    /// Adds something that is not in the journal, about a job or the machine.
+    pub(crate) fn notice(&mut self, at: Time, job: Option<JobIdx>, what: String) {
+        self.push(at, job, What::Words(what));
+    }
+
+    fn push(&mut self, at: Time, job: Option<JobIdx>, what: What) {
         if self.keep.is_some_and(|keep| self.entries.len() >= keep) {
             self.entries.pop_front();
         }
@@ -122,7 +128,7 @@ impl Observer for EventLog {
             self.fact(step.at, fact, step.by);
         }
         for note in step.notes {
-            self.push(step.at, note.job, What::Why(note.reason));
+            self.push(step.at, Some(note.job), What::Why(note.reason));
         }
         for action in step.actions {
             let what = match action {

@@ -278,6 +278,7 @@ fn open_machine(
         kind,
         devices,
         may_use_cgroups: config.may_use_cgroups,
+        claim: config.claim,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
         tenants: if config.mode.is_system() { Access::Everyone } else { Access::Owner },
     };

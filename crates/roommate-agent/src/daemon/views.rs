@@ -6,7 +6,7 @@ use crate::api::caller::Caller;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
-use crate::machine::tenant::JobRuntime;
+use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
 use roommate_core::time::{Span, Time};
@@ -55,7 +55,7 @@ impl Daemon {
             mem_mib: seen.and_then(|s| s.mem_mib),
             gpu_mib: seen.and_then(|s| s.gpu_mib),
             seat: tenant.and_then(|t| t.range).map(range_words),
-            apart: tenant.is_some_and(|t| t.apart),
+            apart: tenant.is_some_and(|t| t.company == Company::Apart),
             cooperative: known.is_some_and(JobRuntime::is_connected),
             starts: self.starts(job),
             failures: record.failures.saturating_add(hot.failures),
@@ -157,6 +157,10 @@ impl Daemon {
         let why = self.head.continues.as_ref();
         let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
         let mib = self.store.bytes() as f64 / f64::from(1 << 20);
+        let about = |job: Option<JobIdx>| match job {
+            Some(job) => caller.sees(&self.jobs[job].row.owner),
+            None => caller.admin,
+        };
         Ok(MachineView {
             pid: std::process::id(),
             policy: self.head.policy.clone(),
@@ -169,9 +173,7 @@ impl Daemon {
             journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
             http: self.http.clone(),
             gpus: self.machine.gpus(),
-            recent: self.log.lines(&|job| caller.sees(&self.jobs[job].row.owner), &|job| {
-                self.name_for(job, caller)
-            }),
+            recent: self.log.lines(&about, &|job| self.name_for(job, caller)),
         })
     }
 }

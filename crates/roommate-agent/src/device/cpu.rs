@@ -9,6 +9,7 @@
 //! Which tier is in force is found by a test: a busy process is limited to a fifth of a core, and
 //! the CPU time that it got is measured.
 
+use super::claim::{self, Claim};
 use super::{Allowed, SelfTest, Tier};
 use crate::os::groups::{CpuLimits, Groups, Limits};
 use crate::process::duty_cycle::DutyCycle;
@@ -32,6 +33,8 @@ pub(crate) struct CpuDevice {
     groups: Option<Arc<dyn Groups>>,
     /// The result of the self-test.
     pub(crate) tested: SelfTest,
+    /// Held while this daemon uses the cores.
+    claims: Arc<Vec<Claim>>,
 }
 
 /// The share that the self-test sets.
@@ -53,7 +56,17 @@ impl CpuDevice {
         tested: SelfTest,
     ) -> Self {
         let devices = devices.unwrap_or(cores.len().min(64) as u16).max(1);
-        Self { cores, devices, host_mib: host_mib(), groups, tested }
+        let claims = Arc::default();
+        Self { cores, devices, host_mib: host_mib(), groups, tested, claims }
+    }
+
+    /// Claims the cores, alone or beside other daemons. Those are named in the self-test's result.
+    pub(super) fn claim(mut self, alone: bool) -> Result<Self, String> {
+        let used = &self.cores[..self.cores.len().min(self.devices.into())];
+        let (claims, beside) = claim::cores(&claim::folder(), used, alone)?;
+        self.claims = Arc::new(claims);
+        self.tested.what = beside.iter().fold(self.tested.what, |what, b| format!("{what}; {b}"));
+        Ok(self)
     }
 
     /// The machine as a cluster of one node.
@@ -209,7 +222,14 @@ mod tests {
 
     fn device(cores: u32, devices: u16) -> CpuDevice {
         let tested = SelfTest { tier: Tier::Cooperative, what: String::new() };
-        CpuDevice { cores: (0..cores).collect(), devices, host_mib: 4096, groups: None, tested }
+        CpuDevice {
+            cores: (0..cores).collect(),
+            devices,
+            host_mib: 4096,
+            groups: None,
+            tested,
+            claims: Arc::default(),
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::machine::crash_attribution::Cause;
 use crate::machine::orders::GRACE;
-use crate::machine::tenant::{Goal, JobRuntime};
+use crate::machine::tenant::{Company, Goal, JobRuntime};
 use crate::machine::{Machine, Report};
 use crate::process::Exit;
 use roommate_core::idx::JobIdx;
@@ -79,6 +79,7 @@ impl Machine {
             return;
         }
         let Some(t) = known.tenant.take() else { return };
+        self.device.leave(known.program.id);
         if !t.attempt.was_begun(&self.control.os) {
             // The supervisor could not begin, for lack of room or memory: not the job's fault.
             self.not_begun(job, t);
@@ -89,14 +90,15 @@ impl Machine {
         (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s(os));
         (known.sampled, known.tally) = (None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
-        if t.apart && !bad {
+        let apart = t.company == Company::Apart;
+        if apart && !bad {
             // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
         let admitted = self.stages.forget(job, self.control.os.now());
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
-        if by_itself && bad && !t.apart && self.device.shares_fate() {
+        if by_itself && bad && !apart && self.device.shares_fate() {
             // A roommate may have caused it.
             let now = self.now();
             self.crashes.add(job, &t.gpus, exit, now);

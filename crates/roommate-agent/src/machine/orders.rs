@@ -1,8 +1,8 @@
 //! Carrying out orders: processes are started, adopted, suspended, moved and ended.
 
 use crate::device;
-use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
-use crate::machine::{AGAIN_AFTER, Delayed, Heard, Input, Machine, Report, Start, connection};
+use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
+use crate::machine::{AGAIN_AFTER, Heard, Input, Machine, Report, Start, Waiting, connection};
 use crate::os::groups::Limits;
 use crate::process::supervisor::{Attempt, Launch, RunAs};
 use crate::process::{Exit, Process, Unstarted};
@@ -54,6 +54,9 @@ impl Machine {
 
     /// Starts a process for the job.
     pub(super) fn launch(&mut self, job: JobIdx, place: Placement, number: u32) {
+        if !self.is_admitted(job, &place, number) {
+            return;
+        }
         let Some(known) = self.jobs.get(&job) else { return };
         let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
         let attempt = Attempt::new(self.new_folder(id, number));
@@ -70,17 +73,9 @@ impl Machine {
             }
             Err(e) => {
                 self.control.withdraw(&attempt);
-                self.delay(job, place, number, e.to_string());
+                self.device.leave(id);
+                self.put_off(job, place, number, e.to_string());
             }
-        }
-    }
-
-    /// Tries a start again in a moment: want of room, memory or processes is not the job's fault.
-    fn delay(&mut self, job: JobIdx, place: Placement, attempt: u32, what: String) {
-        let at = self.now() + AGAIN_AFTER;
-        self.delayed.insert(job, Delayed { at, place, attempt });
-        if let Some(known) = self.jobs.get_mut(&job) {
-            known.exit = Some(Exit::Unstarted(Unstarted { by_command: false, what }));
         }
     }
 
@@ -90,20 +85,17 @@ impl Machine {
         let what = "its supervisor could not begin".to_string();
         let place = Placement { gpus: t.gpus, knobs: t.knobs };
         match t.goal {
-            Goal::Run => self.delay(job, place, number, what),
+            Goal::Run => self.put_off(job, place, number, what),
             goal => self.judge(job, goal, &Exit::Unseen),
         }
     }
 
-    /// Starts that are due again.
-    pub(super) fn start_delayed(&mut self) {
-        let now = self.now();
-        let due = |(_, d): &(&JobIdx, &Delayed)| d.at <= now;
-        let jobs: Vec<JobIdx> = self.delayed.iter().filter(due).map(|(job, _)| *job).collect();
-        for job in jobs {
-            if let Some(Delayed { place, attempt, .. }) = self.delayed.remove(&job) {
-                self.launch(job, place, attempt);
-            }
+    /// Tries a start again in a moment: want of room, memory or processes is not the job's fault.
+    fn put_off(&mut self, job: JobIdx, place: Placement, attempt: u32, what: String) {
+        let not_before = self.now() + AGAIN_AFTER;
+        self.waiting.insert(job, Waiting { place, attempt, not_before });
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.exit = Some(Exit::Unstarted(Unstarted { by_command: false, what }));
         }
     }
 
@@ -129,16 +121,10 @@ impl Machine {
         let folder = program.checkpoint.clone().unwrap_or_else(own);
         let socket = self.setup.paths.tenants();
         env.extend(connection::env(&socket, token, &program.name, &folder));
-        let allowed = known.allowed(place.knobs);
-        let start = device::Start {
-            gpus: &place.gpus,
-            allowed,
-            turns: place.knobs.turns,
-            mem_mib: program.mem_mib,
-            has_sdk: known.uses_sdk(),
-            apart: known.suspect,
-        };
+        let start = Self::device_start(known, place, known.suspect);
+        let allowed = start.allowed;
         let given = self.device.env(&start);
+        let mps = given.iter().any(|(name, at)| *name == device::MPS_PIPE && at != device::NO_MPS);
         env.extend(given.into_iter().map(|(name, value)| (name.to_string(), value)));
         let limits = Limits {
             memory_bytes: u64::from(program.host_mib) << 20,
@@ -157,6 +143,7 @@ impl Machine {
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
             groups,
+            mps,
             user: program.user.clone(),
             lock: Some(self.setup.paths.lock()),
         })
@@ -193,7 +180,14 @@ impl Machine {
         };
         let (folder, now) = (attempt.folder.clone(), self.now());
         let Some(known) = self.jobs.get_mut(&job) else { return };
-        let tenant = Tenant::new(attempt, token, supervisor, place, known.suspect, now);
+        let company = if known.suspect {
+            Company::Apart
+        } else if self.device.is_mps_client(&place.gpus, known.program.id) {
+            Company::Mps
+        } else {
+            Company::Usual
+        };
+        let tenant = Tenant::new(attempt, token, supervisor, place, company, now);
         known.tenant = Some(tenant);
         let processes = &self.control.os.processes;
         if processes.watch(supervisor, Box::new(exited)).is_err() {
@@ -214,7 +208,13 @@ impl Machine {
         starting: bool,
     ) {
         self.admit_job(job, &start);
-        let token = attempt.read_launch(&self.control.os).map(|l| l.token).unwrap_or_default();
+        let launch = attempt.read_launch(&self.control.os);
+        if launch.as_ref().is_some_and(|l| l.mps) {
+            let known = &self.jobs[&job];
+            let start = Self::device_start(known, &start.place, false);
+            self.device.adopt(&start, self.now());
+        }
+        let token = launch.map(|l| l.token).unwrap_or_default();
         self.record(job, attempt, token, supervisor, start.place.clone());
         let (held, awaited) = (start.user.held, self.jobs[&job].uses_sdk());
         let back_by = self.now() + COME_BACK;
@@ -293,9 +293,9 @@ impl Machine {
     }
 
     pub(super) fn suspend(&mut self, job: JobIdx) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let late = self.now() + GRACE;
-        self.delayed.remove(&job);
         let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else {
             // Its process has ended and the report is on the way.
             self.report(Report::Stopped { job, done: checkpoint });
@@ -319,9 +319,9 @@ impl Machine {
 
     /// Asks a job to save its progress and leave, for good or to be started again in another way.
     pub(super) fn leave(&mut self, job: JobIdx, then: Option<Box<Start>>) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
         let late = self.now() + GRACE;
-        self.delayed.remove(&job);
         let Some(known) = self.jobs.get_mut(&job).filter(|j| j.tenant.is_some()) else {
             match then {
                 Some(start) => self.start_again(job, *start),
@@ -343,6 +343,9 @@ impl Machine {
     }
 
     pub(super) fn tune(&mut self, job: JobIdx, knobs: Knobs) {
+        if let Some(start) = self.waiting.get_mut(&job) {
+            start.place.knobs = knobs;
+        }
         let Some(t) = self.tenant_mut(job) else {
             self.report(Report::Tuned(job));
             return;
@@ -415,7 +418,7 @@ impl Machine {
     /// Ends the process of a cancelled job.
     pub(super) fn cancel(&mut self, job: JobIdx) {
         let late = self.now() + GRACE;
-        self.delayed.remove(&job);
+        self.forget_waiting(job);
         let Some(known) = self.jobs.get_mut(&job) else { return };
         if let Some(t) = &mut known.tenant {
             t.goal = Goal::Cancel;

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::machine::tenant::Tenant;
 use crate::os::groups::{self, Groups, Limits};
 use crate::os::{Os, processes::Process};
+use crate::process::kin::Kin;
 use crate::process::supervisor::{Attempt, RunAs};
 use rustix::process::Signal;
 use std::io;
@@ -83,12 +84,12 @@ impl ProcessControl {
     /// Asks all processes of the tenant to end.
     pub(crate) fn terminate(&self, t: &mut Tenant, device: &Device) {
         self.thaw(t);
-        let members = self.members(t);
-        device.let_go(&t.gpus, &members);
+        let kin = self.kin(t);
+        device.let_go(&t.gpus, &kin);
         let leader = self.leader(t);
         self.os.processes.signal_group(leader, Signal::TERM);
         // Processes that left the group of the command are told as well.
-        for pid in members.into_iter().filter(|pid| *pid != leader.pid) {
+        for pid in kin.members.into_iter().filter(|pid| *pid != leader.pid) {
             if let Some(stat) = self.os.processes.stat(pid).filter(|s| s.group != leader.pid) {
                 self.os.processes.signal(Process { pid, start: stat.start }, Signal::TERM);
             }
@@ -97,8 +98,8 @@ impl ProcessControl {
 
     /// Kills all processes of the tenant except its supervisor, which records the end.
     pub(crate) fn kill(&self, t: &mut Tenant, device: &Device) {
-        let members = self.members(t);
-        device.let_go(&t.gpus, &members);
+        let kin = self.kin(t);
+        device.let_go(&t.gpus, &kin);
         let leader = self.leader(t);
         self.os.processes.signal_group(leader, Signal::KILL);
         if let Some(groups) = &self.groups {
@@ -123,6 +124,12 @@ impl ProcessControl {
         }
         groups.remove(&group);
         true
+    }
+
+    /// What tells the tenant's processes from others.
+    pub(crate) fn kin(&self, t: &mut Tenant) -> Kin {
+        let members = self.members(t);
+        Kin { leader: t.supervisor, token: t.token.clone(), members }
     }
 
     /// The processes of the tenant.

@@ -62,8 +62,8 @@ pub(crate) struct Tenant {
     pub(crate) ordered_at: Instant,
     /// The SM range that it reports to be confined to.
     pub(crate) range: Option<SmRange>,
-    /// Whether it was started isolated from other tenants.
-    pub(crate) apart: bool,
+    /// How it shares its devices with other tenants.
+    pub(crate) company: Company,
     /// Whether a tune is not confirmed yet.
     pub(crate) tune_due: bool,
     /// The content of its start's report, while the machine waits for it to connect.
@@ -72,6 +72,17 @@ pub(crate) struct Tenant {
     pub(crate) frozen: bool,
     /// When it is forced to follow its last order.
     pub(crate) deadline: Option<Instant>,
+}
+
+/// How a process shares its devices with other tenants, as it was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// As a client of MPS, beside other clients.
+    Mps,
+    /// Without MPS.
+    Usual,
+    /// Isolated from other tenants.
+    Apart,
 }
 
 /// The content of a start's report.
@@ -144,7 +155,7 @@ impl Tenant {
         token: String,
         supervisor: Process,
         place: Placement,
-        apart: bool,
+        company: Company,
         now: Instant,
     ) -> Self {
         Self {
@@ -163,7 +174,7 @@ impl Tenant {
             orders: unordered(place.knobs.batch),
             ordered_at: now,
             range: None,
-            apart,
+            company,
             tune_due: false,
             hello_due: None,
             frozen: false,
@@ -173,7 +184,7 @@ impl Tenant {
 
     /// Whether it uses the MPS daemon of its GPU, where there is one.
     pub(crate) fn is_mps_client(&self) -> bool {
-        device::is_mps_client(&self.gpus, self.apart, self.knobs.turns)
+        self.company == Company::Mps && device::is_mps_client(&self.gpus, false, self.knobs.turns)
     }
 
     /// Whether it uses this GPU: it runs on it, or has not been suspended or left yet.

@@ -29,7 +29,9 @@ pub(crate) struct Process {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     pub(crate) state: char,
+    pub(crate) parent: u32,
     pub(crate) group: u32,
+    pub(crate) session: u32,
     pub(crate) start: u64,
     pub(crate) cpu_s: f64,
     /// CPU time of its children that were waited for, and of their children.
@@ -286,7 +288,9 @@ pub(crate) fn stat(pid: u32) -> Option<Stat> {
     let number = |i: usize| rest.get(i)?.parse::<u64>().ok();
     Some(Stat {
         state: rest.first()?.chars().next()?,
+        parent: u32::try_from(number(1)?).ok()?,
         group: u32::try_from(number(2)?).ok()?,
+        session: u32::try_from(number(3)?).ok()?,
         start: number(19)?,
         cpu_s: (number(11)? + number(12)?) as f64 / TICKS,
         children_s: (number(13)? + number(14)?) as f64 / TICKS,

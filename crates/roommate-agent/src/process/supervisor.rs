@@ -83,6 +83,9 @@ pub(crate) struct Launch {
     /// The folders of the command's kernel group; empty = none.
     #[serde(default)]
     pub groups: Vec<PathBuf>,
+    /// Whether it is a client of an MPS daemon.
+    #[serde(default)]
+    pub mps: bool,
     /// The user as whom it runs; `None` = the daemon's own.
     #[serde(default)]
     pub user: Option<RunAs>,

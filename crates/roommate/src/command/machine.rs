@@ -229,7 +229,7 @@ fn gpu(g: &GpuView) -> String {
         };
         text += &format!(", MPS {mps}{again}");
     }
-    text
+    g.strays.iter().fold(text, |text, stray| format!("{text}; stranger: {stray}"))
 }
 
 /// Utilisation of a GPU, if it is measured.
