@@ -3,6 +3,7 @@
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
 use roommate_core::journal::{JobLine, Observer, StepView, explain};
+use roommate_core::number::Number;
 use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -11,7 +12,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventLine {
     /// Seconds since the state was begun.
-    pub at_s: f64,
+    pub at_s: Number,
     /// Name of the job.
     pub job: String,
     /// The event as text.
@@ -20,7 +21,7 @@ pub struct EventLine {
 
 impl std::fmt::Display for EventLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let at = Time::from_secs(self.at_s).to_string();
+        let at = Time::from_secs(self.at_s.get()).to_string();
         write!(f, "{at:>8}  {}  {}", self.job, self.what)
     }
 }
@@ -45,7 +46,7 @@ impl EventLog {
         if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
             self.lines.pop_front();
         }
-        self.lines.push_back(EventLine { at_s: at.secs(), job, what: what.into() });
+        self.lines.push_back(EventLine { at_s: Number::of(at.secs()), job, what: what.into() });
     }
 
     fn fact(&mut self, at: Time, fact: &Event) {

@@ -4,8 +4,9 @@
 use crate::AgentError;
 use crate::api::control::{Reply, Request, Submit};
 use crate::api::job_file;
+use crate::api::job_file::check::quoted;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, Input, JobRecord, unix_us};
+use crate::daemon::{Daemon, Input, JobRecord, unix_us, written};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
@@ -86,7 +87,7 @@ impl Daemon {
             let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {
                 format!("did you mean {n:?}?")
             });
-            (format!("there is no job {name:?}"), Some(hint))
+            (format!("there is no job {}", quoted(name)), Some(hint))
         })
     }
 
@@ -94,6 +95,10 @@ impl Daemon {
     fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
         if let Some(name) = self.store.submitted_as(&submit.key)? {
             return Ok(Reply::Submitted { name });
+        }
+        if let Err(what) = submit.check() {
+            let what = format!("job {}: {what}", quoted(submit.file.name()));
+            return Ok(Reply::Error { what, hint: Some(job_file::HINT.into()) });
         }
         if let Err(e) = self.can_run(&submit) {
             return Ok(Reply::Error { what: e.to_string(), hint: e.hint() });
@@ -113,7 +118,7 @@ impl Daemon {
         self.log.job(&line);
         let row = JobRow { file: submit.file, env: submit.env, submitted_unix_us: unix_us() };
         let id = self.store.add_job(idx.0, &submit.key, &name, &row)?;
-        self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
+        self.store.add_lines(&written(writer)?)?;
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
         self.step()?;
@@ -157,7 +162,8 @@ impl Daemon {
         }
         let path = file.env.get("PATH").or_else(|| submit.env.get("PATH")).map(String::as_str);
         let words = file.command.words();
-        if let Err(what) = process::find_program(&words[0], path, &workdir) {
+        let program = words.first().map_or("", String::as_str);
+        if let Err(what) = process::find_program(program, path, &workdir) {
             let what = format!("job {:?}: {what}", file.name());
             return Err(AgentError::refused(what, "give a path, or set PATH under `env`"));
         }
