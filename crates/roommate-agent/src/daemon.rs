@@ -51,6 +51,7 @@ use roommate_core::idx::{Idx, IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer};
 use roommate_core::measurement::known_profiles::KnownProfiles;
+use roommate_core::number::Number;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
@@ -326,7 +327,7 @@ pub(crate) struct Daemon {
 /// How often limits on what is kept are enforced.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// Step time that stands for a job that makes no progress, in seconds.
-const NEVER_S: f64 = 1e12;
+const NEVER_S: Number = Number::of(1e12);
 
 impl Daemon {
     /// Runs until the daemon is asked to end.
@@ -443,8 +444,7 @@ impl Daemon {
         }
         self.wake = step.wake;
         let actions = step.actions.to_vec();
-        let line = writer.finish().expect("memory can always be written to");
-        self.store.add_lines(&line)?;
+        self.store.add_lines(&written(writer)?)?;
         self.note_outcomes(&facts, &actions)?;
         let orders: Vec<Order> = actions.into_iter().filter_map(|a| self.order(a)).collect();
         self.orders.extend(orders);
@@ -513,7 +513,7 @@ impl Daemon {
                 Report::Started { job, done } => self.started(job, done),
                 Report::Stopped { job, done } => {
                     let done = done.unwrap_or_else(|| self.engine.state().done(job));
-                    self.facts.push(Event::Stopped { job, done });
+                    self.facts.push(Event::Stopped { job, done: Number::of(done) });
                 }
                 Report::Tuned(job) => self.facts.push(Event::Tuned(job)),
                 Report::Sampled { job, sample } => self.facts.push(Event::Sampled { job, sample }),
@@ -527,7 +527,7 @@ impl Daemon {
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
                 Report::Failed { job, why, done } => {
                     let done = done.unwrap_or_else(|| self.engine.state().done(job));
-                    self.facts.push(Event::Failed { job, reason: why, done });
+                    self.facts.push(Event::Failed { job, reason: why, done: Number::of(done) });
                 }
             }
         }
@@ -541,7 +541,7 @@ impl Daemon {
         let first = self.engine.state().job(job).starts == 1;
         let carried = self.jobs[job].carried.filter(|_| first);
         if let Some(done) = done.or(carried) {
-            let sample = Sample { done: Some(done), ..Sample::default() };
+            let sample = Sample { done: Some(Number::of(done)), ..Sample::default() };
             self.facts.push(Event::Sampled { job, sample });
         }
     }
@@ -551,9 +551,10 @@ impl Daemon {
         let state = self.engine.state();
         let sample = if part > 0.0 {
             let step_s = state.alone_step_s(job, &state.job(job).gpus) / part.max(1e-3);
-            Sample { step_s, ..Sample::default() }
+            Sample { step_s: Number::of(step_s), ..Sample::default() }
         } else {
-            Sample { step_s: NEVER_S, done: Some(state.done(job)), ..Sample::default() }
+            let done = Some(Number::of(state.done(job)));
+            Sample { step_s: NEVER_S, done, ..Sample::default() }
         };
         self.facts.push(Event::Sampled { job, sample });
     }
@@ -592,7 +593,10 @@ impl Daemon {
 }
 
 /// The first lines of a new journal: its head, and the profiles that are known from the start.
-pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8> {
+pub(crate) fn first_lines(
+    head: &Head,
+    known: Option<&KnownProfiles>,
+) -> Result<Vec<u8>, AgentError> {
     let mut writer = Writer::new(Vec::new());
     writer.head(head);
     let profiles = known.map_or(&[][..], |k| &k.profiles);
@@ -600,7 +604,15 @@ pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8>
         let (name, profile) = (name.clone(), profile.clone());
         writer.profile(&ProfileLine { idx: ProfileIdx::from_usize(i), name, profile });
     }
-    writer.finish().expect("memory can always be written to")
+    written(writer)
+}
+
+/// Lines of the journal, unless one of them could not be read again.
+pub(crate) fn written(writer: Writer<Vec<u8>>) -> Result<Vec<u8>, AgentError> {
+    writer.finish().map_err(|error| AgentError::Refused {
+        what: format!("could not write the journal: {error}"),
+        hint: None,
+    })
 }
 
 /// The head of a new journal.

@@ -4,6 +4,7 @@
 //! every message that both sides have to read and write alike.
 
 use roommate_core::knobs::Knobs;
+use roommate_core::number::Number;
 use roommate_core::profile::STAGES;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
@@ -24,6 +25,9 @@ const LONGEST_TOKEN: usize = 256;
 /// Longest line that is accepted.
 pub const LONGEST_LINE: usize = 64 * 1024;
 
+/// Most steps in a message; as a float they are still exact.
+const MOST_STEPS: u64 = Number::MOST.get() as u64;
+
 /// Names of the stages of a step, in the order of [`STAGES`].
 pub const STAGE_NAMES: [&str; STAGES.len()] = ["load", "preprocess", "compute", "sync"];
 
@@ -37,6 +41,13 @@ pub struct BatchRange {
     pub min: u32,
     /// The largest.
     pub max: u32,
+}
+
+impl BatchRange {
+    /// Whether its sizes are in order.
+    pub(crate) fn is_sane(&self) -> bool {
+        1 <= self.min && self.min <= self.size && self.size <= self.max
+    }
 }
 
 /// A contiguous range of a GPU's SMs.
@@ -260,12 +271,12 @@ impl FromTenant {
     /// Parses and checks a line.
     pub fn read(line: &[u8]) -> Result<Self, String> {
         let message: Self = serde_json::from_slice(line).map_err(|e| e.to_string())?;
-        let sane = |v: f64| v.is_finite() && (0.0..1e15).contains(&v);
+        let sane = |v: f64| Number::try_from(v).is_ok();
         match &message {
             Self::Stepped(s) => {
                 let all = [s.done, s.step_s, s.load_s.unwrap_or(0.0), s.noise_scale.unwrap_or(0.0)];
                 let stages = s.stages_s.unwrap_or_default();
-                if !all.iter().chain(&stages).all(|v| sane(*v)) {
+                if s.steps > MOST_STEPS || !all.iter().chain(&stages).all(|v| sane(*v)) {
                     return Err("a number out of range".into());
                 }
             }
@@ -278,10 +289,13 @@ impl FromTenant {
             Self::Hello(Hello { token, .. }) if token.len() > LONGEST_TOKEN => {
                 return Err(format!("a token of more than {LONGEST_TOKEN} bytes"));
             }
-            Self::Hello(Hello { batch: Some(b), .. })
-                if !(1 <= b.min && b.min <= b.size && b.size <= b.max) =>
-            {
+            Self::Hello(Hello { batch: Some(b), .. }) if !b.is_sane() => {
                 return Err("a batch range that is not 1 <= min <= size <= max".into());
+            }
+            Self::Tuned(Tuned { seat: Some(s), .. })
+                if s.sms == 0 || s.first.checked_add(s.sms).is_none() =>
+            {
+                return Err("a range of SMs that no GPU has".into());
             }
             _ => {}
         }
@@ -363,6 +377,14 @@ mod tests {
         check(r#"{"suspended":{}}"#, "missing field `done`");
         check(r#"{"suspended":{"done":-1}}"#, "a number out of range");
         check(r#"{"suspended":{"done":1e300}}"#, "a number out of range");
+        for steps in [u64::MAX, 1 << 63, MOST_STEPS + 1] {
+            let line =
+                format!(r#"{{"stepped":{{"steps":{steps},"done":1,"step_s":1,"batch":1}}}}"#);
+            check(&line, "a number out of range");
+        }
+        check(r#"{"tuned":{"batch":1,"pace_permille":1,"seat":{"first":9,"sms":0}}}"#, "of SMs");
+        let far = r#"{"tuned":{"batch":1,"pace_permille":1,"seat":{"first":65535,"sms":9}}}"#;
+        check(far, "a range of SMs that no GPU has");
         check(r#"{"enter":{"stage":"lunch"}}"#, "unknown stage");
         check(r#"{"tuned":{"batch":-1,"pace_permille":1}}"#, "invalid value");
         let long = "x".repeat(LONGEST_TOKEN + 1);

@@ -32,6 +32,20 @@ fn align_words(rows: &[Vec<String>], words: usize) -> String {
     text
 }
 
+/// The text with its control characters written out, except ends of lines: what a job is called
+/// or runs must not command the terminal of whoever looks at it.
+fn printable(text: &str) -> String {
+    let commands = |c: char| c.is_control() && c != '\n' && c != '\t';
+    if !text.contains(commands) {
+        return text.into();
+    }
+    let mut shown = String::new();
+    for c in text.chars() {
+        if commands(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
+
 /// Between two columns.
 const GAP: &str = "  ";
 
@@ -50,8 +64,8 @@ pub(crate) fn count(n: u64, what: &str) -> String {
 }
 
 /// A value with its unit.
-pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
-    let Some(v) = value else { return "-".into() };
+pub(crate) fn figure(value: Option<impl Into<f64>>, unit: &str) -> String {
+    let Some(v) = value.map(Into::into) else { return "-".into() };
     match unit {
         "share" => format!("{:.1}%", v * 100.0),
         "s" => duration(v),
@@ -259,6 +273,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let rows = [vec!["command".to_string(), "printf '\u{1b}[2J\u{9b}'\nls\u{7}".into()]];
+        assert_eq!(align_left(&rows), "command  printf '\\u{1b}[2J\\u{9b}'\nls\\u{7}\n");
+    }
+
+    #[test]
     fn the_best_is_marked_unless_all_are_equal() {
         let values = [Some(3.0), None, Some(1.0), Some(1.0)];
         assert_eq!(best(&values, Better::Lower), Some(1.0));
@@ -318,6 +338,6 @@ mod tests {
         assert_eq!(shown(5_400.0, "s"), "90.0 min");
         assert_eq!(shown(193_082.0, "s"), "53.63 h");
         assert_eq!(shown(12.0, ""), "12");
-        assert_eq!(figure(None, "s"), "-");
+        assert_eq!(figure(None::<f64>, "s"), "-");
     }
 }

@@ -5,16 +5,19 @@ use crate::AgentError;
 use crate::api::caller::{Caller, Scope, User};
 use crate::api::connections::{self, Timed};
 use crate::api::event_text::EventLine;
+use crate::api::job_file::check::check_absolute;
 use crate::api::service::Service;
 use crate::device::{GpuView, SelfTest};
 use crate::paths::Paths;
 use crate::process::rotated_file::Place;
 use crate::process::small_thread;
 use roommate_core::job::Class;
+use roommate_core::number::Number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -153,6 +156,26 @@ pub struct Submit {
     pub dry_run: bool,
 }
 
+/// Most bytes of [`Submit::key`].
+const LONGEST_KEY: usize = 200;
+
+impl Submit {
+    /// What is wrong with it: with the job, or with what comes along.
+    pub fn check(&self) -> Result<(), String> {
+        self.file.check()?;
+        self.file.check_words(&self.env)?;
+        check_absolute("workdir", self.file.workdir.as_deref().unwrap_or(Path::new("")))?;
+        if let Some(checkpoint) = &self.file.checkpoint {
+            check_absolute("checkpoint", checkpoint)?;
+        }
+        if self.key.len() > LONGEST_KEY {
+            let n = self.key.len();
+            return Err(format!("key: expected at most {LONGEST_KEY} bytes, found {n}"));
+        }
+        Ok(())
+    }
+}
+
 /// A reply of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -260,27 +283,27 @@ pub struct JobView {
     /// Number of devices that it requests.
     pub wants: u16,
     /// Its share of each device.
-    pub share: f64,
+    pub share: Number,
     /// Upper limit of its own speed.
-    pub pace: f64,
+    pub pace: Number,
     /// Batch size, if known.
     pub batch: Option<u32>,
     /// Work done, in steps of its own batch size.
-    pub done: f64,
+    pub done: Number,
     /// Total work in steps, if declared.
-    pub steps: Option<f64>,
+    pub steps: Option<Number>,
     /// Seconds per step, if reported.
-    pub step_s: Option<f64>,
+    pub step_s: Option<Number>,
     /// Seconds per step in each stage, if reported.
     #[serde(default)]
-    pub stages_s: Option<[f64; 4]>,
+    pub stages_s: Option<[Number; 4]>,
     /// CPU seconds of its last attempt, once that has ended.
     #[serde(default)]
-    pub cpu_s: Option<f64>,
+    pub cpu_s: Option<Number>,
     /// Seconds until it finishes at its current speed.
-    pub left_s: Option<f64>,
+    pub left_s: Option<Number>,
     /// Gradient noise scale, if reported.
-    pub noise_scale: Option<f64>,
+    pub noise_scale: Option<Number>,
     /// Host memory, if reported.
     pub mem_mib: Option<u32>,
     /// GPU memory, if reported.
@@ -299,9 +322,9 @@ pub struct JobView {
     /// Failures that count against its retries.
     pub failures: u16,
     /// When it was submitted, in seconds since the state was begun.
-    pub submitted_s: f64,
+    pub submitted_s: Number,
     /// Seconds from its submission to now, or to its end.
-    pub age_s: f64,
+    pub age_s: Number,
     /// Its class.
     pub class: String,
     /// Its team.
@@ -344,11 +367,11 @@ pub struct MachineView {
     /// How shares are enforced.
     pub enforcement: SelfTest,
     /// Seconds since the state was begun.
-    pub up_s: f64,
+    pub up_s: Number,
     /// Jobs that have not ended.
     pub jobs: usize,
     /// Its resident memory.
-    pub rss_mib: f64,
+    pub rss_mib: Number,
     /// The current part of the journal, and why it was begun.
     pub journal: String,
     /// Where it serves HTTP, if it does.

@@ -4,6 +4,7 @@ use roommate_core::event::{Action, Event};
 use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
 use roommate_core::journal::explain::{by_whom, set_by_user};
 use roommate_core::journal::{JobLine, Observer, StepView};
+use roommate_core::number::Number;
 use roommate_core::reason::Reason;
 use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventLine {
     /// Seconds since the state was begun.
-    pub at_s: f64,
+    pub at_s: Number,
     /// Name of the job.
     pub job: String,
     /// The event as text.
@@ -22,7 +23,7 @@ pub struct EventLine {
 
 impl std::fmt::Display for EventLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let at = Time::from_secs(self.at_s).to_string();
+        let at = Time::from_secs(self.at_s.get()).to_string();
         write!(f, "{at:>8}  {}  {}", self.job, self.what)
     }
 }
@@ -68,7 +69,7 @@ impl EventLog {
         name: &dyn Fn(JobIdx) -> String,
     ) -> Vec<EventLine> {
         let told = self.entries.iter().filter(|e| about(e.job)).map(|e| EventLine {
-            at_s: e.at.secs(),
+            at_s: Number::of(e.at.secs()),
             job: e.job.map_or_else(|| "machine".into(), |job| self.names[job].clone()),
             what: match &e.what {
                 What::Words(words) => words.clone(),

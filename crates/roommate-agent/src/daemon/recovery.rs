@@ -18,6 +18,7 @@ use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::replay::Replay;
 use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::number::Number;
 use roommate_core::policy;
 use roommate_core::reason::Reason;
 use roommate_core::time::Time;
@@ -100,7 +101,7 @@ impl Daemon {
         let mut lines = store.lines()?;
         if lines.is_empty() {
             let opened = machine.insert(open_new(&config, &inbox)?);
-            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref());
+            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref())?;
             store.set_fact("epoch_unix_us", &unix_us().to_string())?;
             store.add_lines(&lines)?;
             store.commit()?;
@@ -223,7 +224,7 @@ impl Daemon {
 
     /// Handles a job of which no attempt was ever begun.
     fn none_left(&mut self, job: JobIdx, phase: Phase, place: Placement) {
-        let done = self.jobs[job].checkpoint;
+        let done = Number::of(self.jobs[job].checkpoint);
         match phase {
             Phase::Starting => {
                 let start = self.start_of(job, place);

@@ -4,10 +4,11 @@
 use crate::AgentError;
 use crate::api::caller::{Caller, User};
 use crate::api::control::{JobView, Reply, Request, Submit};
+use crate::api::job_file::check::quoted;
 use crate::api::job_file::{self, JobFile};
 use crate::daemon::inbox::Quit;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, JobRecord, quotas, unix_us};
+use crate::daemon::{Daemon, JobRecord, quotas, unix_us, written};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
@@ -110,7 +111,7 @@ impl Daemon {
             let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {
                 format!("did you mean {n:?}?")
             });
-            (format!("there is no job {name:?}"), Some(hint))
+            (format!("there is no job {}", quoted(name)), Some(hint))
         })
     }
 
@@ -121,6 +122,10 @@ impl Daemon {
         let key = format!("{} {}", owner.uid, submit.key);
         if let Some(name) = self.store.submitted_as(&key)? {
             return Ok(Reply::Submitted { name });
+        }
+        if let Err(what) = submit.check() {
+            let what = format!("job {}: {what}", quoted(submit.file.name()));
+            return Ok(Reply::Error { what, hint: Some(job_file::HINT.into()) });
         }
         if let Err(e) = self.can_run(&submit, &owner) {
             return Ok(e.into());
@@ -144,7 +149,7 @@ impl Daemon {
         writer.job(&line);
         self.log.job(&line);
         let id = self.store.add_job(idx.0, &key, &name, &row)?;
-        self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
+        self.store.add_lines(&written(writer)?)?;
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
         self.by = Some(caller.user.name.clone());

@@ -8,7 +8,7 @@
 use crate::AgentError;
 use crate::api::control::{JobView, class_name, shown_command};
 use crate::daemon::store::{Kept, Store};
-use crate::daemon::unix_us;
+use crate::daemon::{unix_us, written};
 use crate::machine::classify;
 use crate::os::Os;
 use crate::paths::Paths;
@@ -21,6 +21,7 @@ use roommate_core::job::{Overrides, Retries};
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
 };
+use roommate_core::number::Number;
 use roommate_core::time::Time;
 use std::path::Path;
 
@@ -148,13 +149,13 @@ pub(crate) fn begin(
             continue;
         }
         let runs = matches!(last, Some(AttemptStatus::Running(_)));
-        let done = replayed.map(|e| e.state().done(JobIdx(kept.idx)));
+        let done = replayed.map(|e| Number::of(e.state().done(JobIdx(kept.idx))).get());
         let before = if runs { number - 1 } else { number };
         store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
         next.job(known, failures, &past);
     }
     next.set_by_users(past.at);
-    let fresh = next.writer.finish().expect("memory can always be written to");
+    let fresh = written(next.writer)?;
     store.begin_part(&fresh, past.at)?;
     Ok(fresh)
 }
@@ -230,7 +231,7 @@ pub(crate) fn bring_up_to_date(
     }
     let mut writer = Writer::new(Vec::new());
     step_of(&mut writer, past.at, &facts);
-    let added = writer.finish().expect("memory can always be written to");
+    let added = written(writer)?;
     store.add_lines(&added)?;
     store.commit()?;
     Ok(added)
@@ -302,10 +303,10 @@ fn ended_view(
         ended: true,
         devices: Vec::new(),
         wants: spec.gpus,
-        share: f64::from(spec.knobs.sm_permille) / 1000.0,
-        pace: 1.0,
+        share: Number::of(f64::from(spec.knobs.sm_permille) / 1000.0),
+        pace: Number::of(1.0),
         batch: None,
-        done: spec.work.filter(|_| finished).unwrap_or(kept.checkpoint),
+        done: spec.work.filter(|_| finished).unwrap_or(Number::of(kept.checkpoint)),
         steps: spec.work,
         left_s: None,
         step_s: None,
@@ -319,8 +320,8 @@ fn ended_view(
         cooperative: false,
         starts,
         failures,
-        submitted_s: known.submitted.secs(),
-        age_s: ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6,
+        submitted_s: Number::of(known.submitted.secs()),
+        age_s: Number::of(ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6),
         class: class_name(spec.class).into(),
         team: kept.row.file.team.clone(),
         why: None,
@@ -408,7 +409,7 @@ mod tests {
 
     #[test]
     fn only_the_jobs_own_failures_use_up_its_retries() {
-        let failed = |why| Event::Failed { job: JOB, reason: why, done: 0.0 };
+        let failed = |why| Event::Failed { job: JOB, reason: why, done: Number::default() };
         let left = |facts: &[Event]| past(&next_part(facts)).jobs[JOB].line.spec.retries;
         assert_eq!(left(&[failed(Reason::RoommateFailed)]), Retries::from(1));
         assert_eq!(
@@ -425,7 +426,8 @@ mod tests {
             StepView { at, facts, actions, notes, asked: true, by: None }
         };
         past.step(&view(&[], &[Action::Suspend(JOB)]));
-        past.step(&view(&[Event::Stopped { job: JOB, done: 1.0 }], &[]));
+        let stopped = [Event::Stopped { job: JOB, done: Number::of(1.0) }];
+        past.step(&view(&stopped, &[]));
         assert!(past.jobs[JOB].suspended && !past.jobs[JOB].placed);
         past.step(&view(&[], &[Action::Stop(JOB)]));
         assert!(!past.jobs[JOB].suspended);

@@ -9,6 +9,7 @@ use crate::device::range_words;
 use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
+use roommate_core::number::Number;
 use roommate_core::time::{Span, Time};
 use std::fs;
 
@@ -33,7 +34,7 @@ impl Daemon {
         let timed = (seen.is_some() && !ended) || record.row.file.step_s.is_some();
         let moves = hot.phase == Phase::Running && !hot.user.held;
         let left_s = spec.work.filter(|_| moves && timed);
-        let left_s = left_s.map(|all| (all - done) * hot.meter.step_s).filter(|s| *s < 1e9);
+        let left_s = left_s.map(|all| Number::of((all - done) * hot.meter.step_s));
         JobView {
             name: record.name.clone(),
             idx: record.id,
@@ -43,15 +44,15 @@ impl Daemon {
             devices: hot.gpus.iter().map(|g| g.0).collect(),
             wants: spec.gpus,
             share: self.share(job),
-            pace: f64::from(self.pace_permille(job)) / 1000.0,
+            pace: Number::of(f64::from(self.pace_permille(job)) / 1000.0),
             batch: seen.map(|s| s.batch),
             done,
             steps: spec.work,
-            left_s,
-            step_s: seen.map(|s| s.step_s),
-            stages_s: seen.and_then(|s| s.stages_s),
-            cpu_s: known.and_then(|j| j.cpu_s),
-            noise_scale: seen.and_then(|s| s.noise_scale),
+            left_s: left_s.filter(|s| *s < 1e9),
+            step_s: seen.map(|s| Number::of(s.step_s)),
+            stages_s: seen.and_then(|s| s.stages_s).map(|s| s.map(Number::of)),
+            cpu_s: known.and_then(|j| j.cpu_s).map(Number::of),
+            noise_scale: seen.and_then(|s| s.noise_scale).map(Number::of),
             mem_mib: seen.and_then(|s| s.mem_mib),
             gpu_mib: seen.and_then(|s| s.gpu_mib),
             seat: tenant.and_then(|t| t.range).map(range_words),
@@ -59,8 +60,8 @@ impl Daemon {
             cooperative: known.is_some_and(JobRuntime::is_connected),
             starts: self.starts(job),
             failures: record.failures.saturating_add(hot.failures),
-            submitted_s: submitted.secs(),
-            age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
+            submitted_s: Number::of(submitted.secs()),
+            age_s: Number::of(Span(until.0.saturating_sub(submitted.0)).secs()),
             class: control::class_name(spec.class).into(),
             team: record.row.file.team.clone(),
             why: self
@@ -97,7 +98,7 @@ impl Daemon {
     }
 
     /// Steps done: as the job last reported, else the engine's estimate.
-    fn done(&self, job: JobIdx) -> f64 {
+    fn done(&self, job: JobIdx) -> Number {
         let (state, known) = (self.engine.state(), self.machine.job(job));
         // The machine may still hold the last report of a job that has ended; the engine's figure
         // is final.
@@ -108,16 +109,17 @@ impl Daemon {
             None if known.is_some_and(JobRuntime::is_connected) => self.jobs[job].checkpoint,
             None => state.done(job),
         };
-        done.min(state.spec(job).work.unwrap_or(f64::INFINITY))
+        let most = state.spec(job).work.unwrap_or(Number::MOST);
+        Number::of(done.min(most.get()))
     }
 
     /// The job's share of each device: the policy's, or that of its user if it is smaller.
-    fn share(&self, job: JobIdx) -> f64 {
+    fn share(&self, job: JobIdx) -> Number {
         let (hot, spec) = (self.engine.state().job(job), self.engine.state().spec(job));
         let knobs = if hot.is_placed() { hot.knobs } else { spec.knobs };
         let (given, user) = (knobs.sm_permille, hot.user.share_permille);
         let less = user > 0 && (given == 0 || user < given);
-        f64::from(if less { user } else { given }) / 1000.0
+        Number::of(f64::from(if less { user } else { given }) / 1000.0)
     }
 
     /// The pace in force. A guard of a roommate may lower it below that of the job's knobs.
@@ -167,9 +169,9 @@ impl Daemon {
             cluster: self.head.cluster.to_string(),
             devices: self.head.cluster.gpus(),
             enforcement: self.machine.enforcement().clone(),
-            up_s: self.clock.now().secs(),
+            up_s: Number::of(self.clock.now().secs()),
             jobs: self.jobs.iter().filter(|j| j.outcome.is_none()).count(),
-            rss_mib: rss_mib(),
+            rss_mib: Number::of(rss_mib()),
             journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
             http: self.http.clone(),
             gpus: self.machine.gpus(),

@@ -10,6 +10,7 @@ use crate::os::Os;
 use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome};
 use roommate_core::event::Sample;
 use roommate_core::idx::JobIdx;
+use roommate_core::number::{Number, Number32, Positive};
 use std::time::{Duration, Instant};
 
 /// A sample is reported when the step time changed by this part, or after [`SAMPLE_EVERY`].
@@ -180,11 +181,12 @@ impl Machine {
             // Steps from before the change would dilute it.
             (tally.steps, tally.busy_s) = (0, 0.0);
         }
-        tally.steps += stepped.steps;
+        tally.steps = tally.steps.saturating_add(stepped.steps);
         tally.busy_s += step_s * stepped.steps as f64;
         let late = known.sampled.is_some_and(|was| now.duration_since(was.at) >= every);
-        if (changed || late) && tally.busy_s > 0.0 {
-            let step_s = tally.busy_s / tally.steps as f64;
+        // Steps of no length were not measured.
+        let mean_s = Number::of(tally.busy_s / tally.steps as f64);
+        if (changed || late) && mean_s >= Positive::LEAST {
             let (busy, dram) = match reading {
                 // The counters of a GPU can be attributed to a tenant only if it is the only one.
                 Some(_) if !alone => (0.0, 0.0),
@@ -192,15 +194,16 @@ impl Machine {
                 None => (tally.busy(t, os), 0.0),
             };
             let sample = Sample {
-                step_s,
-                done: Some(stepped.done),
-                sm_util: (busy / pace).min(1.0) as f32,
-                dram_util: dram as f32,
+                step_s: mean_s,
+                done: Some(Number::of(stepped.done)),
+                sm_util: Number32::of((busy / pace).min(1.0) as f32),
+                dram_util: Number32::of(dram as f32),
                 mem_mib: stepped.gpu_mib.unwrap_or(0),
-                noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
+                noise_scale: Number32::of(stepped.noise_scale.unwrap_or(0.0) as f32),
                 batch: stepped.batch,
                 ..Sample::default()
             };
+            let step_s = mean_s.get();
             known.sampled = Some(Sampled { at: now, step_s, batch: stepped.batch });
             known.tally = Some(Tally::new(t, os));
             self.reports.push(Report::Sampled { job, sample });

@@ -154,15 +154,15 @@ pub(super) fn memory(j: &JobView) -> Option<String> {
 
 fn steps(j: &JobView) -> String {
     match j.steps {
-        Some(all) => format!("{:.0}/{all:.0}", j.done.min(all)),
+        Some(all) => format!("{:.0}/{all:.0}", j.done.get().min(all.get())),
         None if j.step_s.is_some() => format!("{:.0}", j.done),
         None => "-".into(),
     }
 }
 
 /// The duration of a step in a suitable unit.
-pub(super) fn seconds(s: f64) -> String {
-    match s {
+pub(super) fn seconds(s: impl Into<f64>) -> String {
+    match s.into() {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s => format!("{s:.2} s"),

@@ -4,7 +4,7 @@ use crate::cli::machine::Submit;
 use crate::console;
 use anyhow::Context;
 use roommate_agent::api::control::{self, Reply, Request};
-use roommate_agent::api::job_file::{EXAMPLE, JobFile};
+use roommate_agent::api::job_file::{EXAMPLE, JobFile, LONGEST_FILE};
 use roommate_agent::{AgentError, Client};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -98,6 +98,9 @@ pub(super) fn request(file: JobFile, dry_run: bool, passed: &Environment) -> Req
 
 /// Submits, and repeats the request if the connection breaks: a submission is accepted only once.
 fn send(client: &Client, request: &Request) -> Result<Reply, AgentError> {
+    if let Request::Submit(submit) = request {
+        submit.check().map_err(|what| AgentError::Refused { what, hint: None })?;
+    }
     let end = Instant::now() + RESTART_WAIT;
     let mut spoken = false;
     loop {
@@ -115,8 +118,9 @@ fn send(client: &Client, request: &Request) -> Result<Reply, AgentError> {
 pub(super) fn read(path: &Path) -> anyhow::Result<JobFile> {
     let here = std::env::current_dir().context("could not find the current folder")?;
     if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).context("could not read standard input")?;
+        let text = limited(std::io::stdin().lock()).context("could not read standard input")?;
+        let text = String::from_utf8(text)
+            .map_err(|_| anyhow::anyhow!("could not read standard input: it is not text"))?;
         return Ok(JobFile::read(&text, &here.join("-")).map_err(AgentError::from)?);
     }
     let text = text_of(path)?;
@@ -125,12 +129,23 @@ pub(super) fn read(path: &Path) -> anyhow::Result<JobFile> {
 
 pub(super) fn text_of(path: &Path) -> anyhow::Result<String> {
     let shown = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|e| {
+    let bytes = std::fs::File::open(path).and_then(limited).map_err(|e| {
         let hint = "`roommate submit --example` prints one to begin with";
         console::advise(format!("could not read {shown:?}: {e}"), hint)
     })?;
     String::from_utf8(bytes)
         .map_err(|_| anyhow::anyhow!("could not read {shown:?}: it is not text"))
+}
+
+/// What is read, unless it is too long for a job file.
+fn limited(from: impl Read) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(LONGEST_FILE as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > LONGEST_FILE {
+        let what = format!("it has more than {LONGEST_FILE} bytes, the most of a job file");
+        return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, what));
+    }
+    Ok(bytes)
 }
 
 /// The absolute path, without checking that it exists.

@@ -2,6 +2,7 @@
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{console, experiment, measurements};
+use roommate_agent::AgentError;
 use roommate_agent::api::caller::Mode;
 use roommate_agent::api::control::{Reply, Request};
 use roommate_agent::api::http::Http;
@@ -143,8 +144,10 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             };
             console::say(&format!("error: {error}"));
-            // The exit code of shells for a command that cannot be started.
-            Ok(ExitCode::from(127))
+            // The exit codes of shells for a command that does not exist or cannot be started.
+            let missing = matches!(&error, AgentError::File { error, .. }
+                if error.kind() == std::io::ErrorKind::NotFound);
+            Ok(ExitCode::from(if missing { 127 } else { 126 }))
         }
     }
 }
