@@ -19,10 +19,12 @@
 //!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
+pub(crate) mod lock;
 mod recovery;
 mod requests;
 pub mod retention;
 mod rollover;
+mod salvage;
 pub mod store;
 mod views;
 
@@ -31,10 +33,12 @@ use crate::api::Call;
 use crate::api::control::{self, JobView, Reply, Request};
 use crate::api::event_text::EventLog;
 use crate::api::http::{self, Http};
+use crate::daemon::lock::Lock;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
 use crate::device::Kind;
 use crate::machine::{self, Machine, Order, Program, Report, Start};
+use crate::os::Os;
 use crate::paths::{self, Paths};
 use crate::process::{Deliver, small_thread};
 use roommate_core::engine::Engine;
@@ -46,8 +50,6 @@ use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -149,8 +151,8 @@ impl Running {
 /// Starts a daemon. It accepts requests when this returns.
 pub fn start(config: Config) -> Result<Running, AgentError> {
     config.paths.create()?;
-    let lock = lock(&config.paths)?;
-    let store = Store::open(&config.paths, config.keeping.journal_parts)?;
+    let lock = Lock::take(&config.paths)?;
+    let store = Store::open(&Os::real(), &config.paths, config.keeping.journal_parts)?;
     // First of all, because the address may be in use.
     let http = config.http.map(|http| http::listen(http, &config.paths)).transpose()?;
     let (inputs, from) = mpsc::channel();
@@ -181,28 +183,6 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
         })
         .map_err(failed)?;
     Ok(Running { inputs, engine })
-}
-
-/// How long the lock is waited for: a supervisor that a killed daemon was spawning shares that
-/// daemon's lock until it has executed its program.
-const LOCK_WITHIN: Duration = Duration::from_secs(1);
-
-/// Locks the state for one daemon; the kernel releases the lock when the process ends.
-fn lock(paths: &Paths) -> Result<File, AgentError> {
-    let path = paths.lock();
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(AgentError::file("open", &path))?;
-    let patience = Instant::now() + LOCK_WITHIN;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= patience => {
-                return Err(AgentError::InUse { path: paths.root().to_owned() });
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) => return Err(AgentError::file("lock", &path)(e.into())),
-        }
-    }
 }
 
 pub(crate) fn unix_us() -> u64 {
@@ -240,7 +220,7 @@ pub(crate) struct JobRecord {
     /// Its number in the store and on the disk.
     pub(crate) id: u32,
     pub(crate) name: String,
-    pub(crate) row: JobRow,
+    pub(crate) row: Arc<JobRow>,
     /// Steps that survive a restart.
     pub(crate) checkpoint: f64,
     /// How it ended, once it has.
@@ -253,7 +233,7 @@ pub(crate) struct JobRecord {
 }
 
 impl JobRecord {
-    pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
+    pub(crate) fn new(id: u32, name: String, row: Arc<JobRow>) -> Self {
         let (checkpoint, outcome, starts, failures, carried) = (0.0, None, 0, 0, None);
         Self { id, name, row, checkpoint, outcome, starts, failures, carried }
     }
@@ -292,7 +272,7 @@ pub(crate) struct Daemon {
     inputs: Sender<Input>,
     wake: Option<Time>,
     /// Held until the daemon ends.
-    lock: File,
+    lock: Lock,
 }
 
 /// How often limits on what is kept are enforced.
@@ -397,9 +377,12 @@ impl Daemon {
     }
 
     fn tidy(&mut self) -> Result<(), AgentError> {
+        // Another daemon may own the state by now.
+        self.lock.check()?;
+        self.store.check()?;
         let Config { paths, keeping, .. } = &self.config;
         let removed = self.remains.tidy(paths, keeping);
-        retention::forget(&mut self.past, &mut self.store, paths, keeping, &removed)?;
+        retention::forget(&mut self.past, &mut self.store, paths, keeping, &removed);
         self.store.commit()
     }
 
@@ -419,7 +402,7 @@ impl Daemon {
             self.wake = step.wake;
             let actions = step.actions.to_vec();
             let line = writer.finish().expect("memory can always be written to");
-            self.store.add_lines(&line)?;
+            self.store.add_lines(&line);
             self.note_outcomes(&facts, &actions)?;
             self.store.commit()?;
             for action in actions {
@@ -487,7 +470,7 @@ impl Daemon {
                 Report::Checkpointed { job, done } => {
                     let record = &mut self.jobs[job];
                     record.checkpoint = done;
-                    self.store.set_checkpoint(record.id, done)?;
+                    self.store.set_checkpoint(record.id, done);
                     self.store.commit()?;
                 }
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
@@ -548,7 +531,10 @@ impl Daemon {
         for (job, outcome) in outcomes {
             let record = &mut self.jobs[job];
             if record.outcome.is_none() {
-                self.store.set_outcome(record.id, &outcome)?;
+                // From now on it has no environment.
+                if let Some(row) = self.store.set_outcome(record.id, &outcome) {
+                    record.row = row;
+                }
                 self.remains.add(record.id);
                 record.outcome = Some(outcome);
             }

@@ -64,7 +64,7 @@ impl Daemon {
                 let _ = self.inputs.send(Input::Quit { stop_jobs });
                 Reply::Done { what: "the daemon ends".into() }
             }
-            Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
+            Request::Machine {} => Reply::Machine(Box::new(self.machine_view())),
             Request::Logs { .. } | Request::Journal { .. } => {
                 let what = "journal and logs are not read by the daemon's main thread".into();
                 Reply::Error { what, hint: None }
@@ -92,7 +92,7 @@ impl Daemon {
 
     /// Accepts a job, which is in the store when this returns.
     fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
-        if let Some(name) = self.store.submitted_as(&submit.key)? {
+        if let Some(name) = self.store.submitted_as(&submit.key) {
             return Ok(Reply::Submitted { name });
         }
         if let Err(e) = self.can_run(&submit) {
@@ -112,8 +112,8 @@ impl Daemon {
         writer.job(&line);
         self.log.job(&line);
         let row = JobRow { file: submit.file, env: submit.env, submitted_unix_us: unix_us() };
-        let id = self.store.add_job(idx.0, &submit.key, &name, &row)?;
-        self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
+        let (id, row) = self.store.add_job(idx.0, &submit.key, &name, row)?;
+        self.store.add_lines(&writer.finish().expect("memory can always be written to"));
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
         self.step()?;

@@ -1,6 +1,5 @@
 //! What is kept, and for how long, so that a long-running daemon does not fill the disk.
 
-use crate::AgentError;
 use crate::api::control::JobView;
 use crate::daemon::store::Store;
 use crate::daemon::unix_us;
@@ -64,9 +63,9 @@ pub(crate) struct Remains {
 
 impl Remains {
     /// The files of the jobs that ended according to the store.
-    pub(crate) fn of(store: &Store) -> Result<Self, AgentError> {
-        let left = store.ended()?.into_iter().map(|(at, id)| (at, id, None));
-        Ok(Self { left: left.collect() })
+    pub(crate) fn of(store: &Store) -> Self {
+        let left = store.ended().into_iter().map(|(at, id)| (at, id, None));
+        Self { left: left.collect() }
     }
 
     /// Adds a job that ended just now.
@@ -117,7 +116,7 @@ pub(crate) fn forget(
     paths: &Paths,
     keeping: &Keeping,
     removed: &[u32],
-) -> Result<(), AgentError> {
+) {
     let beyond = past.len().saturating_sub(keeping.ended_jobs);
     for job in past.iter().take(beyond) {
         remove(paths, job.idx);
@@ -132,7 +131,7 @@ pub(crate) fn forget(
         }
         stays
     });
-    gone.iter().try_for_each(|id| store.forget_job(*id))
+    gone.iter().for_each(|id| store.forget_job(*id));
 }
 
 #[cfg(test)]

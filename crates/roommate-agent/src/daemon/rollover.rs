@@ -16,12 +16,11 @@ use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
-use roommate_core::job::{Overrides, Retries};
+use roommate_core::job::{Class, Overrides, Retries};
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
 };
 use roommate_core::time::Time;
-use std::path::Path;
 
 /// What happened according to a journal, read without a policy.
 #[derive(Default)]
@@ -39,9 +38,9 @@ struct Known {
     /// Failures that count against its retries.
     failures: u16,
     user: Overrides,
-    /// Whether it has devices now, and whether it was ever started.
+    /// Whether it has devices now, and how often it was started.
     placed: bool,
-    started: bool,
+    starts: u32,
     /// Whether it was last suspended: its process may have ended since.
     suspended: bool,
     submitted: Time,
@@ -64,7 +63,7 @@ impl Observer for Past {
             failures: 0,
             user: Overrides::default(),
             placed: false,
-            started: false,
+            starts: 0,
             suspended: false,
             submitted: self.at,
         });
@@ -94,7 +93,8 @@ impl Observer for Past {
             let known = &mut self.jobs[action.job()];
             match action {
                 Action::Start(..) | Action::Move(..) => {
-                    (known.placed, known.started, known.suspended) = (true, true, false);
+                    (known.placed, known.suspended) = (true, false);
+                    known.starts += 1;
                 }
                 Action::Suspend(_) => known.suspended = true,
                 Action::Stop(_) => known.suspended = false,
@@ -104,7 +104,7 @@ impl Observer for Past {
     }
 }
 
-/// Begins a new part of the journal and returns its lines. `replayed` is the engine after a replay
+/// Begins a new part of the journal; returns its lines and the time of its beginning. `replayed` is the engine after a replay
 /// of the old part, which knows the progress of jobs.
 pub(crate) fn begin(
     store: &mut Store,
@@ -112,7 +112,7 @@ pub(crate) fn begin(
     lines: &[u8],
     replayed: Option<&Engine>,
     why: &str,
-) -> Result<Vec<u8>, AgentError> {
+) -> Result<(Vec<u8>, Time), AgentError> {
     let unrepeatable = |what: String| AgentError::Unrepeatable { path: paths.store(), what };
     let mut past = Past::default();
     journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
@@ -120,19 +120,29 @@ pub(crate) fn begin(
         return Err(unrepeatable("its journal has no head".into()));
     };
     let mut next = Next::new(&head, why, &past.profiles);
-    for kept in store.jobs()? {
+    for kept in store.jobs() {
         let Some(known) = past.jobs.get(JobIdx(kept.idx)) else {
             return Err(unrepeatable("its jobs and its journal do not match".into()));
         };
         let mut failures = known.failures;
         let (number, last) = last_attempt(paths, kept.id)?;
+        if kept.quarantined.is_some() {
+            store.quarantine(
+                kept.id,
+                &match last {
+                    Some(AttemptStatus::Running(it)) => format!("; its keeper {} runs on", it.pid),
+                    _ => String::new(),
+                },
+            );
+            continue;
+        }
         let exit = match &last {
             Some(AttemptStatus::Ended(_, exit)) => Some(exit.clone()),
             _ => None,
         };
         // A process that was carried into the old part and not started there may have run a moment
-        // longer.
-        let carried = !known.started && number > kept.starts;
+        // longer. The line that started it may also be lost.
+        let carried = number > kept.starts.saturating_add(known.starts);
         let was_alive = kept.outcome.is_none() && (known.placed || known.suspended || carried);
         let unseen = exit.as_ref().filter(|_| was_alive);
         let outcome = match unseen {
@@ -143,19 +153,19 @@ pub(crate) fn begin(
         let failures_in_all = kept.failures.saturating_add(failures);
         if let Some(outcome) = outcome {
             let view = ended_view(paths, &kept, known, &outcome, (number, failures_in_all, exit));
-            store.retire(kept.id, &outcome, &view)?;
+            store.retire(kept.id, &outcome, &view);
             continue;
         }
         let runs = matches!(last, Some(AttemptStatus::Running(_)));
         let done = replayed.map(|e| e.state().done(JobIdx(kept.idx)));
         let before = if runs { number - 1 } else { number };
-        store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
+        store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs));
         next.job(known, failures, &past);
     }
     next.set_by_users(past.at);
     let fresh = next.writer.finish().expect("memory can always be written to");
-    store.begin_part(&fresh, past.at)?;
-    Ok(fresh)
+    store.begin_part(lines, &fresh, past.at)?;
+    Ok((fresh, past.at))
 }
 
 /// The outcome of a job whose process ended in this way; `None` if the job is retried.
@@ -211,27 +221,12 @@ fn step_of(writer: &mut Writer<Vec<u8>>, at: Time, facts: &[Event]) {
     }
 }
 
-/// Moves what users set into the journal; an old version kept it in the store beside the journal.
-/// Returns the added lines.
-pub(crate) fn bring_up_to_date(
-    store: &mut Store,
-    lines: &[u8],
-    path: &Path,
-) -> Result<Vec<u8>, AgentError> {
-    let set = store.take_overrides()?;
-    let facts: Vec<Event> =
-        set.into_iter().flat_map(|(idx, user)| facts_of(JobIdx(idx), user)).collect();
-    let mut past = Past::default();
-    if !facts.is_empty() {
-        let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
-        journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
-    }
+/// The line that records what users set for these jobs.
+pub(super) fn step_of_users(at: Time, set: Vec<(JobIdx, Overrides)>) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
-    step_of(&mut writer, past.at, &facts);
-    let added = writer.finish().expect("memory can always be written to");
-    store.add_lines(&added)?;
-    store.commit()?;
-    Ok(added)
+    let facts: Vec<Event> = set.into_iter().flat_map(|(job, user)| facts_of(job, user)).collect();
+    step_of(&mut writer, at, &facts);
+    writer.finish().expect("memory can always be written to")
 }
 
 impl Next {
@@ -293,17 +288,43 @@ fn ended_view(
     let finished = outcome == "finished";
     let ended_us = kept.ended_us.unwrap_or_else(unix_us);
     JobView {
-        name: kept.name.clone(),
-        idx: kept.id,
         state: outcome.into(),
-        ended: true,
-        devices: Vec::new(),
         wants: spec.gpus,
         share: f64::from(spec.knobs.sm_permille) / 1000.0,
-        pace: 1.0,
-        batch: None,
         done: spec.work.filter(|_| finished).unwrap_or(kept.checkpoint),
         steps: spec.work,
+        starts,
+        failures,
+        submitted_s: known.submitted.secs(),
+        age_s: ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6,
+        class: class_name(spec.class).into(),
+        team: kept.row.file.team.clone(),
+        exit: exit.map(|e| e.to_string()),
+        command: kept.row.file.command.words(),
+        ..view_of(paths, kept.id, &kept.name)
+    }
+}
+
+/// The view of a job that is quarantined: it has not ended, and it is in no journal.
+pub(super) fn quarantined_view(paths: &Paths, (id, name, why): (u32, String, String)) -> JobView {
+    let state = format!("quarantined: {why}");
+    JobView { state, ended: false, ..view_of(paths, id, &name) }
+}
+
+/// The view of a job of which nothing is known, and which does nothing.
+fn view_of(paths: &Paths, id: u32, name: &str) -> JobView {
+    JobView {
+        name: name.into(),
+        idx: id,
+        state: "ended".into(),
+        ended: true,
+        devices: Vec::new(),
+        wants: 1,
+        share: 1.0,
+        pace: 1.0,
+        batch: None,
+        done: 0.0,
+        steps: None,
         left_s: None,
         step_s: None,
         stages_s: None,
@@ -314,17 +335,17 @@ fn ended_view(
         seat: None,
         apart: false,
         cooperative: false,
-        starts,
-        failures,
-        submitted_s: known.submitted.secs(),
-        age_s: ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6,
-        class: class_name(spec.class).into(),
-        team: kept.row.file.team.clone(),
+        starts: 0,
+        failures: 0,
+        submitted_s: 0.0,
+        age_s: 0.0,
+        class: class_name(Class::BestEffort).into(),
+        team: None,
         why: None,
-        exit: exit.map(|e| e.to_string()),
+        exit: None,
         keeper_pid: None,
-        log: paths.log(kept.id).display().to_string(),
-        command: kept.row.file.command.words(),
+        log: paths.log(id).display().to_string(),
+        command: Vec::new(),
     }
 }
 
@@ -333,6 +354,7 @@ mod tests {
     use super::*;
     use crate::api::job_file::JobFile;
     use crate::daemon::store::JobRow;
+    use crate::os::Os;
     use roommate_core::event::Placement;
     use roommate_core::idx::{GpuIdx, GpuSet};
     use roommate_core::job::Spec;
@@ -343,6 +365,7 @@ mod tests {
     use roommate_core::reason::Reason;
     use roommate_core::state::Costs;
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     const JOB: JobIdx = JobIdx(0);
 
@@ -381,15 +404,14 @@ mod tests {
     fn next_part(facts: &[Event]) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
-        let mut store = Store::open(&paths, 2).unwrap();
-        store.lines().unwrap();
+        let mut store = Store::open(&Os::real(), &paths, 2).unwrap();
         let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
         let row = JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 };
-        store.add_job(0, "k", "j", &row).unwrap();
+        store.add_job(0, "k", "j", row).unwrap();
         let lines = journal(facts);
-        store.add_lines(&lines).unwrap();
+        store.add_lines(&lines);
         store.commit().unwrap();
-        begin(&mut store, &paths, &lines, None, "a test").unwrap()
+        begin(&mut store, &paths, &lines, None, "a test").unwrap().0
     }
 
     fn past(lines: &[u8]) -> Past {

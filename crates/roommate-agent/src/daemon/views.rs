@@ -1,7 +1,6 @@
 //! Views of jobs and of the daemon for people: the engine's estimates and the machine's
 //! observations together.
 
-use crate::AgentError;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
@@ -135,11 +134,11 @@ impl Daemon {
         })
     }
 
-    pub(super) fn machine_view(&self) -> Result<MachineView, AgentError> {
+    pub(super) fn machine_view(&self) -> MachineView {
         let why = self.head.continues.as_ref();
         let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
         let mib = self.store.bytes() as f64 / f64::from(1 << 20);
-        Ok(MachineView {
+        MachineView {
             pid: std::process::id(),
             policy: self.head.policy.clone(),
             cluster: self.head.cluster.to_string(),
@@ -148,11 +147,12 @@ impl Daemon {
             up_s: self.clock.now().secs(),
             jobs: self.jobs.iter().filter(|j| j.outcome.is_none()).count(),
             rss_mib: rss_mib(),
-            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
+            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()),
             http: self.http.clone(),
             gpus: self.machine.gpus(),
             recent: self.log.lines.iter().cloned().collect(),
-        })
+            notices: self.store.notices().to_vec(),
+        }
     }
 }
 

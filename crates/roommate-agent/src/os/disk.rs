@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// A file that is being written.
@@ -48,6 +48,9 @@ pub(crate) trait Disk: Send + Sync {
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
     /// Length of a file.
     fn length(&self, path: &Path) -> io::Result<u64>;
+    /// Which file has this name now, and its length: a number that no other file has, as long as
+    /// this one exists.
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)>;
     /// Returns when names created, changed and removed in this folder survive a loss of power.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
@@ -138,6 +141,11 @@ impl Disk for RealDisk {
 
     fn length(&self, path: &Path) -> io::Result<u64> {
         Ok(open_regular(path)?.metadata()?.len())
+    }
+
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.ino(), found.len()))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
