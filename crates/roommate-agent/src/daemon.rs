@@ -20,11 +20,13 @@
 //! - The daemon touches no process and no device except through the machine.
 
 mod inbox;
+pub(crate) mod lock;
 pub mod quotas;
 mod recovery;
 mod requests;
 pub mod retention;
 mod rollover;
+mod salvage;
 pub mod store;
 mod views;
 
@@ -37,6 +39,7 @@ use crate::api::http::{Http, Listening};
 use crate::api::service::Service;
 use crate::api::tokens::Tokens;
 use crate::daemon::inbox::{Batch, Inbox, Quit};
+use crate::daemon::lock::Lock;
 use crate::daemon::quotas::Quotas;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
@@ -55,14 +58,12 @@ use roommate_core::number::Number;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How to run a daemon.
 #[derive(Clone, Debug)]
@@ -159,8 +160,8 @@ impl Running {
 pub fn start(config: Config) -> Result<Running, AgentError> {
     config.mode.check()?;
     config.paths.create(config.mode.is_system())?;
-    let lock = lock(&config.paths)?;
-    let store = Store::open(&config.paths, config.keeping.journal_parts)?;
+    let lock = Lock::take(&config.paths)?;
+    let store = Store::open(&Os::real(), &config.paths, config.keeping.journal_parts)?;
     // First of all, because the address may be in use.
     let os = Os::real();
     let http = config.http.map(|at| Listening::at(at, &config.paths, &*os.disk)).transpose()?;
@@ -199,32 +200,6 @@ pub fn start(config: Config) -> Result<Running, AgentError> {
     Ok(Running { inbox, engine })
 }
 
-/// How long the lock is waited for: a supervisor that a killed daemon was spawning shares that
-/// daemon's lock until it has executed its program.
-const LOCK_WITHIN: Duration = Duration::from_secs(1);
-
-/// Locks the state for one daemon; the kernel releases the lock when the process ends.
-fn lock(paths: &Paths) -> Result<File, AgentError> {
-    let path = paths.lock();
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(AgentError::file("open", &path))?;
-    let patience = Instant::now() + LOCK_WITHIN;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= patience => {
-                return Err(AgentError::InUse { path: paths.root().to_owned() });
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) => return Err(AgentError::file("lock", &path)(e.into())),
-        }
-    }
-}
-
-pub(crate) fn unix_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
-}
-
 /// Real time as the engine counts it; continues across restarts and never goes backwards.
 pub(crate) struct Clock {
     base: Time,
@@ -258,7 +233,7 @@ pub(crate) struct JobRecord {
     /// Its number in the store and on the disk.
     pub(crate) id: u32,
     pub(crate) name: String,
-    pub(crate) row: JobRow,
+    pub(crate) row: Arc<JobRow>,
     /// Steps that survive a restart.
     pub(crate) checkpoint: f64,
     /// How it ended, once it has.
@@ -273,7 +248,7 @@ pub(crate) struct JobRecord {
 }
 
 impl JobRecord {
-    pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
+    pub(crate) fn new(id: u32, name: String, row: Arc<JobRow>) -> Self {
         let (checkpoint, outcome, starts, failures, carried) = (0.0, None, 0, 0, None);
         let bytes = quotas::bytes_of(&row);
         Self { id, name, row, checkpoint, outcome, starts, failures, carried, bytes }
@@ -321,7 +296,7 @@ pub(crate) struct Daemon {
     /// Whether the daemon ends once all processes have.
     quitting: bool,
     /// Held until the daemon ends.
-    lock: File,
+    lock: Lock,
 }
 
 /// How often limits on what is kept are enforced.
@@ -424,9 +399,14 @@ impl Daemon {
     }
 
     fn tidy(&mut self) -> Result<(), AgentError> {
+        // Another daemon may own the state by now.
+        self.lock.check()?;
+        self.store.check()?;
         let Config { paths, keeping, .. } = &self.config;
         let removed = self.remains.tidy(paths, keeping);
-        retention::forget(&mut self.past, &mut self.store, paths, keeping, &removed)
+        let (os, past) = (self.machine.os(), &mut self.past);
+        retention::forget(past, &mut self.store, (os, paths), keeping, &removed);
+        Ok(())
     }
 
     /// Steps the engine with the facts so far. What it decides becomes orders, which are carried out
@@ -444,7 +424,7 @@ impl Daemon {
         }
         self.wake = step.wake;
         let actions = step.actions.to_vec();
-        self.store.add_lines(&written(writer)?)?;
+        self.store.add_lines(&written(writer)?);
         self.note_outcomes(&facts, &actions)?;
         let orders: Vec<Order> = actions.into_iter().filter_map(|a| self.order(a)).collect();
         self.orders.extend(orders);
@@ -521,7 +501,7 @@ impl Daemon {
                 Report::Checkpointed { job, done } => {
                     let record = &mut self.jobs[job];
                     record.checkpoint = done;
-                    self.store.set_checkpoint(record.id, done)?;
+                    self.store.set_checkpoint(record.id, done);
                 }
                 Report::Notice { job, what } => self.log.notice(self.clock.now(), job, what),
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
@@ -583,7 +563,10 @@ impl Daemon {
         for (job, outcome) in outcomes {
             let record = &mut self.jobs[job];
             if record.outcome.is_none() {
-                self.store.set_outcome(record.id, &outcome)?;
+                // From now on it has no environment.
+                if let Some(row) = self.store.set_outcome(record.id, &outcome) {
+                    record.row = row;
+                }
                 self.remains.add(record.id);
                 record.outcome = Some(outcome);
             }

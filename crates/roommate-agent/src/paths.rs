@@ -130,9 +130,29 @@ impl Paths {
         self.root.join("lock")
     }
 
-    /// The store.
+    /// The log of the store.
     pub fn store(&self) -> PathBuf {
+        self.root.join("log")
+    }
+
+    /// The store of versions that used SQLite.
+    pub(crate) fn old_store(&self) -> PathBuf {
         self.root.join("store.db")
+    }
+
+    /// What users submitted, a file for each job.
+    pub(crate) fn submissions(&self) -> PathBuf {
+        self.root.join("submissions")
+    }
+
+    /// What a user submitted.
+    pub(crate) fn submission(&self, job: u32) -> PathBuf {
+        self.submissions().join(job.to_string())
+    }
+
+    /// What was found wrong with the state when daemons started.
+    pub fn notices(&self) -> PathBuf {
+        self.root.join("notices")
     }
 
     /// A copy of the journal, to be read by other programs.
@@ -175,9 +195,14 @@ impl Paths {
         self.root.join("devices")
     }
 
+    /// The folders of jobs.
+    pub(crate) fn jobs(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
     /// The folder of a job.
     pub fn job(&self, job: u32) -> PathBuf {
-        self.root.join("jobs").join(job.to_string())
+        self.jobs().join(job.to_string())
     }
 
     /// The folder that belongs to the job's owner: its output is written as that user.

@@ -32,20 +32,6 @@ fn align_words(rows: &[Vec<String>], words: usize) -> String {
     text
 }
 
-/// The text with its control characters written out, except ends of lines: what a job is called
-/// or runs must not command the terminal of whoever looks at it.
-fn printable(text: &str) -> String {
-    let commands = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(commands) {
-        return text.into();
-    }
-    let mut shown = String::new();
-    for c in text.chars() {
-        if commands(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
-    }
-    shown
-}
-
 /// Between two columns.
 const GAP: &str = "  ";
 

@@ -381,6 +381,9 @@ pub struct MachineView {
     pub gpus: Vec<GpuView>,
     /// The last events, oldest first.
     pub recent: Vec<EventLine>,
+    /// What was found wrong with the state when the daemon started, and what was done about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
 }
 
 /// How long a client waits for a reply, once it is connected.

@@ -131,7 +131,7 @@ mod tests {
     fn job(text: &str) -> JobRecord {
         let file = JobFile::read(text, Path::new("j.yaml")).unwrap();
         let row = JobRow { file, env: [].into(), owner: User::this(), submitted_unix_us: 0 };
-        JobRecord::new(0, "j".into(), row)
+        JobRecord::new(0, "j".into(), std::sync::Arc::new(row))
     }
 
     #[test]

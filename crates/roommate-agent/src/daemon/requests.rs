@@ -8,7 +8,7 @@ use crate::api::job_file::check::quoted;
 use crate::api::job_file::{self, JobFile};
 use crate::daemon::inbox::Quit;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, JobRecord, quotas, unix_us, written};
+use crate::daemon::{Daemon, JobRecord, quotas, written};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
@@ -77,7 +77,7 @@ impl Daemon {
                 self.inbox.quit(Quit { stop_jobs });
                 Reply::Done { what: "the daemon ends".into() }
             }
-            Request::Machine {} => Reply::Machine(Box::new(self.machine_view(caller)?)),
+            Request::Machine {} => Reply::Machine(Box::new(self.machine_view(caller))),
             Request::Logs { .. }
             | Request::Journal { .. }
             | Request::TokenCreate(_)
@@ -120,7 +120,7 @@ impl Daemon {
         let owner = self.config.mode.owner(caller);
         // Keys of different users are different, whatever they chose.
         let key = format!("{} {}", owner.uid, submit.key);
-        if let Some(name) = self.store.submitted_as(&key)? {
+        if let Some(name) = self.store.submitted_as(&key) {
             return Ok(Reply::Submitted { name });
         }
         if let Err(what) = submit.check() {
@@ -130,8 +130,8 @@ impl Daemon {
         if let Err(e) = self.can_run(&submit, &owner) {
             return Ok(e.into());
         }
-        let row =
-            JobRow { file: submit.file, env: submit.env, owner, submitted_unix_us: unix_us() };
+        let submitted_unix_us = self.machine.os().unix_us();
+        let row = JobRow { file: submit.file, env: submit.env, owner, submitted_unix_us };
         if let Some((what, hint)) = self.over_quota(&row) {
             return Ok(Reply::error(what, &hint));
         }
@@ -148,8 +148,8 @@ impl Daemon {
         let line = JobLine { idx, name: name.clone(), spec, owner: Some(row.owner.name.clone()) };
         writer.job(&line);
         self.log.job(&line);
-        let id = self.store.add_job(idx.0, &key, &name, &row)?;
-        self.store.add_lines(&written(writer)?)?;
+        let (id, row) = self.store.add_job(idx.0, &key, &name, row)?;
+        self.store.add_lines(&written(writer)?);
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
         self.by = Some(caller.user.name.clone());

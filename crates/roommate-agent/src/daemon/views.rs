@@ -1,7 +1,6 @@
 //! Views of jobs and of the daemon for people: the engine's estimates and the machine's
 //! observations together.
 
-use crate::AgentError;
 use crate::api::caller::Caller;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
@@ -155,7 +154,7 @@ impl Daemon {
         if known { record.name.clone() } else { FOREIGN.into() }
     }
 
-    pub(super) fn machine_view(&self, caller: &Caller) -> Result<MachineView, AgentError> {
+    pub(super) fn machine_view(&self, caller: &Caller) -> MachineView {
         let why = self.head.continues.as_ref();
         let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
         let mib = self.store.bytes() as f64 / f64::from(1 << 20);
@@ -163,7 +162,7 @@ impl Daemon {
             Some(job) => caller.sees(&self.jobs[job].row.owner),
             None => caller.admin,
         };
-        Ok(MachineView {
+        MachineView {
             pid: std::process::id(),
             policy: self.head.policy.clone(),
             cluster: self.head.cluster.to_string(),
@@ -172,11 +171,12 @@ impl Daemon {
             up_s: Number::of(self.clock.now().secs()),
             jobs: self.jobs.iter().filter(|j| j.outcome.is_none()).count(),
             rss_mib: Number::of(rss_mib()),
-            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
+            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()),
             http: self.http.clone(),
             gpus: self.machine.gpus(),
             recent: self.log.lines(&about, &|job| self.name_for(job, caller)),
-        })
+            notices: self.store.notices().to_vec(),
+        }
     }
 }
 

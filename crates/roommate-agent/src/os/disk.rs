@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// A file that is being written.
@@ -52,6 +52,9 @@ pub(crate) trait Disk: Send + Sync {
     fn give(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()>;
     /// Lets all users pass through a folder without seeing what is in it.
     fn open_to_all(&self, path: &Path) -> io::Result<()>;
+    /// Which file has this name now, and its length: a number that no other file has, as long as
+    /// this one exists.
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)>;
     /// Returns when names created, changed and removed in this folder survive a loss of power.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
@@ -150,6 +153,11 @@ impl Disk for RealDisk {
 
     fn open_to_all(&self, path: &Path) -> io::Result<()> {
         fs::set_permissions(path, fs::Permissions::from_mode(0o711))
+    }
+
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.ino(), found.len()))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {

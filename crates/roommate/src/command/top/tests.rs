@@ -59,6 +59,7 @@ fn snapshot() -> Snapshot {
             journal: "part 1, 0.0 MiB".into(),
             http: None,
             gpus: Vec::new(),
+            notices: Vec::new(),
             recent: vec![
                 event(1.0, "resnet", "submitted"),
                 event(1.0, "resnet", "to start on device 0"),
