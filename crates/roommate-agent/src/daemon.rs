@@ -19,7 +19,7 @@
 //!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
-mod inbox;
+pub(crate) mod inbox;
 pub(crate) mod lock;
 pub mod quotas;
 mod recovery;
@@ -299,8 +299,6 @@ pub(crate) struct Daemon {
     lock: Lock,
 }
 
-/// How often limits on what is kept are enforced.
-const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// Step time that stands for a job that makes no progress, in seconds.
 const NEVER_S: Number = Number::of(1e12);
 
@@ -353,7 +351,7 @@ impl Daemon {
         self.machine.poll();
         self.take_reports()?;
         let now = self.machine.os().now();
-        if now.duration_since(self.tidied) >= TIDY_EVERY {
+        if now.duration_since(self.tidied) >= self.config.keeping.tidy_every {
             self.tidied = now;
             self.tidy()?;
         }
@@ -382,7 +380,7 @@ impl Daemon {
 
     /// Continues in a new part of the journal, in the same way as after a restart. Tenants with the
     /// SDK connect again.
-    fn in_a_new_part(self) -> Result<Self, AgentError> {
+    pub(crate) fn in_a_new_part(self) -> Result<Self, AgentError> {
         let http = self.http;
         let (config, store, inbox, lock) = (self.config, self.store, self.inbox, self.lock);
         let daemon = Self::recover(config, store, inbox, lock, Some(self.machine))?;
@@ -392,7 +390,7 @@ impl Daemon {
     /// How long the daemon may wait for an input.
     pub(crate) fn until_next(&self) -> Duration {
         let now = self.machine.os().now();
-        let tidy = TIDY_EVERY.saturating_sub(now.duration_since(self.tidied));
+        let tidy = self.config.keeping.tidy_every.saturating_sub(now.duration_since(self.tidied));
         let wake = self.wake.map(|w| Duration::from_micros(w.0.saturating_sub(self.clock.now().0)));
         let due = self.machine.due().map(|d| d.saturating_duration_since(now));
         [Some(tidy), wake, due].into_iter().flatten().min().unwrap_or(tidy)

@@ -238,6 +238,20 @@ impl Device {
         })
     }
 
+    /// Devices of a twin.
+    #[cfg(test)]
+    pub(crate) fn twin(kind: Kind, devices: u16, groups: Option<Arc<dyn Groups>>) -> Self {
+        let tier = if groups.is_some() { Tier::CgroupV2 } else { Tier::Cooperative };
+        let tested = |tier| SelfTest { tier, what: "a twin".into() };
+        match kind {
+            Kind::Cpu => {
+                let cores = (0..u32::from(devices)).collect();
+                Self::Cpu(CpuDevice::new(cores, Some(devices), groups, tested(tier)))
+            }
+            Kind::Cuda => Self::Cuda(CudaDevice::twin(devices, tested(Tier::TimeSlicing))),
+        }
+    }
+
     /// The machine as a cluster of one node.
     pub(crate) fn cluster(&self) -> Cluster {
         match self {
@@ -302,7 +316,7 @@ impl Device {
     pub(crate) fn attend_every(&self, now: Instant) -> Option<Duration> {
         match self {
             Self::Cpu(_) => None,
-            Self::Cuda(d) => Some(d.attend_every(now)),
+            Self::Cuda(d) => d.attend_every(now),
         }
     }
 

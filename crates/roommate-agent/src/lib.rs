@@ -26,6 +26,8 @@ pub mod paths;
 pub mod process;
 pub mod profiling;
 pub mod protocol;
+#[cfg(test)]
+mod twin;
 
 pub use api::client::Client;
 pub use error::AgentError;

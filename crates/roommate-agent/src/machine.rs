@@ -44,6 +44,8 @@ use crate::machine::process_control::ProcessControl;
 use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
+#[cfg(test)]
+use crate::os::Groups;
 use crate::os::Os;
 use crate::paths::{self, Paths};
 use crate::process::supervisor::RunAs;
@@ -298,6 +300,17 @@ impl Machine {
         })?;
         let control = ProcessControl { os, groups: groups.ok() };
         Ok(Self::new(setup, control, device, deliver))
+    }
+
+    /// A machine of a twin.
+    #[cfg(test)]
+    pub(crate) fn of_twin(
+        setup: Setup,
+        (os, groups): (Os, Option<Arc<dyn Groups>>),
+        device: Device,
+        deliver: Deliver<Input>,
+    ) -> Self {
+        Self::new(setup, ProcessControl { os, groups }, device, deliver)
     }
 
     /// A machine with these devices.

@@ -102,7 +102,7 @@ impl Rebuilt {
 
 impl Daemon {
     /// The daemon in the state of its predecessor, or a new one.
-    pub(super) fn recover(
+    pub(crate) fn recover(
         config: Config,
         mut store: Store,
         inbox: Arc<Inbox>,
@@ -111,8 +111,12 @@ impl Daemon {
     ) -> Result<Self, AgentError> {
         let mut lines = store.lines()?;
         if lines.is_empty() {
-            let opened = machine.insert(open_new(&config, &inbox)?);
-            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref())?;
+            let opened = match machine.take() {
+                Some(opened) => opened,
+                None => open_new(&config, &inbox)?,
+            };
+            lines = first_lines(&new_head(&config, &opened)?, config.known.as_ref())?;
+            machine = Some(opened);
             store.add_lines(&lines);
             store.commit()?;
         }

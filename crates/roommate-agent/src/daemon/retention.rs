@@ -27,6 +27,8 @@ pub struct Keeping {
     pub journal_bytes: u64,
     /// Earlier parts of the journal that are kept.
     pub journal_parts: usize,
+    /// How often the limits are enforced, and the state is checked to be still there.
+    pub tidy_every: Duration,
 }
 
 /// How many times longer a journal may become while jobs run, because the policy loses what it has
@@ -43,6 +45,7 @@ impl Default for Keeping {
             ended_jobs: 1_000,
             journal_bytes: 16 << 20,
             journal_parts: 8,
+            tidy_every: Duration::from_secs(5),
         }
     }
 }

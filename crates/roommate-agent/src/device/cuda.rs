@@ -52,7 +52,7 @@ struct Gpu {
     mps: Option<Arc<Watched>>,
     strays: Mutex<Seen>,
     /// Held while this daemon uses the GPU.
-    _claim: Claim,
+    _claim: Option<Claim>,
 }
 
 /// The strays of the last reading.
@@ -96,12 +96,25 @@ impl CudaDevice {
             let whole = u16::try_from(found.groups).unwrap_or(0);
             let rest = info.sms.saturating_sub(whole * GRAIN);
             let groups = SmGroups { groups: whole, rest };
-            gpus.push(Gpu { info, groups, mps, strays: Mutex::default(), _claim: claim });
+            gpus.push(Gpu { info, groups, mps, strays: Mutex::default(), _claim: Some(claim) });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let mut tested = tested.ok_or("there is no GPU here")?;
         tested.what = left_out.iter().fold(tested.what, |text, more| format!("{text}; {more}"));
         Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested })
+    }
+
+    /// GPUs of a twin, without MPS.
+    #[cfg(test)]
+    pub(super) fn twin(devices: u16, tested: SelfTest) -> Self {
+        let gpu = |index: u16| Gpu {
+            info: GpuInfo::twin(index),
+            groups: SmGroups::default(),
+            mps: None,
+            strays: Mutex::default(),
+            _claim: None,
+        };
+        Self { sampler: Sampler::twin(), gpus: (0..devices).map(gpu).collect(), tested }
     }
 
     pub(super) fn cluster(&self) -> Cluster {
@@ -225,9 +238,13 @@ impl CudaDevice {
         notices
     }
 
-    pub(super) fn attend_every(&self, now: Instant) -> Duration {
-        let busy = self.gpus.iter().filter_map(|g| g.mps.as_ref()).any(|mps| mps.is_busy(now));
-        if busy { ATTEND_BUSY } else { ATTEND_EVERY }
+    pub(super) fn attend_every(&self, now: Instant) -> Option<Duration> {
+        let mut all = self.gpus.iter().filter_map(|g| g.mps.as_ref());
+        if all.any(|mps| mps.is_busy(now)) {
+            return Some(ATTEND_BUSY);
+        }
+        // Without a driver nobody says which processes are there.
+        self.sampler.watches().then_some(ATTEND_EVERY)
     }
 
     /// The last reading of each GPU.

@@ -90,7 +90,9 @@ impl Peer {
     #[cfg(test)]
     pub(crate) fn pair(id: u64) -> (Self, UnixStream) {
         let (stream, other) = UnixStream::pair().unwrap();
-        (Self { id, stream: Arc::new(stream), lobby: Arc::default() }, other)
+        let (stream, lobby) = (Arc::new(stream), Arc::new(Lobby::default()));
+        lobby.come(id, &stream, Instant::now()).unwrap();
+        (Self { id, stream, lobby }, other)
     }
 
     pub(crate) fn hang_up(&self) {

@@ -17,13 +17,13 @@ impl Machine {
     /// Forces tenants that have not followed an order in time.
     pub(super) fn press_deadlines(&mut self) {
         let now = self.now();
-        let mut frozen = Vec::new();
+        let (mut frozen, mut started) = (Vec::new(), Vec::new());
         for (job, known) in &mut self.jobs {
             let late = |t: &&mut super::Tenant| t.deadline.is_some_and(|d| d <= now);
             let Some(t) = known.tenant.as_mut().filter(late) else { continue };
             t.deadline = None;
             match &mut t.goal {
-                Goal::Run => {}
+                Goal::Run => started.extend(t.hello_due.take().map(|begun| (*job, begun.done))),
                 Goal::Suspend { still } => {
                     if !std::mem::replace(still, true) {
                         self.control.freeze(t);
@@ -41,6 +41,9 @@ impl Machine {
                     t.deadline = Some(now + GRACE);
                 }
             }
+        }
+        for (job, done) in started {
+            self.report(Report::Started { job, done });
         }
         for job in frozen {
             self.report(Report::Stopped { job, done: None });

@@ -19,6 +19,9 @@ use std::time::Duration;
 
 /// How long a tenant may take to follow an order before it is forced.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
+/// How long a job that uses the SDK may take to connect. After that it counts as started: others
+/// must not wait for it.
+const HELLO_WITHIN: Duration = Duration::from_secs(120);
 /// How long adopted tenants have to connect again.
 const COME_BACK: Duration = Duration::from_secs(2);
 
@@ -103,8 +106,11 @@ impl Machine {
     fn begun(&mut self, job: JobIdx, begun: Begun, awaits_hello: bool) {
         if !awaits_hello {
             self.report(Report::Started { job, done: begun.done });
-        } else if let Some(t) = self.tenant_mut(job) {
-            t.hello_due = Some(begun);
+            return;
+        }
+        let late = self.now() + HELLO_WITHIN;
+        if let Some(t) = self.tenant_mut(job) {
+            (t.hello_due, t.deadline) = (Some(begun), Some(late));
         }
     }
 

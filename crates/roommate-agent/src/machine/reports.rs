@@ -144,6 +144,9 @@ impl Machine {
             old.hang_up();
         }
         let (knobs, devices, begun) = (t.knobs, t.gpus.len(), t.hello_due.take());
+        if begun.is_some() && t.goal == Goal::Run {
+            t.deadline = None;
+        }
         let _ = self.device.confine(&group, devices, known.allowed(knobs), true);
         if let Some(begun) = begun {
             self.report(Report::Started { job, done: begun.done });

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 struct Inode {
     bytes: Vec<u8>,
     synced: Vec<u8>,
+    /// Length at the sync before the last one.
+    before: usize,
 }
 
 /// A name of a file, or a folder.
@@ -82,6 +84,18 @@ impl Files {
             Some(node) => durable.insert(change.path, node),
             None => durable.remove(&change.path),
         };
+    }
+
+    /// The disk had only pretended to sync a log for the last time, and had written its copy: only
+    /// the copy has the last lines then.
+    pub(super) fn forget_sync(&mut self, log: &Path, copy: &Path) {
+        let (Ok(log), Ok(copy)) = (self.file(log), self.file(copy)) else { return };
+        let copy = &mut self.inodes[copy];
+        copy.synced.clone_from(&copy.bytes);
+        let log = &mut self.inodes[log];
+        if log.bytes == log.synced && log.before > 0 {
+            log.synced.truncate(log.before);
+        }
     }
 
     /// What was not synced is lost, up to a part that the seed decides.
@@ -157,7 +171,8 @@ impl Appending for TwinFile {
     fn sync(&mut self) -> io::Result<()> {
         self.disk.faults.call()?;
         let mut files = self.disk.files();
-        let Inode { bytes, synced } = &mut files.inodes[self.inode];
+        let Inode { bytes, synced, before } = &mut files.inodes[self.inode];
+        *before = synced.len();
         if bytes.len() >= synced.len() && bytes.starts_with(synced) {
             let from = synced.len();
             synced.extend_from_slice(&bytes[from..]);
@@ -290,6 +305,13 @@ impl Disk for TwinDisk {
 
     fn open_to_all(&self, _path: &Path) -> io::Result<()> {
         self.faults.call()
+    }
+
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)> {
+        self.faults.call()?;
+        let files = self.files();
+        let inode = files.file(path)?;
+        Ok((inode as u64, files.inodes[inode].bytes.len() as u64))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {

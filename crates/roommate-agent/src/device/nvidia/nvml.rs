@@ -30,6 +30,26 @@ pub(crate) struct GpuInfo {
     pub(crate) default_compute_mode: bool,
 }
 
+#[cfg(test)]
+impl GpuInfo {
+    /// A GPU of a twin.
+    pub(crate) fn twin(index: u16) -> Self {
+        Self {
+            index: index.into(),
+            uuid: format!("GPU-{index}"),
+            name: "twin".into(),
+            model: "h200".into(),
+            sms: 132,
+            mem_mib: 140_000,
+            driver: "1".into(),
+            cuda: "13.0".into(),
+            mig: false,
+            gpm: false,
+            default_compute_mode: true,
+        }
+    }
+}
+
 /// Selects another library instead of the driver's, for tests.
 pub(super) const LIBRARY_VARIABLE: &str = "ROOMMATE_NVML_LIBRARY";
 /// The name without a version exists only where CUDA development files are installed.

@@ -73,6 +73,18 @@ impl Sampler {
     /// The default period: it costs less than a percent of a core, and GPM is exact over it.
     pub(crate) const USUAL: Duration = Duration::from_secs(1);
 
+    /// One that never has a sample.
+    #[cfg(test)]
+    pub(crate) fn twin() -> Self {
+        let (_, ended) = mpsc::channel();
+        Self { latest: Arc::default(), order: Vec::new(), stop: None, ended }
+    }
+
+    /// Whether there is something to sample.
+    pub(crate) fn watches(&self) -> bool {
+        !self.order.is_empty()
+    }
+
     /// Starts to sample.
     pub(crate) fn start(gpus: &[GpuInfo], period: Duration) -> Self {
         Self::with(nvml::library(), gpus, period)
