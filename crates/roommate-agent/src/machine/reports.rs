@@ -16,6 +16,8 @@ const SAMPLE_CHANGE: f64 = 0.1;
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// The same for a job whose batch size may be tuned, because the search waits for its samples.
 const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
+/// No sample is reported sooner than this after the last one: each is a line in the journal.
+const SAMPLE_LEAST: Duration = Duration::from_millis(200);
 
 /// The last sample that was reported of a job.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +53,9 @@ impl Machine {
             FromTenant::Suspended(done) => self.on_suspended(job, done.done),
             FromTenant::Resumed(_) => {
                 if let Some(known) = self.jobs.get_mut(&job) {
-                    (known.sampled, known.tally) = (None, None);
+                    known.tally = None;
+                    // Its next steps are reported, whatever they take.
+                    known.sampled = known.sampled.map(|was| Sampled { step_s: 0.0, ..was });
                 }
             }
             FromTenant::Checkpointed(done) => {
@@ -177,8 +181,10 @@ impl Machine {
         }
         tally.steps += stepped.steps;
         tally.busy_s += step_s * stepped.steps as f64;
-        let late = known.sampled.is_some_and(|was| was.at.elapsed() >= every);
-        if (changed || late) && tally.busy_s > 0.0 {
+        let since = known.sampled.map(|was| was.at.elapsed());
+        let late = since.is_some_and(|since| since >= every);
+        let early = since.is_some_and(|since| since < SAMPLE_LEAST);
+        if (changed || late) && !early && tally.busy_s > 0.0 {
             let step_s = tally.busy_s / tally.steps as f64;
             let (busy, dram) = match reading {
                 // The counters of a GPU can be attributed to a tenant only if it is the only one.
