@@ -472,7 +472,8 @@ impl Machine {
 
     /// Why a job with a guaranteed speed is not protected at present, if it is not.
     pub(crate) fn lapse(&self, job: JobIdx) -> Option<Lapse> {
-        self.guards.get(&job)?.lapse(self.now())
+        let guard = self.guards.get(&job).filter(|_| self.has_roommates(job))?;
+        guard.lapse(self.now())
     }
 
     /// The connection of the attempt in this folder.

@@ -138,12 +138,12 @@ pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Input>) {
         let Some(id) = next.next() else { return };
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let peer = Peer { id, stream, lobby: Arc::clone(&lobby) };
-        receive(peer, to);
+        receive(&peer, to);
     }
 }
 
 /// Takes a connection into the lobby, and starts to read it.
-fn receive(peer: Peer, to: &Deliver<Input>) {
+fn receive(peer: &Peer, to: &Deliver<Input>) {
     loop {
         match peer.lobby.come(peer.id, &peer.stream, Instant::now()) {
             Ok(true) => break,

@@ -18,6 +18,8 @@ const SAMPLE_CHANGE: f64 = 0.1;
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// The same for a job whose batch size may be tuned, because the search waits for its samples.
 const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
+/// No sample is reported sooner than this after the last one: each is a line in the journal.
+const SAMPLE_LEAST: Duration = Duration::from_millis(200);
 
 /// The last sample that was reported of a job.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +55,9 @@ impl Machine {
             FromTenant::Suspended(done) => self.on_suspended(job, done.done),
             FromTenant::Resumed(_) => {
                 if let Some(known) = self.jobs.get_mut(&job) {
-                    (known.sampled, known.tally) = (None, None);
+                    known.tally = None;
+                    // Its next steps are reported, whatever they take.
+                    known.sampled = known.sampled.map(|was| Sampled { step_s: 0.0, ..was });
                 }
             }
             FromTenant::Checkpointed(done) => {
@@ -186,10 +190,12 @@ impl Machine {
         }
         tally.steps = tally.steps.saturating_add(stepped.steps);
         tally.busy_s += step_s * stepped.steps as f64;
-        let late = known.sampled.is_some_and(|was| now.duration_since(was.at) >= every);
+        let since = known.sampled.map(|was| now.duration_since(was.at));
+        let late = since.is_some_and(|since| since >= every);
+        let early = since.is_some_and(|since| since < SAMPLE_LEAST);
         // Steps of no length were not measured.
         let mean_s = Number::of(tally.busy_s / tally.steps as f64);
-        if (changed || late) && mean_s >= Positive::LEAST {
+        if (changed || late) && !early && mean_s >= Positive::LEAST {
             let (busy, dram) = match reading {
                 // The counters of a GPU can be attributed to a tenant only if it is the only one.
                 Some(_) if !alone => (0.0, 0.0),

@@ -21,8 +21,10 @@ use roommate_core::knobs::Knobs;
 use roommate_core::performance::throttle::{PERIOD, Throttle};
 use std::time::{Duration, Instant};
 
-/// Steps from which the step time alone is learned.
+/// Steps from which the step time alone is learned, and of how many it is when they are long.
 const BASELINE_STEPS: f64 = 10.0;
+const LONG_STEPS: f64 = 2.0;
+const LONG_STEPS_S: f64 = 20.0;
 /// Weight of earlier observations relative to the next: throttled roommates run in bursts, of which
 /// one observation sees none and the next two.
 const MEMORY: f64 = 0.75;
@@ -32,7 +34,8 @@ const ALARM: f64 = 2.0;
 const FORGET: f64 = 0.99;
 /// How long a job may take to follow new orders; after that it never will.
 const CHANGES_WITHIN: Duration = Duration::from_secs(2);
-/// After this time without a report a guarded job is taken to be below its floor.
+/// After this time without a report, or that of two steps, a guarded job is taken to be below its
+/// floor.
 const SILENCE: Duration = Duration::from_secs(5);
 /// After this time without a report the job's claim lapses: its roommates run at full pace until it
 /// reports again.
@@ -162,7 +165,6 @@ impl Guard {
         if !self.on_duty {
             *self = self.afresh(now);
         }
-        self.watch(true, now);
         self.heard = now;
         if self.told.is_some_and(|at| now.duration_since(at) < CHANGES_WITHIN) {
             return;
@@ -209,7 +211,8 @@ impl Guard {
     /// The job is about to get new orders: what was learned is void, and roommates are paused at
     /// once instead of after its next report.
     pub(crate) fn begin_again(&mut self, batch: u32, now: Instant) {
-        *self = Self { batch, told: Some(now), ..self.afresh(now) };
+        let on_duty = self.on_duty;
+        *self = Self { batch, on_duty, told: Some(now), ..self.afresh(now) };
     }
 
     /// A guard of the same job that has learned nothing yet. The credit is kept.
@@ -219,9 +222,10 @@ impl Guard {
 
     /// Accounts for the time since the last call; called at least once a second. `present`: the job
     /// is running and connected. One that was away is on duty again from its next report on.
-    pub(crate) fn watch(&mut self, present: bool, now: Instant) {
+    /// `shared`: it has roommates.
+    pub(crate) fn watch(&mut self, present: bool, shared: bool, now: Instant) {
         self.on_duty &= present;
-        let paused = self.pace_permille(now) == 0;
+        let paused = shared && self.pace_permille(now) == 0;
         // A job that roommates slowed, and that is as fast as alone without them, needs the pause.
         let helps = self.harmed && self.slow.is_none() && !self.is_silent(now);
         self.credit.account(paused && !helps, now);
@@ -238,8 +242,11 @@ impl Guard {
         }
     }
 
+    /// Whether it has not reported for longer than its steps take.
     fn is_silent(&self, now: Instant) -> bool {
-        now.saturating_duration_since(self.heard) > SILENCE
+        let two_steps_s = 2.0 * self.own_step_s().unwrap_or(0.0);
+        let silence = SILENCE.as_secs_f64().max(two_steps_s).min(GIVES_UP.as_secs_f64());
+        now.saturating_duration_since(self.heard).as_secs_f64() > silence
     }
 
     /// Learns the step time alone anew from what the job shows while its roommates are paused, if it
@@ -266,7 +273,8 @@ impl Guard {
     /// Seconds per step alone, once known.
     fn own_step_s(&self) -> Option<f64> {
         let Taken { steps, s, .. } = self.alone;
-        (steps >= BASELINE_STEPS && s > 0.0).then(|| s / steps)
+        let enough = steps >= BASELINE_STEPS || (steps >= LONG_STEPS && s >= LONG_STEPS_S);
+        (enough && s > 0.0).then(|| s / steps)
     }
 
     /// Observes the slowdown; returns whether it is too large.
@@ -424,10 +432,10 @@ mod tests {
         guard.hear(report(90, 0.01, 64), false, false, silent);
         assert_eq!((guard.pace_permille(silent), guard.lapse(silent)), (20, None));
         // A job that is away is not silent, and is learned anew when it is back.
-        guard.watch(false, silent);
+        guard.watch(false, true, silent);
         let back = silent + 2 * GIVES_UP;
         assert_eq!((guard.pace_permille(back), guard.lapse(back)), (1000, None));
-        guard.watch(true, back);
+        guard.watch(true, true, back);
         assert_eq!(guard.pace_permille(back), 1000);
         guard.hear(report(1, 0.01, 64), true, false, back);
         assert_eq!((guard.pace_permille(back), guard.own_step_s()), (0, None));
@@ -458,7 +466,7 @@ mod tests {
         let (mut paused_s, mut lapsed_s) = (0, 0);
         for s in 0..36_000 {
             now += Duration::from_secs(1);
-            guard.watch(true, now);
+            guard.watch(true, true, now);
             let pace = guard.pace_permille(now);
             paused_s += u64::from(pace == 0);
             lapsed_s += u64::from(guard.lapse(now).is_some());
@@ -497,8 +505,11 @@ mod tests {
         });
         assert_eq!(lapsed_s, 0);
         assert!(paused_s > 18_000, "{paused_s}");
-        // One that stands still for half a minute every ten minutes stays protected as well.
+        // So does one that stands still for half a minute every ten minutes, and one whose steps
+        // take longer than others are silent.
         let (_, lapsed_s) = ten_hours(|s, _| (s % 600 > 28).then_some(report(100, 0.01, 64)));
+        assert_eq!(lapsed_s, 0);
+        let (_, lapsed_s) = ten_hours(|s, _| (s % 14 == 0).then_some(report(1, 14.0, 64)));
         assert_eq!(lapsed_s, 0);
     }
 

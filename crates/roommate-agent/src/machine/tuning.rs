@@ -158,16 +158,31 @@ impl Machine {
         jobs.into_iter().zip(sm_partition::ranges(groups, &claims)).collect()
     }
 
+    /// Whether another tenant uses one of the job's GPUs.
+    pub(super) fn has_roommates(&self, job: JobIdx) -> bool {
+        let shares = |gpu: &GpuIdx| self.tenants_of(*gpu).any(|(other, _)| other != job);
+        self.tenant(job).is_some_and(|t| t.gpus.iter().any(shares))
+    }
+
+    /// Has the guards account for the time that passed. A job that is away for a moment keeps its
+    /// guard, and so the credit that it has used up.
+    fn watch_guards(&mut self) {
+        let now = self.now();
+        let mut guards = std::mem::take(&mut self.guards);
+        guards.retain(|job, guard| {
+            let guarded = self.tenant(*job).filter(|t| t.knobs.floor_permille > 0);
+            if let Some(t) = guarded {
+                let present = t.goal == Goal::Run && t.peer.is_some();
+                guard.watch(present, self.has_roommates(*job), now);
+            }
+            guarded.is_some()
+        });
+        self.guards = guards;
+    }
+
     /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
-        let (jobs, now) = (&self.jobs, self.control.os.now());
-        // A job that is only away for a moment keeps its guard, and what the guard knows of it.
-        self.guards.retain(|job, guard| {
-            let tenant = jobs.get(job).and_then(|j| j.tenant.as_ref());
-            let tenant = tenant.filter(|t| t.knobs.floor_permille > 0);
-            guard.watch(tenant.is_some_and(|t| t.goal == Goal::Run && t.peer.is_some()), now);
-            tenant.is_some()
-        });
+        self.watch_guards();
         let runs = |t: &Tenant| t.goal == Goal::Run;
         let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));
         for job in running.map(|(job, _)| *job).collect::<Vec<_>>() {
