@@ -17,6 +17,7 @@ use roommate_core::idx::{GpuIdx, Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::{Class, Slo, Spec};
 use roommate_core::math::rng::Rng;
+use roommate_core::number::{Number, Number32};
 use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::{Predicted, Profile, Profiled, Serving};
@@ -134,11 +135,11 @@ impl Crowd {
             let (sm, dram) = TRAININGS[task];
             let slower = 1.0 + sm * others.map(busy).sum::<f64>();
             let sample = Sample {
-                step_s: 0.1 * (0.3 + 0.7 * f64::from(batch) / 64.0) * slower,
+                step_s: Number::of(0.1 * (0.3 + 0.7 * f64::from(batch) / 64.0) * slower),
                 batch,
-                noise_scale: 1e3,
-                sm_util: sm as f32,
-                dram_util: dram as f32,
+                noise_scale: Number32::of(1e3),
+                sm_util: Number32::of(sm as f32),
+                dram_util: Number32::of(dram as f32),
                 ..Sample::default()
             };
             Event::Sampled { job, sample }
@@ -154,9 +155,11 @@ impl Crowd {
         let crowd = state.gpu(state.job(job).gpus[0]).tenants.len() as f64 - 1.0;
         let noise = 1.0 + 0.05 * self.rng.unit();
         let sample = Sample {
-            step_s: batch_s(service, batch, knobs.reach()) * (1.0 + 0.2 * crowd) * noise,
+            step_s: Number::of(
+                batch_s(service, batch, knobs.reach()) * (1.0 + 0.2 * crowd) * noise,
+            ),
             p99_us: SERVICES[service].0 * 500,
-            load_rps: 150.0 + 100.0 * self.rng.unit() as f32,
+            load_rps: Number32::of(150.0 + 100.0 * self.rng.unit() as f32),
             ..Sample::default()
         };
         Event::Sampled { job, sample }

@@ -181,7 +181,7 @@ fn progress_follows_goodput() {
     near(recorded.finished[0].0, 40.0 + 60.0 / each);
     assert_eq!(recorded.tuned[0].batch, 256);
     let last = recorded.samples.last().unwrap().2;
-    assert_eq!((last.batch, last.noise_scale, last.step_s), (256, 64.0, 1.0));
+    assert_eq!((last.batch, last.noise_scale.get(), last.step_s.get()), (256, 64.0, 1.0));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn growing_noise_raises_the_goodput_of_a_large_batch() {
     let (recorded, journal) = Case::new(vec![training.clone()], &[(0.0, 0, 256)]).run();
     let stage_s = |s: u32| 5.0 / goodput_factor(64.0, 256.0, f64::from(noise.at(s)));
     near(recorded.finished[0].0, (0..Noise::STAGES).map(stage_s).sum());
-    let samples: Vec<f32> = recorded.samples.iter().map(|s| s.2.noise_scale).collect();
+    let samples: Vec<f32> = recorded.samples.iter().map(|s| s.2.noise_scale.get()).collect();
     let mut stages: Vec<f32> = (0..Noise::STAGES).map(|s| noise.at(s)).collect();
     stages.dedup();
     let mut sampled = samples;
@@ -231,7 +231,7 @@ fn step_times_are_as_measured_alone_and_co_located() {
     case.truth = truth.model(&case.profiles()).0;
     let (recorded, _) = case.run();
     let samples: Vec<(u32, f64)> =
-        recorded.samples.iter().map(|s| (s.2.batch, s.2.step_s)).collect();
+        recorded.samples.iter().map(|s| (s.2.batch, s.2.step_s.get())).collect();
     for batch in [64, 128, 90] {
         let (_, sampled_s) = samples.iter().find(|t| t.0 == batch).unwrap();
         near(*sampled_s, step_s(batch) / step_s(64));

@@ -62,7 +62,7 @@ impl Observer for Facts {
                     self.served.push((step.at, *served));
                 }
                 Event::Sampled { job, sample } if *job == self.of && sample.load_rps > 0.0 => {
-                    self.sampled.push((step.at, sample.load_rps, sample.p99_us));
+                    self.sampled.push((step.at, sample.load_rps.get(), sample.p99_us));
                 }
                 Event::Cancelled(job) if *job == self.of => self.cancelled.push(step.at),
                 _ => {}

@@ -51,7 +51,7 @@ impl Observer for Ends {
                 Event::Stopped { job, done } | Event::Failed { job, done, .. } => {
                     self.failures += u64::from(matches!(fact, Event::Failed { .. }));
                     let most = &mut self.most_done[*job];
-                    *most = most.max(*done);
+                    *most = most.max(done.get());
                 }
                 _ => {}
             }
@@ -252,7 +252,8 @@ fn under_faults_every_job_ends_once_with_consistent_totals() {
                 let most = run.ends.most_done[i];
                 assert!(most <= job.work + 1e-6, "{context}job {i} did {most} steps");
                 let kinds = case.cluster.gpu_models.iter().map(|k| k.speed);
-                let measured = case.profiles.iter().flat_map(|p| p.model_speed.iter().map(|k| k.1));
+                let measured = case.profiles.iter().flat_map(|p| p.model_speed.iter());
+                let measured = measured.map(|(_, speed)| speed.get());
                 let fed = case.profiles.iter().filter_map(|p| p.sensitivity.as_ref());
                 let fed = fed.flat_map(|s| s.points().map(|p| p.1)).fold(1.0, f64::max);
                 // A larger batch size raises the work per step at most in proportion.

@@ -598,7 +598,7 @@ mod tests {
             (format!("command: {}", "[".repeat(400_000)), depth),
             (format!("command: {}", "{a: ".repeat(200_000)), depth),
             (format!("command:\n  {}x", "- ".repeat(200_000)), depth),
-            ((0..1_400).map(|i| format!("{}a:\n", " ".repeat(i))).collect(), depth),
+            ((0..1_400).flat_map(|i| [" ".repeat(i), "a:\n".into()]).collect(), depth),
         ] {
             let error = outcome(&text);
             assert!(error.contains(what), "{}: {}", &text[..20], &error[..error.len().min(300)]);

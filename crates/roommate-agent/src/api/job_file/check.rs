@@ -170,7 +170,10 @@ fn is_printable(c: char) -> bool {
 fn check_path(field: &str, path: Option<&Path>) -> Result<(), String> {
     let Some(path) = path else { return Ok(()) };
     let Some(text) = path.to_str() else {
-        return Err(format!("{field}: expected a path in UTF-8, found {path:?}"));
+        return Err(format!(
+            "{field}: expected a path in UTF-8, found {:?}",
+            path.display().to_string()
+        ));
     };
     if text.contains('\0') {
         return Err(format!("{field}: a path has no NUL character, found {}", quoted(text)));
@@ -187,7 +190,8 @@ pub(crate) fn check_absolute(field: &str, path: &Path) -> Result<(), String> {
     if path.is_absolute() {
         return Ok(());
     }
-    Err(format!("{field}: expected an absolute path, found {path:?}"))
+    let found = quoted(&path.display().to_string());
+    Err(format!("{field}: expected an absolute path, found {found}"))
 }
 
 /// Text in quotes, as long as fits into a message.
