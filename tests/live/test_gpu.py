@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Room
+from conftest import BINARY, ROOT, Room
 
 FAKE = ROOT / "tests/fake-gpu"
 SHOW = (
@@ -35,6 +35,11 @@ for _ in roommate.steps(lambda size: size, batch_size=8):
 """
 
 
+# A process that removes its limits and then tries what it can use; it prints a report.
+LIFTS = f"env -u CUDA_MPS_ACTIVE_THREAD_PERCENTAGE -u CUDA_MPS_PINNED_DEVICE_MEM_LIMIT {BINARY}"
+LIFTS += " gpu-test --device 0 --over-mib"
+
+
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("fake-gpu")
@@ -49,8 +54,10 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def gpus(room: Room, libraries: dict[str, str]) -> Iterator[Room]:
     path = f"{FAKE / 'bin'}:{os.environ['PATH']}"
-    room.env |= {**libraries, "PATH": path}
+    # Claims of its own: tests of other checkouts have the same GPUs.
+    room.env |= {**libraries, "PATH": path, "ROOMMATE_CLAIMS": str(room.folder)}
     yield room
+    Path(libraries["ROOMMATE_NVML_LIBRARY"] + ".state").unlink(missing_ok=True)
 
 
 def machine(room: Room) -> dict[str, Any]:
@@ -116,6 +123,106 @@ def test_processes_get_their_gpu_and_their_limits(gpus: Room) -> None:
     # With this policy every job may use the whole GPU, and a job without the SDK cannot be confined
     # later.
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in shown
+
+
+def events(room: Room) -> list[str]:
+    return [f"{line['job']}: {line['what']}" for line in machine(room)["recent"]]
+
+
+def control_log(room: Room) -> str:
+    return next(room.state.glob("devices/mps-*/log/control.log")).read_text()
+
+
+def limits_now(room: Room) -> str:
+    """What a process that connects now would get: percent of the SMs, and MiB."""
+    return next(room.state.glob("devices/mps-*/pipe/fake-limits")).read_text().strip()
+
+
+def test_a_process_cannot_lift_its_limits(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps-split")
+    assert machine(gpus)["enforcement"]["what"].endswith("both limits were set at the MPS control")
+    gpus.submit("cheat", f"{LIFTS} 3000; sleep 60", gpu_mib=1000)
+    gpus.submit("other", "sleep 60", gpu_mib=1000)
+    gpus.until(lambda: gpus.ok("logs", "cheat"))
+    found = json.loads(gpus.ok("logs", "cheat"))
+    assert (found["kernel"]["on_sms"], found["total_mib"]) == (66, 2024), found
+    assert found["over"]["refused"], found
+
+
+def test_limits_that_a_process_can_lift_are_said_to_be_so(gpus: Room) -> None:
+    gpus.env["FAKE_CUDA"] = "deaf"
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    found = machine(gpus)
+    assert found["enforcement"]["tier"] == "mps-v2"
+    assert "only for processes that keep their variables" in found["enforcement"]["what"]
+    assert "limits are not set" in found["gpus"][0]["mps"]
+    gpus.submit("runs", "true", gpu_mib=1000)
+    gpus.until(lambda: gpus.state_of("runs") == "finished")
+
+
+def test_processes_with_other_limits_connect_one_by_one(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    for name, mib in (("small", 1000), ("large", 4000)):
+        gpus.submit(name, f"{LIFTS} 3000; sleep 60", gpu_mib=mib)
+    totals = {}
+    for name in ("small", "large"):
+        gpus.until(lambda name=name: gpus.ok("logs", name))
+        totals[name] = json.loads(gpus.ok("logs", name))["total_mib"]
+    assert totals == {"small": 2024, "large": 5024}
+    # Afterwards nobody gets more than the smallest, and who was late is told of.
+    gpus.until(lambda: limits_now(gpus) == "100.0 2024")
+    gpus.ok("cancel", "small")
+    gpus.until(lambda: limits_now(gpus) == "100.0 5024", 20)
+
+
+def test_a_job_whose_start_waits_can_be_cancelled(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    gpus.submit("first", "unset CUDA_MPS_PIPE_DIRECTORY; exec sleep 60", gpu_mib=1000)
+    gpus.until(lambda: gpus.state_of("first") == "running")
+    gpus.submit("second", "sleep 60", gpu_mib=4000)
+    gpus.until(lambda: gpus.state_of("second") == "starting")
+    gpus.ok("cancel", "second")
+    gpus.until(lambda: gpus.state_of("second") == "cancelled")
+    assert not gpus.ok("logs", "second")
+
+
+def test_a_child_in_another_session_is_let_go_before_a_signal(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    gpus.submit("parent", "setsid sh -c 'echo $$; exec sleep 60' & wait")
+    gpus.until(lambda: gpus.ok("logs", "parent"))
+    child = int(gpus.ok("logs", "parent"))
+    assert os.getpgid(child) == child
+    gpus.ok("cancel", "parent")
+    gpus.until(lambda: f"Command terminate_client 4242 {child}\n" in control_log(gpus))
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_gpu_belongs_to_one_daemon(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    pid = machine(gpus)["pid"]
+    beside = {**gpus.env, "ROOMMATE_STATE": str(gpus.folder / "t")}
+    words = [BINARY, "up", "--device", "cuda", "--devices", "2"]
+    done = subprocess.run(words, env=beside, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert f"GPU 0 (NVIDIA H200) is claimed by process {pid} of " in done.stderr, done.stderr
+    assert "end that daemon" in done.stderr
+
+
+def test_a_process_that_is_no_tenant_is_reported(gpus: Room) -> None:
+    gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
+    gpus.submit("tenant", "echo $$; exec sleep 60")
+    gpus.until(lambda: gpus.ok("logs", "tenant"))
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        state = Path(gpus.env["ROOMMATE_NVML_LIBRARY"] + ".state")
+        tenant = int(gpus.ok("logs", "tenant"))
+        state.write_text(f"0 process {stranger.pid} 700\n0 client {tenant} 300\n")
+        gpus.until(lambda: machine(gpus)["gpus"][0].get("strays"))
+        found = machine(gpus)["gpus"][0]["strays"]
+        stranger.kill()
+    assert [(s["pid"], s["name"], s["used_mib"]) for s in found] == [(stranger.pid, "sleep", 700)]
+    assert len([e for e in events(gpus) if "is used by a stranger: process" in e]) == 1
+    state.unlink()
+    gpus.until(lambda: not machine(gpus)["gpus"][0].get("strays"))
 
 
 def test_time_slicing_starts_processes_outside_mps(gpus: Room) -> None:
@@ -208,6 +315,7 @@ def test_a_dead_mps_daemon_is_restarted(gpus: Room) -> None:
         os.kill(pid, signal.SIGKILL)
     gpus.until(lambda: machine(gpus)["gpus"][0]["mps_restarts"] == 1, 30)
     assert machine(gpus)["gpus"][0]["mps"] == "well"
+    gpus.until(lambda: any("MPS daemon ended without being asked" in e for e in events(gpus)))
     gpus.ok("down", "--stop-jobs")
     gpus.until(lambda: not mps_processes(gpus))
 

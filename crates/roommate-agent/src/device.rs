@@ -157,6 +157,14 @@ pub struct GpuView {
     pub strays: Vec<Stray>,
 }
 
+/// Who should be on the devices.
+pub(crate) trait Roster {
+    /// The number of the job that a process belongs to.
+    fn owner(&self, pid: u32) -> Option<u32>;
+    /// The part of a GPU's SMs that its tenants together were given.
+    fn given(&self, gpu: GpuIdx) -> f64;
+}
+
 /// Something that people should know of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
@@ -304,11 +312,19 @@ impl Device {
         }
     }
 
-    /// Compares the processes on the devices with the tenants; `owner` names the job of a process.
-    pub(crate) fn attend(&self, now: Instant, owner: &dyn Fn(u32) -> Option<u32>) -> Vec<Notice> {
+    /// The part of a device that is the most for a job whatever it does; 1 = nothing limits it.
+    pub(crate) fn sm_part(&self, gpu: GpuIdx, job: u32) -> f64 {
+        match self {
+            Self::Cpu(_) => 1.0,
+            Self::Cuda(d) => d.sm_part(gpu, job),
+        }
+    }
+
+    /// Compares the processes on the devices with the tenants.
+    pub(crate) fn attend(&self, now: Instant, roster: &dyn Roster) -> Vec<Notice> {
         match self {
             Self::Cpu(_) => Vec::new(),
-            Self::Cuda(d) => d.attend(now, owner),
+            Self::Cuda(d) => d.attend(now, roster),
         }
     }
 

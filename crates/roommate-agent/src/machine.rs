@@ -49,7 +49,7 @@ use crate::os::Groups;
 use crate::os::Os;
 use crate::paths::{self, Paths};
 use crate::process::supervisor::RunAs;
-use crate::process::{Deliver, rotated_file, small_thread};
+use crate::process::{Deliver, Process, rotated_file, small_thread};
 use crate::protocol::FromTenant;
 use roommate_core::cluster::Cluster;
 use roommate_core::event::{Placement, Sample};
@@ -333,6 +333,11 @@ impl Machine {
     /// The operating system that it uses.
     pub(crate) fn os(&self) -> &Os {
         &self.control.os
+    }
+
+    /// The process of a tenant's command, once it was started.
+    pub(crate) fn command_of(&self, t: &Tenant) -> Option<Process> {
+        Some(self.control.leader(t)).filter(|leader| *leader != t.supervisor)
     }
 
     fn now(&self) -> Instant {

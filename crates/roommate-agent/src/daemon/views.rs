@@ -70,7 +70,7 @@ impl Daemon {
                 .or_else(|| self.reason(hot, caller)),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
-            pid: tenant.and_then(|t| t.attempt.command(self.machine.os())).map(|p| p.pid),
+            pid: tenant.and_then(|t| self.machine.command_of(t)).map(|p| p.pid),
             log: self.config.paths.log(record.id).display().to_string(),
             command: control::shown_command(&record.row.file.command.words()),
         }

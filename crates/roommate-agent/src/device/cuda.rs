@@ -17,9 +17,11 @@
 
 use super::claim::{Claim, Refusal, Way};
 use super::cpu::{host_mib, usable_cores};
-use super::{GRAIN, GpuView, Notice, Probe, SelfTest, SmGroups, Start, Tier, claim, is_mps_client};
+use super::{
+    GRAIN, GpuView, Notice, Probe, Roster, SelfTest, SmGroups, Start, Tier, claim, is_mps_client,
+};
 use crate::device::nvidia::{
-    self, GpuInfo, Limit, Mps, NOWHERE, Reading, Sampler, Strays, Watched,
+    self, Excess, GpuInfo, Limit, Mps, NOWHERE, Reading, Sampler, Strays, Watched,
 };
 use crate::os::disk;
 use crate::process::kin::Kin;
@@ -50,15 +52,16 @@ struct Gpu {
     /// The units of SM ranges.
     groups: SmGroups,
     mps: Option<Arc<Watched>>,
-    strays: Mutex<Seen>,
+    seen: Mutex<Seen>,
     /// Held while this daemon uses the GPU.
     _claim: Option<Claim>,
 }
 
-/// The strays of the last reading.
+/// What the last reading showed.
 #[derive(Default)]
 struct Seen {
     strays: Strays,
+    excess: Excess,
     at: Option<Instant>,
 }
 
@@ -96,7 +99,7 @@ impl CudaDevice {
             let whole = u16::try_from(found.groups).unwrap_or(0);
             let rest = info.sms.saturating_sub(whole * GRAIN);
             let groups = SmGroups { groups: whole, rest };
-            gpus.push(Gpu { info, groups, mps, strays: Mutex::default(), _claim: Some(claim) });
+            gpus.push(Gpu { info, groups, mps, seen: Mutex::default(), _claim: Some(claim) });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
         let mut tested = tested.ok_or("there is no GPU here")?;
@@ -111,7 +114,7 @@ impl CudaDevice {
             info: GpuInfo::twin(index),
             groups: SmGroups::default(),
             mps: None,
-            strays: Mutex::default(),
+            seen: Mutex::default(),
             _claim: None,
         };
         Self { sampler: Sampler::twin(), gpus: (0..devices).map(gpu).collect(), tested }
@@ -210,13 +213,21 @@ impl CudaDevice {
         }
     }
 
-    /// Compares the processes on the GPUs with the tenants: `owner` names the job of a process.
-    pub(super) fn attend(&self, now: Instant, owner: &dyn Fn(u32) -> Option<u32>) -> Vec<Notice> {
+    /// The part of the SMs that MPS allows a job; all where it is no client.
+    pub(super) fn sm_part(&self, gpu: GpuIdx, job: u32) -> f64 {
+        let mps = self.gpus.get(gpu).and_then(|g| g.mps.as_ref());
+        let limit = mps.and_then(|mps| mps.limit_of(job)).unwrap_or(Limit::WHOLE);
+        f64::from(limit.sm_permille) / 1000.0
+    }
+
+    /// Compares the processes on the GPUs with the tenants.
+    pub(super) fn attend(&self, now: Instant, roster: &dyn Roster) -> Vec<Notice> {
         let mut notices = Vec::new();
-        for (gpu, reading) in self.gpus.iter().zip(self.readings()) {
+        let owner = |pid| roster.owner(pid);
+        for ((index, gpu), reading) in self.gpus.iter_enumerated().zip(self.readings()) {
             let mut servers = Vec::new();
             if let Some(mps) = &gpu.mps {
-                let (found, said) = mps.attend(now, owner);
+                let (found, said) = mps.attend(now, &owner);
                 let about = |f: nvidia::Found| Notice { job: Some(f.tenant), what: f.to_string() };
                 notices.extend(found.into_iter().map(about));
                 let name = &gpu.info.name;
@@ -225,7 +236,7 @@ impl CudaDevice {
                 servers = mps.servers();
             }
             let Some(reading) = reading else { continue };
-            let mut seen = gpu.strays.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seen = gpu.seen.lock().unwrap_or_else(PoisonError::into_inner);
             if seen.at.replace(reading.at) == Some(reading.at) {
                 continue;
             }
@@ -233,6 +244,10 @@ impl CudaDevice {
             for stray in seen.strays.look(&reading.processes, &belongs) {
                 let what = format!("{} is used by a stranger: {stray}", gpu.info.name);
                 notices.push(Notice { job: None, what });
+            }
+            let busy = reading.counters.map_or(0.0, |c| c.sm_util.into());
+            if let Some(what) = seen.excess.look(busy, roster.given(index)) {
+                notices.push(Notice { job: None, what: format!("{}: {what}", gpu.info.name) });
             }
         }
         notices
@@ -263,7 +278,7 @@ impl CudaDevice {
 
     pub(super) fn views(&self) -> Vec<GpuView> {
         let views = self.gpus.iter().zip(self.readings()).map(|(gpu, seen)| {
-            let strays = gpu.strays.lock().unwrap_or_else(PoisonError::into_inner);
+            let last = gpu.seen.lock().unwrap_or_else(PoisonError::into_inner);
             let seen = seen.as_ref();
             let counters = seen.and_then(|r| r.counters.as_ref());
             let mps = gpu.mps.as_ref();
@@ -278,7 +293,7 @@ impl CudaDevice {
                 dram: counters.map(|c| c.dram),
                 mps: mps.map(|m| m.words()),
                 mps_restarts: mps.map_or(0, |m| m.restarts()),
-                strays: strays.strays.now.clone(),
+                strays: last.strays.now.clone(),
             }
         });
         views.collect()

@@ -1,16 +1,19 @@
 //! The GPUs of this machine: inventory (`nvml`), counters (`sampler`), concurrent processes
-//! (`mps`), a test of the limits (`selftest`), and processes that do not belong here (`strays`).
+//! (`mps`), a test of the limits (`selftest`), processes that do not belong here (`strays`) and more
+//! work than was allowed (`excess`).
 //!
 //! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so
 //! other users of the machine are not affected.
 
 mod bounded_command;
+mod excess;
 mod mps;
 mod nvml;
 mod sampler;
 mod selftest;
 mod strays;
 
+pub(crate) use excess::Excess;
 pub(crate) use mps::Mps;
 pub(crate) use mps::limits::{Found, Limit};
 pub(crate) use mps::watched::Watched;

@@ -1,12 +1,12 @@
 //! Who is on the devices: starts that wait until their devices admit them, and processes that are
 //! there without being tenants.
 
-use crate::device::{self, Notice};
-use crate::machine::tenant::JobRuntime;
+use crate::device::{self, GRAIN, Notice, Roster, SmGroups};
+use crate::machine::tenant::{Goal, JobRuntime};
 use crate::machine::{Machine, Report, Waiting};
 use crate::process::kin::Kin;
 use roommate_core::event::Placement;
-use roommate_core::idx::JobIdx;
+use roommate_core::idx::{GpuIdx, JobIdx};
 use std::time::Instant;
 
 impl Machine {
@@ -75,11 +75,7 @@ impl Machine {
             return;
         }
         self.attended = Some(now);
-        let (control, tenants) = (&self.control, self.jobs.values_mut());
-        let kin: Vec<(u32, Kin)> =
-            tenants.filter_map(|j| Some((j.program.id, control.kin(j.tenant.as_mut()?)))).collect();
-        let owner = |pid: u32| kin.iter().find(|(_, kin)| kin.has(pid)).map(|(number, _)| *number);
-        for Notice { job, what } in self.device.attend(now, &owner) {
+        for Notice { job, what } in self.device.attend(now, &Guests::new(self)) {
             let of = |number: u32| {
                 let mut all = self.jobs.iter();
                 all.find(|(_, j)| j.program.id == number).map(|(job, _)| *job)
@@ -87,6 +83,45 @@ impl Machine {
             let job = job.and_then(of);
             self.report(Report::Notice { job, what });
         }
+    }
+}
+
+/// Who should be on the devices.
+struct Guests<'a> {
+    machine: &'a Machine,
+    /// The processes of each job, by its number.
+    kin: Vec<(u32, Kin)>,
+}
+
+impl<'a> Guests<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        let jobs = machine.jobs.values();
+        let kin = jobs
+            .filter_map(|j| Some((j.program.id, machine.control.kin(j.tenant.as_ref()?))))
+            .collect();
+        Self { machine, kin }
+    }
+}
+
+impl Roster for Guests<'_> {
+    fn owner(&self, pid: u32) -> Option<u32> {
+        self.kin.iter().find(|(_, kin)| kin.has(pid)).map(|(number, _)| *number)
+    }
+
+    fn given(&self, gpu: GpuIdx) -> f64 {
+        let SmGroups { groups, rest } = self.machine.device.sm_groups(gpu);
+        let all = f64::from(groups * GRAIN + rest).max(1.0);
+        let parts = self.machine.tenants_of(gpu).map(|(job, t)| {
+            let number = self.machine.jobs[&job].program.id;
+            // A job in a seat has been told to keep to it; any other may use what MPS allows.
+            let seat = t.range.filter(|_| t.goal == Goal::Run && t.orders.seat == t.range);
+            seat.map_or_else(
+                || self.machine.device.sm_part(gpu, number),
+                |seat| f64::from(seat.sms) / all,
+            )
+        });
+        // What is busy without any tenant are strays, which are told of by themselves.
+        parts.reduce(|a, b| a + b).map_or(1.0, |sum| sum.min(1.0))
     }
 }
 

@@ -46,11 +46,12 @@ impl ProcessControl {
 
     /// The process that leads the tenant's process group: the command, or its supervisor before
     /// the command was started.
-    fn leader(&self, t: &mut Tenant) -> Process {
-        if t.command.is_none() {
-            t.command = t.attempt.command(&self.os);
+    pub(crate) fn leader(&self, t: &Tenant) -> Process {
+        if let Some(command) = t.command.get() {
+            return *command;
         }
-        t.command.unwrap_or(t.supervisor)
+        let found = t.attempt.command(&self.os);
+        found.map_or(t.supervisor, |command| *t.command.get_or_init(|| command))
     }
 
     /// Stops all processes of the tenant.
@@ -75,7 +76,7 @@ impl ProcessControl {
     }
 
     /// Whether processes of the tenant are stopped, which an earlier daemon may have done.
-    pub(crate) fn is_frozen(&self, t: &mut Tenant) -> bool {
+    pub(crate) fn is_frozen(&self, t: &Tenant) -> bool {
         let by_kernel = self.groups.as_ref().is_some_and(|g| g.is_frozen(&t.attempt.group()));
         let leader = self.leader(t);
         by_kernel || self.os.processes.stat(leader.pid).is_some_and(|s| s.state == 'T')
@@ -97,11 +98,9 @@ impl ProcessControl {
     }
 
     /// Kills all processes of the tenant except its supervisor, which records the end.
-    pub(crate) fn kill(&self, t: &mut Tenant, device: &Device) {
-        let kin = self.kin(t);
-        device.let_go(&t.gpus, &kin);
-        let leader = self.leader(t);
-        self.os.processes.signal_group(leader, Signal::KILL);
+    pub(crate) fn kill(&self, t: &Tenant, device: &Device) {
+        device.let_go(&t.gpus, &self.kin(t));
+        self.os.processes.signal_group(self.leader(t), Signal::KILL);
         if let Some(groups) = &self.groups {
             let _ = groups.kill(&t.attempt.group());
         }
@@ -127,13 +126,13 @@ impl ProcessControl {
     }
 
     /// What tells the tenant's processes from others.
-    pub(crate) fn kin(&self, t: &mut Tenant) -> Kin {
+    pub(crate) fn kin(&self, t: &Tenant) -> Kin {
         let members = self.members(t);
         Kin { leader: t.supervisor, token: t.token.clone(), members }
     }
 
     /// The processes of the tenant.
-    pub(crate) fn members(&self, t: &mut Tenant) -> Vec<u32> {
+    pub(crate) fn members(&self, t: &Tenant) -> Vec<u32> {
         match &self.groups {
             Some(groups) => groups.members(&t.attempt.group()),
             None => {

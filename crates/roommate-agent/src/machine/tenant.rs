@@ -13,6 +13,7 @@ use roommate_core::event::Placement;
 use roommate_core::idx::{GpuIdx, GpuSet};
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
+use std::cell::OnceCell;
 use std::time::Instant;
 
 /// A job that was started on this machine.
@@ -44,7 +45,7 @@ pub(crate) struct Tenant {
     pub(crate) token: String,
     pub(crate) supervisor: Process,
     /// The process of its command, once that is known.
-    pub(crate) command: Option<Process>,
+    pub(crate) command: OnceCell<Process>,
     /// How its command ended, while processes that it left behind are killed.
     pub(crate) ended: Option<Exit>,
     pub(crate) gpus: GpuSet,
@@ -162,7 +163,7 @@ impl Tenant {
             attempt,
             token,
             supervisor,
-            command: None,
+            command: OnceCell::new(),
             ended: None,
             gpus: place.gpus,
             knobs: place.knobs,
@@ -194,7 +195,7 @@ impl Tenant {
 
     /// CPU time of the process that connected, if it belongs to the command's group.
     pub(crate) fn cpu_s(&self, os: &Os) -> f64 {
-        let leader = self.command.unwrap_or(self.supervisor);
+        let leader = self.command.get().unwrap_or(&self.supervisor);
         let stat = os.processes.stat(self.pid).filter(|s| s.group == leader.pid);
         stat.map_or(0.0, |s| s.cpu_s)
     }

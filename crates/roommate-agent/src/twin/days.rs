@@ -22,9 +22,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 
 /// Something happens.
 fn happen(world: &mut World) {
-    let weights = [
-        4.0, 1.0, 0.7, 0.7, 0.7, 1.5, 0.6, 0.5, 0.4, 0.3, 0.3, 0.5, 0.6, 1.0,
-    ];
+    let weights = [4.0, 1.0, 0.7, 0.7, 0.7, 1.5, 0.6, 0.5, 0.4, 0.3, 0.3, 0.5, 0.6, 1.0];
     match world.rng.weighted(&weights) {
         0 => {
             let rng = &mut world.rng;

@@ -381,7 +381,8 @@ impl World {
             });
             let processes = self.all_processes().due_us();
             let tenants = self.tenants.iter().filter(|t| !t.hangs && self.alive.is_some());
-            let tenants = tenants.map(|t| if t.link.is_some() { t.speaks_us } else { t.connects_us });
+            let tenants =
+                tenants.map(|t| if t.link.is_some() { t.speaks_us } else { t.connects_us });
             let next = [daemon, processes, tenants.min(), Some(end_us)];
             let next = next.into_iter().flatten().min().unwrap_or(end_us);
             stuck = if next <= now { stuck + 1 } else { 0 };
@@ -555,9 +556,7 @@ impl World {
             .collect();
         self.tenants.retain(|t| {
             let runs = running.contains_key(&t.command);
-            if !runs
-                && let (Some((peer, _)), Some(alive)) = (&t.link, &self.alive)
-            {
+            if !runs && let (Some((peer, _)), Some(alive)) = (&t.link, &self.alive) {
                 alive.inbox.offer(Input(Heard::Gone(peer.id)));
             }
             runs

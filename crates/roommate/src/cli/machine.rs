@@ -69,6 +69,10 @@ pub(crate) struct Deciding {
     /// Do not use cgroups: tenants enforce their shares themselves
     #[arg(long)]
     pub(crate) no_cgroups: bool,
+    /// Do not share cores with other daemons: refuse to start where another one uses them (GPUs are
+    /// never shared)
+    #[arg(long)]
+    pub(crate) claim: bool,
     /// Seconds until a job is retried after its first failure; doubles with each further failure
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = super::seconds)]
     pub(crate) backoff: f64,

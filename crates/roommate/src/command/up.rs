@@ -103,7 +103,7 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
         devices: deciding.devices,
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
-        claim: false,
+        claim: deciding.claim,
         costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
         known: known_profiles(deciding)?,
         http: None,

@@ -130,7 +130,12 @@ impl Limits {
     }
 
     pub(crate) fn has(&self, tenant: u32) -> bool {
-        self.guests.iter().any(|g| g.tenant == tenant)
+        self.of(tenant).is_some()
+    }
+
+    /// What the tenant was let in with.
+    pub(crate) fn of(&self, tenant: u32) -> Option<Limit> {
+        self.guests.iter().find(|g| g.tenant == tenant).map(|g| g.limit)
     }
 
     /// Lets a tenant in, unless others are just being let in with another limit. True when the

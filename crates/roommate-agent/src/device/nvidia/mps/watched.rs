@@ -98,7 +98,12 @@ impl Watched {
 
     /// Whether the tenant was let in.
     pub(crate) fn has(&self, tenant: u32) -> bool {
-        self.state().limits.has(tenant)
+        self.limit_of(tenant).is_some()
+    }
+
+    /// What the tenant was let in with.
+    pub(crate) fn limit_of(&self, tenant: u32) -> Option<Limit> {
+        self.state().limits.of(tenant)
     }
 
     /// Whether the process of a tenant may be started now; see [`Limits::admit`].
