@@ -19,7 +19,8 @@
 //!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
-pub(crate) mod lock;
+pub mod doctor;
+mod lock;
 mod recovery;
 mod requests;
 pub mod retention;

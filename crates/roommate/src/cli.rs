@@ -67,6 +67,8 @@ pub(crate) enum Command {
     Events(machine::Events),
     /// Stop the daemon
     Down(machine::Down),
+    /// Check the state of a daemon that does not run, and repair it
+    Doctor(machine::Doctor),
     /// Run a mix of jobs in the foreground, and report on it
     Run(machine::Run),
     #[command(hide = true)]

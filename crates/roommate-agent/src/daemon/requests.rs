@@ -79,8 +79,13 @@ impl Daemon {
     /// The job of this name, among the jobs of this part of the journal.
     fn find_job(&self, name: &str) -> Result<JobIdx, Refusal> {
         self.jobs.position(|j| j.name == name).ok_or_else(|| {
-            if self.past.iter().any(|j| j.name == name) {
-                return (format!("job {name:?} has ended already"), None);
+            if let Some(past) = self.past.iter().find(|j| j.name == name) {
+                return if past.ended {
+                    (format!("job {name:?} has ended already"), None)
+                } else {
+                    let hint = format!("`roommate describe {name}` says what can be done");
+                    (format!("job {name:?} is quarantined"), Some(hint))
+                };
             }
             let near = job_file::nearest(name, self.jobs.iter().map(|j| j.name.as_str()));
             let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {

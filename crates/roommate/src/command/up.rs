@@ -36,6 +36,9 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     ));
     console::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
     console::say(&format!("state: {}", paths.root().display()));
+    for notice in &machine.notices {
+        console::say(&format!("notice: {notice}"));
+    }
     if let Some(http) = &machine.http {
         console::say(&format!("http: {http}, token in {}", paths.token().display()));
     }
