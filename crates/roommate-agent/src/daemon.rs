@@ -19,6 +19,7 @@
 //!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
+pub mod doctor;
 pub(crate) mod inbox;
 pub(crate) mod lock;
 pub mod quotas;

@@ -67,6 +67,8 @@ pub(crate) enum Command {
     Events(machine::Events),
     /// Stop the daemon
     Down(machine::Down),
+    /// Check the state of a daemon that does not run, and repair it
+    Doctor(machine::Doctor),
     /// Create, list and revoke tokens for HTTP
     #[command(subcommand)]
     Token(machine::Token),

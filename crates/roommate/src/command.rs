@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod compare;
+mod doctor;
 mod events;
 mod explain;
 mod logs;
@@ -58,6 +59,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Resize(args) => machine::resize(&args),
         Command::Events(args) => events::run(&args),
         Command::Down(args) => machine::down(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Token(command) => token::run(command),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => up::keeper(&args),

@@ -173,11 +173,27 @@ impl Daemon {
             quitting: false,
             lock,
         };
+        daemon.store.tell();
+        daemon.note_lost_outcomes();
         for job in daemon.jobs.indices() {
             daemon.adopt(job)?;
         }
         daemon.take_reports()?;
         Ok(daemon)
+    }
+
+    /// Jobs that have ended according to the journal, and whose outcome the store has lost.
+    fn note_lost_outcomes(&mut self) {
+        for job in self.jobs.indices() {
+            let record = &mut self.jobs[job];
+            if record.outcome.is_none() && self.engine.state().job(job).phase == Phase::Done {
+                let outcome = "ended: how is not known any more";
+                if let Some(row) = self.store.set_outcome(record.id, outcome) {
+                    record.row = row;
+                }
+                record.outcome = Some(outcome.into());
+            }
+        }
     }
 
     /// Finds out what became of a job's process while no daemon ran.
@@ -258,9 +274,7 @@ impl Daemon {
 fn replay(config: &Config, store: &mut Store, lines: &[u8]) -> Result<(Rebuilt, Time), AgentError> {
     let path = config.paths.store();
     let salvaged = |store: &mut Store, why: &str| {
-        let filled = salvage::fill(lines, &store.jobs(), &path)?;
-        store.reject(&filled.unusable);
-        let (fresh, at) = rollover::begin(store, &config.paths, &filled.lines, None, why)?;
+        let (fresh, at) = salvage::begin(store, &config.paths, lines, why)?;
         Ok((Rebuilt::begun(&fresh, &path)?, at))
     };
     if let Some(why) = store.new_part_because().map(String::from) {

@@ -103,8 +103,13 @@ impl Daemon {
     fn find_job(&self, name: &str, caller: &Caller) -> Result<JobIdx, Refusal> {
         let own = |j: &JobRecord| caller.sees(&j.row.owner);
         self.jobs.position(|j| j.name == name && own(j)).ok_or_else(|| {
-            if self.find_past(name, caller).is_some() {
-                return (format!("job {name:?} has ended already"), None);
+            if let Some(past) = self.find_past(name, caller) {
+                return if past.ended {
+                    (format!("job {name:?} has ended already"), None)
+                } else {
+                    let hint = format!("`roommate describe {name}` says what can be done");
+                    (format!("job {name:?} is quarantined"), Some(hint))
+                };
             }
             let names = self.jobs.iter().filter(|j| own(j)).map(|j| j.name.as_str());
             let near = job_file::nearest(name, names);

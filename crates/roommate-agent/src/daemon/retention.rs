@@ -143,7 +143,9 @@ pub(crate) fn forget(
     keeping: &Keeping,
     removed: &[u32],
 ) {
-    let beyond = past.len().saturating_sub(keeping.ended_jobs);
+    // Jobs in quarantine stay; they come last.
+    let ended = past.iter().filter(|j| j.ended).count();
+    let beyond = ended.saturating_sub(keeping.ended_jobs);
     for job in past.iter().take(beyond) {
         remove(os, paths, job.idx);
     }

@@ -1,12 +1,14 @@
 //! Salvage: a journal with holes, made readable. What a lost line had registered is put in its
 //! place from the submission of the job, or by something that stands for it; then all that was
-//! read can be folded, and a new part can be begun from it ([`rollover`](super::rollover)).
+//! read can be folded, and a new part can be begun from it ([`rollover`]).
 //!
 //! Such a journal says what is known of each job. It does not replay: the decisions in the holes
 //! are lost.
 
 use crate::AgentError;
-use crate::daemon::store::Kept;
+use crate::daemon::rollover;
+use crate::daemon::store::{Kept, Store};
+use crate::paths::Paths;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Spec;
@@ -39,18 +41,31 @@ struct Known {
     steps: Vec<StepLine>,
 }
 
+/// Begins a new part of a journal that cannot be replayed; returns its lines and the time of its
+/// beginning.
+pub(super) fn begin(
+    store: &mut Store,
+    paths: &Paths,
+    lines: &[u8],
+    why: &str,
+) -> Result<(Vec<u8>, Time), AgentError> {
+    let filled = fill(lines, &store.jobs(), &paths.store())?;
+    store.reject(&filled.unusable);
+    rollover::begin(store, paths, &filled.lines, None, why)
+}
+
 /// A journal without holes, and the jobs that it could not hold.
-pub(super) struct Filled {
-    pub(super) lines: Vec<u8>,
+struct Filled {
+    lines: Vec<u8>,
     /// Indices of jobs whose own line is refused by readers, and why.
-    pub(super) unusable: Vec<(u32, String)>,
+    unusable: Vec<(u32, String)>,
 }
 
 /// Most lines that readers may refuse; a journal with more is no journal.
 const MOST_REFUSED: usize = 100;
 
 /// The journal of these lines without holes: first all that is registered, then all steps.
-pub(super) fn fill(lines: &[u8], kept: &[Kept], path: &Path) -> Result<Filled, AgentError> {
+fn fill(lines: &[u8], kept: &[Kept], path: &Path) -> Result<Filled, AgentError> {
     let mut known = Known::default();
     for line in lines.split(|b| *b == b'\n') {
         match serde_json::from_slice(line) {
@@ -187,4 +202,116 @@ fn lost_profile(idx: ProfileIdx) -> ProfileLine {
 fn lost_job(idx: JobIdx) -> JobLine {
     let spec = Spec::training(1, 1.0, ProfileIdx(0));
     JobLine::new(idx, format!("lost-{}", idx.0), spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::caller::User;
+    use crate::api::job_file::JobFile;
+    use crate::daemon::store::JobRow;
+    use roommate_core::event::Placement;
+    use roommate_core::idx::{GpuIdx, GpuSet};
+    use roommate_core::knobs::Knobs;
+    use roommate_core::policy::Params;
+    use roommate_core::state::Costs;
+    use std::sync::Arc;
+
+    fn kept(idx: u32, name: &str) -> Kept {
+        let file = JobFile::read("command: x\nteam: red", Path::new("j.yaml")).unwrap();
+        let row = Arc::new(JobRow {
+            file,
+            env: BTreeMap::new(),
+            owner: User::this(),
+            submitted_unix_us: 5,
+        });
+        Kept {
+            id: idx + 7,
+            idx,
+            name: name.into(),
+            row,
+            checkpoint: 0.0,
+            outcome: None,
+            ended_us: None,
+            starts: 0,
+            failures: 0,
+            carried: None,
+            quarantined: None,
+        }
+    }
+
+    /// A journal of two jobs.
+    fn journal() -> Vec<u8> {
+        let mut writer = Writer::new(Vec::new());
+        let cluster = "1x2".parse().unwrap();
+        let fifo = ("fifo", Params::new());
+        writer.head(&Head::new(journal::LIVE, fifo, cluster, Costs::default(), 0));
+        writer.team(&TeamLine { idx: TeamIdx(0), name: "red".into() });
+        for (i, name) in ["a", "b"].iter().enumerate() {
+            let (idx, profile) = (ProfileIdx(i as u32), Profile::of_step(1.0));
+            writer.profile(&ProfileLine { idx, name: (*name).into(), profile });
+            let job = JobIdx(i as u32);
+            let spec = Spec::training(1, 10.0, idx);
+            writer.job(&JobLine::new(job, (*name).into(), spec));
+            let gpus = GpuSet::from_slice(&[GpuIdx(i as u32)]);
+            let start = [Action::Start(job, Placement { gpus, knobs: Knobs::WHOLE })];
+            let facts = [Event::Submitted(job)];
+            let (at, notes) = (Time(i as u64), &[][..]);
+            writer.step(&StepView { at, facts: &facts, actions: &start, notes, asked: true, by: None });
+        }
+        writer.finish().unwrap()
+    }
+
+    #[derive(Default)]
+    struct Names(Vec<String>, usize);
+    impl Observer for Names {
+        fn job(&mut self, line: &JobLine) {
+            self.0.push(line.name.clone());
+        }
+        fn step(&mut self, _: &StepView<'_>) {
+            self.1 += 1;
+        }
+    }
+
+    #[test]
+    fn whichever_lines_are_lost_all_jobs_are_there() {
+        let whole = journal();
+        let lines: Vec<&[u8]> = whole.split_inclusive(|b| *b == b'\n').collect();
+        let jobs = [kept(0, "a"), kept(1, "b")];
+        for lost in 0..1_u32 << (lines.len() - 1) {
+            let stays = |i: usize| i == 0 || lost & (1 << (i - 1)) == 0;
+            let left: Vec<u8> =
+                (0..lines.len()).filter(|i| stays(*i)).flat_map(|i| lines[i].to_vec()).collect();
+            let filled = fill(&left, &jobs, Path::new("log")).unwrap();
+            let mut names = Names::default();
+            journal::read(&filled.lines[..], &mut names).unwrap();
+            assert_eq!(names.0, ["a", "b"], "{lost:b}");
+            let steps = left.split(|b| *b == b'\n').filter(|l| l.starts_with(b"{\"step\""));
+            assert_eq!((names.1, filled.unusable.len()), (steps.count(), 0), "{lost:b}");
+        }
+        let headless = fill(&lines[1..].concat(), &jobs, Path::new("log"));
+        assert!(headless.err().unwrap().to_string().contains("no head"));
+    }
+
+    #[test]
+    fn lines_that_no_reader_takes_are_left_out() {
+        let text = String::from_utf8(journal()).unwrap();
+        let jobs = [kept(0, "a"), kept(1, "b")];
+        // A number that JSON does not have, in a step and in a profile; a job without work.
+        for (from, to, names, unusable) in [
+            ("\"step\":{\"at\":1,", "\"step\":{\"at\":null,", ["a", "b"], 0),
+            ("\"step_s\":1.0", "\"step_s\":null", ["a", "b"], 0),
+            ("\"step_s\":1.0", "\"step_s\":-1.0", ["a", "b"], 0),
+            ("\"work\":10.0", "\"work\":-10.0", ["lost-0", "lost-1"], 2),
+        ] {
+            let bad = text.replace(from, to);
+            assert_ne!(bad, text, "{from}");
+            assert!(journal::read(bad.as_bytes(), &mut Nothing).is_err());
+            let filled = fill(bad.as_bytes(), &jobs, Path::new("log")).unwrap();
+            let mut found = Names::default();
+            journal::read(&filled.lines[..], &mut found).unwrap();
+            assert_eq!(found.0, names, "{to}");
+            assert_eq!(filled.unusable.len(), unusable, "{to}");
+        }
+    }
 }

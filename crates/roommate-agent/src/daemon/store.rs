@@ -70,6 +70,21 @@ pub struct Kept {
     pub quarantined: Option<String>,
 }
 
+/// What a state holds.
+#[derive(Default)]
+pub(crate) struct Look {
+    /// As text.
+    pub(crate) contents: String,
+    /// All jobs, by id.
+    pub(crate) jobs: Vec<u32>,
+    /// What is known of the journal.
+    pub(crate) journal: Vec<u8>,
+    /// Whether the journal cannot be continued in its part.
+    pub(crate) needs_new_part: bool,
+    /// What is wrong, and what would be done about it.
+    pub(crate) notices: Vec<String>,
+}
+
 /// The store of one daemon.
 pub struct Store {
     os: Os,
@@ -93,6 +108,8 @@ pub struct Store {
     /// Whether log and copy are kept when the new part is begun.
     damaged: bool,
     notices: Vec<String>,
+    /// How many of them are in the file of notices.
+    told: usize,
 }
 
 impl Store {
@@ -105,6 +122,31 @@ impl Store {
     pub(crate) fn open(os: &Os, paths: &Paths, keep_parts: usize) -> Result<Self, AgentError> {
         import::import(os, paths)?;
         Self::take(os, paths, keep_parts, examine::examine(os, paths, false)?)
+    }
+
+    /// The same for a state that may have lost its log. All earlier parts of the journal are kept.
+    pub(crate) fn rebuild(os: &Os, paths: &Paths) -> Result<Self, AgentError> {
+        import::import(os, paths)?;
+        Self::take(os, paths, usize::MAX, examine::examine(os, paths, true)?)
+    }
+
+    /// Looks at a state without changing anything.
+    pub(crate) fn look(os: &Os, paths: &Paths) -> Result<Look, AgentError> {
+        if import::is_due(os, paths) {
+            let contents = "a store of an earlier version, which `roommate up` takes over".into();
+            return Ok(Look { contents, ..Look::default() });
+        }
+        let found = examine::examine(os, paths, true)?;
+        let jobs: Vec<u32> = found.tables.jobs.keys().copied().collect();
+        let lines = found.journal.iter().filter(|b| **b == b'\n').count();
+        let contents = format!(
+            "{} and part {} of a journal with {}",
+            count(jobs.len(), "job"),
+            found.header.part,
+            count(lines, "line")
+        );
+        let (journal, needs_new_part) = (found.journal, found.new_part.is_some());
+        Ok(Look { contents, jobs, journal, needs_new_part, notices: found.notices })
     }
 
     /// Does what was found to be necessary.
@@ -125,6 +167,7 @@ impl Store {
             new_part,
             damaged: false,
             notices,
+            told: 0,
         };
         match log {
             LogFate::New => {}
@@ -306,6 +349,20 @@ impl Store {
             self.notices.push(format!("job {:?} was {outcome}", job.name));
             job.outcome = Some(outcome);
         }
+    }
+
+    /// Adds what was found wrong to the file of notices, once.
+    pub(crate) fn tell(&mut self) {
+        let fresh = &self.notices[self.told..];
+        if fresh.is_empty() {
+            return;
+        }
+        let at = self.os.unix_us() / 1_000_000;
+        let text: String = fresh.iter().map(|what| format!("{at} {what}\n")).collect();
+        // They are also shown; that they cannot be kept is no reason to stop.
+        let file = self.os.disk.append(&self.paths.notices());
+        let _ = file.and_then(|mut file| file.write(text.as_bytes()));
+        self.told = self.notices.len();
     }
 
     /// Adds to what was found wrong.

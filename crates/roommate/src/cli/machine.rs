@@ -280,6 +280,15 @@ pub(crate) struct Down {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) state: StateArg,
+    /// Repair what can be repaired; damaged files are kept under other names
+    #[arg(long)]
+    pub(crate) repair: bool,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Run {
     /// The mix: a list of jobs, and the policy
     pub(crate) mix: PathBuf,

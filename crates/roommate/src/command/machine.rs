@@ -213,6 +213,7 @@ fn machine_rows(m: &MachineView, client: &Client) -> Vec<(&'static str, String)>
     if let Client::Socket(paths) = client {
         rows.push(("state", paths.root().display().to_string()));
     }
+    rows.extend(m.notices.iter().map(|notice| ("notice", notice.clone())));
     rows
 }
 

@@ -53,6 +53,9 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     ));
     console::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
     console::say(&format!("state: {}", paths.root().display()));
+    for notice in &machine.notices {
+        console::say(&format!("notice: {notice}"));
+    }
     if let Some(http) = &machine.http {
         console::say(&format!("http: {http}"));
         if !mode.is_system() {

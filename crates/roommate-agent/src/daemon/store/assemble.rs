@@ -80,27 +80,33 @@ impl<'a> Journal<'a> {
         let lines = |n: usize| count(n, "line");
         let beyond = bytes - reading.length;
         match reading.tail {
-            Tail::Damaged if beyond == 0 => notices.push("the end of the log was damaged".into()),
+            Tail::Damaged if beyond == 0 => notices.push("the end of the log is damaged".into()),
             Tail::Damaged => {
-                notices.push(format!("the last {beyond} bytes of the log were damaged"));
+                notices.push(format!(
+                    "the last {beyond} bytes of the log are damaged ({}); they are set aside",
+                    lines(reading.cut_lines)
+                ));
             }
             Tail::Torn => notices.push(format!(
-                "the last {beyond} bytes of the log were a transaction that was not finished; it \
-                 was removed"
+                "the last {beyond} bytes of the log are a transaction that was not finished; it \
+                 is removed"
             )),
             Tail::None => {}
         }
         if self.taken_back > 0 {
             let n = lines(self.taken_back);
-            notices.push(format!("the log had lost {n} at its end, taken from journal.jsonl"));
+            notices.push(format!("the log lacks {n} at its end, taken from journal.jsonl"));
         }
         if self.filled > 0 {
             let n = lines(self.filled);
-            notices.push(format!("{n} of the log were damaged, and taken from journal.jsonl"));
+            notices.push(format!("the log is damaged; {n} taken from journal.jsonl"));
         }
         if self.holes > 0 {
             let n = lines(self.holes);
-            notices.push(format!("{n} of the log and of journal.jsonl could not be read"));
+            notices.push(format!(
+                "{n} cannot be read, neither in the log nor in journal.jsonl; a new part of the \
+                 journal is begun with all jobs that are known"
+            ));
         }
     }
 

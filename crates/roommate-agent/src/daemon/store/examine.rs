@@ -96,12 +96,15 @@ pub(super) fn examine(os: &Os, paths: &Paths, rebuild: bool) -> Result<Found, Ag
         return Err(AgentError::Unrepeatable { path, what: what.into() });
     }
     let mut notices = Vec::new();
+    if reading.items.is_empty() {
+        notices.push("the log is missing or unreadable; it is written anew".into());
+    }
     journal.describe(&reading, bytes.len(), &mut notices);
     let mut tables = Tables::default();
     let lost = journal.lost_records + fold(&reading, paths, &mut tables)?;
     let header = tables.header.take();
     if lost > 0 || header.is_none() {
-        notices.push(format!("the log has lost {} of the store", count(lost.max(1), "record")));
+        notices.push(format!("the log lacks {} of the store", count(lost.max(1), "record")));
     }
     let header = match header {
         Some(header) => header,

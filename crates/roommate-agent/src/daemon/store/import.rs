@@ -19,14 +19,19 @@ use std::path::{Path, PathBuf};
 /// Newest version that was a database.
 const NEWEST: u32 = 3;
 
+/// Whether there is an old store and no log.
+pub(super) fn is_due(os: &Os, paths: &Paths) -> bool {
+    let exists = |path: &Path| os.disk.identify(path).is_ok();
+    exists(&paths.old_store()) && !exists(&paths.store())
+}
+
 /// Makes a log of an old store, if there is one and no log. The old store stays under another name.
 pub(super) fn import(os: &Os, paths: &Paths) -> Result<(), AgentError> {
     let (disk, old) = (&*os.disk, paths.old_store());
     if disk.identify(&old).is_err() {
         return Ok(());
     }
-    let log = disk.identify(&paths.store());
-    if log.is_err() {
+    if is_due(os, paths) {
         let problem = |e: rusqlite::Error| AgentError::Unrepeatable {
             path: old.clone(),
             what: format!("it is not a store: {e}"),
@@ -195,4 +200,129 @@ fn set_by_users(
         journal::read(lines, &mut last).map_err(|e| unrepeatable(e.to_string()))?;
     }
     Ok(rollover::step_of_users(last.0, set))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::store::Store;
+    use roommate_core::journal::{Head, Writer};
+    use roommate_core::policy::Params;
+    use roommate_core::state::Costs;
+    use std::fs;
+
+    /// A journal whose last step is at 5 µs.
+    fn lines() -> String {
+        let mut writer = Writer::new(Vec::new());
+        let run = ("fifo", Params::new());
+        let cluster = "1x1".parse().unwrap();
+        writer.head(&Head::new(journal::LIVE, run, cluster, Costs::default(), 0));
+        let (facts, actions, notes) = (&[][..], &[][..], &[][..]);
+        writer.step(&StepView { at: Time(5), facts, actions, notes, asked: true, by: None });
+        String::from_utf8(writer.finish().unwrap()).unwrap()
+    }
+
+    /// A store as the version wrote it: a job that has ended, one that has not, and, since version
+    /// 2, one that ended in an earlier part.
+    fn old_store(paths: &Paths, version: u32) {
+        let db = Connection::open(paths.old_store()).unwrap();
+        let id = if version == 1 { "idx" } else { "id" };
+        db.execute_batch(&format!(
+            "PRAGMA journal_mode = WAL;
+             CREATE TABLE line (seq INTEGER PRIMARY KEY, text BLOB NOT NULL) STRICT;
+             CREATE TABLE job ({id} INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, \
+                name TEXT NOT NULL UNIQUE, row TEXT NOT NULL, \
+                checkpoint REAL NOT NULL DEFAULT 0, outcome TEXT) STRICT;
+             CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+             INSERT INTO fact VALUES ('epoch_unix_us', '77'), ('share of job 1', '0.25');
+             PRAGMA user_version = {version};"
+        ))
+        .unwrap();
+        if version < 3 {
+            db.execute_batch(
+                "ALTER TABLE job ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+                 ALTER TABLE job ADD COLUMN batch INTEGER NOT NULL DEFAULT 0;",
+            )
+            .unwrap();
+        }
+        if version > 1 {
+            db.execute_batch(
+                "ALTER TABLE job ADD COLUMN idx INTEGER;
+                 ALTER TABLE job ADD COLUMN starts INTEGER NOT NULL DEFAULT 0;
+                 ALTER TABLE job ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
+                 ALTER TABLE job ADD COLUMN carried REAL;
+                 ALTER TABLE job ADD COLUMN ended_us INTEGER;
+                 ALTER TABLE job ADD COLUMN view TEXT;
+                 INSERT INTO fact VALUES ('part', '3'), ('next_id', '9');
+                 INSERT INTO job (id, key, name, row, outcome, view) \
+                    VALUES (7, 'old', 'old', '{}', 'finished', '{\"any\":1}');",
+            )
+            .unwrap();
+        }
+        for line in lines().split_inclusive('\n').map(|line| line.as_bytes().to_vec()) {
+            db.execute("INSERT INTO line (text) VALUES (?1)", [line]).unwrap();
+        }
+        let row = r#"{"file":{"command":["x"]},"env":{"A":"secret"},"submitted_unix_us":5}"#;
+        let columns = if version == 1 { "idx" } else { "id, idx" };
+        for (number, outcome) in [(0, "'finished'"), (1, "NULL")] {
+            let numbers =
+                if version == 1 { number.to_string() } else { format!("{number}, {number}") };
+            db.execute(
+                &format!(
+                    "INSERT INTO job ({columns}, key, name, row, checkpoint, outcome) \
+                     VALUES ({numbers}, 'k{number}', 'j{number}', ?1, 2.5, {outcome})"
+                ),
+                [row],
+            )
+            .unwrap();
+        }
+        if version < 3 {
+            db.execute_batch(&format!("UPDATE job SET held = 1, batch = 64 WHERE {id} = 1"))
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn stores_of_all_earlier_versions_become_logs_once() {
+        for version in 1..=3 {
+            let folder = tempfile::tempdir().unwrap();
+            let paths = Paths::new(folder.path());
+            old_store(&paths, version);
+            let mut store = Store::open(&Os::real(), &paths, 2).unwrap();
+            assert_eq!(store.notices(), [""; 0], "{version}");
+            let found = String::from_utf8(store.lines().unwrap()).unwrap();
+            let added = found.strip_prefix(&lines()).unwrap();
+            // What users set is a fact of the journal since version 3.
+            let set = r#"{"step":{"at":5,"facts":[{"held":{"job":1,"held":true}},{"resized":{"job":1,"batch":64,"share_permille":250}}],"asked":false}}"#;
+            assert_eq!(added.trim_end(), if version < 3 { set } else { "" }, "{version}");
+            let jobs = store.jobs();
+            assert_eq!([&jobs[0].name, &jobs[1].name], ["j0", "j1"]);
+            assert_eq!(jobs[0].outcome.as_deref(), Some("finished"));
+            assert_eq!((jobs[1].checkpoint, jobs[1].row.env["A"].as_str()), (2.5, "secret"));
+            assert!(jobs[0].row.env.is_empty());
+            assert_eq!(store.submitted_as("k1").as_deref(), Some("j1"));
+            let (part, next) = if version > 1 { (3, 9) } else { (1, 2) };
+            assert_eq!((store.part(), store.epoch_us()), (part, 77));
+            assert_eq!(store.add_job(2, "k2", "j2", (*jobs[1].row).clone()).unwrap().0, next);
+            assert!(
+                !paths.old_store().exists() && folder.path().join("store.db.imported").exists()
+            );
+        }
+    }
+
+    #[test]
+    fn an_old_store_that_cannot_be_read_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        fs::write(paths.old_store(), "this is no database, only some text that is long enough")
+            .unwrap();
+        let error = Store::open(&Os::real(), &paths, 2).err().unwrap();
+        assert!(error.to_string().contains("it is not a store"), "{error}");
+        fs::remove_file(paths.old_store()).unwrap();
+        let db = Connection::open(paths.old_store()).unwrap();
+        db.execute_batch("PRAGMA user_version = 99; CREATE TABLE t (x)").unwrap();
+        let error = Store::open(&Os::real(), &paths, 2).err().unwrap();
+        assert!(error.to_string().contains("version 99, this program reads up to 3"), "{error}");
+        assert!(paths.old_store().exists());
+    }
 }

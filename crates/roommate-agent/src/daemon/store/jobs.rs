@@ -117,7 +117,7 @@ impl<'a> Jobs<'a> {
                     self.unknown.push(format!("the end of job {name:?} was lost"));
                 }
                 if job.idx.is_none() {
-                    self.notices.push(format!("job {name:?} left its quarantine"));
+                    self.notices.push(format!("job {name:?} leaves its quarantine"));
                     self.unknown.push(format!("job {name:?} came back"));
                     self.returning.push(id);
                 }
@@ -135,7 +135,7 @@ impl<'a> Jobs<'a> {
             }
             // It is in quarantine, and its user has moved its files away.
             Err(_) if job.idx.is_none() && !folders.all().contains(&id) => {
-                self.notices.push(format!("job {name:?} was forgotten: its files are gone"));
+                self.notices.push(format!("job {name:?} is forgotten: its files are gone"));
                 self.tables.forget(id);
             }
             Err(_) if job.idx.is_none() => {}
@@ -200,8 +200,8 @@ impl<'a> Jobs<'a> {
                     self.unknown.push(format!("job {name:?} was lost"));
                 }
                 Err(_) => {
-                    let what = format!("submission {id} was not finished and no job's");
-                    self.notices.push(format!("{what}; it was set aside"));
+                    let what = format!("submission {id} was not finished and is no job's");
+                    self.notices.push(format!("{what}; it is set aside"));
                     self.fixes.push(Fix::SetAside(id));
                 }
             }
@@ -211,7 +211,8 @@ impl<'a> Jobs<'a> {
     /// Puts a job that has only its submission into the tables.
     fn restore(&mut self, submission: Submission, idx: u32) {
         let Submission { id, key, name, outcome, row } = submission;
-        self.notices.push(format!("job {name:?} was found by its submission, not in the log"));
+        self.notices
+            .push(format!("job {name:?} is not in the log; it is taken from its submission"));
         self.unknown.push(format!("job {name:?} was found by its submission"));
         let mut entry = Entry::new(id, Some(idx), &key, &name);
         entry.outcome = outcome;

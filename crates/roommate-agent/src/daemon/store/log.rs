@@ -66,6 +66,8 @@ pub(super) struct Reading<'a> {
     /// Bytes of the first transaction.
     pub(super) began_with: usize,
     pub(super) tail: Tail,
+    /// Lines, whole or not, in what follows.
+    pub(super) cut_lines: usize,
     /// Whether only the end of the last line is missing.
     pub(super) unterminated: bool,
 }
@@ -113,7 +115,8 @@ pub(super) fn read(bytes: &[u8]) -> Reading<'_> {
         false => Tail::Damaged,
     };
     let unterminated = tail == Tail::None && !bytes.is_empty() && !bytes.ends_with(b"\n");
-    Reading { items, end, length, began_with, tail, unterminated }
+    let cut_lines = bytes[length..].split_inclusive(|b| *b == b'\n').count();
+    Reading { items, end, length, began_with, tail, cut_lines, unterminated }
 }
 
 /// Whether a line may stand here: next to the one before, or, after damage, further on.
