@@ -213,7 +213,8 @@ mod tests {
         let mut stream = StreamOwned::new(client, here);
         let sent = stream.write_all(b"token").and_then(|()| {
             stream.conn.send_close_notify();
-            stream.flush()
+            stream.flush()?;
+            stream.read_to_end(&mut Vec::new()).map(drop)
         });
         drop(stream);
         (sent, peer.join().unwrap())
