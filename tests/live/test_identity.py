@@ -233,7 +233,7 @@ def test_many_connections_of_one_user_are_refused_for_a_moment(room: Room) -> No
     time.sleep(0.5)
     assert len(list(threads.iterdir())) < 60
     reply = peers[-1].recv(1000)
-    assert b"busy" in reply and b"you have 32 connections" in reply
+    assert b"busy" in reply and b"busy with 32 connections of yours" in reply
     # A client asks again until there is room.
     waiting = subprocess.Popen([BINARY, "ps"], env=room.env, stdout=subprocess.PIPE)
     time.sleep(0.5)
@@ -253,6 +253,18 @@ def test_a_slow_request_has_a_limited_time_as_a_whole(room: Room) -> None:
                 time.sleep(0.1)
         assert time.monotonic() < began + 13
         assert b"did not arrive within 10 s" in peer.recv(1000)
+
+
+def test_large_requests_take_a_limited_memory(room: Room) -> None:
+    room.up("--devices", "1")
+    peers = [open_control(room) for _ in range(5)]
+    for peer in peers:
+        peer.sendall(b"x" * (100 << 10))
+        time.sleep(0.1)
+    assert b"busy with 4 large requests of yours" in peers[-1].recv(1000)
+    assert room.tool("ps").returncode == 0
+    for peer in peers:
+        peer.close()
 
 
 def test_a_long_request_is_refused_with_the_limit(room: Room) -> None:

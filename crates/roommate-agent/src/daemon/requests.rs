@@ -15,6 +15,9 @@ use roommate_core::job::Phase;
 use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
 use std::collections::HashSet;
 
+/// Longest name that is compared with those of jobs, to find what was meant.
+const LONGEST_NAME: usize = 256;
+
 /// Why a request is refused, and what the user can do about it.
 type Refusal = (String, Option<String>);
 
@@ -103,6 +106,10 @@ impl Daemon {
         self.jobs.position(|j| j.name == name && own(j)).ok_or_else(|| {
             if self.find_past(name, caller).is_some() {
                 return (format!("job {name:?} has ended already"), None);
+            }
+            if name.len() > LONGEST_NAME {
+                let what = format!("there is no job with a name of {} bytes", name.len());
+                return refusal(what, "`roommate ps` lists the jobs");
             }
             let names = self.jobs.iter().filter(|j| own(j)).map(|j| j.name.as_str());
             let near = job_file::nearest(name, names);
