@@ -1,13 +1,17 @@
-"""The requests of the socket over loopback HTTP."""
+"""The requests of the socket over HTTPS."""
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import socket
+import ssl
 import subprocess
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -15,22 +19,31 @@ from conftest import BINARY, Room
 
 
 class Served(Room):
-    """A daemon that serves HTTP."""
+    """A daemon that serves HTTPS."""
 
     server: str
     port: int
     token: str
 
-    def serve(self) -> None:
-        self.up("--policy", "fifo", "--devices", "2", "--http", "127.0.0.1:0")
+    def serve(self, *flags: str) -> None:
+        self.up("--policy", "fifo", "--devices", "2", "--http", "127.0.0.1:0", *flags)
         self.server = json.loads(self.ok("describe", "-o", "json"))["http"]
-        self.port = int(self.server.rsplit(":", 1)[1])
+        self.port = int(self.server.split("#")[0].rsplit(":", 1)[1])
         self.token = (self.state / "http-token").read_text().strip()
+
+    def connect(self) -> socket.socket:
+        """An encrypted connection, to the daemon whose certificate is in the state."""
+        context = ssl.create_default_context(cafile=str(self.state / "http-cert.pem"))
+        peer = socket.create_connection(("127.0.0.1", self.port), 15)
+        return context.wrap_socket(peer, server_hostname="127.0.0.1")
 
     def post(
         self, path: str, body: Any = None, method: str = "POST", **headers: str
     ) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        context = ssl.create_default_context(cafile=str(self.state / "http-cert.pem"))
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=10, context=context
+        )
         headers = {
             "Authorization": f"Bearer {self.token}",
             **{k.replace("_", "-"): v for k, v in headers.items()},
@@ -43,7 +56,7 @@ class Served(Room):
         return answer.status, json.loads(answer.read())
 
     def raw(self, data: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), 15) as peer:
+        with self.connect() as peer:
             peer.sendall(data)
             got = b""
             while part := peer.recv(65536):
@@ -75,7 +88,7 @@ def test_verbs_are_those_of_the_socket(served: Served) -> None:
 
 def test_every_client_verb_works_with_a_server(served: Served) -> None:
     token = ["--token-file", str(served.state / "http-token")]
-    # Nothing but the address and the token: another folder, no state.
+    # Nothing but the address, which has the fingerprint, and the token: another folder, no state.
     elsewhere = str(served.folder / "elsewhere")
     env = {**os.environ, "ROOMMATE_STATE": elsewhere, "ROOMMATE_SERVER": served.server}
 
@@ -95,16 +108,16 @@ def test_every_client_verb_works_with_a_server(served: Served) -> None:
     without = far("ps")
     assert without.returncode == 2 and "could not read the token" in without.stderr
     wrong = far("ps", ROOMMATE_HTTP_TOKEN="wrong")
-    assert wrong.returncode == 2 and "token is missing or wrong" in wrong.stderr
+    assert wrong.returncode == 2 and "token is missing, wrong" in wrong.stderr
     assert far("cancel", "far", *token).returncode == 0
     assert far("down", "--stop-jobs", *token).returncode == 0
     assert served.daemon is not None and served.daemon.wait(10) == 0
     gone = far("ps", *token)
-    assert gone.returncode == 2 and "no daemon answers at http://" in gone.stderr
+    assert gone.returncode == 2 and "no daemon answers at https://" in gone.stderr
 
 
 def test_wrong_requests_are_refused_with_a_reason(served: Served) -> None:
-    unauthorized = "token is missing or wrong"
+    unauthorized = "token is missing, wrong, expired or revoked"
     cases: list[tuple[int, str, tuple[int, Any]]] = [
         (401, unauthorized, served.post("/v1/ps", Authorization="Bearer nonsense")),
         (401, unauthorized, served.post("/v1/ps", Authorization=f"Basic {served.token}")),
@@ -165,9 +178,109 @@ def test_only_the_owner_can_read_the_token(served: Served) -> None:
     assert served.token == was
 
 
-def test_other_machines_are_admitted_only_on_request(room: Room) -> None:
-    refused = room.tool("up", "--http", "0.0.0.0:0")
+def test_other_machines_get_only_encrypted_connections(room: Room) -> None:
+    refused = room.tool("up", "--http", "0.0.0.0:0", "--http-plain")
     assert refused.returncode == 2
-    assert "can be reached from other machines" in refused.stderr and "ssh -L" in refused.stderr
-    room.up("--http", "0.0.0.0:0", "--http-beyond-loopback")
-    assert json.loads(room.ok("describe", "-o", "json"))["http"].startswith("http://0.0.0.0:")
+    assert "can be reached from other machines" in refused.stderr
+    room.up("--http", "0.0.0.0:0")
+    assert json.loads(room.ok("describe", "-o", "json"))["http"].startswith("https://0.0.0.0:")
+
+
+def test_plain_http_is_for_programs_on_this_machine(room: Room) -> None:
+    room.up("--http", "127.0.0.1:0", "--http-plain")
+    server = json.loads(room.ok("describe", "-o", "json"))["http"]
+    token = (room.state / "http-token").read_text().strip()
+    connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=10)
+    connection.request("POST", "/v1/ps", b"", {"Authorization": f"Bearer {token}"})
+    assert connection.getresponse().status == 200
+    refused = room.tool("ps", "--server", server)
+    assert refused.returncode == 2 and "would get the token" in refused.stderr
+
+
+def test_a_token_is_sent_to_the_daemon_or_to_nobody(served: Served) -> None:
+    """Somebody else takes the port of a daemon that is down."""
+    heard: list[bytes] = []
+
+    def listen(at: socket.socket, context: ssl.SSLContext | None) -> None:
+        peer, _ = at.accept()
+        peer.settimeout(5)
+        with contextlib.suppress(OSError):
+            if context:
+                peer = context.wrap_socket(peer, server_side=True)
+            while part := peer.recv(65536):
+                heard.append(part)
+        peer.close()
+
+    served.ok("down")
+    other = Served()
+    other.up("--http", "127.0.0.1:0")
+    other.ok("down")
+    strange = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    strange.load_cert_chain(other.state / "http-cert.pem", other.state / "http-key.pem")
+    other.close()
+    for context in (None, strange):
+        heard.clear()
+        with socket.create_server(("127.0.0.1", 0)) as at:
+            taken = f"https://127.0.0.1:{at.getsockname()[1]}#{served.server.split('#')[1]}"
+            thread = threading.Thread(target=listen, args=(at, context))
+            thread.start()
+            env = {**served.env, "ROOMMATE_HTTP_TOKEN": served.token}
+            done = subprocess.Popen(
+                [BINARY, "ps", "--server", taken], env=env, stderr=subprocess.PIPE, text=True
+            )
+            if context:
+                assert "another certificate" in done.communicate()[1]
+            else:
+                # It waits for an encrypted answer.
+                served.until(lambda: heard)
+                time.sleep(0.5)
+                done.kill()
+                done.communicate()
+            thread.join()
+        assert served.token.encode() not in b"".join(heard)
+
+
+def test_peers_that_drip_do_not_keep_others_out(served: Served) -> None:
+    """64 peers without a token, each with a byte every 100 ms after its answer."""
+    peers = [served.connect() for _ in range(64)]
+    for peer in peers:
+        peer.sendall(b"POST /v1/ps HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        for peer in peers:
+            with contextlib.suppress(OSError):
+                peer.sendall(b"x")
+        time.sleep(0.1)
+        if served.tool("ps", "--server", served.server).returncode == 0:
+            break
+    assert time.monotonic() < end - 10, "others have to wait for those who drip"
+    for peer in peers:
+        peer.close()
+
+
+def test_tokens_have_a_scope_and_can_be_revoked(served: Served) -> None:
+    served.submit("job", "sleep 1000")
+    created = served.tool("token", "create", "--scope", "read", "--expires", "1h", "--name", "ci")
+    reader = created.stdout.strip()
+    assert re.fullmatch("[0-9a-f]{64}", reader) and "not shown again" in created.stderr
+    assert reader not in (served.state / "tokens").read_text()
+    assert (served.state / "tokens").stat().st_mode & 0o777 == 0o600
+    [listed] = json.loads(served.ok("token", "list", "-o", "json"))
+    assert listed["name"] == "ci" and listed["scope"] == "read"
+    bearer = f"Bearer {reader}"
+    assert served.post("/v1/ps", Authorization=bearer)[0] == 200
+    for verb, body in (("cancel", {"job": "job"}), ("down", {"stop_jobs": False}), ("token_list", {})):
+        status, reply = served.post(f"/v1/{verb}", body, Authorization=bearer)
+        assert status == 403 and "scope `read`" in reply["error"]["what"], reply
+    operator = served.ok("token", "create", "--scope", "operate").strip()
+    status, _ = served.post("/v1/suspend", {"job": "job"}, Authorization=f"Bearer {operator}")
+    assert status == 200
+    served.ok("token", "revoke", listed["id"])
+    assert served.post("/v1/ps", Authorization=bearer)[0] == 401
+    assert served.tool("token", "revoke", listed["id"]).returncode == 2
+    # Also after a restart.
+    served.ok("down")
+    served.serve()
+    assert served.post("/v1/ps", Authorization=bearer)[0] == 401
+    assert served.post("/v1/ps", Authorization=f"Bearer {operator}")[0] == 200
+    assert served.tool("token", "create", "--expires", "soon").returncode == 2

@@ -574,19 +574,53 @@ mod tests {
     struct Nothing;
     impl Observer for Nothing {}
 
-    /// A journal of one GPU and one job, and of a step with these facts, actions and notes.
-    fn journal(facts: &[Event], actions: &[Action], notes: &[Note]) -> Vec<u8> {
+    /// A journal of one GPU and one profile.
+    fn begun() -> Writer<Vec<u8>> {
         let cluster = "1x1".parse().unwrap();
         let mut writer = Writer::new(Vec::new());
         let fifo = ("fifo", Params::new());
         writer.head(&Head::new("sim", fifo, cluster, Costs::default(), 0));
         let (idx, profile) = (ProfileIdx(0), Profile::of_step(1.0));
         writer.profile(&ProfileLine { idx, name: "work".into(), profile });
-        let spec = Spec::training(1, 1.0, idx);
+        writer
+    }
+
+    /// A journal of one GPU and one job, and of a step with these facts, actions and notes.
+    fn journal(facts: &[Event], actions: &[Action], notes: &[Note]) -> Vec<u8> {
+        let mut writer = begun();
+        let spec = Spec::training(1, 1.0, ProfileIdx(0));
         writer.job(&JobLine::new(JobIdx(0), "a".into(), spec));
         writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true, by: None });
         writer.end(Time::ZERO);
         writer.finish().unwrap()
+    }
+
+    #[test]
+    fn owner_and_actor_are_kept_and_told() {
+        let mut writer = begun();
+        let (job, spec) = (JobIdx(0), Spec::training(1, 1.0, ProfileIdx(0)));
+        let owner = Some("alice".to_string());
+        writer.job(&JobLine { owner, ..JobLine::new(job, "a".into(), spec) });
+        for (fact, by) in [
+            (Event::Submitted(job), Some("alice")),
+            (Event::Started(job), None),
+            (Event::Held { job, held: true }, Some("alice")),
+            (Event::Cancelled(job), Some("root")),
+        ] {
+            let facts = &[fact];
+            let (at, actions, notes) = (Time::ZERO, &[], &[]);
+            writer.step(&StepView { at, facts, actions, notes, asked: false, by });
+        }
+        writer.end(Time::ZERO);
+        let text = writer.finish().unwrap();
+        let (mut again, mut told) = (Writer::new(Vec::new()), explain::Explain::new("a"));
+        read(&text[..], &mut (&mut again, &mut told)).unwrap();
+        assert_eq!(again.finish().unwrap(), text);
+        let told: Vec<&str> = told.moments.iter().map(|m| m.what.as_str()).collect();
+        assert!(told[0].starts_with("submitted by alice;"), "{told:?}");
+        assert_eq!(told[1..], ["makes progress", "held by alice", "cancelled by root"]);
+        let plain = String::from_utf8(journal(&[Event::Submitted(job)], &[], &[])).unwrap();
+        assert!(!plain.contains("\"by\"") && !plain.contains("\"owner\""), "{plain}");
     }
 
     /// Every reason that names a job or a node.

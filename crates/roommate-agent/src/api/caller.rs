@@ -111,7 +111,8 @@ fn is_member(passwd: &str, group: &str, name: &str, gid: u32) -> bool {
     let listed = |line: &str| {
         let fields: Vec<&str> = line.split(':').collect();
         let members = fields.get(3).copied().unwrap_or_default();
-        fields.get(2) == Some(&gid.as_str()) && members.split(',').any(|m| m.trim() == name)
+        fields.get(2) == Some(&gid.as_str())
+            && members.split(',').any(|m| !m.is_empty() && m == name)
     };
     passwd.lines().any(own) || group.lines().any(listed)
 }

@@ -22,8 +22,10 @@ pub(crate) fn accepted<T>(result: io::Result<T>) -> Option<T> {
     result.ok()
 }
 
-/// Limits the number of connections, in all and of each user.
+/// Limits the number of connections or requests at a time, in all and of each user.
 pub(crate) struct Admission {
+    /// What is counted, in the plural.
+    what: &'static str,
     most: usize,
     most_each: usize,
     open: Mutex<BTreeMap<u32, usize>>,
@@ -36,19 +38,19 @@ pub(crate) struct Admitted {
 }
 
 impl Admission {
-    pub(crate) fn new(most: usize, most_each: usize) -> Arc<Self> {
-        Arc::new(Self { most, most_each, open: Mutex::new(BTreeMap::new()) })
+    pub(crate) fn new(what: &'static str, most: usize, most_each: usize) -> Arc<Self> {
+        Arc::new(Self { what, most, most_each, open: Mutex::new(BTreeMap::new()) })
     }
 
     /// Takes a place, or says why there is none.
     pub(crate) fn admit(self: &Arc<Self>, uid: u32) -> Result<Admitted, String> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.values().sum::<usize>() >= self.most {
-            return Err(format!("the daemon is busy: {} connections are open", self.most));
+            return Err(format!("the daemon is busy with {} {}", self.most, self.what));
         }
         let own = open.entry(uid).or_default();
         if *own >= self.most_each {
-            return Err(format!("you have {own} connections to the daemon open already"));
+            return Err(format!("the daemon is busy with {own} {} of yours", self.what));
         }
         *own += 1;
         Ok(Admitted { uid, admission: Arc::clone(self) })
@@ -160,13 +162,13 @@ mod tests {
 
     #[test]
     fn places_are_limited_in_all_and_for_each_user() {
-        let admission = Admission::new(3, 2);
+        let admission = Admission::new("things", 3, 2);
         let a1 = admission.admit(1).unwrap();
         let _a2 = admission.admit(1).unwrap();
         let why = |r: Result<Admitted, String>| r.err().unwrap();
-        assert!(why(admission.admit(1)).starts_with("you have 2 connections"));
+        assert!(why(admission.admit(1)).ends_with("busy with 2 things of yours"));
         let _b = admission.admit(2).unwrap();
-        assert!(why(admission.admit(3)).starts_with("the daemon is busy: 3"));
+        assert!(why(admission.admit(3)).ends_with("busy with 3 things"));
         drop(a1);
         assert!(admission.admit(3).is_ok());
     }

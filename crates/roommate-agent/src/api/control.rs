@@ -396,6 +396,8 @@ pub(crate) const REPLY_WITHIN: Duration = Duration::from_secs(30);
 pub(crate) const LONGEST_PIECE: u64 = 256 << 10;
 /// Longest request in bytes: it includes an environment.
 pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
+/// Length from which on a request counts as large.
+pub(crate) const LARGE_REQUEST: u64 = 64 << 10;
 /// Longest reply in bytes that a client reads.
 pub(crate) const LONGEST_REPLY: u64 = 64 << 20;
 /// Most characters of a command in a view, all words together.
@@ -519,9 +521,23 @@ fn read_and_answer(
     caller: Caller,
     service: &Service,
 ) -> (Reply, bool) {
+    let uid = caller.user.uid;
     let mut line = Vec::new();
-    let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST + 1));
-    if let Err(e) = from.read_until(b'\n', &mut line) {
+    let mut from = BufReader::new(stream);
+    let mut read_to = |most: u64, line: &mut Vec<u8>| {
+        let left = most + 1 - line.len() as u64;
+        io::Read::take(&mut from, left).read_until(b'\n', line)
+    };
+    let mut read = read_to(LARGE_REQUEST, &mut line);
+    let large = (line.len() as u64 > LARGE_REQUEST).then(|| service.large.admit(uid));
+    let _large = match large.transpose() {
+        Ok(large) => large,
+        Err(what) => return (Reply::Busy { what }, false),
+    };
+    if line.len() as u64 > LARGE_REQUEST && !line.ends_with(b"\n") {
+        read = read_to(LONGEST_REQUEST, &mut line);
+    }
+    if let Err(e) = read {
         let what = match e.kind() {
             io::ErrorKind::TimedOut => {
                 format!("the request did not arrive within {} s", REQUEST_WITHIN.as_secs())

@@ -151,3 +151,42 @@ fn devices(gpus: &[GpuIdx]) -> String {
     let numbers: Vec<String> = gpus.iter().map(|g| g.0.to_string()).collect();
     format!("device {}", numbers.join(","))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roommate_core::idx::ProfileIdx;
+    use roommate_core::job::Spec;
+    use roommate_core::reason::Note;
+
+    #[test]
+    fn jobs_of_others_are_neither_listed_nor_named() {
+        let mut log = EventLog::last(3);
+        for (n, name) in ["mine", "theirs"].into_iter().enumerate() {
+            let spec = Spec::training(1, 1.0, ProfileIdx(0));
+            log.job(&JobLine::new(JobIdx(n as u32), name.into(), spec));
+        }
+        let facts = [Event::Submitted(JobIdx(0)), Event::Submitted(JobIdx(1))];
+        let notes = [Note { job: JobIdx(0), reason: Reason::Behind(JobIdx(1)) }];
+        let (at, by) = (Time::ZERO, Some("alice"));
+        log.step(&StepView { at, facts: &facts, actions: &[], notes: &notes, asked: true, by });
+        let told = |lines: Vec<EventLine>| -> Vec<String> {
+            lines.into_iter().map(|l| format!("{} {}", l.job, l.what)).collect()
+        };
+        assert_eq!(
+            told(log.all())[1..],
+            [
+                "theirs submitted by alice",
+                "mine waits behind job theirs: this policy does not backfill",
+            ]
+        );
+        let lines = log.lines(&|j| j.0 == 0, &|_| "of another user".into());
+        assert_eq!(
+            told(lines),
+            [
+                "mine submitted by alice",
+                "mine waits behind job of another user: this policy does not backfill",
+            ]
+        );
+    }
+}

@@ -78,7 +78,7 @@ impl Listening {
     pub(crate) fn serve(self, service: &Arc<Service>) {
         let tls = self.identity.map(|i| i.config);
         // Nobody is known before its token is read.
-        let admission = Admission::new(MOST_CONNECTIONS, MOST_CONNECTIONS);
+        let admission = Admission::new("connections", MOST_CONNECTIONS, MOST_CONNECTIONS);
         loop {
             let Some((stream, _)) = connections::accepted(self.listener.accept()) else { continue };
             let mut stream = Timed::new(stream, PATIENCE);
@@ -268,7 +268,10 @@ fn converse(stream: &mut Line, here: SocketAddr, service: &Service) -> Result<An
         let reply = AgentError::TooLong { length, most }.into();
         return Err(Answer { status: 413, header: None, reply });
     }
-    let _admitted = service.admission.admit(caller.user.uid).map_err(Answer::busy)?;
+    let uid = caller.user.uid;
+    let _admitted = service.admission.admit(uid).map_err(Answer::busy)?;
+    let large = (length > control::LARGE_REQUEST).then(|| service.large.admit(uid));
+    let _large = large.transpose().map_err(Answer::busy)?;
     if asked.waits && (body.len() as u64) < length {
         let _ = stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
         let _ = stream.flush();

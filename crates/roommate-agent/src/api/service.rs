@@ -21,6 +21,10 @@ const DECIDE_WITHIN: Duration = Duration::from_secs(25);
 /// Most connections of users at a time, each of which is a thread.
 const MOST_CONNECTIONS: usize = 256;
 
+/// Most large requests at a time, in all and of each user: each may take several MiB.
+const MOST_LARGE: usize = 8;
+const MOST_LARGE_EACH: usize = 4;
+
 /// What connections of users share.
 pub(crate) struct Service {
     pub(crate) to: Deliver<Call>,
@@ -28,6 +32,8 @@ pub(crate) struct Service {
     pub(crate) mode: Mode,
     pub(crate) tokens: Tokens,
     pub(crate) admission: Arc<Admission>,
+    /// Requests that take much memory.
+    pub(crate) large: Arc<Admission>,
 }
 
 impl Service {
@@ -38,8 +44,9 @@ impl Service {
         tokens: Tokens,
         most_each: usize,
     ) -> Arc<Self> {
-        let admission = Admission::new(MOST_CONNECTIONS, most_each);
-        Arc::new(Self { to, paths, mode, tokens, admission })
+        let admission = Admission::new("connections", MOST_CONNECTIONS, most_each);
+        let large = Admission::new("large requests", MOST_LARGE, MOST_LARGE_EACH);
+        Arc::new(Self { to, paths, mode, tokens, admission, large })
     }
 
     /// Answers a request from the socket or from HTTP.

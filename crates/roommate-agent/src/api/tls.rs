@@ -215,6 +215,8 @@ mod tests {
             stream.conn.send_close_notify();
             stream.flush()
         });
+        // Until the peer has read everything.
+        let _ = stream.read_to_end(&mut Vec::new());
         drop(stream);
         (sent, peer.join().unwrap())
     }

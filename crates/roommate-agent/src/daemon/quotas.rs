@@ -157,11 +157,11 @@ mod tests {
         check("{command: x, devices: 4}", &[], "the job asks for 4 devices; 3 is the most");
         check("{command: x, share: 0.6}", &[], "the share is 0.6 of each device; 0.5 is the most");
         check(
-            "{command: x, devices: 3}",
+            "{command: x, devices: 3, share: 0.5}",
             &[&two],
             "your jobs ask for 2 devices already, this one for 3; 4 is the most",
         );
-        let long = format!("command: [{}]", "x".repeat(1 << 20));
+        let long = format!("share: 0.5\ncommand: [{}]", "x".repeat(1 << 20));
         assert!(refused(&long, &[&two]).ends_with("this one has 1.0 MiB; 1.0 MiB is the most"));
         for bad in ["jobs", "jobs=0", "jobs=-1", "share=2", "share=nan", "jobs=1e9", "job=1"] {
             assert!(quotas.clone().set(bad).is_err(), "{bad}");

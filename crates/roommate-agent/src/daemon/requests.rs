@@ -17,6 +17,9 @@ use roommate_core::job::Phase;
 use roommate_core::journal::{JobLine, Observer, ProfileLine, TeamLine, Writer};
 use std::collections::HashSet;
 
+/// Longest name that is compared with those of jobs, to find what was meant.
+const LONGEST_NAME: usize = 256;
+
 /// Why a request is refused, and what the user can do about it.
 type Refusal = (String, Option<String>);
 
@@ -110,6 +113,10 @@ impl Daemon {
                     let hint = format!("`roommate describe {name}` says what can be done");
                     (format!("job {name:?} is quarantined"), Some(hint))
                 };
+            }
+            if name.len() > LONGEST_NAME {
+                let what = format!("there is no job with a name of {} bytes", name.len());
+                return refusal(what, "`roommate ps` lists the jobs");
             }
             let names = self.jobs.iter().filter(|j| own(j)).map(|j| j.name.as_str());
             let near = job_file::nearest(name, names);
