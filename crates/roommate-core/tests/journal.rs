@@ -334,9 +334,10 @@ impl Observer for Lines {
         self.jobs.push(line.clone());
     }
     fn step(&mut self, step: &StepView<'_>) {
-        let StepView { at, facts, actions, notes, asked } = *step;
+        let StepView { at, facts, actions, notes, asked, by } = *step;
+        let by = by.map(str::to_string);
         let (facts, actions, notes) = (facts.to_vec(), actions.to_vec(), notes.to_vec());
-        self.steps.push(StepLine { at, facts, actions, notes, asked });
+        self.steps.push(StepLine { at, facts, actions, notes, asked, by });
     }
     fn end(&mut self, at: Time) {
         self.end = Some(at);
@@ -350,7 +351,12 @@ impl Lines {
             let (idx, profile) = (ProfileIdx(i), dice.profile());
             ProfileLine { idx, name: name(i), profile }
         };
-        let job = |i, dice: &mut Dice| JobLine { idx: JobIdx(i), name: name(i), spec: dice.spec() };
+        let job = |i, dice: &mut Dice| JobLine {
+            idx: JobIdx(i),
+            name: name(i),
+            spec: dice.spec(),
+            owner: (dice.below(2) == 0).then(|| name(i)),
+        };
         let notes = dice.reasons().into_iter().map(|reason| Note { job: dice.job(), reason });
         let notes = notes.collect();
         let at = Time(dice.whole() % (Time::LATEST.0 + 1));
@@ -360,7 +366,7 @@ impl Lines {
             profiles: (0..PROFILES as u32).map(|i| profile(i, dice)).collect(),
             teams: vec![TeamLine { idx: TeamIdx(0), name: name(0) }],
             jobs: (0..JOBS as u32).map(|i| job(i, dice)).collect(),
-            steps: vec![StepLine { at, facts, actions, notes, asked }],
+            steps: vec![StepLine { at, facts, actions, notes, asked, by: Some(name(7)) }],
             end: Some(at),
         }
     }
@@ -371,8 +377,9 @@ impl Lines {
         self.profiles.iter().for_each(|line| writer.profile(line));
         self.teams.iter().for_each(|line| writer.team(line));
         self.jobs.iter().for_each(|line| writer.job(line));
-        for StepLine { at, facts, actions, notes, asked } in &self.steps {
-            writer.step(&StepView { at: *at, facts, actions, notes, asked: *asked });
+        for StepLine { at, facts, actions, notes, asked, by } in &self.steps {
+            let by = by.as_deref();
+            writer.step(&StepView { at: *at, facts, actions, notes, asked: *asked, by });
         }
         writer.end(self.end.unwrap());
         writer.finish()

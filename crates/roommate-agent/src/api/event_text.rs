@@ -180,7 +180,7 @@ mod tests {
                 "mine waits behind job theirs: this policy does not backfill",
             ]
         );
-        let lines = log.lines(&|j| j.0 == 0, &|_| "of another user".into());
+        let lines = log.lines(&|j| j == Some(JobIdx(0)), &|_| "of another user".into());
         assert_eq!(
             told(lines),
             [

@@ -257,7 +257,14 @@ mod tests {
             let start = [Action::Start(job, Placement { gpus, knobs: Knobs::WHOLE })];
             let facts = [Event::Submitted(job)];
             let (at, notes) = (Time(i as u64), &[][..]);
-            writer.step(&StepView { at, facts: &facts, actions: &start, notes, asked: true, by: None });
+            writer.step(&StepView {
+                at,
+                facts: &facts,
+                actions: &start,
+                notes,
+                asked: true,
+                by: None,
+            });
         }
         writer.finish().unwrap()
     }
