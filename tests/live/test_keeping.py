@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
+import sealed
 from conftest import BINARY, Room
 
 LOOP = """
@@ -90,9 +92,9 @@ def test_an_idle_daemon_begins_a_new_part_and_keeps_jobs(room: Room) -> None:
     room.kill()
     room.up()
     assert len(room.jobs()) == 49 and room.state_of("j1-3") == "finished"
-    store = sqlite3.connect(room.state / "store.db")
-    lines = store.execute("SELECT count(*) FROM line").fetchone()[0]
-    assert lines < 200
+    # The log holds the present part only.
+    assert len((room.state / "journal.jsonl").read_bytes().splitlines()) < 200
+    assert (room.state / "log").read_bytes().count(b" j") < 200
     room.ok("report", *journals(room), "-o", str(room.folder / "r.html"))
 
 
@@ -145,18 +147,19 @@ def test_running_jobs_continue_in_a_new_part(room: Room) -> None:
 
 def decide_differently(room: Room) -> None:
     """Changes decisions in the journal, as if the policy's code had changed since."""
-    with sqlite3.connect(room.state / "store.db") as store:
-        rows = store.execute("SELECT seq, text FROM line").fetchall()
-        changed = 0
-        for seq, text in rows:
-            step = json.loads(text).get("step", {})
-            if any("start" in a for a in step.get("actions", [])):
-                swapped = text.replace(b'"gpus":[0]', b'"gpus":[9]')
-                swapped = swapped.replace(b'"gpus":[1]', b'"gpus":[0]')
-                swapped = swapped.replace(b'"gpus":[9]', b'"gpus":[1]')
-                store.execute("UPDATE line SET text = ? WHERE seq = ?", (swapped, seq))
-                changed += 1
-        assert changed
+
+    def swap(text: bytes) -> bytes:
+        if not any(b"start" in part for part in text.split(b'"actions":')[1:]):
+            return text
+        swapped = text.replace(b'"gpus":[0]', b'"gpus":[9]')
+        return swapped.replace(b'"gpus":[1]', b'"gpus":[0]').replace(b'"gpus":[9]', b'"gpus":[1]')
+
+    lines = sealed.read(room.state / "log")
+    changed = [(kind, swap(text) if kind == "j" else text) for kind, text in lines]
+    assert changed != lines
+    sealed.write(room.state / "log", changed)
+    journal = b"".join(text + b"\n" for kind, text in changed if kind == "j")
+    (room.state / "journal.jsonl").write_bytes(journal)
 
 
 def test_jobs_are_kept_when_the_policy_decides_differently(room: Room) -> None:
@@ -197,26 +200,52 @@ def test_a_state_of_an_earlier_version_is_read(room: Room) -> None:
     room.until_ended("old")
     room.submit("held", "sleep 60")
     room.until(lambda: room.state_of("held") == "running")
+    supervisor = room.jobs()["held"]["keeper_pid"]
     room.ok("suspend", "held")
     room.ok("down")
-    with sqlite3.connect(room.state / "store.db") as store:
-        # What users set was stored beside the journal.
-        for column in ("held", "batch"):
-            store.execute(f"ALTER TABLE job ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
-        store.execute("UPDATE job SET held = 1 WHERE name = 'held'")
-        held = "DELETE FROM line WHERE CAST(text AS TEXT) LIKE '%{\"held\":%'"
-        assert store.execute(held).rowcount == 1
-        for column in ("idx", "starts", "failures", "carried", "ended_us", "view"):
-            store.execute(f"ALTER TABLE job DROP COLUMN {column}")
-        store.execute("ALTER TABLE job RENAME COLUMN id TO idx")
-        store.execute("PRAGMA user_version = 1")
+    make_old_store(room)
     room.up()
     assert room.state_of("old") == "finished"
     assert room.state_of("held") == "suspended"
+    assert room.jobs()["held"]["keeper_pid"] == supervisor
     assert "held by its user" in room.ok("events")
+    assert not (room.state / "store.db").exists() and (room.state / "store.db.imported").exists()
     room.ok("cancel", "held")
-    room.submit("new", "true")
+    assert room.submit("new", "true") == "new"
     room.until_ended("new")
+    assert room.jobs()["new"]["idx"] == 2
+
+
+def make_old_store(room: Room) -> None:
+    """Turns the state into one of version 1: a database, with what users set in a table."""
+    lines = sealed.read(room.state / "log")
+    entries = [json.loads(text) for kind, text in lines if kind == "r"]
+    jobs = {e["job"]["id"]: e["job"] for e in entries if "job" in e}
+    outcomes = {e["outcome"]["id"]: e["outcome"]["outcome"] for e in entries if "outcome" in e}
+    header = next(e["log"] for e in entries if "log" in e)
+    with sqlite3.connect(room.state / "store.db") as store:
+        store.execute("CREATE TABLE line (seq INTEGER PRIMARY KEY, text BLOB NOT NULL) STRICT")
+        store.execute(
+            "CREATE TABLE job (idx INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, "
+            "name TEXT NOT NULL UNIQUE, row TEXT NOT NULL, checkpoint REAL NOT NULL DEFAULT 0, "
+            "outcome TEXT, held INTEGER NOT NULL DEFAULT 0, batch INTEGER NOT NULL DEFAULT 0) STRICT"
+        )
+        store.execute("CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
+        epoch = str(header["epoch_unix_us"])
+        store.execute("INSERT INTO fact VALUES ('epoch_unix_us', ?)", (epoch,))
+        journal = [text + b"\n" for kind, text in lines if kind == "j" and b'{"held":' not in text]
+        store.executemany("INSERT INTO line (text) VALUES (?)", [(line,) for line in journal])
+        for number, job in jobs.items():
+            submission = (room.state / f"submissions/{number}").read_text().split(" ", 1)[1]
+            row = json.dumps(json.loads(submission)["row"])
+            store.execute(
+                "INSERT INTO job VALUES (?, ?, ?, ?, 0, ?, ?, 0)",
+                (number, job["key"], job["name"], row, outcomes.get(number), job["name"] == "held"),
+            )
+        store.execute("PRAGMA user_version = 1")
+    shutil.rmtree(room.state / "submissions")
+    (room.state / "log").unlink()
+    (room.state / "journal.jsonl").write_bytes(b"".join(journal))
 
 
 def test_time_slices_continue_across_rollovers_and_crashes(room: Room) -> None:

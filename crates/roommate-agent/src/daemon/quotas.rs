@@ -161,8 +161,9 @@ mod tests {
             &[&two],
             "your jobs ask for 2 devices already, this one for 3; 4 is the most",
         );
-        let long = format!("share: 0.5\ncommand: [{}]", "x".repeat(1 << 20));
-        assert!(refused(&long, &[&two]).ends_with("this one has 1.0 MiB; 1.0 MiB is the most"));
+        let large = JobRecord { bytes: 1 << 20, ..job("share: 0.5\ncommand: x") };
+        let refusal = quotas.refusal((&large.row.file, large.bytes), [&two].into_iter());
+        assert!(refusal.unwrap().0.ends_with("this one has 1.0 MiB; 1.0 MiB is the most"));
         for bad in ["jobs", "jobs=0", "jobs=-1", "share=2", "share=nan", "jobs=1e9", "job=1"] {
             assert!(quotas.clone().set(bad).is_err(), "{bad}");
         }

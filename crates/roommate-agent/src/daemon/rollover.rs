@@ -107,8 +107,8 @@ impl Observer for Past {
     }
 }
 
-/// Begins a new part of the journal; returns its lines and the time of its beginning. `replayed` is the engine after a replay
-/// of the old part, which knows the progress of jobs.
+/// Begins a new part of the journal; returns its lines and the time of its beginning. `replayed` is
+/// the engine after a replay of the old part, which knows the progress of jobs.
 pub(crate) fn begin(
     store: &mut Store,
     paths: &Paths,

@@ -3,9 +3,9 @@
 //! out.
 //!
 //! ```text
-//!  log             the truth: sealed lines, journal and records, in transactions      (log, seal)
-//!  journal.jsonl   the journal alone, for people and other programs; earlier parts beside it (copy)
-//!  submissions/ID  what a user submitted, with the environment until the job has ended (submission)
+//!  log             sealed lines, in transactions: the journal, and records of the store
+//!  journal.jsonl   a copy of the journal alone, for people and programs; earlier parts beside it
+//!  submissions/ID  what a user submitted, with the environment until the job has ended
 //! ```
 //!
 //! The journal is the state: a restarted daemon replays its lines. The records hold only what the
@@ -274,6 +274,7 @@ impl Store {
         name: &str,
         row: JobRow,
     ) -> Result<(u32, Arc<JobRow>), AgentError> {
+        self.check()?;
         let id = self.tables.next_id;
         let (key, name) = (key.to_string(), name.to_string());
         let submission = Submission { id, key, name, outcome: None, row };

@@ -157,6 +157,9 @@ impl<'a> Jobs<'a> {
     ) -> u32 {
         let known: BTreeSet<u32> = self.tables.current().iter().filter_map(|j| j.idx).collect();
         let mut next = known.last().map_or(0, |last| last.saturating_add(1));
+        let named =
+            |(id, s): (&u32, &io::Result<Submission>)| Some((s.as_ref().ok()?.name.clone(), *id));
+        let by_name: BTreeMap<String, u32> = found.iter().filter_map(named).collect();
         let mut next_id = self.tables.next_id.max(folders.all().last().map_or(0, |id| id + 1));
         for line in journal.lines.iter().filter(|line| line.starts_with(b"{\"job\":")) {
             let Ok(JobLine { job: Named { idx, name } }) = serde_json::from_slice(line) else {
@@ -166,9 +169,8 @@ impl<'a> Jobs<'a> {
             if known.contains(&idx) {
                 continue;
             }
-            let named = |s: &io::Result<Submission>| s.as_ref().is_ok_and(|s| s.name == name);
-            let id = found.iter().find(|(_, s)| named(s)).map(|(id, _)| *id);
-            if let Some(Ok(submission)) = id.and_then(|id| found.remove(&id)) {
+            let id = by_name.get(&name);
+            if let Some(Ok(submission)) = id.and_then(|id| found.remove(id)) {
                 self.restore(submission, idx);
                 continue;
             }

@@ -86,8 +86,8 @@ impl Submission {
         })
     }
 
-    /// Replaces the submission by one without environments. This need not survive a loss of power:
-    /// the next daemon sees the environment, and removes it.
+    /// Replaces the submission by one without environments. After a loss of power it may be the old
+    /// one again: the next daemon sees the environment, and removes it.
     pub(super) fn close(
         mut self,
         disk: &dyn Disk,
@@ -100,7 +100,9 @@ impl Submission {
         let beside = path.with_extension("new");
         let made = || -> io::Result<()> {
             absent_is_fine(disk.remove(&beside))?;
-            disk.create(&beside)?.write(&self.bytes())?;
+            let mut file = disk.create(&beside)?;
+            file.write(&self.bytes())?;
+            file.sync()?;
             disk.rename(&beside, &path)
         };
         made().map_err(AgentError::file("write", &path))
