@@ -81,7 +81,7 @@ class Control:
         return (done.stdout + done.stderr).strip()
 
     def server(self) -> str:
-        return self.ask("get_server_list").split()[0]
+        return (self.ask("get_server_list").split() or ["0"])[0]
 
     def limit(self, percent: float, mib: int) -> None:
         for server in self.ask("get_server_list").split():
@@ -306,9 +306,16 @@ def daemon(out: Path) -> None:
               told=told, restarts=room.machine()["gpus"][0]["mps_restarts"])
 
 
+def fake_nvml(*lines: str) -> None:
+    """What tests/fake-gpu/nvml.c reports in a rehearsal: one GPU, and these lines."""
+    if library := os.environ.get("ROOMMATE_NVML_LIBRARY"):
+        Path(f"{library}.state").write_text("\n".join(["count 1", *lines, ""]))
+
+
 def strays(room: Room) -> None:
     env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with staying(env) as pid:
+        fake_nvml(f"0 process {pid} 700")
         seen = until(lambda: room.machine()["gpus"][0].get("strays"), 15)
         check("a stranger on the GPU is reported, and no tenant",
               [s["pid"] for s in seen or []] == [pid], pid=pid, strays=seen, nvml=nvml_pids(),
@@ -343,6 +350,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the measurements are written as well")
     args = parser.parse_args()
     began = time.monotonic()
+    fake_nvml()
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         Path(name).chmod(0o755)
         for part in (control, daemon):

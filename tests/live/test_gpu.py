@@ -75,7 +75,8 @@ def mps_processes(room: Room) -> list[int]:
         try:
             environ = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
             ours = str(room.state).encode() in environ
-            if ours and b"mps-control" in (entry / "cmdline").read_bytes():
+            # Without this flag it is a client of the control daemon.
+            if ours and b"-d" in (entry / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
             continue

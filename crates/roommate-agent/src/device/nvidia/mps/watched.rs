@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 const LOOK_BUSY: Duration = Duration::from_millis(250);
 
+/// How often in a row the control may fail to set a limit before jobs start without it.
+const FAILURES: u32 = 5;
+
 /// An MPS daemon that is monitored until this is dropped or closed.
 pub(crate) struct Watched {
     mps: Mps,
@@ -30,8 +33,9 @@ pub(crate) struct Watched {
 
 struct State {
     limits: Limits,
-    /// Why limits could not be set at the control.
+    /// Why limits could not be set at the control, and how often in a row.
     trouble: Option<String>,
+    failures: u32,
     /// Pids of the daemon's servers.
     servers: Vec<u32>,
     notices: Vec<String>,
@@ -54,12 +58,13 @@ impl Watched {
             limits.begun_anew();
         }
         let fails = (control == Control::Fails).then_some("the self-test found that they fail");
+        let failures = if fails.is_some() { FAILURES } else { 0 };
         let (trouble, servers, notices) = (fails.map(String::from), Vec::new(), Vec::new());
         Self {
             mps,
             mem_mib,
             binds: control != Control::Fails,
-            state: Mutex::new(State { limits, trouble, servers, notices }),
+            state: Mutex::new(State { limits, trouble, failures, servers, notices }),
             changed: Condvar::new(),
             well: AtomicBool::new(true),
             restarts: AtomicU32::new(0),
@@ -111,7 +116,7 @@ impl Watched {
         let mut state = self.state();
         let ready = state.limits.admit(tenant, uid, limit, now);
         // A control that does not obey must not keep jobs from running.
-        let open = ready || state.trouble.is_some() && state.limits.has(tenant);
+        let open = ready || state.failures >= FAILURES && state.limits.has(tenant);
         if !open {
             self.changed.notify_all();
         }
@@ -211,6 +216,7 @@ impl Watched {
         let set = self.mps.limit(limit, self.mem_mib);
         let mut state = self.state();
         state.limits.was_set(set.is_ok().then_some(limit));
+        state.failures = if set.is_ok() { 0 } else { state.failures.saturating_add(1) };
         state.trouble = set.err();
         Ok(())
     }
