@@ -33,9 +33,8 @@ class Room:
         self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": python}
 
     def up(self, *flags: str, **popen: Any) -> None:
-        self.daemon = subprocess.Popen(
-            [BINARY, "up", *flags], env=self.env, stderr=subprocess.PIPE, text=True, **popen
-        )
+        popen = {"stderr": subprocess.PIPE, **popen}
+        self.daemon = subprocess.Popen([BINARY, "up", *flags], env=self.env, text=True, **popen)
         daemon = self.daemon
         self.until(lambda: self.tool("describe").returncode == 0 or daemon.poll() is not None)
         if daemon.poll() is not None:
