@@ -29,6 +29,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -147,7 +148,10 @@ def flood(seconds: float) -> bool:
     room = Room()
     floods: list[subprocess.Popen[str]] = []
     try:
-        room.up("--policy", "fifo", "--devices", str(FLOODERS))
+        # A daemon that grows without end must not take the machine with it.
+        limit = (4 << 30, 4 << 30)
+        limited = lambda: resource.setrlimit(resource.RLIMIT_AS, limit)  # noqa: E731
+        room.up("--policy", "fifo", "--devices", str(FLOODERS), preexec_fn=limited)
         tokens = room.folder / "tokens"
         tokens.mkdir()
         leaves = f'echo "$ROOMMATE_TOKEN" > {tokens}/$ROOMMATE_JOB; sleep 1000'

@@ -24,6 +24,7 @@ import multiprocessing as mp
 import os
 import random
 import re
+import resource
 import socket
 import sys
 import time
@@ -38,6 +39,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from conftest import ROOT, Room
+from peers import plain_http, rss_mib
 
 POLICIES = ["gandiva", "antman", "muri-s", "iadeep", "fifo"]
 ANSWER_S = 10.0
@@ -468,6 +470,11 @@ class Shared:
         self.wrong: mp.Queue[str] = mp.Queue()
 
 
+def limited() -> None:
+    """A daemon that grows without end ends, before the machine does."""
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+
 class Failure(Exception):
     """What must not happen happened."""
 
@@ -500,7 +507,7 @@ class Run:
         said = (self.room.folder / "said").open("ab")
         began = time.monotonic()
         try:
-            self.room.up(*flags, "--http", "127.0.0.1:0", stderr=said)
+            self.room.up(*flags, *plain_http(), stderr=said, preexec_fn=limited)
         except AssertionError as failed:
             raise Failure(f"does not come up: {failed} {self.said()}") from failed
         finally:
@@ -603,7 +610,9 @@ class Run:
             env = {"PATH": os.environ["PATH"]}
             key = f"{name}-{self.rng.getrandbits(60):x}"
             self.ask({"submit": {"file": file, "env": env, "key": key}})
-        mib = rss_mib(self.room.daemon.pid) if self.room.daemon else 0.0
+        mib = 0.0
+        with contextlib.suppress(OSError):  # it may just have ended
+            mib = rss_mib(self.room.daemon.pid) if self.room.daemon else 0.0
         self.most_mib = max(self.most_mib, mib)
         if mib > MOST_MIB:
             raise Failure(f"the daemon has {mib:.0f} MiB")
@@ -631,13 +640,6 @@ class Run:
         last = [f"{p.name}:\n{p.read_text()}" for p in sorted(self.room.folder.glob("last-*"))]
         self.room.close()
         return last
-
-
-def rss_mib(pid: int) -> float:
-    with contextlib.suppress(OSError, IndexError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.split("VmRSS:", 1)[1].split()[0]) / 1024
-    return 0.0
 
 
 def fuzz(

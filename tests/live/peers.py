@@ -10,11 +10,12 @@ import os
 import resource
 import select
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from conftest import Room
+from conftest import BINARY, Room
 
 Reply = dict[str, Any]
 
@@ -128,6 +129,12 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+def plain_http() -> list[str]:
+    """Flags for HTTP without encryption at a free port of loopback."""
+    known = "--http-plain" in subprocess.run([BINARY, "up", "--help"], capture_output=True, text=True).stdout
+    return ["--http", "127.0.0.1:0", *(["--http-plain"] if known else [])]
 
 
 def many_files() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -29,10 +30,10 @@ from peers import (
     ask_bytes,
     connect,
     cores_of,
-    cpu_s,
     many_files,
     opaque,
     pid_of,
+    plain_http,
     rss_mib,
     status,
     submission,
@@ -56,13 +57,23 @@ def needs_cgroups(room: Room) -> None:
 # --- D2: floods
 
 FLOOD = """
-import os, socket
-s = socket.socket(socket.AF_UNIX); s.connect(os.environ["ROOMMATE_SOCKET"])
+import os, socket, time
+end = time.monotonic() + 12
+lines = LINE.encode() * 2000
 hello = '{"hello":{"version":1,"token":"%s","pid":%d}}' % (os.environ["ROOMMATE_TOKEN"], os.getpid())
-s.sendall(hello.encode() + b"\\n")
-open("flooding", "w").close()
-lines = LINE.encode() * 500
-while True: s.sendall(lines)
+while time.monotonic() < end:
+    try:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(os.environ["ROOMMATE_SOCKET"])
+        peer.sendall(hello.encode() + b"\\n")
+        open("flooding-" + os.environ["ROOMMATE_JOB"], "w").close()
+        while time.monotonic() < end:
+            peer.sendall(lines)
+            try: peer.recv(1 << 20, socket.MSG_DONTWAIT)
+            except BlockingIOError: pass
+    except OSError:
+        time.sleep(0.05)
+time.sleep(60)
 """
 LINES = {
     "checkpointed": '{"checkpointed":{"done":1.0}}\n',
@@ -71,32 +82,40 @@ LINES = {
 }
 
 
+def little_memory() -> None:
+    """A daemon that grows without end ends, before the machine does."""
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+
 @pytest.mark.parametrize("kind", LINES)
-def test_d02_a_tenant_that_floods_stops_nobody(room: Room, kind: str) -> None:
-    """D2: while one tenant sends all that it can, users are answered and memory stays small."""
-    room.up("--policy", "fifo", "--devices", "2")
+@pytest.mark.parametrize("loud", [1, 4])
+def test_d02_tenants_that_flood_stop_nobody(room: Room, kind: str, loud: int) -> None:
+    """D2: while tenants send all that they can, users are answered and memory stays small."""
+    room.up("--policy", "fifo", "--devices", str(loud + 1), preexec_fn=little_memory)
     room.submit("before", "sleep 60")
-    # At low priority: the flood must not win by taking the cores of a small machine.
+    # At low priority: a flood must not win by taking the cores of a small machine.
     code = FLOOD.replace("LINE", repr(LINES[kind]))
-    room.submit("floods", ["nice", "-n", "19", sys.executable, "-c", code])
-    room.until(lambda: (room.folder / "flooding").exists())
-    pid, longest, end = pid_of(room), 0.0, time.monotonic() + 6.0
-    most = 0.0
+    floods = [f"floods{i}" for i in range(loud)]
+    for name in floods:
+        room.submit(name, ["nice", "-n", "19", sys.executable, "-c", code])
+    room.until(lambda: len(list(room.folder.glob("flooding-*"))) == loud)
+    pid, longest, most, end = pid_of(room), 0.0, 0.0, time.monotonic() + 6.0
     while time.monotonic() < end:
         began = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            ask(room.state, "ps", timeout_s=15.0)
+            ask(room.state, "ps", timeout_s=10.0)
         longest = max(longest, time.monotonic() - began)
         most = max(most, rss_mib(pid))
         time.sleep(0.05)
-    assert longest < 3.0 and most < 150.0, f"{longest:.1f} s, {most:.0f} MiB"
+    if longest >= 3.0 or most >= 150.0:
+        room.kill()
+        pytest.fail(f"an answer after {longest:.1f} s, {most:.0f} MiB")
     # Decisions are made as well.
-    began = time.monotonic()
     room.ok("cancel", "before")
     room.submit("after", "true")
     room.until_ended("before", "after", within_s=15)
-    room.ok("cancel", "floods")
-    room.until_ended("floods", within_s=25)
+    room.ok("cancel", *floods)
+    room.until_ended(*floods, within_s=25)
 
 
 # --- D5, D15: processes stay where they belong
@@ -201,7 +220,7 @@ def ticks(room: Room, name: str) -> int:
     return 0
 
 
-TICKS = 'n=0; while [ $n -lt 1500 ]; do printf x >> "ticks-$ROOMMATE_JOB"; sleep 0.02; n=$((n+1)); done'
+TICKS = 'n=0; while [ $n -lt 3000 ]; do printf x >> "ticks-$ROOMMATE_JOB"; sleep 0.02; n=$((n+1)); done'
 HELD: list[tuple[list[str], dict[str, Any]]] = [
     (["--no-cgroups", "--policy", "fifo", "--devices", "2"], {"share": 0.1}),
     (["--policy", "gandiva", "--devices", "1", "--set", "slice_s=1", "--set", "pack=false"], {}),
@@ -232,19 +251,39 @@ def test_d08_down_leaves_no_job_frozen(
 # --- D9, D10, D11, D21: connections
 
 
-def served(room: Room) -> int:
-    room.up("--policy", "fifo", "--devices", "1", "--http", "127.0.0.1:0")
-    server = json.loads(room.ok("describe", "-o", "json"))["http"]
-    return int(server.rsplit(":", 1)[1])
+def served(room: Room, *flags: str) -> str:
+    """Starts a daemon that serves HTTP; returns its address."""
+    room.up("--policy", "fifo", "--devices", "1", *(flags or ("--http", "127.0.0.1:0")))
+    return str(json.loads(room.ok("describe", "-o", "json"))["http"])
 
 
-def test_d09_peers_without_a_token_do_not_shut_http(room: Room) -> None:
-    """D9: whoever has no token and drips bytes after the answer loses the connection."""
-    port = served(room)
+def port_of(server: str) -> int:
+    found = re.search(r":(\d+)", server)
+    assert found is not None
+    return int(found.group(1))
+
+
+def half_a_request(port: int) -> bytes:
+    """Its answer is 401; what follows would have to be read to its end."""
     head = f"POST /v1/ps HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 1000000\r\n\r\n"
+    return head.encode()
+
+
+def half_a_handshake(_: int) -> bytes:
+    """The beginning of a TLS record of 16 KiB."""
+    return b"\x16\x03\x01\x40\x00\x01\x00"
+
+
+@pytest.mark.parametrize("half", [half_a_request, half_a_handshake], ids=lambda it: it.__name__)
+def test_d09_peers_without_a_token_do_not_shut_http(
+    room: Room, half: Callable[[int], bytes]
+) -> None:
+    """D9: whoever has no token and drips bytes loses the connection."""
+    server = served(room, *(plain_http() if half is half_a_request else ()))
+    port = port_of(server)
     drips = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
     for peer in drips:
-        peer.sendall(head.encode())
+        peer.sendall(half(port))
     ends = threading.Event()
 
     def drip() -> None:
@@ -257,10 +296,9 @@ def test_d09_peers_without_a_token_do_not_shut_http(room: Room) -> None:
     thread.start()
     time.sleep(1.0)
     token = ["--token-file", str(room.state / "http-token")]
-    server = ["--server", f"http://127.0.0.1:{port}"]
     try:
         # Longer than the ten seconds for a head.
-        room.until(lambda: room.tool("ps", *server, *token).returncode == 0, 20)
+        room.until(lambda: room.tool("ps", "--server", server, *token).returncode == 0, 20)
     finally:
         ends.set()
         thread.join()
@@ -336,22 +374,16 @@ def test_d21_half_requests_do_not_become_threads(room: Room) -> None:
 def test_d21_those_who_never_read_do_not_stay_for_ever(room: Room) -> None:
     """D21: a write that nobody reads has a time limit."""
     room.up("--policy", "fifo", "--devices", "1")
-    for i in range(8):
-        long = submission(room, f"k{i}", command=["echo", *["x" * 60_000] * 4])
-        assert ask(room.state, "submit", long)
+    # More than a socket holds.
+    room.submit("talks", "head -c 400000 /dev/zero | tr '\\0' x")
+    room.until_ended("talks")
     before = status(pid_of(room), "Threads")
-    deaf = []
-    for _ in range(60):
-        peer = connect(room.state / "control.sock")
-        # Little room, so that no answer fits into it.
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        peer.sendall(b'{"journal":{}}\n')
-        deaf.append(peer)
-    for peer in deaf[:30]:
-        with contextlib.suppress(OSError):
-            peer.sendall(b'{"ps":{}}\n')
+    deaf = [connect(room.state / "control.sock") for _ in range(60)]
+    for peer in deaf:
+        peer.sendall(b'{"logs":{"job":"talks"}}\n')
+    time.sleep(0.5)
     try:
-        room.until(lambda: status(pid_of(room), "Threads") <= before + 5, 45)
+        room.until(lambda: status(pid_of(room), "Threads") <= before + 5, 40)
     finally:
         for peer in deaf:
             peer.close()
@@ -444,12 +476,12 @@ for n, _ in enumerate(roommate.steps(lambda size: time.sleep(0.005) or size, bat
 def test_d16_a_roommate_that_hangs_in_a_stage_is_passed(room: Room) -> None:
     """D16: who hangs inside a stage costs its partner a stated time, then its turn."""
     room.up("--policy", "muri-s", "--devices", "1")
-    for name, hangs in (("works", -1), ("hangs", 20)):
+    for name, hangs in (("works", -1), ("hangs", 200)):
         code, stages = SHORT_STAGES.replace("HANGS", str(hangs)), [0.005, 0.0, 0.005, 0.0]
         room.python(name, code, steps=100_000, step_s=0.01, stages_s=stages)
     room.until(lambda: all(j["cooperative"] for j in room.jobs().values()))
-    room.until(lambda: room.jobs()["hangs"]["done"] >= 15, 60)
-    time.sleep(3.0)
+    room.until(lambda: room.jobs()["hangs"]["done"] >= 50, 60)
+    time.sleep(5.0)
     done = room.jobs()["works"]["done"]
     room.until(lambda: room.jobs()["works"]["done"] > done + 50, 45)
 
@@ -459,10 +491,10 @@ def silent(tenant: Tenant, _: threading.Event) -> None:
 
 
 def slow(tenant: Tenant, ends: threading.Event) -> None:
-    """Fast at first, and slower by its own account ever since."""
+    """Fast at first, and ever slower by its own account."""
     for n in range(1000):
         with contextlib.suppress(OSError):
-            tenant.stepped(10, 10.0 * n, 0.01 if n < 8 else 5.0, load_s=0.0)
+            tenant.stepped(10, 10.0 * n, 0.01 * 1.2 ** min(n, 100), load_s=0.0)
         if ends.wait(0.25):
             return
 
@@ -473,18 +505,18 @@ def test_d16_a_guaranteed_job_cannot_hold_others_for_ever(
 ) -> None:
     """D16: a guaranteed tenant that falls silent, or says it is slow, does not starve others."""
     room.up("--policy", "antman", "--devices", "1", "--set", "util_max=2")
-    token = opaque(room, "promised")
+    token = opaque(room, "promised", "sleep 300")
     tenant = Tenant(room.state, token)
     tenant.stepped(10, 1.0)
     ends = threading.Event()
-    room.python("opportunist", LOOP, **{"class": "best-effort"})
-    room.until(lambda: room.jobs()["opportunist"]["cooperative"])
+    room.submit("opportunist", TICKS, **{"class": "best-effort"})
+    room.until(lambda: room.state_of("opportunist") == "running")
     talks = threading.Thread(target=how, args=(tenant, ends))
     talks.start()
     try:
         time.sleep(3.0)
-        done = room.jobs()["opportunist"]["done"]
-        room.until(lambda: room.jobs()["opportunist"]["done"] > done + 20, 60)
+        before = ticks(room, "opportunist")
+        room.until(lambda: ticks(room, "opportunist") > before + 20, 60)
     finally:
         ends.set()
         talks.join()
@@ -517,7 +549,7 @@ def test_d18_a_token_is_not_sent_to_another_listener(room: Room) -> None:
     """D18: another user who listens at the daemon's port does not learn the token."""
     if os.getuid() != 0:
         pytest.skip("only root can listen as another user")
-    served(room)
+    server = served(room)
     token = room.state / "http-token"
     secret = token.read_bytes().strip()
     room.ok("down")
@@ -525,7 +557,8 @@ def test_d18_a_token_is_not_sent_to_another_listener(room: Room) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as listener:
         assert listener.stdout is not None
         port = int(listener.stdout.readline())
-        done = room.tool("ps", "--server", f"http://127.0.0.1:{port}", "--token-file", str(token))
+        there = re.sub(r":\d+", f":{port}", server)
+        done = room.tool("ps", "--server", there, "--token-file", str(token))
         listener.terminate()
         got = listener.stdout.read()
     assert done.returncode == 2 and secret not in got
@@ -533,18 +566,17 @@ def test_d18_a_token_is_not_sent_to_another_listener(room: Room) -> None:
 
 def test_g02_tokens_have_scope_and_expiry_and_are_revoked(room: Room) -> None:
     """G2: a token is for somebody, for some verbs, for some time, and can be taken back."""
-    port = served(room)
-    server = ("--server", f"http://127.0.0.1:{port}")
+    server = ("--server", served(room))
     room.submit("job", "sleep 60")
 
     def as_bearer(token: str, *words: str) -> int:
-        env = {**room.env, "ROOMMATE_HTTP_TOKEN": token, "ROOMMATE_STATE": "/nonexistent"}
+        env = {**room.env, "ROOMMATE_HTTP_TOKEN": token}
         done = subprocess.run([BINARY, *words, *server], env=env, capture_output=True, text=True)
         return done.returncode
 
-    reads = room.ok("token", "create", "--scope", "read").split()[-1]
+    reads = room.ok("token", "create", "--scope", "read").strip()
     assert as_bearer(reads, "ps") == 0 and as_bearer(reads, "cancel", "job") == 2
-    short = room.ok("token", "create", "--expires", "2s").split()[-1]
+    short = room.ok("token", "create", "--expires", "2s").strip()
     assert as_bearer(short, "ps") == 0
     room.until(lambda: as_bearer(short, "ps") == 2, 10)
     assert reads not in room.ok("token", "list")
@@ -586,21 +618,3 @@ def test_g06_the_number_of_processes_is_limited(room: Room) -> None:
     room.until_ended("asks")
     limits = room.ok("logs", "asks").split()
     assert limits and any(limit.isdigit() for limit in limits), limits
-
-
-def test_d02_many_loud_tenants_are_slowed_not_the_machine(room: Room) -> None:
-    """D2: the daemon's CPU is bounded by its rounds, not by what tenants send."""
-    room.up("--policy", "fifo", "--devices", "8")
-    for i in range(8):
-        code = FLOOD.replace("LINE", repr(LINES["stepped"])).replace('"flooding"', f'"flooding{i}"')
-        room.submit(f"floods{i}", ["nice", "-n", "19", sys.executable, "-c", code])
-    room.until(lambda: len(list(room.folder.glob("flooding*"))) == 8)
-    before, began, answers = cpu_s(pid_of(room)), time.monotonic(), 0
-    while time.monotonic() < began + 4.0:
-        with contextlib.suppress(TimeoutError):
-            ask(room.state, "machine", timeout_s=10.0)
-            answers += 1
-        time.sleep(0.1)
-    assert answers >= 4, (answers, cpu_s(pid_of(room)) - before)
-    assert rss_mib(pid_of(room)) < 150.0
-    room.ok("down", "--stop-jobs")

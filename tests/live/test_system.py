@@ -291,7 +291,7 @@ def test_a_user_has_a_quota(system: System) -> None:
     system.ok("down")
     assert system.daemon is not None
     system.daemon.wait(20)
-    system.start("--user-jobs", "3")
+    system.start("--quota", "jobs=3")
     for i in range(3):
         system.sent(system.a, f"j{i}", "sleep 60")
     file = system.a.home / "j0.yaml"
