@@ -2,6 +2,7 @@
 """A seeded fuzzer of a real daemon: both of its sockets, HTTP and job files.
 
 usage: fuzz.py [--seed N] [--requests N] [--seconds S] [--policy P,...] [--kill-every S]
+               [--crew KIND,...]
 
 Golden messages of tenants (python/tests/protocol.jsonl) and requests of users are changed at the
 level of bytes, of tokens and of structure, and sent: one by one, several at once, in halves, slowly.
@@ -479,13 +480,14 @@ class Failure(Exception):
     """What must not happen happened."""
 
 
-CREW: list[type[Worker]] = [Tenants, Users, Tenants, Users, Http]
+KINDS: dict[str, type[Worker]] = {"tenants": Tenants, "users": Users, "http": Http}
+CREW = ["tenants", "users", "tenants", "users", "http"]
 
 
 class Run:
     """One policy, one state, until enough was sent."""
 
-    def __init__(self, seed: int, policy: str, kill_every_s: float) -> None:
+    def __init__(self, seed: int, policy: str, kill_every_s: float, crew: list[str]) -> None:
         self.room, self.policy, self.kill_every_s = Room(), policy, kill_every_s
         (self.room.folder / "work").mkdir()
         self.rng, self.shared = random.Random(f"{seed}/{policy}/run"), Shared()
@@ -493,11 +495,10 @@ class Run:
         """Acknowledged jobs that did not end as far as known, oldest first."""
         self.acknowledged = self.kills = 0
         self.slowest_s = self.most_mib = 0.0
-        counts = [mp.Value("q", 0, lock=False) for _ in CREW]
-        self.counts = counts
+        self.counts = [mp.Value("q", 0, lock=False) for _ in crew]
         self.crew = []
-        for i, (kind, count) in enumerate(zip(CREW, counts, strict=True)):
-            worker = kind(f"{seed}/{policy}/{i}-{kind.__name__}", self.room.state, self.shared, count)
+        for i, (kind, count) in enumerate(zip(crew, self.counts, strict=True)):
+            worker = KINDS[kind](f"{seed}/{policy}/{i}-{kind}", self.room.state, self.shared, count)
             self.crew.append(mp.Process(target=worker.run, daemon=True))
 
     def sent(self) -> int:
@@ -643,7 +644,7 @@ class Run:
 
 
 def fuzz(
-    seed: int, requests: int, seconds: float, policies: list[str], kill_every_s: float
+    seed: int, requests: int, seconds: float, policies: list[str], kill_every_s: float, crew: list[str]
 ) -> list[str]:
     """Runs all policies in turn; returns what went wrong."""
     wrong: list[str] = []
@@ -651,7 +652,7 @@ def fuzz(
     for i, policy in enumerate(policies):
         share = requests * (i + 1) // len(policies) - requests * i // len(policies)
         until = time.monotonic() + seconds / len(policies)
-        run = Run(seed, policy, kill_every_s)
+        run = Run(seed, policy, kill_every_s, crew)
         start = time.monotonic()
 
         def enough(run: Run = run, share: int = share, until: float = until) -> bool:
@@ -662,9 +663,9 @@ def fuzz(
         except Failure as failure:
             wrong.append(f"seed {seed}, policy {policy}: {failure}")
         took, sent = time.monotonic() - start, run.sent()
-        by_kind = {kind.__name__.lower(): 0 for kind in CREW}
-        for kind, count in zip(CREW, run.counts, strict=True):
-            by_kind[kind.__name__.lower()] += count.value
+        by_kind = dict.fromkeys(crew, 0)
+        for kind, count in zip(crew, run.counts, strict=True):
+            by_kind[kind] += count.value
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in by_kind.items())
         total += sent
         last = run.close()
@@ -688,9 +689,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--policy", default=",".join(POLICIES))
     parser.add_argument("--kill-every", type=float, default=10.0)
+    parser.add_argument("--crew", default=",".join(CREW), help="workers: " + ", ".join(KINDS))
     args = parser.parse_args()
-    policies = args.policy.split(",")
-    return 1 if fuzz(args.seed, args.requests, args.seconds, policies, args.kill_every) else 0
+    policies, crew = args.policy.split(","), args.crew.split(",")
+    wrong = fuzz(args.seed, args.requests, args.seconds, policies, args.kill_every, crew)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

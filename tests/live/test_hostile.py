@@ -148,10 +148,11 @@ class Damaged:
 
     def __init__(self, room: Room, ending: str) -> None:
         self.room, self.whole = room, room.folder / "whole"
-        flags = ["--journal-mib", "0.001"] if ending == "rolled" else []
-        room.up("--policy", "fifo", "--devices", "1", *flags)
-        room.submit("past", "true")
-        room.until_ended("past")
+        rolled = ending == "rolled"
+        room.up("--policy", "fifo", "--devices", "1", *(["--journal-mib", "0.001"] if rolled else []))
+        past = [room.submit(f"past{i}", "true") for i in range(8 if rolled else 1)]
+        room.until_ended(*past)
+        room.until(lambda: not rolled or list(room.state.glob("journal.jsonl.*")))
         for i in range(5):
             room.submit(f"job{i}", f"sleep 6{i}")
         room.until(lambda: room.state_of("job0") == "running")
@@ -162,7 +163,7 @@ class Damaged:
             room.daemon.wait(20)
         else:
             room.kill()
-        commands = {"past": "true", **{f"job{i}": f"sleep 6{i}" for i in range(5)}}
+        commands = {**dict.fromkeys(past, "true"), **{f"job{i}": f"sleep 6{i}" for i in range(5)}}
         self.jobs = {name: (i, f"sh -c {line}") for i, (name, line) in enumerate(commands.items())}
         os.killpg(self.keeper, signal.SIGKILL)
         shutil.copytree(room.state, self.whole, ignore=shutil.ignore_patterns("*.sock"))
@@ -184,7 +185,8 @@ class Damaged:
             if daemon.poll() is not None:
                 return f"is refused after its repair: {words} {said.read_text()}"
         try:
-            return self.compared(words + said.read_text())
+            # What a bit can cost; of a file that lost a part, all in that part may be lost.
+            return self.compared(words + said.read_text(), 1 if damage is flipped else 6)
         finally:
             pids = [j["keeper_pid"] for j in self.room.jobs().values() if j["keeper_pid"]]
             daemon.kill()
@@ -201,18 +203,19 @@ class Damaged:
         self.room.until(lambda: daemon.poll() is not None or answers())
         return daemon
 
-    def compared(self, said: str) -> str:
+    def compared(self, said: str, cost: int) -> str:
         room = self.room
         policy = json.loads(room.ok("describe", "-o", "json"))["policy"]
         if policy != "fifo":
             return f"policy {policy}"
         there = {name: (j["idx"], " ".join(j["command"])) for name, j in room.jobs().items()}
-        said += room.ok("describe") + room.ok("events")
+        events = room.tool("events")
+        said += room.ok("describe") + events.stdout + events.stderr
         told = any(word in said for word in ("damage", "quarantine", "corrupt", "checksum"))
         if there != self.jobs and not told:
             return f"not a word about {sorted(self.jobs.items() ^ there.items())}"
-        if len(self.jobs.keys() - there.keys()) > 1:
-            return f"more than one job gone: {sorted(there)}"
+        if len(self.jobs.keys() - there.keys()) > cost:
+            return f"more than {cost} jobs gone: {sorted(there)}"
         room.submit("later", "true")
         if room.jobs()["later"]["idx"] < len(self.jobs):
             return "a number is used again"
@@ -220,13 +223,14 @@ class Damaged:
 
 
 @pytest.mark.parametrize("ending", ["killed", "down", "rolled"])
-def test_d03_damage_is_told_and_costs_one_job_at_most(room: Room, ending: str) -> None:
+def test_d03_damage_is_told_and_a_bit_costs_one_job(room: Room, ending: str) -> None:
     """D3: a damaged file is never a silently smaller state, nor another policy."""
     damaged = Damaged(room, ending)
     files = [p.relative_to(damaged.whole) for p in state_files(damaged.whole)]
     assert files
     large = [p for p in files if (damaged.whole / p).stat().st_size > 2000]
-    cases = [(p, flipped, part) for p in files for part in (0.02, 0.5, 0.93)]
+    cases = [(p, flipped, part) for p in large for part in (0.02, 0.5, 0.93)]
+    cases += [(p, flipped, 0.5) for p in files if p not in large]
     cases += [(p, what, 0.6) for p in large for what in (truncated, zeroed)]
     wrong = []
     for file, damage, part in cases:
