@@ -115,7 +115,17 @@ class Room:
                     self.daemon.wait()
             if self.daemon.stderr:
                 self.daemon.stderr.close()
+        self.end_leftovers()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_leftovers(self) -> None:
+        """Kills what a daemon that lost its state left behind: keepers, and jobs by their socket."""
+        ours = f"{self.state}/".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                if ours in words and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
 
 
 class BackgroundLoad:

@@ -120,6 +120,8 @@ def status(pid: int, field: str) -> int:
 
 
 def rss_mib(pid: int) -> float:
+    if not alive(pid):
+        raise ProcessLookupError(f"process {pid} has ended")
     return status(pid, "VmRSS") / 1024
 
 
