@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 VERSION = 1
 """Version of the protocol."""
 
+OLDEST = 1
+"""The oldest version that is still spoken, with machines that know no newer one."""
+
 LONGEST_LINE = 64 * 1024
 """Longest valid line in bytes."""
 
@@ -30,6 +33,8 @@ class Message:
     """A message of either side."""
 
     kind: ClassVar[str]
+    ignores_unknown: ClassVar[bool] = False
+    """Whether unknown fields are ignored instead of being errors."""
 
 
 @dataclass(frozen=True)
@@ -216,10 +221,15 @@ class Go(Message):
 
 @dataclass(frozen=True)
 class Refused(Message):
-    """The tenant's message is invalid; the daemon closes the connection."""
+    """The tenant's message is invalid, or there is no room; the daemon closes the connection. Newer
+    machines may say more in it.
+    """
 
     kind = "refused"
+    ignores_unknown = True
     reason: str
+    later_s: float | None = None
+    """The job may try again after this many seconds; None = never."""
 
 
 FROM_TENANT: dict[str, type[Message]] = {
@@ -262,6 +272,8 @@ def _build(cls: type[Message], kind: str, fields: object) -> Message:
     values: dict[str, Any] = {}
     known = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name, value in fields.items():
+        if name not in known and cls.ignores_unknown:
+            continue
         if name not in known:
             raise ProtocolError(f"{kind}: unknown field {name!r}")
         values[name] = _checked(kind, name, str(known[name].type), value)

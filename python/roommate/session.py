@@ -1,8 +1,9 @@
 """The connection of a process to the daemon of its machine.
 
 Everything happens between two steps, in the training thread: there is no second thread, and a
-running step is never disturbed. After a lost connection the session reconnects; until then the job
-runs on unchanged. Without a daemon nothing here has any effect.
+running step is never disturbed. After a lost connection the session reconnects, for ever; until then
+the job runs on unchanged. Only the first connection is waited for. Without a daemon nothing here has
+any effect.
 """
 
 from __future__ import annotations
@@ -29,8 +30,17 @@ REPORT_EVERY_S = 0.5
 RETRY_EVERY_S = 0.5
 """Seconds between two attempts to reconnect."""
 
+RETRY_MOST_S = 8.0
+"""The same after several attempts that the daemon did not welcome: each doubles the time."""
+
+LATER_MOST_S = 60.0
+"""Longest time for which the daemon can put off a job, in seconds."""
+
 ANSWER_WITHIN_S = 5.0
 """Seconds within which the daemon must answer a hello."""
+
+GO_WITHIN_S = 120.0
+"""Seconds within which the daemon must let the job into a stage. A partner may stay in it for 30 s."""
 
 LEAVES = 75
 """Exit status of a job that ended on the daemon's request: "try again later" (sysexits)."""
@@ -66,6 +76,11 @@ class Session:
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._retry_at = 0.0
+        self._unwelcome = 0
+        """Attempts since the last welcome."""
+        self._welcomed = False
+        self._answer_by = 0.0
+        self._version = protocol.VERSION
         self._batches: BatchRange | None = None
         self._granted: str | None = None
         self._checkpoint_wanted = False
@@ -88,8 +103,8 @@ class Session:
 
     @property
     def connected(self) -> bool:
-        """Whether the daemon is connected."""
-        return self._socket is not None
+        """Whether the daemon is connected and has welcomed the job."""
+        return self._welcomed
 
     @property
     def managed(self) -> bool:
@@ -97,7 +112,9 @@ class Session:
         return self._path is not None and os.getpid() == self._pid
 
     def open(self, batches: BatchRange | None) -> None:
-        """Connects to the daemon and sends a hello, if the process is managed."""
+        """Connects to the daemon, sends a hello and waits for the welcome, if the process is
+        managed.
+        """
         news = batches is not None and batches != self._batches
         if batches is not None:
             self._batches = batches
@@ -107,6 +124,9 @@ class Session:
             self._connect()
         elif news:
             self._greet()
+        # One that puts the job off is asked again later.
+        while self.managed and not self._welcomed and not self._must_wait():
+            self._receive(0.1)
 
     def boundary(self) -> None:
         """Handles the daemon's requests between two steps. Returns when the job may take the next
@@ -147,13 +167,20 @@ class Session:
             self._lose()
 
     def enter(self, stage: str) -> None:
-        """Waits for permission to enter a stage, where jobs interleave their stages."""
-        if not self.interleaved or self._socket is None:
+        """Waits for permission to enter a stage, where jobs interleave their stages. Without a
+        daemon that answers the job enters without it.
+        """
+        if not self.interleaved or not self._welcomed:
             return
         self._granted = None
         self.send(protocol.Enter(stage))
-        while self._granted != stage and self.interleaved and self._socket is not None:
-            self._receive(1.0)
+        deadline = time.monotonic() + GO_WITHIN_S
+        while self._granted != stage and self.interleaved and self._welcomed:
+            left = deadline - time.monotonic()
+            if left <= 0.0:
+                self._lose()
+                return
+            self._receive(min(left, 1.0))
 
     def leave(self, stage: str) -> None:
         """Leaves a stage, so that the next job can enter it."""
@@ -176,7 +203,10 @@ class Session:
         # A daemon that does not read must not block a step forever.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
+            # Nor one that does not accept.
+            connection.setblocking(False)
             connection.connect(self._path)
+            connection.setblocking(True)
         except OSError:
             connection.close()
             return
@@ -184,24 +214,23 @@ class Session:
         self._greet()
 
     def _greet(self) -> None:
-        """Sends a hello and waits for the welcome."""
-        version, pid = protocol.VERSION, self._pid
-        self.send(protocol.Hello(version, self._token, pid, self._batches))
-        deadline = time.monotonic() + ANSWER_WITHIN_S
-        self.job = None
-        while self.job is None and self._socket is not None:
-            left = deadline - time.monotonic()
-            if left <= 0.0:
-                self._lose()
-                return
-            self._receive(left)
+        """Sends a hello."""
+        self._welcomed = False
+        self._answer_by = time.monotonic() + ANSWER_WITHIN_S
+        self.send(protocol.Hello(self._version, self._token, self._pid, self._batches))
 
-    def _lose(self) -> None:
+    def _must_wait(self) -> bool:
+        """Whether there is no connection, and the next attempt is not due yet."""
+        return self._socket is None and time.monotonic() < self._retry_at
+
+    def _lose(self, after_s: float = 0.0) -> None:
+        """Closes the connection; the next attempt is made after ``after_s`` or later."""
         if self._socket is not None:
             self._socket.close()
-        self._socket = None
-        self._granted = None
-        self._retry_at = time.monotonic() + RETRY_EVERY_S
+        self._unwelcome = 0 if self._welcomed else self._unwelcome + 1
+        self._socket, self._welcomed, self._granted = None, False, None
+        backoff = min(RETRY_EVERY_S * 2.0 ** min(self._unwelcome, 10), RETRY_MOST_S)
+        self._retry_at = time.monotonic() + max(backoff, min(after_s, LATER_MOST_S))
 
     def _receive(self, wait_s: float) -> None:
         """Handles received messages, waiting at most ``wait_s`` seconds for one."""
@@ -210,6 +239,9 @@ class Session:
                 self._connect()
             elif wait_s > 0.0:
                 time.sleep(min(wait_s, RETRY_EVERY_S))
+            return
+        if not self._welcomed and time.monotonic() >= self._answer_by:
+            self._lose()
             return
         if wait_s > 0.0:
             select.select([self._socket], [], [], wait_s)
@@ -228,6 +260,7 @@ class Session:
                 self._take(protocol.decode(line, protocol.FROM_MACHINE))
             except ProtocolError as error:
                 self._give_up(f"invalid message from the machine: {error}")
+            if self._socket is None:
                 return
         if len(self._buffer) > protocol.LONGEST_LINE:
             self._give_up("a message from the machine is too long")
@@ -244,6 +277,10 @@ class Session:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, protocol.Welcome):
+            if not protocol.OLDEST <= message.version <= self._version:
+                self._give_up(f"the machine answers in protocol version {message.version}")
+                return
+            self._welcomed = True
             self.job, self.start_done = message.job, message.done
             self._wants(message)
             self.device.plans_for(message.plan_sms or None)
@@ -264,7 +301,18 @@ class Session:
         elif isinstance(message, protocol.Go):
             self._granted = message.stage
         elif isinstance(message, protocol.Refused):
-            self._give_up(f"the machine refused: {message.reason}")
+            self._take_refusal(message)
+
+    def _take_refusal(self, refused: protocol.Refused) -> None:
+        if refused.later_s is not None:
+            self._lose(refused.later_s)
+        elif not self._welcomed and self._version > protocol.OLDEST:
+            # The machine may be older than this SDK.
+            self._version -= 1
+            self._lose()
+            self._retry_at = 0.0
+        else:
+            self._give_up(f"the machine refused: {refused.reason}")
 
     def _wants(self, how: protocol.Welcome | protocol.Tune) -> None:
         self.batch = self._within(how.batch, self._batches) if self._batches else 0

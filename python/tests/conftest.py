@@ -24,7 +24,7 @@ class Machine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.heard: list[Message] = []
-        self.welcome: Message = protocol.Welcome(1, "test", 0.0, 0, 1000)
+        self.welcome: Message | None = protocol.Welcome(1, "test", 0.0, 0, 1000)
         self.react: Callable[[Message], list[Message]] = lambda message: []
         self._changed = threading.Condition()
         self._peers: list[socket.socket] = []
@@ -49,7 +49,8 @@ class Machine:
                 with self._changed:
                     self.heard.append(message)
                     self._changed.notify_all()
-                answers = [self.welcome] if isinstance(message, protocol.Hello) else []
+                greets = isinstance(message, protocol.Hello) and self.welcome is not None
+                answers = [self.welcome] if greets else []
                 for answer in answers + self.react(message):
                     peer.sendall(protocol.encode(answer))
         except OSError:

@@ -3,7 +3,8 @@
  * `cc -shared -fPIC -o libcuda.so.1 cuda.c`, then ROOMMATE_CUDA_LIBRARY=<path>.
  *
  * FAKE_CUDA in the environment makes it worse: `absent` (there is no GPU), `lax` (limits are not kept),
- * `wrong` (the kernel's results are), `broken` (the kernel does not run).
+ * `deaf` (those of the MPS control are not), `wrong` (the kernel's results are), `broken` (the kernel does
+ * not run).
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -32,17 +33,38 @@ static int limited(void)
     return !is("lax") && stat(path, &found) == 0 && S_ISSOCK(found.st_mode);
 }
 
+/* What the control of MPS allows: `fake-limits` in the folder of pipes. */
+static void allowed(double *percent, unsigned long long *mib)
+{
+    char path[4096];
+    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    snprintf(path, sizeof path, "%s/fake-limits", folder ? folder : "");
+    FILE *file = is("deaf") ? NULL : fopen(path, "r");
+    *percent = 100;
+    *mib = total >> 20;
+    if (file && fscanf(file, "%lf %llu", percent, mib) < 2) *mib = total >> 20;
+    if (file) fclose(file);
+}
+
+/* A variable only lowers what the control allows. */
 static unsigned sms(void)
 {
-    const char *percent = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
-    return limited() && percent ? SMS * atoi(percent) / 100 : SMS;
+    double percent;
+    unsigned long long mib;
+    const char *own = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    allowed(&percent, &mib);
+    if (own && atof(own) < percent) percent = atof(own);
+    return limited() ? SMS * percent / 100 : SMS;
 }
 
 static uint64_t most(void)
 {
-    unsigned long long mib;
+    double percent;
+    unsigned long long mib, own;
     const char *limit = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT");
-    return limited() && limit && sscanf(limit, "0=%lluM", &mib) == 1 ? mib << 20 : total;
+    allowed(&percent, &mib);
+    if (limit && sscanf(limit, "0=%lluM", &own) == 1 && own < mib) mib = own;
+    return limited() && mib << 20 < total ? mib << 20 : total;
 }
 
 int cuInit(unsigned flags) { (void)flags; return is("absent") ? NO_DEVICE : OK; }

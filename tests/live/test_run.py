@@ -119,7 +119,7 @@ for _ in roommate.steps(lambda size: time.sleep(0.01) or size, batch_size=1): pa
     room.up("--policy", "fifo", "--devices", "1")
     room.python("large", code)
     room.until(lambda: (room.jobs()["large"]["mem_mib"] or 0) > 64)
-    group = room.jobs()["large"]["keeper_pid"]
+    group = room.jobs()["large"]["pid"]
     assert group_rss_mib(group) > 64
     room.ok("suspend", "large")
     room.until(lambda: group_rss_mib(group) < 64)

@@ -1,6 +1,6 @@
 //! The daemon makes the decisions on this machine. One thread owns the engine, the store and the
-//! [`Machine`]; it receives requests of users and messages of the machine's threads through a
-//! channel.
+//! [`Machine`]; requests of users and messages of the machine's threads wait for it in an [`Inbox`],
+//! and it takes them in rounds.
 //!
 //! ```text
 //!   users ── Call ──▶┌──────────────── daemon ────────────────┐
@@ -13,28 +13,39 @@
 //!                      machine (tenants, devices)
 //! ```
 //!
-//! - Nothing is done before it is in the store: a step is committed, then its actions become
-//!   orders.
+//! - Nothing is done before it is in the store: what a round decides is committed together, then
+//!   its orders are carried out and its replies sent.
 //! - The journal is the state: it also contains what users set, and a restarted daemon replays it
 //!   ([`recovery`]).
 //! - The daemon touches no process and no device except through the machine.
 
+mod inbox;
+pub(crate) mod lock;
+pub mod quotas;
 mod recovery;
 mod requests;
 pub mod retention;
 mod rollover;
+mod salvage;
 pub mod store;
 mod views;
 
 use crate::AgentError;
 use crate::api::Call;
+use crate::api::caller::{Caller, Mode};
 use crate::api::control::{self, JobView, Reply, Request};
 use crate::api::event_text::EventLog;
-use crate::api::http::{self, Http};
+use crate::api::http::{Http, Listening};
+use crate::api::service::Service;
+use crate::api::tokens::Tokens;
+use crate::daemon::inbox::{Batch, Inbox, Quit};
+use crate::daemon::lock::Lock;
+use crate::daemon::quotas::Quotas;
 use crate::daemon::retention::{Keeping, Remains};
 use crate::daemon::store::{JobRow, Kept, Store};
 use crate::device::Kind;
-use crate::machine::{self, Machine, Order, Program, Report, Start};
+use crate::machine::{Heard, Input, Machine, Order, Program, Report, Start};
+use crate::os::Os;
 use crate::paths::{self, Paths};
 use crate::process::{Deliver, small_thread};
 use roommate_core::engine::Engine;
@@ -43,17 +54,16 @@ use roommate_core::idx::{Idx, IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::{self, Head, Observer, ProfileLine, StepView, Writer};
 use roommate_core::measurement::known_profiles::KnownProfiles;
+use roommate_core::number::Number;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
 use roommate_core::time::{Span, Time};
-use rustix::fs::{FlockOperation, flock};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// How to run a daemon.
 #[derive(Clone, Debug)]
@@ -74,6 +84,8 @@ pub struct Config {
     pub seed: u64,
     /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
+    /// Whether no other daemon may use the same cores; for GPUs that is always so.
+    pub claim: bool,
     /// Costs of restarts, resumes and so on that the policy reckons with.
     pub costs: Costs,
     /// Earlier measurements that a new state begins with: profiles and pairs that the policy knows.
@@ -82,6 +94,10 @@ pub struct Config {
     pub http: Option<Http>,
     /// Limits on what is kept.
     pub keeping: Keeping,
+    /// Whom it serves.
+    pub mode: Mode,
+    /// Limits for each user.
+    pub quotas: Quotas,
 }
 
 /// The default policy: it needs no job lengths, and every job gets time slices.
@@ -103,23 +119,9 @@ impl Config {
     }
 }
 
-/// Inputs of the daemon's thread.
-pub enum Input {
-    /// A request of a user.
-    Call(Call),
-    /// A message of one of the machine's threads.
-    Machine(machine::Input),
-    /// End the daemon.
-    Quit {
-        /// Whether the jobs are stopped as well.
-        stop_jobs: bool,
-    },
-}
-
 /// A daemon that runs in threads of this process.
 pub struct Running {
-    /// Sends inputs to the daemon.
-    pub inputs: Sender<Input>,
+    inbox: Arc<Inbox>,
     engine: JoinHandle<Result<(), AgentError>>,
 }
 
@@ -128,11 +130,19 @@ impl Running {
     pub fn ask(&self, request: Request) -> Result<Reply, AgentError> {
         let (answer, answered) = mpsc::channel();
         let gone = || AgentError::Refused { what: "the daemon has ended".into(), hint: None };
-        self.inputs.send(Input::Call(Call { request, answer })).map_err(|_| gone())?;
+        let caller = Caller::this();
+        if !self.inbox.call(Call { request, caller, answer }) {
+            return Err(gone());
+        }
         match answered.recv().map_err(|_| gone())? {
             Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
             reply => Ok(reply),
         }
+    }
+
+    /// Asks the daemon to end; `stop_jobs`: and its jobs as well.
+    pub fn quit(&self, stop_jobs: bool) {
+        self.inbox.quit(Quit { stop_jobs });
     }
 
     /// Whether the daemon has ended.
@@ -148,87 +158,70 @@ impl Running {
 
 /// Starts a daemon. It accepts requests when this returns.
 pub fn start(config: Config) -> Result<Running, AgentError> {
-    config.paths.create()?;
-    let lock = lock(&config.paths)?;
-    let store = Store::open(&config.paths, config.keeping.journal_parts)?;
+    config.mode.check()?;
+    config.paths.create(config.mode.is_system())?;
+    let lock = Lock::take(&config.paths)?;
+    let store = Store::open(&Os::real(), &config.paths, config.keeping.journal_parts)?;
     // First of all, because the address may be in use.
-    let http = config.http.map(|http| http::listen(http, &config.paths)).transpose()?;
-    let (inputs, from) = mpsc::channel();
-    let mut daemon = Daemon::recover(config, store, inputs.clone(), lock, None)?;
+    let os = Os::real();
+    let http = config.http.map(|at| Listening::at(at, &config.paths, &*os.disk)).transpose()?;
+    let mut tokens = Tokens::open(&config.paths, os)?;
+    if http.is_some() && !config.mode.is_system() {
+        tokens = tokens.with_own(&config.paths.token())?;
+    }
+    let (mode, most_requests) = (config.mode, config.quotas.requests);
+    let inbox = Arc::new(Inbox::default());
+    let mut daemon = Daemon::recover(config, store, Arc::clone(&inbox), lock, None)?;
     let paths = daemon.config.paths.clone();
-    let control_at = paths::listen(&paths.control())?;
+    let control_at = paths::listen(&paths.control(), mode.access())?;
     daemon.machine.listen()?;
     let failed = |e: io::Error| AgentError::Refused {
         what: format!("could not start a thread: {e}"),
         hint: None,
     };
-    let calls = inputs.clone();
-    let calls: Deliver<Call> = Arc::new(move |call| calls.send(Input::Call(call)).is_ok());
-    if let Some((listener, token)) = http {
-        daemon.http = listener.local_addr().ok().map(|at| format!("http://{at}"));
-        let (to, paths) = (Arc::clone(&calls), paths.clone());
-        small_thread("http", move || http::serve(&listener, &token, &to, &paths))
-            .map_err(failed)?;
+    let calls = Arc::clone(&inbox);
+    let calls: Deliver<Call> = Arc::new(move |call| calls.call(call));
+    let service = Service::new(calls, paths, mode, tokens, most_requests);
+    if let Some(listening) = http {
+        daemon.http = Some(listening.url());
+        let service = Arc::clone(&service);
+        small_thread("http", move || listening.serve(&service)).map_err(failed)?;
     }
-    small_thread("users", move || control::serve(&control_at, &calls, &paths)).map_err(failed)?;
+    small_thread("users", move || control::serve(&control_at, &service)).map_err(failed)?;
+    let from = Arc::clone(&inbox);
     let engine = std::thread::Builder::new()
         .name("engine".into())
         .spawn(move || {
-            while daemon.run(&from)? == Over::Part {
-                daemon = daemon.in_a_new_part()?;
-            }
-            Ok(())
+            let ended = daemon.run_all_parts();
+            from.close();
+            ended
         })
         .map_err(failed)?;
-    Ok(Running { inputs, engine })
-}
-
-/// How long the lock is waited for: a supervisor that a killed daemon was spawning shares that
-/// daemon's lock until it has executed its program.
-const LOCK_WITHIN: Duration = Duration::from_secs(1);
-
-/// Locks the state for one daemon; the kernel releases the lock when the process ends.
-fn lock(paths: &Paths) -> Result<File, AgentError> {
-    let path = paths.lock();
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(AgentError::file("open", &path))?;
-    let patience = Instant::now() + LOCK_WITHIN;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() >= patience => {
-                return Err(AgentError::InUse { path: paths.root().to_owned() });
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(20)),
-            Err(e) => return Err(AgentError::file("lock", &path)(e.into())),
-        }
-    }
-}
-
-pub(crate) fn unix_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
+    Ok(Running { inbox, engine })
 }
 
 /// Real time as the engine counts it; continues across restarts and never goes backwards.
 pub(crate) struct Clock {
     base: Time,
     from: Instant,
+    os: Os,
 }
 
 impl Clock {
     /// A clock that shows `base` now.
-    pub(crate) fn at(base: Time) -> Self {
-        Self { base, from: Instant::now() }
+    pub(crate) fn at(base: Time, os: Os) -> Self {
+        Self { base, from: os.now(), os }
     }
 
     pub(crate) fn now(&self) -> Time {
-        self.base + Span(self.from.elapsed().as_micros() as u64)
+        let passed = self.os.now().duration_since(self.from);
+        self.base + Span(passed.as_micros() as u64)
     }
 }
 
 /// Why the loop ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
+pub(crate) enum Over {
     /// The daemon was asked to end.
     Daemon,
     /// A new part of the journal is due.
@@ -240,7 +233,7 @@ pub(crate) struct JobRecord {
     /// Its number in the store and on the disk.
     pub(crate) id: u32,
     pub(crate) name: String,
-    pub(crate) row: JobRow,
+    pub(crate) row: Arc<JobRow>,
     /// Steps that survive a restart.
     pub(crate) checkpoint: f64,
     /// How it ended, once it has.
@@ -250,19 +243,22 @@ pub(crate) struct JobRecord {
     pub(crate) failures: u16,
     /// Its progress when its running process was carried over into this part.
     pub(crate) carried: Option<f64>,
+    /// Bytes of its submission.
+    pub(crate) bytes: u64,
 }
 
 impl JobRecord {
-    pub(crate) fn new(id: u32, name: String, row: JobRow) -> Self {
+    pub(crate) fn new(id: u32, name: String, row: Arc<JobRow>) -> Self {
         let (checkpoint, outcome, starts, failures, carried) = (0.0, None, 0, 0, None);
-        Self { id, name, row, checkpoint, outcome, starts, failures, carried }
+        let bytes = quotas::bytes_of(&row);
+        Self { id, name, row, checkpoint, outcome, starts, failures, carried, bytes }
     }
 }
 
 impl From<Kept> for JobRecord {
     fn from(kept: Kept) -> Self {
         let Kept { id, name, row, checkpoint, outcome, starts, failures, carried, .. } = kept;
-        Self { id, name, row, checkpoint, outcome, starts, failures, carried }
+        Self { checkpoint, outcome, starts, failures, carried, ..Self::new(id, name, row) }
     }
 }
 
@@ -285,152 +281,168 @@ pub(crate) struct Daemon {
     profiles: IdxVec<ProfileIdx, String>,
     teams: IdxVec<TeamIdx, String>,
     facts: Vec<Event>,
+    /// The user whose request the next step carries out.
+    by: Option<String>,
     /// The address at which HTTP is served.
     http: Option<String>,
     /// The last events, for people.
     log: EventLog,
-    inputs: Sender<Input>,
+    inbox: Arc<Inbox>,
     wake: Option<Time>,
+    /// What was decided and is not carried out yet, because it is not committed.
+    orders: Vec<Order>,
+    /// When limits on what is kept were enforced last.
+    tidied: Instant,
+    /// Whether the daemon ends once all processes have.
+    quitting: bool,
     /// Held until the daemon ends.
-    lock: File,
+    lock: Lock,
 }
 
 /// How often limits on what is kept are enforced.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// Step time that stands for a job that makes no progress, in seconds.
-const NEVER_S: f64 = 1e12;
+const NEVER_S: Number = Number::of(1e12);
 
 impl Daemon {
-    fn run(&mut self, from: &Receiver<Input>) -> Result<Over, AgentError> {
-        let mut tidied = Instant::now();
-        let mut quitting = false;
-        self.step()?;
+    /// Runs until the daemon is asked to end.
+    fn run_all_parts(mut self) -> Result<(), AgentError> {
+        while self.run()? == Over::Part {
+            self = self.in_a_new_part()?;
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<Over, AgentError> {
+        self.begin()?;
         loop {
-            match self.next_input(from, tidied) {
-                Some(Input::Quit { stop_jobs: false }) => break,
-                Some(Input::Quit { stop_jobs: true }) => {
-                    quitting = true;
-                    self.machine.cancel_all();
-                }
-                Some(input) => self.handle_all(input, from)?,
-                None => {}
+            self.inbox.wait(self.until_next());
+            if let Some(over) = self.round(self.next_batch())? {
+                return Ok(over);
             }
-            self.machine.poll();
-            self.take_reports()?;
-            if tidied.elapsed() >= TIDY_EVERY {
-                tidied = Instant::now();
-                self.tidy()?;
-            }
-            if quitting {
-                if self.machine.is_empty() {
-                    break;
-                }
-                continue;
-            }
-            if !self.facts.is_empty() || self.wake.is_some_and(|w| w <= self.clock.now()) {
-                self.step()?;
-            }
-            let alive = self.jobs.iter().any(|j| j.outcome.is_none()) || !self.machine.is_empty();
-            if self.config.keeping.is_long(self.store.grown(), alive) {
-                self.store.commit()?;
-                return Ok(Over::Part);
-            }
-        }
-        self.machine.close();
-        self.store.commit()?;
-        Ok(Over::Daemon)
-    }
-
-    /// The next input, or `None` if something is due before one comes.
-    fn next_input(&self, from: &Receiver<Input>, tidied: Instant) -> Option<Input> {
-        match from.recv_timeout(self.until_next(tidied)) {
-            Ok(input) => Some(input),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Input::Quit { stop_jobs: false }),
         }
     }
 
-    /// Handles an input and all others that are waiting, which become part of the same step.
-    fn handle_all(&mut self, first: Input, from: &Receiver<Input>) -> Result<(), AgentError> {
-        self.handle(first)?;
-        while let Ok(input) = from.try_recv() {
-            if let Input::Quit { .. } = input {
-                let _ = self.inputs.send(input);
-                break;
-            }
-            self.handle(input)?;
-        }
-        Ok(())
+    /// The first step of a part, before its first round.
+    pub(crate) fn begin(&mut self) -> Result<(), AgentError> {
+        self.decide()?;
+        self.carry_out()
     }
 
-    fn handle(&mut self, input: Input) -> Result<(), AgentError> {
-        match input {
-            Input::Call(Call { request, answer }) => {
-                let reply = self.answer(request)?;
-                // The request is in the store by now.
-                let _ = answer.send(reply);
-            }
-            Input::Machine(input) => {
-                self.machine.handle(input);
-                self.take_reports()?;
-            }
-            Input::Quit { .. } => {}
+    /// The inputs of the next round.
+    pub(crate) fn next_batch(&self) -> Batch {
+        self.inbox.take(|folder| self.machine.speaker(folder))
+    }
+
+    /// One round: takes its inputs and does what is due, without waiting for anything. What it
+    /// decides is committed together; then orders are carried out and replies sent. Returns why the
+    /// loop is over, if it is.
+    pub(crate) fn round(&mut self, batch: Batch) -> Result<Option<Over>, AgentError> {
+        let Batch { messages, exits, calls, quit } = batch;
+        messages.into_iter().for_each(|input| self.machine.handle(input));
+        exits.into_iter().for_each(|folder| self.machine.handle(Input(Heard::Exited(folder))));
+        self.take_reports()?;
+        let mut replies = Vec::with_capacity(calls.len());
+        for Call { request, caller, answer } in calls {
+            replies.push((answer, self.answer(request, &caller)?));
         }
-        Ok(())
+        if quit == Some(Quit { stop_jobs: true }) {
+            self.quitting = true;
+            self.machine.cancel_all();
+        }
+        self.machine.poll();
+        self.take_reports()?;
+        let now = self.machine.os().now();
+        if now.duration_since(self.tidied) >= TIDY_EVERY {
+            self.tidied = now;
+            self.tidy()?;
+        }
+        let due = !self.facts.is_empty() || self.wake.is_some_and(|w| w <= self.clock.now());
+        if due && !self.quitting {
+            self.decide()?;
+        }
+        self.carry_out()?;
+        for (answer, reply) in replies {
+            // Whoever asked may have left.
+            let _ = answer.send(reply);
+        }
+        let ends = quit == Some(Quit { stop_jobs: false });
+        if ends || (self.quitting && self.machine.is_empty()) {
+            self.machine.close();
+            return Ok(Some(Over::Daemon));
+        }
+        Ok((!self.quitting && self.is_long()).then_some(Over::Part))
+    }
+
+    /// Whether a new part of the journal is due.
+    fn is_long(&self) -> bool {
+        let alive = self.jobs.iter().any(|j| j.outcome.is_none()) || !self.machine.is_empty();
+        self.config.keeping.is_long(self.store.grown(), alive)
     }
 
     /// Continues in a new part of the journal, in the same way as after a restart. Tenants with the
     /// SDK connect again.
     fn in_a_new_part(self) -> Result<Self, AgentError> {
         let http = self.http;
-        let (config, store, inputs, lock) = (self.config, self.store, self.inputs, self.lock);
-        let daemon = Self::recover(config, store, inputs, lock, Some(self.machine))?;
+        let (config, store, inbox, lock) = (self.config, self.store, self.inbox, self.lock);
+        let daemon = Self::recover(config, store, inbox, lock, Some(self.machine))?;
         Ok(Self { http, ..daemon })
     }
 
     /// How long the daemon may wait for an input.
-    fn until_next(&self, tidied: Instant) -> Duration {
-        let tidy = TIDY_EVERY.saturating_sub(tidied.elapsed());
+    pub(crate) fn until_next(&self) -> Duration {
+        let now = self.machine.os().now();
+        let tidy = TIDY_EVERY.saturating_sub(now.duration_since(self.tidied));
         let wake = self.wake.map(|w| Duration::from_micros(w.0.saturating_sub(self.clock.now().0)));
-        let due = self.machine.due().map(|d| d.saturating_duration_since(Instant::now()));
+        let due = self.machine.due().map(|d| d.saturating_duration_since(now));
         [Some(tidy), wake, due].into_iter().flatten().min().unwrap_or(tidy)
     }
 
     fn tidy(&mut self) -> Result<(), AgentError> {
+        // Another daemon may own the state by now.
+        self.lock.check()?;
+        self.store.check()?;
         let Config { paths, keeping, .. } = &self.config;
         let removed = self.remains.tidy(paths, keeping);
-        retention::forget(&mut self.past, &mut self.store, paths, keeping, &removed)?;
-        self.store.commit()
+        let (os, past) = (self.machine.os(), &mut self.past);
+        retention::forget(past, &mut self.store, (os, paths), keeping, &removed);
+        Ok(())
     }
 
-    /// Steps the engine until no new facts are reported.
-    fn step(&mut self) -> Result<(), AgentError> {
+    /// Steps the engine with the facts so far. What it decides becomes orders, which are carried out
+    /// once they are in the store.
+    fn decide(&mut self) -> Result<(), AgentError> {
+        let (facts, by) = (std::mem::take(&mut self.facts), self.by.take());
+        let now = self.clock.now();
+        let step = self.engine.step(now, &facts);
+        let mut writer = Writer::new(Vec::new());
+        // A step without facts that did not call the policy does not change the engine either.
+        if step.asked || !facts.is_empty() {
+            let view = StepView { by: by.as_deref(), ..StepView::of(now, &facts, &step) };
+            writer.step(&view);
+            self.log.step(&view);
+        }
+        self.wake = step.wake;
+        let actions = step.actions.to_vec();
+        self.store.add_lines(&written(writer)?);
+        self.note_outcomes(&facts, &actions)?;
+        let orders: Vec<Order> = actions.into_iter().filter_map(|a| self.order(a)).collect();
+        self.orders.extend(orders);
+        Ok(())
+    }
+
+    /// Commits what was decided, then has the machine do it, until nothing new is reported.
+    fn carry_out(&mut self) -> Result<(), AgentError> {
         loop {
-            let facts = std::mem::take(&mut self.facts);
-            let now = self.clock.now();
-            let step = self.engine.step(now, &facts);
-            let mut writer = Writer::new(Vec::new());
-            // A step without facts that did not call the policy does not change the engine either.
-            if step.asked || !facts.is_empty() {
-                let view = StepView::of(now, &facts, &step);
-                writer.step(&view);
-                self.log.step(&view);
-            }
-            self.wake = step.wake;
-            let actions = step.actions.to_vec();
-            let line = writer.finish().expect("memory can always be written to");
-            self.store.add_lines(&line)?;
-            self.note_outcomes(&facts, &actions)?;
             self.store.commit()?;
-            for action in actions {
-                if let Some(order) = self.order(action) {
-                    self.machine.apply(order);
-                }
+            for order in std::mem::take(&mut self.orders) {
+                self.machine.apply(order);
             }
             self.take_reports()?;
-            if self.facts.is_empty() {
+            if self.facts.is_empty() || self.quitting {
                 return Ok(());
             }
+            self.decide()?;
         }
     }
 
@@ -458,6 +470,8 @@ impl Daemon {
             words: file.command.words(),
             workdir: file.workdir.clone().unwrap_or_default(),
             env,
+            host_mib: file.memory_mib.saturating_mul(u32::from(file.devices)),
+            user: self.config.mode.run_as(&record.row.owner),
             checkpoint: file.checkpoint.clone(),
             mem_mib: state.spec(job).knobs.mem_mib,
             sdk: file.sdk,
@@ -479,7 +493,7 @@ impl Daemon {
                 Report::Started { job, done } => self.started(job, done),
                 Report::Stopped { job, done } => {
                     let done = done.unwrap_or_else(|| self.engine.state().done(job));
-                    self.facts.push(Event::Stopped { job, done });
+                    self.facts.push(Event::Stopped { job, done: Number::of(done) });
                 }
                 Report::Tuned(job) => self.facts.push(Event::Tuned(job)),
                 Report::Sampled { job, sample } => self.facts.push(Event::Sampled { job, sample }),
@@ -487,13 +501,13 @@ impl Daemon {
                 Report::Checkpointed { job, done } => {
                     let record = &mut self.jobs[job];
                     record.checkpoint = done;
-                    self.store.set_checkpoint(record.id, done)?;
-                    self.store.commit()?;
+                    self.store.set_checkpoint(record.id, done);
                 }
+                Report::Notice { job, what } => self.log.notice(self.clock.now(), job, what),
                 Report::Finished(job) => self.facts.push(Event::Finished(job)),
                 Report::Failed { job, why, done } => {
                     let done = done.unwrap_or_else(|| self.engine.state().done(job));
-                    self.facts.push(Event::Failed { job, reason: why, done });
+                    self.facts.push(Event::Failed { job, reason: why, done: Number::of(done) });
                 }
             }
         }
@@ -507,7 +521,7 @@ impl Daemon {
         let first = self.engine.state().job(job).starts == 1;
         let carried = self.jobs[job].carried.filter(|_| first);
         if let Some(done) = done.or(carried) {
-            let sample = Sample { done: Some(done), ..Sample::default() };
+            let sample = Sample { done: Some(Number::of(done)), ..Sample::default() };
             self.facts.push(Event::Sampled { job, sample });
         }
     }
@@ -517,9 +531,10 @@ impl Daemon {
         let state = self.engine.state();
         let sample = if part > 0.0 {
             let step_s = state.alone_step_s(job, &state.job(job).gpus) / part.max(1e-3);
-            Sample { step_s, ..Sample::default() }
+            Sample { step_s: Number::of(step_s), ..Sample::default() }
         } else {
-            Sample { step_s: NEVER_S, done: Some(state.done(job)), ..Sample::default() }
+            let done = Some(Number::of(state.done(job)));
+            Sample { step_s: NEVER_S, done, ..Sample::default() }
         };
         self.facts.push(Event::Sampled { job, sample });
     }
@@ -548,7 +563,10 @@ impl Daemon {
         for (job, outcome) in outcomes {
             let record = &mut self.jobs[job];
             if record.outcome.is_none() {
-                self.store.set_outcome(record.id, &outcome)?;
+                // From now on it has no environment.
+                if let Some(row) = self.store.set_outcome(record.id, &outcome) {
+                    record.row = row;
+                }
                 self.remains.add(record.id);
                 record.outcome = Some(outcome);
             }
@@ -558,7 +576,10 @@ impl Daemon {
 }
 
 /// The first lines of a new journal: its head, and the profiles that are known from the start.
-pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8> {
+pub(crate) fn first_lines(
+    head: &Head,
+    known: Option<&KnownProfiles>,
+) -> Result<Vec<u8>, AgentError> {
     let mut writer = Writer::new(Vec::new());
     writer.head(head);
     let profiles = known.map_or(&[][..], |k| &k.profiles);
@@ -566,7 +587,15 @@ pub(crate) fn first_lines(head: &Head, known: Option<&KnownProfiles>) -> Vec<u8>
         let (name, profile) = (name.clone(), profile.clone());
         writer.profile(&ProfileLine { idx: ProfileIdx::from_usize(i), name, profile });
     }
-    writer.finish().expect("memory can always be written to")
+    written(writer)
+}
+
+/// Lines of the journal, unless one of them could not be read again.
+pub(crate) fn written(writer: Writer<Vec<u8>>) -> Result<Vec<u8>, AgentError> {
+    writer.finish().map_err(|error| AgentError::Refused {
+        what: format!("could not write the journal: {error}"),
+        hint: None,
+    })
 }
 
 /// The head of a new journal.

@@ -19,12 +19,16 @@
 //! | | another one is confined by MPS at its start; outside MPS as in `cooperative` |
 //! | `time-slicing` | no MPS: the driver time-slices the GPU, shares are kept as in `cooperative` |
 
+pub(crate) mod claim;
 mod cpu;
 mod cuda;
 pub(crate) mod nvidia;
 
+pub use crate::device::nvidia::Stray;
+
 use crate::device::nvidia::Reading;
-use crate::process::Process;
+use crate::os::Groups;
+use crate::process::kin::Kin;
 use crate::protocol::SmRange;
 use cpu::CpuDevice;
 use cuda::CudaDevice;
@@ -33,7 +37,9 @@ use roommate_core::idx::GpuIdx;
 use roommate_core::knobs::Knobs;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The type of devices that a daemon manages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,9 +122,9 @@ impl Allowed {
     }
 }
 
-/// Whether a process uses the MPS daemon of its GPU, where there is one. A daemon serves one GPU,
+/// Whether a process can use the MPS daemon of its GPU, where there is one. A daemon serves one GPU,
 /// so that faults stay there; a process on several GPUs, one that is kept apart and one in time
-/// slices run without MPS.
+/// slices run without MPS. So does one beside processes of another user: [`Device::admit`].
 pub(crate) fn is_mps_client(gpus: &[GpuIdx], apart: bool, turns: bool) -> bool {
     gpus.len() == 1 && !apart && !turns
 }
@@ -146,7 +152,22 @@ pub struct GpuView {
     pub mps: Option<String>,
     /// How often that daemon was restarted.
     pub mps_restarts: u32,
+    /// Processes that use it without being tenants.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub strays: Vec<Stray>,
 }
+
+/// Something that people should know of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// The number of the job that it is about.
+    pub(crate) job: Option<u32>,
+    pub(crate) what: String,
+}
+
+/// The variable that leads a process to an MPS daemon, and its value for one that uses none.
+pub(crate) const MPS_PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+pub(crate) const NO_MPS: &str = nvidia::NOWHERE;
 
 /// The hardware assigns SMs in groups of this many.
 pub(crate) const GRAIN: u16 = roommate_cuda::GRAIN as u16;
@@ -163,6 +184,10 @@ pub(crate) struct SmGroups {
 /// How a process is to be started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Start<'a> {
+    /// Number of the job.
+    pub(crate) job: u32,
+    /// The user as whom it runs.
+    pub(crate) owner_uid: u32,
     pub(crate) gpus: &'a [GpuIdx],
     pub(crate) allowed: Allowed,
     /// Whether it and its roommates are time-sliced by the driver.
@@ -184,16 +209,19 @@ pub(crate) enum Device {
 }
 
 /// What is needed to find and test devices.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Probe<'a> {
     pub(crate) kind: Kind,
     /// Number of devices that are wanted.
     pub(crate) devices: Option<u16>,
-    /// Distinguishes the cgroups of one daemon from those of another.
-    pub(crate) label: &'a str,
-    pub(crate) may_use_cgroups: bool,
+    /// The kernel's groups for tenants, or why there are none.
+    pub(crate) groups: Result<&'a Arc<dyn Groups>, &'a str>,
+    /// Whether cores are claimed alone; GPUs always are.
+    pub(crate) claim: bool,
     /// A folder for files of the devices.
     pub(crate) folder: &'a Path,
+    /// A folder that tenants of other users can reach; `None` = all tenants are of this user.
+    pub(crate) public: Option<&'a Path>,
     /// This program, for tests that need a child process.
     pub(crate) program: &'a Path,
 }
@@ -202,8 +230,11 @@ impl Device {
     /// Finds the devices and tests what can be enforced; the error says why there are none.
     pub(crate) fn probe(p: &Probe<'_>) -> Result<Self, String> {
         Ok(match p.kind {
-            Kind::Cpu => Self::Cpu(CpuDevice::probe(p.devices, p.label, p.may_use_cgroups)),
-            Kind::Cuda => Self::Cuda(CudaDevice::probe(p.devices, p.folder, p.program)?),
+            Kind::Cpu => {
+                let device = CpuDevice::probe(p.devices, p.groups);
+                Self::Cpu(device.claim(p.claim)?)
+            }
+            Kind::Cuda => Self::Cuda(CudaDevice::probe(p)?),
         })
     }
 
@@ -231,7 +262,51 @@ impl Device {
         }
     }
 
-    /// Environment variables of a process.
+    /// Whether a process may be started now. On a GPU it waits until MPS has its limits, and so
+    /// until a roommate with other limits has connected.
+    pub(crate) fn admit(&self, start: &Start<'_>, now: Instant) -> bool {
+        match self {
+            Self::Cpu(_) => true,
+            Self::Cuda(d) => d.admit(start, now),
+        }
+    }
+
+    /// A process that was started by an earlier daemon.
+    pub(crate) fn adopt(&self, start: &Start<'_>, now: Instant) {
+        if let Self::Cuda(d) = self {
+            d.adopt(start, now);
+        }
+    }
+
+    /// Whether the process of a job that was admitted or adopted uses MPS.
+    pub(crate) fn is_mps_client(&self, gpus: &[GpuIdx], job: u32) -> bool {
+        matches!(self, Self::Cuda(d) if d.is_mps_client(gpus, job))
+    }
+
+    /// The process of a job has ended, or is not started after all.
+    pub(crate) fn leave(&self, job: u32) {
+        if let Self::Cuda(d) = self {
+            d.leave(job);
+        }
+    }
+
+    /// Compares the processes on the devices with the tenants; `owner` names the job of a process.
+    pub(crate) fn attend(&self, now: Instant, owner: &dyn Fn(u32) -> Option<u32>) -> Vec<Notice> {
+        match self {
+            Self::Cpu(_) => Vec::new(),
+            Self::Cuda(d) => d.attend(now, owner),
+        }
+    }
+
+    /// How often [`Self::attend`] is due; `None` = never.
+    pub(crate) fn attend_every(&self, now: Instant) -> Option<Duration> {
+        match self {
+            Self::Cpu(_) => None,
+            Self::Cuda(d) => Some(d.attend_every(now)),
+        }
+    }
+
+    /// Environment variables of a process that was admitted.
     pub(crate) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
         match self {
             Self::Cpu(_) => Vec::new(),
@@ -239,17 +314,17 @@ impl Device {
         }
     }
 
-    /// Creates and limits the cgroup of a tenant; `None` where there are no cgroups.
+    /// Limits what a tenant's group may use, where the kernel does that.
     pub(crate) fn confine(
         &self,
-        name: &str,
+        group: &str,
         devices: usize,
         allowed: Allowed,
         paces_itself: bool,
-    ) -> Option<PathBuf> {
+    ) -> std::io::Result<()> {
         match self {
-            Self::Cpu(d) => d.confine(name, devices, allowed, paces_itself),
-            Self::Cuda(_) => None,
+            Self::Cpu(d) => d.confine(group, devices, allowed, paces_itself),
+            Self::Cuda(_) => Ok(()),
         }
     }
 
@@ -294,10 +369,10 @@ impl Device {
         matches!(self, Self::Cuda(d) if d.keeps_shares())
     }
 
-    /// Ends the work of a process on its devices, so that killing it does not crash its roommates.
-    pub(crate) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+    /// Ends the work of a tenant on its devices, so that killing it does not crash its roommates.
+    pub(crate) fn let_go(&self, gpus: &[GpuIdx], kin: &Kin) {
         if let Self::Cuda(d) = self {
-            d.let_go(gpus, group);
+            d.let_go(gpus, kin);
         }
     }
 
@@ -309,25 +384,10 @@ impl Device {
         }
     }
 
-    /// Removes the cgroup of a tenant that is gone.
-    pub(crate) fn release(&self, name: &str) {
-        if let Self::Cpu(d) = self {
-            d.release(name);
-        }
-    }
-
-    /// Removes cgroups of tenants that ended while no daemon ran.
-    pub(crate) fn tidy(&self) {
-        if let Self::Cpu(d) = self {
-            d.tidy();
-        }
-    }
-
     /// Removes what the daemon created. `empty`: all its tenants are gone.
     pub(crate) fn close(&self, empty: bool) {
-        match self {
-            Self::Cpu(d) => d.close(),
-            Self::Cuda(d) => d.close(empty),
+        if let Self::Cuda(d) = self {
+            d.close(empty);
         }
     }
 }

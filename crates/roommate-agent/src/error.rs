@@ -37,16 +37,6 @@ pub enum AgentError {
     /// A job file is not valid.
     #[error(transparent)]
     Job(#[from] JobFileError),
-    /// An operation on the store failed.
-    #[error("could not {what} the store {path:?}: {error}", path = path.display().to_string())]
-    Store {
-        /// The operation, as a verb.
-        what: &'static str,
-        /// Path of the store.
-        path: PathBuf,
-        /// SQLite's error.
-        error: rusqlite::Error,
-    },
     /// The store was written by a newer version of this program.
     #[error(
         "the store {path:?} has version {found}, this program reads up to {reads}",
@@ -69,6 +59,25 @@ pub enum AgentError {
         /// Path of the store.
         path: PathBuf,
         /// The problem.
+        what: String,
+    },
+    /// The log is gone, and something else of the state is not.
+    #[error("the state has lost its log {path:?}: {what}", path = path.display().to_string())]
+    NoLog {
+        /// Path of the log.
+        path: PathBuf,
+        /// What was found.
+        what: String,
+    },
+    /// The files of the state were removed or replaced while the daemon ran.
+    #[error(
+        "the daemon ends, because {path:?} is not its own any more: {what}",
+        path = path.display().to_string()
+    )]
+    Taken {
+        /// The file.
+        path: PathBuf,
+        /// What happened to it.
         what: String,
     },
     /// Another daemon holds the lock of this state.
@@ -98,6 +107,32 @@ pub enum AgentError {
     Lost {
         /// The system's error.
         error: io::Error,
+    },
+    /// The daemon took the connection and did not reply in time.
+    #[error("the daemon did not answer within {within_s} s; it may be stopped or busy")]
+    Silent {
+        /// How long the client waited.
+        within_s: u64,
+    },
+    /// The daemon has no room for the request now.
+    #[error("{what}")]
+    Busy {
+        /// Why.
+        what: String,
+    },
+    /// The request is longer than the daemon reads.
+    #[error("the request has {length} bytes; at most {most} are accepted")]
+    TooLong {
+        /// Its length.
+        length: u64,
+        /// The longest that is read.
+        most: u64,
+    },
+    /// Somebody else answers at the address of the daemon.
+    #[error("{server} has another certificate than the daemon; the token was not sent")]
+    Stranger {
+        /// The address.
+        server: String,
     },
     /// The daemon refused the request.
     #[error("{what}")]
@@ -135,10 +170,32 @@ impl AgentError {
             Self::NoServer { .. } => {
                 Some("`roommate up --http 127.0.0.1:PORT` starts one there".into())
             }
-            Self::NewerStore { .. } | Self::Unrepeatable { .. } => {
+            Self::Silent { .. } => {
+                Some("try again; `ps -o stat,cmd -C roommate` shows whether it is stopped".into())
+            }
+            Self::Busy { .. } => Some("try again in a moment".into()),
+            Self::TooLong { .. } => Some(
+                "put long arguments into a file, and leave variables out of the environment".into(),
+            ),
+            Self::Stranger { .. } => {
+                Some("`roommate describe` on that machine shows the fingerprint to expect".into())
+            }
+            Self::NewerStore { .. } => {
                 Some("use the program that wrote it, or another --state".into())
             }
-            Self::Store { error, .. } if is_full(error) => Some(FULL.into()),
+            Self::Unrepeatable { .. } => Some(
+                "`roommate doctor` shows what is left of it; use the program that wrote it, or \
+                 another --state"
+                    .into(),
+            ),
+            Self::NoLog { .. } => Some(
+                "`roommate doctor --repair` puts it together from what is left; or start with \
+                 another --state"
+                    .into(),
+            ),
+            Self::Taken { .. } => Some(
+                "jobs keep running; nothing was written since, `roommate up` starts anew".into(),
+            ),
             Self::File { error, .. } if error.kind() == io::ErrorKind::StorageFull => {
                 Some(FULL.into())
             }
@@ -160,7 +217,3 @@ impl AgentError {
 
 const FULL: &str = "free space on the disk and start the daemon again: it continues where it \
                     stopped, and jobs keep running";
-
-fn is_full(error: &rusqlite::Error) -> bool {
-    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
-}

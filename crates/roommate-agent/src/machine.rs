@@ -21,10 +21,12 @@
 //! - Progress that the machine does not know is left out of a report; the daemon uses the engine's
 //!   estimate instead.
 
+mod admission;
 pub(crate) mod connection;
 mod crash_attribution;
 mod ends;
 mod orders;
+mod process_control;
 mod reports;
 mod sm_partition;
 mod speed_guard;
@@ -38,10 +40,13 @@ use crate::AgentError;
 use crate::device::{Device, GpuView, Kind, Probe, SelfTest};
 use crate::machine::connection::Peer;
 use crate::machine::crash_attribution::CrashAttribution;
-use crate::machine::speed_guard::Guard;
+use crate::machine::process_control::ProcessControl;
+use crate::machine::speed_guard::{Guard, Lapse};
 use crate::machine::stage_turns::StageTurns;
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
+use crate::os::Os;
 use crate::paths::{self, Paths};
+use crate::process::supervisor::RunAs;
 use crate::process::{Deliver, rotated_file, small_thread};
 use crate::protocol::FromTenant;
 use roommate_core::cluster::Cluster;
@@ -52,7 +57,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::math::hash::fnv1a;
 use roommate_core::reason::Reason;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -69,8 +74,12 @@ pub struct Setup {
     pub devices: Option<u16>,
     /// Whether cgroups may be used where the kernel allows it.
     pub may_use_cgroups: bool,
+    /// Whether no other daemon may use the same cores; for GPUs that is always so.
+    pub claim: bool,
     /// Length at which a log is rotated, and how many earlier parts are kept.
     pub log_limit: (u64, usize),
+    /// Who may connect to the socket for tenants.
+    pub(crate) tenants: paths::Access,
 }
 
 impl Setup {
@@ -82,7 +91,9 @@ impl Setup {
             kind: Kind::Cpu,
             devices: None,
             may_use_cgroups: true,
+            claim: false,
             log_limit: (rotated_file::USUAL_BYTES, rotated_file::USUAL_PARTS),
+            tenants: paths::Access::Owner,
         }
     }
 
@@ -105,6 +116,10 @@ pub struct Program {
     pub workdir: PathBuf,
     /// Its environment.
     pub env: BTreeMap<String, String>,
+    /// Most host memory that it may use, MiB in all; 0 = no limit.
+    pub host_mib: u32,
+    /// The user as whom it runs; `None` = the daemon's own.
+    pub user: Option<RunAs>,
     /// Folder of its checkpoints; `None` = inside the folder of the job.
     pub checkpoint: Option<PathBuf>,
     /// Requested GPU memory, MiB per GPU; 0 = not declared.
@@ -192,6 +207,13 @@ pub enum Report {
     },
     /// The job finished.
     Finished(JobIdx),
+    /// Something that people should know of.
+    Notice {
+        /// The job that it is about.
+        job: Option<JobIdx>,
+        /// The notice as text.
+        what: String,
+    },
     /// The job could not be started, or ended with an error.
     Failed {
         /// The job.
@@ -219,10 +241,15 @@ pub(crate) enum Heard {
 /// The tenants of one node and its devices.
 pub struct Machine {
     setup: Setup,
+    control: ProcessControl,
     device: Device,
     /// Jobs that have or had a process.
     jobs: BTreeMap<JobIdx, JobRuntime>,
     stages: StageTurns,
+    /// Starts that wait.
+    waiting: BTreeMap<JobIdx, Waiting>,
+    /// When processes on the devices were last compared with the tenants.
+    attended: Option<Instant>,
     /// Guards of jobs that have a floor.
     guards: BTreeMap<JobIdx, Guard>,
     /// Ends with an error that are not attributed yet.
@@ -231,6 +258,19 @@ pub struct Machine {
     deliver: Deliver<Input>,
 }
 
+/// A start that waits: until its devices admit it, or because it failed for want of something that
+/// the machine may have again in a moment.
+#[derive(Clone)]
+struct Waiting {
+    place: Placement,
+    attempt: u32,
+    not_before: Instant,
+}
+
+/// How long a start waits that failed for want of something on the machine.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+/// How often it is looked whether the last processes of a tenant are gone.
+const CLEAR_EVERY: Duration = Duration::from_millis(10);
 /// How often guards are checked, so that a guarded job that stops reporting is noticed.
 const GUARD_EVERY: Duration = Duration::from_secs(1);
 
@@ -238,33 +278,58 @@ impl Machine {
     /// Finds and tests the devices. Threads of the machine pass their messages to `deliver`.
     pub fn open(setup: Setup, deliver: Deliver<Input>) -> Result<Self, AgentError> {
         let (label, folder) = (setup.label(), setup.paths.devices());
+        let os = Os::with_supervisor(&setup.program);
+        let groups = if setup.may_use_cgroups {
+            os.processes.groups(&label)
+        } else {
+            Err("cgroups are disabled by the user".into())
+        };
         let probe = Probe {
             kind: setup.kind,
             devices: setup.devices,
-            label: &label,
-            may_use_cgroups: setup.may_use_cgroups,
+            groups: groups.as_ref().map_err(String::as_str),
+            claim: setup.claim,
             folder: &folder,
+            public: None,
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {
             AgentError::refused(what, "without --device cuda the devices are CPU cores")
         })?;
-        Ok(Self {
+        let control = ProcessControl { os, groups: groups.ok() };
+        Ok(Self::new(setup, control, device, deliver))
+    }
+
+    /// A machine with these devices.
+    fn new(setup: Setup, control: ProcessControl, device: Device, deliver: Deliver<Input>) -> Self {
+        Self {
             setup,
+            control,
             device,
             jobs: BTreeMap::new(),
             stages: StageTurns::default(),
             guards: BTreeMap::new(),
             crashes: CrashAttribution::default(),
+            waiting: BTreeMap::new(),
+            attended: None,
             reports: Vec::new(),
             deliver,
-        })
+        }
+    }
+
+    /// The operating system that it uses.
+    pub(crate) fn os(&self) -> &Os {
+        &self.control.os
+    }
+
+    fn now(&self) -> Instant {
+        self.control.os.now()
     }
 
     /// Starts to listen for tenants with the SDK.
     pub fn listen(&self) -> Result<(), AgentError> {
         let path = self.setup.paths.tenants();
-        let (listener, to) = (paths::listen(&path)?, Arc::clone(&self.deliver));
+        let (listener, to) = (paths::listen(&path, self.setup.tenants)?, Arc::clone(&self.deliver));
         small_thread("tenants", move || connection::serve(&listener, &to))
             .map(drop)
             .map_err(AgentError::file("listen at", &path))
@@ -294,20 +359,30 @@ impl Machine {
 
     /// Does what is due.
     pub fn poll(&mut self) {
+        self.clear_all();
         self.press_deadlines();
+        self.attend_devices();
+        self.launch_waiting();
         self.attribute_crashes();
+        let admitted = self.stages.admit(self.control.os.now());
+        self.admit_to_stages(&admitted);
         self.settle();
         self.turn_duty_cycles();
     }
 
     /// When [`Self::poll`] is due at the latest.
     pub fn due(&self) -> Option<Instant> {
-        let guard = (!self.guards.is_empty()).then(|| Instant::now() + GUARD_EVERY);
+        let now = self.now();
+        let guard = (!self.guards.is_empty()).then(|| now + GUARD_EVERY);
         let tenants = || self.jobs.values().filter_map(|j| j.tenant.as_ref());
         let deadlines = tenants().filter_map(|t| t.deadline);
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
-        deadlines.chain(cycles).chain(self.crashes.due()).chain(guard).min()
+        let ends = tenants().any(|t| t.ended.is_some()).then(|| now + CLEAR_EVERY);
+        let waiting = self.waiting.values().map(|w| w.not_before).filter(|at| *at > now);
+        let attend = self.attend_due(now);
+        let others = [self.crashes.due(), self.stages.due(), guard, ends, attend];
+        deadlines.chain(cycles).chain(others.into_iter().flatten()).chain(waiting).min()
     }
 
     /// The reports since the last call, in order.
@@ -326,10 +401,19 @@ impl Machine {
         jobs.into_iter().for_each(|job| self.cancel(job));
     }
 
-    /// Removes what the machine created in the kernel and on its devices, unless a process needs
-    /// it.
-    pub fn close(&self) {
+    /// Lets go of all processes when the daemon ends: those that run on are not left standing still,
+    /// except where a user suspended them. Removes what the machine created in the kernel and on
+    /// its devices, unless a process needs it.
+    pub fn close(&mut self) {
+        for known in self.jobs.values_mut().filter(|j| !j.user.held) {
+            if let Some(t) = &mut known.tenant {
+                self.control.thaw(t);
+            }
+        }
         self.device.close(self.is_empty());
+        if let Some(groups) = &self.control.groups {
+            groups.close();
+        }
     }
 
     /// Forgets all jobs and closes their connections; processes keep running and can be adopted
@@ -338,6 +422,7 @@ impl Machine {
         let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
         tenants.filter_map(|t| t.peer.as_ref()).for_each(Peer::hang_up);
         self.jobs.clear();
+        self.waiting.clear();
         self.guards.clear();
         self.reports.clear();
         self.stages = StageTurns::default();
@@ -346,7 +431,10 @@ impl Machine {
 
     /// Removes what processes that ended while no machine was open left in the kernel.
     pub(crate) fn tidy(&self) {
-        self.device.tidy();
+        if let Some(groups) = &self.control.groups {
+            // Fails, as intended, where a group has members.
+            groups.names().iter().for_each(|name| groups.remove(name));
+        }
     }
 
     /// The devices as a cluster of one node.
@@ -367,6 +455,18 @@ impl Machine {
     /// What the machine knows of a job that was started.
     pub(crate) fn job(&self, job: JobIdx) -> Option<&JobRuntime> {
         self.jobs.get(&job)
+    }
+
+    /// Why a job with a guaranteed speed is not protected at present, if it is not.
+    pub(crate) fn lapse(&self, job: JobIdx) -> Option<Lapse> {
+        self.guards.get(&job)?.lapse(self.now())
+    }
+
+    /// The connection of the attempt in this folder.
+    pub(crate) fn speaker(&self, folder: &Path) -> Option<u64> {
+        let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
+        let mut its = tenants.filter(|t| t.attempt.folder == folder);
+        its.next()?.peer.as_ref().map(|p| p.id)
     }
 
     fn tenant(&self, job: JobIdx) -> Option<&Tenant> {

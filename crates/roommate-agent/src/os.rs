@@ -8,9 +8,14 @@
 //! ```
 
 pub(crate) mod disk;
+pub(crate) mod groups;
+pub(crate) mod processes;
 
 pub(crate) use disk::Disk;
+pub(crate) use groups::Groups;
+pub(crate) use processes::Processes;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -27,12 +32,22 @@ pub(crate) trait Clock: Send + Sync {
 pub(crate) struct Os {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) processes: Arc<dyn Processes>,
 }
 
 impl Os {
     /// The real one.
     pub(crate) fn real() -> Self {
-        Self { clock: Arc::new(RealClock), disk: Arc::new(disk::RealDisk) }
+        Self::with_supervisor(Path::new(processes::THIS_PROGRAM))
+    }
+
+    /// The real one, with another program as the supervisor of jobs.
+    pub(crate) fn with_supervisor(program: &Path) -> Self {
+        Self {
+            clock: Arc::new(RealClock),
+            disk: Arc::new(disk::RealDisk),
+            processes: Arc::new(processes::RealProcesses { program: program.to_owned() }),
+        }
     }
 
     pub(crate) fn now(&self) -> Instant {

@@ -27,9 +27,7 @@ use crate::machine::connection::{self, Peer};
 use crate::machine::{Heard, Input};
 use crate::process::supervisor::{Attempt, Launch};
 use crate::process::{self, Deliver, Process, random, small_thread};
-use crate::protocol::{
-    FromTenant, Hello, Nothing, Stepped, ToTenant, Tune, Tuned, VERSION, Welcome,
-};
+use crate::protocol::{FromTenant, Hello, Nothing, Stepped, ToTenant, Tune, Tuned, Welcome};
 use bench_setup::BenchSetup;
 use plan::{Item, Member, Plan};
 use roommate_core::knobs::Knobs;
@@ -350,7 +348,10 @@ impl<'a> Bench<'a> {
             log_limit: (u64::MAX, 1),
             token: tenant.token.clone(),
             cores: Vec::new(),
-            cgroup: None,
+            groups: Vec::new(),
+            mps: false,
+            user: None,
+            lock: None,
         };
         let child = Attempt::new(folder.clone()).launch_attached(&launch, &self.program)?;
         let id = Process::of(&child);
@@ -593,14 +594,12 @@ impl<'a> Bench<'a> {
         let Some(tenant) = self.tenants.iter_mut().find(theirs) else {
             return peer.refuse("the token is not that of a task");
         };
-        if !peer.has_our_version(hello) {
-            return;
-        }
+        let Some(version) = peer.agree_on_version(hello).filter(|_| peer.admit()) else { return };
         tenant.peer = Some(peer.clone());
         tenant.pid = Some(hello.pid);
         tenant.own = hello.batch.map(|b| b.size);
         peer.send(&ToTenant::Welcome(Welcome {
-            version: VERSION,
+            version,
             job: self.plan.tasks[tenant.task].name.clone(),
             done: 0.0,
             tune: tenant.tune,

@@ -4,15 +4,29 @@
 //! every message that both sides have to read and write alike.
 
 use roommate_core::knobs::Knobs;
+use roommate_core::number::Number;
 use roommate_core::profile::STAGES;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read};
+use std::ops::RangeInclusive;
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
 
+/// The oldest version that is still spoken, with tenants that say so in their hello.
+pub const OLDEST: u32 = 1;
+
+/// The versions that this machine speaks.
+pub(crate) const SPOKEN: RangeInclusive<u32> = OLDEST..=VERSION;
+
+/// Longest token that a hello may have.
+const LONGEST_TOKEN: usize = 256;
+
 /// Longest line that is accepted.
 pub const LONGEST_LINE: usize = 64 * 1024;
+
+/// Most steps in a message; as a float they are still exact.
+const MOST_STEPS: u64 = Number::MOST.get() as u64;
 
 /// Names of the stages of a step, in the order of [`STAGES`].
 pub const STAGE_NAMES: [&str; STAGES.len()] = ["load", "preprocess", "compute", "sync"];
@@ -27,6 +41,13 @@ pub struct BatchRange {
     pub min: u32,
     /// The largest.
     pub max: u32,
+}
+
+impl BatchRange {
+    /// Whether its sizes are in order.
+    pub(crate) fn is_sane(&self) -> bool {
+        1 <= self.min && self.min <= self.size && self.size <= self.max
+    }
 }
 
 /// A contiguous range of a GPU's SMs.
@@ -79,7 +100,7 @@ pub enum ToTenant {
     Stop(Nothing),
     /// The stage may be entered.
     Go(Stage),
-    /// The last message was not valid; the connection is closed.
+    /// The last message was not valid, or there is no room; the connection is closed.
     Refused(Refused),
 }
 
@@ -216,12 +237,15 @@ impl Tune {
     }
 }
 
-/// Why the machine closes the connection.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Why the machine closes the connection. Unknown fields are ignored, so that every SDK can read
+/// the refusal of a newer machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Refused {
     /// The reason as a sentence.
     pub reason: String,
+    /// The tenant may try again after this many seconds; `None` = never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub later_s: Option<f64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -247,12 +271,12 @@ impl FromTenant {
     /// Parses and checks a line.
     pub fn read(line: &[u8]) -> Result<Self, String> {
         let message: Self = serde_json::from_slice(line).map_err(|e| e.to_string())?;
-        let sane = |v: f64| v.is_finite() && (0.0..1e15).contains(&v);
+        let sane = |v: f64| Number::try_from(v).is_ok();
         match &message {
             Self::Stepped(s) => {
                 let all = [s.done, s.step_s, s.load_s.unwrap_or(0.0), s.noise_scale.unwrap_or(0.0)];
                 let stages = s.stages_s.unwrap_or_default();
-                if !all.iter().chain(&stages).all(|v| sane(*v)) {
+                if s.steps > MOST_STEPS || !all.iter().chain(&stages).all(|v| sane(*v)) {
                     return Err("a number out of range".into());
                 }
             }
@@ -262,14 +286,36 @@ impl FromTenant {
             Self::Enter(s) | Self::Leave(s) if stage_index(&s.stage).is_none() => {
                 return Err(format!("unknown stage {:?}", s.stage));
             }
-            Self::Hello(Hello { batch: Some(b), .. })
-                if !(1 <= b.min && b.min <= b.size && b.size <= b.max) =>
-            {
+            Self::Hello(Hello { token, .. }) if token.len() > LONGEST_TOKEN => {
+                return Err(format!("a token of more than {LONGEST_TOKEN} bytes"));
+            }
+            Self::Hello(Hello { batch: Some(b), .. }) if !b.is_sane() => {
                 return Err("a batch range that is not 1 <= min <= size <= max".into());
+            }
+            Self::Tuned(Tuned { seat: Some(s), .. })
+                if s.sms == 0 || s.first.checked_add(s.sms).is_none() =>
+            {
+                return Err("a range of SMs that no GPU has".into());
             }
             _ => {}
         }
         Ok(message)
+    }
+}
+
+impl Hello {
+    /// The version in which the tenant is answered, which is its own.
+    pub(crate) fn common_version(&self, spoken: RangeInclusive<u32>) -> Result<u32, String> {
+        let (theirs, oldest, newest) = (self.version, *spoken.start(), *spoken.end());
+        if spoken.contains(&theirs) {
+            return Ok(theirs);
+        }
+        let ours = if oldest == newest {
+            format!("version {newest}")
+        } else {
+            format!("versions {oldest} to {newest}")
+        };
+        Err(format!("the SDK uses protocol version {theirs}, this machine {ours}"))
     }
 }
 
@@ -316,7 +362,7 @@ mod tests {
             };
             assert_eq!(again, line);
         }
-        assert_eq!((tenant, machine), (12, 12));
+        assert_eq!((tenant, machine), (12, 13));
     }
 
     #[test]
@@ -331,12 +377,42 @@ mod tests {
         check(r#"{"suspended":{}}"#, "missing field `done`");
         check(r#"{"suspended":{"done":-1}}"#, "a number out of range");
         check(r#"{"suspended":{"done":1e300}}"#, "a number out of range");
+        for steps in [u64::MAX, 1 << 63, MOST_STEPS + 1] {
+            let line =
+                format!(r#"{{"stepped":{{"steps":{steps},"done":1,"step_s":1,"batch":1}}}}"#);
+            check(&line, "a number out of range");
+        }
+        check(r#"{"tuned":{"batch":1,"pace_permille":1,"seat":{"first":9,"sms":0}}}"#, "of SMs");
+        let far = r#"{"tuned":{"batch":1,"pace_permille":1,"seat":{"first":65535,"sms":9}}}"#;
+        check(far, "a range of SMs that no GPU has");
         check(r#"{"enter":{"stage":"lunch"}}"#, "unknown stage");
         check(r#"{"tuned":{"batch":-1,"pace_permille":1}}"#, "invalid value");
+        let long = "x".repeat(LONGEST_TOKEN + 1);
+        check(&format!(r#"{{"hello":{{"version":1,"token":"{long}","pid":1}}}}"#), "a token of");
         check(
             r#"{"hello":{"version":1,"token":"","pid":1,"batch":{"size":1,"min":2,"max":3}}}"#,
             "a batch range",
         );
+    }
+
+    #[test]
+    fn tenants_are_answered_in_their_own_version() {
+        let hello = |version| Hello { version, token: String::new(), pid: 1, batch: None };
+        assert_eq!(hello(VERSION).common_version(SPOKEN), Ok(VERSION));
+        assert_eq!([4, 5].map(|v| hello(v).common_version(4..=5)), [Ok(4), Ok(5)]);
+        for other in [0, 3, 6, u32::MAX] {
+            let why = hello(other).common_version(4..=5).unwrap_err();
+            assert!(why.ends_with("this machine versions 4 to 5"), "{why}");
+        }
+        let why = hello(9).common_version(1..=1).unwrap_err();
+        assert_eq!(why, "the SDK uses protocol version 9, this machine version 1");
+    }
+
+    #[test]
+    fn a_refusal_of_a_newer_machine_can_be_read() {
+        let line = r#"{"refused":{"reason":"full","later_s":2.0,"versions":[2,3]}}"#;
+        let refused = Refused { reason: "full".into(), later_s: Some(2.0) };
+        assert_eq!(serde_json::from_str::<ToTenant>(line).unwrap(), ToTenant::Refused(refused));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use roommate_core::idx::{JobIdx, ProfileIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::job::Spec;
 use roommate_core::math::rng::Rng;
+use roommate_core::number::Number;
 use roommate_core::policy::{self, Params};
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -66,7 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(&cluster, Costs::default(), policy, Box::new(Undisturbed), 1);
     let mut crowd = Crowd { engine, rng: Rng::new(1), now: Time::ZERO };
     for stages in STAGES_S {
-        let profile = Profile { stages_s: Some(stages), ..Profile::of_step(stages.iter().sum()) };
+        let whole = Profile::of_step(stages.iter().sum());
+        let profile = Profile { stages_s: Some(stages.map(Number::of)), ..whole };
         crowd.engine.add_profile(profile);
     }
     let live: usize = jobs.parse()?;

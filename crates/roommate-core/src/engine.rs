@@ -9,6 +9,7 @@ use crate::idx::{JobIdx, NodeIdx, ProfileIdx};
 use crate::interference::Interference;
 use crate::job::{Job, Overrides, Phase, Retries, Spec};
 use crate::math::rng::Rng;
+use crate::number::Positive;
 use crate::performance::progress::work_s;
 use crate::performance::usage::Usage;
 use crate::plan::{Draft, News, Plan};
@@ -213,14 +214,11 @@ impl Engine {
         match *fact {
             Event::Submitted(job) => self.submitted(job),
             Event::Started(job) => self.started(job),
-            Event::Stopped { job, done } => self.stopped(job, done),
+            Event::Stopped { job, done } => self.stopped(job, done.get()),
             Event::Tuned(job) => self.state.jobs.get(job)?.is_placed().then_some(()),
             Event::Finished(job) => self.ended(job, None),
             Event::Cancelled(job) => self.ended(job, Some(Reason::Cancelled)),
-            Event::Failed { job, reason, done } if done.is_finite() => {
-                self.failed(job, reason, done)
-            }
-            Event::Failed { .. } => None,
+            Event::Failed { job, reason, done } => self.failed(job, reason, done.get()),
             Event::Sampled { job, sample } => self.sampled(job, &sample),
             // Requests arrive whether or not the service is running.
             Event::Served { job, .. } => {
@@ -271,7 +269,7 @@ impl Engine {
 
     fn stopped(&mut self, job: JobIdx, done: f64) -> Option<()> {
         let now = self.state.now;
-        let hot = self.hot(job).filter(|j| j.phase == Phase::Stopping && done.is_finite())?;
+        let hot = self.hot(job).filter(|j| j.phase == Phase::Stopping)?;
         hot.meter.stop_at(now, done);
         self.make_ready(job);
         Some(())
@@ -292,7 +290,7 @@ impl Engine {
             // Believed progress continues until the end is reported, and may exceed the real
             // progress.
             let done = &mut self.hot(job)?.meter.done;
-            *done = if cancelled.is_none() { work } else { done.min(work) };
+            *done = if cancelled.is_none() { work.get() } else { done.min(work.get()) };
         }
         self.pauses.retain(|(_, j)| *j != job);
         self.hot(job)?.phase = Phase::Done;
@@ -318,7 +316,7 @@ impl Engine {
             hot.phase = Phase::Done;
             self.notes.push(Note { job, reason: Reason::OutOfRetries });
         } else if own_fault && backoff > Span::ZERO {
-            let pause = Span(backoff.0 << u32::from(failures - 1).min(10));
+            let pause = Span(backoff.0.saturating_mul(1 << u32::from(failures - 1).min(10)));
             hot.phase = Phase::BackingOff;
             self.pauses.insert((now + pause, job));
             self.notes.push(Note { job, reason: Reason::BacksOff(pause) });
@@ -331,20 +329,18 @@ impl Engine {
     fn sampled(&mut self, job: JobIdx, sample: &Sample) -> Option<()> {
         let now = self.state.now;
         let hot = self.hot(job).filter(|j| j.phase == Phase::Running)?;
-        let sane = sample.step_s.is_finite() && sample.step_s >= 0.0 && sample.noise_scale >= 0.0;
-        if !sane || sample.done.is_some_and(|d| !d.is_finite() || d < 0.0) {
-            return None;
-        }
         if let Some(done) = sample.done {
-            hot.meter.done = done;
+            hot.meter.done = done.get();
             hot.meter.since = now;
         }
-        if sample.noise_scale > 0.0 && sample.noise_scale.is_finite() {
-            hot.noise_scale = sample.noise_scale;
+        if sample.noise_scale > 0.0 {
+            hot.noise_scale = sample.noise_scale.get();
         }
         if sample.step_s > 0.0 {
             let worth = self.state.goodput_factor(job, sample.batch);
-            self.hot(job)?.meter.set_step(now, work_s(sample.step_s, worth));
+            // Progress is a quotient by the length of a step.
+            let step_s = Positive::of(sample.step_s.get()).get();
+            self.hot(job)?.meter.set_step(now, work_s(step_s, worth));
         }
         let alone = self.state.is_alone(job);
         let profile = self.state.spec(job).profile;
@@ -414,6 +410,7 @@ impl Engine {
 mod tests {
     use super::*;
     use crate::interference::Undisturbed;
+    use crate::number::Number;
     use crate::policy;
 
     #[test]
@@ -427,7 +424,7 @@ mod tests {
             let profile = engine.add_profile(Profile::of_step(1.0));
             let job = engine.add_job(Spec::training(1, 10.0, profile));
             engine.step(Time::ZERO, &[Event::Submitted(job)]);
-            let sample = Sample { step_s: 1.0, ..Sample::default() };
+            let sample = Sample { step_s: Number::of(1.0), ..Sample::default() };
             engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);
             // The end of the job is reported late.
             engine.step(Time::from_secs(60.0), &[end]);

@@ -2,6 +2,7 @@
 
 use crate::idx::{GpuIdx, GpuSet, JobIdx, NodeIdx};
 use crate::knobs::{Knobs, is_default};
+use crate::number::{Number, Number32};
 use crate::reason::Reason;
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +12,16 @@ use serde::{Deserialize, Serialize};
 pub struct Sample {
     /// Seconds of one step.
     #[serde(skip_serializing_if = "is_default")]
-    pub step_s: f64,
+    pub step_s: Number,
     /// Steps completed since the job began.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub done: Option<f64>,
+    pub done: Option<Number>,
     /// Busy share of the SMs, 0 to 1.
     #[serde(skip_serializing_if = "is_default")]
-    pub sm_util: f32,
+    pub sm_util: Number32,
     /// Busy share of the memory bandwidth, 0 to 1.
     #[serde(skip_serializing_if = "is_default")]
-    pub dram_util: f32,
+    pub dram_util: Number32,
     /// GPU memory in use, MiB.
     #[serde(skip_serializing_if = "is_default")]
     pub mem_mib: u32,
@@ -29,10 +30,10 @@ pub struct Sample {
     pub p99_us: u32,
     /// Requests per second over the window (services).
     #[serde(skip_serializing_if = "is_default")]
-    pub load_rps: f32,
+    pub load_rps: Number32,
     /// Gradient noise scale.
     #[serde(skip_serializing_if = "is_default")]
-    pub noise_scale: f32,
+    pub noise_scale: Number32,
     /// Batch size per GPU during this measurement.
     #[serde(skip_serializing_if = "is_default")]
     pub batch: u32,
@@ -98,7 +99,7 @@ pub enum Event {
         /// The job that stopped.
         job: JobIdx,
         /// Steps of progress that were saved.
-        done: f64,
+        done: Number,
     },
     /// A job runs with its new knobs.
     Tuned(JobIdx),
@@ -112,7 +113,7 @@ pub enum Event {
         #[serde(rename = "why")]
         reason: Reason,
         /// Steps of progress that were saved.
-        done: f64,
+        done: Number,
     },
     /// A user cancelled a job.
     Cancelled(JobIdx),

@@ -2,6 +2,7 @@
 
 use crate::idx::{GpuSet, ProfileIdx, TeamIdx};
 use crate::knobs::Knobs;
+use crate::number::Number;
 use crate::performance::progress::Meter;
 use crate::reason::Reason;
 use crate::time::{Span, Time};
@@ -113,24 +114,24 @@ pub struct Spec {
     pub class: Class,
     /// Total steps, as declared. Policies that may not know job lengths do not read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub work: Option<f64>,
+    pub work: Option<Number>,
     /// Seconds it takes alone, as estimated by its user; may differ from `work` × the profile's
     /// step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub declared_s: Option<f64>,
+    pub declared_s: Option<Number>,
     /// When it has to finish.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
     /// For a job with several deadlines, the value of finishing by each, earliest and most valuable
     /// first; `deadline` is the last of them.
     #[serde(rename = "worth", default, skip_serializing_if = "Vec::is_empty")]
-    pub deadline_values: Vec<(Time, f64)>,
+    pub deadline_values: Vec<(Time, Number)>,
     /// The latency that a service has to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo: Option<Slo>,
     /// Its weight in weighted fair sharing; 1 is the default.
     #[serde(default = "usual_weight", skip_serializing_if = "is_usual_weight")]
-    pub weight: f64,
+    pub weight: Number,
     /// Bit mask of the GPU models that it may run on.
     #[serde(rename = "kinds", default = "any_model", skip_serializing_if = "is_any_model")]
     pub gpu_models: u32,
@@ -149,15 +150,22 @@ impl Spec {
             profile,
             team: TeamIdx(0),
             class: Class::Guaranteed,
-            work: Some(work),
+            work: Some(Number::of(work)),
             declared_s: None,
             deadline: None,
             deadline_values: Vec::new(),
             slo: None,
-            weight: 1.0,
+            weight: usual_weight(),
             gpu_models: u32::MAX,
             retries: Retries::default(),
         }
+    }
+
+    /// What is wrong with it, where no type excludes that; such a job is neither written into a
+    /// journal nor read from one.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let sizes = self.gpus > 0 && self.gpus_max >= self.gpus;
+        if sizes { Ok(()) } else { Err("a job without GPUs") }
     }
 
     /// Whether the job may run on GPUs of this model.
@@ -166,12 +174,12 @@ impl Spec {
     }
 }
 
-fn usual_weight() -> f64 {
-    1.0
+fn usual_weight() -> Number {
+    Number::of(1.0)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_usual_weight(v: &f64) -> bool {
+fn is_usual_weight(v: &Number) -> bool {
     *v == 1.0
 }
 

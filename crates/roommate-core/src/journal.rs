@@ -115,6 +115,16 @@ pub struct JobLine {
     pub name: String,
     /// What its user asked for.
     pub spec: Spec,
+    /// Its owner, where jobs have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+}
+
+impl JobLine {
+    /// A job without an owner.
+    pub fn new(idx: JobIdx, name: String, spec: Spec) -> Self {
+        Self { idx, name, spec, owner: None }
+    }
 }
 
 /// Registers a profile.
@@ -157,6 +167,9 @@ pub struct StepLine {
     /// Whether the policy was called.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub asked: bool,
+    /// The user whose request it was; what other facts the step has, it has by coincidence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 fn yes() -> bool {
@@ -185,12 +198,15 @@ pub struct StepView<'a> {
     /// Whether the policy was called.
     #[serde(skip_serializing_if = "is_yes")]
     pub asked: bool,
+    /// The user whose request it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<&'a str>,
 }
 
 impl<'a> StepView<'a> {
     /// A view of a step that an engine just made.
     pub fn of(at: Time, facts: &'a [Event], step: &Step<'a>) -> Self {
-        Self { at, facts, actions: step.actions, notes: step.notes, asked: step.asked }
+        Self { at, facts, actions: step.actions, notes: step.notes, asked: step.asked, by: None }
     }
 }
 
@@ -302,7 +318,8 @@ enum In {
     End { at: Time },
 }
 
-/// Writes a journal to any writer that the edge supplies.
+/// Writes a journal to any writer that the edge supplies. It writes no line whose numbers a reader
+/// would refuse; the first such line is its error.
 pub struct Writer<W: Write> {
     to: W,
     failed: Option<io::Error>,
@@ -323,11 +340,23 @@ impl<W: Write> Writer<W> {
     }
 
     fn line(&mut self, line: &Out<'_>) {
+        self.checked_line(Ok(()), line);
+    }
+
+    /// Writes a line, unless something is wrong with it: what a reader would refuse, and then
+    /// everything after it, must not be in a journal.
+    fn checked_line(&mut self, check: Result<(), &'static str>, line: &Out<'_>) {
         if self.failed.is_none() {
-            let written = serde_json::to_writer(&mut self.to, line).map_err(io::Error::from);
+            let written = check
+                .map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))
+                .and_then(|()| serde_json::to_writer(&mut self.to, line).map_err(io::Error::from));
             self.failed = written.and_then(|()| self.to.write_all(b"\n")).err();
         }
     }
+}
+
+fn check_time(at: Time) -> Result<(), &'static str> {
+    if at <= Time::LATEST { Ok(()) } else { Err("a time of more than a thousand years") }
 }
 
 impl<W: Write> Observer for Writer<W> {
@@ -335,16 +364,16 @@ impl<W: Write> Observer for Writer<W> {
         self.line(&Out::Head(head));
     }
     fn profile(&mut self, line: &ProfileLine) {
-        self.line(&Out::Profile(line));
+        self.checked_line(line.profile.check(), &Out::Profile(line));
     }
     fn team(&mut self, line: &TeamLine) {
         self.line(&Out::Team(line));
     }
     fn job(&mut self, line: &JobLine) {
-        self.line(&Out::Job(line));
+        self.checked_line(line.spec.check(), &Out::Job(line));
     }
     fn step(&mut self, step: &StepView<'_>) {
-        self.line(&Out::Step(step));
+        self.checked_line(check_time(step.at), &Out::Step(step));
     }
     fn end(&mut self, at: Time) {
         self.line(&Out::End { at });
@@ -458,12 +487,7 @@ impl Check {
             }
             In::Profile(p) => {
                 self.require(p.idx.0 == self.profiles, "profiles are not numbered in order")?;
-                let positive = |v: f64| v.is_finite() && v > 0.0;
-                let speeds = p.profile.model_speed.iter().all(|(_, s)| positive(*s));
-                let sane = positive(p.profile.step_s) && positive(p.profile.spread_speed) && speeds;
-                self.require(sane, "a profile with a time or speed that is not above 0")?;
-                let scales = p.profile.scaling.is_none_or(|s| (0.0..=2.0).contains(&s));
-                self.require(scales, "a profile whose scaling is not from 0 to 2")?;
+                p.profile.check().map_err(|what| self.bad(None, what.into()))?;
                 self.profiles += 1;
                 to.profile(&p);
             }
@@ -475,17 +499,15 @@ impl Check {
             In::Job(j) => {
                 self.require(j.idx.0 == self.jobs, "jobs are not numbered in order")?;
                 self.require(j.spec.profile.0 < self.profiles, "a job of an unknown profile")?;
-                let sizes = j.spec.gpus > 0 && j.spec.gpus_max >= j.spec.gpus;
-                self.require(sizes, "a job without GPUs")?;
-                let work = j.spec.work.is_none_or(|w| w.is_finite() && w >= 0.0);
-                self.require(work, "a job with a negative amount of work")?;
+                j.spec.check().map_err(|what| self.bad(None, what.into()))?;
                 self.jobs += 1;
                 to.job(&j);
             }
             In::Step(s) => {
                 self.step(&s)?;
-                let StepLine { at, facts, actions, notes, asked } = &s;
-                to.step(&StepView { at: *at, facts, actions, notes, asked: *asked });
+                let StepLine { at, facts, actions, notes, asked, by } = &s;
+                let (at, asked, by) = (*at, *asked, by.as_deref());
+                to.step(&StepView { at, facts, actions, notes, asked, by });
             }
             In::End { at } => {
                 self.require(at >= self.at, "time runs backwards")?;
@@ -517,7 +539,7 @@ impl Check {
     /// Folds index by job, GPU and node, so an index that does not exist must not reach them.
     fn step(&mut self, s: &StepLine) -> Result<(), JournalError> {
         self.require(s.at >= self.at, "time runs backwards")?;
-        self.require(s.at <= Time::LATEST, "a time of more than a thousand years")?;
+        check_time(s.at).map_err(|what| self.bad(None, what.into()))?;
         self.at = s.at;
         let job = |j: JobIdx| j.0 < self.jobs;
         let node = |n: NodeIdx| n.0 < self.nodes;
@@ -545,6 +567,7 @@ fn strip_place(e: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::number::Number;
     use crate::reason::Source;
     use crate::time::Span;
 
@@ -560,8 +583,8 @@ mod tests {
         let (idx, profile) = (ProfileIdx(0), Profile::of_step(1.0));
         writer.profile(&ProfileLine { idx, name: "work".into(), profile });
         let spec = Spec::training(1, 1.0, idx);
-        writer.job(&JobLine { idx: JobIdx(0), name: "a".into(), spec });
-        writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true });
+        writer.job(&JobLine::new(JobIdx(0), "a".into(), spec));
+        writer.step(&StepView { at: Time::ZERO, facts, actions, notes, asked: true, by: None });
         writer.end(Time::ZERO);
         writer.finish().unwrap()
     }
@@ -588,7 +611,7 @@ mod tests {
         for (number, is_known) in [(0, true), (1, false)] {
             for reason in reasons(JobIdx(number), NodeIdx(number)) {
                 let journals = [
-                    journal(&[Event::Failed { job, reason, done: 0.0 }], &[], &[]),
+                    journal(&[Event::Failed { job, reason, done: Number::default() }], &[], &[]),
                     journal(&[], &[Action::Reject(job, reason)], &[]),
                     journal(&[], &[], &[Note { job, reason }]),
                 ];

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Vocabulary, small files that everything else is written in:
-//! - [`idx`], [`time`]: jobs, GPUs and nodes are dense indices, time is whole microseconds.
+//! - [`idx`], [`time`], [`number`]: jobs, GPUs and nodes are dense indices, time is whole
+//!   microseconds, amounts are finite.
 //! - [`cluster`], [`job`], [`profile`], [`knobs`]: what there is, what a user requests, what is
 //!   known of a job before it runs, how a job runs.
 //! - [`event`], [`reason`]: facts and actions; why something was decided, as data.
@@ -41,6 +42,7 @@ pub mod event;
 pub mod idx;
 pub mod job;
 pub mod knobs;
+pub mod number;
 pub mod profile;
 pub mod reason;
 pub mod time;

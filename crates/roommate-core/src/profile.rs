@@ -1,6 +1,7 @@
 //! Profiles: what is known of a kind of work (a model at a batch size on some GPUs) before it runs.
 
 use crate::knobs::{Knobs, is_default};
+use crate::number::{Number, Positive};
 use crate::performance::goodput::Training;
 use crate::performance::sensitivity::{Host, Sensitivity};
 use crate::time::Span;
@@ -15,14 +16,14 @@ pub const STAGES: [&str; 4] = ["storage", "cpu", "gpu", "network"];
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Seconds of one step, alone on the reference GPU, with the gang on as few nodes as possible.
-    pub step_s: f64,
+    pub step_s: Positive,
     /// Measured speed by GPU model (index into the cluster's models), where it differs from the
     /// model's default.
     #[serde(rename = "kind_speed", default, skip_serializing_if = "SmallVec::is_empty")]
-    pub model_speed: SmallVec<[(u8, f64); 2]>,
+    pub model_speed: SmallVec<[(u8, Positive); 2]>,
     /// Speed with the gang on more nodes than needed, relative to a consolidated gang.
     #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub spread_speed: f64,
+    pub spread_speed: Positive,
     /// Exponent of elastic scaling: n GPUs where g were requested give the speed (n/g) to the power
     /// of this; [`Self::SCALING`] where not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,7 +33,7 @@ pub struct Profile {
     pub skew: Option<f32>,
     /// Seconds of one step in each of [`STAGES`], where profiled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stages_s: Option<[f64; 4]>,
+    pub stages_s: Option<[Number; 4]>,
     /// Time without progress at the first start, where it differs from the world's default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Span>,
@@ -118,9 +119,9 @@ impl Profile {
     /// A profile of which only the length of a step is known.
     pub fn of_step(step_s: f64) -> Self {
         Self {
-            step_s,
+            step_s: Positive::of(step_s),
             model_speed: SmallVec::new(),
-            spread_speed: 1.0,
+            spread_speed: one(),
             scaling: None,
             skew: None,
             stages_s: None,
@@ -134,17 +135,47 @@ impl Profile {
         }
     }
 
+    /// What is wrong with those of its numbers that no type keeps within bounds; such a profile is
+    /// neither written into a journal nor read from one.
+    pub fn check(&self) -> Result<(), &'static str> {
+        // Lists all fields, so that a new one does not compile before it is decided here.
+        let Self {
+            scaling,
+            skew,
+            predicted,
+            serving,
+            training,
+            latency,
+            step_s: _,
+            model_speed: _,
+            spread_speed: _,
+            stages_s: _,
+            start: _,
+            restart: _,
+            sensitivity: _,
+        } = self;
+        if scaling.is_some_and(|s| !(0.0..=2.0).contains(&s)) {
+            return Err("a profile whose scaling is not from 0 to 2");
+        }
+        let floats = predicted.iter().flat_map(|p| [p.sm_util, p.sm_util_max, p.std, p.dram_util]);
+        let floats = floats.chain(latency.iter().flatten().map(|p| p.seconds));
+        let small = serving.iter().flat_map(|s| [s.base_mib, s.item_mib]).chain(*skew);
+        let small = small.chain(training.iter().flat_map(|t| [t.noise.start, t.noise.end]));
+        let mut all = floats.chain(small.map(f64::from));
+        if all.all(f64::is_finite) { Ok(()) } else { Err("a profile with an infinite number") }
+    }
+
     /// Speed with the CPU and host memory of these knobs, relative to a GPU's proportional share.
     pub fn fed_speed(&self, knobs: Knobs) -> f64 {
         self.sensitivity.as_ref().map_or(1.0, |s| s.speed(Host::of(knobs)))
     }
 }
 
-fn one() -> f64 {
-    1.0
+fn one() -> Positive {
+    Positive::of(1.0)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
-fn is_one(v: &f64) -> bool {
+fn is_one(v: &Positive) -> bool {
     *v == 1.0
 }

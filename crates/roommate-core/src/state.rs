@@ -393,7 +393,7 @@ impl State {
 
     /// Measured speed of the job on a GPU model, if it was measured.
     pub fn measured_on(&self, job: JobIdx, gpu_model: u8) -> Option<f64> {
-        self.profile(job).model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, speed)| *speed)
+        self.profile(job).model_speed.iter().find(|(k, _)| *k == gpu_model).map(|(_, s)| s.get())
     }
 
     /// Measured speed of the job on a GPU model, or that model's default speed.

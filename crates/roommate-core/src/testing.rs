@@ -13,6 +13,7 @@ use crate::job::{Class, Spec};
 use crate::journal::gantt::Gantt;
 use crate::journal::metrics::{Fold, Metrics};
 use crate::journal::{self, Head, JobLine, Observer, ProfileLine, StepView};
+use crate::number::{Number, Number32};
 use crate::performance::effective_speed::effective_speed;
 use crate::performance::progress::work_s;
 use crate::performance::throttle;
@@ -26,7 +27,9 @@ use std::sync::Arc;
 pub fn confirmation(action: &Action) -> Option<Event> {
     match action {
         Action::Start(job, _) | Action::Move(job, _) => Some(Event::Started(*job)),
-        Action::Stop(job) | Action::Suspend(job) => Some(Event::Stopped { job: *job, done: 0.0 }),
+        Action::Stop(job) | Action::Suspend(job) => {
+            Some(Event::Stopped { job: *job, done: Number::of(0.0) })
+        }
         Action::Tune(job, _) => Some(Event::Tuned(*job)),
         Action::Reject(..) => None,
     }
@@ -175,7 +178,7 @@ fn staged(shares: &str) -> Profile {
     let shares: Vec<f64> = shares.split('/').map(share).collect();
     let [data, compute, network] = shares[..] else { panic!("expected data/compute/network") };
     let mut profile = Profile::of_step(1.0);
-    profile.stages_s = Some([data, 0.0, compute, network]);
+    profile.stages_s = Some([data, 0.0, compute, network].map(Number::of));
     profile
 }
 
@@ -222,7 +225,7 @@ impl TickWorld<'_> {
             while case.jobs.get(arrived).is_some_and(|a| a.submit == tick) {
                 let job = &case.jobs[arrived];
                 let idx = self.engine.add_job(job.spec.clone());
-                let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
+                let line = JobLine::new(idx, job.name.clone(), job.spec.clone());
                 writer.job(&line);
                 self.jobs.push(Played::default());
                 facts.push(Event::Submitted(idx));
@@ -322,7 +325,7 @@ impl TickWorld<'_> {
             Action::Stop(_) | Action::Suspend(_) => {
                 job.running = false;
                 job.placed = false;
-                Some(Event::Stopped { job: idx, done: job.done })
+                Some(Event::Stopped { job: idx, done: Number::of(job.done) })
             }
             Action::Tune(..) => Some(Event::Tuned(idx)),
             Action::Reject(..) => {
@@ -392,17 +395,17 @@ impl TickWorld<'_> {
         let step_s = self.pace(job).min(1e12);
         let work_s = self.work_s(job).min(1e12);
         let alone_s = state.alone_step_s(job, &state.job(job).gpus);
-        let mut sample = Sample { step_s, ..Sample::default() };
+        let mut sample = Sample { step_s: Number::of(step_s), ..Sample::default() };
         if let Some(training) = &state.profile(job).training {
             sample.batch = training.batch_of(state.job(job).knobs);
-            sample.noise_scale = self.noise_scale(job);
+            sample.noise_scale = Number32::of(self.noise_scale(job));
             sample.mem_mib = training.mem_mib(sample.batch).unwrap_or(0);
         }
         let told = &mut self.jobs[job];
-        let news = told.told_batch != sample.batch || told.told_noise != sample.noise_scale;
+        let news = told.told_batch != sample.batch || sample.noise_scale != told.told_noise;
         let believed_s = if told.told_s == 0.0 { alone_s } else { told.told_s };
         told.told_s = work_s;
-        (told.told_batch, told.told_noise) = (sample.batch, sample.noise_scale);
+        (told.told_batch, told.told_noise) = (sample.batch, sample.noise_scale.get());
         if work_s != believed_s || news {
             facts.push(Event::Sampled { job, sample });
         }

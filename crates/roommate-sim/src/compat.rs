@@ -6,6 +6,7 @@
 use roommate_core::interference::Truth;
 use roommate_core::interference::shadow::Shadowed;
 use roommate_core::interference::stages::Interleaved;
+use roommate_core::number::Positive;
 use roommate_core::profile::Profile;
 use roommate_core::state::{Charge, Costs, Quirks};
 use roommate_core::time::Span;
@@ -134,8 +135,8 @@ impl Compat {
 
     /// Scales a profile's step time and sets its restart overhead for `gpus` GPUs.
     pub fn adjust(&self, profile: &mut Profile, model: Option<&str>, gpus: u32) {
-        profile.step_s *= self.step_factor;
-        profile.spread_speed = 1.0;
+        profile.step_s = Positive::of(profile.step_s * self.step_factor);
+        profile.spread_speed = Positive::of(1.0);
         let row = self.restart_s.iter().find(|(name, _)| Some(*name) == model);
         let column = gpus.is_power_of_two().then(|| gpus.trailing_zeros() as usize);
         let known = row.zip(column).and_then(|((_, by_gpus), c)| by_gpus.get(c));

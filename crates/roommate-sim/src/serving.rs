@@ -26,6 +26,7 @@ use requests::{Requests, Source};
 use roommate_core::event::{Event, Sample, Served};
 use roommate_core::idx::JobIdx;
 use roommate_core::math::rng::Rng;
+use roommate_core::number::{Number, Number32};
 use roommate_core::time::{Span, Time};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -494,10 +495,10 @@ impl Service {
                 reported.changed = None;
             }
             let sample = Sample {
-                step_s: up.steps.at(self.rules.batch),
+                step_s: Number::of(up.steps.at(self.rules.batch)),
                 p99_us: window.p99_us,
                 // Zero would mean that the load was not measured.
-                load_rps: (load as f32).max(1e-6),
+                load_rps: Number32::of((load as f32).max(1e-6)),
                 ..Sample::default()
             };
             facts.push(Event::Sampled { job: self.job, sample });

@@ -13,6 +13,7 @@ use roommate_core::knobs::Knobs;
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::resource_predictor::{Device, ResourcePredictor};
+use roommate_core::number::{Number, Positive};
 use roommate_core::profile::{Predicted, Profile, Profiled, Serving};
 use roommate_core::time::{Span, Time};
 use smallvec::SmallVec;
@@ -143,7 +144,7 @@ const WARM_UP_S: f64 = 20.0;
 
 /// Speeds of a cluster's GPU models relative to the GPU model of the measurements, instead of the
 /// reference GPU. GPUs without a model count as the measured one.
-fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, f64); 2]> {
+fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, Positive); 2]> {
     let known = measured.map(|name| {
         let one: Cluster = format!("1x1:{name}").parse().expect("a known GPU model");
         one.gpu_models[0].speed
@@ -154,7 +155,8 @@ fn relative_speeds(cluster: &Cluster, measured: Option<&str>) -> SmallVec<[(u8, 
         names.into_iter().any(|n| name.eq_ignore_ascii_case(n))
     };
     let models = (0..).zip(&cluster.gpu_models);
-    models.map(|(i, k)| (i, if is_it(&k.name) { 1.0 } else { k.speed / measured_speed })).collect()
+    let speed = |name: &str, speed: f64| if is_it(name) { 1.0 } else { speed / measured_speed };
+    models.map(|(i, k)| (i, Positive::of(speed(&k.name, k.speed)))).collect()
 }
 
 /// GPU memory of a measured service: constant part and part per request of a batch, by least
@@ -271,9 +273,9 @@ impl Maker<'_> {
                 TraceClass::BestEffort => Class::BestEffort,
                 TraceClass::Service => Class::Service,
             },
-            declared_s: Some(job.duration_s),
+            declared_s: Some(Number::of(job.duration_s)),
             deadline: job.deadline_us.map(Time),
-            weight: job.weight,
+            weight: Number::of(job.weight),
             deadline_values: deadline_values(&job),
             gpu_models,
             retries: self.setting.retries,
@@ -418,8 +420,9 @@ impl Maker<'_> {
         let compat = setting.compat;
         *self.profiles.entry(key).or_insert_with(|| {
             let mut profile = Profile::of_step(job.step_s);
-            profile.stages_s = job.stages_s;
-            profile.model_speed = model_speed.into_iter().collect();
+            profile.stages_s = job.stages_s.map(|s| s.map(Number::of));
+            let speeds = model_speed.into_iter();
+            profile.model_speed = speeds.map(|(k, s)| (k, Positive::of(s))).collect();
             profile.scaling = job.scaling;
             profile.serving = serving;
             if job.service.is_some() {
@@ -435,13 +438,13 @@ impl Maker<'_> {
             let model = job.model.as_deref();
             if let Some((_, skew, spread)) = MODELS.iter().find(|m| Some(m.0) == model) {
                 profile.skew = Some(*skew);
-                profile.spread_speed = *spread;
+                profile.spread_speed = Positive::of(*spread);
             }
             if let Some(compat) = compat {
                 compat.adjust(&mut profile, model, job.gpus);
             }
             if !setting.spread_penalty {
-                profile.spread_speed = 1.0;
+                profile.spread_speed = Positive::of(1.0);
             }
             profiles.push((model.unwrap_or("work").into(), profile));
             ProfileIdx::from_usize(profiles.len() - 1)
@@ -466,12 +469,13 @@ fn asked_mib(job: &TraceJob) -> u32 {
 }
 
 /// All deadlines of a job with soft deadlines, and their values.
-fn deadline_values(job: &TraceJob) -> Vec<(Time, f64)> {
+fn deadline_values(job: &TraceJob) -> Vec<(Time, Number)> {
     if job.soft_deadlines.is_empty() {
         return Vec::new();
     }
     let last = job.deadline_us.zip(job.value);
-    job.soft_deadlines.iter().copied().chain(last).map(|(at, value)| (Time(at), value)).collect()
+    let all = job.soft_deadlines.iter().copied().chain(last);
+    all.map(|(at, value)| (Time(at), Number::of(value))).collect()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use roommate_core::interference::Truth;
 use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Spec};
 use roommate_core::journal::{Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::number::Number;
 use roommate_core::performance::goodput;
 use roommate_core::performance::progress::Meter;
 use roommate_core::policy::{Params, Policy};
@@ -431,7 +432,7 @@ impl World {
                     self.begin(now, job);
                     // The engine counted progress while the job stood still: report the true
                     // progress.
-                    let done = Some(self.live[job].meter.done);
+                    let done = Some(Number::of(self.live[job].meter.done));
                     let sample = Sample { done, ..self.sample(now, job) };
                     self.facts.push(Event::Sampled { job, sample });
                 }
@@ -476,7 +477,7 @@ impl World {
         };
         let saved = if live.meter.step_s.is_finite() { done - lost } else { done };
         live.meter.stop_at(now, saved.clamp(live.began_done.min(done), done));
-        let done = live.meter.done;
+        let done = Number::of(live.meter.done);
         self.depart(job);
         self.facts.push(Event::Failed { job, reason, done });
         // The engine gives the job up by its retry limit; the world only stops counting it as
@@ -567,7 +568,7 @@ impl World {
             self.unfinished += 1;
         }
         self.facts.push(Event::Submitted(idx));
-        let line = JobLine { idx, name: job.name, spec: job.spec };
+        let line = JobLine::new(idx, job.name, job.spec);
         observer.job(&line);
         self.last_name = line.name;
     }
@@ -657,7 +658,7 @@ impl World {
             Action::Stop(_) | Action::Suspend(_) => {
                 self.halt(now, job);
                 self.depart(job);
-                let done = self.live[job].meter.done;
+                let done = Number::of(self.live[job].meter.done);
                 self.facts.push(Event::Stopped { job, done });
             }
             Action::Tune(..) => self.tune(now, job),

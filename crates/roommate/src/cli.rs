@@ -67,6 +67,9 @@ pub(crate) enum Command {
     Events(machine::Events),
     /// Stop the daemon
     Down(machine::Down),
+    /// Create, list and revoke tokens for HTTP
+    #[command(subcommand)]
+    Token(machine::Token),
     /// Run a mix of jobs in the foreground, and report on it
     Run(machine::Run),
     #[command(hide = true)]

@@ -15,6 +15,7 @@ mod run;
 mod scenario;
 mod sim;
 mod submit;
+mod token;
 mod top;
 mod trace;
 mod up;
@@ -57,6 +58,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Resize(args) => machine::resize(&args),
         Command::Events(args) => events::run(&args),
         Command::Down(args) => machine::down(&args),
+        Command::Token(command) => token::run(command),
         Command::Run(args) => run::run(&args),
         Command::Keeper(args) => up::keeper(&args),
         Command::GpuTest(args) => up::gpu_test(&args),

@@ -16,8 +16,28 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Prints a message that may contain text of others.
+pub(crate) fn say_lines(text: &str) {
+    text.lines().for_each(|line| say(&printable(&line)));
+}
+
 /// Message if standard output cannot be written.
 pub(crate) const UNWRITTEN: &str = "could not write to standard output";
+
+/// Text of others for a terminal: characters that would control it, or change the order in which
+/// text is shown, are escaped.
+pub(crate) fn printable(text: &impl ToString) -> String {
+    let mut shown = String::new();
+    for c in text.to_string().chars() {
+        let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || turns {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
 
 /// Writes data to standard output.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {

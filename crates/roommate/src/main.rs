@@ -21,9 +21,9 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if console::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            console::say(&format!("error: {error:#}"));
+            console::say_lines(&format!("error: {error:#}"));
             if let Some(hint) = console::hint(&error) {
-                console::say(&format!("hint: {hint}"));
+                console::say_lines(&format!("hint: {hint}"));
             }
             ExitCode::from(COULD_NOT_RUN)
         }

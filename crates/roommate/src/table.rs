@@ -1,5 +1,6 @@
 //! Tables for a terminal: aligned, without colour, with the best of a row or column marked.
 
+use crate::console;
 use roommate_core::journal::metrics::{Better, Metrics, ServiceFigures};
 use roommate_sim::report::league::Column;
 use std::fmt::Write;
@@ -16,9 +17,12 @@ pub(crate) fn align_left(rows: &[Vec<String>]) -> String {
 
 /// Aligns the first `words` columns to the left and the others to the right.
 fn align_words(rows: &[Vec<String>], words: usize) -> String {
-    let widths = widths(rows);
+    // Cells may contain what other users wrote.
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(console::printable).collect()).collect();
+    let widths = widths(&rows);
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(c, (cell, width))| {
             if c < words { format!("{cell:width$}") } else { format!("{cell:>width$}") }
         });
@@ -46,8 +50,8 @@ pub(crate) fn count(n: u64, what: &str) -> String {
 }
 
 /// A value with its unit.
-pub(crate) fn figure(value: Option<f64>, unit: &str) -> String {
-    let Some(v) = value else { return "-".into() };
+pub(crate) fn figure(value: Option<impl Into<f64>>, unit: &str) -> String {
+    let Some(v) = value.map(Into::into) else { return "-".into() };
     match unit {
         "share" => format!("{:.1}%", v * 100.0),
         "s" => duration(v),
@@ -255,6 +259,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let rows = [vec!["command".to_string(), "printf '\u{1b}[2J\u{9b}'\nls\u{7}".into()]];
+        assert_eq!(align_left(&rows), "command  printf '\\u{1b}[2J\\u{9b}'\nls\\u{7}\n");
+    }
+
+    #[test]
     fn the_best_is_marked_unless_all_are_equal() {
         let values = [Some(3.0), None, Some(1.0), Some(1.0)];
         assert_eq!(best(&values, Better::Lower), Some(1.0));
@@ -314,6 +324,6 @@ mod tests {
         assert_eq!(shown(5_400.0, "s"), "90.0 min");
         assert_eq!(shown(193_082.0, "s"), "53.63 h");
         assert_eq!(shown(12.0, ""), "12");
-        assert_eq!(figure(None, "s"), "-");
+        assert_eq!(figure(None::<f64>, "s"), "-");
     }
 }

@@ -33,7 +33,7 @@ impl Node {
     fn open() -> Self {
         let folder = tempfile::Builder::new().prefix("rm-").tempdir().unwrap();
         let paths = Paths::new(folder.path().join("s"));
-        paths.create().unwrap();
+        paths.create(false).unwrap();
         let (to, inputs) = channel();
         let mut setup = Setup::of_cores(paths, PathBuf::from(env!("CARGO_BIN_EXE_roommate")));
         setup.may_use_cgroups = false;
@@ -55,6 +55,8 @@ impl Node {
             words: ["sh", "-c", script].map(String::from).to_vec(),
             workdir: self.folder.path().to_owned(),
             env,
+            host_mib: 0,
+            user: None,
             checkpoint: None,
             mem_mib: 0,
             sdk,
@@ -232,7 +234,8 @@ fn a_tenant_with_the_sdk_runs_after_its_hello() {
     sdk.say(r#"{"stepped":{"steps":10,"done":50.0,"step_s":0.25,"batch":16}}"#);
     let sampled = node.report("a sample", |r| matches!(r, Report::Sampled { .. }));
     let Report::Sampled { sample, .. } = sampled else { unreachable!("only samples are accepted") };
-    assert_eq!((sample.done, sample.step_s, sample.batch), (Some(50.0), 0.25, 16));
+    let done = sample.done.map(f64::from);
+    assert_eq!((done, sample.step_s.get(), sample.batch), (Some(50.0), 0.25, 16));
 
     node.order(Order::Tune(JOB, Knobs { pace_permille: 500, batch: 32, ..Knobs::WHOLE }));
     assert_eq!(sdk.hear(), r#"{"tune":{"batch":32,"pace_permille":500}}"#);

@@ -1,22 +1,28 @@
-//! The client of a daemon: through its socket, or over HTTP with its token.
+//! The client of a daemon: through its socket, or over HTTPS with a token.
 
 use crate::AgentError;
 use crate::api::control::{self, Reply, Request};
 use crate::api::http;
+pub use crate::api::http::Server;
 use crate::paths::Paths;
 use crate::process::rotated_file::{Parts, Place};
+use std::io;
 use std::time::{Duration, Instant};
+
+/// How long a client goes on asking a daemon that has no room for its connection.
+const BUSY_WAIT: Duration = Duration::from_secs(5);
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How a daemon is reached.
 #[derive(Clone, Debug)]
 pub enum Client {
     /// The control socket of this state.
     Socket(Paths),
-    /// Its HTTP address.
+    /// Its HTTPS address.
     Http {
-        /// `http://HOST:PORT`.
-        server: String,
-        /// The daemon's token.
+        /// The address, and the daemon that is expected there.
+        server: Server,
+        /// A token for it.
         token: String,
     },
 }
@@ -24,23 +30,32 @@ pub enum Client {
 impl Client {
     /// Sends a request; an error reply is returned as an error.
     pub fn ask(&self, request: &Request) -> Result<Reply, AgentError> {
-        match self {
-            Self::Socket(paths) => control::ask(paths, request),
-            Self::Http { server, token } => http::ask(server, token, request),
+        let end = Instant::now() + BUSY_WAIT;
+        loop {
+            let reply = match self {
+                Self::Socket(paths) => control::ask(paths, request),
+                Self::Http { server, token } => http::ask(server, token, request),
+            };
+            match reply {
+                Err(AgentError::Busy { .. }) if Instant::now() < end => {
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                other => return other,
+            }
         }
     }
 
-    /// A piece of the journal from a position on, and the position after it. Through a socket
-    /// client the files are read directly, so no daemon has to run.
+    /// A piece of the journal from a position on, and the position after it. A client that may read
+    /// the files reads them directly, so no daemon has to run.
     pub fn journal(&self, from: Place) -> Result<(Vec<u8>, Place), AgentError> {
-        match self {
-            Self::Socket(paths) => {
-                let path = paths.journal();
-                let read = Parts::new(&path).read(from, control::LONGEST_PIECE);
-                read.map_err(AgentError::file("read", &path))
+        if let Self::Socket(paths) = self {
+            let path = paths.journal();
+            match Parts::new(&path).read(from, control::LONGEST_PIECE) {
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {}
+                read => return read.map_err(AgentError::file("read", &path)),
             }
-            Self::Http { .. } => self.piece(&Request::Journal { from }),
         }
+        self.piece(&Request::Journal { from })
     }
 
     /// A piece of a job's output, and the position after it.
@@ -60,15 +75,17 @@ impl Client {
 
     /// Waits until a daemon that was asked to stop has ended.
     pub fn await_end(&self) -> Result<(), AgentError> {
-        match self {
-            Self::Socket(paths) => control::await_end(paths),
-            Self::Http { .. } => {
-                let patience = Instant::now() + control::ANSWER_WITHIN;
-                while Instant::now() < patience && self.ask(&Request::Machine {}).is_ok() {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                Ok(())
+        if let Self::Socket(paths) = self {
+            match control::await_end(paths) {
+                Err(AgentError::File { error, .. })
+                    if error.kind() == io::ErrorKind::PermissionDenied => {}
+                ended => return ended,
             }
         }
+        let patience = Instant::now() + control::ANSWER_WITHIN;
+        while Instant::now() < patience && self.ask(&Request::Machine {}).is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
     }
 }

@@ -1,19 +1,24 @@
-//! Requests to a daemon over its socket: one JSON line each for request and reply. Only the owner
-//! of the state may use the socket.
+//! Requests to a daemon over its socket: one JSON line each for request and reply. The kernel says
+//! which user a request comes from.
 
 use crate::AgentError;
-use crate::api::Call;
+use crate::api::caller::{Caller, Scope, User};
+use crate::api::connections::{self, Timed};
 use crate::api::event_text::EventLine;
+use crate::api::job_file::check::check_absolute;
+use crate::api::service::Service;
 use crate::device::{GpuView, SelfTest};
 use crate::paths::Paths;
-use crate::process::rotated_file::{Parts, Place};
-use crate::process::{Deliver, small_thread};
+use crate::process::rotated_file::Place;
+use crate::process::small_thread;
 use roommate_core::job::Class;
+use roommate_core::number::Number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, mpsc};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A request of a user.
@@ -76,13 +81,65 @@ pub enum Request {
         /// Whether the jobs are stopped.
         stop_jobs: bool,
     },
+    /// Create a token for HTTP.
+    TokenCreate(Box<TokenWanted>),
+    /// List tokens.
+    TokenList {},
+    /// Revoke a token.
+    TokenRevoke {
+        /// Its id.
+        id: String,
+    },
 }
 
 /// Names of the requests in HTTP paths.
 pub const VERBS: &[&str] = &[
-    "submit", "ps", "describe", "cancel", "suspend", "resume", "resize", "logs", "journal",
-    "machine", "down",
+    "submit",
+    "ps",
+    "describe",
+    "cancel",
+    "suspend",
+    "resume",
+    "resize",
+    "logs",
+    "journal",
+    "machine",
+    "down",
+    "token_create",
+    "token_list",
+    "token_revoke",
 ];
+
+/// A token to create.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenWanted {
+    /// What it is for, in the words of its user.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// The user whose rights it carries; the caller, unless given.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// How much of these rights.
+    pub scope: Scope,
+    /// Seconds until it expires.
+    pub expires_s: f64,
+}
+
+/// A token as shown to people.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its id, which is no secret.
+    pub id: String,
+    /// What it is for.
+    pub name: Option<String>,
+    /// The user whose rights it carries.
+    pub user: String,
+    /// How much of these rights.
+    pub scope: Scope,
+    /// Seconds until it expires.
+    pub expires_in_s: u64,
+}
 
 /// A job to submit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -97,6 +154,26 @@ pub struct Submit {
     /// Whether the job is only checked.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// Most bytes of [`Submit::key`].
+const LONGEST_KEY: usize = 200;
+
+impl Submit {
+    /// What is wrong with it: with the job, or with what comes along.
+    pub fn check(&self) -> Result<(), String> {
+        self.file.check()?;
+        self.file.check_words(&self.env)?;
+        check_absolute("workdir", self.file.workdir.as_deref().unwrap_or(Path::new("")))?;
+        if let Some(checkpoint) = &self.file.checkpoint {
+            check_absolute("checkpoint", checkpoint)?;
+        }
+        if self.key.len() > LONGEST_KEY {
+            let n = self.key.len();
+            return Err(format!("key: expected at most {LONGEST_KEY} bytes, found {n}"));
+        }
+        Ok(())
+    }
 }
 
 /// A reply of the daemon.
@@ -127,6 +204,20 @@ pub enum Reply {
         /// The position after it.
         next: Place,
     },
+    /// A new token.
+    Token {
+        /// The secret, which is shown this once.
+        secret: String,
+        /// What else there is to know of it.
+        token: Box<TokenView>,
+    },
+    /// The tokens.
+    Tokens(Vec<TokenView>),
+    /// There is no room for the request now; a moment later there may be.
+    Busy {
+        /// Why.
+        what: String,
+    },
     /// The request failed.
     Error {
         /// Why.
@@ -134,6 +225,18 @@ pub enum Reply {
         /// What the user can do about it.
         hint: Option<String>,
     },
+}
+
+impl Reply {
+    pub(crate) fn error(what: impl Into<String>, hint: &str) -> Self {
+        Self::Error { what: what.into(), hint: Some(hint.into()) }
+    }
+}
+
+impl From<AgentError> for Reply {
+    fn from(error: AgentError) -> Self {
+        Self::Error { what: error.to_string(), hint: error.hint() }
+    }
 }
 
 /// Bytes as JSON: a string if they are UTF-8.
@@ -168,6 +271,9 @@ pub struct JobView {
     pub name: String,
     /// Its number, which names its folder.
     pub idx: u32,
+    /// Its owner; jobs from before there were owners belong to the user of the daemon.
+    #[serde(default = "User::this")]
+    pub owner: User,
     /// Its phase as a word.
     pub state: String,
     /// Whether it has ended for good.
@@ -177,27 +283,27 @@ pub struct JobView {
     /// Number of devices that it requests.
     pub wants: u16,
     /// Its share of each device.
-    pub share: f64,
+    pub share: Number,
     /// Upper limit of its own speed.
-    pub pace: f64,
+    pub pace: Number,
     /// Batch size, if known.
     pub batch: Option<u32>,
     /// Work done, in steps of its own batch size.
-    pub done: f64,
+    pub done: Number,
     /// Total work in steps, if declared.
-    pub steps: Option<f64>,
+    pub steps: Option<Number>,
     /// Seconds per step, if reported.
-    pub step_s: Option<f64>,
+    pub step_s: Option<Number>,
     /// Seconds per step in each stage, if reported.
     #[serde(default)]
-    pub stages_s: Option<[f64; 4]>,
+    pub stages_s: Option<[Number; 4]>,
     /// CPU seconds of its last attempt, once that has ended.
     #[serde(default)]
-    pub cpu_s: Option<f64>,
+    pub cpu_s: Option<Number>,
     /// Seconds until it finishes at its current speed.
-    pub left_s: Option<f64>,
+    pub left_s: Option<Number>,
     /// Gradient noise scale, if reported.
-    pub noise_scale: Option<f64>,
+    pub noise_scale: Option<Number>,
     /// Host memory, if reported.
     pub mem_mib: Option<u32>,
     /// GPU memory, if reported.
@@ -216,9 +322,9 @@ pub struct JobView {
     /// Failures that count against its retries.
     pub failures: u16,
     /// When it was submitted, in seconds since the state was begun.
-    pub submitted_s: f64,
+    pub submitted_s: Number,
     /// Seconds from its submission to now, or to its end.
-    pub age_s: f64,
+    pub age_s: Number,
     /// Its class.
     pub class: String,
     /// Its team.
@@ -229,9 +335,12 @@ pub struct JobView {
     pub exit: Option<String>,
     /// The pid of its supervisor.
     pub keeper_pid: Option<u32>,
+    /// The pid of its command, which leads its process group.
+    #[serde(default)]
+    pub pid: Option<u32>,
     /// Path of its output.
     pub log: String,
-    /// Its command.
+    /// Its command, cut if it is long.
     pub command: Vec<String>,
 }
 
@@ -258,11 +367,11 @@ pub struct MachineView {
     /// How shares are enforced.
     pub enforcement: SelfTest,
     /// Seconds since the state was begun.
-    pub up_s: f64,
+    pub up_s: Number,
     /// Jobs that have not ended.
     pub jobs: usize,
     /// Its resident memory.
-    pub rss_mib: f64,
+    pub rss_mib: Number,
     /// The current part of the journal, and why it was begun.
     pub journal: String,
     /// Where it serves HTTP, if it does.
@@ -272,36 +381,86 @@ pub struct MachineView {
     pub gpus: Vec<GpuView>,
     /// The last events, oldest first.
     pub recent: Vec<EventLine>,
+    /// What was found wrong with the state when the daemon started, and what was done about it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<String>,
 }
 
-/// How long a reply may take: a daemon may be busy with its disk for a while.
+/// How long a client waits for a reply, once it is connected.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// How long a user may take to send a request, and to read the reply.
+const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const REPLY_WITHIN: Duration = Duration::from_secs(30);
 
 /// Most bytes in a [`Reply::Piece`].
 pub(crate) const LONGEST_PIECE: u64 = 256 << 10;
+/// Longest request in bytes: it includes an environment.
+pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
+/// Longest reply in bytes that a client reads.
+pub(crate) const LONGEST_REPLY: u64 = 64 << 20;
+/// Most characters of a command in a view, all words together.
+const LONGEST_COMMAND: usize = 1_000;
+
+/// A command as views show it.
+pub(crate) fn shown_command(words: &[String]) -> Vec<String> {
+    let mut left = LONGEST_COMMAND;
+    let mut shown = Vec::new();
+    for word in words {
+        let (chars, fits) = (word.chars().count(), word.chars().take(left).collect::<String>());
+        if chars > left || left == 0 {
+            shown.push(fits + "...");
+            break;
+        }
+        left -= chars;
+        shown.push(fits);
+    }
+    shown
+}
+
+/// A request as bytes; an error if the daemon would not read all of them.
+pub(crate) fn sendable(bytes: Vec<u8>) -> Result<Vec<u8>, AgentError> {
+    let (length, most) = (bytes.len() as u64, LONGEST_REQUEST);
+    if length > most { Err(AgentError::TooLong { length, most }) } else { Ok(bytes) }
+}
+
+/// Why a connection to a daemon broke.
+pub(crate) fn lost(error: io::Error) -> AgentError {
+    if error.kind() == io::ErrorKind::TimedOut {
+        AgentError::Silent { within_s: ANSWER_WITHIN.as_secs() }
+    } else {
+        AgentError::Lost { error }
+    }
+}
 
 /// Sends a request through the socket.
 pub(crate) fn ask(paths: &Paths, request: &Request) -> Result<Reply, AgentError> {
     let path = paths.control();
-    let no_daemon = |error| AgentError::NoDaemon { path: path.clone(), error };
-    let mut stream = UnixStream::connect(&path).map_err(no_daemon)?;
-    let lost = |error| AgentError::Lost { error };
-    stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(no_daemon)?;
     let mut line = serde_json::to_vec(request).expect("a request can always be written");
     line.push(b'\n');
-    stream.write_all(&line).map_err(lost)?;
+    let line = sendable(line)?;
+    let stream = UnixStream::connect(&path)
+        .map_err(|error| AgentError::NoDaemon { path: path.clone(), error })?;
+    let mut stream = Timed::new(stream, ANSWER_WITHIN);
+    // A daemon that refuses a request before it has read all of it has said why.
+    let sent = stream.write_all(&line);
     let mut answer = Vec::new();
-    io::Read::read_to_end(&mut stream, &mut answer).map_err(lost)?;
-    if answer.is_empty() {
-        return Err(lost(io::ErrorKind::UnexpectedEof.into()));
+    let read = BufReader::new(io::Read::take(stream, LONGEST_REPLY)).read_until(b'\n', &mut answer);
+    if answer.ends_with(b"\n") {
+        return read_reply(&answer);
     }
-    read_reply(&answer)
+    sent.and(read).map_err(lost)?;
+    Err(if answer.len() as u64 >= LONGEST_REPLY {
+        lost(io::Error::new(io::ErrorKind::InvalidData, "the reply is too long"))
+    } else {
+        lost(io::ErrorKind::UnexpectedEof.into())
+    })
 }
 
 /// Parses a reply; an error reply is returned as an error.
 pub(crate) fn read_reply(answer: &[u8]) -> Result<Reply, AgentError> {
     match serde_json::from_slice(answer).map_err(|e| AgentError::Lost { error: e.into() })? {
         Reply::Error { what, hint } => Err(AgentError::Refused { what, hint }),
+        Reply::Busy { what } => Err(AgentError::Busy { what }),
         reply => Ok(reply),
     }
 }
@@ -316,67 +475,109 @@ pub(crate) fn await_end(paths: &Paths) -> Result<(), AgentError> {
 }
 
 /// Serves users, each in a thread, until the process ends.
-pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Call>, paths: &Paths) {
-    for stream in listener.incoming().flatten() {
-        let (to, paths) = (Arc::clone(to), paths.clone());
+pub(crate) fn serve(listener: &UnixListener, service: &Arc<Service>) {
+    loop {
+        let Some((stream, _)) = connections::accepted(listener.accept()) else { continue };
+        let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
+        let uid = peer.uid.as_raw();
+        let mut stream = Timed::new(stream, REQUEST_WITHIN);
+        let admitted = match service.admission.admit(uid) {
+            Ok(admitted) => admitted,
+            Err(what) => {
+                // So little is written that it does not wait for the peer.
+                send(&mut stream, &Reply::Busy { what });
+                continue;
+            }
+        };
+        let service = Arc::clone(service);
         let spawned = small_thread("user", move || {
-            let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
-            let reply = read_and_answer(&stream, &to, &paths);
-            let mut line = serde_json::to_vec(&reply).expect("a reply can always be written");
-            line.push(b'\n');
-            let _ = (&stream).write_all(&line);
+            let (reply, whole) = match service.mode.caller(User::of(uid)) {
+                Some(caller) => read_and_answer(&mut stream, caller, &service),
+                None => (Reply::error("this daemon serves another user", "start your own"), true),
+            };
+            stream.extend(REPLY_WITHIN);
+            send(&mut stream, &reply);
+            if !whole {
+                stream.drain();
+            }
+            drop(admitted);
         });
         // If no thread could be started, the connection is dropped and the next one is served.
         drop(spawned);
     }
 }
 
-/// Longest request in bytes: it includes an environment.
-pub(crate) const LONGEST_REQUEST: u64 = 8 << 20;
+fn send(to: &mut Timed<UnixStream>, reply: &Reply) {
+    let mut line = serde_json::to_vec(reply).expect("a reply can always be written");
+    line.push(b'\n');
+    let _ = to.write_all(&line);
+}
 
-fn read_and_answer(stream: &UnixStream, to: &Deliver<Call>, paths: &Paths) -> Reply {
-    let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST));
+/// The reply, and whether the request was read as a whole.
+fn read_and_answer(
+    stream: &mut Timed<UnixStream>,
+    caller: Caller,
+    service: &Service,
+) -> (Reply, bool) {
     let mut line = Vec::new();
-    if let Err(e) = io::BufRead::read_until(&mut from, b'\n', &mut line) {
-        return Reply::Error { what: format!("could not read the request: {e}"), hint: None };
+    let mut from = BufReader::new(io::Read::take(stream, LONGEST_REQUEST + 1));
+    if let Err(e) = from.read_until(b'\n', &mut line) {
+        let what = match e.kind() {
+            io::ErrorKind::TimedOut => {
+                format!("the request did not arrive within {} s", REQUEST_WITHIN.as_secs())
+            }
+            _ => format!("could not read the request: {e}"),
+        };
+        return (Reply::Error { what, hint: None }, false);
     }
-    match serde_json::from_slice(&line) {
-        Ok(request) => dispatch(request, to, paths),
+    if line.len() as u64 > LONGEST_REQUEST {
+        let too_long = AgentError::TooLong { length: line.len() as u64, most: LONGEST_REQUEST };
+        return (too_long.into(), false);
+    }
+    let reply = match serde_json::from_slice(&line) {
+        Ok(request) => service.answer(request, caller),
         Err(e) => {
             let hint = "use a client of the same version as the daemon";
-            Reply::Error { what: format!("the request is not valid: {e}"), hint: Some(hint.into()) }
-        }
-    }
-}
-
-/// Answers a request from the socket or from HTTP. Files are read here, in the thread of the
-/// connection; everything else is decided by the engine's thread.
-pub(crate) fn dispatch(request: Request, to: &Deliver<Call>, paths: &Paths) -> Reply {
-    let piece = |path: &std::path::Path, from| match Parts::new(path).read(from, LONGEST_PIECE) {
-        Ok((bytes, next)) => Reply::Piece { bytes: bytes.into(), next },
-        Err(e) => {
-            let error = AgentError::file("read", path)(e);
-            Reply::Error { what: error.to_string(), hint: error.hint() }
+            Reply::error(format!("the request is not valid: {e}"), hint)
         }
     };
-    match request {
-        Request::Journal { from } => piece(&paths.journal(), from),
-        Request::Logs { job, from } => match decide(Request::Describe { job }, to) {
-            Reply::Job(job) => piece(job.log.as_ref(), from),
-            other => other,
-        },
-        request => decide(request, to),
-    }
+    (reply, true)
 }
 
-/// Has the engine's thread answer a request.
-fn decide(request: Request, to: &Deliver<Call>) -> Reply {
-    let wrong = |what: String| Reply::Error { what, hint: None };
-    let (answer, answered) = mpsc::channel();
-    if !to(Call { request, answer }) {
-        return wrong("the daemon is about to end".into());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_command_is_cut_in_views() {
+        let words = |lengths: &[usize]| -> Vec<String> {
+            lengths.iter().map(|n| "ä".repeat(*n)).collect()
+        };
+        assert_eq!(shown_command(&words(&[3, 997])), words(&[3, 997]));
+        let shown = shown_command(&words(&[3, 1_000_000, 5]));
+        assert_eq!(shown.len(), 2);
+        assert_eq!(shown[1], "ä".repeat(997) + "...");
+        let many = shown_command(&words(&vec![1; 5_000]));
+        assert_eq!((many.len(), many.last().unwrap().as_str()), (1_001, "..."));
     }
-    answered
-        .recv_timeout(ANSWER_WITHIN)
-        .unwrap_or_else(|_| wrong("the daemon is about to end".into()))
+
+    #[test]
+    fn a_request_beyond_the_limit_is_not_sent() {
+        let fits = vec![b'x'; LONGEST_REQUEST as usize];
+        assert!(sendable(fits.clone()).is_ok());
+        let error = sendable([fits, vec![b'x']].concat()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the request has 8388609 bytes; at most 8388608 are accepted"
+        );
+    }
+
+    #[test]
+    fn a_silent_daemon_is_told_from_one_that_went_away() {
+        let words = |kind: io::ErrorKind| lost(kind.into()).to_string();
+        assert!(
+            words(io::ErrorKind::TimedOut).starts_with("the daemon did not answer within 30 s")
+        );
+        assert!(words(io::ErrorKind::ConnectionReset).contains("closed the connection"));
+    }
 }

@@ -2,7 +2,10 @@
 
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
-use roommate_core::journal::{JobLine, Observer, StepView, explain};
+use roommate_core::journal::explain::{by_whom, set_by_user};
+use roommate_core::journal::{JobLine, Observer, StepView};
+use roommate_core::number::Number;
+use roommate_core::reason::Reason;
 use roommate_core::time::Time;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -11,7 +14,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventLine {
     /// Seconds since the state was begun.
-    pub at_s: f64,
+    pub at_s: Number,
     /// Name of the job.
     pub job: String,
     /// The event as text.
@@ -20,17 +23,31 @@ pub struct EventLine {
 
 impl std::fmt::Display for EventLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let at = Time::from_secs(self.at_s).to_string();
+        let at = Time::from_secs(self.at_s.get()).to_string();
         write!(f, "{at:>8}  {}  {}", self.job, self.what)
     }
+}
+
+/// An event before it is told: whoever asks may not know the names of all jobs.
+struct Entry {
+    at: Time,
+    /// `None` = the machine.
+    job: Option<JobIdx>,
+    what: What,
+}
+
+enum What {
+    /// Text that names no job.
+    Words(String),
+    Why(Reason),
 }
 
 /// Folds a journal into lines of text.
 #[derive(Default)]
 pub struct EventLog {
     names: IdxVec<JobIdx, String>,
-    /// The lines, oldest first.
-    pub lines: VecDeque<EventLine>,
+    /// Oldest first.
+    entries: VecDeque<Entry>,
     keep: Option<usize>,
 }
 
@@ -40,29 +57,60 @@ impl EventLog {
         Self { keep: Some(keep), ..Self::default() }
     }
 
-    fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
-        let job = self.names[job].clone();
-        if self.keep.is_some_and(|keep| self.lines.len() >= keep) {
-            self.lines.pop_front();
-        }
-        self.lines.push_back(EventLine { at_s: at.secs(), job, what: what.into() });
+    /// All lines, oldest first.
+    pub fn all(&self) -> Vec<EventLine> {
+        self.lines(&|_| true, &|job| self.names[job].clone())
     }
 
-    fn fact(&mut self, at: Time, fact: &Event) {
+    /// The lines about these jobs, oldest first, with other jobs called by `name`.
+    pub(crate) fn lines(
+        &self,
+        about: &dyn Fn(Option<JobIdx>) -> bool,
+        name: &dyn Fn(JobIdx) -> String,
+    ) -> Vec<EventLine> {
+        let told = self.entries.iter().filter(|e| about(e.job)).map(|e| EventLine {
+            at_s: Number::of(e.at.secs()),
+            job: e.job.map_or_else(|| "machine".into(), |job| self.names[job].clone()),
+            what: match &e.what {
+                What::Words(words) => words.clone(),
+                What::Why(reason) => reason.describe(name),
+            },
+        });
+        told.collect()
+    }
+
+    fn add(&mut self, at: Time, job: JobIdx, what: impl Into<String>) {
+        self.push(at, Some(job), What::Words(what.into()));
+    }
+
+    /// Adds something that is not in the journal, about a job or the machine.
+    pub(crate) fn notice(&mut self, at: Time, job: Option<JobIdx>, what: String) {
+        self.push(at, job, What::Words(what));
+    }
+
+    fn push(&mut self, at: Time, job: Option<JobIdx>, what: What) {
+        if self.keep.is_some_and(|keep| self.entries.len() >= keep) {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(Entry { at, job, what });
+    }
+
+    /// Adds a fact; `by` is the user whose request it was.
+    fn fact(&mut self, at: Time, fact: &Event, by: Option<&str>) {
         match fact {
-            Event::Submitted(j) => self.add(at, *j, "submitted"),
+            Event::Submitted(j) => self.add(at, *j, format!("submitted{}", by_whom(by))),
             Event::Started(j) => self.add(at, *j, "runs"),
             Event::Stopped { job, done } => {
                 self.add(at, *job, format!("left its devices after {done:.0} steps"));
             }
             Event::Tuned(j) => self.add(at, *j, "runs with its new settings"),
             Event::Finished(j) => self.add(at, *j, "finished"),
-            Event::Cancelled(j) => self.add(at, *j, "cancelled"),
+            Event::Cancelled(j) => self.add(at, *j, format!("cancelled{}", by_whom(by))),
             Event::Failed { job, reason: why, done } => {
                 self.add(at, *job, format!("failed: {why}; {done:.0} steps survive"));
             }
             Event::Held { job, .. } | Event::Resized { job, .. } => {
-                self.add(at, *job, explain::set_by_user(fact));
+                self.add(at, *job, set_by_user(fact, by));
             }
             // Too frequent to list; `ps` shows the latest.
             Event::Sampled { .. } | Event::Served { .. } => {}
@@ -78,12 +126,10 @@ impl Observer for EventLog {
 
     fn step(&mut self, step: &StepView<'_>) {
         for fact in step.facts {
-            self.fact(step.at, fact);
+            self.fact(step.at, fact, step.by);
         }
         for note in step.notes {
-            let names = &self.names;
-            let what = note.reason.describe(&|j| names[j].clone());
-            self.add(step.at, note.job, what);
+            self.push(step.at, Some(note.job), What::Why(note.reason));
         }
         for action in step.actions {
             let what = match action {

@@ -1,23 +1,24 @@
 //! The requests of [`crate::api::control`] over HTTP, if enabled: `POST /v1/VERB` with the fields
-//! of the request as JSON and the token as bearer.
+//! of the request as JSON and a token as bearer.
 //!
-//! A connection carries one request, as on the socket. Two checks protect against web pages in a
-//! user's browser: a page has no token, and after DNS rebinding its `Host` is not one that is
-//! accepted here.
+//! A connection carries one request, as on the socket. It is encrypted, and a client knows the
+//! daemon by its certificate before it sends its token; unencrypted HTTP is for other programs on
+//! this machine, and only on request. Two checks protect against web pages in a user's browser: a
+//! page has no token, and after DNS rebinding its `Host` is not one that is accepted here.
 
 use crate::AgentError;
-use crate::api::Call;
+use crate::api::connections::{self, Admission, Timed};
 use crate::api::control::{self, Reply, Request};
+use crate::api::service::Service;
+use crate::api::tls::{self, Fingerprint, Identity};
+use crate::os::Disk;
 use crate::paths::Paths;
-use crate::process::{Deliver, small_thread};
-use std::fs::{self, File};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest head of a request, in bytes.
 const LONGEST_HEAD: usize = 16 << 10;
@@ -25,6 +26,8 @@ const MOST_HEADERS: usize = 64;
 /// How long a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_CONNECTIONS: usize = 64;
+/// Stack of a connection's thread: cryptography needs more than reading lines.
+const STACK: usize = 512 << 10;
 const PREFIX: &str = "/v1/";
 
 /// Where to listen.
@@ -32,79 +35,132 @@ const PREFIX: &str = "/v1/";
 pub struct Http {
     /// The address; port 0 = any that is free.
     pub at: SocketAddr,
-    /// Whether other machines may connect. The connection is not encrypted.
-    pub beyond_loopback: bool,
+    /// Whether connections are not encrypted.
+    pub plain: bool,
 }
 
-/// Listens, and creates the token if there is none.
-pub(crate) fn listen(http: Http, paths: &Paths) -> Result<(TcpListener, String), AgentError> {
-    if !http.at.ip().is_loopback() && !http.beyond_loopback {
-        return Err(AgentError::refused(
-            format!(
+/// An address at which HTTP is served.
+pub(crate) struct Listening {
+    listener: TcpListener,
+    here: SocketAddr,
+    identity: Option<Identity>,
+}
+
+impl Listening {
+    /// Listens; the first time, a certificate is made.
+    pub(crate) fn at(http: Http, paths: &Paths, disk: &dyn Disk) -> Result<Self, AgentError> {
+        if http.plain && !http.at.ip().is_loopback() {
+            let what = format!(
                 "{} can be reached from other machines, and the connection is not encrypted",
                 http.at.ip()
-            ),
-            "use 127.0.0.1 and a tunnel (ssh -L), or --http-beyond-loopback on a private network",
-        ));
+            );
+            return Err(AgentError::refused(what, "leave out --http-plain, or use 127.0.0.1"));
+        }
+        let unheard = |e: io::Error| {
+            let what = format!("could not listen at {}: {e}", http.at);
+            AgentError::refused(what, "port 0 takes any free port")
+        };
+        let listener = TcpListener::bind(http.at).map_err(unheard)?;
+        let here = listener.local_addr().map_err(unheard)?;
+        let identity = (!http.plain).then(|| Identity::of(paths, disk)).transpose()?;
+        Ok(Self { listener, here, identity })
     }
-    let listener = TcpListener::bind(http.at).map_err(|e| {
-        AgentError::refused(
-            format!("could not listen at {}: {e}", http.at),
-            "port 0 takes any free port",
-        )
-    })?;
-    Ok((listener, token(&paths.token())?))
-}
 
-/// The token of this state, which only its owner can read; created on first use.
-fn token(path: &Path) -> Result<String, AgentError> {
-    if let Ok(text) = fs::read_to_string(path) {
-        let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
-        closed.map_err(AgentError::file("restrict access to", path))?;
-        let token = text.trim();
-        if token.len() >= 32 {
-            return Ok(token.into());
+    /// The address as a client is given it.
+    pub(crate) fn url(&self) -> String {
+        match &self.identity {
+            Some(identity) => format!("https://{}#sha256={}", self.here, identity.fingerprint),
+            None => format!("http://{}", self.here),
         }
     }
-    let mut halves = [[0; 16]; 2];
-    let source = Path::new("/dev/urandom");
-    let read = File::open(source).and_then(|mut f| f.read_exact(halves.as_flattened_mut()));
-    read.map_err(AgentError::file("read", source))?;
-    let [a, b] = halves.map(u128::from_ne_bytes);
-    let token = format!("{a:032x}{b:032x}");
-    let _ = fs::remove_file(path);
-    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
-    let written = file.and_then(|mut f| f.write_all(format!("{token}\n").as_bytes()));
-    written.map_err(AgentError::file("write", path))?;
-    Ok(token)
+
+    /// Serves users, each in a thread, until the process ends.
+    pub(crate) fn serve(self, service: &Arc<Service>) {
+        let tls = self.identity.map(|i| i.config);
+        // Nobody is known before its token is read.
+        let admission = Admission::new(MOST_CONNECTIONS, MOST_CONNECTIONS);
+        loop {
+            let Some((stream, _)) = connections::accepted(self.listener.accept()) else { continue };
+            let mut stream = Timed::new(stream, PATIENCE);
+            let admitted = match admission.admit(0) {
+                Ok(admitted) => admitted,
+                Err(what) => {
+                    // A client that expects encryption sees that the connection was closed.
+                    if tls.is_none() {
+                        Answer::busy(what).send(&mut stream);
+                    }
+                    continue;
+                }
+            };
+            let (service, tls) = (Arc::clone(service), tls.clone());
+            let work = move || {
+                if let Some(mut line) = Line::open(stream, tls) {
+                    let answer = converse(&mut line, self.here, &service);
+                    line.socket().extend(control::REPLY_WITHIN);
+                    answer.unwrap_or_else(|refusal| refusal).send(&mut line);
+                    line.close();
+                }
+                drop(admitted);
+            };
+            // If no thread could be started, the connection is dropped and the next one is served.
+            let thread = std::thread::Builder::new().name("http".into()).stack_size(STACK);
+            drop(thread.spawn(work));
+        }
+    }
 }
 
-/// Serves users, each in a thread, until the process ends.
-pub(crate) fn serve(listener: &TcpListener, token: &str, to: &Deliver<Call>, paths: &Paths) {
-    let Ok(here) = listener.local_addr() else { return };
-    let open = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming().flatten() {
-        if open.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
-            open.fetch_sub(1, Ordering::Relaxed);
-            let _ = stream.set_write_timeout(Some(Duration::from_millis(50)));
-            Answer::no(503, "too many connections", None).send(&stream);
-            continue;
+/// A connection, encrypted or not.
+enum Line {
+    Plain(Timed<TcpStream>),
+    Tls(Box<StreamOwned<ServerConnection, Timed<TcpStream>>>),
+}
+
+impl Line {
+    fn open(stream: Timed<TcpStream>, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
+        let Some(config) = tls else { return Some(Self::Plain(stream)) };
+        let connection = ServerConnection::new(config).ok()?;
+        Some(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
+    }
+
+    fn socket(&mut self) -> &mut Timed<TcpStream> {
+        match self {
+            Self::Plain(stream) => stream,
+            Self::Tls(stream) => &mut stream.sock,
         }
-        let (token, to, paths, count) =
-            (token.to_string(), Arc::clone(to), paths.clone(), Arc::clone(&open));
-        let spawned = small_thread("http", move || {
-            let _ = stream.set_write_timeout(Some(PATIENCE));
-            let answer = converse(&stream, here, &token, &to, &paths);
-            answer.unwrap_or_else(|refusal| refusal).send(&stream);
-            // Unread input is drained: closing with unread data resets the connection, and the
-            // reply could be lost.
-            let _ = stream.shutdown(std::net::Shutdown::Write);
-            let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
-            let _ = io::copy(&mut (&stream).take(1 << 20), &mut io::sink());
-            count.fetch_sub(1, Ordering::Relaxed);
-        });
-        if spawned.is_err() {
-            open.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn close(self) {
+        match self {
+            Self::Plain(stream) => stream.drain(),
+            Self::Tls(mut stream) => {
+                stream.conn.send_close_notify();
+                let _ = stream.flush();
+                stream.sock.drain();
+            }
+        }
+    }
+}
+
+impl Read for Line {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.read(to),
+            Self::Tls(stream) => stream.read(to),
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.write(from),
+            Self::Tls(stream) => stream.write(from),
+        }
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(stream) => stream.flush(),
+            Self::Tls(stream) => stream.flush(),
         }
     }
 }
@@ -122,7 +178,11 @@ impl Answer {
         Self { status, header: None, reply }
     }
 
-    fn send(&self, mut to: &TcpStream) {
+    fn busy(what: String) -> Self {
+        Self { status: 503, header: None, reply: Reply::Busy { what } }
+    }
+
+    fn send(&self, to: &mut impl Write) {
         let body = serde_json::to_vec(&self.reply).expect("a reply can always be written");
         let mut head = format!(
             "HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
@@ -137,7 +197,7 @@ impl Answer {
         let mut all = (head + "\r\n").into_bytes();
         all.extend(body);
         all.push(b'\n');
-        let _ = to.write_all(&all);
+        let _ = to.write_all(&all).and_then(|()| to.flush());
     }
 }
 
@@ -146,6 +206,7 @@ fn phrase(status: u16) -> &'static str {
         200 => "OK",
         400 => "Bad Request",
         401 => "Unauthorized",
+        403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
         408 => "Request Timeout",
@@ -168,26 +229,21 @@ struct Asked {
     waits: bool,
 }
 
-fn converse(
-    stream: &TcpStream,
-    here: SocketAddr,
-    token: &str,
-    to: &Deliver<Call>,
-    paths: &Paths,
-) -> Result<Answer, Answer> {
-    let end = Instant::now() + PATIENCE;
-    let (asked, mut body) = read_head(stream, end)?;
-    if !asked.host.as_deref().is_some_and(|host| is_here(host, here)) {
+fn converse(stream: &mut Line, here: SocketAddr, service: &Service) -> Result<Answer, Answer> {
+    let (asked, mut body) = read_head(stream)?;
+    let usual = if matches!(stream, Line::Tls(_)) { 443 } else { 80 };
+    if !asked.host.as_deref().is_some_and(|host| is_here(host, here, usual)) {
         let what = "the Host of the request is not this daemon";
         return Err(Answer::no(421, what, Some("use its address, or localhost")));
     }
-    if !asked.bearer.is_some_and(|given| same(given.as_bytes(), token.as_bytes())) {
-        let hint = "send `Authorization: Bearer TOKEN`; the token is in the file `http-token` \
-                    of the daemon's state";
-        let mut answer = Answer::no(401, "the daemon's token is missing or wrong", Some(hint));
+    let caller = asked.bearer.and_then(|given| service.tokens.caller(&given, service.mode));
+    let Some(caller) = caller else {
+        let hint = "send `Authorization: Bearer TOKEN`; `roommate token create` makes one";
+        let what = "the token is missing, wrong, expired or revoked";
+        let mut answer = Answer::no(401, what, Some(hint));
         answer.header = Some("WWW-Authenticate: Bearer");
         return Err(answer);
-    }
+    };
     let verb = asked.path.strip_prefix(PREFIX).filter(|v| control::VERBS.contains(v));
     let Some(verb) = verb else {
         let what = format!("no such path: {:?}", asked.path);
@@ -207,24 +263,32 @@ fn converse(
             Some("send Content-Length"),
         ));
     };
-    if length > control::LONGEST_REQUEST {
-        let most = control::LONGEST_REQUEST;
-        let what = format!("the request has {length} bytes; at most {most} are accepted");
-        return Err(Answer::no(413, what, None));
+    let most = control::LONGEST_REQUEST;
+    if length > most {
+        let reply = AgentError::TooLong { length, most }.into();
+        return Err(Answer { status: 413, header: None, reply });
     }
+    let _admitted = service.admission.admit(caller.user.uid).map_err(Answer::busy)?;
     if asked.waits && (body.len() as u64) < length {
-        let _ = (&*stream).write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
+        let _ = stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n");
+        let _ = stream.flush();
     }
     while (body.len() as u64) < length {
-        body.extend(some(stream, end)?);
+        body.extend(some(stream)?);
     }
     body.truncate(length as usize);
     let request = request(verb, &body).map_err(|what| {
         let what = format!("the request is not valid: {what}");
         Answer::no(400, what, Some("docs/reference/http.md lists the fields of each verb"))
     })?;
-    let reply = control::dispatch(request, to, paths);
-    let status = if matches!(reply, Reply::Error { .. }) { 422 } else { 200 };
+    let refused = caller.refusal(&request, service.mode).is_some();
+    let reply = service.answer(request, caller);
+    let status = match reply {
+        Reply::Error { .. } if refused => 403,
+        Reply::Error { .. } => 422,
+        Reply::Busy { .. } => 503,
+        _ => 200,
+    };
     Ok(Answer { status, header: None, reply })
 }
 
@@ -240,13 +304,7 @@ fn request(verb: &str, body: &[u8]) -> Result<Request, String> {
 }
 
 /// Reads some bytes; an error if the time is over or the connection closed.
-fn some(mut stream: &TcpStream, end: Instant) -> Result<Vec<u8>, Answer> {
-    let late = || Answer::no(408, "the request did not arrive in time", None);
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(late());
-    }
-    let _ = stream.set_read_timeout(Some(left));
+fn some(stream: &mut Line) -> Result<Vec<u8>, Answer> {
     let mut part = vec![0; 16 << 10];
     match stream.read(&mut part) {
         Ok(0) => Err(Answer::no(400, "the request is incomplete", None)),
@@ -255,14 +313,17 @@ fn some(mut stream: &TcpStream, end: Instant) -> Result<Vec<u8>, Answer> {
             Ok(part)
         }
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
-        Err(_) => Err(late()),
+        Err(e) if e.kind() == io::ErrorKind::TimedOut => {
+            Err(Answer::no(408, "the request did not arrive in time", None))
+        }
+        Err(e) => Err(Answer::no(400, format!("could not read the request: {e}"), None)),
     }
 }
 
-fn read_head(stream: &TcpStream, end: Instant) -> Result<(Asked, Vec<u8>), Answer> {
+fn read_head(stream: &mut Line) -> Result<(Asked, Vec<u8>), Answer> {
     let mut bytes = Vec::new();
     loop {
-        bytes.extend(some(stream, end)?);
+        bytes.extend(some(stream)?);
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut head = httparse::Request::new(&mut headers);
         match head.parse(&bytes) {
@@ -312,10 +373,10 @@ fn asked(head: &httparse::Request<'_, '_>) -> Result<Asked, Answer> {
 }
 
 /// Whether a `Host` is this daemon: an IP address, `localhost`, or beyond loopback the host's name.
-fn is_here(host: &str, here: SocketAddr) -> bool {
+fn is_here(host: &str, here: SocketAddr, usual_port: u16) -> bool {
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) if !port.ends_with(']') => (name, port.parse().ok()),
-        _ => (host, Some(80)),
+        _ => (host, Some(usual_port)),
     };
     if port != Some(here.port()) {
         return false;
@@ -327,93 +388,157 @@ fn is_here(host: &str, here: SocketAddr) -> bool {
         || (!here.ip().is_loopback() && bare.eq_ignore_ascii_case(own().trim()))
 }
 
-/// Compares two secrets in constant time.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let differ = a.iter().zip(b).fold(0, |d, (a, b)| std::hint::black_box(d | (a ^ b)));
-    a.len() == b.len() && differ == 0
+/// A daemon that is reached over HTTPS: its address, and the certificate that it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// `HOST:PORT`.
+    authority: String,
+    fingerprint: Fingerprint,
 }
 
-/// Sends a request over HTTP.
-pub(crate) fn ask(server: &str, token: &str, request: &Request) -> Result<Reply, AgentError> {
-    let address = address(server)?;
-    let no_daemon = |error| AgentError::NoServer { server: server.into(), error };
-    let lost = |error| AgentError::Lost { error };
-    let mut stream = TcpStream::connect(address).map_err(no_daemon)?;
-    stream.set_read_timeout(Some(control::ANSWER_WITHIN)).map_err(no_daemon)?;
+impl std::fmt::Display for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "https://{}", self.authority)
+    }
+}
+
+impl Server {
+    /// The daemon at `https://HOST:PORT#sha256=FINGERPRINT`. If the fingerprint is not in the
+    /// address, it is the one that was given besides, else that of a state on this machine.
+    pub fn new(url: &str, fingerprint: Option<&str>, state: &Paths) -> Result<Self, AgentError> {
+        let wrong = |what: &str| {
+            let hint = "`roommate describe` on that machine shows https://HOST:PORT#sha256=...";
+            AgentError::refused(format!("{url:?}: {what}"), hint)
+        };
+        if url.starts_with("http://") {
+            return Err(wrong("without encryption, whoever listens there would get the token"));
+        }
+        let rest = url.strip_prefix("https://").ok_or_else(|| wrong("expected https://"))?;
+        let (place, own) = match rest.split_once('#') {
+            None => (rest, None),
+            Some((place, tag)) => {
+                let own = tag.strip_prefix("sha256=");
+                (place, Some(own.ok_or_else(|| wrong("expected #sha256=FINGERPRINT"))?))
+            }
+        };
+        let fingerprint = match own.or(fingerprint) {
+            Some(text) => tls::read_fingerprint(text)
+                .ok_or_else(|| wrong("a fingerprint has 64 hexadecimal digits"))?,
+            None => tls::fingerprint_in(state)
+                .ok_or_else(|| wrong("the fingerprint of its certificate is not known"))?,
+        };
+        Ok(Self { authority: place.trim_end_matches('/').into(), fingerprint })
+    }
+}
+
+/// Sends a request over HTTPS. Nothing is sent before the daemon has proven who it is.
+pub(crate) fn ask(server: &Server, token: &str, request: &Request) -> Result<Reply, AgentError> {
     let tagged = serde_json::to_value(request).expect("a request can always be written");
     let (verb, fields) = tagged
         .as_object()
         .and_then(|o| o.iter().next())
         .expect("a request is an object with one member");
-    let body = fields.to_string();
+    let body = control::sendable(fields.to_string().into_bytes())?;
     let head = format!(
-        "POST {PREFIX}{verb} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {token}\r\n\
+        "POST {PREFIX}{verb} HTTP/1.1\r\nHost: {}\r\nAuthorization: Bearer {token}\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        server.authority,
         body.len()
     );
-    stream.write_all((head + &body).as_bytes()).map_err(lost)?;
+    let mut stream = connect(server).map_err(|error| {
+        let server = server.to_string();
+        match error.kind() {
+            _ if tls::is_stranger(&error) => AgentError::Stranger { server },
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                AgentError::Busy { what: format!("{server} closed the connection at once") }
+            }
+            _ => AgentError::NoServer { server, error },
+        }
+    })?;
+    // A daemon that refuses a request before it has read all of it has said why.
+    let sent = stream.write_all(&[head.as_bytes(), &body].concat()).and_then(|()| stream.flush());
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).map_err(lost)?;
+    let read = (&mut stream).take(control::LONGEST_REPLY).read_to_end(&mut answer);
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
-    let odd = |what: &str| lost(io::Error::new(io::ErrorKind::InvalidData, what.to_string()));
+    let odd =
+        |what: &str| control::lost(io::Error::new(io::ErrorKind::InvalidData, what.to_string()));
     let length = match head.parse(&answer) {
         Ok(httparse::Status::Complete(length)) => length,
-        Ok(httparse::Status::Partial) => return Err(odd("the response is incomplete")),
+        Ok(httparse::Status::Partial) => {
+            sent.and(read.map(drop)).map_err(control::lost)?;
+            return Err(odd("the response is incomplete"));
+        }
         Err(e) => return Err(odd(&format!("the response is not HTTP: {e}"))),
     };
     control::read_reply(&answer[length..])
 }
 
-/// The address in `http://HOST:PORT`.
-fn address(server: &str) -> Result<SocketAddr, AgentError> {
-    let wrong = |what: &str| {
-        AgentError::refused(
-            format!("{server:?}: {what}"),
-            "a server is given as http://127.0.0.1:PORT",
-        )
-    };
-    let rest = server.strip_prefix("http://").ok_or_else(|| wrong("only http:// is supported"))?;
-    let rest = rest.trim_end_matches('/');
-    let found =
-        std::net::ToSocketAddrs::to_socket_addrs(rest).map_err(|e| wrong(&e.to_string()))?;
-    found.into_iter().next().ok_or_else(|| wrong("it has no address"))
+/// An encrypted connection to the daemon that is expected at this address.
+fn connect(server: &Server) -> io::Result<StreamOwned<rustls::ClientConnection, Timed<TcpStream>>> {
+    let mut found = std::net::ToSocketAddrs::to_socket_addrs(&server.authority)?;
+    let address = found.next().ok_or_else(|| io::Error::other("it has no address"))?;
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let mut stream = Timed::new(stream, control::ANSWER_WITHIN);
+    let host = address.ip().to_string();
+    let mut tls =
+        tls::connection(server.fingerprint, &host).map_err(|e| io::Error::other(e.to_string()))?;
+    while tls.is_handshaking() {
+        tls.complete_io(&mut stream)?;
+    }
+    Ok(StreamOwned::new(tls, stream))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::disk;
 
     #[test]
     fn only_addresses_and_localhost_are_accepted_as_host() {
         let here: SocketAddr = "127.0.0.1:8080".parse().unwrap();
         for host in ["127.0.0.1:8080", "localhost:8080", "[::1]:8080", "LOCALHOST:8080"] {
-            assert!(is_here(host, here), "{host}");
+            assert!(is_here(host, here, 80), "{host}");
         }
         for host in
             ["evil.example:8080", "127.0.0.1", "localhost:80", "", "127.0.0.1.evil.example:8080"]
         {
-            assert!(!is_here(host, here), "{host}");
+            assert!(!is_here(host, here, 80), "{host}");
         }
     }
 
     #[test]
-    fn only_equal_secrets_compare_equal() {
-        assert!(same(b"secret", b"secret"));
-        assert!(!same(b"secret", b"secreT") && !same(b"secret", b"secre") && !same(b"", b"s"));
+    fn a_server_is_known_by_its_fingerprint_and_encrypted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (paths, hex) = (Paths::new(folder.path()), "ab".repeat(32));
+        let new = |url: &str, given| Server::new(url, given, &paths).map_err(|e| e.to_string());
+        let expect = Server { authority: "h:1".into(), fingerprint: [0xab; 32] };
+        assert_eq!(new(&format!("https://h:1#sha256={hex}"), None), Ok(expect.clone()));
+        assert_eq!(new("https://h:1/", Some(&hex)), Ok(expect));
+        for (url, what) in [
+            ("http://127.0.0.1:1", "would get the token"),
+            ("h:1", "expected https://"),
+            ("https://h:1", "is not known"),
+            ("https://h:1#sha256=ab", "64 hexadecimal digits"),
+            ("https://h:1#md5=ab", "expected #sha256="),
+        ] {
+            let error = new(url, None).unwrap_err();
+            assert!(error.contains(what), "{url}: {error}");
+        }
     }
 
     #[test]
-    fn a_token_is_created_once_and_only_the_owner_can_read_it() {
+    fn unencrypted_http_stays_on_this_machine() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("http-token");
-        let made = token(&path).unwrap();
-        assert_eq!(made.len(), 64);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-        assert_eq!(token(&path).unwrap(), made);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        fs::write(&path, "short").unwrap();
-        assert_ne!(token(&path).unwrap(), "short");
+        let listen = |at: &str, plain| {
+            let http = Http { at: at.parse().unwrap(), plain };
+            let listening = Listening::at(http, &Paths::new(folder.path()), &disk::RealDisk);
+            listening.map(|l| l.url()).map_err(|e| e.to_string())
+        };
+        assert!(listen("0.0.0.0:0", true).unwrap_err().contains("is not encrypted"));
+        assert!(listen("127.0.0.1:0", true).unwrap().starts_with("http://127.0.0.1:"));
+        let url = listen("127.0.0.1:0", false).unwrap();
+        assert!(Server::new(&url, None, &Paths::new("nowhere")).is_ok(), "{url}");
     }
 
     #[test]

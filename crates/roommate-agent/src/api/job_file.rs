@@ -1,11 +1,15 @@
 //! Job files: YAML that describes a job. Strict: an unknown field is an error that names the field
 //! which was probably meant.
 
+pub(crate) mod check;
+
 use crate::error::JobFileError;
 use crate::protocol::BatchRange;
+use check::LONGEST_NAME;
 use roommate_core::idx::{ProfileIdx, TeamIdx};
 use roommate_core::job::{Class, Retries, Spec};
 use roommate_core::knobs::Knobs;
+use roommate_core::number::Number;
 use roommate_core::performance::goodput::{LrRule, Noise, Training};
 use roommate_core::profile::Profile;
 use roommate_core::time::{Span, Time};
@@ -16,6 +20,9 @@ use yaml_serde::Value;
 
 /// A job file that shows every field.
 pub const EXAMPLE: &str = include_str!("example.yaml");
+
+/// How a user finds out what a job file may contain.
+pub(crate) const HINT: &str = "`roommate submit --example` shows every field";
 
 /// Fields of a job.
 const FIELDS: &[&str] = &[
@@ -178,7 +185,8 @@ impl From<Length> for f64 {
     }
 }
 
-fn length_of(text: &str) -> Option<f64> {
+/// A length of time in seconds, from text like `90`, `90s`, `1.5m`, `2h` or `3d`.
+pub fn length_of(text: &str) -> Option<f64> {
     let (number, unit) = match text.trim().split_at_checked(text.trim().len().saturating_sub(1))? {
         (number, "s") => (number, 1.0),
         (number, "m") => (number, 60.0),
@@ -254,50 +262,6 @@ impl JobFile {
         self.name.as_deref().unwrap_or("job")
     }
 
-    fn check(&self) -> Result<(), String> {
-        let name = self.name();
-        let plain = |c: char| c.is_alphanumeric() || "-_.".contains(c);
-        if name.is_empty() || name.len() > 100 || !name.chars().all(plain) {
-            return Err(format!(
-                "name: expected letters, digits, `-`, `_` and `.`, found {name:?}"
-            ));
-        }
-        let words = self.command.words();
-        if words.first().is_none_or(|w| w.trim().is_empty())
-            || words.last().is_some_and(|w| w.trim().is_empty())
-        {
-            return Err("command: there is nothing to run".into());
-        }
-        let bad_env = |k: &&String| k.is_empty() || k.contains(['=', '\0']);
-        if let Some(key) = self.env.keys().find(bad_env) {
-            return Err(format!("env: {key:?} cannot be the name of a variable"));
-        }
-        if self.devices == 0 {
-            return Err("devices: expected at least 1, found 0".into());
-        }
-        if !(0.0..=1.0).contains(&self.share) {
-            return Err(format!("share: expected 0 to 1, found {}", self.share));
-        }
-        if let Some(b) = self.batch.filter(|b| !(1 <= b.min && b.min <= b.size && b.size <= b.max))
-        {
-            return Err(format!(
-                "batch: expected 1 <= min <= size <= max, found {}, {}, {}",
-                b.min, b.size, b.max
-            ));
-        }
-        let positive = |v: f64| v.is_finite() && v > 0.0;
-        let numbers = [("steps", self.steps), ("step_s", self.step_s), ("cpus", self.cpus)];
-        if let Some((field, value)) =
-            numbers.iter().find_map(|(f, v)| v.filter(|v| !positive(*v)).map(|v| (f, v)))
-        {
-            return Err(format!("{field}: expected a number above 0, found {value}"));
-        }
-        if self.stages_s.is_some_and(|s| s.iter().any(|v| !v.is_finite() || *v < 0.0)) {
-            return Err("stages_s: expected four lengths of time in seconds".into());
-        }
-        Ok(())
-    }
-
     /// Its profile as far as the file declares it.
     pub fn profile(&self) -> Profile {
         let stages: Option<f64> = self.stages_s.map(|s| s.iter().sum());
@@ -311,7 +275,8 @@ impl JobFile {
             noise: Noise::default(),
             memory: Vec::new(),
         });
-        Profile { stages_s: self.stages_s, training, ..Profile::of_step(step_s) }
+        let stages_s = self.stages_s.map(|s| s.map(Number::of));
+        Profile { stages_s, training, ..Profile::of_step(step_s) }
     }
 
     /// The job as the engine gets it if it is submitted now.
@@ -331,8 +296,8 @@ impl JobFile {
                 ClassName::Guaranteed => Class::Guaranteed,
                 ClassName::BestEffort => Class::BestEffort,
             },
-            work: self.steps,
-            declared_s: self.steps.zip(self.step_s).map(|(n, s)| n * s),
+            work: self.steps.map(Number::of),
+            declared_s: self.steps.zip(self.step_s).map(|(n, s)| Number::of(n * s)),
             deadline: self.deadline.map(|d| now + Span::from_secs(d.0)),
             retries: self.retries,
             ..Spec::training(self.devices, 0.0, profile)
@@ -442,8 +407,7 @@ pub(crate) struct Place {
 
 impl Place {
     fn of_jobs(file: &Path) -> Self {
-        let hint = "`roommate submit --example` shows every field";
-        Self { file: file.display().to_string(), job: None, hint }
+        Self { file: file.display().to_string(), job: None, hint: HINT }
     }
 
     pub(crate) fn wrong(&self, what: String) -> JobFileError {
@@ -458,8 +422,39 @@ impl Place {
     }
 }
 
+/// Most bytes of a file of jobs.
+pub const LONGEST_FILE: usize = 1 << 20;
+/// Most levels of lists and fields inside each other; a parser's time grows with their square.
+const DEEPEST: usize = 500;
+
 pub(crate) fn parse(text: &str, at: &Place) -> Result<Value, JobFileError> {
+    if text.len() > LONGEST_FILE {
+        let what = format!("the file has more than {LONGEST_FILE} bytes, which is the limit");
+        return Err(at.wrong(what));
+    }
+    if is_too_deep(text) {
+        let what = format!("lists and fields are more than {DEEPEST} levels inside each other");
+        return Err(at.wrong(what));
+    }
     yaml_serde::from_str(text).map_err(|e| at.wrong(format!("not YAML: {}", plain(&e))))
+}
+
+/// Whether brackets or indentation make more than [`DEEPEST`] levels. Brackets in text count as
+/// well; text leaves no such number of them open.
+fn is_too_deep(text: &str) -> bool {
+    let mut open = 0_usize;
+    text.lines().any(|line| {
+        let indentation = line.bytes().take_while(|b| b" -?".contains(b)).count();
+        indentation > 2 * DEEPEST
+            || line.bytes().any(|b| {
+                match b {
+                    b'[' | b'{' => open += 1,
+                    b']' | b'}' => open = open.saturating_sub(1),
+                    _ => {}
+                }
+                open > DEEPEST
+            })
+    })
 }
 
 pub(crate) fn check_fields(
@@ -489,32 +484,16 @@ pub(crate) fn meant<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone
     }
 }
 
-/// The most similar known name, if it is similar enough.
+/// The most similar known name, if it is similar enough. Nothing is similar to a name that is too
+/// long to be one, and comparing it would take long.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let ranked = known.map(|k| (changes(name, k), k));
-    ranked.filter(|(d, k)| *d <= 2.max(k.len() / 3)).min_by_key(|(d, _)| *d).map(|(_, k)| k)
-}
-
-/// Edit distance with transpositions (optimal string alignment).
-fn changes(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.chars().collect());
-    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            rows[i][j] = if i == 0 || j == 0 {
-                i + j
-            } else {
-                let cost = usize::from(a[i - 1] != b[j - 1]);
-                let mut least =
-                    (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + cost);
-                if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                    least = least.min(rows[i - 2][j - 2] + 1);
-                }
-                least
-            };
-        }
+    if name.len() > 4 * LONGEST_NAME {
+        return None;
     }
-    rows[a.len()][b.len()]
+    let name = name.to_lowercase();
+    let known = known.filter(|k| k.len() <= 4 * LONGEST_NAME);
+    let ranked = known.map(|k| (strsim::osa_distance(&name, k), k));
+    ranked.filter(|(d, k)| *d <= 2.max(k.len() / 3)).min_by_key(|(d, _)| *d).map(|(_, k)| k)
 }
 
 /// A value on one line, for error messages.
@@ -608,6 +587,34 @@ mod tests {
         assert!(bad.contains("unknown variant `service`") && bad.contains("line 2"), "{bad}");
         let bad = outcome("command: x\ndeadline: soon");
         assert!(bad.contains("90s, 15m or 2h, found \"soon\""), "{bad}");
+    }
+
+    #[test]
+    fn files_of_absurd_size_or_depth_are_refused_quickly() {
+        let began = std::time::Instant::now();
+        let depth = "lists and fields are more than 500 levels inside each other";
+        for (text, what) in [
+            (format!("command: {}", "x".repeat(LONGEST_FILE)), "more than 1048576 bytes"),
+            (format!("command: {}", "[".repeat(400_000)), depth),
+            (format!("command: {}", "{a: ".repeat(200_000)), depth),
+            (format!("command:\n  {}x", "- ".repeat(200_000)), depth),
+            ((0..1_400).map(|i| format!("{}a:\n", " ".repeat(i))).collect(), depth),
+        ] {
+            let error = outcome(&text);
+            assert!(error.contains(what), "{}: {}", &text[..20], &error[..error.len().min(300)]);
+        }
+        assert!(began.elapsed() < std::time::Duration::from_secs(1));
+        let script = "command: |\n  for i in [[ a ]]; do echo ${i} {x,y}; done\n".to_string();
+        assert!(outcome(&script).starts_with("job "));
+    }
+
+    #[test]
+    fn nothing_is_similar_to_an_endless_name() {
+        let began = std::time::Instant::now();
+        let known = vec!["a-name-of-a-job"; 1_000];
+        assert_eq!(nearest("a-nmae-of-a-job", known.iter().copied()), Some("a-name-of-a-job"));
+        assert_eq!(nearest(&"x".repeat(2_000_000), known.iter().copied()), None);
+        assert!(began.elapsed() < std::time::Duration::from_secs(1));
     }
 
     #[test]

@@ -3,27 +3,30 @@
 
 use crate::AgentError;
 use crate::api::event_text::EventLog;
+use crate::daemon::lock::Lock;
 use crate::daemon::retention::Remains;
 use crate::daemon::store::Store;
 use crate::daemon::{
-    Clock, Config, Daemon, Input, JobRecord, USUAL_POLICY, first_lines, new_head, rollover, unix_us,
+    Clock, Config, Daemon, Inbox, JobRecord, USUAL_POLICY, first_lines, new_head, rollover, salvage,
 };
 use crate::device::Kind;
 use crate::machine::tenant::Goal;
 use crate::machine::{Machine, Setup};
+use crate::paths::Access;
 use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::event::{Event, Placement};
 use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::replay::Replay;
-use roommate_core::journal::{self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::journal::{
+    self, Head, JobLine, JournalError, Observer, ProfileLine, StepView, TeamLine,
+};
+use roommate_core::number::Number;
 use roommate_core::policy;
 use roommate_core::reason::Reason;
 use roommate_core::time::Time;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 /// Number of recent events that are kept for display.
 const RECENT: usize = 50;
@@ -60,8 +63,8 @@ impl Observer for Rebuilt {
 }
 
 impl Rebuilt {
-    /// Replays the lines of a journal.
-    fn read(lines: &[u8], path: &Path) -> Result<Self, AgentError> {
+    /// Replays the lines of a journal. If a line cannot be read, that is the inner error.
+    fn read(lines: &[u8], path: &Path) -> Result<Result<Self, String>, AgentError> {
         let mut rebuilt = Self {
             replay: Replay::default(),
             head: None,
@@ -70,15 +73,24 @@ impl Rebuilt {
             log: EventLog::last(RECENT),
         };
         let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
-        journal::read(lines, &mut rebuilt).map_err(|e| unrepeatable(e.to_string()))?;
+        match journal::read(lines, &mut rebuilt) {
+            Err(e @ JournalError::Bad { .. }) => return Ok(Err(e.to_string())),
+            read => read.map_err(|e| unrepeatable(e.to_string()))?,
+        }
         if let Some(refused) = &rebuilt.replay.refused {
             // Without its policy a journal cannot be continued.
             return Err(unrepeatable(refused.to_string()));
         }
         match &rebuilt.head {
             None => Err(unrepeatable("its journal has no head".into())),
-            Some(_) => Ok(rebuilt),
+            Some(_) => Ok(Ok(rebuilt)),
         }
+    }
+
+    /// Replays the lines of a part that was just begun.
+    fn begun(lines: &[u8], path: &Path) -> Result<Self, AgentError> {
+        let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
+        Self::read(lines, path)?.map_err(unrepeatable)
     }
 
     /// Why the journal cannot be continued in its current part.
@@ -93,19 +105,18 @@ impl Daemon {
     pub(super) fn recover(
         config: Config,
         mut store: Store,
-        inputs: Sender<Input>,
-        lock: File,
+        inbox: Arc<Inbox>,
+        lock: Lock,
         mut machine: Option<Machine>,
     ) -> Result<Self, AgentError> {
         let mut lines = store.lines()?;
         if lines.is_empty() {
-            let opened = machine.insert(open_new(&config, &inputs)?);
-            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref());
-            store.set_fact("epoch_unix_us", &unix_us().to_string())?;
-            store.add_lines(&lines)?;
+            let opened = machine.insert(open_new(&config, &inbox)?);
+            lines = first_lines(&new_head(&config, opened)?, config.known.as_ref())?;
+            store.add_lines(&lines);
             store.commit()?;
         }
-        let (rebuilt, at) = replay(&config, &mut store, lines)?;
+        let (rebuilt, at) = replay(&config, &mut store, &lines)?;
         let Rebuilt { replay, head: Some(head), profiles, teams, log } = rebuilt else {
             unreachable!("a replayed journal has a head");
         };
@@ -116,28 +127,30 @@ impl Daemon {
             machine
         } else {
             let devices = Some(head.cluster.gpus() as u16);
-            open_machine(&config, kind_of(&head), devices, &inputs)?
+            open_machine(&config, kind_of(&head), devices, &inbox)?
         };
         machine.forget_jobs();
         machine.tidy();
         let jobs: IdxVec<JobIdx, JobRecord> =
-            store.jobs()?.into_iter().map(JobRecord::from).collect();
+            store.jobs().into_iter().map(JobRecord::from).collect();
         if jobs.len() != engine.state().jobs.len() {
             let (path, what) =
                 (config.paths.store(), "its jobs and its journal do not match".into());
             return Err(AgentError::Unrepeatable { path, what });
         }
-        let (past, remains) = (store.past()?, Remains::of(&store)?);
-        let epoch_us: u64 =
-            store.fact("epoch_unix_us")?.and_then(|v| v.parse().ok()).unwrap_or_else(unix_us);
-        let since = Time(unix_us().saturating_sub(epoch_us));
+        let (mut past, remains) = (store.past(), Remains::of(&store, machine.os()));
+        let quarantined = store.quarantined().into_iter();
+        past.extend(quarantined.map(|job| rollover::quarantined_view(&config.paths, job)));
+        let epoch_us = store.epoch_us();
+        let since = Time(machine.os().unix_us().saturating_sub(epoch_us));
+        let os = machine.os().clone();
         let mut daemon = Self {
             config,
             engine,
             store,
             machine,
             // The system clock may have been set back; the engine's time only runs forward.
-            clock: Clock::at(since.max(at)),
+            clock: Clock::at(since.max(at), os.clone()),
             epoch_us,
             head,
             jobs,
@@ -146,10 +159,14 @@ impl Daemon {
             profiles,
             teams,
             facts: Vec::new(),
+            by: None,
             http: None,
             log,
-            inputs,
+            inbox,
             wake,
+            orders: Vec::new(),
+            tidied: os.now(),
+            quitting: false,
             lock,
         };
         for job in daemon.jobs.indices() {
@@ -165,7 +182,7 @@ impl Daemon {
         let hot = self.engine.state().job(job);
         let (phase, parked) = (hot.phase, !hot.parked_on.is_empty());
         // If the job has ended, only its last process could still exist.
-        let last = Attempt::last(&folder, phase == Phase::Done)?;
+        let last = Attempt::last(self.machine.os(), &folder, phase == Phase::Done)?;
         let carried = hot.starts == 0;
         let starting = phase == Phase::Starting;
         let gpus = if hot.gpus.is_empty() { &hot.parked_on } else { &hot.gpus };
@@ -218,7 +235,7 @@ impl Daemon {
 
     /// Handles a job of which no attempt was ever begun.
     fn none_left(&mut self, job: JobIdx, phase: Phase, place: Placement) {
-        let done = self.jobs[job].checkpoint;
+        let done = Number::of(self.jobs[job].checkpoint);
         match phase {
             Phase::Starting => {
                 let start = self.start_of(job, place);
@@ -234,38 +251,47 @@ impl Daemon {
 }
 
 /// Replays the journal, after a rollover if one is needed. Also returns the time of the last step.
-fn replay(
-    config: &Config,
-    store: &mut Store,
-    mut lines: Vec<u8>,
-) -> Result<(Rebuilt, Time), AgentError> {
+fn replay(config: &Config, store: &mut Store, lines: &[u8]) -> Result<(Rebuilt, Time), AgentError> {
     let path = config.paths.store();
-    lines.extend(rollover::bring_up_to_date(store, &lines, &path)?);
-    let rebuilt = Rebuilt::read(&lines, &path)?;
+    let salvaged = |store: &mut Store, why: &str| {
+        let filled = salvage::fill(lines, &store.jobs(), &path)?;
+        store.reject(&filled.unusable);
+        let (fresh, at) = rollover::begin(store, &config.paths, &filled.lines, None, why)?;
+        Ok((Rebuilt::begun(&fresh, &path)?, at))
+    };
+    if let Some(why) = store.new_part_because().map(String::from) {
+        return salvaged(store, &why);
+    }
+    let rebuilt = match Rebuilt::read(lines, &path)? {
+        Ok(rebuilt) => rebuilt,
+        // The line is as it was written: a daemon wrote what no reader takes.
+        Err(what) => {
+            store.notice(format!("the journal could not be continued: {what}"));
+            return salvaged(store, &format!("it could not be read: {what}"));
+        }
+    };
     let at = rebuilt.replay.at;
-    let alive = store.jobs()?.iter().any(|j| j.outcome.is_none());
-    let long = config.keeping.is_long(store.grown(), alive);
+    let long = config.keeping.is_long(store.grown(), store.any_alive());
     let problem = rebuilt.problem();
     // A replay stops where the policy decides differently: its engine knows an earlier progress.
     let replayed = rebuilt.replay.engine.as_ref().filter(|_| problem.is_none());
     let why = problem.or_else(|| long.then(|| "it had become long".into()));
     let Some(why) = why else { return Ok((rebuilt, at)) };
-    let fresh = rollover::begin(store, &config.paths, &lines, replayed, &why)?;
-    let again = Rebuilt::read(&fresh, &path)?;
-    Ok((again, at))
+    let (fresh, at) = rollover::begin(store, &config.paths, lines, replayed, &why)?;
+    Ok((Rebuilt::begun(&fresh, &path)?, at))
 }
 
 /// Opens the machine of a new state. The policy is checked first, before devices are set up.
-fn open_new(config: &Config, inputs: &Sender<Input>) -> Result<Machine, AgentError> {
+fn open_new(config: &Config, inbox: &Arc<Inbox>) -> Result<Machine, AgentError> {
     policy::find(config.policy.as_deref().unwrap_or(USUAL_POLICY))?.build(&config.params)?;
-    open_machine(config, config.kind.unwrap_or_default(), config.devices, inputs)
+    open_machine(config, config.kind.unwrap_or_default(), config.devices, inbox)
 }
 
 fn open_machine(
     config: &Config,
     kind: Kind,
     devices: Option<u16>,
-    inputs: &Sender<Input>,
+    inbox: &Arc<Inbox>,
 ) -> Result<Machine, AgentError> {
     let setup = Setup {
         paths: config.paths.clone(),
@@ -273,10 +299,12 @@ fn open_machine(
         kind,
         devices,
         may_use_cgroups: config.may_use_cgroups,
+        claim: config.claim,
         log_limit: (config.keeping.log_bytes, config.keeping.log_parts),
+        tenants: if config.mode.is_system() { Access::Everyone } else { Access::Owner },
     };
-    let to = inputs.clone();
-    Machine::open(setup, Arc::new(move |input| to.send(Input::Machine(input)).is_ok()))
+    let to = Arc::clone(inbox);
+    Machine::open(setup, Arc::new(move |input| to.offer(input)))
 }
 
 /// The type of devices that the state was begun with.

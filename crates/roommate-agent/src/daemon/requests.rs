@@ -1,11 +1,14 @@
-//! Requests of users: each is checked, becomes facts of a step, and is answered once that step is
-//! in the store.
+//! Requests of users: each is checked, becomes facts of a step, and is answered once the round of
+//! that step is in the store.
 
 use crate::AgentError;
-use crate::api::control::{Reply, Request, Submit};
-use crate::api::job_file;
+use crate::api::caller::{Caller, User};
+use crate::api::control::{JobView, Reply, Request, Submit};
+use crate::api::job_file::check::quoted;
+use crate::api::job_file::{self, JobFile};
+use crate::daemon::inbox::Quit;
 use crate::daemon::store::JobRow;
-use crate::daemon::{Daemon, Input, JobRecord, unix_us};
+use crate::daemon::{Daemon, JobRecord, quotas, written};
 use crate::machine::Order;
 use crate::process;
 use roommate_core::event::Event;
@@ -22,16 +25,22 @@ fn refusal(what: String, hint: &str) -> Refusal {
 }
 
 impl Daemon {
-    pub(super) fn answer(&mut self, request: Request) -> Result<Reply, AgentError> {
+    /// Answers a request whose verb the caller may use; which jobs it may be about is decided here.
+    pub(super) fn answer(
+        &mut self,
+        request: Request,
+        caller: &Caller,
+    ) -> Result<Reply, AgentError> {
         let job = match &request {
             Request::Cancel { job } | Request::Suspend { job } | Request::Resume { job } => job,
             Request::Resize { job, .. } => job,
-            _ => return self.answer_all(request),
+            _ => return self.answer_all(request, caller),
         };
-        let job = match self.find_job(job) {
+        let job = match self.find_job(job, caller) {
             Ok(job) => job,
             Err((what, hint)) => return Ok(Reply::Error { what, hint }),
         };
+        self.by = Some(caller.user.name.clone());
         let done = match request {
             Request::Cancel { .. } => self.cancel(job)?,
             Request::Suspend { .. } => self.hold(job, true)?,
@@ -39,6 +48,8 @@ impl Daemon {
             Request::Resize { batch, share, .. } => self.resize(job, batch, share)?,
             _ => unreachable!("other requests were answered above"),
         };
+        // A refused request has made no step.
+        self.by = None;
         Ok(match done {
             Ok(what) => Reply::Done { what },
             Err((what, hint)) => Reply::Error { what, hint },
@@ -46,27 +57,33 @@ impl Daemon {
     }
 
     /// Answers a request that does not change a single job.
-    fn answer_all(&mut self, request: Request) -> Result<Reply, AgentError> {
+    fn answer_all(&mut self, request: Request, caller: &Caller) -> Result<Reply, AgentError> {
         Ok(match request {
-            Request::Submit(submit) => self.submit(*submit)?,
+            Request::Submit(submit) => self.submit(*submit, caller)?,
             Request::Ps {} => {
-                let jobs = self.jobs.indices().map(|job| self.job_view(job));
-                Reply::Jobs(self.past.iter().cloned().chain(jobs).collect())
+                let past = self.past.iter().filter(|j| caller.sees(&j.owner)).cloned();
+                let own = |job: &JobIdx| caller.sees(&self.jobs[*job].row.owner);
+                let jobs = self.jobs.indices().filter(own).map(|job| self.job_view(job, caller));
+                Reply::Jobs(past.chain(jobs).collect())
             }
-            Request::Describe { job } => match self.past.iter().find(|j| j.name == job) {
+            Request::Describe { job } => match self.find_past(&job, caller) {
                 Some(past) => Reply::Job(Box::new(past.clone())),
-                None => match self.find_job(&job) {
-                    Ok(job) => Reply::Job(Box::new(self.job_view(job))),
+                None => match self.find_job(&job, caller) {
+                    Ok(job) => Reply::Job(Box::new(self.job_view(job, caller))),
                     Err((what, hint)) => Reply::Error { what, hint },
                 },
             },
             Request::Down { stop_jobs } => {
-                let _ = self.inputs.send(Input::Quit { stop_jobs });
+                self.inbox.quit(Quit { stop_jobs });
                 Reply::Done { what: "the daemon ends".into() }
             }
-            Request::Machine {} => Reply::Machine(Box::new(self.machine_view()?)),
-            Request::Logs { .. } | Request::Journal { .. } => {
-                let what = "journal and logs are not read by the daemon's main thread".into();
+            Request::Machine {} => Reply::Machine(Box::new(self.machine_view(caller))),
+            Request::Logs { .. }
+            | Request::Journal { .. }
+            | Request::TokenCreate(_)
+            | Request::TokenList {}
+            | Request::TokenRevoke { .. } => {
+                let what = "files are not read by the daemon's main thread".into();
                 Reply::Error { what, hint: None }
             }
             Request::Cancel { .. }
@@ -76,53 +93,80 @@ impl Daemon {
         })
     }
 
-    /// The job of this name, among the jobs of this part of the journal.
-    fn find_job(&self, name: &str) -> Result<JobIdx, Refusal> {
-        self.jobs.position(|j| j.name == name).ok_or_else(|| {
-            if self.past.iter().any(|j| j.name == name) {
+    /// The job of this name that ended in an earlier part of the journal.
+    fn find_past(&self, name: &str, caller: &Caller) -> Option<&JobView> {
+        self.past.iter().find(|j| j.name == name && caller.sees(&j.owner))
+    }
+
+    /// The job of this name, among the jobs of this part of the journal. A job that the caller does
+    /// not see is one that does not exist, and no hint tells them apart.
+    fn find_job(&self, name: &str, caller: &Caller) -> Result<JobIdx, Refusal> {
+        let own = |j: &JobRecord| caller.sees(&j.row.owner);
+        self.jobs.position(|j| j.name == name && own(j)).ok_or_else(|| {
+            if self.find_past(name, caller).is_some() {
                 return (format!("job {name:?} has ended already"), None);
             }
-            let near = job_file::nearest(name, self.jobs.iter().map(|j| j.name.as_str()));
+            let names = self.jobs.iter().filter(|j| own(j)).map(|j| j.name.as_str());
+            let near = job_file::nearest(name, names);
             let hint = near.map_or("`roommate ps` lists the jobs".to_string(), |n| {
                 format!("did you mean {n:?}?")
             });
-            (format!("there is no job {name:?}"), Some(hint))
+            (format!("there is no job {}", quoted(name)), Some(hint))
         })
     }
 
-    /// Accepts a job, which is in the store when this returns.
-    fn submit(&mut self, submit: Submit) -> Result<Reply, AgentError> {
-        if let Some(name) = self.store.submitted_as(&submit.key)? {
+    /// Accepts a job, which is in the store after the next commit.
+    fn submit(&mut self, submit: Submit, caller: &Caller) -> Result<Reply, AgentError> {
+        let owner = self.config.mode.owner(caller);
+        // Keys of different users are different, whatever they chose.
+        let key = format!("{} {}", owner.uid, submit.key);
+        if let Some(name) = self.store.submitted_as(&key) {
             return Ok(Reply::Submitted { name });
         }
-        if let Err(e) = self.can_run(&submit) {
-            return Ok(Reply::Error { what: e.to_string(), hint: e.hint() });
+        if let Err(what) = submit.check() {
+            let what = format!("job {}: {what}", quoted(submit.file.name()));
+            return Ok(Reply::Error { what, hint: Some(job_file::HINT.into()) });
         }
-        let name = self.free_name(submit.file.name());
+        if let Err(e) = self.can_run(&submit, &owner) {
+            return Ok(e.into());
+        }
+        let submitted_unix_us = self.machine.os().unix_us();
+        let row = JobRow { file: submit.file, env: submit.env, owner, submitted_unix_us };
+        if let Some((what, hint)) = self.over_quota(&row) {
+            return Ok(Reply::error(what, &hint));
+        }
+        let name = self.free_name(row.file.name());
         if submit.dry_run {
             return Ok(Reply::Done { what: format!("job {name:?} would be accepted") });
         }
         let now = self.clock.now();
         let mut writer = Writer::new(Vec::new());
-        let team = self.team(&submit, &mut writer);
-        let profile = self.profile(&submit, &name, &mut writer);
-        let spec = submit.file.spec(profile, team, now);
+        let team = self.team(&row.file, &mut writer);
+        let profile = self.profile(&row.file, &name, &mut writer);
+        let spec = row.file.spec(profile, team, now);
         let idx = self.engine.add_job(spec.clone());
-        let line = JobLine { idx, name: name.clone(), spec };
+        let line = JobLine { idx, name: name.clone(), spec, owner: Some(row.owner.name.clone()) };
         writer.job(&line);
         self.log.job(&line);
-        let row = JobRow { file: submit.file, env: submit.env, submitted_unix_us: unix_us() };
-        let id = self.store.add_job(idx.0, &submit.key, &name, &row)?;
-        self.store.add_lines(&writer.finish().expect("memory can always be written to"))?;
+        let (id, row) = self.store.add_job(idx.0, &key, &name, row)?;
+        self.store.add_lines(&written(writer)?);
         self.jobs.push(JobRecord::new(id, name.clone(), row));
         self.facts.push(Event::Submitted(idx));
-        self.step()?;
+        self.by = Some(caller.user.name.clone());
+        self.decide()?;
         Ok(Reply::Submitted { name })
     }
 
+    /// Why another job of this owner does not fit its quota.
+    fn over_quota(&self, row: &JobRow) -> Option<(String, String)> {
+        let owns = |j: &&JobRecord| j.outcome.is_none() && j.row.owner.uid == row.owner.uid;
+        let new = (&row.file, quotas::bytes_of(row));
+        self.config.quotas.refusal(new, self.jobs.iter().filter(owns))
+    }
+
     /// The team of a job; a new team is written into the journal.
-    fn team(&mut self, submit: &Submit, writer: &mut Writer<Vec<u8>>) -> TeamIdx {
-        let name = submit.file.team.clone().unwrap_or_else(|| "default".into());
+    fn team(&mut self, file: &JobFile, writer: &mut Writer<Vec<u8>>) -> TeamIdx {
+        let name = file.team.clone().unwrap_or_else(|| "default".into());
         self.teams.position(|t| *t == name).unwrap_or_else(|| {
             let idx = self.teams.push(name.clone());
             writer.team(&TeamLine { idx, name });
@@ -131,12 +175,12 @@ impl Daemon {
     }
 
     /// The profile of a job; a new profile is written into the journal.
-    fn profile(&mut self, submit: &Submit, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
-        let name = submit.file.profile.clone().unwrap_or_else(|| job.into());
+    fn profile(&mut self, file: &JobFile, job: &str, writer: &mut Writer<Vec<u8>>) -> ProfileIdx {
+        let name = file.profile.clone().unwrap_or_else(|| job.into());
         if let Some(known) = self.profiles.position(|p| *p == name) {
             return known;
         }
-        let profile = submit.file.profile();
+        let profile = file.profile();
         let idx = self.engine.add_profile(profile.clone());
         writer.profile(&ProfileLine { idx, name: name.clone(), profile });
         self.profiles.push(name);
@@ -144,22 +188,11 @@ impl Daemon {
     }
 
     /// Whether the job could ever run on this machine.
-    fn can_run(&self, submit: &Submit) -> Result<(), AgentError> {
+    fn can_run(&self, submit: &Submit, owner: &User) -> Result<(), AgentError> {
         let file = &submit.file;
-        let workdir = file.workdir.clone().unwrap_or_default();
-        if !workdir.is_dir() {
-            let what = format!(
-                "job {:?}: the folder {:?} does not exist",
-                file.name(),
-                workdir.display().to_string()
-            );
-            return Err(AgentError::refused(what, "`workdir` is relative to the job file"));
-        }
-        let path = file.env.get("PATH").or_else(|| submit.env.get("PATH")).map(String::as_str);
-        let words = file.command.words();
-        if let Err(what) = process::find_program(&words[0], path, &workdir) {
-            let what = format!("job {:?}: {what}", file.name());
-            return Err(AgentError::refused(what, "give a path, or set PATH under `env`"));
+        // What another user can read is not known here, and what this one can read is not told.
+        if owner.uid == User::this().uid {
+            has_program(submit)?;
         }
         let node = &self.head.cluster.groups[0];
         let short = |what: &str, need: f64, has: f64| {
@@ -195,8 +228,8 @@ impl Daemon {
             return Ok(Err((format!("job {name:?} has ended already"), None)));
         }
         self.facts.push(Event::Cancelled(job));
-        self.step()?;
-        self.machine.apply(Order::Cancel(job));
+        self.decide()?;
+        self.orders.push(Order::Cancel(job));
         Ok(Ok(format!("cancelled {name}")))
     }
 
@@ -257,6 +290,9 @@ impl Daemon {
             let hint = "0 leaves the share to the policy again";
             return Err(refusal(format!("a share is 0 to 1 of a device, not {share}"), hint));
         }
+        if let Some((what, hint)) = share.and_then(|s| self.config.quotas.share_refusal(s)) {
+            return Err((what, Some(hint)));
+        }
         let Some(batch) = batch else { return Ok(()) };
         let known = self.machine.job(job).and_then(|j| j.tenant.as_ref());
         let Some(range) = known.filter(|t| t.peer.is_some()).and_then(|t| t.batches) else {
@@ -276,11 +312,32 @@ impl Daemon {
     /// Records what a user set, then has the machine apply it.
     fn set_by_user(&mut self, job: JobIdx, fact: Event) -> Result<(), AgentError> {
         self.facts.push(fact);
-        self.step()?;
+        self.decide()?;
         let user = self.engine.state().job(job).user;
-        self.machine.apply(Order::Override(job, user));
-        self.take_reports()
+        self.orders.push(Order::Override(job, user));
+        Ok(())
     }
+}
+
+/// Whether the folder and the program of a job exist.
+fn has_program(submit: &Submit) -> Result<(), AgentError> {
+    let file = &submit.file;
+    let workdir = file.workdir.clone().unwrap_or_default();
+    if !workdir.is_dir() {
+        let what = format!(
+            "job {:?}: the folder {:?} does not exist",
+            file.name(),
+            workdir.display().to_string()
+        );
+        return Err(AgentError::refused(what, "`workdir` is relative to the job file"));
+    }
+    let path = file.env.get("PATH").or_else(|| submit.env.get("PATH")).map(String::as_str);
+    let words = file.command.words();
+    if let Err(what) = process::find_program(&words[0], path, &workdir) {
+        let what = format!("job {:?}: {what}", file.name());
+        return Err(AgentError::refused(what, "give a path, or set PATH under `env`"));
+    }
+    Ok(())
 }
 
 /// A share in permille. A share above 0 never becomes 0, which would mean no share.

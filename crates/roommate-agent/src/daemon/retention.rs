@@ -1,14 +1,13 @@
 //! What is kept, and for how long, so that a long-running daemon does not fill the disk.
 
-use crate::AgentError;
 use crate::api::control::JobView;
 use crate::daemon::store::Store;
-use crate::daemon::unix_us;
+use crate::os::Os;
 use crate::paths::Paths;
 use crate::process::rotated_file::{self, Parts};
+use crate::process::supervisor::Attempt;
 use std::collections::VecDeque;
-use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Limits on what is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,41 +54,62 @@ impl Keeping {
     }
 }
 
+/// How long after its start a daemon removes nothing for its age: the clock of the machine may have
+/// been set wrong, and is corrected soon after a start if at all.
+const SETTLED: Duration = Duration::from_secs(3_600);
+
 /// Files of ended jobs.
-#[derive(Default)]
 pub(crate) struct Remains {
     /// Oldest first: end in µs since 1970, job, and bytes once they were counted.
     left: VecDeque<(u64, u32, Option<u64>)>,
+    os: Os,
+    /// When the daemon started. From then on time is counted by a clock that nobody can set.
+    began: (Instant, u64),
 }
 
 impl Remains {
+    fn new(os: &Os) -> Self {
+        Self { left: VecDeque::new(), os: os.clone(), began: (os.now(), os.unix_us()) }
+    }
+
     /// The files of the jobs that ended according to the store.
-    pub(crate) fn of(store: &Store) -> Result<Self, AgentError> {
-        let left = store.ended()?.into_iter().map(|(at, id)| (at, id, None));
-        Ok(Self { left: left.collect() })
+    pub(crate) fn of(store: &Store, os: &Os) -> Self {
+        let left = store.ended().into_iter().map(|(at, id)| (at, id, None));
+        Self { left: left.collect(), ..Self::new(os) }
+    }
+
+    /// How long the daemon has run.
+    fn age(&self) -> Duration {
+        self.os.now().duration_since(self.began.0)
+    }
+
+    fn now_us(&self) -> u64 {
+        self.began.1 + self.age().as_micros() as u64
     }
 
     /// Adds a job that ended just now.
     pub(crate) fn add(&mut self, id: u32) {
-        self.left.push_back((unix_us(), id, None));
+        self.left.push_back((self.now_us(), id, None));
     }
 
     /// Removes what exceeds the limits; returns the jobs whose files were removed.
     pub(crate) fn tidy(&mut self, paths: &Paths, keeping: &Keeping) -> Vec<u32> {
-        let now = unix_us();
+        let now = self.now_us();
+        let settled = self.age() >= SETTLED.min(keeping.ended_for);
         let mut total = 0;
         for (_, id, bytes) in &mut self.left {
             total += *bytes.get_or_insert_with(|| Parts::new(paths.log(*id)).bytes());
         }
         let mut removed = Vec::new();
         while let Some((at, id, bytes)) = self.left.front().copied() {
-            let old = now.saturating_sub(at) > keeping.ended_for.as_micros() as u64;
+            let age = Duration::from_micros(now.saturating_sub(at));
+            let old = settled && age > keeping.ended_for;
             if !old && total <= keeping.ended_bytes {
                 break;
             }
             self.left.pop_front();
             total -= bytes.unwrap_or(0);
-            remove(paths, id);
+            remove(&self.os, paths, id);
             removed.push(id);
         }
         removed
@@ -97,16 +117,18 @@ impl Remains {
 }
 
 /// Removes the log and the attempts of a job. Checkpoints stay: they may be its result.
-fn remove(paths: &Paths, id: u32) {
+fn remove(os: &Os, paths: &Paths, id: u32) {
     Parts::new(paths.log(id)).remove();
-    for entry in fs::read_dir(paths.job(id)).into_iter().flatten().flatten() {
-        let is_attempt = entry.file_name().to_str().is_some_and(|n| n.split_once('.').is_some());
-        if is_attempt {
-            let _ = fs::remove_dir_all(entry.path());
+    let disk = &os.disk;
+    for (_, attempt) in Attempt::all(os, &paths.job(id)) {
+        for entry in disk.list(&attempt.folder).unwrap_or_default() {
+            let _ = disk.remove(&attempt.folder.join(entry.name));
         }
+        let _ = disk.remove_folder(&attempt.folder);
     }
-    // Succeeds only if the folder is empty.
-    let _ = fs::remove_dir(paths.job(id));
+    // Both succeed only if the folder is empty.
+    let _ = disk.remove_folder(&paths.output(id));
+    let _ = disk.remove_folder(&paths.job(id));
 }
 
 /// Forgets jobs of earlier parts of the journal: those whose files were removed, and the oldest
@@ -114,13 +136,13 @@ fn remove(paths: &Paths, id: u32) {
 pub(crate) fn forget(
     past: &mut Vec<JobView>,
     store: &mut Store,
-    paths: &Paths,
+    (os, paths): (&Os, &Paths),
     keeping: &Keeping,
     removed: &[u32],
-) -> Result<(), AgentError> {
+) {
     let beyond = past.len().saturating_sub(keeping.ended_jobs);
     for job in past.iter().take(beyond) {
-        remove(paths, job.idx);
+        remove(os, paths, job.idx);
     }
     let mut at = 0;
     let mut gone = Vec::new();
@@ -132,20 +154,22 @@ pub(crate) fn forget(
         }
         stays
     });
-    gone.iter().try_for_each(|id| store.forget_job(*id))
+    gone.iter().for_each(|id| store.forget_job(*id));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_oldest_output_is_removed_first_and_checkpoints_stay() {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
-        let mut remains = Remains::default();
+        let mut remains = Remains::new(&Os::real());
         for id in 0..4 {
             fs::create_dir_all(paths.job(id).join("1.0")).unwrap();
+            fs::create_dir_all(paths.output(id)).unwrap();
             fs::write(paths.log(id), [b'x'; 10]).unwrap();
             remains.add(id);
         }

@@ -6,22 +6,24 @@
 //! files of attempts are used, and everything takes effect in one transaction of the store.
 
 use crate::AgentError;
-use crate::api::control::{JobView, class_name};
+use crate::api::caller::User;
+use crate::api::control::{JobView, class_name, shown_command};
 use crate::daemon::store::{Kept, Store};
-use crate::daemon::unix_us;
+use crate::daemon::written;
 use crate::machine::classify;
+use crate::os::Os;
 use crate::paths::Paths;
 use crate::process::Exit;
 use crate::process::supervisor::{Attempt, AttemptStatus};
 use roommate_core::engine::Engine;
 use roommate_core::event::{Action, Event};
 use roommate_core::idx::{IdxVec, JobIdx, ProfileIdx, TeamIdx};
-use roommate_core::job::{Overrides, Retries};
+use roommate_core::job::{Class, Overrides, Retries};
 use roommate_core::journal::{
     self, Head, JobLine, Observer, ProfileLine, StepView, TeamLine, Writer,
 };
+use roommate_core::number::Number;
 use roommate_core::time::Time;
-use std::path::Path;
 
 /// What happened according to a journal, read without a policy.
 #[derive(Default)]
@@ -39,9 +41,9 @@ struct Known {
     /// Failures that count against its retries.
     failures: u16,
     user: Overrides,
-    /// Whether it has devices now, and whether it was ever started.
+    /// Whether it has devices now, and how often it was started.
     placed: bool,
-    started: bool,
+    starts: u32,
     /// Whether it was last suspended: its process may have ended since.
     suspended: bool,
     submitted: Time,
@@ -64,7 +66,7 @@ impl Observer for Past {
             failures: 0,
             user: Overrides::default(),
             placed: false,
-            started: false,
+            starts: 0,
             suspended: false,
             submitted: self.at,
         });
@@ -94,7 +96,8 @@ impl Observer for Past {
             let known = &mut self.jobs[action.job()];
             match action {
                 Action::Start(..) | Action::Move(..) => {
-                    (known.placed, known.started, known.suspended) = (true, true, false);
+                    (known.placed, known.suspended) = (true, false);
+                    known.starts += 1;
                 }
                 Action::Suspend(_) => known.suspended = true,
                 Action::Stop(_) => known.suspended = false,
@@ -104,7 +107,7 @@ impl Observer for Past {
     }
 }
 
-/// Begins a new part of the journal and returns its lines. `replayed` is the engine after a replay
+/// Begins a new part of the journal; returns its lines and the time of its beginning. `replayed` is the engine after a replay
 /// of the old part, which knows the progress of jobs.
 pub(crate) fn begin(
     store: &mut Store,
@@ -112,7 +115,7 @@ pub(crate) fn begin(
     lines: &[u8],
     replayed: Option<&Engine>,
     why: &str,
-) -> Result<Vec<u8>, AgentError> {
+) -> Result<(Vec<u8>, Time), AgentError> {
     let unrepeatable = |what: String| AgentError::Unrepeatable { path: paths.store(), what };
     let mut past = Past::default();
     journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
@@ -120,19 +123,29 @@ pub(crate) fn begin(
         return Err(unrepeatable("its journal has no head".into()));
     };
     let mut next = Next::new(&head, why, &past.profiles);
-    for kept in store.jobs()? {
+    for kept in store.jobs() {
         let Some(known) = past.jobs.get(JobIdx(kept.idx)) else {
             return Err(unrepeatable("its jobs and its journal do not match".into()));
         };
         let mut failures = known.failures;
-        let (number, last) = last_attempt(paths, kept.id)?;
+        let (number, last) = last_attempt(store.os(), paths, kept.id)?;
+        if kept.quarantined.is_some() {
+            store.quarantine(
+                kept.id,
+                &match last {
+                    Some(AttemptStatus::Running(it)) => format!("; its keeper {} runs on", it.pid),
+                    _ => String::new(),
+                },
+            );
+            continue;
+        }
         let exit = match &last {
             Some(AttemptStatus::Ended(_, exit)) => Some(exit.clone()),
             _ => None,
         };
         // A process that was carried into the old part and not started there may have run a moment
-        // longer.
-        let carried = !known.started && number > kept.starts;
+        // longer. The line that started it may also be lost.
+        let carried = number > kept.starts.saturating_add(known.starts);
         let was_alive = kept.outcome.is_none() && (known.placed || known.suspended || carried);
         let unseen = exit.as_ref().filter(|_| was_alive);
         let outcome = match unseen {
@@ -143,19 +156,19 @@ pub(crate) fn begin(
         let failures_in_all = kept.failures.saturating_add(failures);
         if let Some(outcome) = outcome {
             let view = ended_view(paths, &kept, known, &outcome, (number, failures_in_all, exit));
-            store.retire(kept.id, &outcome, &view)?;
+            store.retire(kept.id, &outcome, &view);
             continue;
         }
         let runs = matches!(last, Some(AttemptStatus::Running(_)));
-        let done = replayed.map(|e| e.state().done(JobIdx(kept.idx)));
+        let done = replayed.map(|e| Number::of(e.state().done(JobIdx(kept.idx))).get());
         let before = if runs { number - 1 } else { number };
-        store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs))?;
+        store.carry(kept.id, next.jobs, before, failures_in_all, done.filter(|_| runs));
         next.job(known, failures, &past);
     }
     next.set_by_users(past.at);
-    let fresh = next.writer.finish().expect("memory can always be written to");
-    store.begin_part(&fresh, past.at)?;
-    Ok(fresh)
+    let fresh = written(next.writer)?;
+    store.begin_part(lines, &fresh, past.at)?;
+    Ok((fresh, past.at))
 }
 
 /// The outcome of a job whose process ended in this way; `None` if the job is retried.
@@ -169,10 +182,14 @@ fn after(exit: &Exit, retries: Retries, failures: &mut u16) -> Option<String> {
 }
 
 /// The last attempt of a job that was begun: its number (0 = none) and its status.
-fn last_attempt(paths: &Paths, id: u32) -> Result<(u32, Option<AttemptStatus>), AgentError> {
+fn last_attempt(
+    os: &Os,
+    paths: &Paths,
+    id: u32,
+) -> Result<(u32, Option<AttemptStatus>), AgentError> {
     let mut last = (0, None);
-    for (number, attempt) in Attempt::all(&paths.job(id)) {
-        let status = attempt.settle()?;
+    for (number, attempt) in Attempt::all(os, &paths.job(id)) {
+        let status = attempt.settle(os)?;
         let begun = (status != AttemptStatus::Void).then_some(status);
         last = (number, begun.or(last.1));
     }
@@ -207,31 +224,16 @@ fn facts_of(job: JobIdx, user: Overrides) -> Vec<Event> {
 /// Writes a step that records what users set; the policy is not called and nothing is done.
 fn step_of(writer: &mut Writer<Vec<u8>>, at: Time, facts: &[Event]) {
     if !facts.is_empty() {
-        writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false });
+        writer.step(&StepView { at, facts, actions: &[], notes: &[], asked: false, by: None });
     }
 }
 
-/// Moves what users set into the journal; an old version kept it in the store beside the journal.
-/// Returns the added lines.
-pub(crate) fn bring_up_to_date(
-    store: &mut Store,
-    lines: &[u8],
-    path: &Path,
-) -> Result<Vec<u8>, AgentError> {
-    let set = store.take_overrides()?;
-    let facts: Vec<Event> =
-        set.into_iter().flat_map(|(idx, user)| facts_of(JobIdx(idx), user)).collect();
-    let mut past = Past::default();
-    if !facts.is_empty() {
-        let unrepeatable = |what| AgentError::Unrepeatable { path: path.to_owned(), what };
-        journal::read(lines, &mut past).map_err(|e| unrepeatable(e.to_string()))?;
-    }
+/// The line that records what users set for these jobs.
+pub(super) fn step_of_users(at: Time, set: Vec<(JobIdx, Overrides)>) -> Vec<u8> {
     let mut writer = Writer::new(Vec::new());
-    step_of(&mut writer, past.at, &facts);
-    let added = writer.finish().expect("memory can always be written to");
-    store.add_lines(&added)?;
-    store.commit()?;
-    Ok(added)
+    let facts: Vec<Event> = set.into_iter().flat_map(|(job, user)| facts_of(job, user)).collect();
+    step_of(&mut writer, at, &facts);
+    writer.finish().expect("memory can always be written to")
 }
 
 impl Next {
@@ -274,7 +276,7 @@ impl Next {
         let Retries { user, infra, unknown } = spec.retries;
         let left = |limit: u16| limit.saturating_sub(failures);
         spec.retries = Retries { user: left(user), infra: left(infra), unknown: left(unknown) };
-        let line = JobLine { idx: JobIdx(self.jobs), name: known.line.name.clone(), spec };
+        let line = JobLine { idx: JobIdx(self.jobs), spec, ..known.line.clone() };
         self.writer.job(&line);
         self.set.extend(facts_of(line.idx, known.user));
         self.jobs += 1;
@@ -291,19 +293,47 @@ fn ended_view(
 ) -> JobView {
     let spec = &known.line.spec;
     let finished = outcome == "finished";
-    let ended_us = kept.ended_us.unwrap_or_else(unix_us);
+    let ended_us = kept.ended_us.unwrap_or(kept.row.submitted_unix_us);
     JobView {
-        name: kept.name.clone(),
-        idx: kept.id,
+        owner: kept.row.owner.clone(),
         state: outcome.into(),
+        wants: spec.gpus,
+        share: Number::of(f64::from(spec.knobs.sm_permille) / 1000.0),
+        done: spec.work.filter(|_| finished).unwrap_or(Number::of(kept.checkpoint)),
+        steps: spec.work,
+        starts,
+        failures,
+        submitted_s: Number::of(known.submitted.secs()),
+        age_s: Number::of(ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6),
+        class: class_name(spec.class).into(),
+        team: kept.row.file.team.clone(),
+        exit: exit.map(|e| e.to_string()),
+        command: shown_command(&kept.row.file.command.words()),
+        ..view_of(paths, kept.id, &kept.name)
+    }
+}
+
+/// The view of a job that is quarantined: it has not ended, and it is in no journal.
+pub(super) fn quarantined_view(paths: &Paths, (id, name, why): (u32, String, String)) -> JobView {
+    let state = format!("quarantined: {why}");
+    JobView { state, ended: false, ..view_of(paths, id, &name) }
+}
+
+/// The view of a job of which nothing is known, and which does nothing.
+fn view_of(paths: &Paths, id: u32, name: &str) -> JobView {
+    JobView {
+        name: name.into(),
+        idx: id,
+        owner: User::this(),
+        state: "ended".into(),
         ended: true,
         devices: Vec::new(),
-        wants: spec.gpus,
-        share: f64::from(spec.knobs.sm_permille) / 1000.0,
-        pace: 1.0,
+        wants: 1,
+        share: Number::of(1.0),
+        pace: Number::of(1.0),
         batch: None,
-        done: spec.work.filter(|_| finished).unwrap_or(kept.checkpoint),
-        steps: spec.work,
+        done: Number::of(0.0),
+        steps: None,
         left_s: None,
         step_s: None,
         stages_s: None,
@@ -314,17 +344,18 @@ fn ended_view(
         seat: None,
         apart: false,
         cooperative: false,
-        starts,
-        failures,
-        submitted_s: known.submitted.secs(),
-        age_s: ended_us.saturating_sub(kept.row.submitted_unix_us) as f64 / 1e6,
-        class: class_name(spec.class).into(),
-        team: kept.row.file.team.clone(),
+        starts: 0,
+        failures: 0,
+        submitted_s: Number::of(0.0),
+        age_s: Number::of(0.0),
+        class: class_name(Class::BestEffort).into(),
+        team: None,
         why: None,
-        exit: exit.map(|e| e.to_string()),
+        exit: None,
         keeper_pid: None,
-        log: paths.log(kept.id).display().to_string(),
-        command: kept.row.file.command.words(),
+        pid: None,
+        log: paths.log(id).display().to_string(),
+        command: Vec::new(),
     }
 }
 
@@ -333,6 +364,7 @@ mod tests {
     use super::*;
     use crate::api::job_file::JobFile;
     use crate::daemon::store::JobRow;
+    use crate::os::Os;
     use roommate_core::event::Placement;
     use roommate_core::idx::{GpuIdx, GpuSet};
     use roommate_core::job::Spec;
@@ -343,6 +375,7 @@ mod tests {
     use roommate_core::reason::Reason;
     use roommate_core::state::Costs;
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     const JOB: JobIdx = JobIdx(0);
 
@@ -365,11 +398,13 @@ mod tests {
         writer.team(&TeamLine { idx: TeamIdx(0), name: "t".into() });
         let mut spec = Spec::training(1, 10.0, ProfileIdx(0));
         spec.retries = Retries::from(1);
-        writer.job(&JobLine { idx: JOB, name: "j".into(), spec });
+        writer.job(&JobLine::new(JOB, "j".into(), spec));
         let place = Placement { gpus: GpuSet::from_slice(&[GpuIdx(0)]), knobs: Knobs::WHOLE };
         let (submitted, start) = ([Event::Submitted(JOB)], [Action::Start(JOB, place)]);
-        let step =
-            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        let step = |facts, actions| {
+            let (notes, at) = (&[][..], Time::ZERO);
+            StepView { at, facts, actions, notes, asked: true, by: None }
+        };
         writer.step(&step(&submitted, &start));
         for fact in facts {
             writer.step(&step(std::slice::from_ref(fact), &start));
@@ -381,15 +416,15 @@ mod tests {
     fn next_part(facts: &[Event]) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path());
-        let mut store = Store::open(&paths, 2).unwrap();
-        store.lines().unwrap();
+        let mut store = Store::open(&Os::real(), &paths, 2).unwrap();
         let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
-        let row = JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 };
-        store.add_job(0, "k", "j", &row).unwrap();
+        let (env, owner) = (BTreeMap::new(), User::this());
+        let row = JobRow { file, env, owner, submitted_unix_us: 5 };
+        store.add_job(0, "k", "j", row).unwrap();
         let lines = journal(facts);
-        store.add_lines(&lines).unwrap();
+        store.add_lines(&lines);
         store.commit().unwrap();
-        begin(&mut store, &paths, &lines, None, "a test").unwrap()
+        begin(&mut store, &paths, &lines, None, "a test").unwrap().0
     }
 
     fn past(lines: &[u8]) -> Past {
@@ -400,7 +435,7 @@ mod tests {
 
     #[test]
     fn only_the_jobs_own_failures_use_up_its_retries() {
-        let failed = |why| Event::Failed { job: JOB, reason: why, done: 0.0 };
+        let failed = |why| Event::Failed { job: JOB, reason: why, done: Number::default() };
         let left = |facts: &[Event]| past(&next_part(facts)).jobs[JOB].line.spec.retries;
         assert_eq!(left(&[failed(Reason::RoommateFailed)]), Retries::from(1));
         assert_eq!(
@@ -412,10 +447,13 @@ mod tests {
     #[test]
     fn a_job_counts_as_suspended_until_it_is_stopped() {
         let mut past = past(&journal(&[]));
-        let view =
-            |facts, actions| StepView { at: Time::ZERO, facts, actions, notes: &[], asked: true };
+        let view = |facts, actions| {
+            let (notes, at) = (&[][..], Time::ZERO);
+            StepView { at, facts, actions, notes, asked: true, by: None }
+        };
         past.step(&view(&[], &[Action::Suspend(JOB)]));
-        past.step(&view(&[Event::Stopped { job: JOB, done: 1.0 }], &[]));
+        let stopped = [Event::Stopped { job: JOB, done: Number::of(1.0) }];
+        past.step(&view(&stopped, &[]));
         assert!(past.jobs[JOB].suspended && !past.jobs[JOB].placed);
         past.step(&view(&[], &[Action::Stop(JOB)]));
         assert!(!past.jobs[JOB].suspended);

@@ -1,67 +1,47 @@
-//! The store: a daemon's persistent state, in SQLite. A step of the engine and everything that
-//! belongs to it is one transaction, committed before its actions are carried out.
+//! The store: a daemon's persistent state, as an append-only log. A step of the engine and
+//! everything that belongs to it is one transaction, on the disk before its actions are carried
+//! out.
 //!
-//! The journal is the state: a restarted daemon replays its lines. The other tables hold only what
-//! the engine does not use: commands, environments, checkpoints, and jobs that ended in earlier
-//! parts of the journal. The store holds the current part of the journal; `journal.jsonl` is a
-//! readable copy of it, rewritten when a daemon starts, and `journal.jsonl.1` and so on are the
-//! earlier parts.
+//! ```text
+//!  log             the truth: sealed lines, journal and records, in transactions      (log, seal)
+//!  journal.jsonl   the journal alone, for people and other programs; earlier parts beside it (copy)
+//!  submissions/ID  what a user submitted, with the environment until the job has ended (submission)
+//! ```
+//!
+//! The journal is the state: a restarted daemon replays its lines. The records hold only what the
+//! engine does not use ([`record`]). Everything is in memory, so that reading costs nothing; the
+//! log is written anew when a new part of the journal is begun.
+//!
+//! A store that is opened examines all three and repairs what it can ([`examine`]): what one of
+//! them has lost is taken from another. It says what it did ([`Store::notices`]).
+
+mod assemble;
+mod copy;
+mod examine;
+mod import;
+mod jobs;
+mod log;
+mod record;
+mod seal;
+mod submission;
+
+pub use record::JobRow;
 
 use crate::AgentError;
 use crate::api::control::JobView;
-use crate::api::job_file::JobFile;
-use crate::daemon::requests::permille;
-use crate::daemon::unix_us;
+use crate::os::Os;
 use crate::paths::Paths;
-use crate::process::rotated_file::Parts;
-use roommate_core::job::Overrides;
-use roommate_core::journal::{Observer, Writer};
+use copy::{Copy, Fate};
+use examine::{Fix, Found, LogFate, Trim};
+use log::{Log, Pending};
+use record::{Entry, Header, Record, Tables};
 use roommate_core::time::Time;
-use rusqlite::{Connection, OptionalExtension, params};
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use seal::Kind;
+use std::sync::Arc;
+use submission::Submission;
 
-/// Version of the tables that this code writes.
-pub const VERSION: u32 = 3;
-
-const LAYOUT: &str = "
-    CREATE TABLE line (seq INTEGER PRIMARY KEY, text BLOB NOT NULL) STRICT;
-    CREATE TABLE job (
-        id INTEGER PRIMARY KEY,
-        key TEXT NOT NULL UNIQUE,
-        name TEXT NOT NULL UNIQUE,
-        row TEXT NOT NULL,
-        checkpoint REAL NOT NULL DEFAULT 0,
-        outcome TEXT
-    ) STRICT;
-    CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-";
-
-/// The changes of version 2: a job is identified by its id, and has an index in the current part of
-/// the journal unless it ended in an earlier one.
-const PARTS: &str = "
-    ALTER TABLE job ADD COLUMN idx INTEGER;
-    ALTER TABLE job ADD COLUMN starts INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE job ADD COLUMN failures INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE job ADD COLUMN carried REAL;
-    ALTER TABLE job ADD COLUMN ended_us INTEGER;
-    ALTER TABLE job ADD COLUMN view TEXT;
-    UPDATE job SET idx = id;
-";
-
-/// What is stored of a job's submission.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct JobRow {
-    /// The job file.
-    pub file: JobFile,
-    /// The environment of the user who submitted it.
-    pub env: BTreeMap<String, String>,
-    /// When it was submitted, in µs since 1970.
-    pub submitted_unix_us: u64,
-}
+/// Version of the log that this code writes. Versions up to 3 were databases of SQLite.
+pub const VERSION: u32 = 4;
 
 /// A job in the store.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +53,7 @@ pub struct Kept {
     /// Its name.
     pub name: String,
     /// Its submission.
-    pub row: JobRow,
+    pub row: Arc<JobRow>,
     /// Steps that survive a restart.
     pub checkpoint: f64,
     /// How it ended, for people.
@@ -86,176 +66,251 @@ pub struct Kept {
     pub failures: u16,
     /// Its estimated progress when its running process was carried over into this part.
     pub carried: Option<f64>,
+    /// Why it is quarantined, if it is.
+    pub quarantined: Option<String>,
 }
 
 /// The store of one daemon.
 pub struct Store {
-    db: Connection,
-    path: PathBuf,
-    copy_path: PathBuf,
-    copy: Option<BufWriter<File>>,
+    os: Os,
+    paths: Paths,
     /// Earlier parts of the journal that are kept.
     keep_parts: usize,
+    header: Header,
+    tables: Tables,
+    /// `None` until the first transaction of a new state, and while a new part has to be begun.
+    log: Option<Log>,
+    copy: Option<Copy>,
+    /// Bytes of the current part of the journal.
     bytes: u64,
-    began_with: u64,
-    /// Lines of the open transaction, for the copy.
-    fresh: Vec<u8>,
-    open: bool,
+    /// Lines of the open transaction.
+    pending: Vec<Pending>,
+    /// Jobs whose end is in the open transaction.
+    ended: Vec<u32>,
+    /// The journal as it was found, until it is asked for.
+    found: Option<Vec<u8>>,
+    new_part: Option<String>,
+    /// Whether log and copy are kept when the new part is begun.
+    damaged: bool,
+    notices: Vec<String>,
 }
 
 impl Store {
-    /// Opens or creates the store.
-    pub fn open(paths: &Paths, keep_parts: usize) -> Result<Self, AgentError> {
-        let path = paths.store();
-        let problem = |what| {
-            let path = path.clone();
-            move |error| AgentError::Store { what, path, error }
-        };
-        let db = Connection::open(&path).map_err(problem("open"))?;
-        let _: String =
-            db.query_row("PRAGMA journal_mode = WAL", [], |r| r.get(0)).map_err(problem("open"))?;
-        db.execute_batch("PRAGMA synchronous = FULL; PRAGMA busy_timeout = 2000;")
-            .map_err(problem("open"))?;
-        let found: u32 =
-            db.query_row("PRAGMA user_version", [], |r| r.get(0)).map_err(problem("read"))?;
-        if found > VERSION {
-            return Err(AgentError::NewerStore { path, found, reads: VERSION });
-        }
-        let changes = match found {
-            0 => format!("{LAYOUT} {PARTS} PRAGMA user_version = {VERSION};"),
-            1 => {
-                format!("ALTER TABLE job RENAME COLUMN idx TO id; {PARTS} PRAGMA user_version = 2;")
-            }
-            // Version 3 moves what users set into the journal; see `take_overrides`.
-            _ => String::new(),
-        };
-        if !changes.is_empty() {
-            let made = format!("BEGIN; {changes} COMMIT;");
-            db.execute_batch(&made).map_err(problem("create"))?;
-        }
-        let copy_path = paths.journal();
-        let (copy, fresh) = (None, Vec::new());
-        Ok(Self {
-            db,
-            path,
-            copy_path,
-            copy,
+    /// The operating system that it uses.
+    pub(crate) fn os(&self) -> &Os {
+        &self.os
+    }
+
+    /// Opens or creates the store, and repairs it where that is needed.
+    pub(crate) fn open(os: &Os, paths: &Paths, keep_parts: usize) -> Result<Self, AgentError> {
+        import::import(os, paths)?;
+        Self::take(os, paths, keep_parts, examine::examine(os, paths, false)?)
+    }
+
+    /// Does what was found to be necessary.
+    fn take(os: &Os, paths: &Paths, keep_parts: usize, found: Found) -> Result<Self, AgentError> {
+        let Found { header, tables, journal, new_part, log, copy, fixes, notices } = found;
+        let mut store = Self {
+            os: os.clone(),
+            paths: paths.clone(),
             keep_parts,
-            bytes: 0,
-            began_with: 0,
-            fresh,
-            open: false,
-        })
+            header,
+            tables,
+            log: None,
+            copy: None,
+            bytes: journal.len() as u64,
+            pending: Vec::new(),
+            ended: Vec::new(),
+            found: None,
+            new_part,
+            damaged: false,
+            notices,
+        };
+        match log {
+            LogFate::New => {}
+            LogFate::Continue { place, length, began_with, trim } => {
+                let path = paths.store();
+                let mut log = Log::open(&*os.disk, &path, place, (length, began_with))?;
+                if trim != Trim::Nothing {
+                    log.trim(trim == Trim::EndLine)?;
+                }
+                store.log = Some(log);
+            }
+            LogFate::Rewrite => {
+                store.keep_damaged_log()?;
+                store.write_log(&journal)?;
+            }
+            LogFate::NewPart { damaged } => store.damaged = damaged,
+        }
+        let path = paths.journal();
+        store.copy = match (log, copy) {
+            (LogFate::New, _) => None,
+            // The copy may have what the log has lost, so it stays until the new part is begun.
+            (LogFate::NewPart { .. }, Fate::SetAside) => None,
+            (_, fate) => {
+                let part = (store.header.part, keep_parts);
+                Some(Copy::open(&*os.disk, &path, fate, &journal, part)?)
+            }
+        };
+        store.found = Some(journal);
+        store.fix(&fixes)?;
+        Ok(store)
     }
 
-    fn problem(&self, what: &'static str) -> impl FnOnce(rusqlite::Error) -> AgentError {
-        let path = self.path.clone();
-        move |error| AgentError::Store { what, path, error }
-    }
-
-    fn begin(&mut self) -> Result<(), AgentError> {
-        if !self.open {
-            self.db.execute_batch("BEGIN IMMEDIATE").map_err(self.problem("write to"))?;
-            self.open = true;
+    /// Puts submissions in order.
+    fn fix(&self, fixes: &[Fix]) -> Result<(), AgentError> {
+        for fix in fixes {
+            match *fix {
+                Fix::Close(id) => self.close(id)?,
+                Fix::SetAside(id) => {
+                    let path = self.paths.submission(id);
+                    let aside = log::free_name(&*self.os.disk, &path);
+                    let moved = self.os.disk.rename(&path, &aside);
+                    moved.map_err(AgentError::file("rename", &path))?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Removes the environment of a job that has ended.
+    fn close(&self, id: u32) -> Result<(), AgentError> {
+        let Some(job) = self.tables.jobs.get(&id) else { return Ok(()) };
+        let (Some(row), Some(outcome)) = (&job.row, &job.outcome) else { return Ok(()) };
+        let submission = Submission {
+            id,
+            key: job.key.clone(),
+            name: job.name.clone(),
+            outcome: None,
+            row: (**row).clone(),
+        };
+        submission.close(&*self.os.disk, &self.paths, outcome)
+    }
+
+    /// Gives the damaged log a second name, under which it stays.
+    fn keep_damaged_log(&self) -> Result<(), AgentError> {
+        let path = self.paths.store();
+        let aside = log::free_name(&*self.os.disk, &path);
+        let kept = submission::absent_is_fine(self.os.disk.link(&path, &aside));
+        kept.map_err(AgentError::file("keep", &path))
+    }
+
+    /// Writes the log anew: everything that is known, and this journal.
+    fn write_log(&mut self, journal: &[u8]) -> Result<(), AgentError> {
+        self.header.written_unix_us = self.os.unix_us();
+        self.header.next_id = self.tables.next_id;
+        let mut lines: Vec<Pending> = Vec::new();
+        let header: Record<&Entry> = Record::Log(self.header.clone());
+        lines.push((Kind::Record, header.text()));
+        lines.extend(self.tables.jobs.values().map(|j| (Kind::Record, Record::Job(j).text())));
+        lines.extend(journal_lines(journal).map(|line| (Kind::Journal, line.to_vec())));
+        self.log = Some(Log::create(&*self.os.disk, &self.paths.store(), &lines)?);
+        self.bytes = journal.len() as u64;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn put(&mut self, record: Record<Entry>) {
+        self.pending.push((Kind::Record, record.text()));
+        self.tables.take(record);
     }
 
     /// Adds lines to the journal.
-    pub fn add_lines(&mut self, lines: &[u8]) -> Result<(), AgentError> {
-        self.begin()?;
-        for line in lines.split_inclusive(|b| *b == b'\n') {
-            let insert = "INSERT INTO line (text) VALUES (?1)";
-            self.db.execute(insert, [line]).map_err(self.problem("write to"))?;
-        }
-        self.fresh.extend_from_slice(lines);
-        self.bytes += lines.len() as u64;
-        Ok(())
+    pub fn add_lines(&mut self, lines: &[u8]) {
+        let lines = journal_lines(lines).map(|line| (Kind::Journal, line.to_vec()));
+        self.pending.extend(lines);
     }
 
-    /// Adds a job and returns its id. A repeated submission has the same `key`.
+    /// Adds a job; returns its id, and its submission as it is kept. A repeated submission has the
+    /// same `key`. The submission is on the disk when this returns; the job is in the store after
+    /// the next commit.
     pub fn add_job(
         &mut self,
         idx: u32,
         key: &str,
         name: &str,
-        row: &JobRow,
-    ) -> Result<u32, AgentError> {
-        self.begin()?;
-        let text = serde_json::to_string(row).expect("a job can always be written");
-        // Ids of forgotten jobs are not reused, because their checkpoints may still exist.
-        let next: u32 = self.fact("next_id")?.and_then(|v| v.parse().ok()).unwrap_or(0);
-        let largest = "SELECT COALESCE(MAX(id) + 1, 0) FROM job";
-        let free: u32 =
-            self.db.query_row(largest, [], |r| r.get(0)).map_err(self.problem("read"))?;
-        let id = next.max(free);
-        self.set_fact("next_id", &(id + 1).to_string())?;
-        let insert = "INSERT INTO job (id, idx, key, name, row) VALUES (?1, ?2, ?3, ?4, ?5)";
-        let added = self.db.execute(insert, params![id, idx, key, name, text]);
-        added.map_err(self.problem("write to"))?;
-        Ok(id)
+        row: JobRow,
+    ) -> Result<(u32, Arc<JobRow>), AgentError> {
+        let id = self.tables.next_id;
+        let (key, name) = (key.to_string(), name.to_string());
+        let submission = Submission { id, key, name, outcome: None, row };
+        submission.write(&*self.os.disk, &self.paths)?;
+        let Submission { key, name, row, .. } = submission;
+        self.put(Record::Job(Entry::new(id, Some(idx), &key, &name)));
+        let row = Arc::new(row);
+        self.change(id, |job| job.row = Some(Arc::clone(&row)));
+        Ok((id, row))
+    }
+
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Entry)) {
+        self.tables.jobs.entry(id).and_modify(change);
     }
 
     /// Records how much work of a job survives a restart.
-    pub fn set_checkpoint(&mut self, id: u32, done: f64) -> Result<(), AgentError> {
-        self.set(id, "UPDATE job SET checkpoint = ?2 WHERE id = ?1", done)
+    pub fn set_checkpoint(&mut self, id: u32, done: f64) {
+        // JSON has no other numbers.
+        if done.is_finite() {
+            self.put(Record::Checkpoint { id, done });
+        }
     }
 
-    /// What users set in a store older than version 3, by index of the job. The caller has to add
-    /// it to the journal before the next commit.
-    pub(crate) fn take_overrides(&mut self) -> Result<Vec<(u32, Overrides)>, AgentError> {
-        let found: u32 = self
-            .db
-            .query_row("PRAGMA user_version", [], |r| r.get(0))
-            .map_err(self.problem("read"))?;
-        if found >= VERSION {
-            return Ok(Vec::new());
-        }
-        let mut set = Vec::new();
-        {
-            let text = "SELECT idx, id, held, batch FROM job \
-                        WHERE idx IS NOT NULL AND outcome IS NULL ORDER BY idx";
-            let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
-            let row = |r: &rusqlite::Row<'_>| -> rusqlite::Result<(u32, u32, bool, u32)> {
-                Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?))
-            };
-            let rows = select.query_map([], row).map_err(self.problem("read"))?;
-            for row in rows {
-                let (idx, id, held, batch) = row.map_err(self.problem("read"))?;
-                let share = self.fact(&format!("share of job {id}"))?;
-                let share: f64 = share.and_then(|s| s.parse().ok()).unwrap_or(0.0);
-                let share_permille = permille(share.clamp(0.0, 1.0));
-                set.push((idx, Overrides { held, batch, share_permille }));
-            }
-        }
-        self.begin()?;
-        let drop = "ALTER TABLE job DROP COLUMN held; ALTER TABLE job DROP COLUMN batch; \
-                    DELETE FROM fact WHERE name LIKE 'share of job %';";
-        let dropped = self.db.execute_batch(&format!("{drop} PRAGMA user_version = {VERSION};"));
-        dropped.map_err(self.problem("write to"))?;
-        Ok(set)
+    /// Records how a job ended, and removes its environment at the next commit. Returns what is
+    /// kept of its submission.
+    pub fn set_outcome(&mut self, id: u32, outcome: &str) -> Option<Arc<JobRow>> {
+        let ended_us = self.os.unix_us();
+        self.put(Record::Outcome { id, outcome: outcome.into(), ended_us });
+        self.end(id)
     }
 
-    /// Records how a job ended.
-    pub fn set_outcome(&mut self, id: u32, outcome: &str) -> Result<(), AgentError> {
-        self.set(id, "UPDATE job SET outcome = ?2 WHERE id = ?1", outcome)?;
-        self.set(id, "UPDATE job SET ended_us = ?2 WHERE id = ?1", unix_us() as i64)
+    /// From now on a job has no environment.
+    fn end(&mut self, id: u32) -> Option<Arc<JobRow>> {
+        let job = self.tables.jobs.get_mut(&id)?;
+        let row = job.row.as_ref()?;
+        if !row.has_no_env() {
+            job.row = Some(Arc::new(row.without_env()));
+        }
+        self.ended.push(id);
+        job.row.clone()
     }
 
     /// Removes an ended job from the journal's next part; `view` is what is shown of it from then
     /// on.
-    pub(crate) fn retire(
-        &mut self,
-        id: u32,
-        outcome: &str,
-        view: &JobView,
-    ) -> Result<(), AgentError> {
-        self.begin()?;
-        let text = serde_json::to_string(view).expect("a view can always be written");
-        let update = "UPDATE job SET idx = NULL, outcome = ?2, view = ?3, \
-                      ended_us = COALESCE(ended_us, ?4) WHERE id = ?1";
-        let retired = self.db.execute(update, params![id, outcome, text, unix_us() as i64]);
-        retired.map_err(self.problem("write to")).map(drop)
+    pub(crate) fn retire(&mut self, id: u32, outcome: &str, view: &JobView) {
+        let now = self.os.unix_us();
+        let view = serde_json::to_value(view).expect("a view can always be written");
+        let mut just_now = false;
+        self.change(id, |job| {
+            (job.idx, job.view) = (None, Some(view));
+            just_now = job.outcome.replace(outcome.into()).is_none();
+            job.ended_us.get_or_insert(now);
+        });
+        if just_now {
+            self.end(id);
+        }
+    }
+
+    /// Removes a job from the journal's next part because nothing readable is left of it.
+    pub(crate) fn quarantine(&mut self, id: u32, also: &str) {
+        self.change(id, |job| {
+            job.idx = None;
+            job.quarantined.get_or_insert_default().push_str(also);
+        });
+    }
+
+    /// Rejects jobs of the current part, by index, that no journal can hold.
+    pub(crate) fn reject(&mut self, jobs: &[(u32, String)]) {
+        for (idx, why) in jobs {
+            let found = self.tables.jobs.values_mut().find(|job| job.idx == Some(*idx));
+            let Some(job) = found.filter(|job| job.is_alive()) else { continue };
+            let outcome = format!("rejected: what it asks for cannot be: {why}");
+            self.notices.push(format!("job {:?} was {outcome}", job.name));
+            job.outcome = Some(outcome);
+        }
+    }
+
+    /// Adds to what was found wrong.
+    pub(crate) fn notice(&mut self, what: String) {
+        self.notices.push(what);
     }
 
     /// Gives a live job its index in the next part of the journal.
@@ -266,143 +321,160 @@ impl Store {
         starts: u32,
         failures: u16,
         done: Option<f64>,
-    ) -> Result<(), AgentError> {
-        self.begin()?;
-        let update =
-            "UPDATE job SET idx = ?2, starts = ?3, failures = ?4, carried = ?5 WHERE id = ?1";
-        let carried = self.db.execute(update, params![id, idx, starts, failures, done]);
-        carried.map_err(self.problem("write to")).map(drop)
+    ) {
+        self.change(id, |job| {
+            (job.idx, job.starts, job.failures) = (Some(idx), starts, failures);
+            job.carried = done.filter(|d| d.is_finite());
+        });
     }
 
-    /// Replaces the journal by the first lines of its next part. The old part becomes a file.
-    pub(crate) fn begin_part(&mut self, first: &[u8], at: Time) -> Result<(), AgentError> {
-        let part = self.part()?;
-        let mut whole = self.lines()?;
-        let mut end = Writer::new(Vec::new());
-        end.end(at);
-        whole.extend(end.finish().expect("memory can always be written to"));
-        self.write_copy(&whole)?;
-        self.begin()?;
-        self.db.execute("DELETE FROM line", []).map_err(self.problem("write to"))?;
-        self.add_lines(first)?;
-        self.set_fact("part", &(part + 1).to_string())?;
-        self.set_fact("part_began_with", &first.len().to_string())?;
-        // The file is renamed after the commit; if the daemon dies in between, the next one does
-        // it.
-        self.copy = None;
-        self.commit()?;
-        self.lines().map(drop)
+    /// Replaces the journal by the first lines of its next part; `whole` is the old part, which
+    /// becomes a file. What was retired and carried takes effect with this.
+    pub(crate) fn begin_part(
+        &mut self,
+        whole: &[u8],
+        first: &[u8],
+        at: Time,
+    ) -> Result<(), AgentError> {
+        let (disk, journal) = (Arc::clone(&self.os.disk), self.paths.journal());
+        if self.damaged {
+            self.keep_damaged_log()?;
+        }
+        let mut copy = match self.copy.take() {
+            Some(copy) => copy,
+            None => Copy::set_aside(&*disk, &journal)?,
+        };
+        copy.end(&*disk, at, || Ok(whole.to_vec()))?;
+        self.header.part += 1;
+        self.write_log(first)?;
+        // The file is renamed after the log is written; if the daemon dies in between, the next one
+        // does it.
+        let part = (self.header.part, self.keep_parts);
+        self.copy = Some(Copy::open(&*disk, &journal, Fate::Rotate, first, part)?);
+        (self.new_part, self.damaged, self.found) = (None, false, None);
+        self.close_ended()
     }
 
     /// Number of the current part of the journal.
-    pub fn part(&self) -> Result<u64, AgentError> {
-        Ok(self.fact("part")?.and_then(|v| v.parse().ok()).unwrap_or(1))
+    pub fn part(&self) -> u64 {
+        self.header.part
+    }
+
+    /// When the state was begun, in µs since 1970.
+    pub fn epoch_us(&self) -> u64 {
+        self.header.epoch_unix_us
+    }
+
+    /// Why the journal cannot be continued in its current part, if it cannot.
+    pub(crate) fn new_part_because(&self) -> Option<&str> {
+        self.new_part.as_deref()
+    }
+
+    /// What was found wrong and repaired when the store was opened.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
     }
 
     /// Ended jobs, oldest first: the time in µs since 1970, and the id.
-    pub(crate) fn ended(&self) -> Result<Vec<(u64, u32)>, AgentError> {
-        let text =
-            "SELECT COALESCE(ended_us, 0), id FROM job WHERE outcome IS NOT NULL ORDER BY 1, 2";
-        let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
-        let rows = select.query_map([], |r| Ok((r.get::<_, i64>(0)? as u64, r.get(1)?)));
-        let all: Result<Vec<_>, _> = rows.map_err(self.problem("read"))?.collect();
-        all.map_err(self.problem("read"))
+    pub(crate) fn ended(&self) -> Vec<(u64, u32)> {
+        let ended = self.tables.jobs.values().filter(|j| j.outcome.is_some());
+        let mut ended: Vec<_> = ended.map(|j| (j.ended_us.unwrap_or(0), j.id)).collect();
+        ended.sort_unstable();
+        ended
     }
 
     /// Jobs that ended in earlier parts of the journal, in order of submission.
-    pub(crate) fn past(&self) -> Result<Vec<JobView>, AgentError> {
-        let text = "SELECT view FROM job WHERE idx IS NULL AND view IS NOT NULL ORDER BY id";
-        let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
-        let rows = select.query_map([], |r| r.get::<_, String>(0)).map_err(self.problem("read"))?;
-        let mut past = Vec::new();
-        for row in rows {
-            // A view that another version wrote in another format is dropped: the job has ended.
-            past.extend(serde_json::from_str(&row.map_err(self.problem("read"))?).ok());
-        }
-        Ok(past)
+    pub(crate) fn past(&self) -> Vec<JobView> {
+        // A view that another version wrote in another format is dropped: the job has ended.
+        let view = |job: &Entry| serde_json::from_value(job.view.clone()?).ok();
+        self.tables.jobs.values().filter(|j| j.is_past()).filter_map(view).collect()
+    }
+
+    /// Jobs in quarantine: id, name, and why.
+    pub(crate) fn quarantined(&self) -> Vec<(u32, String, String)> {
+        let jobs = self.tables.jobs.values().filter(|j| j.idx.is_none());
+        let why = |j: &Entry| Some((j.id, j.name.clone(), j.quarantined.clone()?));
+        jobs.filter_map(why).collect()
     }
 
     /// Forgets a job that ended in an earlier part of the journal.
-    pub(crate) fn forget_job(&mut self, id: u32) -> Result<(), AgentError> {
-        self.begin()?;
-        let delete = "DELETE FROM job WHERE id = ?1 AND idx IS NULL";
-        self.db.execute(delete, [id]).map_err(self.problem("write to")).map(drop)
-    }
-
-    fn set(
-        &mut self,
-        id: u32,
-        update: &str,
-        value: impl rusqlite::ToSql,
-    ) -> Result<(), AgentError> {
-        self.begin()?;
-        self.db.execute(update, params![id, value]).map_err(self.problem("write to")).map(drop)
-    }
-
-    /// Sets a value of the store as a whole.
-    pub fn set_fact(&mut self, name: &str, value: &str) -> Result<(), AgentError> {
-        self.begin()?;
-        let insert = "INSERT OR REPLACE INTO fact (name, value) VALUES (?1, ?2)";
-        self.db.execute(insert, [name, value]).map_err(self.problem("write to")).map(drop)
+    pub(crate) fn forget_job(&mut self, id: u32) {
+        if self.tables.jobs.get(&id).is_some_and(Entry::is_past) {
+            self.put(Record::Forgotten { id });
+            let _ = self.os.disk.remove(&self.paths.submission(id));
+        }
     }
 
     /// Commits everything since the last commit.
     pub fn commit(&mut self) -> Result<(), AgentError> {
-        if !self.open {
+        // While a new part has to be begun, changes wait for it.
+        if self.pending.is_empty() || self.new_part.is_some() {
             return Ok(());
         }
-        self.db.execute_batch("COMMIT").map_err(self.problem("write to"))?;
-        self.open = false;
-        // The copy is a convenience: if it cannot be written, the journal in the store is still
-        // whole.
-        if let Some(copy) = &mut self.copy {
-            let _ = copy.write_all(&self.fresh).and_then(|()| copy.flush());
+        let is_line = |(kind, _): &&Pending| *kind == Kind::Journal;
+        let mut fresh = Vec::new();
+        for (_, text) in self.pending.iter().filter(is_line) {
+            fresh.extend_from_slice(text);
+            fresh.push(b'\n');
         }
-        self.fresh.clear();
+        if let Some(log) = &mut self.log {
+            log.add(&*self.os.disk, &self.pending)?;
+            self.pending.clear();
+            self.bytes += fresh.len() as u64;
+            if let Some(copy) = &mut self.copy {
+                copy.add(&fresh);
+            }
+        } else {
+            self.write_log(&fresh)?;
+            let (disk, path) = (&*self.os.disk, self.paths.journal());
+            self.copy = Some(Copy::open(disk, &path, Fate::Write, &fresh, (1, self.keep_parts))?);
+        }
+        self.found = None;
+        self.close_ended()
+    }
+
+    fn close_ended(&mut self) -> Result<(), AgentError> {
+        let ended = std::mem::take(&mut self.ended);
+        ended.iter().try_for_each(|id| self.close(*id))?;
+        if !ended.is_empty() {
+            // Of a job that ended in an earlier part only its view is needed.
+            let past = self.tables.jobs.values_mut().filter(|j| j.is_past());
+            past.for_each(|job| job.row = None);
+        }
         Ok(())
     }
 
-    /// A value of the store as a whole.
-    pub fn fact(&self, name: &str) -> Result<Option<String>, AgentError> {
-        let found =
-            self.db.query_row("SELECT value FROM fact WHERE name = ?1", [name], |r| r.get(0));
-        found.optional().map_err(self.problem("read"))
+    /// Whether the store is still the one that was opened: nobody replaced or removed its files.
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        self.log.as_ref().map_or(Ok(()), |log| log.check(&*self.os.disk))
     }
 
-    /// The current part of the journal; also rewrites the copy.
+    /// The current part of the journal.
     pub fn lines(&mut self) -> Result<Vec<u8>, AgentError> {
-        let mut all = Vec::new();
-        {
-            let mut select = self
-                .db
-                .prepare("SELECT text FROM line ORDER BY seq")
-                .map_err(self.problem("read"))?;
-            let mut rows = select.query([]).map_err(self.problem("read"))?;
-            while let Some(row) = rows.next().map_err(self.problem("read"))? {
-                let text: Vec<u8> = row.get(0).map_err(self.problem("read"))?;
-                all.extend_from_slice(&text);
+        if let Some(found) = self.found.take() {
+            return Ok(found);
+        }
+        if self.log.is_none() {
+            return Ok(Vec::new());
+        }
+        let path = self.paths.store();
+        let bytes = self.os.disk.read(&path, log::LONGEST);
+        let bytes = bytes.map_err(AgentError::file("read", &path))?;
+        let mut journal = Vec::with_capacity(self.bytes as usize);
+        for item in log::read(&bytes).items {
+            match item {
+                log::Item::Line(line) if line.kind == Kind::Journal => {
+                    journal.extend_from_slice(line.text);
+                    journal.push(b'\n');
+                }
+                log::Item::Line(_) => {}
+                log::Item::Gap(_) => {
+                    let what = "the log was damaged while the daemon ran".into();
+                    return Err(AgentError::Unrepeatable { path, what });
+                }
             }
         }
-        let before = self.part()? - 1;
-        let parts = Parts::new(&self.copy_path);
-        if before > 0 && !parts.path_of(before).exists() && has_ended(&self.copy_path) {
-            let cut = parts.cut_as(before, self.keep_parts);
-            cut.map_err(AgentError::file("rotate", &self.copy_path))?;
-        }
-        self.write_copy(&all)?;
-        let opened = File::options().append(true).open(&self.copy_path);
-        self.copy =
-            Some(BufWriter::new(opened.map_err(AgentError::file("write", &self.copy_path))?));
-        self.bytes = all.len() as u64;
-        self.began_with =
-            self.fact("part_began_with")?.and_then(|v| v.parse().ok()).unwrap_or_default();
-        Ok(all)
-    }
-
-    fn write_copy(&self, all: &[u8]) -> Result<(), AgentError> {
-        let beside = self.copy_path.with_extension("tmp");
-        let made = fs::write(&beside, all).and_then(|()| fs::rename(&beside, &self.copy_path));
-        made.map_err(AgentError::file("write", &self.copy_path))
+        Ok(journal)
     }
 
     /// Bytes of the current part of the journal.
@@ -410,181 +482,51 @@ impl Store {
         self.bytes
     }
 
-    /// Bytes by which the part has grown since it was begun: with many live jobs it is long from
-    /// the start.
+    /// Bytes by which the log has grown since its part was begun: with many live jobs it is long
+    /// from the start.
     pub fn grown(&self) -> u64 {
-        self.bytes.saturating_sub(self.began_with)
+        self.log.as_ref().map_or(0, Log::grown)
+    }
+
+    /// Whether a job of the current part has not ended.
+    pub(crate) fn any_alive(&self) -> bool {
+        self.tables.jobs.values().any(Entry::is_alive)
     }
 
     /// All jobs of the current part of the journal, in order.
-    pub fn jobs(&self) -> Result<Vec<Kept>, AgentError> {
-        let text = "SELECT idx, name, row, checkpoint, outcome, id, ended_us, starts, failures, \
-                    carried FROM job WHERE idx IS NOT NULL ORDER BY idx";
-        let mut select = self.db.prepare(text).map_err(self.problem("read"))?;
-        let mut rows = select.query([]).map_err(self.problem("read"))?;
-        let mut jobs = Vec::new();
-        while let Some(row) = rows.next().map_err(self.problem("read"))? {
-            let text: String = row.get(2).map_err(self.problem("read"))?;
-            let name: String = row.get(1).map_err(self.problem("read"))?;
-            let file = serde_json::from_str(&text).map_err(|e| AgentError::Unrepeatable {
-                path: self.path.clone(),
-                what: format!("job {name:?} cannot be read: {e}"),
-            })?;
-            let kept = |file| -> rusqlite::Result<Kept> {
-                Ok(Kept {
-                    idx: row.get(0)?,
-                    name: row.get(1)?,
-                    row: file,
-                    checkpoint: row.get(3)?,
-                    outcome: row.get(4)?,
-                    id: row.get(5)?,
-                    ended_us: row.get::<_, Option<i64>>(6)?.map(|us| us as u64),
-                    starts: row.get(7)?,
-                    failures: row.get(8)?,
-                    carried: row.get(9)?,
-                })
-            };
-            jobs.push(kept(file).map_err(self.problem("read"))?);
-        }
-        Ok(jobs)
+    pub fn jobs(&self) -> Vec<Kept> {
+        let kept = |job: &Entry| Kept {
+            id: job.id,
+            idx: job.idx.unwrap_or_default(),
+            name: job.name.clone(),
+            row: job.row.clone().unwrap_or_else(|| Arc::new(JobRow::unknown())),
+            checkpoint: job.checkpoint,
+            outcome: job.outcome.clone(),
+            ended_us: job.ended_us,
+            starts: job.starts,
+            failures: job.failures,
+            carried: job.carried,
+            quarantined: job.quarantined.clone(),
+        };
+        self.tables.current().into_iter().map(kept).collect()
     }
 
     /// The name under which a submission with this key was accepted, if it was.
-    pub fn submitted_as(&self, key: &str) -> Result<Option<String>, AgentError> {
-        let found = self.db.query_row("SELECT name FROM job WHERE key = ?1", [key], |r| r.get(0));
-        found.optional().map_err(self.problem("read"))
+    pub fn submitted_as(&self, key: &str) -> Option<String> {
+        self.tables.by_key(key).map(|job| job.name.clone())
     }
 }
 
-/// Whether this file is a finished part of a journal: only those have an end line.
-fn has_ended(journal: &Path) -> bool {
-    let last = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(journal)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_END)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes = last().unwrap_or_default();
-    bytes
-        .trim_ascii_end()
-        .rsplit(|b| *b == b'\n')
-        .next()
-        .is_some_and(|l| l.starts_with(b"{\"end\":"))
+/// Lines without their ends.
+fn journal_lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = bytes.split_inclusive(|b| *b == b'\n');
+    lines.map(|line| line.strip_suffix(b"\n").unwrap_or(line))
 }
 
-/// Upper limit of the length of an end line.
-const LONGEST_END: u64 = 100;
+/// A number of things.
+fn count(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::path::Path;
-
-    fn row() -> JobRow {
-        let file = JobFile::read("command: x", Path::new("j.yaml")).unwrap();
-        JobRow { file, env: BTreeMap::new(), submitted_unix_us: 5 }
-    }
-
-    #[test]
-    fn only_committed_changes_survive() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = Paths::new(folder.path());
-        let mut store = Store::open(&paths, 2).unwrap();
-        store.lines().unwrap();
-        store.add_job(0, "k", "j", &row()).unwrap();
-        store.add_lines(b"one\ntwo\n").unwrap();
-        store.commit().unwrap();
-        store.add_lines(b"three\n").unwrap();
-        drop(store);
-        let mut store = Store::open(&paths, 2).unwrap();
-        assert_eq!(store.lines().unwrap(), b"one\ntwo\n");
-        assert_eq!(fs::read(paths.journal()).unwrap(), b"one\ntwo\n");
-        assert_eq!(store.submitted_as("k").unwrap().as_deref(), Some("j"));
-        store.set_checkpoint(0, 2.5).unwrap();
-        drop(store);
-        let mut store = Store::open(&paths, 2).unwrap();
-        assert_eq!(store.jobs().unwrap()[0].checkpoint, 0.0);
-        store.set_checkpoint(0, 2.5).unwrap();
-        store.commit().unwrap();
-        let kept = &store.jobs().unwrap()[0];
-        assert_eq!((kept.checkpoint, kept.row.submitted_unix_us), (2.5, 5));
-    }
-
-    #[test]
-    fn a_part_is_finished_exactly_once_despite_crashes() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = Paths::new(folder.path());
-        let mut store = Store::open(&paths, 2).unwrap();
-        store.lines().unwrap();
-        store.add_lines(b"one\n").unwrap();
-        store.commit().unwrap();
-        store.begin_part(b"two\n", Time(7)).unwrap();
-        let first = paths.root().join("journal.jsonl.1");
-        assert_eq!(fs::read_to_string(&first).unwrap(), "one\n{\"end\":{\"at\":7}}\n");
-        assert_eq!(fs::read_to_string(paths.journal()).unwrap(), "two\n");
-        // The daemon died between the commit and the renaming.
-        fs::rename(&first, paths.journal()).unwrap();
-        let mut store = Store::open(&paths, 2).unwrap();
-        assert_eq!(store.lines().unwrap(), b"two\n");
-        assert!(first.exists() && store.part().unwrap() == 2 && store.grown() == 0);
-        // If a user removed the file of a part, the current part is not renamed in its place.
-        fs::remove_file(&first).unwrap();
-        drop(store);
-        let mut store = Store::open(&paths, 2).unwrap();
-        assert_eq!(store.lines().unwrap(), b"two\n");
-        assert!(!first.exists());
-        for n in 3..7 {
-            store.begin_part(format!("{n}\n").as_bytes(), Time(n)).unwrap();
-        }
-        assert_eq!(Parts::new(paths.journal()).numbers(), [4, 5]);
-    }
-
-    #[test]
-    fn settings_of_an_old_store_are_migrated_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = Paths::new(folder.path());
-        let mut store = Store::open(&paths, 2).unwrap();
-        store.add_job(0, "k", "j", &row()).unwrap();
-        store.add_job(1, "l", "m", &row()).unwrap();
-        store.set_fact("share of job 1", "0.25").unwrap();
-        store.commit().unwrap();
-        let old = "ALTER TABLE job ADD COLUMN held INTEGER NOT NULL DEFAULT 0; \
-                   ALTER TABLE job ADD COLUMN batch INTEGER NOT NULL DEFAULT 0; \
-                   UPDATE job SET held = 1, batch = 64 WHERE id = 0; PRAGMA user_version = 2;";
-        store.db.execute_batch(old).unwrap();
-        drop(store);
-        let mut store = Store::open(&paths, 2).unwrap();
-        let set = store.take_overrides().unwrap();
-        let first = Overrides { held: true, batch: 64, share_permille: 0 };
-        let second = Overrides { share_permille: 250, ..Overrides::default() };
-        assert_eq!(set, [(0, first), (1, second)]);
-        store.commit().unwrap();
-        assert_eq!(store.take_overrides().unwrap(), []);
-        assert_eq!(store.jobs().unwrap().len(), 2);
-    }
-
-    #[test]
-    fn a_newer_store_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = Paths::new(folder.path());
-        drop(Store::open(&paths, 2).unwrap());
-        let db = Connection::open(paths.store()).unwrap();
-        db.execute_batch("PRAGMA user_version = 99").unwrap();
-        let Err(error) = Store::open(&paths, 2) else { panic!("a newer store was opened") };
-        assert!(
-            error.to_string().contains("has version 99, this program reads up to 3"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_file_that_is_not_a_store_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let paths = Paths::new(folder.path());
-        fs::write(paths.store(), "this is no database, only some text that is long enough")
-            .unwrap();
-        assert!(Store::open(&paths, 2).is_err());
-    }
-}
+mod tests;

@@ -1,18 +1,23 @@
 //! Views of jobs and of the daemon for people: the engine's estimates and the machine's
 //! observations together.
 
-use crate::AgentError;
+use crate::api::caller::Caller;
 use crate::api::control::{self, JobView, MachineView};
 use crate::daemon::Daemon;
 use crate::device::range_words;
-use crate::machine::tenant::JobRuntime;
+use crate::machine::tenant::{Company, JobRuntime};
 use roommate_core::idx::JobIdx;
 use roommate_core::job::{Job, Phase};
+use roommate_core::number::Number;
 use roommate_core::time::{Span, Time};
 use std::fs;
 
+/// A job of somebody else. The sentences of reasons have the word "job" before it.
+const FOREIGN: &str = "of another user";
+
 impl Daemon {
-    pub(super) fn job_view(&self, job: JobIdx) -> JobView {
+    /// A job as the caller sees it, who is its owner or an administrator.
+    pub(super) fn job_view(&self, job: JobIdx, caller: &Caller) -> JobView {
         let (record, state) = (&self.jobs[job], self.engine.state());
         let (hot, spec) = (state.job(job), state.spec(job));
         let known = self.machine.job(job);
@@ -28,40 +33,46 @@ impl Daemon {
         let timed = (seen.is_some() && !ended) || record.row.file.step_s.is_some();
         let moves = hot.phase == Phase::Running && !hot.user.held;
         let left_s = spec.work.filter(|_| moves && timed);
-        let left_s = left_s.map(|all| (all - done) * hot.meter.step_s).filter(|s| *s < 1e9);
+        let left_s = left_s.map(|all| Number::of((all - done) * hot.meter.step_s));
         JobView {
             name: record.name.clone(),
             idx: record.id,
+            owner: record.row.owner.clone(),
             state: self.state_of(job, hot, known),
             ended,
             devices: hot.gpus.iter().map(|g| g.0).collect(),
             wants: spec.gpus,
             share: self.share(job),
-            pace: f64::from(self.pace_permille(job)) / 1000.0,
+            pace: Number::of(f64::from(self.pace_permille(job)) / 1000.0),
             batch: seen.map(|s| s.batch),
             done,
             steps: spec.work,
-            left_s,
-            step_s: seen.map(|s| s.step_s),
-            stages_s: seen.and_then(|s| s.stages_s),
-            cpu_s: known.and_then(|j| j.cpu_s),
-            noise_scale: seen.and_then(|s| s.noise_scale),
+            left_s: left_s.filter(|s| *s < 1e9),
+            step_s: seen.map(|s| Number::of(s.step_s)),
+            stages_s: seen.and_then(|s| s.stages_s).map(|s| s.map(Number::of)),
+            cpu_s: known.and_then(|j| j.cpu_s).map(Number::of),
+            noise_scale: seen.and_then(|s| s.noise_scale).map(Number::of),
             mem_mib: seen.and_then(|s| s.mem_mib),
             gpu_mib: seen.and_then(|s| s.gpu_mib),
             seat: tenant.and_then(|t| t.range).map(range_words),
-            apart: tenant.is_some_and(|t| t.apart),
+            apart: tenant.is_some_and(|t| t.company == Company::Apart),
             cooperative: known.is_some_and(JobRuntime::is_connected),
             starts: self.starts(job),
             failures: record.failures.saturating_add(hot.failures),
-            submitted_s: submitted.secs(),
-            age_s: Span(until.0.saturating_sub(submitted.0)).secs(),
+            submitted_s: Number::of(submitted.secs()),
+            age_s: Number::of(Span(until.0.saturating_sub(submitted.0)).secs()),
             class: control::class_name(spec.class).into(),
             team: record.row.file.team.clone(),
-            why: self.reason(hot),
+            why: self
+                .machine
+                .lapse(job)
+                .map(|l| l.to_string())
+                .or_else(|| self.reason(hot, caller)),
             exit: known.and_then(|j| j.exit.as_ref()).map(ToString::to_string),
             keeper_pid: tenant.map(|t| t.supervisor.pid),
+            pid: tenant.and_then(|t| t.attempt.command(self.machine.os())).map(|p| p.pid),
             log: self.config.paths.log(record.id).display().to_string(),
-            command: record.row.file.command.words(),
+            command: control::shown_command(&record.row.file.command.words()),
         }
     }
 
@@ -86,7 +97,7 @@ impl Daemon {
     }
 
     /// Steps done: as the job last reported, else the engine's estimate.
-    fn done(&self, job: JobIdx) -> f64 {
+    fn done(&self, job: JobIdx) -> Number {
         let (state, known) = (self.engine.state(), self.machine.job(job));
         // The machine may still hold the last report of a job that has ended; the engine's figure
         // is final.
@@ -97,16 +108,17 @@ impl Daemon {
             None if known.is_some_and(JobRuntime::is_connected) => self.jobs[job].checkpoint,
             None => state.done(job),
         };
-        done.min(state.spec(job).work.unwrap_or(f64::INFINITY))
+        let most = state.spec(job).work.unwrap_or(Number::MOST);
+        Number::of(done.min(most.get()))
     }
 
     /// The job's share of each device: the policy's, or that of its user if it is smaller.
-    fn share(&self, job: JobIdx) -> f64 {
+    fn share(&self, job: JobIdx) -> Number {
         let (hot, spec) = (self.engine.state().job(job), self.engine.state().spec(job));
         let knobs = if hot.is_placed() { hot.knobs } else { spec.knobs };
         let (given, user) = (knobs.sm_permille, hot.user.share_permille);
         let less = user > 0 && (given == 0 || user < given);
-        f64::from(if less { user } else { given }) / 1000.0
+        Number::of(f64::from(if less { user } else { given }) / 1000.0)
     }
 
     /// The pace in force. A guard of a roommate may lower it below that of the job's knobs.
@@ -119,9 +131,9 @@ impl Daemon {
         }
     }
 
-    /// Why the job waits or runs as it does.
-    fn reason(&self, hot: &Job) -> Option<String> {
-        let name = |j: JobIdx| self.jobs[j].name.clone();
+    /// Why the job waits or runs as it does. Jobs of others are not named.
+    fn reason(&self, hot: &Job, caller: &Caller) -> Option<String> {
+        let name = |j: JobIdx| self.name_for(j, caller);
         if hot.phase == Phase::Done {
             return None;
         }
@@ -135,24 +147,36 @@ impl Daemon {
         })
     }
 
-    pub(super) fn machine_view(&self) -> Result<MachineView, AgentError> {
+    /// The name of a job in a text for the caller.
+    fn name_for(&self, job: JobIdx, caller: &Caller) -> String {
+        let record = &self.jobs[job];
+        let known = caller.sees(&record.row.owner);
+        if known { record.name.clone() } else { FOREIGN.into() }
+    }
+
+    pub(super) fn machine_view(&self, caller: &Caller) -> MachineView {
         let why = self.head.continues.as_ref();
         let why = why.map_or(String::new(), |why| format!(", begun because {why}"));
         let mib = self.store.bytes() as f64 / f64::from(1 << 20);
-        Ok(MachineView {
+        let about = |job: Option<JobIdx>| match job {
+            Some(job) => caller.sees(&self.jobs[job].row.owner),
+            None => caller.admin,
+        };
+        MachineView {
             pid: std::process::id(),
             policy: self.head.policy.clone(),
             cluster: self.head.cluster.to_string(),
             devices: self.head.cluster.gpus(),
             enforcement: self.machine.enforcement().clone(),
-            up_s: self.clock.now().secs(),
+            up_s: Number::of(self.clock.now().secs()),
             jobs: self.jobs.iter().filter(|j| j.outcome.is_none()).count(),
-            rss_mib: rss_mib(),
-            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()?),
+            rss_mib: Number::of(rss_mib()),
+            journal: format!("part {}, {mib:.1} MiB{why}", self.store.part()),
             http: self.http.clone(),
             gpus: self.machine.gpus(),
-            recent: self.log.lines.iter().cloned().collect(),
-        })
+            recent: self.log.lines(&about, &|job| self.name_for(job, caller)),
+            notices: self.store.notices().to_vec(),
+        }
     }
 }
 

@@ -2,27 +2,39 @@
 //!
 //! Each GPU has its own MPS daemon, which is monitored and restarted when it dies. Its clients run
 //! concurrently; without MPS the driver time-slices them. A share is enforced in two ways: a
-//! process without the SDK is started with a percentage of the SMs, which MPS enforces until it
-//! ends; a process with the SDK is told its SM range, which can change while it runs.
+//! process without the SDK is limited to a percentage of the SMs, which MPS enforces from when it
+//! connects until it ends; a process with the SDK is told its SM range, which can change while it
+//! runs, and which MPS does not know. Limits are set at the control of MPS, so that a process
+//! cannot lift them; its variables repeat them.
+//!
+//! An MPS server serves one user: processes of other users on the same GPU run outside MPS, in time
+//! slices.
 //!
 //! MPS does not isolate faults: a process that is killed in the middle of a kernel, or accesses
 //! invalid memory, crashes the other clients. Therefore the work of a process on the GPU is ended
 //! (`let_go`) before a signal may kill it, and a process suspected of a fault is started isolated,
 //! outside MPS.
 
+use super::claim::{Claim, Refusal, Way};
 use super::cpu::{host_mib, usable_cores};
-use super::{GRAIN, GpuView, SelfTest, SmGroups, Start, Tier, is_mps_client};
-use crate::device::nvidia::{self, GpuInfo, Mps, NOWHERE, Reading, Sampler};
-use crate::process::{self, Process};
+use super::{GRAIN, GpuView, Notice, Probe, SelfTest, SmGroups, Start, Tier, claim, is_mps_client};
+use crate::device::nvidia::{
+    self, GpuInfo, Limit, Mps, NOWHERE, Reading, Sampler, Strays, Watched,
+};
+use crate::os::disk;
+use crate::process::kin::Kin;
 use roommate_core::cluster::Cluster;
 use roommate_core::idx::{GpuIdx, Idx, IdxVec};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// How often the MPS daemons are checked.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+/// How often processes on the GPUs are compared with the tenants, and how often while one is about
+/// to connect.
+const ATTEND_EVERY: Duration = Duration::from_secs(3);
+const ATTEND_BUSY: Duration = Duration::from_millis(100);
 /// The part of a process's memory limit that the driver and its libraries need.
 const DRIVERS_OWN_MIB: u32 = 1024;
 
@@ -31,7 +43,6 @@ pub(crate) struct CudaDevice {
     sampler: Sampler,
     /// The result of the self-test.
     pub(super) tested: SelfTest,
-    over: Arc<AtomicBool>,
 }
 
 struct Gpu {
@@ -39,36 +50,32 @@ struct Gpu {
     /// The units of SM ranges.
     groups: SmGroups,
     mps: Option<Arc<Watched>>,
+    strays: Mutex<Seen>,
+    /// Held while this daemon uses the GPU.
+    _claim: Claim,
 }
 
-/// An MPS daemon that is monitored.
-struct Watched {
-    mps: Mps,
-    well: AtomicBool,
-    /// How often it was restarted.
-    restarts: AtomicU32,
+/// The strays of the last reading.
+#[derive(Default)]
+struct Seen {
+    strays: Strays,
+    at: Option<Instant>,
 }
 
 impl CudaDevice {
-    /// Finds the GPUs, starts MPS and tests what is in force.
-    pub(super) fn probe(
-        devices: Option<u16>,
-        folder: &Path,
-        program: &Path,
-    ) -> Result<Self, String> {
-        let mut infos = nvidia::inventory()?;
-        if let Some(wanted) = devices {
-            let found = infos.len();
-            if usize::from(wanted) > found {
-                return Err(format!("this machine has {found} GPUs, not {wanted}"));
-            }
-            infos.truncate(wanted.into());
-        }
+    /// Finds the GPUs, claims them, starts MPS and tests what is in force.
+    pub(super) fn probe(p: &Probe<'_>) -> Result<Self, String> {
+        let found = same_as_before(nvidia::inventory()?, p.folder);
+        let (chosen, left_out) = claim_gpus(found, p.devices, &claim::folder())?;
+        keep_in_mind(&chosen, p.folder)?;
         let mut tested: Option<SelfTest> = None;
         let mut gpus: IdxVec<GpuIdx, Gpu> = IdxVec::new();
-        for info in infos {
-            let mps = Mps::new(folder, &info);
-            let found = nvidia::test(program, &info, Some(&mps));
+        for (info, claim) in chosen {
+            let mut mps = Mps::new(p.folder, &info);
+            if let Some(public) = p.public {
+                mps = mps.in_public(public);
+            }
+            let found = nvidia::test(p.program, &info, Some(&mps));
             if !found.usable {
                 mps.stop();
                 return Err(format!("{} cannot be used: {}", info.name, found.what));
@@ -80,25 +87,21 @@ impl CudaDevice {
             if tested.as_ref().is_none_or(|t| t.tier == Tier::MpsV2) {
                 tested = Some(SelfTest { tier: found.tier, what });
             }
-            if !in_force {
+            let mps = if in_force {
+                Some(Watched::start(mps, info.mem_mib, found.control)?)
+            } else {
                 mps.stop();
-            }
-            let watched =
-                || Watched { mps, well: AtomicBool::new(true), restarts: AtomicU32::new(0) };
+                None
+            };
             let whole = u16::try_from(found.groups).unwrap_or(0);
             let rest = info.sms.saturating_sub(whole * GRAIN);
             let groups = SmGroups { groups: whole, rest };
-            gpus.push(Gpu { info, groups, mps: in_force.then(|| Arc::new(watched())) });
+            gpus.push(Gpu { info, groups, mps, strays: Mutex::default(), _claim: claim });
         }
         let infos: Vec<GpuInfo> = gpus.iter().map(|g| g.info.clone()).collect();
-        let over = Arc::new(AtomicBool::new(false));
-        for watched in gpus.iter().filter_map(|g| g.mps.clone()) {
-            let over = Arc::clone(&over);
-            let look = move || watch(&watched, &over);
-            process::small_thread("mps", look).map_err(|e| e.to_string())?;
-        }
-        let tested = tested.ok_or("there is no GPU here")?;
-        Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested, over })
+        let mut tested = tested.ok_or("there is no GPU here")?;
+        tested.what = left_out.iter().fold(tested.what, |text, more| format!("{text}; {more}"));
+        Ok(Self { sampler: Sampler::start(&infos, Sampler::USUAL), gpus, tested })
     }
 
     pub(super) fn cluster(&self) -> Cluster {
@@ -126,50 +129,125 @@ impl CudaDevice {
         divided.map_or(SmGroups::default(), |g| g.groups)
     }
 
+    /// The MPS daemon that a process would use.
+    fn mps_for(&self, start: &Start<'_>) -> Option<&Watched> {
+        let [gpu] = start.gpus else { return None };
+        let used = is_mps_client(start.gpus, start.apart, start.turns);
+        let watched = self.gpus.get(*gpu)?.mps.as_deref().filter(|_| used)?;
+        watched.serves(start.job, start.owner_uid).then_some(watched)
+    }
+
+    /// What MPS is to limit a process to. The SDK keeps to its range by itself, and needs to see
+    /// all SMs for that.
+    fn limit(start: &Start<'_>) -> Limit {
+        let share = if start.has_sdk { 1.0 } else { start.allowed.share };
+        let mem_mib = (start.mem_mib > 0).then(|| start.mem_mib.saturating_add(DRIVERS_OWN_MIB));
+        Limit { sm_permille: (1000.0 * share).round().clamp(10.0, 1000.0) as u16, mem_mib }
+    }
+
+    pub(super) fn admit(&self, start: &Start<'_>, now: Instant) -> bool {
+        let Some(mps) = self.mps_for(start) else { return true };
+        mps.admit(start.job, start.owner_uid, Self::limit(start), now)
+    }
+
+    pub(super) fn adopt(&self, start: &Start<'_>, now: Instant) {
+        if let Some(mps) = self.mps_for(start) {
+            mps.adopt(start.job, start.owner_uid, Self::limit(start), now);
+        }
+    }
+
+    pub(super) fn is_mps_client(&self, gpus: &[GpuIdx], job: u32) -> bool {
+        gpus.iter().filter_map(|g| self.gpus.get(*g)?.mps.as_ref()).any(|mps| mps.has(job))
+    }
+
+    pub(super) fn leave(&self, job: u32) {
+        self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|mps| mps.leave(job));
+    }
+
     pub(super) fn env(&self, start: &Start<'_>) -> Vec<(&'static str, String)> {
         let on: Vec<&Gpu> = start.gpus.iter().filter_map(|g| self.gpus.get(*g)).collect();
         let uuids: Vec<&str> = on.iter().map(|g| g.info.uuid.as_str()).collect();
         let mut env = vec![("CUDA_VISIBLE_DEVICES", uuids.join(","))];
-        let is_client = is_mps_client(start.gpus, start.apart, start.turns);
-        let mps = on.first().filter(|_| is_client).and_then(|one| one.mps.as_ref());
-        let Some(watched) = mps else {
+        let Some(watched) = self.mps_for(start).filter(|mps| mps.has(start.job)) else {
             env.push(("CUDA_MPS_PIPE_DIRECTORY", NOWHERE.into()));
             return env;
         };
-        env.extend(watched.mps.env());
-        if !start.has_sdk && start.allowed.share < 1.0 {
-            let percent = (100.0 * start.allowed.share).clamp(1.0, 100.0);
+        env.extend(watched.mps().env());
+        let limit = Self::limit(start);
+        if limit.sm_permille < Limit::WHOLE.sm_permille {
+            let percent = f64::from(limit.sm_permille) / 10.0;
             env.push(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", format!("{percent:.1}")));
         }
-        if start.mem_mib > 0 {
-            let most = start.mem_mib.saturating_add(DRIVERS_OWN_MIB);
+        if let Some(most) = limit.mem_mib {
             env.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={most}M")));
         }
         env
     }
 
-    /// Ends the work of a group's processes on these GPUs.
-    pub(super) fn let_go(&self, gpus: &[GpuIdx], group: Process) {
+    /// Ends the work of a tenant's processes on these GPUs.
+    pub(super) fn let_go(&self, gpus: &[GpuIdx], kin: &Kin) {
         let on = gpus.iter().filter_map(|g| self.gpus.get(*g)?.mps.as_ref());
-        for watched in on.filter(|w| w.well.load(Ordering::Relaxed)) {
-            let servers = watched.mps.servers().unwrap_or_default();
-            let clients =
-                servers.into_iter().flat_map(|s| watched.mps.clients(s).unwrap_or_default());
-            let theirs = |c: &u32| process::stat(*c).is_some_and(|s| s.group == group.pid);
-            for client in clients.filter(theirs).collect::<Vec<_>>() {
-                let _ = watched.mps.terminate_client(client);
+        for watched in on.filter(|w| w.is_well()) {
+            let mps = watched.mps();
+            let servers = mps.servers().unwrap_or_default();
+            let clients = servers.into_iter().flat_map(|s| mps.clients(s).unwrap_or_default());
+            for client in clients.filter(|c| kin.has(*c)).collect::<Vec<_>>() {
+                let _ = mps.terminate_client(client);
             }
         }
     }
 
+    /// Compares the processes on the GPUs with the tenants: `owner` names the job of a process.
+    pub(super) fn attend(&self, now: Instant, owner: &dyn Fn(u32) -> Option<u32>) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        for (gpu, reading) in self.gpus.iter().zip(self.readings()) {
+            let mut servers = Vec::new();
+            if let Some(mps) = &gpu.mps {
+                let (found, said) = mps.attend(now, owner);
+                let about = |f: nvidia::Found| Notice { job: Some(f.tenant), what: f.to_string() };
+                notices.extend(found.into_iter().map(about));
+                let name = &gpu.info.name;
+                let words = |what: String| Notice { job: None, what: format!("{name}: {what}") };
+                notices.extend(said.into_iter().map(words));
+                servers = mps.servers();
+            }
+            let Some(reading) = reading else { continue };
+            let mut seen = gpu.strays.lock().unwrap_or_else(PoisonError::into_inner);
+            if seen.at.replace(reading.at) == Some(reading.at) {
+                continue;
+            }
+            let belongs = |pid: u32| servers.contains(&pid) || owner(pid).is_some();
+            for stray in seen.strays.look(&reading.processes, &belongs) {
+                let what = format!("{} is used by a stranger: {stray}", gpu.info.name);
+                notices.push(Notice { job: None, what });
+            }
+        }
+        notices
+    }
+
+    pub(super) fn attend_every(&self, now: Instant) -> Duration {
+        let busy = self.gpus.iter().filter_map(|g| g.mps.as_ref()).any(|mps| mps.is_busy(now));
+        if busy { ATTEND_BUSY } else { ATTEND_EVERY }
+    }
+
+    /// The last reading of each GPU.
+    fn readings(&self) -> Vec<Option<Reading>> {
+        let mut latest = self.sampler.latest();
+        let mut of = |g: &Gpu| {
+            let at = latest.iter().position(|r| r.gpu == g.info.index)?;
+            Some(latest.swap_remove(at))
+        };
+        self.gpus.iter().map(&mut of).collect()
+    }
+
     pub(super) fn reading(&self, gpu: GpuIdx) -> Option<Reading> {
-        self.sampler.latest().into_iter().nth(gpu.usize())
+        self.readings().into_iter().nth(gpu.usize())?
     }
 
     pub(super) fn views(&self) -> Vec<GpuView> {
-        let readings = self.sampler.latest();
-        let views = self.gpus.iter().enumerate().map(|(i, gpu)| {
-            let seen = readings.get(i);
+        let views = self.gpus.iter().zip(self.readings()).map(|(gpu, seen)| {
+            let strays = gpu.strays.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = seen.as_ref();
             let counters = seen.and_then(|r| r.counters.as_ref());
             let mps = gpu.mps.as_ref();
             GpuView {
@@ -181,9 +259,9 @@ impl CudaDevice {
                 sm_occ: counters.map(|c| c.sm_occ),
                 tensor: counters.map(|c| c.tensor),
                 dram: counters.map(|c| c.dram),
-                mps: mps
-                    .map(|m| if m.well.load(Ordering::Relaxed) { "well" } else { "down" }.into()),
-                mps_restarts: mps.map_or(0, |m| m.restarts.load(Ordering::Relaxed)),
+                mps: mps.map(|m| m.words()),
+                mps_restarts: mps.map_or(0, |m| m.restarts()),
+                strays: strays.strays.now.clone(),
             }
         });
         views.collect()
@@ -192,37 +270,112 @@ impl CudaDevice {
     /// Stops the MPS daemons if they are not needed any more; otherwise the next daemon finds them
     /// again.
     pub(super) fn close(&self, empty: bool) {
-        self.over.store(true, Ordering::Relaxed);
-        if empty {
-            self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|w| w.mps.stop());
-        }
+        self.gpus.iter().filter_map(|g| g.mps.as_ref()).for_each(|mps| mps.close(empty));
     }
 }
 
-/// Checks an MPS daemon periodically, and restarts it when it does not answer.
-fn watch(watched: &Watched, over: &AtomicBool) {
-    let wait = || {
-        let step = Duration::from_millis(250);
-        let mut left = LOOK_EVERY;
-        while !left.is_zero() && !over.load(Ordering::Relaxed) {
-            std::thread::sleep(step);
-            left = left.saturating_sub(step);
-        }
-        !over.load(Ordering::Relaxed)
+/// The file with the UUIDs of the GPUs that a state was begun with, so that a later daemon does not
+/// take others while jobs still run on these.
+const CHOSEN: &str = "gpus";
+
+/// The GPUs that the state was begun with, if all of them are there; otherwise all that are.
+fn same_as_before(found: Vec<GpuInfo>, folder: &Path) -> Vec<GpuInfo> {
+    let kept = fs::read_to_string(folder.join(CHOSEN)).unwrap_or_default();
+    let of = |uuid: &str| found.iter().find(|g| g.uuid == uuid).cloned();
+    let before: Option<Vec<GpuInfo>> = kept.lines().map(of).collect();
+    before.filter(|b| !b.is_empty()).unwrap_or(found)
+}
+
+fn keep_in_mind(chosen: &[Claimed], folder: &Path) -> Result<(), String> {
+    let failed = |e: &dyn std::fmt::Display| {
+        format!("could not write in the folder {:?}: {e}", folder.display().to_string())
     };
-    while wait() {
-        let well = watched.mps.is_healthy();
-        watched.well.store(well, Ordering::Relaxed);
-        if well || over.load(Ordering::Relaxed) {
-            continue;
+    let uuids: Vec<&str> = chosen.iter().map(|(gpu, _)| gpu.uuid.as_str()).collect();
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| failed(&e))?;
+    let text = uuids.join("\n");
+    disk::replace(&disk::RealDisk, &folder.join(CHOSEN), text.as_bytes()).map_err(|e| failed(&e))
+}
+
+/// A GPU and the claim of it.
+type Claimed = (GpuInfo, Claim);
+
+/// Claims GPUs: as many as are wanted, or all that can be claimed. Returns those, and why others
+/// are left out.
+fn claim_gpus(
+    found: Vec<GpuInfo>,
+    wanted: Option<u16>,
+    folder: &Path,
+) -> Result<(Vec<Claimed>, Vec<String>), String> {
+    let (all, most) = (found.len(), wanted.map_or(found.len(), usize::from));
+    if most > all {
+        return Err(format!("this machine has {all} GPUs, not {most}"));
+    }
+    let (mut chosen, mut left_out, mut taken) = (Vec::new(), Vec::new(), false);
+    for info in found {
+        if chosen.len() == most {
+            break;
         }
-        if watched.mps.ensure() == Ok(true) {
-            if over.load(Ordering::Relaxed) {
-                watched.mps.stop();
-                return;
+        match Claim::take(folder, &format!("gpu-{}", info.uuid), Way::Alone) {
+            Ok(claim) => chosen.push((info, claim)),
+            Err(why) => {
+                taken |= matches!(why, Refusal::Taken(_));
+                left_out.push(format!("GPU {} ({}) is {why}", info.index, info.name));
             }
-            watched.restarts.fetch_add(1, Ordering::Relaxed);
-            watched.well.store(true, Ordering::Relaxed);
         }
+    }
+    if chosen.is_empty() || wanted.is_some() && chosen.len() < most {
+        let what = left_out.join("; ");
+        return Err(if taken {
+            format!(
+                "{what}: one daemon uses a GPU; end that daemon, choose other GPUs with \
+                 CUDA_VISIBLE_DEVICES, or submit jobs to it"
+            )
+        } else {
+            what
+        });
+    }
+    Ok((chosen, left_out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::nvidia::fake;
+
+    fn gpu(index: u32) -> GpuInfo {
+        GpuInfo { index, uuid: format!("GPU-{index}"), ..fake::gpu() }
+    }
+
+    fn uuids(of: &[Claimed]) -> Vec<&str> {
+        of.iter().map(|(gpu, _)| gpu.uuid.as_str()).collect()
+    }
+
+    #[test]
+    fn a_gpu_of_another_daemon_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = |wanted| claim_gpus(vec![gpu(0), gpu(1)], wanted, folder.path());
+        let (first, _) = claim(Some(1)).unwrap();
+        assert_eq!(uuids(&first), ["GPU-0"]);
+        let (second, left_out) = claim(None).unwrap();
+        assert_eq!(uuids(&second), ["GPU-1"]);
+        assert!(left_out[0].starts_with("GPU 0 (NVIDIA H200) is claimed by process "));
+        let error = claim(Some(1)).unwrap_err();
+        assert!(error.contains("GPU 1 (NVIDIA H200) is claimed by process "), "{error}");
+        assert!(error.ends_with("or submit jobs to it"), "{error}");
+        drop(first);
+        let error = claim(Some(2)).unwrap_err();
+        assert!(!error.contains("GPU 0") && error.contains("GPU 1"), "{error}");
+        assert_eq!(claim(Some(3)).unwrap_err(), "this machine has 2 GPUs, not 3");
+    }
+
+    #[test]
+    fn a_state_keeps_its_gpus() {
+        let folder = tempfile::tempdir().unwrap();
+        let all = || vec![gpu(0), gpu(1)];
+        assert_eq!(same_as_before(all(), folder.path()), all());
+        let second = claim_gpus(vec![gpu(1)], None, folder.path()).unwrap().0;
+        keep_in_mind(&second, folder.path()).unwrap();
+        assert_eq!(same_as_before(all(), folder.path()), [gpu(1)]);
+        assert_eq!(same_as_before(vec![gpu(0)], folder.path()), [gpu(0)], "it is not there");
     }
 }

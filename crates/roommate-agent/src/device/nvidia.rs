@@ -1,5 +1,5 @@
 //! The GPUs of this machine: inventory (`nvml`), counters (`sampler`), concurrent processes
-//! (`mps`), and a test of the limits (`selftest`).
+//! (`mps`), a test of the limits (`selftest`), and processes that do not belong here (`strays`).
 //!
 //! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so
 //! other users of the machine are not affected.
@@ -9,15 +9,20 @@ mod mps;
 mod nvml;
 mod sampler;
 mod selftest;
+mod strays;
 
 pub(crate) use mps::Mps;
+pub(crate) use mps::limits::{Found, Limit};
+pub(crate) use mps::watched::Watched;
 pub(crate) use nvml::{GpuInfo, inventory};
 pub(crate) use sampler::{Counters, Reading, Sampler};
 pub(crate) use selftest::test;
+pub use strays::Stray;
+pub(crate) use strays::Strays;
 
 /// A pipe directory without an MPS daemon: a process with this directory runs without MPS, and does
 /// not find another user's daemon.
 pub(crate) const NOWHERE: &str = "/nonexistent";
 
 #[cfg(test)]
-mod fake;
+pub(super) mod fake;

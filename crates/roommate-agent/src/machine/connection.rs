@@ -1,21 +1,39 @@
 //! Connections of tenants: for each a thread reads lines and passes them on. A peer that sends an
 //! invalid message gets the reason and is disconnected, without effect on other tenants.
+//!
+//! ```text
+//!  connect ─▶ lobby ── hello with a token of this machine ─▶ admitted ─▶ messages
+//!               └─ silent for HELLO_WITHIN, or the oldest silent one of too many: closed
+//! ```
+//!
+//! - A connection counts as a tenant's only once the machine knows its token, so strangers compete
+//!   with each other for room and not with tenants.
+//! - Who sends more than its allowance is read more slowly.
 
+mod lobby;
+
+use crate::machine::connection::lobby::{Lobby, Outcome};
 use crate::machine::{Heard, Input};
 use crate::process::{Deliver, small_thread};
-use crate::protocol::{FromTenant, Hello, Refused, ToTenant, VERSION, read_line};
-use std::io::{BufReader, Write};
+use crate::protocol::{FromTenant, Hello, Refused, SPOKEN, ToTenant, read_line};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Most connections at a time.
-const MOST_PEERS: usize = 1_000;
 /// How long a message may take to be written before the tenant is disconnected.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a connection may take to say hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// How long a line may take from its first byte to its last.
+const LINE_WITHIN: Duration = Duration::from_secs(5);
+/// How long the machine waits after it could not accept a connection, mostly because no file
+/// descriptor is left.
+const BREATH: Duration = Duration::from_millis(100);
+/// When a tenant may try again that was refused for want of room, in seconds.
+const LATER_S: f64 = 1.0;
 
 /// A connection to a tenant.
 #[derive(Clone, Debug)]
@@ -23,6 +41,7 @@ pub(crate) struct Peer {
     /// Its number, which is not reused.
     pub(crate) id: u64,
     stream: Arc<UnixStream>,
+    lobby: Arc<Lobby>,
 }
 
 impl Peer {
@@ -35,26 +54,52 @@ impl Peer {
         sent
     }
 
-    /// Sends the reason and closes the connection.
+    /// Sends the reason and closes the connection, for good.
     pub(crate) fn refuse(&self, reason: impl Into<String>) {
-        let _ = self.send(&ToTenant::Refused(Refused { reason: reason.into() }));
+        self.send(&ToTenant::Refused(Refused { reason: reason.into(), later_s: None }));
         self.hang_up();
     }
 
-    /// Whether the SDK uses the same version of the protocol; if not, the connection is refused.
-    pub(crate) fn has_our_version(&self, hello: &Hello) -> bool {
-        let (theirs, ours) = (hello.version, VERSION);
-        if theirs != ours {
-            let reason =
-                format!("the SDK uses protocol version {theirs}, this machine version {ours}");
-            self.refuse(reason);
+    /// Closes the connection for want of room; the tenant may try again.
+    fn put_off(&self) {
+        let reason = "too many connections".into();
+        self.send(&ToTenant::Refused(Refused { reason, later_s: Some(LATER_S) }));
+        self.hang_up();
+    }
+
+    /// The version of the protocol in which the tenant is answered; if there is none, the
+    /// connection is refused.
+    pub(crate) fn agree_on_version(&self, hello: &Hello) -> Option<u32> {
+        hello.common_version(SPOKEN).map_err(|reason| self.refuse(reason)).ok()
+    }
+
+    /// Counts the connection as that of a tenant, whose token the machine knows. False if it is
+    /// gone already, or if there is no room, and then it is put off.
+    pub(crate) fn admit(&self) -> bool {
+        match self.lobby.admit(self.id) {
+            Outcome::Admitted => true,
+            Outcome::Full => {
+                self.put_off();
+                false
+            }
+            Outcome::Gone => false,
         }
-        theirs == ours
+    }
+
+    /// A connection for tests, and its other end.
+    #[cfg(test)]
+    pub(crate) fn pair(id: u64) -> (Self, UnixStream) {
+        let (stream, other) = UnixStream::pair().unwrap();
+        (Self { id, stream: Arc::new(stream), lobby: Arc::default() }, other)
     }
 
     pub(crate) fn hang_up(&self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        hang_up(&self.stream);
     }
+}
+
+fn hang_up(stream: &UnixStream) {
+    let _ = stream.shutdown(Shutdown::Both);
 }
 
 /// Environment variables of a job, for the SDK.
@@ -74,77 +119,193 @@ pub(crate) fn env(
 
 /// Serves tenants, each in a thread, until the process ends.
 pub(crate) fn serve(listener: &UnixListener, to: &Deliver<Input>) {
-    let peers = Arc::new(AtomicUsize::new(0));
-    for (id, stream) in listener.incoming().flatten().enumerate() {
+    let lobby = Arc::new(Lobby::default());
+    let mut next = 0..;
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => Arc::new(stream),
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
+                continue;
+            }
+            Err(_) => {
+                lobby.make_room(Instant::now());
+                std::thread::sleep(BREATH);
+                continue;
+            }
+        };
+        let Some(id) = next.next() else { return };
         let _ = stream.set_write_timeout(Some(PATIENCE));
-        let Ok(reading) = stream.try_clone() else { continue };
-        let peer = Peer { id: id as u64, stream: Arc::new(stream) };
-        if peers.fetch_add(1, Ordering::Relaxed) >= MOST_PEERS {
-            peers.fetch_sub(1, Ordering::Relaxed);
-            peer.refuse("too many connections");
-            continue;
-        }
-        let (to, peers) = (Arc::clone(to), Arc::clone(&peers));
-        let spawned = small_thread("tenant", move || {
-            listen(reading, &peer, &to);
-            peers.fetch_sub(1, Ordering::Relaxed);
-        });
-        drop(spawned);
+        let peer = Peer { id, stream, lobby: Arc::clone(&lobby) };
+        receive(peer, to);
     }
 }
 
-fn listen(stream: UnixStream, peer: &Peer, to: &Deliver<Input>) {
-    let mut from = BufReader::new(stream);
-    let mut line_number = 0;
+/// Takes a connection into the lobby, and starts to read it.
+fn receive(peer: Peer, to: &Deliver<Input>) {
+    loop {
+        match peer.lobby.come(peer.id, &peer.stream, Instant::now()) {
+            Ok(true) => break,
+            Ok(false) => return peer.put_off(),
+            // Meanwhile further connections wait in the kernel.
+            Err(wait) => std::thread::sleep(wait),
+        }
+    }
+    let (to, reader) = (Arc::clone(to), peer.clone());
+    let spawned = small_thread("tenant", move || {
+        if listen(&reader, &to) {
+            to(Input(Heard::Gone(reader.id)));
+        }
+        reader.lobby.leave(reader.id);
+    });
+    if spawned.is_err() {
+        peer.lobby.leave(peer.id);
+        peer.put_off();
+    }
+}
+
+/// Passes on messages until the connection is closed, by either side. Returns whether there were
+/// any.
+fn listen(peer: &Peer, to: &Deliver<Input>) -> bool {
+    let came = Instant::now();
+    let mut from = BufReader::new(Timed::new(&peer.stream, came + HELLO_WITHIN));
+    let mut allowance = Allowance::new(came);
+    let mut line_number = 0_u64;
     loop {
         line_number += 1;
-        let line = match read_line(&mut from) {
+        let line = match next_line(&mut from, line_number == 1) {
             Ok(Some(line)) => line,
-            Ok(None) => break,
-            Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            Err(e) if e.kind() == ErrorKind::InvalidData => {
                 peer.refuse(format!("line {line_number}: {e}"));
                 break;
             }
-            Err(_) => break,
+            // A tenant that was stopped by a signal may be late, and then connects again; so it
+            // is not refused.
+            Ok(None) | Err(_) => break,
         };
-        match FromTenant::read(&line) {
-            Ok(message) => {
-                if line_number == 1 && !matches!(message, FromTenant::Hello(_)) {
-                    peer.refuse("line 1: the first message has to be a hello");
-                    break;
-                }
-                if !to(Input(Heard::Message(peer.clone(), message))) {
-                    break;
-                }
-            }
+        let message = match FromTenant::read(&line) {
+            Ok(message) => message,
             Err(what) => {
                 peer.refuse(format!("line {line_number}: {what}"));
                 break;
             }
+        };
+        if line_number == 1 {
+            if !matches!(message, FromTenant::Hello(_)) {
+                peer.refuse("line 1: the first message has to be a hello");
+                break;
+            }
+            peer.lobby.spoke(peer.id);
         }
+        let cost = cost(&message);
+        if !to(Input(Heard::Message(peer.clone(), message))) {
+            break;
+        }
+        std::thread::sleep(allowance.spend(cost, Instant::now()));
     }
-    to(Input(Heard::Gone(peer.id)));
+    peer.hang_up();
+    line_number > 1
+}
+
+/// The next line. Only the first has to begin within a time, but each has to end within one.
+fn next_line(from: &mut BufReader<Timed<'_>>, is_first: bool) -> io::Result<Option<Vec<u8>>> {
+    if !is_first {
+        from.get_mut().until = None;
+    }
+    if from.fill_buf()?.is_empty() {
+        return Ok(None);
+    }
+    let end = Instant::now() + LINE_WITHIN;
+    let timed = from.get_mut();
+    timed.until = Some(timed.until.map_or(end, |hello| hello.min(end)));
+    read_line(from)
+}
+
+/// A stream that is read until a time.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Option<Instant>,
+    /// Whether the stream has a time limit now.
+    limited: bool,
+}
+
+impl<'a> Timed<'a> {
+    fn new(stream: &'a UnixStream, until: Instant) -> Self {
+        Self { stream, until: Some(until), limited: false }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        if left.is_some() || self.limited {
+            self.stream.set_read_timeout(left)?;
+            self.limited = left.is_some();
+        }
+        self.stream.read(buffer)
+    }
+}
+
+/// What a tenant may send, in units that messages cost: units a second, and at most a second's
+/// worth at once.
+const UNITS_A_SECOND: f64 = 2000.0;
+
+/// What a message costs: 20 checkpoints a second, each of which is written to the disk, 200 other
+/// reports, 2,000 messages of stages (a job with steps of 4 ms and four stages).
+fn cost(message: &FromTenant) -> f64 {
+    match message {
+        FromTenant::Checkpointed(_) | FromTenant::Hello(_) => 100.0,
+        FromTenant::Enter(_) | FromTenant::Leave(_) => 1.0,
+        _ => 10.0,
+    }
+}
+
+/// What a tenant may still send.
+struct Allowance {
+    units: f64,
+    at: Instant,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self { units: UNITS_A_SECOND, at: now }
+    }
+
+    /// Spends units; returns how long to wait before the next message is read.
+    fn spend(&mut self, units: f64, now: Instant) -> Duration {
+        let since = now.saturating_duration_since(self.at).as_secs_f64();
+        self.at = now;
+        self.units = (self.units + UNITS_A_SECOND * since).min(UNITS_A_SECOND) - units;
+        Duration::from_secs_f64((-self.units / UNITS_A_SECOND).max(0.0))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead, Read};
+    use crate::protocol::{Done, Nothing};
     use std::sync::mpsc;
 
-    #[test]
-    fn invalid_messages_disconnect_only_their_sender() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = folder.path().join("t.sock");
+    /// A machine's socket, and what is heard there.
+    fn open(folder: &Path) -> (std::path::PathBuf, mpsc::Receiver<Heard>) {
+        let at = folder.join("t.sock");
         let listener = UnixListener::bind(&at).unwrap();
         let (sender, inputs) = mpsc::channel();
         let to: Deliver<Input> = Arc::new(move |input: Input| sender.send(input.0).is_ok());
         std::thread::spawn(move || serve(&listener, &to));
-        let hello = br#"{"hello":{"version":1,"token":"x","pid":1}}"#;
+        (at, inputs)
+    }
 
+    const HELLO: &[u8] = b"{\"hello\":{\"version\":1,\"token\":\"x\",\"pid\":1}}\n";
+
+    #[test]
+    fn invalid_messages_disconnect_only_their_sender() {
+        let folder = tempfile::tempdir().unwrap();
+        let (at, inputs) = open(folder.path());
         let mut good = UnixStream::connect(&at).unwrap();
-        good.write_all(hello).unwrap();
-        good.write_all(b"\n").unwrap();
+        good.write_all(HELLO).unwrap();
         let Heard::Message(peer, FromTenant::Hello(_)) = inputs.recv().unwrap() else { panic!() };
 
         let endless = vec![b'x'; crate::protocol::LONGEST_LINE + 1];
@@ -161,12 +322,70 @@ mod tests {
             assert!(answer.contains(why), "{answer:?} does not contain {why:?}");
             let mut rest = Vec::new();
             let _ = stream.read_to_end(&mut rest);
-            assert!(matches!(inputs.recv().unwrap(), Heard::Gone(_)));
         }
 
-        assert!(peer.send(&ToTenant::Stop(crate::protocol::Nothing {})));
+        assert!(peer.send(&ToTenant::Stop(Nothing {})));
         let mut answer = String::new();
         BufReader::new(&good).read_line(&mut answer).unwrap();
         assert_eq!(answer, "{\"stop\":{}}\n");
+    }
+
+    #[test]
+    fn a_tenant_gets_in_past_a_crowd_of_silent_strangers() {
+        let folder = tempfile::tempdir().unwrap();
+        let (at, inputs) = open(folder.path());
+        let crowd: Vec<UnixStream> = (0..80).map(|_| UnixStream::connect(&at).unwrap()).collect();
+        let mut tenant = UnixStream::connect(&at).unwrap();
+        tenant.write_all(HELLO).unwrap();
+        let Heard::Message(peer, _) = inputs.recv().unwrap() else { panic!() };
+        assert!(peer.admit() && peer.admit());
+        // The first of the crowd made room for it, without a word.
+        let mut rest = Vec::new();
+        (&crowd[0]).read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"");
+        // Only who said something is said to be gone.
+        drop(tenant);
+        let Heard::Gone(id) = inputs.recv().unwrap() else { panic!() };
+        assert_eq!(id, peer.id);
+    }
+
+    #[test]
+    fn lines_that_do_not_begin_or_end_in_time_are_given_up() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let late = || Instant::now() + Duration::from_millis(20);
+        let mut from = BufReader::new(Timed::new(&ours, late()));
+        let kind = |got: io::Result<Option<Vec<u8>>>| got.unwrap_err().kind();
+        let slow = |kind| matches!(kind, ErrorKind::TimedOut | ErrorKind::WouldBlock);
+        assert!(slow(kind(next_line(&mut from, true))));
+        theirs.write_all(b"half").unwrap();
+        from.get_mut().until = Some(late());
+        assert!(slow(kind(next_line(&mut from, true))));
+        theirs.write_all(b"a\nb\n").unwrap();
+        assert_eq!(next_line(&mut from, false).unwrap().unwrap(), b"a");
+        assert_eq!(next_line(&mut from, false).unwrap().unwrap(), b"b");
+        drop(theirs);
+        assert_eq!(next_line(&mut from, false).unwrap(), None);
+    }
+
+    #[test]
+    fn a_loud_tenant_is_read_at_its_allowed_rate() {
+        let base = Instant::now();
+        let checkpoint = FromTenant::Checkpointed(Done { done: 1.0 });
+        let resumed = FromTenant::Resumed(Nothing {});
+        for (message, a_second) in [(checkpoint, 20.0), (resumed, 200.0)] {
+            let (mut allowance, mut now, mut sent) = (Allowance::new(base), base, 0);
+            // As fast as it can for ten seconds: a second's worth at once, then the rate.
+            while now < base + Duration::from_secs(10) {
+                now += allowance.spend(cost(&message), now);
+                sent += 1;
+            }
+            let most = 11.0 * a_second;
+            assert!((most - 2.0..=most + 2.0).contains(&f64::from(sent)), "{sent} of {most}");
+        }
+        // Twice a second is never slowed.
+        let (mut allowance, step) = (Allowance::new(base), Duration::from_millis(500));
+        for n in 0..100 {
+            assert_eq!(allowance.spend(10.0, base + n * step), Duration::ZERO);
+        }
     }
 }

@@ -3,14 +3,12 @@
 
 use crate::machine::crash_attribution::Cause;
 use crate::machine::orders::GRACE;
-use crate::machine::tenant::{Goal, JobRuntime};
+use crate::machine::tenant::{Company, Goal, JobRuntime};
 use crate::machine::{Machine, Report};
 use crate::process::Exit;
 use roommate_core::idx::JobIdx;
 use roommate_core::reason::Reason;
-use rustix::process::Signal;
 use std::path::Path;
-use std::time::Instant;
 
 /// Exit status of a tenant that left because it was ordered to.
 const LEFT: i32 = 75;
@@ -18,7 +16,7 @@ const LEFT: i32 = 75;
 impl Machine {
     /// Forces tenants that have not followed an order in time.
     pub(super) fn press_deadlines(&mut self) {
-        let now = Instant::now();
+        let now = self.now();
         let mut frozen = Vec::new();
         for (job, known) in &mut self.jobs {
             let late = |t: &&mut super::Tenant| t.deadline.is_some_and(|d| d <= now);
@@ -28,20 +26,19 @@ impl Machine {
                 Goal::Run => {}
                 Goal::Suspend { still } => {
                     if !std::mem::replace(still, true) {
-                        t.freeze();
+                        self.control.freeze(t);
                         frozen.push(*job);
                     }
                 }
                 Goal::Leave { termed, .. } if !*termed => {
                     *termed = true;
                     t.deadline = Some(now + GRACE);
-                    t.thaw();
-                    self.device.let_go(&t.gpus, t.supervisor);
-                    t.supervisor.signal_group(Signal::TERM);
+                    self.control.terminate(t, &self.device);
                 }
                 Goal::Leave { .. } | Goal::Cancel => {
-                    self.device.let_go(&t.gpus, t.supervisor);
-                    t.supervisor.signal_group(Signal::KILL);
+                    self.control.kill(t, &self.device);
+                    // It is killed again if something of it is left.
+                    t.deadline = Some(now + GRACE);
                 }
             }
         }
@@ -54,27 +51,57 @@ impl Machine {
     pub(super) fn on_exit(&mut self, folder: &Path) {
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.attempt.folder == folder);
         let Some((job, known)) = self.jobs.iter_mut().find(|(_, j)| is_its(j)) else { return };
-        let (job, group) = (*job, known.group());
-        let Some(t) = known.tenant.take() else { return };
-        t.supervisor.sweep(&t.token);
-        self.device.release(&group);
-        if let Some(peer) = &t.peer {
-            peer.hang_up();
+        let job = *job;
+        let Some(t) = &mut known.tenant else { return };
+        if t.ended.is_none() {
+            t.ended = Some(t.attempt.exit(&self.control.os));
+            t.deadline = None;
+            if let Some(peer) = t.peer.take() {
+                peer.hang_up();
+            }
         }
-        let exit = t.attempt.exit();
-        (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s());
+        self.clear(job);
+    }
+
+    /// Concludes ends whose last processes are gone by now.
+    pub(super) fn clear_all(&mut self) {
+        let ended = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.ended.is_some());
+        let jobs = self.jobs.iter().filter(|(_, j)| ended(j)).map(|(job, _)| *job);
+        jobs.collect::<Vec<_>>().into_iter().for_each(|job| self.clear(job));
+    }
+
+    /// Kills what the command of an ended attempt left behind; once nothing is left, the attempt
+    /// has ended, and its devices are free.
+    fn clear(&mut self, job: JobIdx) {
+        let Some(known) = self.jobs.get_mut(&job) else { return };
+        let Some(t) = &known.tenant else { return };
+        if !self.control.clear(&t.attempt, &t.token, t.supervisor) {
+            return;
+        }
+        let Some(t) = known.tenant.take() else { return };
+        self.device.leave(known.program.id);
+        if !t.attempt.was_begun(&self.control.os) {
+            // The supervisor could not begin, for lack of room or memory: not the job's fault.
+            self.not_begun(job, t);
+            return;
+        }
+        let os = &self.control.os;
+        let exit = t.ended.clone().unwrap_or(Exit::Unseen);
+        (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s(os));
         (known.sampled, known.tally) = (None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));
-        if t.apart && !bad {
+        let apart = t.company == Company::Apart;
+        if apart && !bad {
             // A clean exit while isolated clears the job of suspicion.
             known.suspect = false;
         }
-        let admitted = self.stages.forget(job);
+        let admitted = self.stages.forget(job, self.control.os.now());
         self.admit_to_stages(&admitted);
         let by_itself = matches!(t.goal, Goal::Run | Goal::Suspend { still: false });
-        if by_itself && bad && !t.apart && self.device.shares_fate() {
+        if by_itself && bad && !apart && self.device.shares_fate() {
             // A roommate may have caused it.
-            self.crashes.add(job, &t.gpus, exit, Instant::now());
+            let now = self.now();
+            self.crashes.add(job, &t.gpus, exit, now);
         } else {
             self.judge(job, t.goal, &exit);
         }
@@ -82,7 +109,7 @@ impl Machine {
 
     /// Reports ends with an error whose cause is decided now.
     pub(super) fn attribute_crashes(&mut self) {
-        for (job, exit, cause) in self.crashes.take_due(Instant::now()) {
+        for (job, exit, cause) in self.crashes.take_due(self.control.os.now()) {
             if let Some(known) = self.jobs.get_mut(&job) {
                 known.suspect = cause == Cause::Unknown;
             }
@@ -131,6 +158,8 @@ impl Machine {
 /// The class of a failure, as far as the exit status tells.
 pub(crate) fn classify(exit: &Exit) -> Reason {
     match exit {
+        Exit::Unstarted(why) if why.by_command => Reason::UserError,
+        Exit::Unstarted(_) => Reason::StartFailed,
         // A shell that cannot find or run the command, and usage errors: a retry would fail again.
         Exit::Code(2 | 64 | 126 | 127) => Reason::UserError,
         // EX_TEMPFAIL, and being killed from outside, mostly for lack of memory.

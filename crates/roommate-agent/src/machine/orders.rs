@@ -1,20 +1,21 @@
 //! Carrying out orders: processes are started, adopted, suspended, moved and ended.
 
 use crate::device;
-use crate::machine::tenant::{Begun, Goal, JobRuntime, Tenant};
-use crate::machine::{Heard, Input, Machine, Report, Start, connection};
-use crate::process::supervisor::{Attempt, Launch, pin};
-use crate::process::{self, Exit, Process, random};
+use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
+use crate::machine::{AGAIN_AFTER, Heard, Input, Machine, Report, Start, Waiting, connection};
+use crate::os::groups::Limits;
+use crate::process::supervisor::{Attempt, Launch, RunAs};
+use crate::process::{Exit, Process, Unstarted};
 use crate::protocol::{Nothing, ToTenant};
 use roommate_core::event::Placement;
 use roommate_core::idx::JobIdx;
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
-use roommate_core::reason::Reason;
 use rustix::process::Signal;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a tenant may take to follow an order before it is forced.
 pub(super) const GRACE: Duration = Duration::from_secs(10);
@@ -47,29 +48,54 @@ impl Machine {
     fn new_folder(&self, id: u32, attempt: u32) -> PathBuf {
         let folder = |n: u32| self.folder(id).join(format!("{attempt}.{n}"));
         let mut folders = (0..u32::MAX).map(folder);
-        folders.find(|f| !f.exists()).expect("there are more numbers than attempts")
+        let disk = &self.control.os.disk;
+        folders.find(|f| disk.list(f).is_err()).expect("there are more numbers than attempts")
     }
 
     /// Starts a process for the job.
     pub(super) fn launch(&mut self, job: JobIdx, place: Placement, number: u32) {
+        if !self.is_admitted(job, &place, number) {
+            return;
+        }
         let Some(known) = self.jobs.get(&job) else { return };
         let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
         let attempt = Attempt::new(self.new_folder(id, number));
-        let token = format!("{id}.{number}.{:016x}", random());
-        let launch = self.plan_launch(known, &place, &token);
-        match attempt.launch(&launch, &self.setup.program) {
+        let os = &self.control.os;
+        let token = format!("{id}.{number}.{:016x}", os.processes.random());
+        let launched = self
+            .plan_launch(known, &place, &attempt, &token)
+            .and_then(|launch| attempt.launch(os, &launch));
+        match launched {
             Ok(supervisor) => {
                 self.record(job, attempt, token, supervisor, place);
                 self.begun(job, Begun { done: Some(done) }, awaited);
                 self.apply_hold(job);
             }
             Err(e) => {
-                let _ = std::fs::write(self.folder(id).join("problem"), e.to_string());
-                if let Some(known) = self.jobs.get_mut(&job) {
-                    known.exit = Some(Exit::Code(126));
-                }
-                self.report(Report::Failed { job, why: Reason::StartFailed, done: Some(done) });
+                self.control.withdraw(&attempt);
+                self.device.leave(id);
+                self.put_off(job, place, number, e.to_string());
             }
+        }
+    }
+
+    /// The supervisor of an attempt ended before it had claimed it.
+    pub(super) fn not_begun(&mut self, job: JobIdx, t: Tenant) {
+        let number = t.attempt.number();
+        let what = "its supervisor could not begin".to_string();
+        let place = Placement { gpus: t.gpus, knobs: t.knobs };
+        match t.goal {
+            Goal::Run => self.put_off(job, place, number, what),
+            goal => self.judge(job, goal, &Exit::Unseen),
+        }
+    }
+
+    /// Tries a start again in a moment: want of room, memory or processes is not the job's fault.
+    fn put_off(&mut self, job: JobIdx, place: Placement, attempt: u32, what: String) {
+        let not_before = self.now() + AGAIN_AFTER;
+        self.waiting.insert(job, Waiting { place, attempt, not_before });
+        if let Some(known) = self.jobs.get_mut(&job) {
+            known.exit = Some(Exit::Unstarted(Unstarted { by_command: false, what }));
         }
     }
 
@@ -82,25 +108,33 @@ impl Machine {
         }
     }
 
-    fn plan_launch(&self, known: &JobRuntime, place: &Placement, token: &str) -> Launch {
+    fn plan_launch(
+        &self,
+        known: &JobRuntime,
+        place: &Placement,
+        attempt: &Attempt,
+        token: &str,
+    ) -> io::Result<Launch> {
         let program = &known.program;
         let mut env = program.env.clone();
         let own = || self.folder(program.id).join("checkpoint");
         let folder = program.checkpoint.clone().unwrap_or_else(own);
         let socket = self.setup.paths.tenants();
         env.extend(connection::env(&socket, token, &program.name, &folder));
-        let allowed = known.allowed(place.knobs);
-        let start = device::Start {
-            gpus: &place.gpus,
-            allowed,
-            turns: place.knobs.turns,
-            mem_mib: program.mem_mib,
-            has_sdk: known.uses_sdk(),
-            apart: known.suspect,
-        };
+        let start = Self::device_start(known, place, known.suspect);
+        let allowed = start.allowed;
         let given = self.device.env(&start);
+        let mps = given.iter().any(|(name, at)| *name == device::MPS_PIPE && at != device::NO_MPS);
         env.extend(given.into_iter().map(|(name, value)| (name.to_string(), value)));
-        Launch {
+        let limits = Limits {
+            memory_bytes: u64::from(program.host_mib) << 20,
+            processes: Limits::PROCESSES,
+        };
+        let user = program.user.as_ref();
+        self.prepare_folders(program.id, user)?;
+        let groups = self.control.contain(attempt, limits, user)?;
+        self.device.confine(&attempt.group(), place.gpus.len(), allowed, false)?;
+        Ok(Launch {
             words: program.words.clone(),
             workdir: program.workdir.clone(),
             env,
@@ -108,8 +142,27 @@ impl Machine {
             log_limit: self.setup.log_limit,
             token: token.into(),
             cores: self.device.cores_of(&place.gpus),
-            cgroup: self.device.confine(&known.group(), place.gpus.len(), allowed, false),
+            groups,
+            mps,
+            user: program.user.clone(),
+            lock: Some(self.setup.paths.lock()),
+        })
+    }
+
+    /// Creates the folders of a job; those that it writes to belong to its owner.
+    fn prepare_folders(&self, id: u32, user: Option<&RunAs>) -> io::Result<()> {
+        let disk = &self.control.os.disk;
+        let (output, checkpoint) =
+            (self.setup.paths.output(id), self.folder(id).join("checkpoint"));
+        disk.create_folder(&output)?;
+        if let Some(user) = user {
+            disk.create_folder(&checkpoint)?;
+            disk.open_to_all(&self.folder(id))?;
+            for folder in [output, checkpoint] {
+                disk.give(&folder, user.uid, user.gid)?;
+            }
         }
+        Ok(())
     }
 
     /// Records a running process, and watches for its end.
@@ -123,16 +176,23 @@ impl Machine {
     ) {
         let (to, folder) = (Arc::clone(&self.deliver), attempt.folder.clone());
         let exited = move || {
-            supervisor.reap();
             to(Input(Heard::Exited(folder)));
         };
-        let folder = attempt.folder.clone();
+        let (folder, now) = (attempt.folder.clone(), self.now());
         let Some(known) = self.jobs.get_mut(&job) else { return };
-        let tenant = Tenant::new(attempt, token, supervisor, place, known.suspect);
+        let company = if known.suspect {
+            Company::Apart
+        } else if self.device.is_mps_client(&place.gpus, known.program.id) {
+            Company::Mps
+        } else {
+            Company::Usual
+        };
+        let tenant = Tenant::new(attempt, token, supervisor, place, company, now);
         known.tenant = Some(tenant);
-        if process::watch(supervisor, exited).is_err() {
+        let processes = &self.control.os.processes;
+        if processes.watch(supervisor, Box::new(exited)).is_err() {
             // Its end would not be noticed, so it is ended at once.
-            supervisor.signal_group(Signal::KILL);
+            processes.signal_group(supervisor, Signal::KILL);
             (self.deliver)(Input(Heard::Exited(folder)));
         }
     }
@@ -148,16 +208,23 @@ impl Machine {
         starting: bool,
     ) {
         self.admit_job(job, &start);
-        let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
+        let launch = attempt.read_launch(&self.control.os);
+        if launch.as_ref().is_some_and(|l| l.mps) {
+            let known = &self.jobs[&job];
+            let start = Self::device_start(known, &start.place, false);
+            self.device.adopt(&start, self.now());
+        }
+        let token = launch.map(|l| l.token).unwrap_or_default();
         self.record(job, attempt, token, supervisor, start.place.clone());
         let (held, awaited) = (start.user.held, self.jobs[&job].uses_sdk());
-        let Some(t) = self.tenant_mut(job) else { return };
-        t.frozen = process::stat(supervisor.pid).is_some_and(|s| s.state == 'T');
+        let back_by = self.now() + COME_BACK;
+        let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else { return };
+        t.frozen = self.control.is_frozen(t);
         t.goal = goal.clone();
         match goal {
             Goal::Run => {
                 if t.knobs.pace_permille > 0 && !held {
-                    t.thaw();
+                    self.control.thaw(t);
                 }
                 if starting {
                     self.begun(job, Begun { done: None }, awaited);
@@ -165,7 +232,7 @@ impl Machine {
             }
             // It has a moment to connect; after that it is treated as a job without the SDK.
             Goal::Suspend { still: false } | Goal::Leave { .. } => {
-                t.deadline = Some(Instant::now() + COME_BACK);
+                t.deadline = Some(back_by);
             }
             Goal::Suspend { still: true } if starting => self.resume(job, start.place),
             Goal::Suspend { still: true } => {}
@@ -183,8 +250,15 @@ impl Machine {
         goal: Goal,
     ) {
         self.admit_job(job, start);
-        let token = attempt.read_launch().map(|l| l.token).unwrap_or_default();
-        supervisor.sweep(&token);
+        let token = attempt.read_launch(&self.control.os).map(|l| l.token).unwrap_or_default();
+        if !self.control.clear(attempt, &token, supervisor) {
+            // Its last processes are still being killed.
+            self.record(job, attempt.clone(), token, supervisor, start.place.clone());
+            if let Some(t) = self.tenant_mut(job) {
+                (t.ended, t.goal) = (Some(exit.clone()), goal);
+            }
+            return;
+        }
         if let Some(known) = self.jobs.get_mut(&job) {
             known.exit = Some(exit.clone());
         }
@@ -200,12 +274,13 @@ impl Machine {
     /// Resumes a suspended job.
     fn resume(&mut self, job: JobIdx, place: Placement) {
         let cores = self.device.cores_of(&place.gpus);
-        let Some(t) = self.tenant_mut(job) else { return };
+        let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else { return };
         (t.gpus, t.knobs, t.goal, t.deadline) = (place.gpus, place.knobs, Goal::Run, None);
         if !cores.is_empty() {
-            t.supervisor.threads().into_iter().for_each(|thread| pin(Some(thread), &cores));
+            let members = self.control.members(t);
+            members.into_iter().for_each(|pid| self.control.os.processes.pin(pid, &cores));
         }
-        t.thaw();
+        self.control.thaw(t);
         let awaited = t.hello_due.is_some();
         self.tell(job);
         if let Some(peer) = self.tenant(job).and_then(|t| t.peer.as_ref()) {
@@ -218,8 +293,10 @@ impl Machine {
     }
 
     pub(super) fn suspend(&mut self, job: JobIdx) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
-        let Some(t) = self.tenant_mut(job) else {
+        let late = self.now() + GRACE;
+        let Some(t) = self.jobs.get_mut(&job).and_then(|j| j.tenant.as_mut()) else {
             // Its process has ended and the report is on the way.
             self.report(Report::Stopped { job, done: checkpoint });
             return;
@@ -232,9 +309,9 @@ impl Machine {
         t.goal = Goal::Suspend { still: false };
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Suspend(Nothing {}));
-            t.deadline = Some(Instant::now() + GRACE);
+            t.deadline = Some(late);
         } else {
-            t.freeze();
+            self.control.freeze(t);
             t.goal = Goal::Suspend { still: true };
             self.report(Report::Stopped { job, done: None });
         }
@@ -242,7 +319,9 @@ impl Machine {
 
     /// Asks a job to save its progress and leave, for good or to be started again in another way.
     pub(super) fn leave(&mut self, job: JobIdx, then: Option<Box<Start>>) {
+        self.forget_waiting(job);
         let checkpoint = self.jobs.get(&job).map(|j| j.checkpoint);
+        let late = self.now() + GRACE;
         let Some(known) = self.jobs.get_mut(&job).filter(|j| j.tenant.is_some()) else {
             match then {
                 Some(start) => self.start_again(job, *start),
@@ -250,22 +329,23 @@ impl Machine {
             }
             return;
         };
-        let group = known.group();
         let Some(t) = &mut known.tenant else { return };
         let connected = t.peer.is_some();
-        self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
-        t.thaw();
+        let _ = self.device.confine(&t.attempt.group(), t.gpus.len(), device::Allowed::ALL, true);
+        self.control.thaw(t);
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Stop(Nothing {}));
         } else {
-            self.device.let_go(&t.gpus, t.supervisor);
-            t.supervisor.signal_group(Signal::TERM);
+            self.control.terminate(t, &self.device);
         }
         t.goal = Goal::Leave { then, termed: !connected };
-        t.deadline = Some(Instant::now() + GRACE);
+        t.deadline = Some(late);
     }
 
     pub(super) fn tune(&mut self, job: JobIdx, knobs: Knobs) {
+        if let Some(start) = self.waiting.get_mut(&job) {
+            start.place.knobs = knobs;
+        }
         let Some(t) = self.tenant_mut(job) else {
             self.report(Report::Tuned(job));
             return;
@@ -326,7 +406,7 @@ impl Machine {
             }
             (Some(peer), false) => {
                 peer.send(&ToTenant::Resume(Nothing {}));
-                t.thaw();
+                self.control.thaw(t);
             }
             (None, _) => self.drive(job),
         }
@@ -337,15 +417,15 @@ impl Machine {
 
     /// Ends the process of a cancelled job.
     pub(super) fn cancel(&mut self, job: JobIdx) {
+        let late = self.now() + GRACE;
+        self.forget_waiting(job);
         let Some(known) = self.jobs.get_mut(&job) else { return };
-        let group = known.group();
         if let Some(t) = &mut known.tenant {
             t.goal = Goal::Cancel;
-            self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
-            t.thaw();
-            self.device.let_go(&t.gpus, t.supervisor);
-            t.supervisor.signal_group(Signal::TERM);
-            t.deadline = Some(Instant::now() + GRACE);
+            let group = t.attempt.group();
+            let _ = self.device.confine(&group, t.gpus.len(), device::Allowed::ALL, true);
+            self.control.terminate(t, &self.device);
+            t.deadline = Some(late);
         }
     }
 }

@@ -6,9 +6,11 @@ use crate::machine::sm_partition::{self, LEAST_SMS};
 use crate::machine::speed_guard::{Guard, StepReport};
 use crate::machine::tenant::{Goal, JobRuntime, Tenant};
 use crate::machine::{Machine, Report};
+use crate::os::Os;
 use crate::protocol::{self, FromTenant, Hello, Nothing, Stage, Stepped, ToTenant, Tuned, Welcome};
 use roommate_core::event::Sample;
 use roommate_core::idx::JobIdx;
+use roommate_core::number::{Number, Number32, Positive};
 use std::time::{Duration, Instant};
 
 /// A sample is reported when the step time changed by this part, or after [`SAMPLE_EVERY`].
@@ -63,7 +65,7 @@ impl Machine {
             FromTenant::Enter(Stage { stage }) => self.on_enter(job, &stage),
             FromTenant::Leave(Stage { stage }) => {
                 if let Some(stage) = protocol::stage_index(&stage) {
-                    let admitted = self.stages.leave(job, stage);
+                    let admitted = self.stages.leave(job, stage, self.control.os.now());
                     self.admit_to_stages(&admitted);
                 }
             }
@@ -96,30 +98,33 @@ impl Machine {
     fn on_enter(&mut self, job: JobIdx, stage: &str) {
         let gpus = self.tenant(job).map(|t| t.gpus.clone());
         if let Some((stage, gpus)) = protocol::stage_index(stage).zip(gpus) {
-            let admitted = self.stages.enter(job, stage, &gpus);
+            let admitted = self.stages.enter(job, stage, &gpus, self.control.os.now());
             self.admit_to_stages(&admitted);
         }
     }
 
     fn on_hello(&mut self, peer: &Peer, hello: &Hello) {
-        if !peer.has_our_version(hello) {
-            return;
-        }
+        let Some(version) = peer.agree_on_version(hello) else { return };
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
         let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
             peer.refuse("the token is not that of a job on this machine");
             return;
         };
+        if !peer.admit() {
+            return;
+        }
         let Some(orders) = self.wanted(job) else { return };
         let plan_sms = self.least_sms(job);
+        let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
         known.spoke = true;
-        let (group, held) = (known.group(), known.user.held);
+        let held = known.user.held;
         let Some(t) = &mut known.tenant else { return };
-        (t.orders, t.ordered_at, t.range) = (orders, Instant::now(), orders.seat);
+        let group = t.attempt.group();
+        (t.orders, t.ordered_at, t.range) = (orders, now, orders.seat);
         t.batches = hello.batch.or(t.batches);
         peer.send(&ToTenant::Welcome(Welcome {
-            version: protocol::VERSION,
+            version,
             job: known.program.name.clone(),
             done: known.checkpoint,
             tune: orders,
@@ -132,14 +137,14 @@ impl Machine {
         // From now on the SDK enforces the pace, so the duty cycle ends.
         t.pid = hello.pid;
         if t.duty_cycle.take().is_some() {
-            t.thaw();
+            self.control.thaw(t);
         }
-        known.tally = Some(Tally::new(t));
+        known.tally = Some(Tally::new(t, &self.control.os));
         if let Some(old) = t.peer.replace(peer.clone()).filter(|old| old.id != peer.id) {
             old.hang_up();
         }
         let (knobs, devices, begun) = (t.knobs, t.gpus.len(), t.hello_due.take());
-        self.device.confine(&group, devices, known.allowed(knobs), true);
+        let _ = self.device.confine(&group, devices, known.allowed(knobs), true);
         if let Some(begun) = begun {
             self.report(Report::Started { job, done: begun.done });
             if held {
@@ -161,12 +166,14 @@ impl Machine {
         let Some(t) = self.tenant(job) else { return };
         let reading = t.gpus.first().and_then(|g| self.device.reading(*g));
         let alone = t.gpus.iter().all(|g| self.tenants_of(*g).nth(1).is_none());
+        let os = &self.control.os;
+        let now = os.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let Some(t) = &known.tenant else { return };
         let pace = f64::from(t.orders.pace_permille.max(1)) / 1000.0;
         let step_s = stepped.step_s / pace;
         let every = if known.program.tunable { SAMPLE_TUNED_EVERY } else { SAMPLE_EVERY };
-        let tally = known.tally.get_or_insert_with(|| Tally::new(t));
+        let tally = known.tally.get_or_insert_with(|| Tally::new(t, os));
         let changed = known.sampled.is_none_or(|was| {
             was.batch != stepped.batch || (step_s - was.step_s).abs() > SAMPLE_CHANGE * was.step_s
         });
@@ -174,29 +181,31 @@ impl Machine {
             // Steps from before the change would dilute it.
             (tally.steps, tally.busy_s) = (0, 0.0);
         }
-        tally.steps += stepped.steps;
+        tally.steps = tally.steps.saturating_add(stepped.steps);
         tally.busy_s += step_s * stepped.steps as f64;
-        let late = known.sampled.is_some_and(|was| was.at.elapsed() >= every);
-        if (changed || late) && tally.busy_s > 0.0 {
-            let step_s = tally.busy_s / tally.steps as f64;
+        let late = known.sampled.is_some_and(|was| now.duration_since(was.at) >= every);
+        // Steps of no length were not measured.
+        let mean_s = Number::of(tally.busy_s / tally.steps as f64);
+        if (changed || late) && mean_s >= Positive::LEAST {
             let (busy, dram) = match reading {
                 // The counters of a GPU can be attributed to a tenant only if it is the only one.
                 Some(_) if !alone => (0.0, 0.0),
                 Some(r) => r.counters.map_or((0.0, 0.0), |c| (c.sm_util.into(), c.dram.into())),
-                None => (tally.busy(t), 0.0),
+                None => (tally.busy(t, os), 0.0),
             };
             let sample = Sample {
-                step_s,
-                done: Some(stepped.done),
-                sm_util: (busy / pace).min(1.0) as f32,
-                dram_util: dram as f32,
+                step_s: mean_s,
+                done: Some(Number::of(stepped.done)),
+                sm_util: Number32::of((busy / pace).min(1.0) as f32),
+                dram_util: Number32::of(dram as f32),
                 mem_mib: stepped.gpu_mib.unwrap_or(0),
-                noise_scale: stepped.noise_scale.unwrap_or(0.0) as f32,
+                noise_scale: Number32::of(stepped.noise_scale.unwrap_or(0.0) as f32),
                 batch: stepped.batch,
                 ..Sample::default()
             };
-            known.sampled = Some(Sampled { at: Instant::now(), step_s, batch: stepped.batch });
-            known.tally = Some(Tally::new(t));
+            let step_s = mean_s.get();
+            known.sampled = Some(Sampled { at: now, step_s, batch: stepped.batch });
+            known.tally = Some(Tally::new(t, os));
             self.reports.push(Report::Sampled { job, sample });
         }
         known.seen = Some(stepped);
@@ -222,7 +231,7 @@ impl Machine {
             ranges.is_some_and(|(own, theirs)| !sm_partition::overlap(own, theirs))
         };
         let apart = roommates().next().is_some() && roommates().all(|(_, o)| is_apart(o));
-        let now = Instant::now();
+        let now = self.now();
         let guard = self.guards.entry(job).or_insert_with(|| Guard::new(floor_permille, now));
         let Stepped { steps, step_s, load_s, batch, .. } = *stepped;
         let load_s = load_s.unwrap_or(0.0).min(step_s);
@@ -234,13 +243,15 @@ impl Machine {
         let of_peer = |t: &Tenant| t.peer.as_ref().is_some_and(|p| p.id == id);
         let lost = self.jobs.iter_mut().find(|(_, j)| j.tenant.as_ref().is_some_and(of_peer));
         let Some((job, known)) = lost else { return };
-        let (job, group) = (*job, known.group());
+        let job = *job;
         let Some(t) = &mut known.tenant else { return };
+        let group = t.attempt.group();
         t.peer = None;
         // It may connect again; until then it is confined like a job without the SDK.
         let (knobs, devices) = (t.knobs, t.gpus.len());
-        self.device.confine(&group, devices, known.allowed(knobs), false);
-        let admitted = self.stages.forget(job);
+        let _ = self.device.confine(&group, devices, known.allowed(knobs), false);
+        let now = self.now();
+        let admitted = self.stages.forget(job, now);
         self.admit_to_stages(&admitted);
     }
 
@@ -257,13 +268,14 @@ impl Machine {
 
 impl Tally {
     /// Begins to count with the next report.
-    fn new(tenant: &Tenant) -> Self {
-        Self { steps: 0, busy_s: 0.0, since: Instant::now(), cpu_s: tenant.cpu_s() }
+    fn new(tenant: &Tenant, os: &Os) -> Self {
+        Self { steps: 0, busy_s: 0.0, since: os.now(), cpu_s: tenant.cpu_s(os) }
     }
 
     /// The part of its devices that the process has kept busy.
-    fn busy(&self, tenant: &Tenant) -> f64 {
-        let whole_s = self.since.elapsed().as_secs_f64() * tenant.gpus.len().max(1) as f64;
-        ((tenant.cpu_s() - self.cpu_s) / whole_s.max(1e-3)).clamp(0.0, 1.0)
+    fn busy(&self, tenant: &Tenant, os: &Os) -> f64 {
+        let passed_s = os.now().duration_since(self.since).as_secs_f64();
+        let whole_s = passed_s * tenant.gpus.len().max(1) as f64;
+        ((tenant.cpu_s(os) - self.cpu_s) / whole_s.max(1e-3)).clamp(0.0, 1.0)
     }
 }

@@ -4,10 +4,20 @@
 //! alone is learned only while no roommate disturbs the job. Until it is known, and when the job
 //! stops reporting, roommates are paused.
 //!
+//! Roommates pay for a job that is merely silent or slow by itself, so there are bounds to it: the
+//! claim of a silent job lapses after [`GIVES_UP`] until it reports again; a job that is slow
+//! although its roommates are paused is slow by itself, and its step time alone is learned anew
+//! after [`SLOW_BY_ITSELF`]; and all pauses that do not help the job use up its credit
+//! ([`PauseCredit`]), without which roommates run at full pace.
+//!
 //! The time for which a job waits for its data varies by itself, by half from one second to the
 //! next. It is therefore attributed to roommates only as far as it exceeds the longest wait alone;
 //! otherwise no roommate would be admitted beside a job that leaves its GPU idle.
 
+mod pause_credit;
+
+use crate::machine::speed_guard::pause_credit::PauseCredit;
+use roommate_core::knobs::Knobs;
 use roommate_core::performance::throttle::{PERIOD, Throttle};
 use std::time::{Duration, Instant};
 
@@ -24,6 +34,11 @@ const FORGET: f64 = 0.99;
 const CHANGES_WITHIN: Duration = Duration::from_secs(2);
 /// After this time without a report a guarded job is taken to be below its floor.
 const SILENCE: Duration = Duration::from_secs(5);
+/// After this time without a report the job's claim lapses: its roommates run at full pace until it
+/// reports again.
+const GIVES_UP: Duration = Duration::from_secs(30);
+/// A job that is too slow for this long while its roommates are paused is slow by itself.
+const SLOW_BY_ITSELF: Duration = Duration::from_secs(10);
 
 /// A job's report on its steps.
 #[derive(Clone, Copy, Debug)]
@@ -67,10 +82,38 @@ impl Taken {
     }
 }
 
+/// Why a guard does not protect its job at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lapse {
+    /// The job does not report.
+    Silent,
+    /// Its roommates were paused too often without an effect.
+    OutOfCredit,
+}
+
+impl std::fmt::Display for Lapse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Silent => "it is silent, so its roommates are not held back for it",
+            Self::OutOfCredit => {
+                "holding back its roommates did not help it, so they are not held back for a while"
+            }
+        })
+    }
+}
+
 /// The guard of one job.
 #[derive(Debug)]
 pub(crate) struct Guard {
     floor_permille: u16,
+    credit: PauseCredit,
+    /// Whether the job has reported since it runs and is connected; if not, its roommates are not
+    /// held back.
+    on_duty: bool,
+    /// Whether roommates have slowed the job at a pace above 0.
+    harmed: bool,
+    /// Since when the job is too slow although its roommates are paused, and its steps since then.
+    slow: Option<(Instant, Taken)>,
     /// Steps without disturbance, at this batch size.
     alone: Taken,
     /// The longest wait for data without disturbance (decaying), and the number of such reports.
@@ -95,6 +138,10 @@ impl Guard {
         let law = Throttle::new(floor_permille);
         Self {
             floor_permille,
+            credit: PauseCredit::new(now),
+            on_duty: true,
+            harmed: false,
+            slow: None,
             alone: Taken::default(),
             longest_load_s: 0.0,
             reports_alone: 0,
@@ -112,6 +159,10 @@ impl Guard {
     /// roommates have SM ranges that do not overlap its own.
     pub(crate) fn hear(&mut self, report: StepReport, alone: bool, apart: bool, now: Instant) {
         let batch = report.batch;
+        if !self.on_duty {
+            *self = self.afresh(now);
+        }
+        self.watch(true, now);
         self.heard = now;
         if self.told.is_some_and(|at| now.duration_since(at) < CHANGES_WITHIN) {
             return;
@@ -119,7 +170,7 @@ impl Guard {
         self.told = None;
         if batch != self.batch {
             let (looked, heard) = (self.looked, self.heard);
-            *self = Self { batch, looked, heard, ..Self::new(self.floor_permille, now) };
+            *self = Self { batch, looked, heard, ..self.afresh(now) };
         }
         if alone {
             // Recent steps count most: step times change over a job's life.
@@ -145,7 +196,8 @@ impl Guard {
             if looks {
                 self.lately.fade(MEMORY);
                 self.lately.join(seen);
-                self.look(seen, own_s);
+                let too_slow = self.look(seen, own_s);
+                self.learn_if_slow_by_itself(seen, alone && too_slow, now);
             } else {
                 // Roommates are paused for another reason: observations without them must not
                 // dilute later ones.
@@ -157,7 +209,53 @@ impl Guard {
     /// The job is about to get new orders: what was learned is void, and roommates are paused at
     /// once instead of after its next report.
     pub(crate) fn begin_again(&mut self, batch: u32, now: Instant) {
-        *self = Self { batch, told: Some(now), ..Self::new(self.floor_permille, now) };
+        *self = Self { batch, told: Some(now), ..self.afresh(now) };
+    }
+
+    /// A guard of the same job that has learned nothing yet. The credit is kept.
+    fn afresh(&self, now: Instant) -> Self {
+        Self { credit: self.credit, ..Self::new(self.floor_permille, now) }
+    }
+
+    /// Accounts for the time since the last call; called at least once a second. `present`: the job
+    /// is running and connected. One that was away is on duty again from its next report on.
+    pub(crate) fn watch(&mut self, present: bool, now: Instant) {
+        self.on_duty &= present;
+        let paused = self.pace_permille(now) == 0;
+        // A job that roommates slowed, and that is as fast as alone without them, needs the pause.
+        let helps = self.harmed && self.slow.is_none() && !self.is_silent(now);
+        self.credit.account(paused && !helps, now);
+    }
+
+    /// Why the job is not protected although it is running and connected, if it is not.
+    pub(crate) fn lapse(&self, now: Instant) -> Option<Lapse> {
+        if !self.on_duty {
+            None
+        } else if now.saturating_duration_since(self.heard) > GIVES_UP {
+            Some(Lapse::Silent)
+        } else {
+            self.credit.is_used_up().then_some(Lapse::OutOfCredit)
+        }
+    }
+
+    fn is_silent(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) > SILENCE
+    }
+
+    /// Learns the step time alone anew from what the job shows while its roommates are paused, if it
+    /// has been too slow for long.
+    fn learn_if_slow_by_itself(&mut self, seen: Taken, is_slow: bool, now: Instant) {
+        if !is_slow {
+            self.slow = None;
+            return;
+        }
+        let (since, shown) = self.slow.get_or_insert((now, Taken::default()));
+        shown.join(seen);
+        if now.duration_since(*since) >= SLOW_BY_ITSELF {
+            (self.alone, self.lately) = (*shown, *shown);
+            self.longest_load_s = self.longest_load_s.max(shown.each().1);
+            self.slow = None;
+        }
     }
 
     /// The job follows its new orders.
@@ -171,14 +269,18 @@ impl Guard {
         (steps >= BASELINE_STEPS && s > 0.0).then(|| s / steps)
     }
 
-    fn look(&mut self, seen: Taken, own_s: f64) {
+    /// Observes the slowdown; returns whether it is too large.
+    fn look(&mut self, seen: Taken, own_s: f64) -> bool {
         let now = self.slowdown(seen, own_s);
         let alarm = now - 1.0 > ALARM * self.law.eps();
         let slowdown = if alarm { now } else { self.slowdown(self.lately, own_s) };
         let pace = self.law.pace_permille();
-        if self.law.look(slowdown) != pace {
+        let next = self.law.look(slowdown);
+        if next != pace {
             self.lately = Taken::default();
         }
+        self.harmed |= next < pace;
+        slowdown - 1.0 > self.law.eps()
     }
 
     /// The slowdown of a step, as far as roommates may be its cause.
@@ -196,8 +298,16 @@ impl Guard {
 
     /// The pace that roommates may have now.
     pub(crate) fn pace_permille(&self, now: Instant) -> u16 {
-        let silent = now.duration_since(self.heard) > SILENCE;
-        if silent || self.own_step_s().is_none() { 0 } else { self.law.pace_permille() }
+        if !self.on_duty || self.lapse(now).is_some() {
+            return Knobs::PACE_FULL;
+        }
+        self.own_pace_permille(now)
+    }
+
+    /// The pace of roommates that protects the job.
+    fn own_pace_permille(&self, now: Instant) -> u16 {
+        let known = self.own_step_s().is_some() && !self.is_silent(now);
+        if known { self.law.pace_permille() } else { 0 }
     }
 }
 
@@ -299,6 +409,97 @@ mod tests {
         assert_eq!(guard.pace_permille(now + Duration::from_secs(6)), 0);
         guard.hear(report(90, 0.02, 128), false, false, now);
         assert_eq!(guard.pace_permille(now), 0);
+    }
+
+    #[test]
+    fn the_claim_of_a_silent_job_lapses_until_it_reports() {
+        let mut now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        for _ in 0..4 {
+            now += Duration::from_secs(1);
+            guard.hear(report(90, 0.01, 64), true, false, now);
+        }
+        let silent = now + GIVES_UP + Duration::from_secs(1);
+        assert_eq!((guard.pace_permille(silent), guard.lapse(silent)), (1000, Some(Lapse::Silent)));
+        guard.hear(report(90, 0.01, 64), false, false, silent);
+        assert_eq!((guard.pace_permille(silent), guard.lapse(silent)), (20, None));
+        // A job that is away is not silent, and is learned anew when it is back.
+        guard.watch(false, silent);
+        let back = silent + 2 * GIVES_UP;
+        assert_eq!((guard.pace_permille(back), guard.lapse(back)), (1000, None));
+        guard.watch(true, back);
+        assert_eq!(guard.pace_permille(back), 1000);
+        guard.hear(report(1, 0.01, 64), true, false, back);
+        assert_eq!((guard.pace_permille(back), guard.own_step_s()), (0, None));
+    }
+
+    #[test]
+    fn a_job_that_is_slow_by_itself_is_learned_anew() {
+        let mut now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        guard.hear(report(100, 0.01, 64), true, false, now);
+        let mut paused_s = 0;
+        for _ in 0..60 {
+            now += Duration::from_secs(1);
+            let pace = guard.pace_permille(now);
+            paused_s += u32::from(pace == 0);
+            // Its steps have become ten times as long, whatever its roommates do.
+            guard.hear(report(2, 0.1, 64), pace == 0, false, now);
+        }
+        assert!(guard.pace_permille(now) > 100, "{}", guard.pace_permille(now));
+        assert!(paused_s <= 15, "{paused_s}");
+    }
+
+    /// Seconds in ten hours for which roommates are paused, and for which the job is not protected,
+    /// beside a job that makes these reports.
+    fn ten_hours(mut reports: impl FnMut(u64, u16) -> Option<StepReport>) -> (u64, u64) {
+        let mut now = Instant::now();
+        let mut guard = Guard::new(950, now);
+        let (mut paused_s, mut lapsed_s) = (0, 0);
+        for s in 0..36_000 {
+            now += Duration::from_secs(1);
+            guard.watch(true, now);
+            let pace = guard.pace_permille(now);
+            paused_s += u64::from(pace == 0);
+            lapsed_s += u64::from(guard.lapse(now).is_some());
+            if let Some(report) = reports(s, pace) {
+                guard.hear(report, pace == 0, false, now);
+            }
+        }
+        (paused_s, lapsed_s)
+    }
+
+    #[test]
+    fn whatever_a_job_reports_pauses_in_vain_are_bounded() {
+        let bound = 120 + 36_000 / 20;
+        // Another batch size each time; steps that never end; a report now and then; steps that
+        // seem to take ever longer.
+        let (batches, _) = ten_hours(|s, _| Some(report(20, 0.01, 64 + (s % 2) as u32)));
+        let (no_steps, _) = ten_hours(|_, _| Some(report(0, 0.01, 64)));
+        let (rare, _) = ten_hours(|s, _| (s % 29 == 0).then_some(report(20, 0.01, 64)));
+        let mut step_s = 0.01;
+        let (slower, _) = ten_hours(|_, _| {
+            step_s = f64::min(step_s * 1.1, 1e9);
+            Some(report(20, step_s, 64))
+        });
+        for (what, paused_s) in
+            [("batches", batches), ("no steps", no_steps), ("rare", rare), ("slower", slower)]
+        {
+            assert!((100..=bound + 100).contains(&paused_s), "{what}: {paused_s} s");
+        }
+    }
+
+    #[test]
+    fn a_job_that_every_roommate_slows_stays_protected() {
+        let (paused_s, lapsed_s) = ten_hours(|_, pace| {
+            let slower = if pace == 0 { 1.0 } else { 1.2 };
+            Some(report(100, 0.01 * slower, 64))
+        });
+        assert_eq!(lapsed_s, 0);
+        assert!(paused_s > 18_000, "{paused_s}");
+        // One that stands still for half a minute every ten minutes stays protected as well.
+        let (_, lapsed_s) = ten_hours(|s, _| (s % 600 > 28).then_some(report(100, 0.01, 64)));
+        assert_eq!(lapsed_s, 0);
     }
 
     /// The pace of roommates after a minute, beside a job whose steps take `work_s` of work at that

@@ -4,15 +4,15 @@ use crate::device::{self, Allowed};
 use crate::machine::connection::Peer;
 use crate::machine::reports::{Sampled, Tally};
 use crate::machine::{Program, Start};
+use crate::os::Os;
 use crate::process::duty_cycle::DutyCycle;
 use crate::process::supervisor::Attempt;
-use crate::process::{self, Exit, Process};
+use crate::process::{Exit, Process};
 use crate::protocol::{BatchRange, SmRange, Stepped, Tune};
 use roommate_core::event::Placement;
 use roommate_core::idx::{GpuIdx, GpuSet};
 use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
-use rustix::process::Signal;
 use std::time::Instant;
 
 /// A job that was started on this machine.
@@ -43,6 +43,10 @@ pub(crate) struct Tenant {
     pub(crate) attempt: Attempt,
     pub(crate) token: String,
     pub(crate) supervisor: Process,
+    /// The process of its command, once that is known.
+    pub(crate) command: Option<Process>,
+    /// How its command ended, while processes that it left behind are killed.
+    pub(crate) ended: Option<Exit>,
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
@@ -58,8 +62,8 @@ pub(crate) struct Tenant {
     pub(crate) ordered_at: Instant,
     /// The SM range that it reports to be confined to.
     pub(crate) range: Option<SmRange>,
-    /// Whether it was started isolated from other tenants.
-    pub(crate) apart: bool,
+    /// How it shares its devices with other tenants.
+    pub(crate) company: Company,
     /// Whether a tune is not confirmed yet.
     pub(crate) tune_due: bool,
     /// The content of its start's report, while the machine waits for it to connect.
@@ -68,6 +72,17 @@ pub(crate) struct Tenant {
     pub(crate) frozen: bool,
     /// When it is forced to follow its last order.
     pub(crate) deadline: Option<Instant>,
+}
+
+/// How a process shares its devices with other tenants, as it was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Company {
+    /// As a client of MPS, beside other clients.
+    Mps,
+    /// Without MPS.
+    Usual,
+    /// Isolated from other tenants.
+    Apart,
 }
 
 /// The content of a start's report.
@@ -123,11 +138,6 @@ impl JobRuntime {
         Allowed::new(knobs, f64::from(self.user.share_permille) / 1000.0)
     }
 
-    /// Name of its cgroup.
-    pub(crate) fn group(&self) -> String {
-        format!("job-{}", self.program.id)
-    }
-
     /// Whether its process is suspended in memory, or about to be.
     pub(crate) fn is_suspended(&self) -> bool {
         self.tenant.as_ref().is_some_and(|t| matches!(t.goal, Goal::Suspend { .. }))
@@ -145,12 +155,15 @@ impl Tenant {
         token: String,
         supervisor: Process,
         place: Placement,
-        apart: bool,
+        company: Company,
+        now: Instant,
     ) -> Self {
         Self {
             attempt,
             token,
             supervisor,
+            command: None,
+            ended: None,
             gpus: place.gpus,
             knobs: place.knobs,
             peer: None,
@@ -159,9 +172,9 @@ impl Tenant {
             batches: None,
             goal: Goal::Run,
             orders: unordered(place.knobs.batch),
-            ordered_at: Instant::now(),
+            ordered_at: now,
             range: None,
-            apart,
+            company,
             tune_due: false,
             hello_due: None,
             frozen: false,
@@ -171,7 +184,7 @@ impl Tenant {
 
     /// Whether it uses the MPS daemon of its GPU, where there is one.
     pub(crate) fn is_mps_client(&self) -> bool {
-        device::is_mps_client(&self.gpus, self.apart, self.knobs.turns)
+        self.company == Company::Mps && device::is_mps_client(&self.gpus, false, self.knobs.turns)
     }
 
     /// Whether it uses this GPU: it runs on it, or has not been suspended or left yet.
@@ -179,20 +192,10 @@ impl Tenant {
         self.goal != (Goal::Suspend { still: true }) && self.gpus.contains(&gpu)
     }
 
-    /// CPU time of the process that connected, if it belongs to the supervisor's group.
-    pub(crate) fn cpu_s(&self) -> f64 {
-        let stat = process::stat(self.pid).filter(|s| s.group == self.supervisor.pid);
+    /// CPU time of the process that connected, if it belongs to the command's group.
+    pub(crate) fn cpu_s(&self, os: &Os) -> f64 {
+        let leader = self.command.unwrap_or(self.supervisor);
+        let stat = os.processes.stat(self.pid).filter(|s| s.group == leader.pid);
         stat.map_or(0.0, |s| s.cpu_s)
-    }
-
-    pub(crate) fn freeze(&mut self) {
-        self.supervisor.signal_group(Signal::STOP);
-        self.frozen = true;
-    }
-
-    pub(crate) fn thaw(&mut self) {
-        if std::mem::take(&mut self.frozen) {
-            self.supervisor.signal_group(Signal::CONT);
-        }
     }
 }

@@ -8,7 +8,7 @@ use crate::process::duty_cycle::DutyCycle;
 use crate::protocol::{SmRange, ToTenant, Tune};
 use roommate_core::idx::{GpuIdx, JobIdx};
 use roommate_core::knobs::Knobs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a tenant may take to leave its SM range; after that other tenants do not wait for it.
 const MOVES_WITHIN: Duration = Duration::from_secs(2);
@@ -17,23 +17,23 @@ impl Machine {
     /// Applies to a job what its knobs, its user and its roommates require.
     pub(super) fn tell(&mut self, job: JobIdx) {
         let Some(orders) = self.wanted(job) else { return };
+        let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
-        let group = known.group();
         let Some(t) = &mut known.tenant else { return };
         let was = std::mem::replace(&mut t.orders, orders);
-        t.ordered_at = Instant::now();
+        t.ordered_at = now;
         if (was.seat != orders.seat || was.batch != orders.batch)
             && let Some(guard) = self.guards.get_mut(&job)
         {
-            guard.begin_again(orders.batch, Instant::now());
+            guard.begin_again(orders.batch, now);
         }
         let pace_permille = t.knobs.pace_permille.min(orders.pace_permille);
         let knobs = Knobs { pace_permille, ..t.knobs };
-        let (devices, connected) = (t.gpus.len(), t.peer.is_some());
+        let (group, devices, connected) = (t.attempt.group(), t.gpus.len(), t.peer.is_some());
         if let Some(peer) = &t.peer {
             peer.send(&ToTenant::Tune(orders));
         }
-        self.device.confine(&group, devices, known.allowed(knobs), connected);
+        let _ = self.device.confine(&group, devices, known.allowed(knobs), connected);
         if !connected {
             self.drive(job);
         }
@@ -41,6 +41,7 @@ impl Machine {
 
     /// Lets a tenant without a connection run, pauses it, or starts its duty cycle.
     pub(super) fn drive(&mut self, job: JobIdx) {
+        let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let held = known.user.held;
         let Some(t) = &mut known.tenant else { return };
@@ -49,30 +50,30 @@ impl Machine {
         // it.
         if (held && t.hello_due.is_none()) || pace == 0 {
             t.duty_cycle = None;
-            t.freeze();
+            self.control.freeze(t);
             return;
         }
         match self.device.sliced(pace) {
             Some(part) if t.duty_cycle.as_ref().is_some_and(|s| s.share() == part) => {}
             Some(part) => {
-                t.thaw();
-                t.duty_cycle = Some(DutyCycle::new(part, Instant::now()));
+                self.control.thaw(t);
+                t.duty_cycle = Some(DutyCycle::new(part, now));
             }
             None => {
                 t.duty_cycle = None;
-                t.thaw();
+                self.control.thaw(t);
             }
         }
     }
 
     /// Stops and continues tenants with a duty cycle.
     pub(super) fn turn_duty_cycles(&mut self) {
-        let now = Instant::now();
+        let now = self.now();
         let tenants = self.jobs.values_mut().filter_map(|j| j.tenant.as_mut());
         for t in tenants.filter(|t| t.goal == Goal::Run) {
             match t.duty_cycle.as_mut().and_then(|s| s.turn(now)) {
-                Some(true) => t.thaw(),
-                Some(false) => t.freeze(),
+                Some(true) => self.control.thaw(t),
+                Some(false) => self.control.freeze(t),
                 None => {}
             }
         }
@@ -90,7 +91,7 @@ impl Machine {
         let known = self.jobs.get(&job)?;
         let t = known.tenant.as_ref()?;
         let own = self.device.own_pace_permille(known.allowed(t.knobs), t.is_mps_client());
-        let now = Instant::now();
+        let now = self.now();
         let beside =
             |other: JobIdx| self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)));
         let guards = self.guards.iter().filter(|(other, _)| **other != job && beside(**other));
@@ -130,9 +131,10 @@ impl Machine {
         let [gpu] = t.gpus[..] else { return None };
         let ranges = self.sm_ranges(gpu);
         let wanted = ranges.iter().find(|(other, _)| *other == job).and_then(|r| r.1)?;
+        let now = self.now();
         let in_the_way = ranges.iter().filter(|(other, _)| *other != job).any(|(other, its)| {
             let Some(o) = self.tenant(*other) else { return false };
-            let moves = o.range != *its && o.ordered_at.elapsed() < MOVES_WITHIN;
+            let moves = o.range != *its && now.duration_since(o.ordered_at) < MOVES_WITHIN;
             let has = o.range.is_some_and(|s| sm_partition::overlap(s, wanted));
             let keeps = its.is_some_and(|s| sm_partition::overlap(s, wanted));
             o.peer.is_some() && moves && has && !keeps
@@ -158,11 +160,13 @@ impl Machine {
 
     /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
-        let jobs = &self.jobs;
-        self.guards.retain(|job, _| {
+        let (jobs, now) = (&self.jobs, self.control.os.now());
+        // A job that is only away for a moment keeps its guard, and what the guard knows of it.
+        self.guards.retain(|job, guard| {
             let tenant = jobs.get(job).and_then(|j| j.tenant.as_ref());
-            let reports = tenant.filter(|t| t.goal == Goal::Run && t.peer.is_some());
-            reports.is_some_and(|t| t.knobs.floor_permille > 0)
+            let tenant = tenant.filter(|t| t.knobs.floor_permille > 0);
+            guard.watch(tenant.is_some_and(|t| t.goal == Goal::Run && t.peer.is_some()), now);
+            tenant.is_some()
         });
         let runs = |t: &Tenant| t.goal == Goal::Run;
         let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// A file that is being written.
@@ -48,6 +48,13 @@ pub(crate) trait Disk: Send + Sync {
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
     /// Length of a file.
     fn length(&self, path: &Path) -> io::Result<u64>;
+    /// Makes a file or folder another user's.
+    fn give(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()>;
+    /// Lets all users pass through a folder without seeing what is in it.
+    fn open_to_all(&self, path: &Path) -> io::Result<()>;
+    /// Which file has this name now, and its length: a number that no other file has, as long as
+    /// this one exists.
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)>;
     /// Returns when names created, changed and removed in this folder survive a loss of power.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 }
@@ -138,6 +145,19 @@ impl Disk for RealDisk {
 
     fn length(&self, path: &Path) -> io::Result<u64> {
         Ok(open_regular(path)?.metadata()?.len())
+    }
+
+    fn give(&self, path: &Path, uid: u32, gid: u32) -> io::Result<()> {
+        std::os::unix::fs::lchown(path, Some(uid), Some(gid))
+    }
+
+    fn open_to_all(&self, path: &Path) -> io::Result<()> {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o711))
+    }
+
+    fn identify(&self, path: &Path) -> io::Result<(u64, u64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.ino(), found.len()))
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {

@@ -2,6 +2,7 @@
 //! parts, oldest first. Numbers only rise, so a reader that knows a part and a position in it can
 //! continue there after any number of rotations.
 
+use crate::os::disk;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,6 +12,11 @@ use std::path::{Path, PathBuf};
 pub const USUAL_BYTES: u64 = 16 << 20;
 /// Default number of earlier parts that are kept.
 pub const USUAL_PARTS: usize = 4;
+
+/// Numbers from here on are none that this program gave.
+const LARGEST_NUMBER: u64 = 1 << 53;
+/// How many parts a reader looks at before it returns; more than are ever kept.
+const LOOKS: usize = 64;
 
 /// A reader's position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -43,7 +49,9 @@ impl Parts {
             file.to_str()?.strip_prefix(&name)?.strip_prefix('.')?.parse().ok()
         };
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut found: Vec<u64> = entries.filter_map(number).collect();
+        // The folder may belong to a tenant, who may put any name there.
+        let mut found: Vec<u64> =
+            entries.filter_map(number).filter(|n| *n < LARGEST_NUMBER).collect();
         found.sort_unstable();
         found
     }
@@ -88,14 +96,15 @@ impl Parts {
 
     /// Bytes of all parts together.
     pub fn bytes(&self) -> u64 {
-        self.paths().iter().filter_map(|p| fs::metadata(p).ok()).map(|m| m.len()).sum()
+        self.paths().iter().filter_map(|p| fs::symlink_metadata(p).ok()).map(|m| m.len()).sum()
     }
 
     /// The bytes from a position on, at most `limit` and never beyond the end of a part, and the
-    /// position after them. No bytes means that nothing more has been written yet.
+    /// position after them. No bytes means that nothing more has been written yet. Only regular
+    /// files are read: a link, a pipe or a folder in the place of a part counts as an empty one.
     pub fn read(&self, from: Place, limit: u64) -> io::Result<(Vec<u8>, Place)> {
         let mut place = from;
-        loop {
+        for _ in 0..LOOKS {
             let numbers = self.numbers();
             let growing = numbers.last().map_or(1, |last| last + 1);
             // If the part was removed, the next existing one follows.
@@ -104,13 +113,14 @@ impl Parts {
                 place = Place { part, at: 0 };
             }
             let path = if part == growing { self.path.clone() } else { self.path_of(part) };
-            let mut file = match File::open(path) {
+            let mut file = match disk::open_regular(&path) {
                 Ok(file) => file,
-                Err(e) if e.kind() == io::ErrorKind::NotFound && part == growing => {
-                    return Ok((Vec::new(), place));
+                Err(e) if !is_absent(&e) => return Err(e),
+                Err(_) if part == growing => return Ok((Vec::new(), place)),
+                Err(_) => {
+                    place = Place { part: part + 1, at: 0 };
+                    continue;
                 }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(e),
             };
             if part == growing && self.numbers() != numbers {
                 continue; // It was rotated after it was opened.
@@ -125,7 +135,15 @@ impl Parts {
             }
             return Ok((bytes, place));
         }
+        Ok((Vec::new(), place))
     }
+}
+
+/// Whether an error means that there is no file, or none that may be read.
+fn is_absent(error: &io::Error) -> bool {
+    let not_regular = [io::ErrorKind::NotFound, io::ErrorKind::InvalidInput];
+    let link = rustix::io::Errno::LOOP.raw_os_error();
+    not_regular.contains(&error.kind()) || error.raw_os_error() == Some(link)
 }
 
 /// Writes a file in parts of at most about `limit` bytes, each of whole lines.
@@ -205,6 +223,37 @@ mod tests {
         assert!(String::from_utf8(bytes).unwrap().starts_with("line 94"), "{place:?}");
         parts.remove();
         assert!(parts.paths().is_empty() && parts.bytes() == 0);
+    }
+
+    #[test]
+    fn links_and_pipes_of_a_tenant_are_skipped() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, secret) = (folder.path().join("log"), folder.path().join("secret"));
+        let at = |n: u64| Parts::new(&path).path_of(n);
+        fs::write(&secret, "secret").unwrap();
+        std::os::unix::fs::symlink("/nonexistent", at(1)).unwrap();
+        std::os::unix::fs::symlink(&secret, at(2)).unwrap();
+        let pipe = rustix::fs::FileType::Fifo;
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, at(3), pipe, mode, 0).unwrap();
+        fs::create_dir(at(4)).unwrap();
+        fs::write(at(5), "five").unwrap();
+        fs::write(at(u64::MAX), "far").unwrap();
+        fs::write(&path, "six").unwrap();
+        let parts = Parts::new(&path);
+        let (bytes, place) = parts.read(Place::default(), 100).unwrap();
+        assert_eq!((&bytes[..], place), (&b"five"[..], Place { part: 5, at: 4 }));
+        let (bytes, place) = parts.read(place, 100).unwrap();
+        assert_eq!((&bytes[..], place), (&b"six"[..], Place { part: 6, at: 3 }));
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&secret, &path).unwrap();
+        assert_eq!(parts.read(place, 100).unwrap(), (Vec::new(), Place { part: 6, at: 3 }));
+        // However many there are, a reader returns.
+        for n in 10..200 {
+            std::os::unix::fs::symlink("/nonexistent", at(n)).unwrap();
+        }
+        let (bytes, place) = parts.read(Place { part: 10, at: 0 }, 100).unwrap();
+        assert!(bytes.is_empty() && place.part > 10);
     }
 
     #[test]

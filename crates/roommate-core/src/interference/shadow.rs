@@ -48,7 +48,7 @@ impl Truth for Shadowed {}
 impl Interference for Shadowed {
     fn speed(&self, state: &State, _: u8, tenants: &[(JobIdx, Knobs)], index: usize) -> Estimate {
         let (me, _) = tenants[index];
-        let own = state.profile(me).step_s;
+        let own = state.profile(me).step_s.get();
         let guaranteed = |job: JobIdx| state.spec(job).class == Class::Guaranteed;
         if guaranteed(me) {
             return Estimate::certain(1.0);

@@ -3,6 +3,7 @@
 use crate::idx::{JobIdx, ProfileIdx};
 use crate::interference::{Estimate, Interference, Truth};
 use crate::knobs::Knobs;
+use crate::number::Number;
 use crate::state::State;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,16 +12,16 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Rows", into = "Rows")]
 pub struct Table {
-    pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>,
-    missing: f64,
+    pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [Number; 2]>,
+    missing: Number,
 }
 
 /// A table as it is written into a journal.
 #[derive(Serialize, Deserialize)]
 struct Rows {
     /// GPU model, both profiles, both speeds.
-    pairs: Vec<(u8, ProfileIdx, ProfileIdx, [f64; 2])>,
-    missing: f64,
+    pairs: Vec<(u8, ProfileIdx, ProfileIdx, [Number; 2])>,
+    missing: Number,
 }
 
 impl From<Rows> for Table {
@@ -51,26 +52,27 @@ impl Table {
     /// the speed of either in a pair without an entry.
     pub fn new(pairs: BTreeMap<(ProfileIdx, ProfileIdx), [f64; 2]>, missing: f64) -> Self {
         let pairs = pairs.into_iter().map(|((a, b), speeds)| ((ANY, a, b), speeds)).collect();
-        Self { pairs, missing }
+        Self { missing: Number::of(missing), ..Self::by_gpu_model(pairs) }
     }
 
     /// A table by GPU model. Pairs without an entry have speed 0.
     pub fn by_gpu_model(pairs: BTreeMap<(u8, ProfileIdx, ProfileIdx), [f64; 2]>) -> Self {
-        Self { pairs, missing: 0.0 }
+        let pairs = pairs.into_iter().map(|(key, speeds)| (key, speeds.map(Number::of))).collect();
+        Self { pairs, missing: Number::default() }
     }
 
-    fn find(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+    fn find(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<Number> {
         let forward = self.pairs.get(&(gpu_model, a, b)).map(|speeds| speeds[0]);
         forward.or_else(|| self.pairs.get(&(gpu_model, b, a)).map(|speeds| speeds[1]))
     }
 
-    fn known(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<f64> {
+    fn known(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> Option<Number> {
         self.find(gpu_model, a, b).or_else(|| self.find(ANY, a, b))
     }
 
     /// Speed of a job of profile `a` beside one of profile `b`, on GPUs of a model.
     pub fn speed_on(&self, gpu_model: u8, a: ProfileIdx, b: ProfileIdx) -> f64 {
-        self.known(gpu_model, a, b).unwrap_or(self.missing)
+        self.known(gpu_model, a, b).unwrap_or(self.missing).get()
     }
 
     /// The same for tables that do not distinguish GPU models.

@@ -33,6 +33,7 @@ pub struct Explain {
     missed: Option<bool>,
     /// Whether it is a service.
     serves: bool,
+    owner: Option<String>,
     /// The history so far.
     pub moments: Vec<Moment>,
 }
@@ -51,6 +52,7 @@ impl Explain {
             busy: 0,
             missed: None,
             serves: false,
+            owner: None,
             moments: Vec::new(),
         }
     }
@@ -96,14 +98,21 @@ impl Explain {
         self.busy = self.busy + u32::from(gpus) - u32::from(was);
     }
 
-    fn own_fact(&mut self, at: Time, fact: &Event) {
+    /// Adds a fact of the job; `by` is the user whose request it was.
+    fn own_fact(&mut self, at: Time, fact: &Event, by: Option<&str>) {
         match fact {
             Event::Submitted(_) => {
                 let idle = self.gpus.saturating_sub(self.busy);
                 let others = self.waiting - 1;
-                let what =
-                    format!("submitted; GPUs not held: {idle}, other jobs waiting: {others}");
-                self.tell(at, what);
+                let owner = self.owner.as_deref();
+                let by = by_whom(by.or(owner))
+                    + &owner
+                        .filter(|o| by.is_some_and(|by| by != *o))
+                        .map_or(String::new(), |owner| format!(" for {owner}"));
+                self.tell(
+                    at,
+                    format!("submitted{by}; GPUs not held: {idle}, other jobs waiting: {others}"),
+                );
             }
             Event::Started(_) if self.serves => self.tell(at, "answers requests".into()),
             Event::Started(_) => self.tell(at, "makes progress".into()),
@@ -112,14 +121,16 @@ impl Explain {
             }
             Event::Finished(_) => self.tell(at, "finished".into()),
             Event::Cancelled(_) if self.serves => self.tell(at, "ended".into()),
-            Event::Cancelled(_) => self.tell(at, "cancelled by its user".into()),
+            Event::Cancelled(_) => {
+                self.tell(at, format!("cancelled by {}", by.unwrap_or(ITS_USER)));
+            }
             Event::Failed { reason, done, .. } => {
                 let reason = describe(reason, &self.names);
                 self.tell(at, format!("failed: {reason}; {done:.0} steps survive"));
             }
             Event::Tuned(_) => self.tell(at, "runs with its new settings".into()),
             Event::Served { served, .. } => self.own_account(at, served),
-            Event::Held { .. } | Event::Resized { .. } => self.tell(at, set_by_user(fact)),
+            Event::Held { .. } | Event::Resized { .. } => self.tell(at, set_by_user(fact, by)),
             Event::Sampled { .. } | Event::NodeUp(_) | Event::NodeDown(_) => {}
         }
     }
@@ -169,6 +180,7 @@ impl Observer for Explain {
         if line.name == self.wanted && self.job.is_none() {
             self.job = Some(line.idx);
             self.serves = line.spec.class == Class::Service;
+            self.owner.clone_from(&line.owner);
         }
         self.names.push(line.name.clone());
         self.held.push(0);
@@ -195,7 +207,7 @@ impl Observer for Explain {
                 Event::NodeUp(_) | Event::NodeDown(_) => continue,
             };
             if Some(job) == self.job {
-                self.own_fact(step.at, fact);
+                self.own_fact(step.at, fact, step.by);
             }
         }
         let own = self.job;
@@ -242,11 +254,20 @@ impl Explain {
     }
 }
 
-/// What a user set, in words: `held by its user`. Empty for other facts.
-pub fn set_by_user(fact: &Event) -> String {
+/// A user whose name the journal does not have.
+const ITS_USER: &str = "its user";
+
+/// ` by alice`, or nothing where it is not known who.
+pub fn by_whom(by: Option<&str>) -> String {
+    by.map_or(String::new(), |by| format!(" by {by}"))
+}
+
+/// What a user set, in words: `held by alice`. Empty for other facts.
+pub fn set_by_user(fact: &Event, by: Option<&str>) -> String {
+    let by = by.unwrap_or(ITS_USER);
     match *fact {
-        Event::Held { held: true, .. } => "held by its user".into(),
-        Event::Held { held: false, .. } => "released by its user".into(),
+        Event::Held { held: true, .. } => format!("held by {by}"),
+        Event::Held { held: false, .. } => format!("released by {by}"),
         Event::Resized { batch, share_permille, .. } => {
             let batch = batch.map(|b| match b {
                 0 => "the policy's batch size".to_string(),
@@ -257,7 +278,7 @@ pub fn set_by_user(fact: &Event) -> String {
                 s => format!("at most {} % of each GPU", f64::from(s) / 10.0),
             });
             let set: Vec<String> = batch.into_iter().chain(share).collect();
-            format!("resized by its user: {}", set.join(", "))
+            format!("resized by {by}: {}", set.join(", "))
         }
         _ => String::new(),
     }

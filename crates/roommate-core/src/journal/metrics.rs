@@ -8,6 +8,7 @@ use crate::journal::occupancy::Occupancy;
 use crate::journal::{Head, JobLine, Observer, ProfileLine, StepView};
 use crate::knobs::Knobs;
 use crate::math::stat;
+use crate::number::{Number, Positive};
 use crate::profile::STAGES;
 use crate::time::{Span, Time};
 use serde::{Deserialize, Serialize};
@@ -284,7 +285,7 @@ struct Live {
     stages_gpu_s: Option<[f64; 4]>,
     deadline: Option<Time>,
     /// For a job with several deadlines: the value of each.
-    deadline_values: Vec<(Time, f64)>,
+    deadline_values: Vec<(Time, Number)>,
     slo_us: Option<u32>,
     /// Name and totals of a service; job metrics leave it out.
     service: Option<Box<(String, Served)>>,
@@ -306,7 +307,7 @@ struct Held {
 pub struct Fold {
     totals: Metrics,
     live: IdxVec<JobIdx, Live>,
-    profiles: IdxVec<ProfileIdx, (f64, Option<[f64; 4]>)>,
+    profiles: IdxVec<ProfileIdx, (Positive, Option<[Number; 4]>)>,
     gpus: u32,
     mem_mib: f64,
     cpu_milli: f64,
@@ -341,7 +342,10 @@ impl Live {
         let Some((_, most)) = self.deadline_values.first().filter(|(_, most)| *most > 0.0) else {
             return f64::from(u8::from(self.deadline.is_some_and(|d| at <= d)));
         };
-        self.deadline_values.iter().find(|(by, _)| at <= *by).map_or(0.0, |(_, value)| value / most)
+        self.deadline_values
+            .iter()
+            .find(|(by, _)| at <= *by)
+            .map_or(0.0, |(_, value)| *value / *most)
     }
 }
 
@@ -623,6 +627,7 @@ impl Observer for Fold {
 
 #[cfg(test)]
 mod tests {
+    use crate::number::Number;
     use crate::testing::TestCase;
 
     #[test]
@@ -652,7 +657,7 @@ mod tests {
         case.jobs[0].spec.deadline = by(2.0);
         case.jobs[1].spec.deadline = by(4.0);
         case.jobs[1].spec.deadline_values =
-            vec![(Time::from_secs(3.0), 10.0), (Time::from_secs(4.0), 8.0)];
+            [(3.0, 10.0), (4.0, 8.0)].map(|(s, v)| (Time::from_secs(s), Number::of(v))).to_vec();
         case.jobs[2].spec.deadline = by(5.0);
         let m = case.run().metrics();
         assert_eq!((m.deadline_misses, m.deadline_jobs), (1, 3));

@@ -74,7 +74,10 @@ impl Observer for Replay {
                 step: self.steps,
                 at: step.at,
                 recorded: text(step),
-                replayed: text(&StepView::of(step.at, step.facts, &again)),
+                replayed: text(&StepView {
+                    by: step.by,
+                    ..StepView::of(step.at, step.facts, &again)
+                }),
             });
         }
     }

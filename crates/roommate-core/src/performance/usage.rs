@@ -37,10 +37,10 @@ impl SoloUsage {
 
 impl Usage {
     /// Takes in a sample; `alone` says whether the job shared none of its GPUs. Samples without
-    /// counters, and impossible ones, change nothing.
+    /// counters change nothing.
     pub fn learn(&mut self, sample: &Sample, alone: bool) {
         let [sm, dram] = [sample.sm_util, sample.dram_util].map(f64::from);
-        if !(sm.is_finite() && sm > 0.0) {
+        if sm <= 0.0 {
             return;
         }
         self.last = Some([sm, dram]);
@@ -60,9 +60,11 @@ impl Usage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::number::Number32;
 
     fn sample(sm_util: f32, mem_mib: u32) -> Sample {
-        Sample { sm_util, dram_util: 0.25, mem_mib, ..Sample::default() }
+        let [sm_util, dram_util] = [sm_util, 0.25].map(Number32::of);
+        Sample { sm_util, dram_util, mem_mib, ..Sample::default() }
     }
 
     #[test]
@@ -78,7 +80,7 @@ mod tests {
     #[test]
     fn samples_without_counters_are_ignored() {
         let mut usage = Usage::default();
-        for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        for bad in [0.0, -1.0, f32::NAN] {
             usage.learn(&sample(bad, 10), true);
         }
         assert_eq!(usage, Usage::default());

@@ -387,7 +387,7 @@ impl Chronus {
         let spec = plan.spec(job);
         let deadlines = match &spec.deadline_values[..] {
             [] => smallvec![due((deadline, self.params.value))],
-            values => values.iter().copied().map(due).collect(),
+            values => values.iter().map(|(at, value)| due((*at, value.get()))).collect(),
         };
         Some(LeaseRequest {
             job,

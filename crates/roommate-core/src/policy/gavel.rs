@@ -696,13 +696,13 @@ fn note_guesses(plan: &mut Plan<'_>, job: JobIdx, runs: &[bool]) {
 
 fn claim(state: &State, job: JobIdx, isolated_s: f64, round: Span, done: f64) -> Claim {
     let spec = state.spec(job);
-    let step_s = state.profile(job).step_s.max(1e-12);
+    let step_s = state.profile(job).step_s.get();
     let speed = |k: u8| if can_run(state, job, k) { state.speed_on(job, k) / step_s } else { 0.0 };
     // A job without a declared length is expected to need as many steps again, at least one round.
     let unknown = done.max(round.secs() / step_s);
     Claim {
         gpus: f64::from(spec.gpus),
-        weight: if spec.weight.is_finite() { spec.weight.clamp(1e-3, 1e3) } else { 1.0 },
+        weight: spec.weight.get().clamp(1e-3, 1e3),
         speed: gpu_models(state).map(speed).collect(),
         left: spec.work.map_or(unknown, |w| (w - done).max(1e-6)),
         age_s: (state.now - state.job(job).submitted).secs(),
@@ -736,7 +736,7 @@ fn pair_speed(plan: &Plan<'_>, pair: [JobIdx; 2], gpu_model: u8) -> [f64; 2] {
         return [0.0; 2];
     }
     let speed = |i: usize| {
-        let alone = plan.speed_on(pair[i], gpu_model) / plan.profile(pair[i]).step_s.max(1e-12);
+        let alone = plan.speed_on(pair[i], gpu_model) / plan.profile(pair[i]).step_s;
         alone * plan.belief.speed(plan, gpu_model, &tenants, i).mean
     };
     [speed(0), speed(1)]

@@ -156,7 +156,7 @@ impl ColocationPolicy for Gslice {
         let batch = if now == 0 { initial } else { now };
         if batch > 0 && sample.load_rps > 0.0 && sample.step_s > 0.0 {
             self.measured.grow_like(&state.jobs, None);
-            self.measured[job] = Some(Timed { batch, seconds: sample.step_s });
+            self.measured[job] = Some(Timed { batch, seconds: sample.step_s.get() });
         }
     }
 

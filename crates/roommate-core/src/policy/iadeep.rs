@@ -236,7 +236,7 @@ impl IaDeep {
             match event {
                 Event::Sampled { job, sample } => {
                     self.tuning.sampled(plan, *job, sample);
-                    self.count(plan, *job, sample.sm_util, sample.dram_util);
+                    self.count(plan, *job, sample.sm_util.get(), sample.dram_util.get());
                     sampled.insert(*job);
                 }
                 Event::Failed { job, reason: Reason::OutOfMemory, .. } => {

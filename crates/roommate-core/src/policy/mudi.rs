@@ -458,7 +458,7 @@ impl ColocationPolicy for Mudi {
         let colocation = Colocation { service: profile, batch, others };
         let alone_s = self.known.curve(state, job, gpu, batch).at(knobs.reach());
         let features = self.features(state, &colocation);
-        self.colocations.observe(colocation, features, alone_s, sample.step_s);
+        self.colocations.observe(colocation, features, alone_s, sample.step_s.get());
     }
 
     fn choose(&mut self, plan: &mut Plan<'_>, rooms: &GpuIndex, job: JobIdx) -> Option<GpuIdx> {

@@ -289,7 +289,8 @@ impl Muri {
                 Urgency::Attained => ran.secs(),
                 Urgency::Remaining if ever => plan.remaining_s(*job).unwrap_or(f64::INFINITY),
                 Urgency::Remaining => {
-                    let declared = spec.declared_s.or_else(|| plan.remaining_s(*job));
+                    let declared =
+                        spec.declared_s.map(f64::from).or_else(|| plan.remaining_s(*job));
                     declared.unwrap_or(f64::INFINITY)
                 }
             };

@@ -5,6 +5,7 @@ use roommate_core::idx::{Idx, JobIdx, ProfileIdx};
 use roommate_core::interference::table::Table;
 use roommate_core::job::{Class, Job, Spec};
 use roommate_core::math::rng::Rng;
+use roommate_core::number::{Number, Positive};
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::sensitivity::{Host, Sensitivity};
 use roommate_core::placement::{self, Rule};
@@ -152,10 +153,10 @@ fn profile(rng: &mut Rng, case: &TestCase, options: CaseOptions) -> Profile {
     let mut profile = Profile::of_step(1.0);
     profile.skew = pick(rng, &[None, Some(0.1), Some(0.7)]);
     if options.speeds {
-        profile.spread_speed = pick(rng, &[1.0, 0.5]);
+        profile.spread_speed = Positive::of(pick(rng, &[1.0, 0.5]));
         if rng.chance(0.3) {
             let gpu_model = rng.below(case.cluster.gpu_models.len() as u64) as u8;
-            profile.model_speed.push((gpu_model, pick(rng, &[0.5, 4.0])));
+            profile.model_speed.push((gpu_model, Positive::of(pick(rng, &[0.5, 4.0]))));
         }
     }
     if options.costs && rng.chance(0.3) {
@@ -169,7 +170,7 @@ fn give_stages(rng: &mut Rng, profiles: &mut [Profile]) {
     for profile in profiles {
         if rng.chance(0.8) {
             let shares: [f64; 4] = std::array::from_fn(|_| rng.below(6) as f64 / 8.0);
-            profile.stages_s = Some(shares);
+            profile.stages_s = Some(shares.map(Number::of));
         }
     }
 }
@@ -269,7 +270,7 @@ fn give_worth(rng: &mut Rng, jobs: &mut [TestJob]) {
             && rng.chance(0.4)
         {
             let sooner = Time(last.0.saturating_sub(1_000_000 * rng.below(20)));
-            job.spec.deadline_values = vec![(sooner, 10.0), (last, 8.0)];
+            job.spec.deadline_values = vec![(sooner, Number::of(10.0)), (last, Number::of(8.0))];
         }
     }
 }
@@ -289,8 +290,7 @@ fn job(rng: &mut Rng, case: &TestCase, options: CaseOptions, i: u64, submit: u64
         spec.deadline = Some(Time::from_secs((submit + rng.below(40)) as f64));
     }
     if options.liars && rng.chance(0.3) {
-        spec.work = rng.chance(0.5).then(|| work + rng.below(5) as f64 - 2.0);
-        spec.work = spec.work.map(|w| w.max(0.0));
+        spec.work = rng.chance(0.5).then(|| Number::of(work + rng.below(5) as f64 - 2.0));
     }
     if options.limits && rng.chance(0.4) {
         spec.knobs.mem_mib = pick(rng, &[0, 9_000, 14_000, 30_000]);

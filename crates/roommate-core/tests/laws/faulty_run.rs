@@ -10,6 +10,7 @@ use roommate_core::job::{Class, Phase, Slo};
 use roommate_core::journal::metrics::{Fold, Metrics};
 use roommate_core::journal::{JobLine, Observer, ProfileLine, StepView, Writer};
 use roommate_core::math::rng::Rng;
+use roommate_core::number::{Number, Number32};
 use roommate_core::policy::{Entry, Policy};
 use roommate_core::reason::Reason;
 use roommate_core::testing::TestCase;
@@ -220,7 +221,7 @@ impl FaultyWorld<'_> {
                 facts.push(Event::Finished(idx));
             } else if job.stopped_at == Some(tick) {
                 job.stopped_at = None;
-                facts.push(Event::Stopped { job: idx, done: job.done });
+                facts.push(Event::Stopped { job: idx, done: Number::of(job.done) });
             } else if job.ready_at == Some(tick) {
                 (job.ready_at, job.running) = (None, true);
                 facts.push(Event::Started(idx));
@@ -233,7 +234,7 @@ impl FaultyWorld<'_> {
         let arrived = self.told.len();
         for job in self.faulty_run.case.jobs[arrived..].iter().filter(|a| a.submit == tick) {
             let idx = self.engine.add_job(job.spec.clone());
-            let line = JobLine { idx, name: job.name.clone(), spec: job.spec.clone() };
+            let line = JobLine::new(idx, job.name.clone(), job.spec.clone());
             self.observer.job(&line);
             self.told.push(Told::default());
             facts.push(Event::Submitted(idx));
@@ -299,6 +300,7 @@ impl FaultyWorld<'_> {
                     return;
                 }
                 if self.told[job].running {
+                    let load_rps = Number32::of(load_rps);
                     let sample = Sample { load_rps, p99_us, ..Sample::default() };
                     facts.push(Event::Sampled { job, sample });
                 }
@@ -307,7 +309,7 @@ impl FaultyWorld<'_> {
             }
             Mishap::Measure(job, step_s) => {
                 if self.told.get(job).is_some_and(|t| t.running) {
-                    let sample = Sample { step_s, ..Sample::default() };
+                    let sample = Sample { step_s: Number::of(step_s), ..Sample::default() };
                     facts.push(Event::Sampled { job, sample });
                 }
             }
@@ -361,7 +363,7 @@ impl FaultyWorld<'_> {
                 let lag = self.faulty_run.stop_lag;
                 let stopped_at = (lag > 0).then_some(tick + lag);
                 *told = Told { done: told.done, stopped_at, ..Told::default() };
-                (lag == 0).then_some(Event::Stopped { job: idx, done: told.done })
+                (lag == 0).then_some(Event::Stopped { job: idx, done: Number::of(told.done) })
             }
             Action::Tune(..) => Some(Event::Tuned(idx)),
             Action::Reject(..) => None,
@@ -374,7 +376,7 @@ impl Told {
     fn fail(&mut self, job: JobIdx, reason: Reason) -> Event {
         let done = (self.done / 2.0).floor();
         *self = Self { done, ..Self::default() };
-        Event::Failed { job, reason, done }
+        Event::Failed { job, reason, done: Number::of(done) }
     }
 }
 

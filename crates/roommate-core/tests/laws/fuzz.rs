@@ -8,6 +8,7 @@ use roommate_core::event::{Action, Event, Sample, Served};
 use roommate_core::idx::{JobIdx, NodeIdx};
 use roommate_core::interference::Undisturbed;
 use roommate_core::math::rng::Rng;
+use roommate_core::number::Number;
 use roommate_core::policy::{Entry, POLICIES, Policy};
 use roommate_core::reason::Reason;
 use roommate_core::testing::TestCase;
@@ -28,8 +29,8 @@ const ODD: &[f64] = &[
     f64::NAN,
 ];
 
-fn odd(rng: &mut Rng) -> f64 {
-    ODD[rng.below(ODD.len() as u64) as usize]
+fn odd(rng: &mut Rng) -> Number {
+    Number::of(ODD[rng.below(ODD.len() as u64) as usize])
 }
 
 /// Any fact about any job or node, existing or not.
@@ -154,14 +155,14 @@ fn no_sequence_of_facts_makes_a_random_policy_panic() {
 }
 
 #[test]
-fn a_node_goes_down_under_a_job_with_infinite_progress() {
-    // The believed progress overflows to infinity; the job must lose its GPUs nevertheless.
+fn a_node_goes_down_under_a_job_with_absurd_progress() {
+    // Steps of almost no length: the job must lose its GPUs nevertheless.
     let case = TestCase::new("fifo", "1x1", "a 0 1 5");
     let policy = roommate_core::policy::find("fifo").unwrap().build(&case.params).unwrap();
     let mut engine = Engine::new(&case.cluster, case.costs, policy, Box::new(Undisturbed), 0);
     engine.add_profile(case.profiles[0].clone());
     let job = engine.add_job(case.jobs[0].spec.clone());
-    let sample = Sample { step_s: 1e-310, ..Sample::default() };
+    let sample = Sample { step_s: Number::of(1e-310), ..Sample::default() };
     engine.step(Time::ZERO, &[Event::Submitted(job)]);
     engine.step(Time::ZERO, &[Event::Started(job), Event::Sampled { job, sample }]);
     engine.step(Time::from_secs(9.0), &[Event::NodeDown(NodeIdx(0))]);

@@ -6,6 +6,7 @@ use roommate_core::event::{Action, Event};
 use roommate_core::idx::JobIdx;
 use roommate_core::journal::{Observer, StepView};
 use roommate_core::math::rng::Rng;
+use roommate_core::number::Number;
 use roommate_core::policy::Params;
 use roommate_core::reason::Reason;
 use roommate_core::testing::TestCase;
@@ -77,13 +78,14 @@ fn random(seed: u64, deadlines: bool) -> TestCase {
         let gpus = 1 + rng.below(u64::from(case.cluster.gpus())) as u16;
         (job.spec.gpus, job.spec.gpus_max) = (gpus, gpus);
         job.work = (1 + rng.below(9)) as f64;
-        job.spec.work = Some(job.work);
+        job.spec.work = Some(Number::of(job.work));
         if deadlines && rng.chance(0.6) {
             let due = submit + job.work as u64 + rng.below(20);
             job.spec.deadline = Some(Time::from_secs(due as f64));
             if rng.chance(0.3) {
                 let last = Time::from_secs((due + 5) as f64);
-                job.spec.deadline_values = vec![(Time::from_secs(due as f64), 10.0), (last, 5.0)];
+                job.spec.deadline_values =
+                    vec![(Time::from_secs(due as f64), Number::of(10.0)), (last, Number::of(5.0))];
                 job.spec.deadline = Some(last);
             }
         }

@@ -8,6 +8,7 @@ use roommate_core::idx::{GpuIdx, IdxVec, JobIdx};
 use roommate_core::job::Phase;
 use roommate_core::journal::gantt::Stays;
 use roommate_core::math::rng::Rng;
+use roommate_core::number::Number;
 use roommate_core::plan::Plan;
 use roommate_core::policy::{self, Policy};
 use roommate_core::state::State;
@@ -268,7 +269,7 @@ fn times_have_no_scale() {
         for job in &mut large.jobs {
             job.submit *= 7;
             job.work *= 7.0;
-            job.spec.work = Some(job.work);
+            job.spec.work = Some(Number::of(job.work));
         }
         let scaled: Vec<_> = small.run().finished.iter().map(|f| f.map(|t| t * 7)).collect();
         assert_eq!(large.run().finished, scaled, "{}", random::compact(&small));

@@ -48,7 +48,7 @@ fn idle_on(state: &State, node: &Node, count: u16) -> Vec<GpuIdx> {
 fn gpu_models(state: &State, job: JobIdx) -> Vec<u8> {
     let speed = |k: u8| {
         let own = state.profile(job).model_speed.iter().find(|(gpu_model, _)| *gpu_model == k);
-        own.map_or(state.gpu_models[usize::from(k)].speed, |(_, s)| *s)
+        own.map_or(state.gpu_models[usize::from(k)].speed, |(_, s)| s.get())
     };
     let mut gpu_models: Vec<u8> = (0..state.gpu_models.len() as u8).collect();
     gpu_models.sort_by(|a, b| speed(*b).total_cmp(&speed(*a)));

@@ -3,6 +3,7 @@
 use super::{Alarm, LOOKS, STANDSTILL_S, World};
 use roommate_core::event::{Event, Sample};
 use roommate_core::idx::JobIdx;
+use roommate_core::number::{Number, Number32};
 use roommate_core::performance::effective_speed::effective_speed;
 use roommate_core::performance::goodput::{Noise, Training};
 use roommate_core::performance::progress::work_s;
@@ -102,13 +103,13 @@ impl World {
     /// The sample that a running job reports now.
     pub(super) fn sample(&self, now: Time, job: JobIdx) -> Sample {
         let Some(training) = self.training(job) else {
-            let step_s = self.live[job].meter.step_s.min(STANDSTILL_S);
+            let step_s = Number::of(self.live[job].meter.step_s.min(STANDSTILL_S));
             return Sample { step_s, ..Sample::default() };
         };
         let batch = training.batch_of(self.engine.state().job(job).knobs);
         Sample {
-            step_s: self.steps(now, job).1.min(STANDSTILL_S),
-            noise_scale: self.live[job].noise_scale,
+            step_s: Number::of(self.steps(now, job).1.min(STANDSTILL_S)),
+            noise_scale: Number32::of(self.live[job].noise_scale),
             mem_mib: training.mem_mib(batch).unwrap_or(0),
             batch,
             ..Sample::default()
@@ -129,6 +130,7 @@ impl World {
         }
         if let Some((sm_util, dram_util)) = self.truth.counters(state, job) {
             self.counted.insert(profile);
+            let [sm_util, dram_util] = [sm_util, dram_util].map(Number32::of);
             let sample = Sample { sm_util, dram_util, ..Sample::default() };
             self.facts.push(Event::Sampled { job, sample });
         }

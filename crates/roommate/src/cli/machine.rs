@@ -1,6 +1,8 @@
 //! Flags of the commands that run or control jobs on this machine.
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
+use roommate_agent::api::caller::group_id;
+use roommate_agent::api::job_file::length_of;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -17,7 +19,9 @@ pub(crate) struct StateArg {
 pub(crate) struct At {
     #[command(flatten)]
     pub(crate) state: StateArg,
-    /// Reach the daemon over HTTP at http://HOST:PORT instead; `$ROOMMATE_SERVER`, unless given
+    /// Reach the daemon at https://HOST:PORT#sha256=FINGERPRINT instead; `$ROOMMATE_SERVER`, unless
+    /// given. The fingerprint of its certificate may also be in `$ROOMMATE_SERVER_FINGERPRINT`, or
+    /// the certificate in the state
     #[arg(long, value_name = "URL", conflicts_with = "state")]
     pub(crate) server: Option<String>,
     /// File with the token for --server; `$ROOMMATE_HTTP_TOKEN`, or the one in the state, unless
@@ -87,12 +91,25 @@ pub(crate) struct Up {
     pub(crate) state: StateArg,
     #[command(flatten)]
     pub(crate) deciding: Deciding,
-    /// Also listen for HTTP at this address; port 0 selects a free port
+    /// Serve all users of this machine, each with own jobs; for root
+    #[arg(long)]
+    pub(crate) system: bool,
+    /// The group whose members may use the daemon; every user of the machine, unless given
+    #[arg(long, value_name = "GROUP", requires = "system", value_parser = group)]
+    pub(crate) group: Option<u32>,
+    /// The group whose members are administrators like root
+    #[arg(long, value_name = "GROUP", requires = "system", value_parser = group)]
+    pub(crate) admins: Option<u32>,
+    /// Also listen for HTTPS at this address; port 0 selects a free port
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) http: Option<SocketAddr>,
-    /// Allow an --http address that other machines can reach; traffic is not encrypted
+    /// Do not encrypt at the --http address, which other machines must not be able to reach
     #[arg(long, requires = "http")]
-    pub(crate) http_beyond_loopback: bool,
+    pub(crate) http_plain: bool,
+    /// Set a limit for each user: jobs=N, devices=N (of all jobs), job-devices=N, share=PART,
+    /// mib=N (of commands and environments), requests=N (at a time)
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub(crate) quota: Vec<String>,
     #[command(flatten)]
     pub(crate) kept: Kept,
 }
@@ -123,6 +140,10 @@ pub(crate) struct Kept {
     pub(crate) journal_parts: u16,
 }
 
+fn group(text: &str) -> Result<u32, String> {
+    group_id(text).ok_or_else(|| "there is no such group".into())
+}
+
 fn mib(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|v| (0.001..=1e9).contains(v));
     value.ok_or_else(|| "expected a number from 0.001 to 1e9".into())
@@ -136,6 +157,13 @@ pub(crate) struct Submit {
     /// Print a job file that shows every field
     #[arg(long, conflicts_with = "files")]
     pub(crate) example: bool,
+    /// Also pass this variable of your environment to the job, e.g. WANDB_API_KEY or `AWS_*`; PATH,
+    /// HOME, PYTHON*, LD_LIBRARY_PATH and the like are passed anyway
+    #[arg(long, value_name = "NAME")]
+    pub(crate) env: Vec<String>,
+    /// Pass your whole environment to the job
+    #[arg(long)]
+    pub(crate) env_all: bool,
     /// Check everything, submit nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -273,6 +301,67 @@ pub(crate) struct Run {
     /// How to print the result
     #[arg(long, short, value_enum, default_value_t = super::Output::Table)]
     pub(crate) output: super::Output,
+}
+
+/// Create, list and revoke tokens for HTTP.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Token {
+    /// Create a token, and print it once
+    Create(TokenCreate),
+    /// List your tokens; an administrator sees those of all users
+    List(TokenList),
+    /// Revoke tokens, at once
+    Revoke(TokenRevoke),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenCreate {
+    /// The user whose rights it carries; only an administrator names another
+    #[arg(long = "for", value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// How much of these rights it carries
+    #[arg(long, value_enum, default_value_t = TokenScope::Operate)]
+    pub(crate) scope: TokenScope,
+    /// When it expires, from now on: 90s, 15m, 12h or 30d
+    #[arg(long, value_name = "TIME", default_value = "30d", value_parser = length)]
+    pub(crate) expires: f64,
+    /// What it is for, in your words
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TokenScope {
+    /// See own jobs, their output and the machine
+    Read,
+    /// Also submit and change own jobs
+    Operate,
+    /// Everything that the user may do
+    Admin,
+}
+
+fn length(text: &str) -> Result<f64, String> {
+    length_of(text).ok_or_else(|| "expected a time like 12h or 30d".into())
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenList {
+    #[command(flatten)]
+    pub(crate) at: At,
+    /// How to print the result
+    #[arg(long, short, value_enum, default_value_t = Listing::Table)]
+    pub(crate) output: Listing,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct TokenRevoke {
+    /// Ids of the tokens, as `roommate token list` shows them
+    #[arg(required = true)]
+    pub(crate) ids: Vec<String>,
+    #[command(flatten)]
+    pub(crate) at: At,
 }
 
 /// Internal: the supervisor between daemon and job.

@@ -27,9 +27,10 @@ pub(super) fn run(args: &Events) -> anyhow::Result<ExitCode> {
             let mut words = EventLog::default();
             journal::read(growing.1.as_slice(), &mut words)
                 .context("could not read the daemon's journal")?;
-            let fresh = words.lines.iter().skip(printed).map(|line| format!("{line}\n"));
+            let lines = words.all();
+            let fresh = lines.iter().skip(printed).map(|line| console::printable(line) + "\n");
             console::print(&fresh.collect::<String>())?;
-            printed = words.lines.len();
+            printed = lines.len();
         }
         if !args.follow {
             return Ok(ExitCode::SUCCESS);

@@ -4,6 +4,7 @@
 use crate::cli::machine::{At, Describe, Down, Listing, OnJobs, Ps, Resize, StateArg};
 use crate::{console, table};
 use roommate_agent::Client;
+use roommate_agent::api::client::Server;
 use roommate_agent::api::control::{JobView, MachineView, Reply, Request};
 use roommate_agent::device::GpuView;
 use roommate_agent::paths::Paths;
@@ -27,6 +28,8 @@ pub(super) fn client(at: &At) -> anyhow::Result<Client> {
     let Some(server) = at.server.clone().or_else(from_env) else {
         return Ok(Client::Socket(paths(&at.state)));
     };
+    let fingerprint = var("ROOMMATE_SERVER_FINGERPRINT");
+    let server = Server::new(&server, fingerprint.as_deref(), &paths(&at.state))?;
     let file = match (&at.token_file, var("ROOMMATE_HTTP_TOKEN")) {
         (None, Some(token)) => return Ok(Client::Http { server, token }),
         (Some(file), _) => file.clone(),
@@ -34,7 +37,8 @@ pub(super) fn client(at: &At) -> anyhow::Result<Client> {
     };
     let token = std::fs::read_to_string(&file).map_err(|e| {
         let what = format!("could not read the token in {:?}: {e}", file.display().to_string());
-        console::advise(what, "copy the daemon's file `http-token`, and give it with --token-file")
+        let hint = "`roommate token create` on that machine prints one; give it with --token-file";
+        console::advise(what, hint)
     })?;
     Ok(Client::Http { server, token: token.trim().into() })
 }
@@ -46,7 +50,7 @@ pub(super) fn journal_parts(
     from: &mut Place,
 ) -> anyhow::Result<Vec<(u64, Vec<u8>)>> {
     if let Client::Socket(paths) = client
-        && !paths.journal().exists()
+        && paths.journal().try_exists().is_ok_and(|exists| !exists)
     {
         let what = format!("there is no journal at {:?}", paths.journal().display().to_string());
         let hint = "`roommate up` starts one; a journal of your own goes behind --journal";
@@ -86,7 +90,7 @@ pub(super) fn ps(args: &Ps) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints JSON or YAML; returns false for other formats.
-fn document(value: &impl Serialize, output: Listing) -> anyhow::Result<bool> {
+pub(super) fn document(value: &impl Serialize, output: Listing) -> anyhow::Result<bool> {
     let text = match output {
         Listing::Json => serde_json::to_string_pretty(value)? + "\n",
         Listing::Yaml => yaml_serde::to_string(value)?,
@@ -101,7 +105,7 @@ pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
     let mut head =
         vec!["name", "state", "devices", "share", "steps", "step", "batch", "starts", "age"];
     if wide {
-        head.extend(["class", "team", "sdk", "mem", "keeper", "why"]);
+        head.extend(["owner", "class", "team", "sdk", "mem", "keeper", "why"]);
     }
     let mut rows = vec![head.into_iter().map(String::from).collect::<Vec<_>>()];
     for j in jobs {
@@ -118,6 +122,7 @@ pub(super) fn list(jobs: &[JobView], wide: bool) -> String {
         ];
         if wide {
             row.extend([
+                j.owner.name.clone(),
                 j.class.clone(),
                 j.team.clone().unwrap_or_else(|| "-".into()),
                 if j.cooperative { "yes" } else { "no" }.into(),
@@ -149,15 +154,15 @@ pub(super) fn memory(j: &JobView) -> Option<String> {
 
 fn steps(j: &JobView) -> String {
     match j.steps {
-        Some(all) => format!("{:.0}/{all:.0}", j.done.min(all)),
+        Some(all) => format!("{:.0}/{all:.0}", j.done.get().min(all.get())),
         None if j.step_s.is_some() => format!("{:.0}", j.done),
         None => "-".into(),
     }
 }
 
 /// The duration of a step in a suitable unit.
-pub(super) fn seconds(s: f64) -> String {
-    match s {
+pub(super) fn seconds(s: impl Into<f64>) -> String {
+    match s.into() {
         s if s < 1e-3 => format!("{:.0} us", s * 1e6),
         s if s < 1.0 => format!("{:.1} ms", s * 1e3),
         s => format!("{s:.2} s"),
@@ -224,7 +229,7 @@ fn gpu(g: &GpuView) -> String {
         };
         text += &format!(", MPS {mps}{again}");
     }
-    text
+    g.strays.iter().fold(text, |text, stray| format!("{text}; stranger: {stray}"))
 }
 
 /// Utilisation of a GPU, if it is measured.
@@ -253,6 +258,7 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("batch", or(j.batch.map(|b| b.to_string()))),
         ("noise scale", or(j.noise_scale.map(|n| format!("{n:.1}")))),
         ("memory", or(j.mem_mib.map(|m| format!("{m} MiB")))),
+        ("owner", j.owner.name.clone()),
         ("class", j.class.clone()),
         ("team", or(j.team.clone())),
         ("starts", format!("{}, {} failed", j.starts, j.failures)),
@@ -260,7 +266,7 @@ pub(super) fn job_rows(j: &JobView) -> Vec<(&'static str, String)> {
         ("age", table::figure(Some(j.age_s), "s")),
         ("log", j.log.clone()),
     ];
-    let at = rows.iter().position(|(name, _)| *name == "class").unwrap_or(0);
+    let at = rows.iter().position(|(name, _)| *name == "owner").unwrap_or(0);
     let gpu = [("GPU memory", j.gpu_mib.map(|m| format!("{m} MiB"))), ("seat", seat(j))];
     rows.splice(at..at, gpu.into_iter().filter_map(|(name, value)| Some((name, value?))));
     if j.keeper_pid.is_some() {

@@ -14,6 +14,7 @@ use roommate_core::event::Event;
 use roommate_core::idx::{Idx, JobIdx, ProfileIdx, TeamIdx};
 use roommate_core::interference::cores::Cores;
 use roommate_core::journal::{Head, JobLine, Observer, ProfileLine, StepView, TeamLine};
+use roommate_core::number::Positive;
 use roommate_core::policy;
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -59,21 +60,23 @@ struct Measured {
 fn measure(file: &JobFile, alone: &JobView) -> Measured {
     // The start-up is counted as part of the steps: it computes like them and is short compared
     // with them.
-    let alone_s = alone.age_s.max(1e-3);
-    let steps = file.steps.or(alone.step_s.map(|_| alone.done)).filter(|w| *w > 0.0).unwrap_or(1.0);
+    let alone_s = alone.age_s.get().max(1e-3);
+    let steps = file.steps.or(alone.step_s.map(|_| alone.done.get()));
+    let steps = steps.filter(|w| *w > 0.0).unwrap_or(1.0);
     let step_s = alone_s / steps;
     let mut profile = file.profile();
     if file.step_s.or(file.stages_s.map(|s| s.iter().sum())).is_none() {
         // The policy did not know the step time; it learns it from the first report.
-        profile.step_s = step_s;
+        profile.step_s = Positive::of(step_s);
     }
-    let stages = alone.stages_s.or(file.stages_s).and_then(|stages| {
+    let reported = alone.stages_s.map(|s| s.map(f64::from));
+    let stages = reported.or(file.stages_s).and_then(|stages| {
         let sum: f64 = stages.iter().sum();
         let [storage, cpu, gpu, network] = stages.map(|s| s * step_s / sum);
         (sum > 0.0).then_some([storage + cpu, gpu, network])
     });
     let devices = f64::from(file.devices);
-    let busy = (alone.cpu_s.unwrap_or(alone_s) / alone_s / devices).min(1.0);
+    let busy = (alone.cpu_s.map_or(alone_s, f64::from) / alone_s / devices).min(1.0);
     Measured { work: alone_s / profile.step_s, profile, busy, stages }
 }
 
@@ -91,7 +94,7 @@ pub(super) fn predict(
         heard.head.context("the journal has no head")?;
     let all: Vec<Measured> = files.iter().zip(alone).map(|(f, a)| measure(f, a)).collect();
     let mut jobs: Vec<(f64, usize)> =
-        shared.iter().enumerate().map(|(i, j)| (j.submitted_s, i)).collect();
+        shared.iter().enumerate().map(|(i, j)| (j.submitted_s.get(), i)).collect();
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let arrivals = jobs.iter().map(|(at_s, i)| {
         let at = Time::from_secs(*at_s);
@@ -126,7 +129,7 @@ pub(super) fn predict(
     let guess = |(at_s, i): &(f64, usize)| -> Option<Guess> {
         let job = &shared[*i];
         let end_s = ends.end_s(&job.name)?;
-        let (alone_s, real_s) = (alone[*i].age_s, job.age_s);
+        let (alone_s, real_s) = (alone[*i].age_s.get(), job.age_s.get());
         Some(Guess { job: job.name.clone(), alone_s, predicted_s: end_s - at_s, real_s })
     };
     Ok(jobs.iter().filter_map(guess).collect())

@@ -1,6 +1,7 @@
 //! `roommate run`: runs a mix of jobs on this machine, in the foreground.
 
 use super::predict;
+use super::submit::Environment;
 use crate::atomic::AtomicFile;
 use crate::cli::Output;
 use crate::cli::machine::Run;
@@ -166,6 +167,8 @@ fn watch(
     let began = Instant::now();
     let mut due = mix.jobs.iter().peekable();
     let mut line = Line::default();
+    // Nothing of it outlives this command.
+    let everything = Environment { all: true, also: Vec::new() };
     loop {
         let Reply::Jobs(jobs) = running.ask(Request::Ps {})? else {
             anyhow::bail!("unexpected reply from the daemon")
@@ -176,7 +179,7 @@ fn watch(
             Way::Exclusive | Way::Shared => began.elapsed().as_secs_f64() >= *after,
         };
         if let Some((_, file)) = due.next_if(next) {
-            running.ask(super::submit::request(file.clone(), false))?;
+            running.ask(super::submit::request(file.clone(), false, &everything))?;
             continue;
         }
         line.show(&jobs, mix.jobs.len());

@@ -2,14 +2,16 @@
 
 use crate::cli::machine::{Deciding, DeviceKind, GpuTest, Keeper, Kept, Up};
 use crate::{console, experiment, measurements};
-use anyhow::Context;
+use roommate_agent::AgentError;
+use roommate_agent::api::caller::Mode;
 use roommate_agent::api::control::{Reply, Request};
 use roommate_agent::api::http::Http;
+use roommate_agent::daemon::quotas::Quotas;
 use roommate_agent::daemon::retention::Keeping;
 use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
 use roommate_agent::paths::Paths;
-use roommate_agent::process::{signal, supervisor};
+use roommate_agent::process::{THIS_PROGRAM, signal, supervisor};
 use roommate_core::measurement::known_profiles::KnownProfiles;
 use roommate_core::policy::Params;
 use roommate_core::state::Costs;
@@ -21,9 +23,24 @@ use std::time::Duration;
 
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
-    let paths = super::machine::paths(&args.state);
+    let paths = if args.system && args.state.state.is_none() {
+        Paths::of_system()
+    } else {
+        super::machine::paths(&args.state)
+    };
+    let mut quotas = Quotas::default();
+    for limit in &args.quota {
+        quotas.set(limit).map_err(|what| anyhow::anyhow!("--quota: {what}"))?;
+    }
+    let mode = if args.system {
+        Mode::System { group: args.group, admins: args.admins }
+    } else {
+        Mode::User
+    };
     let running = daemon::start(Config {
-        http: args.http.map(|at| Http { at, beyond_loopback: args.http_beyond_loopback }),
+        mode,
+        quotas,
+        http: args.http.map(|at| Http { at, plain: args.http_plain }),
         keeping: keeping(&args.kept),
         ..config(paths.clone(), &args.deciding)?
     })?;
@@ -37,11 +54,14 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     console::say(&format!("shares: {} ({})", machine.enforcement.tier, machine.enforcement.what));
     console::say(&format!("state: {}", paths.root().display()));
     if let Some(http) = &machine.http {
-        console::say(&format!("http: {http}, token in {}", paths.token().display()));
+        console::say(&format!("http: {http}"));
+        if !mode.is_system() {
+            console::say(&format!("token: in {}", paths.token().display()));
+        }
     }
     while !running.has_ended() {
         if wanted.load(Ordering::Relaxed) {
-            let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: false });
+            running.quit(false);
             console::say("down: jobs go on, and `roommate up` finds them again");
             break;
         }
@@ -69,7 +89,6 @@ fn keeping(kept: &Kept) -> Keeping {
 pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config> {
     let params: Params =
         deciding.set.iter().map(|s| experiment::param(s)).collect::<anyhow::Result<_>>()?;
-    let program = std::env::current_exe().context("could not find this program itself")?;
     let backoff = Span::from_secs(deciding.backoff);
     let kind = deciding.device.map(|kind| match kind {
         DeviceKind::Cpu => Kind::Cpu,
@@ -77,17 +96,20 @@ pub(super) fn config(paths: Paths, deciding: &Deciding) -> anyhow::Result<Config
     });
     Ok(Config {
         paths,
-        program,
+        program: THIS_PROGRAM.into(),
         policy: deciding.policy.clone(),
         params,
         kind,
         devices: deciding.devices,
         seed: deciding.seed,
         may_use_cgroups: !deciding.no_cgroups,
+        claim: false,
         costs: Costs { backoff, ..Config::usual_costs(kind.unwrap_or_default()) },
         known: known_profiles(deciding)?,
         http: None,
         keeping: Keeping::default(),
+        mode: Mode::User,
+        quotas: Quotas::default(),
     })
 }
 
@@ -107,15 +129,14 @@ fn known_profiles(deciding: &Deciding) -> anyhow::Result<Option<KnownProfiles>> 
 
 /// Stops a daemon in this process and its jobs.
 pub(super) fn end(running: Running) -> anyhow::Result<()> {
-    let _ = running.inputs.send(daemon::Input::Quit { stop_jobs: true });
+    running.quit(true);
     Ok(running.join()?)
 }
 
 pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
     match args.keeper {
         None => {
-            let program = std::env::current_exe().context("could not find this program itself")?;
-            supervisor::keep(&args.folder, &program)?;
+            supervisor::keep(&args.folder)?;
             Ok(ExitCode::SUCCESS)
         }
         Some(keeper) => {
@@ -123,8 +144,10 @@ pub(super) fn keeper(args: &Keeper) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             };
             console::say(&format!("error: {error}"));
-            // The exit code of shells for a command that cannot be started.
-            Ok(ExitCode::from(127))
+            // The exit codes of shells for a command that does not exist or cannot be started.
+            let missing = matches!(&error, AgentError::File { error, .. }
+                if error.kind() == std::io::ErrorKind::NotFound);
+            Ok(ExitCode::from(if missing { 127 } else { 126 }))
         }
     }
 }

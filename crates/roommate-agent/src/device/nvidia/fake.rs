@@ -42,7 +42,7 @@ impl Nvml {
 }
 
 /// A fake GPU.
-pub(super) fn gpu() -> GpuInfo {
+pub(in crate::device) fn gpu() -> GpuInfo {
     GpuInfo {
         index: 0,
         uuid: "GPU-00000000-fa4e-0000-0000-000000000000".into(),

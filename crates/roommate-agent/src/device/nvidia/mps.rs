@@ -1,7 +1,8 @@
 //! One NVIDIA MPS control daemon for one GPU: started, monitored, restarted.
 //!
 //! With MPS, processes run on a GPU concurrently instead of in time slices. Each is limited to a
-//! part of the SMs and of the memory by its environment at its start. Properties that matter here:
+//! part of the SMs and of the memory when it connects: by the control ([`limits`]), and below that
+//! by its environment. Properties that matter here:
 //!
 //! - A fatal fault of one client ends the work of every client of the same server. Hence one daemon
 //!   per GPU.
@@ -15,9 +16,13 @@
 //!
 //! All communication goes through the control program, with a time limit for each answer.
 
+pub(crate) mod limits;
+pub(crate) mod watched;
+
 use super::bounded_command;
 use super::nvml::GpuInfo;
 use crate::process::{self, Process};
+use limits::Limit;
 use roommate_core::math::hash::fnv1a;
 use rustix::process::Signal;
 use std::ffi::OsString;
@@ -35,6 +40,9 @@ pub(crate) struct Mps {
     uuid: String,
     pipe: PathBuf,
     log: PathBuf,
+    /// Whether processes of other users may connect. They can reach the pipe, but not command the
+    /// control: `control_privileged` belongs to the daemon's user.
+    public: bool,
     /// Where the control program is searched.
     search: OsString,
 }
@@ -71,9 +79,16 @@ impl Mps {
             uuid: gpu.uuid.clone(),
             pipe,
             log: folder.join("log"),
+            public: false,
             search: std::env::var_os("PATH")
                 .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into()),
         }
+    }
+
+    /// Has its pipe in this folder, which processes of other users can reach.
+    pub(crate) fn in_public(self, folder: &Path) -> Self {
+        let name = format!("mps-{:016x}", fnv1a(self.log.as_os_str().as_bytes()));
+        Self { pipe: folder.join(name), public: true, ..self }
     }
 
     /// Searches the control program here instead of in `PATH`.
@@ -96,9 +111,8 @@ impl Mps {
     /// are removed, with the work of all its clients, and a new one is started (`true`).
     pub(crate) fn ensure(&self) -> Result<bool, String> {
         let program = self.program()?;
-        for folder in [&self.pipe, &self.log] {
-            private(folder)?;
-        }
+        own(&self.pipe, if self.public { 0o755 } else { 0o700 })?;
+        own(&self.log, 0o700)?;
         if self.ask("get_server_list", DOUBT).is_ok() {
             return Ok(false);
         }
@@ -158,6 +172,62 @@ impl Mps {
         self.ask(&format!("get_client_list {server}"), HEALTHY).map(|output| numbers(&output))
     }
 
+    /// Whether a process uses it, or may.
+    pub(crate) fn has_clients(&self) -> bool {
+        let servers = self.servers().unwrap_or_default();
+        servers.iter().any(|s| !matches!(self.clients(*s), Ok(c) if c.is_empty()))
+    }
+
+    /// Has the control limit clients that connect from now on; `mem_mib` is the GPU's memory.
+    pub(crate) fn limit(&self, limit: Limit, mem_mib: u32) -> Result<(), String> {
+        let (percent, mib) =
+            (f64::from(limit.sm_permille) / 10.0, limit.mem_mib.unwrap_or(mem_mib));
+        let mut before = self.servers()?;
+        // A server that starts meanwhile may have the old limit.
+        for _ in 0..3 {
+            let mut commands = vec![
+                format!("set_default_active_thread_percentage {percent:.1}"),
+                format!("set_default_device_pinned_mem_limit 0 {mib}M"),
+            ];
+            for server in &before {
+                commands.push(format!("set_active_thread_percentage {server} {percent:.1}"));
+                commands.push(format!("set_device_pinned_mem_limit {server} 0 {mib}M"));
+            }
+            for command in commands {
+                self.ask(&command, DOUBT)?;
+            }
+            let after = self.servers()?;
+            if after.iter().all(|s| before.contains(s)) {
+                return self.check_limit(percent, &after);
+            }
+            before = after;
+        }
+        Err("the MPS control starts one server after another".into())
+    }
+
+    /// Checks that the control has this limit. Of memory it shows whole gibibytes only.
+    fn check_limit(&self, percent: f64, servers: &[u32]) -> Result<(), String> {
+        let server = |s: &u32| format!("get_active_thread_percentage {s}");
+        let asked = std::iter::once("get_default_active_thread_percentage".to_string())
+            .chain(servers.iter().map(server));
+        for question in asked {
+            let answer = self.ask(&question, HEALTHY)?;
+            let has = answer.trim().trim_end_matches('%').parse::<f64>();
+            if has.is_ok_and(|has| (has - percent).abs() < 0.1) {
+                continue;
+            }
+            // A server may have ended meanwhile; its clients with it.
+            if self.servers()?.iter().all(|s| server(s) != question) && question.contains(' ') {
+                continue;
+            }
+            return Err(format!(
+                "the MPS control answers {:?} to {question:?}, not {percent:.1}",
+                answer.trim()
+            ));
+        }
+        Ok(())
+    }
+
     /// Ends a client's work on the GPU without effect on other clients. Its process continues, but
     /// every CUDA call fails from then on. `pid` has to be one of [`Mps::clients`].
     pub(crate) fn terminate_client(&self, pid: u32) -> Result<(), String> {
@@ -171,10 +241,12 @@ impl Mps {
 
     /// Stops the daemon. Clients have five seconds to end.
     pub(crate) fn stop(&self) {
-        if let Ok(servers) = self.servers() {
-            let busy = servers.iter().any(|s| !matches!(self.clients(*s), Ok(c) if c.is_empty()));
-            let quit =
-                if busy { format!("quit -t {}", LEAVE.as_secs()) } else { "quit".to_string() };
+        if self.is_healthy() {
+            let quit = if self.has_clients() {
+                format!("quit -t {}", LEAVE.as_secs())
+            } else {
+                "quit".to_string()
+            };
             let ours = self.processes();
             // The answer comes when the servers are gone.
             let _ = self.ask(&quit, 2 * LEAVE);
@@ -265,17 +337,17 @@ fn await_end(processes: &[Process]) {
     }
 }
 
-/// Creates a folder that only its owner can access. Another user could have created one in the
+/// Creates a folder that only its owner can change. Another user could have created one in the
 /// temporary directory before.
-fn private(folder: &Path) -> Result<(), String> {
+fn own(folder: &Path, mode: u32) -> Result<(), String> {
     let at = folder.display().to_string();
     let failed = |e: std::io::Error| format!("could not create the folder {at:?}: {e}");
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+    fs::DirBuilder::new().recursive(true).mode(mode).create(folder).map_err(failed)?;
     let found = fs::symlink_metadata(folder).map_err(failed)?;
     if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
         return Err(format!("the folder {at:?} belongs to another user; remove it"));
     }
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(failed)
+    fs::set_permissions(folder, fs::Permissions::from_mode(mode)).map_err(failed)
 }
 
 fn numbers(text: &str) -> Vec<u32> {

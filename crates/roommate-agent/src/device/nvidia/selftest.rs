@@ -1,8 +1,12 @@
 //! The self-test of a GPU: a child process limited to half of the SMs and a gibibyte of memory
 //! tries to use more of both, once with MPS and once without.
+//!
+//! The limits are set at the MPS control, and the child has no variables that lower them: so they
+//! hold for a process that does not want them. Where they do not, limits by variables are tested.
 
 use super::bounded_command;
 use super::mps::Mps;
+use super::mps::limits::Limit;
 use super::nvml::GpuInfo;
 use crate::device::Tier;
 use roommate_cuda::Report;
@@ -25,10 +29,24 @@ pub(crate) struct Found {
     pub(crate) groups: u32,
     /// Mechanisms that are available but were not tested and are not used.
     pub(crate) untested: Vec<String>,
+    /// Whether limits that are set at the MPS control hold.
+    pub(crate) control: Control,
+}
+
+/// What is known of limits that are set at the MPS control.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// They hold; the control limits nobody now.
+    Holds,
+    /// They are not tested, because jobs use the MPS daemon already.
+    Untested,
+    /// They do not hold.
+    #[default]
+    Fails,
 }
 
 /// The limits of the process, and what it tries to use.
-const LIMIT_MIB: u64 = 1024;
+const LIMIT_MIB: u32 = 1024;
 const WANTED_MIB: u64 = 2048;
 const PERCENT: u32 = 50;
 /// SMs are assigned in groups, so half may be a few more than half.
@@ -40,19 +58,53 @@ const MPS_V3_DRIVER: u32 = 615;
 
 /// Tests a GPU with `program`, which is this program. `mps` is started if it does not run.
 pub(crate) fn test(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Found {
-    let plain = look(program, gpu, None);
-    let (limited, absent) = match mps.map(Mps::ensure) {
-        Some(Ok(_)) => (Some(look(program, gpu, mps)), None),
-        Some(Err(e)) => (None, Some(e)),
-        None => (None, Some("MPS is not used".into())),
+    let plain = look(program, gpu, None, false);
+    let found = match mps.map(|mps| (mps, mps.ensure())) {
+        Some((mps, Ok(_))) => test_mps(program, gpu, mps, &plain),
+        Some((_, Err(e))) => judge(&plain, None, Some(e)),
+        None => judge(&plain, None, Some("MPS is not used".into())),
     };
     let controllers =
         std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    Found { untested: untested(gpu, &controllers), ..judge(&plain, limited.as_ref(), absent) }
+    Found { untested: untested(gpu, &controllers), ..found }
 }
 
-/// Has a child process test the GPU.
-fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, String> {
+/// Tests the limits of an MPS daemon that runs.
+fn test_mps(program: &Path, gpu: &GpuInfo, mps: &Mps, plain: &Result<Report, String>) -> Found {
+    let by_variables = || judge(plain, Some(&look(program, gpu, Some(mps), true)), None);
+    if mps.has_clients() {
+        // Processes of jobs that connect now must not get the limits of a test.
+        return Found { control: Control::Untested, ..by_variables() };
+    }
+    let half = Limit { sm_permille: 10 * PERCENT as u16, mem_mib: Some(LIMIT_MIB) };
+    let limited = mps.limit(half, gpu.mem_mib).and_then(|()| {
+        let limited = look(program, gpu, Some(mps), false);
+        mps.limit(Limit::WHOLE, gpu.mem_mib).and(limited)
+    });
+    let found = judge(plain, Some(&limited), None);
+    if found.tier == Tier::MpsV2 {
+        let what = format!("{}; both limits were set at the MPS control", found.what);
+        return Found { what, control: Control::Holds, ..found };
+    }
+    let kept = by_variables();
+    if kept.tier == Tier::MpsV2 {
+        let what = format!(
+            "{}; these limits hold only for processes that keep their variables, for set at the \
+             MPS control they do not: {}",
+            kept.what, found.what
+        );
+        return Found { what, ..kept };
+    }
+    found
+}
+
+/// Has a child process test the GPU, limited by variables or not.
+fn look(
+    program: &Path,
+    gpu: &GpuInfo,
+    mps: Option<&Mps>,
+    by_variables: bool,
+) -> Result<Report, String> {
     let mut command = Command::new(program);
     command.args(["gpu-test", "--device", "0", "--over-mib", &WANTED_MIB.to_string()]);
     let ours: Vec<OsString> = std::env::vars_os().map(|(name, _)| name).collect();
@@ -62,8 +114,10 @@ fn look(program: &Path, gpu: &GpuInfo, mps: Option<&Mps>) -> Result<Report, Stri
     command.env("CUDA_VISIBLE_DEVICES", &gpu.uuid);
     if let Some(mps) = mps {
         command.envs(mps.env());
-        command.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={LIMIT_MIB}M"));
-        command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", PERCENT.to_string());
+        if by_variables {
+            command.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={LIMIT_MIB}M"));
+            command.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", PERCENT.to_string());
+        }
     } else {
         // A directory without a daemon, so that another user's daemon is not found by accident.
         let nowhere = format!("roommate-no-mps-{}", std::process::id());
@@ -121,6 +175,7 @@ fn judge(
         what: findings.join("; "),
         groups: plain.as_ref().ok().and_then(|r| r.groups).unwrap_or(0),
         untested: Vec::new(),
+        control: Control::default(),
     }
 }
 
@@ -248,33 +303,71 @@ mod tests {
         at
     }
 
+    /// Prints a report, by how it is limited: by nothing, by variables, or by the MPS control.
+    fn reports(plain: &Report, by_variables: &Report, by_control: &Report) -> String {
+        let json = |r: &Report| serde_json::to_string(r).unwrap();
+        format!(
+            r#"[ "$*" = "gpu-test --device 0 --over-mib 2048" ] || exit 1
+            [ "$CUDA_VISIBLE_DEVICES" = {} ] || exit 1
+            if [ "$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" = 0=1024M ]; then
+                [ "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" = 50 ] && echo '{}'
+            elif [ -S "$CUDA_MPS_PIPE_DIRECTORY/control" ]; then
+                [ "$(cat "$CUDA_MPS_PIPE_DIRECTORY/fake-limits")" = "50.0 1024" ] && echo '{}'
+            else
+                echo '{}'
+            fi"#,
+            fake::gpu().uuid,
+            json(by_variables),
+            json(by_control),
+            json(plain),
+        )
+    }
+
     #[test]
-    fn the_child_process_is_given_its_limits() {
+    fn limits_of_the_control_are_tested_without_variables() {
         let folder = tempfile::tempdir().unwrap();
         let (plain, limited) = (report(132, None), report(66, Some("no")));
-        let json = |r: &Report| serde_json::to_string(r).unwrap();
-        let program = program(
-            folder.path(),
-            &format!(
-                r#"[ "$*" = "gpu-test --device 0 --over-mib 2048" ] || exit 1
-                [ "$CUDA_VISIBLE_DEVICES" = {} ] || exit 1
-                if [ -z "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
-                    [ -e "$CUDA_MPS_PIPE_DIRECTORY" ] || echo '{}'
-                elif [ "$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" = 0=1024M ]; then
-                    [ -S "$CUDA_MPS_PIPE_DIRECTORY/control" ] && echo '{}'
-                fi"#,
-                fake::gpu().uuid,
-                json(&plain),
-                json(&limited),
-            ),
-        );
+        let program = program(folder.path(), &reports(&plain, &plain, &limited));
         let mps = fake::mps(folder.path());
         let found = test(&program, &fake::gpu(), Some(&mps));
+        let after = mps.limit(Limit::WHOLE, fake::gpu().mem_mib);
         mps.stop();
+        assert_eq!(after, Ok(()));
         assert_eq!((found.tier, found.usable), (Tier::MpsV2, true), "{}", found.what);
+        assert_eq!(found.control, Control::Holds);
+        assert!(found.what.ends_with("; both limits were set at the MPS control"));
         let without = test(&program, &fake::gpu(), None);
         assert_eq!((without.tier, without.usable), (Tier::TimeSlicing, true));
         assert_eq!(without.what, "without MPS a kernel ran on 132 SMs; no MPS: MPS is not used");
+    }
+
+    #[test]
+    fn limits_that_only_variables_keep_are_said_to_be_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, limited) = (report(132, None), report(66, Some("no")));
+        let program = program(folder.path(), &reports(&plain, &limited, &plain));
+        let mps = fake::mps(folder.path());
+        let found = test(&program, &fake::gpu(), Some(&mps));
+        mps.stop();
+        assert_eq!((found.tier, found.control), (Tier::MpsV2, Control::Fails));
+        assert!(found.what.contains("hold only for processes that keep their variables"));
+    }
+
+    #[test]
+    fn a_test_does_not_limit_the_processes_of_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, limited) = (report(132, None), report(66, Some("no")));
+        let program = program(folder.path(), &reports(&plain, &limited, &plain));
+        let mps = fake::mps(folder.path());
+        mps.ensure().unwrap();
+        let clients = folder.path().join("mps-00000000/log/fake-clients");
+        fs::write(&clients, "71").unwrap();
+        let found = test(&program, &fake::gpu(), Some(&mps));
+        let log = fs::read_to_string(clients.with_file_name("control.log")).unwrap();
+        fs::remove_file(clients).unwrap();
+        mps.stop();
+        assert_eq!((found.tier, found.control), (Tier::MpsV2, Control::Untested));
+        assert!(!log.contains("Command set_"), "{log}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn best_reward_and_loss(state: &State, job: JobIdx) -> (f64, f64) {
     let (spec, profile) = (state.spec(job), state.profile(job));
     let of_model = |k: u8| {
         let measured = profile.model_speed.iter().find(|(gpu_model, _)| *gpu_model == k);
-        measured.map_or(state.gpu_models[usize::from(k)].speed, |(_, speed)| *speed)
+        measured.map_or(state.gpu_models[usize::from(k)].speed, |(_, speed)| speed.get())
     };
     let gpu_models = (0..state.gpu_models.len() as u8).filter(|k| spec.allows(*k));
     let best = gpu_models.map(of_model).fold(0.0, f64::max) * f64::from(spec.gpus);

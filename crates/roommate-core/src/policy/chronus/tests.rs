@@ -5,6 +5,7 @@ use crate::event::{Action, Event};
 use crate::idx::NodeIdx;
 use crate::interference::Undisturbed;
 use crate::job::{Class, Spec};
+use crate::number::Number;
 use crate::profile::Profile;
 use crate::reason::Reason;
 use crate::state::Costs;
@@ -86,7 +87,7 @@ fn best_effort_jobs_run_until_a_lease_begins() {
 #[test]
 fn a_soft_deadline_yields_to_a_hard_one() {
     let mut case = case(&unit(""), "1x1", "u 0 1 2, v 0 1 2", &[(0, 4), (1, 2)]);
-    let due = |s: f64, value: f64| (Time::from_secs(s), value);
+    let due = |s: f64, value: f64| (Time::from_secs(s), Number::of(value));
     case.jobs[0].spec.deadline_values = vec![due(2.0, 10.0), due(4.0, 8.0)];
     let outcome = case.run();
     expect![[r#"
@@ -96,7 +97,7 @@ fn a_soft_deadline_yields_to_a_hard_one() {
     assert!(!outcome.journal.contains("planned_by_rule"));
     // If the integer program fails, the failure is counted and the heuristic's plan is carried
     // out.
-    case.jobs[0].spec.deadline_values[0].1 = f64::INFINITY;
+    case.params = serde_json::from_str(&unit(r#", "exact_nodes": 0"#)).unwrap();
     let limited = case.run();
     assert!(limited.journal.contains(r#"{"planned_by_rule":1}"#));
     assert_eq!(limited.finished, outcome.finished);
@@ -147,7 +148,8 @@ fn a_job_that_cannot_meet_its_deadline_is_lost_but_still_runs() {
     assert_eq!(promised, Reason::Promised { by: Time::from_secs(3.0) });
     let lost = |engine: &mut Engine, at: f64| {
         engine.step(Time::from_secs(at), &[Event::Started(job)]);
-        let failed = Event::Failed { job, reason: Reason::NodeLost(NodeIdx(0)), done: 0.0 };
+        let failed =
+            Event::Failed { job, reason: Reason::NodeLost(NodeIdx(0)), done: Number::default() };
         let step = engine.step(Time::from_secs(at + 1.0), &[failed]);
         assert!(matches!(step.actions, [Action::Start(..)]), "the job is restarted");
         step.notes.iter().any(|n| n.reason == Reason::DeadlineLost)

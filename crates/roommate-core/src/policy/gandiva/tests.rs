@@ -9,6 +9,7 @@ use crate::job::Phase;
 use crate::journal::{self, JobLine, Observer, StepView};
 use crate::knobs::Knobs;
 use crate::math::rng::Rng;
+use crate::number::{Number, Number32, Positive};
 use crate::profile::Profile;
 use crate::state::State;
 use crate::testing::TestCase;
@@ -54,7 +55,7 @@ fn case(params: &str, cluster: &str, jobs: &str) -> TestCase {
     for (i, job) in case.jobs.iter_mut().enumerate() {
         job.spec.profile = ProfileIdx::from_usize(i);
         job.work *= 10.0;
-        job.spec.work = Some(job.work);
+        job.spec.work = Some(Number::of(job.work));
     }
     case
 }
@@ -145,7 +146,7 @@ fn run_counted(case: &TestCase, utils: &[f32]) -> String {
             let runs = engine.state().jobs.get(job).is_some_and(|j| j.phase == Phase::Running);
             if runs && !*sampled {
                 *sampled = true;
-                let sample = Sample { sm_util: utils[i], ..Sample::default() };
+                let sample = Sample { sm_util: Number32::of(utils[i]), ..Sample::default() };
                 let now = engine.state().now;
                 assert!(!engine.step(now, &[Event::Sampled { job, sample }]).asked);
             }
@@ -318,7 +319,7 @@ fn a_node_with_few_jobs_is_emptied_for_a_wide_job() {
 fn a_spread_gang_is_consolidated_if_that_is_faster() {
     let gang = |spread_speed: f64| {
         let mut case = case(SLICES, "2x2", "a 0 1 12, b 0 1 2, d 0 1 5, c 2 2 8");
-        case.profiles[3].spread_speed = spread_speed;
+        case.profiles[3].spread_speed = Positive::of(spread_speed);
         case.run().chart()
     };
     expect![[r#"

@@ -1,5 +1,6 @@
 use crate::idx::ProfileIdx;
 use crate::interference::table::Table;
+use crate::number::Positive;
 use crate::testing::{TestCase, picture_with};
 use expect_test::expect;
 use std::collections::BTreeMap;
@@ -38,8 +39,9 @@ fn two_models(policy: &str, params: &str) -> TestCase {
     let mut case = TestCase::new(policy, "1x1:v100,1x1:k80", "a 0 1 12, b 0 1 12");
     case.params = serde_json::from_str(params).unwrap();
     case.profiles.push(case.profiles[0].clone());
-    case.profiles[0].model_speed = [(0, 1.0), (1, 0.25)].into_iter().collect();
-    case.profiles[1].model_speed = [(0, 1.0), (1, 1.0)].into_iter().collect();
+    let speeds = |on_k80| [(0, Positive::of(1.0)), (1, Positive::of(on_k80))].into();
+    case.profiles[0].model_speed = speeds(0.25);
+    case.profiles[1].model_speed = speeds(1.0);
     case.jobs[1].spec.profile = ProfileIdx(1);
     case
 }

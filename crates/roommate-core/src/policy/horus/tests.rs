@@ -6,6 +6,7 @@ use crate::event::{Action, Sample};
 use crate::idx::{Idx, ProfileIdx};
 use crate::interference::Undisturbed;
 use crate::journal::{self, JobLine, Observer, StepView};
+use crate::number::Number32;
 use crate::profile::{Predicted, Profile};
 use crate::testing::{Outcome, TestCase};
 use expect_test::expect;
@@ -246,7 +247,7 @@ fn measurements_replace_predictions() {
     let at = Time::from_secs;
     let step = engine.step(at(1.0), &[Event::Submitted(jobs[1])]);
     assert!(step.actions.is_empty(), "no job shares a GPU with one of unknown utilisation");
-    let sample = Sample { sm_util: 0.6, mem_mib: 2_000, ..Sample::default() };
+    let sample = Sample { sm_util: Number32::of(0.6), mem_mib: 2_000, ..Sample::default() };
     let step = engine.step(at(2.0), &[Event::Sampled { job: jobs[0], sample }]);
     assert!(matches!(step.actions, [Action::Start(j, _)] if *j == jobs[1]));
 }

@@ -7,6 +7,7 @@ use crate::interference::{Estimate, Interference, Truth, Undisturbed};
 use crate::job::{Class, Phase, Spec};
 use crate::journal::{self, Observer, StepView};
 use crate::knobs::Knobs;
+use crate::number::{Number, Number32};
 use crate::performance::goodput::{self, Training};
 use crate::policy;
 use crate::profile::Profile;
@@ -305,7 +306,7 @@ impl Bench {
                 self.tunes.push((*job, knobs.batch));
                 if knobs.batch >= self.oom_batch {
                     self.failures += 1;
-                    let done = 0.0;
+                    let done = Number::default();
                     return vec![Event::Failed { job: *job, reason: Reason::OutOfMemory, done }];
                 }
                 if self.unresponsive != Some(*job) {
@@ -323,14 +324,20 @@ impl Bench {
         let there = self.batches.indices().filter(|j| !failed(j));
         let times = |j: &JobIdx| f64::from(self.batches[*j]) / f64::from(OWN);
         let all: Vec<JobIdx> = there.collect();
-        let sample = |j: &JobIdx| Sample {
-            step_s: self
-                .truth
-                .step_s(times(j), &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>()),
-            noise_scale: if self.without_noise == Some(*j) { 0.0 } else { self.noise },
-            batch: self.batches[*j],
-            ..Sample::default()
-        };
+        let sample =
+            |j: &JobIdx| Sample {
+                step_s: Number::of(self.truth.step_s(
+                    times(j),
+                    &all.iter().filter(|o| *o != j).map(times).collect::<Vec<_>>(),
+                )),
+                noise_scale: Number32::of(if self.without_noise == Some(*j) {
+                    0.0
+                } else {
+                    self.noise
+                }),
+                batch: self.batches[*j],
+                ..Sample::default()
+            };
         all.iter().map(|j| Event::Sampled { job: *j, sample: sample(j) }).collect()
     }
 
@@ -488,7 +495,8 @@ fn the_device_is_chosen_among_all_nodes() {
     let jobs = [heavy, light, heavy].map(|profile| engine.add_job(Spec::training(1, 1e5, profile)));
     let mut now = Time::ZERO;
     for (job, sm_util) in jobs.iter().zip([0.9, 0.1]) {
-        let sample = Sample { sm_util, dram_util: 0.1, ..Sample::default() };
+        let [sm_util, dram_util] = [sm_util, 0.1].map(Number32::of);
+        let sample = Sample { sm_util, dram_util, ..Sample::default() };
         engine.step(now, &[Event::Submitted(*job)]);
         engine.step(now, &[Event::Started(*job), Event::Sampled { job: *job, sample }]);
         now += Span::from_secs(60.0);
@@ -511,6 +519,7 @@ mod index {
     use crate::job::Spec;
     use crate::knobs::Knobs;
     use crate::math::rng::Rng;
+    use crate::number::{Number, Number32};
     use crate::performance::goodput::{LrRule, Noise, Training};
     use crate::plan::Plan;
     use crate::policy::Policy;
@@ -597,7 +606,8 @@ mod index {
                 for job in &running {
                     let knobs = engine.state().job(*job).knobs;
                     let batch = if knobs.batch == 0 { 64 } else { knobs.batch };
-                    let (step_s, noise_scale) = (0.1 + 0.1 * rng.unit(), 1e3);
+                    let step_s = Number::of(0.1 + 0.1 * rng.unit());
+                    let noise_scale = Number32::of(1e3);
                     let sample = Sample { step_s, noise_scale, batch, ..Sample::default() };
                     facts.push(Event::Sampled { job: *job, sample });
                 }

@@ -159,7 +159,7 @@ impl Tuning {
     pub(crate) fn sampled(&mut self, plan: &mut Plan<'_>, job: JobIdx, sample: &Sample) {
         let last = &mut self.last[job];
         if sample.step_s > 0.0 {
-            last.step_s = sample.step_s;
+            last.step_s = sample.step_s.get();
             last.batch = sample.batch;
             last.fresh = true;
         }
@@ -167,7 +167,7 @@ impl Tuning {
             let profile = plan.spec(job).profile;
             self.limits[profile].memory.observe(sample.batch, sample.mem_mib);
         }
-        let (was, is) = (last.tuned_noise, sample.noise_scale);
+        let (was, is) = (last.tuned_noise, sample.noise_scale.get());
         let [gpu] = plan.job(job).gpus[..] else { return };
         if self.scope == Scope::Off || is <= 0.0 || self.is_busy(gpu) {
             return;

@@ -6,6 +6,7 @@ use super::{Bucket, Group, Matching, Muri, Params, Weight};
 use crate::idx::{GpuIdx, JobIdx, ProfileIdx};
 use crate::interference::stages::{self, SLOTS, Stages};
 use crate::math::matching::{MAX_CLASSES, NONE};
+use crate::number::Number;
 use crate::plan::Plan;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
@@ -177,7 +178,7 @@ impl Muri {
         // Decided by the best order, also where `worst_order` is set.
         let step_s =
             stages::seat(&members, false).step_s * self.params.inflation[members.len() - 2];
-        let sequential_s: f64 = group.iter().map(|j| plan.profile(*j).step_s).sum();
+        let sequential_s: f64 = group.iter().map(|j| plan.profile(*j).step_s.get()).sum();
         if step_s / sequential_s > 1.0 {
             group.iter().map(|j| Group::from_slice(&[*j])).collect()
         } else {
@@ -308,8 +309,8 @@ impl StepTable {
         self.stages.push(times);
         self.busy_s.push((times[0] + times[1]) + times[2]);
         let [storage, cpu, _, network] = plan.profile(job).stages_s?;
-        self.use_s.push([storage, cpu, network]);
-        self.alone_s.push(plan.profile(job).step_s);
+        self.use_s.push([storage, cpu, network].map(Number::get));
+        self.alone_s.push(plan.profile(job).step_s.get());
         self.dense.clear();
         if self.classes.len() <= MAX_DENSE_CLASSES {
             self.dense.resize((self.classes.len() + 1).pow(SLOTS as u32), f64::NAN);

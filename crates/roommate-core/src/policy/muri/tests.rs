@@ -1,5 +1,6 @@
 //! Charts of Muri.
 
+use crate::number::{Number, Positive};
 use crate::testing::{TestCase, picture, picture_with};
 use expect_test::expect;
 
@@ -39,8 +40,8 @@ fn no_job_shares_while_gpus_are_idle() {
 fn the_guard_keeps_short_steps_from_long_ones() {
     // Beside `a` a step of `b` would take several times as long as one after the other.
     let mut case = TestCase::new("muri-s", "1x1", "a 0 1 4 .9/.1/0, b 0 1 20 .1/.9/0");
-    case.profiles[2].step_s = 0.1;
-    case.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0]);
+    case.profiles[2].step_s = Positive::of(0.1);
+    case.profiles[2].stages_s = Some([0.01, 0.0, 0.09, 0.0].map(Number::of));
     let outcome = case.run();
     assert!(
         outcome.journal.contains(r#"{"job":0,"why":{"not_worth_sharing":1}}"#),

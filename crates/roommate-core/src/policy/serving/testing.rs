@@ -8,6 +8,7 @@ use crate::idx::{IdxVec, JobIdx};
 use crate::interference::Undisturbed;
 use crate::job::{Class, Phase, Slo, Spec};
 use crate::knobs::Knobs;
+use crate::number::{Number, Number32};
 use crate::policy;
 use crate::profile::{Predicted, Profile, Profiled, Serving};
 use crate::state::Costs;
@@ -127,9 +128,9 @@ impl ServingWorld {
         let knobs = self.engine.state().job(job).knobs;
         let batch = if knobs.batch == 0 { 16 } else { knobs.batch };
         let sample = Sample {
-            step_s: times * batch_s(batch, knobs.reach()),
+            step_s: Number::of(times * batch_s(batch, knobs.reach())),
             p99_us: (p99_ms * 1e3) as u32,
-            load_rps,
+            load_rps: Number32::of(load_rps),
             ..Sample::default()
         };
         // A sample at the time of a decision would count as its result.
@@ -184,6 +185,7 @@ impl ServingWorld {
             Action::Tune(job, _) => Event::Tuned(*job),
             Action::Stop(job) | Action::Suspend(job) => {
                 let done = self.engine.state().job(*job).meter.done;
+                let done = Number::of(done);
                 Event::Stopped { job: *job, done }
             }
             Action::Reject(..) => panic!("no job is rejected here"),
@@ -197,7 +199,7 @@ impl ServingWorld {
         let training = running.filter(|j| state.spec(*j).class != Class::Service);
         let pace = |job: JobIdx| {
             let share = state.job(job).knobs.reach();
-            let sample = Sample { step_s: 0.1 / share.sqrt(), ..Sample::default() };
+            let sample = Sample { step_s: Number::of(0.1 / share.sqrt()), ..Sample::default() };
             Event::Sampled { job, sample }
         };
         training.map(pace).collect()

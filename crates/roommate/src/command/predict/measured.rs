@@ -12,6 +12,7 @@ use roommate_core::journal::{Head, JobLine, ProfileLine};
 use roommate_core::measurement::atlas::Atlas;
 use roommate_core::measurement::contention::TaskId;
 use roommate_core::measurement::rows::{Row, TaskKind};
+use roommate_core::number::Positive;
 use roommate_core::policy;
 use roommate_core::profile::Profile;
 use roommate_core::state::Costs;
@@ -150,7 +151,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         let mut profile = line.profile.clone();
         if !heard.jobs.iter().any(|j| of_kind(&j)) {
             // Known to the policy, but no job runs it.
-            let (work, step_s) = (measured::typical(&known.atlas), profile.step_s);
+            let (work, step_s) = (measured::typical(&known.atlas), profile.step_s.get());
             return Ok(Kind { work, step_s, start_s: 0.0, profile });
         }
         let work = known.work(line)?;
@@ -158,7 +159,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
         let declared = heard.jobs.iter().filter(of_kind).any(|j| j.spec.declared_s.is_some());
         if !declared && profile.stages_s.is_none() {
             // The policy did not know the step time; it learns it from the first report.
-            profile.step_s = step_s;
+            profile.step_s = Positive::of(step_s);
         }
         let start_s = start_s.unwrap_or_else(|| known.start_s(work.task));
         (profile.start, profile.restart) = (Some(Span::from_secs(start_s)), None);
@@ -186,7 +187,7 @@ fn simulated(heard: &Heard, known: &Known, start_s: Option<f64>) -> anyhow::Resu
             name: job.name.clone(),
             spec: job.spec.clone(),
             // In steps of the length that the policy assumes.
-            work: steps(job)? * step_s / profile.step_s,
+            work: steps(job)? * *step_s / profile.step_s,
             requests: None,
         });
     }
@@ -249,6 +250,7 @@ mod tests {
     use roommate_core::journal::{self, Writer};
     use roommate_core::knobs::Knobs;
     use roommate_core::measurement::rows;
+    use roommate_core::number::Number;
 
     const H200: [&str; 2] = [
         include_str!("../../../../../profiles/h200.jsonl"),
@@ -280,7 +282,7 @@ mod tests {
             let work = 400.0 * f64::from(i + 1);
             let profile = ProfileIdx::from_usize(kind);
             let spec = Spec {
-                work: Some(work),
+                work: Some(Number::of(work)),
                 declared_s: None,
                 team: TeamIdx(0),
                 knobs: Knobs::WHOLE,

@@ -6,7 +6,7 @@ use crate::command::submit;
 use crate::{ANSWER_NO, console, measurements, table};
 use anyhow::Context;
 use roommate_agent::AgentError;
-use roommate_agent::process::signal;
+use roommate_agent::process::{THIS_PROGRAM, signal};
 use roommate_agent::profiling::bench_setup::BenchSetup;
 use roommate_agent::profiling::plan::{EXAMPLE, Item, Member, Plan};
 use roommate_agent::profiling::{Bench, Trouble, key, row};
@@ -51,8 +51,8 @@ pub(super) fn run(args: &Measure) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     console::say(&format!("on {}", setup.device));
-    let program = std::env::current_exe().context("could not find this program itself")?;
-    let mut bench = Bench::open(&plan, setup, folder.path(), &program, &stop)?;
+    let program = Path::new(THIS_PROGRAM);
+    let mut bench = Bench::open(&plan, setup, folder.path(), program, &stop)?;
     let done = work.all(&mut bench, &left);
     bench.close();
     let Done { rows, failed } = done?;

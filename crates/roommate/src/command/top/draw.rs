@@ -173,7 +173,7 @@ fn parts(shares: &[f64]) -> Vec<f64> {
 }
 
 fn bar_of(tenants: &[&JobView], width: usize) -> Vec<Span<'static>> {
-    let shares: Vec<f64> = tenants.iter().map(|j| j.share).collect();
+    let shares: Vec<f64> = tenants.iter().map(|j| j.share.get()).collect();
     let mut spans = vec![Span::styled("▕", QUIET)];
     let (mut at, mut sum) = (0, 0.0);
     for (job, part) in tenants.iter().zip(parts(&shares)) {

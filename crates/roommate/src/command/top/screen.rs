@@ -122,7 +122,7 @@ impl Screen {
             Order::Name => jobs.sort_by(|a, b| a.name.cmp(&b.name)),
             Order::Progress => jobs.sort_by(|a, b| part(b).total_cmp(&part(a))),
             Order::Eta => {
-                let left = |j: &JobView| j.left_s.unwrap_or(f64::INFINITY);
+                let left = |j: &JobView| j.left_s.map_or(f64::INFINITY, f64::from);
                 jobs.sort_by(|a, b| left(a).total_cmp(&left(b)));
             }
             Order::Memory => jobs.sort_by_key(|j| Reverse(j.mem_mib)),

@@ -3,6 +3,7 @@ use expect_test::expect;
 use roommate_agent::api::control::{JobView, MachineView};
 use roommate_agent::api::event_text::EventLine;
 use roommate_agent::device::SelfTest;
+use roommate_core::number::Number;
 use screen::Mode;
 
 fn job(idx: u32, name: &str, state: &str, devices: &[u32]) -> JobView {
@@ -25,8 +26,8 @@ fn snapshot() -> Snapshot {
         ..job(idx, name, state, &[])
     };
     let opaque = JobView {
-        share: 0.0,
-        pace: 0.4,
+        share: Number::of(0.0),
+        pace: Number::of(0.4),
         class: "best-effort".into(),
         batch: None,
         steps: None,
@@ -37,8 +38,11 @@ fn snapshot() -> Snapshot {
         ..job(1, "opaque", "running", &[0])
     };
     let done = JobView { ended: true, ..job(5, "early", "failed: exit 3", &[]) };
-    let event =
-        |at_s, job: &str, what: &str| EventLine { at_s, job: job.into(), what: what.into() };
+    let event = |at_s, job: &str, what: &str| EventLine {
+        at_s: Number::of(at_s),
+        job: job.into(),
+        what: what.into(),
+    };
     Snapshot {
         machine: MachineView {
             pid: 4242,
@@ -49,12 +53,13 @@ fn snapshot() -> Snapshot {
                 serde_json::json!({ "tier": "cgroup-v2", "what": "tested" }),
             )
             .unwrap(),
-            up_s: 63.0,
+            up_s: Number::of(63.0),
             jobs: 5,
-            rss_mib: 12.3,
+            rss_mib: Number::of(12.3),
             journal: "part 1, 0.0 MiB".into(),
             http: None,
             gpus: Vec::new(),
+            notices: Vec::new(),
             recent: vec![
                 event(1.0, "resnet", "submitted"),
                 event(1.0, "resnet", "to start on device 0"),
@@ -65,7 +70,7 @@ fn snapshot() -> Snapshot {
         jobs: vec![
             job(0, "resnet", "running", &[0]),
             opaque,
-            JobView { share: 1.0, ..job(2, "bert", "suspended", &[1]) },
+            JobView { share: Number::of(1.0), ..job(2, "bert", "suspended", &[1]) },
             waits(3, "late", "pending", "no device is free"),
             waits(4, "slept", "waits in memory", "its time slice is over"),
             done,

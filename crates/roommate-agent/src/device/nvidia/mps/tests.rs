@@ -19,7 +19,7 @@ impl Room {
     }
 
     fn set(&self, file: &str, text: &str) {
-        private(&self.mps.log).unwrap();
+        own(&self.mps.log, 0o700).unwrap();
         fs::write(self.mps.log.join(file), text).unwrap();
     }
 
@@ -178,4 +178,34 @@ fn a_long_folder_gets_a_short_pipe_directory() {
     let error = one.ensure().unwrap_err();
     fs::remove_file(&one.pipe).unwrap();
     assert!(error.ends_with("belongs to another user; remove it"), "{error}");
+}
+
+#[test]
+fn a_public_pipe_can_be_reached_but_not_changed_by_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let public = folder.path().join("run");
+    let mps = fake::mps(&folder.path().join("state")).in_public(&public);
+    assert_eq!(mps.ensure(), Ok(true));
+    let mode = |p: &Path| p.metadata().unwrap().permissions().mode() & 0o777;
+    assert!(mps.pipe.starts_with(&public));
+    assert_eq!((mode(&public), mode(&mps.pipe), mode(&mps.log)), (0o755, 0o755, 0o700));
+    let another = fake::mps(&folder.path().join("another")).in_public(&public);
+    assert_ne!(mps.pipe, another.pipe);
+    mps.stop();
+}
+
+#[test]
+fn a_server_gets_its_limit_whether_it_runs_or_not() {
+    let room = Room::new();
+    room.mps.ensure().unwrap();
+    let now = || fs::read_to_string(room.mps.pipe.join("fake-limits")).unwrap();
+    let limit = |sm_permille, mem_mib| Limit { sm_permille, mem_mib };
+    assert_eq!(room.mps.limit(limit(333, Some(900)), 8192), Ok(()));
+    assert_eq!(now(), "33.3 900\n");
+    room.set("fake-clients", "81");
+    assert_eq!(room.mps.limit(limit(1000, None), 8192), Ok(()));
+    assert_eq!(now(), "100.0 8192\n", "of the running server");
+    room.set("fake-stubborn", "");
+    let error = room.mps.limit(limit(500, None), 8192).unwrap_err();
+    assert!(error.starts_with("the MPS control answers \"100.0\" to \"get_default"), "{error}");
 }
