@@ -153,3 +153,29 @@ def processes_of_user(uid: int) -> list[int]:
             if folder.stat().st_uid == uid:
                 found.append(int(folder.name))
     return found
+
+
+JUMP = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+static const char *jumped;
+__attribute__((constructor)) static void begin(void) { jumped = getenv("TEST_CLOCK_JUMPED"); }
+int clock_gettime(clockid_t id, struct timespec *at) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(id, at);
+    if (id == CLOCK_REALTIME && jumped && access(jumped, F_OK) == 0) at->tv_sec += 30L * 86400;
+    return failed;
+}
+"""
+
+
+def clock_that_jumps(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A file, and variables for a process whose clock is 30 days ahead while the file exists."""
+    source, library, jumped = folder / "jump.c", folder / "jump.so", folder / "jumped"
+    source.write_text(JUMP)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return jumped, {"LD_PRELOAD": str(library), "TEST_CLOCK_JUMPED": str(jumped)}

@@ -25,6 +25,7 @@ from peers import (
     alive,
     ask,
     ask_bytes,
+    clock_that_jumps,
     connect,
     cores_of,
     opaque,
@@ -425,32 +426,10 @@ def test_d17_no_job_can_break_ps_for_everybody(room: Room) -> None:
 
 # --- D19: clocks
 
-JUMP = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <time.h>
-#include <unistd.h>
-static const char *jumped;
-__attribute__((constructor)) static void begin(void) { jumped = getenv("TEST_CLOCK_JUMPED"); }
-int clock_gettime(clockid_t id, struct timespec *at) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    int failed = real(id, at);
-    if (id == CLOCK_REALTIME && jumped && access(jumped, F_OK) == 0) at->tv_sec += 30L * 86400;
-    return failed;
-}
-"""
-
-
 def test_d19_a_clock_that_jumps_removes_nothing(room: Room) -> None:
     """D19: a clock that is 30 days ahead for a while costs no log."""
-    source, library = room.folder / "jump.c", room.folder / "jump.so"
-    source.write_text(JUMP)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    jumped = room.folder / "jumped"
-    usual = room.env
-    room.env = {**usual, "LD_PRELOAD": str(library), "TEST_CLOCK_JUMPED": str(jumped)}
+    usual, (jumped, clock) = room.env, clock_that_jumps(room.folder)
+    room.env = {**usual, **clock}
     room.up("--policy", "fifo", "--devices", "2")
     room.env = usual
     names = [room.submit(f"j{i}", "echo kept") for i in range(3)]
