@@ -9,6 +9,7 @@ SHARED ?= ../shared
 ANCHORS := $(wildcard $(SHARED)/anchors/*)
 DIR ?=
 INPUTS ?=
+SEED ?= 1
 OUT ?= out
 
 .PHONY: help
@@ -89,8 +90,12 @@ bench: build ## large runs with limits on time and memory
 	@python3 bench/sdk.py
 
 .PHONY: stress
-stress: build python-setup ## 500 kills of a daemon and its tenants, and a crowd (twenty minutes)
+stress: build python-setup ## 1,000 kills of daemon, keepers and tenants, a crowd, a flood (half an hour)
 	@.venv/bin/python bench/machine.py
+
+.PHONY: fuzz
+fuzz: build python-setup ## a million changed requests and messages to a daemon that is killed: make fuzz [SEED=1]
+	@.venv/bin/python tests/live/fuzz.py --seed $(SEED)
 
 .PHONY: deny
 deny: ## licences and sources of all dependencies

@@ -33,9 +33,8 @@ class Room:
         self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": python}
 
     def up(self, *flags: str, **popen: Any) -> None:
-        self.daemon = subprocess.Popen(
-            [BINARY, "up", *flags], env=self.env, stderr=subprocess.PIPE, text=True, **popen
-        )
+        popen = {"stderr": subprocess.PIPE, **popen}
+        self.daemon = subprocess.Popen([BINARY, "up", *flags], env=self.env, text=True, **popen)
         daemon = self.daemon
         self.until(lambda: self.tool("describe").returncode == 0 or daemon.poll() is not None)
         if daemon.poll() is not None:
@@ -63,7 +62,9 @@ class Room:
         return str(path)
 
     def submit(self, name: str, command: list[str] | str, **fields: Any) -> str:
-        file = self.job(name, json.dumps({"command": command, **fields}))
+        # What of the environment reaches a job is the daemon's decision; the mark always has to.
+        env = {**dict([MARK.split("=")]), **fields.pop("env", {})}
+        file = self.job(name, json.dumps({"command": command, "env": env, **fields}))
         return self.ok("submit", file).strip()
 
     def python(self, name: str, code: str, **fields: Any) -> str:
@@ -114,7 +115,17 @@ class Room:
                     self.daemon.wait()
             if self.daemon.stderr:
                 self.daemon.stderr.close()
+        self.end_leftovers()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_leftovers(self) -> None:
+        """Kills what a daemon that lost its state left behind: keepers, and jobs by their socket."""
+        ours = f"{self.state}/".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+                if ours in words and int(folder.name) != os.getpid():
+                    os.kill(int(folder.name), signal.SIGKILL)
 
 
 class BackgroundLoad:

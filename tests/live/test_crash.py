@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 from conftest import Room
 
@@ -129,8 +130,23 @@ for _ in it:
     assert len(survived) == 1 and survived[0] >= 30
 
 
+def kill_one(rng: random.Random, keeper: int) -> None:
+    """Kills a job's keeper, its process, or both at once."""
+    what = rng.choice(["both", "keeper", "tenant"])
+    # It may just have ended by itself.
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        if what == "both":
+            os.killpg(keeper, signal.SIGKILL)
+        elif what == "keeper":
+            os.kill(keeper, signal.SIGKILL)
+        else:
+            children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+
+
 def crash_loop(room: Room, kills: int, seed: int, *flags: str) -> None:
-    """Submits jobs while daemon and tenants are killed at random."""
+    """Submits jobs while daemon, keepers and tenants are killed at random."""
     rng = random.Random(seed)
     room.up("--policy", "fifo", "--devices", "4", "--backoff", "0.05", *flags)
     names: list[str] = []
@@ -145,9 +161,7 @@ def crash_loop(room: Room, kills: int, seed: int, *flags: str) -> None:
             continue
         pids = [j["keeper_pid"] for j in room.jobs().values() if j["keeper_pid"]]
         if pids:
-            # It may just have ended by itself.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(rng.choice(pids), signal.SIGKILL)
+            kill_one(rng, rng.choice(pids))
     room.until_ended(*names, within_s=120.0)
     jobs = room.jobs()
     assert sorted(jobs) == sorted(names)
