@@ -388,6 +388,14 @@ impl Daemon {
         Ok(Self { http, ..daemon })
     }
 
+    /// What the daemon waits for, for tests.
+    #[cfg(test)]
+    pub(crate) fn dues(&self) -> String {
+        let (now, at) = (self.machine.os().now(), self.clock.now());
+        let due = self.machine.due().map(|d| d.saturating_duration_since(now));
+        format!("wake {:?} at {at:?}, machine {due:?}, facts {:?}", self.wake, self.facts)
+    }
+
     /// How long the daemon may wait for an input.
     pub(crate) fn until_next(&self) -> Duration {
         let now = self.machine.os().now();
@@ -402,7 +410,8 @@ impl Daemon {
         self.lock.check()?;
         self.store.check()?;
         let Config { paths, keeping, .. } = &self.config;
-        let removed = self.remains.tidy(paths, keeping);
+        self.store.note_operated();
+        let removed = self.remains.tidy(paths, keeping, self.store.operated_us());
         let (os, past) = (self.machine.os(), &mut self.past);
         retention::forget(past, &mut self.store, (os, paths), keeping, &removed);
         Ok(())
@@ -566,7 +575,7 @@ impl Daemon {
                 if let Some(row) = self.store.set_outcome(record.id, &outcome) {
                     record.row = row;
                 }
-                self.remains.add(record.id);
+                self.remains.add(record.id, self.store.operated_us());
                 record.outcome = Some(outcome);
             }
         }

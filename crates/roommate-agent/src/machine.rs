@@ -58,7 +58,7 @@ use roommate_core::job::Overrides;
 use roommate_core::knobs::Knobs;
 use roommate_core::math::hash::fnv1a;
 use roommate_core::reason::Reason;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -449,10 +449,11 @@ impl Machine {
 
     /// Removes what processes that ended while no machine was open left in the kernel.
     pub(crate) fn tidy(&self) {
-        if let Some(groups) = &self.control.groups {
-            // Fails, as intended, where a group has members.
-            groups.names().iter().for_each(|name| groups.remove(name));
-        }
+        let Some(groups) = &self.control.groups else { return };
+        let tenants = self.jobs.values().filter_map(|j| j.tenant.as_ref());
+        let used: BTreeSet<String> = tenants.map(|t| t.attempt.group()).collect();
+        // Fails, as intended, where a group has members.
+        groups.names().iter().filter(|n| !used.contains(*n)).for_each(|name| groups.remove(name));
     }
 
     /// The devices as a cluster of one node.

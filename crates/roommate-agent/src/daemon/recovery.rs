@@ -134,7 +134,6 @@ impl Daemon {
             open_machine(&config, kind_of(&head), devices, &inbox)?
         };
         machine.forget_jobs();
-        machine.tidy();
         let jobs: IdxVec<JobIdx, JobRecord> =
             store.jobs().into_iter().map(JobRecord::from).collect();
         if jobs.len() != engine.state().jobs.len() {
@@ -178,6 +177,7 @@ impl Daemon {
         for job in daemon.jobs.indices() {
             daemon.adopt(job)?;
         }
+        daemon.machine.tidy();
         daemon.take_reports()?;
         Ok(daemon)
     }

@@ -7,7 +7,7 @@ use crate::paths::Paths;
 use crate::process::rotated_file::{self, Parts};
 use crate::process::supervisor::Attempt;
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Limits on what is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,22 +57,17 @@ impl Keeping {
     }
 }
 
-/// How long after its start a daemon removes nothing for its age: the clock of the machine may have
-/// been set wrong, and is corrected soon after a start if at all.
-const SETTLED: Duration = Duration::from_secs(3_600);
-
 /// Files of ended jobs.
 pub(crate) struct Remains {
-    /// Oldest first: end in µs since 1970, job, and bytes once they were counted.
+    /// Oldest first: when it ended, in µs of operation; the job; and bytes once they were counted.
+    /// Only time in which a daemon runs counts: the clock of the machine may jump.
     left: VecDeque<(u64, u32, Option<u64>)>,
     os: Os,
-    /// When the daemon started. From then on time is counted by a clock that nobody can set.
-    began: (Instant, u64),
 }
 
 impl Remains {
     fn new(os: &Os) -> Self {
-        Self { left: VecDeque::new(), os: os.clone(), began: (os.now(), os.unix_us()) }
+        Self { left: VecDeque::new(), os: os.clone() }
     }
 
     /// The files of the jobs that ended according to the store.
@@ -81,32 +76,21 @@ impl Remains {
         Self { left: left.collect(), ..Self::new(os) }
     }
 
-    /// How long the daemon has run.
-    fn age(&self) -> Duration {
-        self.os.now().duration_since(self.began.0)
-    }
-
-    fn now_us(&self) -> u64 {
-        self.began.1 + self.age().as_micros() as u64
-    }
-
-    /// Adds a job that ended just now.
-    pub(crate) fn add(&mut self, id: u32) {
-        self.left.push_back((self.now_us(), id, None));
+    /// Adds a job that ended just now, in µs of operation.
+    pub(crate) fn add(&mut self, id: u32, now_us: u64) {
+        self.left.push_back((now_us, id, None));
     }
 
     /// Removes what exceeds the limits; returns the jobs whose files were removed.
-    pub(crate) fn tidy(&mut self, paths: &Paths, keeping: &Keeping) -> Vec<u32> {
-        let now = self.now_us();
-        let settled = self.age() >= SETTLED.min(keeping.ended_for);
+    pub(crate) fn tidy(&mut self, paths: &Paths, keeping: &Keeping, now_us: u64) -> Vec<u32> {
         let mut total = 0;
         for (_, id, bytes) in &mut self.left {
             total += *bytes.get_or_insert_with(|| Parts::new(paths.log(*id)).bytes());
         }
         let mut removed = Vec::new();
         while let Some((at, id, bytes)) = self.left.front().copied() {
-            let age = Duration::from_micros(now.saturating_sub(at));
-            let old = settled && age > keeping.ended_for;
+            let age = Duration::from_micros(now_us.saturating_sub(at));
+            let old = age > keeping.ended_for;
             if !old && total <= keeping.ended_bytes {
                 break;
             }
@@ -176,17 +160,16 @@ mod tests {
             fs::create_dir_all(paths.job(id).join("1.0")).unwrap();
             fs::create_dir_all(paths.output(id)).unwrap();
             fs::write(paths.log(id), [b'x'; 10]).unwrap();
-            remains.add(id);
+            remains.add(id, 0);
         }
         fs::write(paths.job(0).join("checkpoint"), "kept").unwrap();
         let keeping = Keeping { ended_bytes: 25, ..Keeping::default() };
-        assert_eq!(remains.tidy(&paths, &keeping), [0, 1]);
+        assert_eq!(remains.tidy(&paths, &keeping, 0), [0, 1]);
         assert!(!paths.log(0).exists() && !paths.job(1).exists() && paths.log(2).exists());
         assert!(paths.job(0).join("checkpoint").exists() && !paths.job(0).join("1.0").exists());
-        assert!(remains.tidy(&paths, &keeping).is_empty());
+        assert!(remains.tidy(&paths, &keeping, 0).is_empty());
         let at_once = Keeping { ended_for: Duration::ZERO, ..keeping };
-        std::thread::sleep(Duration::from_millis(2));
-        assert_eq!(remains.tidy(&paths, &at_once), [2, 3]);
+        assert_eq!(remains.tidy(&paths, &at_once, 1), [2, 3]);
     }
 
     #[test]

@@ -38,6 +38,7 @@ use record::{Entry, Header, Record, Tables};
 use roommate_core::time::Time;
 use seal::Kind;
 use std::sync::Arc;
+use std::time::Instant;
 use submission::Submission;
 
 /// Version of the log that this code writes. Versions up to 3 were databases of SQLite.
@@ -85,9 +86,14 @@ pub(crate) struct Look {
     pub(crate) notices: Vec<String>,
 }
 
+/// How often it is recorded how long daemons have run.
+const NOTED_EVERY_US: u64 = 3_600_000_000;
+
 /// The store of one daemon.
 pub struct Store {
     os: Os,
+    /// When it was opened, and how long daemons had run on this state then, in µs.
+    opened: (Instant, u64),
     paths: Paths,
     /// Earlier parts of the journal that are kept.
     keep_parts: usize,
@@ -113,6 +119,20 @@ pub struct Store {
 }
 
 impl Store {
+    /// How long daemons have run on this state, in µs: a time that no clock can jump over.
+    pub(crate) fn operated_us(&self) -> u64 {
+        let passed = self.os.now().duration_since(self.opened.0);
+        self.opened.1 + passed.as_micros() as u64
+    }
+
+    /// Records how long daemons have run on this state, now and then.
+    pub(crate) fn note_operated(&mut self) {
+        let us = self.operated_us();
+        if us.saturating_sub(self.tables.operated_us) >= NOTED_EVERY_US {
+            self.put(Record::Operated { us });
+        }
+    }
+
     /// The operating system that it uses.
     pub(crate) fn os(&self) -> &Os {
         &self.os
@@ -154,6 +174,7 @@ impl Store {
         let Found { header, tables, journal, new_part, log, copy, fixes, notices } = found;
         let mut store = Self {
             os: os.clone(),
+            opened: (os.now(), tables.operated_us),
             paths: paths.clone(),
             keep_parts,
             header,
@@ -242,6 +263,7 @@ impl Store {
     fn write_log(&mut self, journal: &[u8]) -> Result<(), AgentError> {
         self.header.written_unix_us = self.os.unix_us();
         self.header.next_id = self.tables.next_id;
+        self.header.operated_us = self.operated_us();
         let mut lines: Vec<Pending> = Vec::new();
         let header: Record<&Entry> = Record::Log(self.header.clone());
         lines.push((Kind::Record, header.text()));
@@ -301,8 +323,8 @@ impl Store {
     /// Records how a job ended, and removes its environment at the next commit. Returns what is
     /// kept of its submission.
     pub fn set_outcome(&mut self, id: u32, outcome: &str) -> Option<Arc<JobRow>> {
-        let ended_us = self.os.unix_us();
-        self.put(Record::Outcome { id, outcome: outcome.into(), ended_us });
+        let (ended_us, after_us) = (self.os.unix_us(), self.operated_us());
+        self.put(Record::Outcome { id, outcome: outcome.into(), ended_us, after_us });
         self.end(id)
     }
 
@@ -320,13 +342,15 @@ impl Store {
     /// Removes an ended job from the journal's next part; `view` is what is shown of it from then
     /// on.
     pub(crate) fn retire(&mut self, id: u32, outcome: &str, view: &JobView) {
-        let now = self.os.unix_us();
+        let (now, after_us) = (self.os.unix_us(), self.operated_us());
         let view = serde_json::to_value(view).expect("a view can always be written");
         let mut just_now = false;
         self.change(id, |job| {
             (job.idx, job.view) = (None, Some(view));
             just_now = job.outcome.replace(outcome.into()).is_none();
-            job.ended_us.get_or_insert(now);
+            if job.ended_us.is_none() {
+                (job.ended_us, job.ended_after_us) = (Some(now), after_us);
+            }
         });
         if just_now {
             self.end(id);
@@ -433,10 +457,10 @@ impl Store {
         &self.notices
     }
 
-    /// Ended jobs, oldest first: the time in µs since 1970, and the id.
+    /// Ended jobs, oldest first: when in µs of operation, and the id.
     pub(crate) fn ended(&self) -> Vec<(u64, u32)> {
         let ended = self.tables.jobs.values().filter(|j| j.outcome.is_some());
-        let mut ended: Vec<_> = ended.map(|j| (j.ended_us.unwrap_or(0), j.id)).collect();
+        let mut ended: Vec<_> = ended.map(|j| (j.ended_after_us, j.id)).collect();
         ended.sort_unstable();
         ended
     }

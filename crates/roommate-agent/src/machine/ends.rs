@@ -6,6 +6,7 @@ use crate::machine::orders::GRACE;
 use crate::machine::tenant::{Company, Goal, JobRuntime};
 use crate::machine::{Machine, Report};
 use crate::process::Exit;
+use crate::process::supervisor::AttemptStatus;
 use roommate_core::idx::JobIdx;
 use roommate_core::reason::Reason;
 use std::path::Path;
@@ -83,7 +84,8 @@ impl Machine {
         }
         let Some(t) = known.tenant.take() else { return };
         self.device.leave(known.program.id);
-        if !t.attempt.was_begun(&self.control.os) {
+        // From now on no supervisor can begin it.
+        if matches!(t.attempt.settle(&self.control.os), Ok(AttemptStatus::Void)) {
             // The supervisor could not begin, for lack of room or memory: not the job's fault.
             self.not_begun(job, t);
             return;

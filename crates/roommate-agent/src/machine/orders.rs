@@ -3,6 +3,7 @@
 use crate::device;
 use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
 use crate::machine::{AGAIN_AFTER, Heard, Input, Machine, Report, Start, Waiting, connection};
+use crate::os::disk;
 use crate::os::groups::Limits;
 use crate::process::supervisor::{Attempt, Launch, RunAs};
 use crate::process::{Exit, Process, Unstarted};
@@ -160,9 +161,9 @@ impl Machine {
         let disk = &self.control.os.disk;
         let (output, checkpoint) =
             (self.setup.paths.output(id), self.folder(id).join("checkpoint"));
-        disk.create_folder(&output)?;
+        disk::create_folder(&**disk, &output)?;
         if let Some(user) = user {
-            disk.create_folder(&checkpoint)?;
+            disk::create_folder(&**disk, &checkpoint)?;
             disk.open_to_all(&self.folder(id))?;
             for folder in [output, checkpoint] {
                 disk.give(&folder, user.uid, user.gid)?;

@@ -73,6 +73,18 @@ pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<
     disk.sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
+/// Creates a folder and those above it, where they do not exist; all of them survive a loss of
+/// power.
+pub(crate) fn create_folder(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    let missing = |p: &&Path| disk.list(p).is_err();
+    let new: Vec<&Path> = path.ancestors().take_while(missing).collect();
+    for folder in new.into_iter().rev() {
+        disk.create_folder(folder)?;
+        disk.sync_folder(folder.parent().unwrap_or(Path::new("/")))?;
+    }
+    Ok(())
+}
+
 /// The disk of this machine.
 pub(crate) struct RealDisk;
 

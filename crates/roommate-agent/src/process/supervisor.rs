@@ -225,10 +225,7 @@ impl Attempt {
     }
 
     fn write_launch(&self, os: &Os, launch: &Launch) -> io::Result<()> {
-        os.disk.create_folder(&self.folder)?;
-        if let Some(job) = self.folder.parent() {
-            os.disk.sync_folder(job)?;
-        }
+        disk::create_folder(&*os.disk, &self.folder)?;
         self.replace_launch(os, launch)
     }
 
@@ -265,11 +262,6 @@ impl Attempt {
             Some(Claim::Supervisor(it)) => AttemptStatus::Ended(it, self.exit(os)),
             _ => AttemptStatus::Void,
         })
-    }
-
-    /// Whether a supervisor has claimed the attempt.
-    pub(crate) fn was_begun(&self, os: &Os) -> bool {
-        matches!(self.read_claim(os), Some(Claim::Supervisor(_)))
     }
 
     fn record(&self, os: &Os) -> Option<Record> {

@@ -353,6 +353,10 @@ impl Processes for TwinProcesses {
         match signal {
             Signal::STOP => Self::stop(&mut table, leader.pid, true, now),
             Signal::CONT => Self::stop(&mut table, leader.pid, false, now),
+            Signal::KILL if table.supervised.contains_key(&leader.pid) => {
+                drop(table);
+                self.kill_supervisor(leader.pid);
+            }
             Signal::KILL => Self::force(&mut table, leader.pid, r#"{"signal":9}"#, now),
             Signal::TERM => Self::force(&mut table, leader.pid, r#"{"signal":15}"#, now + 10_000),
             _ => {}

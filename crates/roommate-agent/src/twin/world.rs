@@ -387,7 +387,8 @@ impl World {
             let next = next.into_iter().flatten().min().unwrap_or(end_us);
             stuck = if next <= now { stuck + 1 } else { 0 };
             if stuck > 5_000 {
-                self.broken.push("the daemon goes round without end".into());
+                let why = self.alive.as_ref().map(|a| a.daemon.dues());
+                self.broken.push(format!("the daemon goes round without end: {why:?}"));
                 return;
             }
             self.clock.advance_to(next);

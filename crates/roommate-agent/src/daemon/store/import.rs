@@ -138,6 +138,7 @@ fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
         checkpoint: row.get(4)?,
         outcome: row.get(5)?,
         ended_us: row.get::<_, Option<i64>>(6)?.map(|us| us as u64),
+        ended_after_us: 0,
         starts: row.get(7)?,
         failures: row.get(8)?,
         carried: row.get(9)?,

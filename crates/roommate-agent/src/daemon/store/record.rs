@@ -56,13 +56,17 @@ pub(super) struct Header {
     pub(super) written_unix_us: u64,
     /// Smallest number that no job has had.
     pub(super) next_id: u32,
+    /// How long daemons had run on this state when the log was written, in µs.
+    #[serde(default)]
+    pub(super) operated_us: u64,
 }
 
 impl Header {
     /// The header of a new state.
     pub(super) fn new(now_us: u64) -> Self {
-        let (part, next_id) = (1, 0);
-        Self { version: VERSION, part, epoch_unix_us: now_us, written_unix_us: now_us, next_id }
+        let (part, next_id, operated_us) = (1, 0, 0);
+        let (epoch_unix_us, written_unix_us) = (now_us, now_us);
+        Self { version: VERSION, part, epoch_unix_us, written_unix_us, next_id, operated_us }
     }
 }
 
@@ -83,6 +87,9 @@ pub(super) struct Entry {
     pub(super) outcome: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ended_us: Option<u64>,
+    /// How long daemons had run on this state when it ended, in µs.
+    #[serde(default)]
+    pub(super) ended_after_us: u64,
     /// Starts and failures in earlier parts of the journal.
     #[serde(default)]
     pub(super) starts: u32,
@@ -112,6 +119,7 @@ impl Entry {
             checkpoint: 0.0,
             outcome: None,
             ended_us: None,
+            ended_after_us: 0,
             starts: 0,
             failures: 0,
             carried: None,
@@ -142,8 +150,16 @@ pub(super) enum Record<J> {
     Job(J),
     /// Work that survives a restart.
     Checkpoint { id: u32, done: f64 },
-    /// How a job ended, and when in µs since 1970.
-    Outcome { id: u32, outcome: String, ended_us: u64 },
+    /// How a job ended, and when: in µs since 1970, and of operation.
+    Outcome {
+        id: u32,
+        outcome: String,
+        ended_us: u64,
+        #[serde(default)]
+        after_us: u64,
+    },
+    /// How long daemons have run on this state.
+    Operated { us: u64 },
     /// A job that ended in an earlier part is not remembered any more.
     Forgotten { id: u32 },
 }
@@ -164,6 +180,8 @@ pub(super) struct Tables {
     keys: HashMap<String, u32>,
     /// Smallest number that no job has had.
     pub(super) next_id: u32,
+    /// How long daemons have run on this state, as far as it was recorded.
+    pub(super) operated_us: u64,
 }
 
 impl Tables {
@@ -172,17 +190,21 @@ impl Tables {
         match record {
             Record::Log(header) => {
                 self.next_id = self.next_id.max(header.next_id);
+                self.operated_us = self.operated_us.max(header.operated_us);
                 self.header = Some(header);
             }
             Record::Job(entry) => self.put(entry),
             Record::Checkpoint { id, done } => {
                 self.jobs.entry(id).and_modify(|job| job.checkpoint = done);
             }
-            Record::Outcome { id, outcome, ended_us } => {
+            Record::Outcome { id, outcome, ended_us, after_us } => {
+                self.operated_us = self.operated_us.max(after_us);
                 if let Some(job) = self.jobs.get_mut(&id) {
                     (job.outcome, job.ended_us) = (Some(outcome), Some(ended_us));
+                    job.ended_after_us = after_us;
                 }
             }
+            Record::Operated { us } => self.operated_us = self.operated_us.max(us),
             Record::Forgotten { id } => self.forget(id),
         }
     }
@@ -225,7 +247,8 @@ mod tests {
             job(4),
             Record::Checkpoint { id: 4, done: 2.5 },
             Record::Checkpoint { id: 9, done: 2.5 },
-            Record::Outcome { id: 4, outcome: "finished".into(), ended_us: 7 },
+            Record::Outcome { id: 4, outcome: "finished".into(), ended_us: 7, after_us: 3 },
+            Record::Operated { us: 2 },
             Record::Forgotten { id: 4 },
         ] {
             let text = record.text();
@@ -233,6 +256,6 @@ mod tests {
         }
         assert_eq!(tables.jobs.keys().copied().collect::<Vec<_>>(), [0]);
         assert!(tables.by_key("k0").is_some() && tables.by_key("k4").is_none());
-        assert_eq!(tables.next_id, 5);
+        assert_eq!((tables.next_id, tables.operated_us), (5, 3));
     }
 }
