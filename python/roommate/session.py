@@ -40,7 +40,7 @@ ANSWER_WITHIN_S = 5.0
 """Seconds within which the daemon must answer a hello."""
 
 GO_WITHIN_S = 120.0
-"""Seconds within which the daemon must let the job into a stage; a partner may stay there for 30."""
+"""Seconds within which the daemon must let the job into a stage; partners may stay for 30."""
 
 LEAVES = 75
 """Exit status of a job that ended on the daemon's request: "try again later" (sysexits)."""
