@@ -1,9 +1,9 @@
 """The connection of a process to the daemon of its machine.
 
 Everything happens between two steps, in the training thread: there is no second thread, and a
-running step is never disturbed. After a lost connection the session reconnects, for ever; until then
-the job runs on unchanged. Only the first connection is waited for. Without a daemon nothing here has
-any effect.
+running step is never disturbed. After a lost connection the session reconnects, for ever; until
+then the job runs on unchanged. Only the first connection is waited for. Without a daemon nothing
+here has any effect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ANSWER_WITHIN_S = 5.0
 """Seconds within which the daemon must answer a hello."""
 
 GO_WITHIN_S = 120.0
-"""Seconds within which the daemon must let the job into a stage. A partner may stay in it for 30 s."""
+"""Seconds within which the daemon must let the job into a stage; partners may stay for 30."""
 
 LEAVES = 75
 """Exit status of a job that ended on the daemon's request: "try again later" (sysexits)."""

@@ -134,7 +134,10 @@ def test_an_older_machine_is_greeted_in_its_version(
 
 @pytest.mark.parametrize("version", [0, 4])
 def test_a_machine_of_an_unknown_version_is_not_used(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: int
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    version: int,
 ) -> None:
     monkeypatch.setattr(protocol, "VERSION", 3)
     session.forget()

@@ -1,6 +1,6 @@
 //! The daemon makes the decisions on this machine. One thread owns the engine, the store and the
-//! [`Machine`]; requests of users and messages of the machine's threads wait for it in an [`Inbox`],
-//! and it takes them in rounds.
+//! [`Machine`]; requests of users and messages of the machine's threads wait for it in an
+//! [`Inbox`], and it takes them in rounds.
 //!
 //! ```text
 //!   users ── Call ──▶┌──────────────── daemon ────────────────┐
@@ -417,8 +417,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Steps the engine with the facts so far. What it decides becomes orders, which are carried out
-    /// once they are in the store.
+    /// Steps the engine with the facts so far. What it decides becomes orders, which are carried
+    /// out once they are in the store.
     fn decide(&mut self) -> Result<(), AgentError> {
         let (facts, by) = (std::mem::take(&mut self.facts), self.by.take());
         let now = self.clock.now();

@@ -249,8 +249,8 @@ impl Guard {
         now.saturating_duration_since(self.heard).as_secs_f64() > silence
     }
 
-    /// Learns the step time alone anew from what the job shows while its roommates are paused, if it
-    /// has been too slow for long.
+    /// Learns the step time alone anew from what the job shows while its roommates are paused, if
+    /// it has been too slow for long.
     fn learn_if_slow_by_itself(&mut self, seen: Taken, is_slow: bool, now: Instant) {
         if !is_slow {
             self.slow = None;
