@@ -97,6 +97,10 @@ stress: build python-setup ## 1,000 kills of daemon, keepers and tenants, a crow
 fuzz: build python-setup ## a million changed requests and messages to a daemon that is killed: make fuzz [SEED=1]
 	@.venv/bin/python tests/live/fuzz.py --seed $(SEED)
 
+.PHONY: faults
+faults: ## the daemon with seeded faults in virtual time, 10,000 days (ten minutes)
+	@ROOMMATE_TWIN_DAYS=10000 cargo test --release --quiet -p roommate-agent --lib twin
+
 .PHONY: deny
 deny: ## licences and sources of all dependencies
 	@command -v cargo-deny > /dev/null || cargo install --locked --quiet cargo-deny

@@ -396,7 +396,7 @@ impl Machine {
         let deadlines = tenants().filter_map(|t| t.deadline);
         let running = tenants().filter(|t| t.goal == Goal::Run);
         let cycles = running.filter_map(|t| Some(t.duty_cycle.as_ref()?.due()));
-        let ends = tenants().any(|t| t.ended.is_some()).then(|| now + CLEAR_EVERY);
+        let ends = tenants().any(|t| t.gone).then(|| now + CLEAR_EVERY);
         let waiting = self.waiting.values().map(|w| w.not_before).filter(|at| *at > now);
         let attend = self.attend_due(now);
         let others = [self.crashes.due(), self.stages.due(), guard, ends, attend];

@@ -125,10 +125,10 @@ fn unreadable_parts(paths: &Paths) -> Vec<PathBuf> {
 /// Attempts of a job of which not all can be read.
 fn unreadable_attempts(job: &Path, found: &mut Vec<String>) {
     let os = &Os::real();
-    for (_, attempt) in Attempt::all(os, job) {
+    for (_, attempt) in Attempt::all(os, job).unwrap_or_default() {
         let folder = attempt.folder.display();
         let exists = |name: &str| attempt.folder.join(name).exists();
-        if exists("launch") && attempt.read_launch(os).is_none() {
+        if exists("launch") && !matches!(attempt.read_launch(os), Ok(Some(_))) {
             found.push(format!("{folder}/launch cannot be read; the attempt counts as not begun"));
         }
         for name in ["claim", "exit"] {

@@ -107,7 +107,7 @@ impl Remains {
 fn remove(os: &Os, paths: &Paths, id: u32) {
     Parts::new(paths.log(id)).remove();
     let disk = &os.disk;
-    for (_, attempt) in Attempt::all(os, &paths.job(id)) {
+    for (_, attempt) in Attempt::all(os, &paths.job(id)).unwrap_or_default() {
         for entry in disk.list(&attempt.folder).unwrap_or_default() {
             let _ = disk.remove(&attempt.folder.join(entry.name));
         }

@@ -188,7 +188,8 @@ fn last_attempt(
     id: u32,
 ) -> Result<(u32, Option<AttemptStatus>), AgentError> {
     let mut last = (0, None);
-    for (number, attempt) in Attempt::all(os, &paths.job(id)) {
+    let job = paths.job(id);
+    for (number, attempt) in Attempt::all(os, &job).map_err(AgentError::file("list", &job))? {
         let status = attempt.settle(os)?;
         let begun = (status != AttemptStatus::Void).then_some(status);
         last = (number, begun.or(last.1));

@@ -190,8 +190,14 @@ impl Store {
             notices,
             told: 0,
         };
+        // Also where a daemon died after it created them: what is kept in them has to last.
+        let made = [paths.submissions(), paths.jobs()].iter().try_for_each(|folder| {
+            os.disk.create_folder(folder)?;
+            os.disk.sync_folder(paths.root())
+        });
+        made.map_err(AgentError::file("create folders in", paths.root()))?;
         match log {
-            LogFate::New => {}
+            LogFate::New => store.keep_damaged_log()?,
             LogFate::Continue { place, length, began_with, trim } => {
                 let path = paths.store();
                 let mut log = Log::open(&*os.disk, &path, place, (length, began_with))?;

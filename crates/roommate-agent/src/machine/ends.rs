@@ -57,9 +57,8 @@ impl Machine {
         let Some((job, known)) = self.jobs.iter_mut().find(|(_, j)| is_its(j)) else { return };
         let job = *job;
         let Some(t) = &mut known.tenant else { return };
-        if t.ended.is_none() {
-            t.ended = Some(t.attempt.exit(&self.control.os));
-            t.deadline = None;
+        if !t.gone {
+            (t.gone, t.deadline) = (true, None);
             if let Some(peer) = t.peer.take() {
                 peer.hang_up();
             }
@@ -69,7 +68,7 @@ impl Machine {
 
     /// Concludes ends whose last processes are gone by now.
     pub(super) fn clear_all(&mut self) {
-        let ended = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.ended.is_some());
+        let ended = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.gone);
         let jobs = self.jobs.iter().filter(|(_, j)| ended(j)).map(|(job, _)| *job);
         jobs.collect::<Vec<_>>().into_iter().for_each(|job| self.clear(job));
     }
@@ -82,16 +81,21 @@ impl Machine {
         if !self.control.clear(&t.attempt, &t.token, t.supervisor) {
             return;
         }
+        // From now on no supervisor can begin it. What cannot be read now is read later.
+        let Ok(status) = t.attempt.settle(&self.control.os) else { return };
         let Some(t) = known.tenant.take() else { return };
         self.device.leave(known.program.id);
-        // From now on no supervisor can begin it.
-        if matches!(t.attempt.settle(&self.control.os), Ok(AttemptStatus::Void)) {
+        let exit = match status {
+            AttemptStatus::Ended(_, exit) => Some(exit),
+            AttemptStatus::Running(_) => Some(Exit::Unseen),
+            AttemptStatus::Void => None,
+        };
+        let Some(exit) = exit else {
             // The supervisor could not begin, for lack of room or memory: not the job's fault.
             self.not_begun(job, t);
             return;
-        }
+        };
         let os = &self.control.os;
-        let exit = t.ended.clone().unwrap_or(Exit::Unseen);
         (known.exit, known.cpu_s) = (Some(exit.clone()), t.attempt.cpu_s(os));
         (known.sampled, known.tally) = (None, None);
         let bad = !matches!(exit, Exit::Code(0 | LEFT));

@@ -53,7 +53,10 @@ impl Machine {
         let folder = |n: u32| self.folder(id).join(format!("{attempt}.{n}"));
         let mut folders = (0..u32::MAX).map(folder);
         let disk = &self.control.os.disk;
-        folders.find(|f| disk.list(f).is_err()).expect("there are more numbers than attempts")
+        let is_free = |f: &PathBuf| {
+            matches!(disk.list(f), Err(e) if e.kind() == io::ErrorKind::NotFound)
+        };
+        folders.find(is_free).expect("there are more numbers than attempts")
     }
 
     /// Starts a process for the job.
@@ -215,7 +218,7 @@ impl Machine {
         starting: bool,
     ) {
         self.admit_job(job, &start);
-        let launch = attempt.read_launch(&self.control.os);
+        let launch = attempt.read_launch(&self.control.os).ok().flatten();
         if launch.as_ref().is_some_and(|l| l.mps) {
             let known = &self.jobs[&job];
             let start = Self::device_start(known, &start.place, false);
@@ -257,12 +260,13 @@ impl Machine {
         goal: Goal,
     ) {
         self.admit_job(job, start);
-        let token = attempt.read_launch(&self.control.os).map(|l| l.token).unwrap_or_default();
+        let launch = attempt.read_launch(&self.control.os).ok().flatten();
+        let token = launch.map(|l| l.token).unwrap_or_default();
         if !self.control.clear(attempt, &token, supervisor) {
             // Its last processes are still being killed.
             self.record(job, attempt.clone(), token, supervisor, start.place.clone());
             if let Some(t) = self.tenant_mut(job) {
-                (t.ended, t.goal) = (Some(exit.clone()), goal);
+                (t.gone, t.goal) = (true, goal);
             }
             return;
         }

@@ -46,8 +46,8 @@ pub(crate) struct Tenant {
     pub(crate) supervisor: Process,
     /// The process of its command, once that is known.
     pub(crate) command: OnceCell<Process>,
-    /// How its command ended, while processes that it left behind are killed.
-    pub(crate) ended: Option<Exit>,
+    /// Whether its supervisor has ended, while processes that its command left behind are killed.
+    pub(crate) gone: bool,
     pub(crate) gpus: GpuSet,
     pub(crate) knobs: Knobs,
     pub(crate) peer: Option<Peer>,
@@ -164,7 +164,7 @@ impl Tenant {
             token,
             supervisor,
             command: OnceCell::new(),
-            ended: None,
+            gone: false,
             gpus: place.gpus,
             knobs: place.knobs,
             peer: None,

@@ -28,6 +28,7 @@ use crate::process::{Exit, Unstarted};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Gid, Signal, Uid};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -134,6 +135,15 @@ pub(crate) enum AttemptStatus {
     Ended(Process, Exit),
 }
 
+/// What was found; `None` if there is nothing.
+fn absent<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 /// Longest file of an attempt: a launch holds an environment.
 const LONGEST_FILE: u64 = 16 << 20;
 /// Bytes reserved for a record.
@@ -145,8 +155,8 @@ impl Attempt {
     }
 
     /// All attempts in the folder of a job, with their numbers, oldest first.
-    pub(crate) fn all(os: &Os, job: &Path) -> Vec<(u32, Self)> {
-        let entries = os.disk.list(job).unwrap_or_default();
+    pub(crate) fn all(os: &Os, job: &Path) -> io::Result<Vec<(u32, Self)>> {
+        let entries = absent(os.disk.list(job))?.unwrap_or_default();
         let mut found: Vec<(u32, u32, Self)> = entries
             .into_iter()
             .filter_map(|e| {
@@ -156,7 +166,7 @@ impl Attempt {
             })
             .collect();
         found.sort_by_key(|(starts, again, _)| (*starts, *again));
-        found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect()
+        Ok(found.into_iter().map(|(starts, _, attempt)| (starts, attempt)).collect())
     }
 
     /// The last attempt of a job that was begun, with its number and status. With `newest_only`
@@ -166,7 +176,7 @@ impl Attempt {
         job: &Path,
         newest_only: bool,
     ) -> Result<Option<(u32, Self, AttemptStatus)>, AgentError> {
-        let mut attempts = Self::all(os, job);
+        let mut attempts = Self::all(os, job).map_err(AgentError::file("list", job))?;
         if newest_only {
             attempts.drain(..attempts.len().saturating_sub(1));
         }
@@ -234,51 +244,53 @@ impl Attempt {
         disk::replace(&*os.disk, &self.folder.join("launch"), &text)
     }
 
-    fn read(&self, os: &Os, name: &str) -> Option<Vec<u8>> {
-        os.disk.read(&self.folder.join(name), LONGEST_FILE).ok()
+    /// The content of one of its files; `None` if there is none. An error says nothing about the
+    /// file: a process without file descriptors must not take a finished job for a lost one.
+    fn read<T: DeserializeOwned>(&self, os: &Os, name: &str) -> io::Result<Option<T>> {
+        let bytes = absent(os.disk.read(&self.folder.join(name), LONGEST_FILE))?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(bytes.trim_ascii()).ok()))
     }
 
-    pub(crate) fn read_launch(&self, os: &Os) -> Option<Launch> {
-        serde_json::from_slice(&self.read(os, "launch")?).ok()
+    pub(crate) fn read_launch(&self, os: &Os) -> io::Result<Option<Launch>> {
+        self.read(os, "launch")
     }
 
     /// The status of the attempt. An unclaimed attempt is claimed here, so that no supervisor
     /// begins it any more.
     pub(crate) fn settle(&self, os: &Os) -> Result<AttemptStatus, AgentError> {
-        if os.disk.length(&self.folder.join("launch")).is_err() {
+        self.try_settle(os).map_err(AgentError::file("find out what became of", &self.folder))
+    }
+
+    fn try_settle(&self, os: &Os) -> io::Result<AttemptStatus> {
+        if absent(os.disk.length(&self.folder.join("launch")))?.is_none() {
             return Ok(AttemptStatus::Void);
         }
-        let claim = match self.read_claim(os) {
+        let claim = match self.read(os, "claim")? {
             Some(claim) => Some(claim),
             // Another process may have been first, so the claim is read again.
             None => {
-                let claimed = self.claim(os, Claim::Void, u64::from(std::process::id()));
-                claimed.map_err(AgentError::file("claim", &self.folder))?;
-                self.read_claim(os)
+                self.claim(os, Claim::Void, u64::from(std::process::id()))?;
+                self.read(os, "claim")?
             }
         };
         Ok(match claim {
             Some(Claim::Supervisor(it)) if os.processes.is_alive(it) => AttemptStatus::Running(it),
-            Some(Claim::Supervisor(it)) => AttemptStatus::Ended(it, self.exit(os)),
-            _ => AttemptStatus::Void,
+            Some(Claim::Supervisor(it)) => AttemptStatus::Ended(it, self.exit(os)?),
+            Some(Claim::Void) | None => AttemptStatus::Void,
         })
     }
 
-    fn record(&self, os: &Os) -> Option<Record> {
-        serde_json::from_slice(self.read(os, "exit")?.trim_ascii()).ok()
-    }
-
     /// How the command ended, as recorded by its supervisor.
-    pub(crate) fn exit(&self, os: &Os) -> Exit {
-        match self.record(os) {
+    pub(crate) fn exit(&self, os: &Os) -> io::Result<Exit> {
+        Ok(match self.read(os, "exit")? {
             Some(Record::Whole { exit, .. } | Record::Exit(exit)) => exit,
             None => Exit::Unseen,
-        }
+        })
     }
 
     /// CPU time of the command, once it has ended.
     pub(crate) fn cpu_s(&self, os: &Os) -> Option<f64> {
-        match self.record(os)? {
+        match self.read(os, "exit").ok()?? {
             Record::Whole { cpu_s, .. } => Some(cpu_s),
             Record::Exit(_) => None,
         }
@@ -286,11 +298,7 @@ impl Attempt {
 
     /// The process of the command, once it was started.
     pub(crate) fn command(&self, os: &Os) -> Option<Process> {
-        serde_json::from_slice(self.read(os, "command")?.trim_ascii()).ok()
-    }
-
-    fn read_claim(&self, os: &Os) -> Option<Claim> {
-        serde_json::from_slice(&self.read(os, "claim")?).ok()
+        self.read(os, "command").ok()?
     }
 
     /// Claims the attempt; false if it was claimed before. The claim is on the disk when this
@@ -352,9 +360,10 @@ pub fn keep(folder: &Path) -> Result<(), AgentError> {
     }
     let os = Os::real();
     let attempt = Attempt::new(folder.to_owned());
-    let Some(mut launch) = attempt.read_launch(&os) else {
-        let gone = io::Error::from(io::ErrorKind::NotFound);
-        return Err(AgentError::file("read the launch in", folder)(gone));
+    let unread = || AgentError::file("read the launch in", folder);
+    let launch = attempt.read_launch(&os).map_err(unread())?;
+    let Some(mut launch) = launch else {
+        return Err(unread()(io::ErrorKind::NotFound.into()));
     };
     let failed = || AgentError::file("write in", folder);
     let exits = Reserved::create(&folder.join("exit")).map_err(failed())?;
@@ -543,7 +552,7 @@ pub fn become_command(folder: &Path, supervisor: u32) -> Result<(), AgentError> 
     let _ = io::stdin().take(LONGEST_FILE).read_to_end(&mut text);
     let launch = if text.is_empty() {
         // Without a supervisor.
-        Attempt::new(folder.to_owned()).read_launch(&Os::real())
+        Attempt::new(folder.to_owned()).read_launch(&Os::real()).ok().flatten()
     } else {
         serde_json::from_slice(&text).ok()
     };
@@ -639,7 +648,7 @@ mod tests {
         assert_eq!(attempt.cpu_s(&os), Some(0.5));
         // As an earlier version wrote it.
         fs::write(path, r#"{"code":4}"#).unwrap();
-        assert_eq!((attempt.exit(&os), attempt.cpu_s(&os)), (Exit::Code(4), None));
+        assert_eq!((attempt.exit(&os).unwrap(), attempt.cpu_s(&os)), (Exit::Code(4), None));
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl TwinProcesses {
             (s.attempt.clone(), s.supervisor)
         };
         let prepared = || -> io::Result<Option<crate::process::supervisor::Launch>> {
-            let Some(launch) = attempt.read_launch(os) else { return Ok(None) };
+            let Some(launch) = attempt.read_launch(os)? else { return Ok(None) };
             for name in ["exit", "command"] {
                 let path = attempt.folder.join(name);
                 let _ = os.disk.remove(&path);

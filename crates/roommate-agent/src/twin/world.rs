@@ -377,7 +377,8 @@ impl World {
         while self.clock.us() < end_us {
             let now = self.clock.us();
             let daemon = self.alive.as_ref().map(|a| {
-                now + a.daemon.until_next().as_micros().min(u128::from(u64::MAX / 2)) as u64
+                let us = a.daemon.until_next().as_nanos().div_ceil(1_000);
+                now + us.min(u128::from(u64::MAX / 2)) as u64
             });
             let processes = self.all_processes().due_us();
             let tenants = self.tenants.iter().filter(|t| !t.hangs && self.alive.is_some());
@@ -507,13 +508,13 @@ impl World {
         for (name, ended) in &mut self.acknowledged {
             match seen.get(name.as_str()) {
                 None => self.broken.push(format!("acknowledged job {name:?} is lost")),
-                Some(job) if *ended && !job.ended => {
-                    self.broken.push(format!("job {name:?} had ended and is {:?}", job.state));
-                }
                 Some(job) if job.state.starts_with("quarantined") => {
                     if !std::mem::replace(ended, true) {
                         self.counts.quarantined += 1;
                     }
+                }
+                Some(job) if *ended && !job.ended => {
+                    self.broken.push(format!("job {name:?} had ended and is {:?}", job.state));
                 }
                 Some(job) => {
                     self.counts.ended += u64::from(job.ended && !*ended);

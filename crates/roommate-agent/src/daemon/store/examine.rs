@@ -82,8 +82,12 @@ pub(super) fn examine(os: &Os, paths: &Paths, rebuild: bool) -> Result<Found, Ag
     let folders = Folders::list(disk, paths)?;
     let reading = log::read(&bytes);
     if reading.items.is_empty() {
-        if bytes.is_empty() && copy.is_empty() && folders.is_empty() {
-            return Ok(Found::new_state(os));
+        if copy.is_empty() && folders.is_empty() {
+            // A daemon that died while it began the state leaves such a log. No job is in it.
+            let what = "the log has no line that can be read, and there are no jobs: it is kept \
+                        aside, and the state begins anew";
+            let unread = (!bytes.is_empty()).then(|| what.to_string());
+            return Ok(Found { notices: unread.into_iter().collect(), ..Found::new_state(os) });
         } else if !rebuild {
             return Err(no_log(paths, bytes.len(), &copy, &folders));
         }

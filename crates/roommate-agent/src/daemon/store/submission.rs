@@ -67,14 +67,7 @@ impl Submission {
     pub(super) fn write(&self, disk: &dyn Disk, paths: &Paths) -> Result<(), AgentError> {
         let path = paths.submission(self.id);
         let made = || -> io::Result<()> {
-            let mut file = match disk.create(&path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    disk.create_folder(&paths.submissions())?;
-                    disk.sync_folder(paths.root())?;
-                    disk.create(&path)?
-                }
-                created => created?,
-            };
+            let mut file = disk.create(&path)?;
             file.write(&self.bytes())?;
             file.sync()?;
             disk.sync_folder(&paths.submissions())
