@@ -154,7 +154,7 @@ def test_a_large_request_is_accepted_beside_slow_clients(served: Served) -> None
     for peer in slow:
         peer.sendall(b"POST /v1/ps HT")
     file = {"name": "large", "command": "true", "workdir": str(served.folder)}
-    env = {"PATH": os.environ["PATH"], "LARGE": "x" * (1 << 20)}
+    env = {f"LARGE{i}": "x" * 100_000 for i in range(10)} | {"PATH": os.environ["PATH"]}
     submit = {"file": file, "env": env, "key": "k"}
     accepted = {"submitted": {"name": "large"}}
     assert served.post("/v1/submit", submit, Expect="100-continue")[1] == accepted

@@ -51,6 +51,10 @@ impl Dice {
         (self.whole() % n) as u32
     }
 
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+
     fn number(&mut self) -> Number {
         Number::of(self.float())
     }
@@ -76,7 +80,7 @@ impl Dice {
 
     fn maybe<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let value = make(self);
-        (self.whole() % 3 > 0).then_some(value)
+        (self.below(3) > 0).then_some(value)
     }
 
     fn span(&mut self) -> Span {
@@ -93,7 +97,7 @@ impl Dice {
             sm_permille: self.below(1001) as u16,
             pace_permille: self.below(1001) as u16,
             floor_permille: self.below(1001) as u16,
-            turns: self.whole() % 2 == 0,
+            turns: self.coin(),
             mem_mib: self.whole() as u32,
             cpu_milli: self.whole() as u32,
             host_mib: self.whole() as u32,
@@ -113,7 +117,7 @@ impl Dice {
         let quirks = Quirks {
             charge: charge[self.below(3) as usize],
             round: self.maybe(Self::span),
-            ends_together: self.whole() % 2 == 0,
+            ends_together: self.coin(),
         };
         let costs = Costs {
             start: self.span(),
@@ -123,7 +127,7 @@ impl Dice {
             tune: self.span(),
             host_mib_s: self.whole() as u32,
             backoff: self.span(),
-            quiet_start: self.whole() % 2 == 0,
+            quiet_start: self.coin(),
             quirks,
         };
         let params = Params::from_iter([("slice_s".to_string(), json!(self.float()))]);
@@ -264,7 +268,7 @@ impl Dice {
             Event::Cancelled(self.job()),
             Event::Sampled { job: self.job(), sample: self.sample() },
             Event::Served { job: self.job(), served: self.served() },
-            Event::Held { job: self.job(), held: self.whole() % 2 == 0 },
+            Event::Held { job: self.job(), held: self.coin() },
             Event::Resized {
                 job: self.job(),
                 batch: self.maybe(|d| d.whole() as u32),
@@ -360,7 +364,7 @@ impl Lines {
         let notes = dice.reasons().into_iter().map(|reason| Note { job: dice.job(), reason });
         let notes = notes.collect();
         let at = Time(dice.whole() % (Time::LATEST.0 + 1));
-        let (facts, actions, asked) = (dice.facts(), dice.actions(), dice.whole() % 2 == 0);
+        let (facts, actions, asked) = (dice.facts(), dice.actions(), dice.coin());
         Self {
             head: Some(dice.head()),
             profiles: (0..PROFILES as u32).map(|i| profile(i, dice)).collect(),
