@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
@@ -122,17 +121,14 @@ def test_a_job_whose_submission_is_damaged_is_quarantined(room: Room) -> None:
 
 
 def test_environments_do_not_outlive_their_jobs(room: Room) -> None:
-    os.environ["HIDDEN"] = "a-secret-of-the-user"
-    try:
-        room.up("--policy", "fifo")
-        room.submit("ends", "echo $HIDDEN")
-        room.submit("runs", "sleep 1000")
-    finally:
-        del os.environ["HIDDEN"]
+    room.up("--policy", "fifo")
+    room.submit("ends", "echo $HIDDEN", env={"HIDDEN": "a-secret-of-the-user"})
+    room.submit("runs", "sleep 1000", env={"HIDDEN": "a-secret-of-the-user"})
     room.until_ended("ends")
     assert "a-secret" in room.ok("logs", "ends")
     of = {i: (room.state / f"submissions/{i}").read_text() for i in range(2)}
-    assert "a-secret" not in of[0] and "a-secret" in of[1]
+    assert "a-secret" not in of[0] and "PATH" not in of[0]
+    assert "a-secret" in of[1] and "PATH" in of[1]
     for file in ("log", "journal.jsonl"):
         assert "a-secret" not in (room.state / file).read_text()
 

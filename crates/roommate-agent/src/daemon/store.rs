@@ -30,6 +30,7 @@ pub use record::JobRow;
 use crate::AgentError;
 use crate::api::control::JobView;
 use crate::os::Os;
+use crate::os::disk::Appending;
 use crate::paths::Paths;
 use copy::{Copy, Fate};
 use examine::{Fix, Found, LogFate, Trim};
@@ -106,6 +107,8 @@ pub struct Store {
     bytes: u64,
     /// Lines of the open transaction.
     pending: Vec<Pending>,
+    /// Submissions of the jobs in it, which are not synced yet.
+    submitted: Vec<Box<dyn Appending>>,
     /// Jobs whose end is in the open transaction.
     ended: Vec<u32>,
     /// The journal as it was found, until it is asked for.
@@ -158,7 +161,7 @@ impl Store {
         }
         let found = examine::examine(os, paths, true)?;
         let jobs: Vec<u32> = found.tables.jobs.keys().copied().collect();
-        let lines = found.journal.iter().filter(|b| **b == b'\n').count();
+        let lines = journal_lines(&found.journal).count();
         let contents = format!(
             "{} and part {} of a journal with {}",
             count(jobs.len(), "job"),
@@ -183,6 +186,7 @@ impl Store {
             copy: None,
             bytes: journal.len() as u64,
             pending: Vec::new(),
+            submitted: Vec::new(),
             ended: Vec::new(),
             found: None,
             new_part,
@@ -293,8 +297,7 @@ impl Store {
     }
 
     /// Adds a job; returns its id, and its submission as it is kept. A repeated submission has the
-    /// same `key`. The submission is on the disk when this returns; the job is in the store after
-    /// the next commit.
+    /// same `key`. Both survive a loss of power after the next commit.
     pub fn add_job(
         &mut self,
         idx: u32,
@@ -306,7 +309,7 @@ impl Store {
         let id = self.tables.next_id;
         let (key, name) = (key.to_string(), name.to_string());
         let submission = Submission { id, key, name, outcome: None, row };
-        submission.write(&*self.os.disk, &self.paths)?;
+        self.submitted.push(submission.write(&*self.os.disk, &self.paths)?);
         let Submission { key, name, row, .. } = submission;
         self.put(Record::Job(Entry::new(id, Some(idx), &key, &name)));
         let row = Arc::new(row);
@@ -389,10 +392,10 @@ impl Store {
             return;
         }
         let at = self.os.unix_us() / 1_000_000;
-        let text: String = fresh.iter().map(|what| format!("{at} {what}\n")).collect();
+        let lines: Vec<String> = fresh.iter().map(|what| format!("{at} {what}\n")).collect();
         // They are also shown; that they cannot be kept is no reason to stop.
         let file = self.os.disk.append(&self.paths.notices());
-        let _ = file.and_then(|mut file| file.write(text.as_bytes()));
+        let _ = file.and_then(|mut file| file.write(lines.concat().as_bytes()));
         self.told = self.notices.len();
     }
 
@@ -499,6 +502,8 @@ impl Store {
         if self.pending.is_empty() || self.new_part.is_some() {
             return Ok(());
         }
+        let submitted = std::mem::take(&mut self.submitted);
+        submission::sync(submitted, &*self.os.disk, &self.paths)?;
         let is_line = |(kind, _): &&Pending| *kind == Kind::Journal;
         let mut fresh = Vec::new();
         for (_, text) in self.pending.iter().filter(is_line) {

@@ -33,6 +33,6 @@ pub(super) fn run(args: &Doctor) -> anyhow::Result<ExitCode> {
 }
 
 fn list(prefix: &str, lines: &[String]) -> anyhow::Result<()> {
-    let text: String = lines.iter().map(|line| format!("{prefix}: {line}\n")).collect();
-    console::print(&text)
+    let lines: Vec<String> = lines.iter().map(|line| format!("{prefix}: {line}\n")).collect();
+    console::print(&lines.concat())
 }

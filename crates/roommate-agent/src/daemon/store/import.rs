@@ -5,7 +5,7 @@ use crate::daemon::requests::permille;
 use crate::daemon::rollover;
 use crate::daemon::store::record::{Entry, Header, JobRow, Record, Tables};
 use crate::daemon::store::seal::Kind;
-use crate::daemon::store::submission::{Submission, absent_is_fine};
+use crate::daemon::store::submission::{self, Submission, absent_is_fine};
 use crate::daemon::store::{Log, Pending, journal_lines};
 use crate::os::Os;
 use crate::paths::Paths;
@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 
 /// Newest version that was a database.
 const NEWEST: u32 = 3;
+
+/// Most files that are open at a time.
+const MOST_OPEN: usize = 100;
 
 /// Whether there is an old store and no log.
 pub(super) fn is_due(os: &Os, paths: &Paths) -> bool {
@@ -154,7 +157,7 @@ fn write(os: &Os, paths: &Paths, database: Database) -> Result<(), AgentError> {
         // Nothing was begun in it; whether that can be is judged by what is beside it.
         return Ok(());
     }
-    let mut tables = Tables::default();
+    let (mut tables, mut written) = (Tables::default(), Vec::new());
     for (entry, text) in database.jobs {
         // A submission that cannot be read is missed, and its job quarantined, at the next step.
         let row = serde_json::from_str::<JobRow>(&text).ok().filter(|_| entry.idx.is_some());
@@ -164,10 +167,15 @@ fn write(os: &Os, paths: &Paths, database: Database) -> Result<(), AgentError> {
             let path = paths.submission(id);
             absent_is_fine(os.disk.remove(&path)).map_err(AgentError::file("remove", &path))?;
             let row = if outcome.is_some() { row.without_env() } else { row };
-            Submission { id, key, name, outcome, row }.write(&*os.disk, paths)?;
+            let submission = Submission { id, key, name, outcome, row };
+            written.push(submission.write(&*os.disk, paths)?);
         }
         tables.put(entry);
+        if written.len() >= MOST_OPEN {
+            submission::sync(std::mem::take(&mut written), &*os.disk, paths)?;
+        }
     }
+    submission::sync(written, &*os.disk, paths)?;
     let mut lines = database.lines;
     lines.extend(set_by_users(&lines, database.set, paths)?);
     let now = os.unix_us();

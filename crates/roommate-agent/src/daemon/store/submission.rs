@@ -2,12 +2,12 @@
 //! only place of the job's environment, and a second copy of what the job is: if the log loses the
 //! job, it is submitted again from here.
 //!
-//! The file is on the disk before the log mentions the job. When the job has ended, its environment
+//! The file is synced before the log mentions the job. When the job has ended, its environment
 //! is removed from it.
 
 use crate::AgentError;
 use crate::daemon::store::record::JobRow;
-use crate::os::disk::Disk;
+use crate::os::disk::{Appending, Disk};
 use crate::paths::Paths;
 use roommate_core::math::hash::fnv1a;
 use serde::{Deserialize, Serialize};
@@ -63,14 +63,18 @@ impl Submission {
         bytes
     }
 
-    /// Writes the submission of a new job; it survives a loss of power when this returns.
-    pub(super) fn write(&self, disk: &dyn Disk, paths: &Paths) -> Result<(), AgentError> {
+    /// Writes the submission of a new job. It survives a loss of power once the file that is
+    /// returned and the folder of submissions are synced.
+    pub(super) fn write(
+        &self,
+        disk: &dyn Disk,
+        paths: &Paths,
+    ) -> Result<Box<dyn Appending>, AgentError> {
         let path = paths.submission(self.id);
-        let made = || -> io::Result<()> {
+        let made = || -> io::Result<Box<dyn Appending>> {
             let mut file = disk.create(&path)?;
             file.write(&self.bytes())?;
-            file.sync()?;
-            disk.sync_folder(&paths.submissions())
+            Ok(file)
         };
         made().map_err(|e| {
             // What was written of it stands for no job.
@@ -105,6 +109,20 @@ impl Submission {
     pub(super) fn is_closed(&self) -> bool {
         self.outcome.is_some() && self.row.has_no_env()
     }
+}
+
+/// Returns when these submissions survive a loss of power.
+pub(super) fn sync(
+    files: Vec<Box<dyn Appending>>,
+    disk: &dyn Disk,
+    paths: &Paths,
+) -> Result<(), AgentError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let folder = paths.submissions();
+    let synced = files.into_iter().try_for_each(|mut file| file.sync());
+    synced.and_then(|()| disk.sync_folder(&folder)).map_err(AgentError::file("write", &folder))
 }
 
 /// The result of something that may have nothing to work on.

@@ -57,8 +57,11 @@ fn sample() -> (TempDir, Paths) {
     (folder, paths)
 }
 
+/// Id, name, checkpoint and outcome of a job.
+type Seen = (u32, String, f64, Option<String>);
+
 /// What people see of a state.
-fn seen(store: &mut Store) -> (String, Vec<(u32, String, f64, Option<String>)>) {
+fn seen(store: &mut Store) -> (String, Vec<Seen>) {
     let jobs = store.jobs().into_iter();
     let jobs = jobs.map(|j| (j.id, j.name, j.checkpoint, j.outcome)).collect();
     (String::from_utf8(store.lines().unwrap()).unwrap(), jobs)
