@@ -101,7 +101,7 @@ class Room:
 
     def close(self) -> None:
         if self.daemon is not None:
-            if self.daemon.poll() is not None and (self.state / "store.db").exists():
+            if self.daemon.poll() is not None and (self.state / "jobs").exists():
                 # Only a daemon finds the jobs of its predecessor; if it cannot start, there are
                 # none.
                 with contextlib.suppress(AssertionError):
