@@ -72,7 +72,8 @@ class System(Room):
         self.a, self.b, self.c = (User(n, self.folder / n, member) for n, member in names)
 
     def start(self, *flags: str) -> None:
-        self.up("--system", "--group", GROUP, "--policy", "fifo", "--devices", "4", *flags)
+        usual = ("--policy", "fifo", "--devices", "4")
+        self.up("--system", "--state", str(self.state), "--group", GROUP, *usual, *flags)
 
     def by(self, user: User, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs the program as a user."""

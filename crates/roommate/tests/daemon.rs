@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 use roommate_agent::AgentError;
+use roommate_agent::api::caller::Mode;
 use roommate_agent::api::control::{JobView, Reply, Request, Submit};
 use roommate_agent::api::job_file::{Command, JobFile};
+use roommate_agent::daemon::quotas::Quotas;
 use roommate_agent::daemon::retention::Keeping;
-use roommate_agent::daemon::{self, Config, Input, Running};
+use roommate_agent::daemon::{self, Config, Running};
 use roommate_agent::device::Kind;
 use roommate_agent::paths::Paths;
 use roommate_agent::protocol::BatchRange;
@@ -72,7 +74,7 @@ impl Room {
 
     fn end(&mut self, stop_jobs: bool) {
         let Some(running) = self.running.take() else { return };
-        let _ = running.inputs.send(Input::Quit { stop_jobs });
+        running.quit(stop_jobs);
         running.join().unwrap();
     }
 }
@@ -87,10 +89,13 @@ fn start(folder: &Path) -> Running {
         devices: Some(1),
         seed: 0,
         may_use_cgroups: false,
+        claim: false,
         costs: Config::usual_costs(Kind::Cpu),
         known: None,
         http: None,
         keeping: Keeping::default(),
+        mode: Mode::User,
+        quotas: Quotas::default(),
     })
     .unwrap()
 }

@@ -49,14 +49,16 @@ impl Machine {
     }
 
     /// The folder of a new attempt. The second number distinguishes attempts that were never begun.
-    fn new_folder(&self, id: u32, attempt: u32) -> PathBuf {
-        let folder = |n: u32| self.folder(id).join(format!("{attempt}.{n}"));
-        let mut folders = (0..u32::MAX).map(folder);
-        let disk = &self.control.os.disk;
-        let is_free = |f: &PathBuf| {
-            matches!(disk.list(f), Err(e) if e.kind() == io::ErrorKind::NotFound)
-        };
-        folders.find(is_free).expect("there are more numbers than attempts")
+    fn new_folder(&self, id: u32, attempt: u32) -> io::Result<PathBuf> {
+        let mut again = 0;
+        loop {
+            let folder = self.folder(id).join(format!("{attempt}.{again}"));
+            match self.control.os.disk.list(&folder) {
+                Ok(_) => again += 1,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(folder),
+                Err(e) => return Err(e),
+            }
+        }
     }
 
     /// Starts a process for the job.
@@ -66,7 +68,14 @@ impl Machine {
         }
         let Some(known) = self.jobs.get(&job) else { return };
         let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
-        let attempt = Attempt::new(self.new_folder(id, number));
+        let attempt = match self.new_folder(id, number) {
+            Ok(folder) => Attempt::new(folder),
+            Err(e) => {
+                self.device.leave(id);
+                self.put_off(job, place, number, e.to_string());
+                return;
+            }
+        };
         let os = &self.control.os;
         let token = format!("{id}.{number}.{:016x}", os.processes.random());
         let launched = self
