@@ -1,11 +1,12 @@
 //! Carrying out orders: processes are started, adopted, suspended, moved and ended.
 
+use crate::AgentError;
 use crate::device;
 use crate::machine::tenant::{Begun, Company, Goal, JobRuntime, Tenant};
 use crate::machine::{AGAIN_AFTER, Heard, Input, Machine, Report, Start, Waiting, connection};
 use crate::os::disk;
 use crate::os::groups::Limits;
-use crate::process::supervisor::{Attempt, Launch, RunAs};
+use crate::process::supervisor::{Attempt, AttemptStatus, Launch, RunAs};
 use crate::process::{Exit, Process, Unstarted};
 use crate::protocol::{Nothing, ToTenant};
 use roommate_core::event::Placement;
@@ -25,6 +26,13 @@ pub(super) const GRACE: Duration = Duration::from_secs(10);
 const HELLO_WITHIN: Duration = Duration::from_secs(120);
 /// How long adopted tenants have to connect again.
 const COME_BACK: Duration = Duration::from_secs(2);
+
+/// An attempt that is about to be begun.
+enum Fresh {
+    New(Attempt),
+    /// It was begun already, and ended in this way.
+    Ended(Exit),
+}
 
 impl Machine {
     pub(super) fn start(&mut self, job: JobIdx, start: Start) {
@@ -48,14 +56,30 @@ impl Machine {
         self.setup.paths.job(id)
     }
 
+    /// The attempt of this number. A process that was carried into a new part of the journal, and
+    /// ended before it was started there, was this attempt: it is not begun again.
+    fn fresh_attempt(&self, id: u32, number: u32) -> Result<Fresh, AgentError> {
+        let job = self.folder(id);
+        let (again, folder) =
+            self.new_folder(id, number).map_err(AgentError::file("look at", &job))?;
+        if again > 0
+            && let Some((found, _, AttemptStatus::Ended(_, exit))) =
+                Attempt::last(&self.control.os, &job, false)?
+            && found == number
+        {
+            return Ok(Fresh::Ended(exit));
+        }
+        Ok(Fresh::New(Attempt::new(folder)))
+    }
+
     /// The folder of a new attempt. The second number distinguishes attempts that were never begun.
-    fn new_folder(&self, id: u32, attempt: u32) -> io::Result<PathBuf> {
+    fn new_folder(&self, id: u32, attempt: u32) -> io::Result<(u32, PathBuf)> {
         let mut again = 0;
         loop {
             let folder = self.folder(id).join(format!("{attempt}.{again}"));
             match self.control.os.disk.list(&folder) {
                 Ok(_) => again += 1,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(folder),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok((again, folder)),
                 Err(e) => return Err(e),
             }
         }
@@ -68,8 +92,17 @@ impl Machine {
         }
         let Some(known) = self.jobs.get(&job) else { return };
         let (id, done, awaited) = (known.program.id, known.checkpoint, known.uses_sdk());
-        let attempt = match self.new_folder(id, number) {
-            Ok(folder) => Attempt::new(folder),
+        let attempt = match self.fresh_attempt(id, number) {
+            Ok(Fresh::New(attempt)) => attempt,
+            Ok(Fresh::Ended(exit)) => {
+                self.device.leave(id);
+                self.report(Report::Started { job, done: Some(done) });
+                if let Some(known) = self.jobs.get_mut(&job) {
+                    known.exit = Some(exit.clone());
+                }
+                self.judge(job, Goal::Run, &exit);
+                return;
+            }
             Err(e) => {
                 self.device.leave(id);
                 self.put_off(job, place, number, e.to_string());

@@ -23,7 +23,9 @@ fn number(name: &str, otherwise: u64) -> u64 {
 /// Something happens.
 fn happen(world: &mut World) {
     let weights = [4.0, 1.0, 0.7, 0.7, 0.7, 1.5, 0.6, 0.5, 0.4, 0.3, 0.3, 0.5, 0.6, 1.0];
-    match world.rng.weighted(&weights) {
+    let what = world.rng.weighted(&weights);
+    world.happened.push(format!("{what} at {} s", world.clock.us() / SECOND));
+    match what {
         0 => {
             let rng = &mut world.rng;
             let script = Script {
@@ -95,7 +97,10 @@ fn live(seed: u64, policy: &Entry, kind: Kind, has_groups: bool) -> Result<Count
     let mut world = World::new(seed, policy.name, kind, has_groups);
     world.up();
     let bad = |world: &World| match world.broken.first() {
-        Some(what) => Err(format!("{what} (at {} s)", world.clock.us() / SECOND)),
+        Some(what) => {
+            let last = world.happened.iter().rev().take(14).cloned().collect::<Vec<_>>();
+            Err(format!("{what} (at {} s, after {last:?})", world.clock.us() / SECOND))
+        }
         None => Ok(()),
     };
     for day in 0..DAYS {

@@ -118,6 +118,8 @@ pub(super) struct World {
     acknowledged: BTreeMap<String, bool>,
     pub(super) counts: Counts,
     pub(super) broken: Vec<String>,
+    /// What happened to the machine, for people who look for a cause.
+    pub(super) happened: Vec<String>,
 }
 
 struct Nobody;
@@ -167,6 +169,7 @@ impl World {
             acknowledged: BTreeMap::new(),
             counts: Counts::default(),
             broken: Vec::new(),
+            happened: Vec::new(),
         };
         let disk = &world.supervisors().disk;
         disk.create_folder(Path::new("/state/jobs")).unwrap();
@@ -304,6 +307,7 @@ impl World {
         let mut files = self.files.lock().unwrap();
         if lies {
             self.counts.lost_syncs += 1;
+            self.happened.push("a lost sync".into());
             files.forget_sync(&log, &copy);
         }
         files.lose_power(&mut self.rng);
@@ -421,6 +425,7 @@ impl World {
             }
             Err(thrown) if thrown.is::<Died>() => {
                 self.counts.deaths += 1;
+                self.happened.push("a death".into());
                 self.lost();
             }
             Err(thrown) => std::panic::resume_unwind(thrown),
@@ -465,6 +470,7 @@ impl World {
             match asked.answered.try_recv() {
                 Ok(Reply::Submitted { name }) => {
                     self.counts.submitted += 1;
+                    self.happened.push(format!("accepted {name}"));
                     self.acknowledged.insert(name, false);
                 }
                 Ok(_) | Err(mpsc::TryRecvError::Disconnected) => {}
@@ -517,6 +523,9 @@ impl World {
                     self.broken.push(format!("job {name:?} had ended and is {:?}", job.state));
                 }
                 Some(job) => {
+                    if job.ended && !*ended {
+                        self.happened.push(format!("{name} {}", job.state));
+                    }
                     self.counts.ended += u64::from(job.ended && !*ended);
                     *ended = job.ended;
                 }
@@ -528,6 +537,15 @@ impl World {
             && let Err(e) = journal::read(copy, &mut Nobody)
         {
             self.broken.push(format!("the journal cannot be read: {e}"));
+        }
+        if !self.broken.is_empty() && std::env::var_os("ROOMMATE_TWIN_DUMP").is_some() {
+            let _ = std::fs::write("/dev/shm/twin.journal", copy);
+            for n in 1..9 {
+                let part = Path::new("/state").join(format!("journal.jsonl.{n}"));
+                if let Some(bytes) = files.content(&part) {
+                    let _ = std::fs::write(format!("/dev/shm/twin.journal.{n}"), bytes);
+                }
+            }
         }
         drop(files);
         let broken = std::mem::take(&mut self.all_processes().table().broken);

@@ -172,7 +172,10 @@ impl Log {
         place: Place,
         (length, began_with): (usize, usize),
     ) -> Result<Self, AgentError> {
-        let file = disk.append(path).map_err(AgentError::file("open", path))?;
+        let mut file = disk.append(path).map_err(AgentError::file("open", path))?;
+        // A daemon that was killed may not have synced its last lines. They count from now on, so
+        // they have to last.
+        file.sync().map_err(AgentError::file("sync", path))?;
         let (inode, _) = disk.identify(path).map_err(AgentError::file("open", path))?;
         let (length, began_with) = (length as u64, began_with as u64);
         Ok(Self { path: path.to_owned(), file, inode, length, began_with, place })
