@@ -53,6 +53,14 @@ fn check_owner(folder: &Path) -> Result<(), AgentError> {
         return refused(folder, "is not a folder");
     } else if found.uid() != own {
         return refused(folder, &format!("belongs to user {}", found.uid()));
+    } else if found.mode() & 0o022 != 0
+        && fs::read_dir(folder).is_ok_and(|mut f| f.next().is_some())
+    {
+        // Others may have put into it what is there.
+        return refused(
+            folder,
+            &format!("could be changed by others (mode {:o})", found.mode() & 0o777),
+        );
     }
     for above in folder.ancestors().skip(1) {
         let found = fs::metadata(above).map_err(AgentError::file("look at", above))?;

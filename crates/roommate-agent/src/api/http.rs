@@ -96,9 +96,12 @@ impl Listening {
             let work = move || {
                 if let Some(mut line) = Line::open(stream, tls) {
                     let answer = converse(&mut line, self.here, &service);
-                    line.socket().extend(control::REPLY_WITHIN);
-                    answer.unwrap_or_else(|refusal| refusal).send(&mut line);
-                    line.close();
+                    // Whoever did not even finish the handshake is not waited for again.
+                    if line.is_open() {
+                        line.socket().extend(control::REPLY_WITHIN);
+                        answer.unwrap_or_else(|refusal| refusal).send(&mut line);
+                        line.close();
+                    }
                 }
                 drop(admitted);
             };
@@ -120,6 +123,14 @@ impl Line {
         let Some(config) = tls else { return Some(Self::Plain(stream)) };
         let connection = ServerConnection::new(config).ok()?;
         Some(Self::Tls(Box::new(StreamOwned::new(connection, stream))))
+    }
+
+    /// Whether something can be sent: the handshake is done, where there is one.
+    fn is_open(&self) -> bool {
+        match self {
+            Self::Plain(_) => true,
+            Self::Tls(stream) => !stream.conn.is_handshaking(),
+        }
     }
 
     fn socket(&mut self) -> &mut Timed<TcpStream> {

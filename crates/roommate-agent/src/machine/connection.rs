@@ -73,6 +73,12 @@ impl Peer {
         hello.common_version(SPOKEN).map_err(|reason| self.refuse(reason)).ok()
     }
 
+    /// Whether the process at the other end runs as this user, or as root.
+    pub(crate) fn is_of(&self, uid: u32) -> bool {
+        let peer = rustix::net::sockopt::socket_peercred(&*self.stream);
+        peer.is_ok_and(|peer| peer.uid.is_root() || peer.uid.as_raw() == uid)
+    }
+
     /// Counts the connection as that of a tenant, whose token the machine knows. False if it is
     /// gone already, or if there is no room, and then it is put off.
     pub(crate) fn admit(&self) -> bool {

@@ -21,6 +21,8 @@ const SAMPLE_TUNED_EVERY: Duration = Duration::from_secs(1);
 /// No sample is reported sooner than this after the last one: each is a line in the journal.
 const SAMPLE_LEAST: Duration = Duration::from_millis(200);
 
+const NO_SUCH_TOKEN: &str = "the token is not that of a job on this machine";
+
 /// The last sample that was reported of a job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampled {
@@ -111,9 +113,15 @@ impl Machine {
         let Some(version) = peer.agree_on_version(hello) else { return };
         let is_its = |j: &JobRuntime| j.tenant.as_ref().is_some_and(|t| t.token == hello.token);
         let Some(job) = self.jobs.iter().find(|(_, j)| is_its(j)).map(|(job, _)| *job) else {
-            peer.refuse("the token is not that of a job on this machine");
+            peer.refuse(NO_SUCH_TOKEN);
             return;
         };
+        // Whoever learned the token of another user's job does not speak for it.
+        let owner = self.jobs[&job].program.user.as_ref().map(|u| u.uid);
+        if owner.is_some_and(|uid| !peer.is_of(uid)) {
+            peer.refuse(NO_SUCH_TOKEN);
+            return;
+        }
         if !peer.admit() {
             return;
         }

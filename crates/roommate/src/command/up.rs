@@ -23,7 +23,8 @@ use std::time::Duration;
 
 pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
     let wanted = signal::end_wanted()?;
-    let paths = if args.system && args.state.state.is_none() {
+    let elsewhere = args.state.state.is_some() || std::env::var_os("ROOMMATE_STATE").is_some();
+    let paths = if args.system && !elsewhere {
         Paths::of_system()
     } else {
         super::machine::paths(&args.state)
@@ -42,6 +43,8 @@ pub(super) fn run(args: &Up) -> anyhow::Result<ExitCode> {
         quotas,
         http: args.http.map(|at| Http { at, plain: args.http_plain }),
         keeping: keeping(&args.kept),
+        // A daemon for all users is the only one.
+        claim: args.system || args.deciding.claim,
         ..config(paths.clone(), &args.deciding)?
     })?;
     let Reply::Machine(machine) = running.ask(Request::Machine {})? else {
