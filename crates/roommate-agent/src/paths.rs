@@ -43,7 +43,8 @@ pub(crate) fn listen(path: &Path, access: Access) -> Result<UnixListener, AgentE
 fn check_owner(folder: &Path) -> Result<(), AgentError> {
     let own = rustix::process::geteuid().as_raw();
     let refused = |path: &Path, what: &str| {
-        let what = format!("the state folder {folder:?} is not safe: {path:?} {what}");
+        let (at, path) = (folder.display(), path.display());
+        let what = format!("the state folder {at} is not safe: {path} {what}");
         Err(AgentError::refused(what, "choose another --state, in a folder of your own"))
     };
     let found = fs::symlink_metadata(folder).map_err(AgentError::file("look at", folder))?;

@@ -133,12 +133,10 @@ impl ProcessControl {
 
     /// The processes of the tenant.
     pub(crate) fn members(&self, t: &Tenant) -> Vec<u32> {
-        match &self.groups {
-            Some(groups) => groups.members(&t.attempt.group()),
-            None => {
-                let leader = self.leader(t);
-                self.os.processes.members(leader)
-            }
+        if let Some(groups) = &self.groups {
+            groups.members(&t.attempt.group())
+        } else {
+            self.os.processes.members(self.leader(t))
         }
     }
 }

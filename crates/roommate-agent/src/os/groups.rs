@@ -75,13 +75,16 @@ const LONGEST_PERIOD_US: f64 = 1_000_000.0;
 pub(crate) fn join(folders: &[PathBuf]) -> Result<(), String> {
     for folder in folders {
         let file = folder.join("cgroup.procs");
-        fs::write(&file, "0").map_err(|e| format!("could not join the cgroup {folder:?}: {e}"))?;
+        let at = folder.display();
+        fs::write(&file, "0").map_err(|e| format!("could not join the cgroup {at}: {e}"))?;
     }
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let joined: Vec<&str> = own.lines().filter_map(|l| l.splitn(3, ':').nth(2)).collect();
     match folders.iter().find(|f| !joined.iter().any(|path| ends_with(f, path))) {
         None => Ok(()),
-        Some(folder) => Err(format!("this process is not in the cgroup {folder:?} that it joined")),
+        Some(folder) => {
+            Err(format!("this process is not in the cgroup {} that it joined", folder.display()))
+        }
     }
 }
 
@@ -245,7 +248,8 @@ fn candidates(mounts: &str, own: &str, label: &str) -> Vec<Hierarchy> {
 impl Hierarchy {
     /// Creates the daemon's folder; keeps the controllers that work.
     fn prepare(self, wanted: Vec<&'static str>) -> Result<Self, String> {
-        let failed = |e: io::Error| format!("could not create the cgroup {:?}: {e}", self.root);
+        let failed =
+            |e: io::Error| format!("could not create the cgroup {}: {e}", self.root.display());
         if !self.root.is_dir() {
             fs::create_dir(&self.root).map_err(failed)?;
         }
@@ -384,9 +388,10 @@ impl Groups for RealGroups {
     fn close(&self) {
         // Processes that were just killed take a moment to disappear.
         for _ in 0..10 {
-            let left = self.hierarchies.iter().filter(|h| h.root.is_dir());
-            let gone = left.map(|h| fs::remove_dir(&h.root).is_ok()).fold(true, |a, b| a && b);
-            if gone {
+            for hierarchy in &self.hierarchies {
+                let _ = fs::remove_dir(&hierarchy.root);
+            }
+            if !self.hierarchies.iter().any(|h| h.root.is_dir()) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -434,8 +439,9 @@ mod tests {
         let Ok(groups) = open(&label) else { return };
         let limits = Limits { memory_bytes: 64 << 20, processes: 20 };
         let folders = groups.create("job", limits).unwrap();
-        let join: String =
-            folders.iter().map(|f| format!("echo 0 > {}/cgroup.procs; ", f.display())).collect();
+        let join: Vec<String> =
+            folders.iter().map(|f| format!("echo 0 > {}/cgroup.procs;", f.display())).collect();
+        let join = join.join(" ");
         let script = format!("{join} setsid sleep 60 & exec sleep 60");
         let mut child =
             Command::new("sh").args(["-c", &script]).stdout(Stdio::null()).spawn().unwrap();

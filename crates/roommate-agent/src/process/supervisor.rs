@@ -265,14 +265,12 @@ impl Attempt {
         if absent(os.disk.length(&self.folder.join("launch")))?.is_none() {
             return Ok(AttemptStatus::Void);
         }
-        let claim = match self.read(os, "claim")? {
-            Some(claim) => Some(claim),
+        let mut claim = self.read(os, "claim")?;
+        if claim.is_none() {
             // Another process may have been first, so the claim is read again.
-            None => {
-                self.claim(os, Claim::Void, u64::from(std::process::id()))?;
-                self.read(os, "claim")?
-            }
-        };
+            self.claim(os, Claim::Void, u64::from(std::process::id()))?;
+            claim = self.read(os, "claim")?;
+        }
         Ok(match claim {
             Some(Claim::Supervisor(it)) if os.processes.is_alive(it) => AttemptStatus::Running(it),
             Some(Claim::Supervisor(it)) => AttemptStatus::Ended(it, self.exit(os)?),

@@ -30,7 +30,7 @@ fn happen(world: &mut World) {
             let rng = &mut world.rng;
             let script = Script {
                 seconds: 5.0 + rng.exp(300.0),
-                code: if rng.chance(0.2) { 1 } else { 0 },
+                code: i32::from(rng.chance(0.2)),
                 stubborn: rng.chance(0.1),
                 leaves: rng.chance(0.2),
                 sdk: rng.chance(0.5),
@@ -145,7 +145,8 @@ fn nothing_is_lost_or_doubled_in_days_of_faults() {
     let mut failures = Vec::new();
     for seed in first..first + cases {
         let policy = policies[seed as usize % policies.len()];
-        let kind = if (seed / policies.len() as u64) % 2 == 0 { Kind::Cpu } else { Kind::Cuda };
+        let kind =
+            if (seed / policies.len() as u64).is_multiple_of(2) { Kind::Cpu } else { Kind::Cuda };
         match live(seed, policy, kind, seed % 3 != 0) {
             Ok(counts) => sum.add(&counts),
             Err(what) => failures.push(format!("seed {seed}, {}, {kind:?}: {what}", policy.name)),

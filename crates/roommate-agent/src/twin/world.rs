@@ -617,7 +617,6 @@ impl World {
                         token: tenant.token.clone(),
                         pid: tenant.command,
                         batch: None,
-                        ..serde_json::from_str(r#"{"version":1,"token":"","pid":1}"#).unwrap()
                     };
                     let hello = FromTenant::Hello(hello);
                     alive.inbox.offer(Input(Heard::Message(peer.clone(), hello)));
