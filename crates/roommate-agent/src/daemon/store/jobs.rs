@@ -74,7 +74,13 @@ impl<'a> Jobs<'a> {
     }
 
     /// Gives every job its submission, and takes in jobs that only have a submission.
-    pub(super) fn match_submissions(&mut self, folders: &Folders, journal: &Journal<'_>) {
+    /// `damaged` says that the log may have lost jobs.
+    pub(super) fn match_submissions(
+        &mut self,
+        folders: &Folders,
+        journal: &Journal<'_>,
+        damaged: bool,
+    ) {
         let mut found: BTreeMap<u32, io::Result<Submission>> = BTreeMap::new();
         for id in folders.submissions.iter().chain(self.tables.jobs.keys()) {
             // What is known of jobs that ended in earlier parts is in the log.
@@ -89,7 +95,7 @@ impl<'a> Jobs<'a> {
                 self.match_known(id, submission, folders);
             }
         }
-        if found.is_empty() && self.returning.is_empty() && !journal.is_damaged() {
+        if found.is_empty() && self.returning.is_empty() && !damaged {
             return;
         }
         let mut next = self.find_lost(journal, &mut found, folders);
@@ -97,7 +103,7 @@ impl<'a> Jobs<'a> {
             self.tables.jobs.entry(id).and_modify(|job| job.idx = Some(next));
             next += 1;
         }
-        self.take_in(next, found);
+        self.take_in(next, found, damaged);
     }
 
     /// Whether attempts of a job were begun. Only the daemon that had accepted it did that.
@@ -128,10 +134,12 @@ impl<'a> Jobs<'a> {
                 let row = if job.outcome.is_some() { found.row.without_env() } else { found.row };
                 job.row = Some(Arc::new(row));
             }
+            Err(e) if job.outcome.is_some() && e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if job.outcome.is_some() => {
                 let what =
                     format!("the submission of job {name:?}, which has ended, is unreadable");
-                self.notices.push(format!("{what}: {e}"));
+                self.notices.push(format!("{what} ({e}); it is set aside"));
+                self.fixes.push(Fix::SetAside(id));
             }
             // It is in quarantine, and its user has moved its files away.
             Err(_) if job.idx.is_none() && !folders.all().contains(&id) => {
@@ -186,14 +194,19 @@ impl<'a> Jobs<'a> {
     }
 
     /// Takes in submissions that neither log nor journal know.
-    fn take_in(&mut self, mut next: u32, found: BTreeMap<u32, io::Result<Submission>>) {
+    fn take_in(
+        &mut self,
+        mut next: u32,
+        found: BTreeMap<u32, io::Result<Submission>>,
+        damaged: bool,
+    ) {
         for (id, submission) in found {
             match submission {
                 Ok(submission) => {
                     self.restore(submission, next);
                     next += 1;
                 }
-                Err(e) if self.was_begun(id) => {
+                Err(e) if damaged || self.was_begun(id) => {
                     let (name, why) = (format!("job-{id}"), quarantine(id, &e));
                     self.notices.push(format!("job {name:?} is quarantined: {why}"));
                     let mut entry = Entry::new(id, None, &format!("lost-{id}"), &name);

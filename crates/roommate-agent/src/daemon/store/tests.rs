@@ -481,6 +481,26 @@ fn a_submission_that_the_log_has_lost_is_taken_in() {
 }
 
 #[test]
+fn a_submission_that_may_be_that_of_a_lost_job_is_kept() {
+    let (_folder, paths) = sample();
+    // Its job has ended, so nothing depends on it; this is said once.
+    flip(&paths.submission(0), 8 * 40);
+    assert!(open(&paths).notices()[0].contains("which has ended"));
+    assert!(open(&paths).notices().is_empty());
+    assert!(paths.submissions().join("0.damaged-1").exists());
+    // The end of the log is lost, and with it a job whose submission is lost as well.
+    let second = line_with(&paths.store(), "\"key\":\"key-b\"").start;
+    let bytes = fs::read(paths.store()).unwrap();
+    fs::write(paths.store(), [&bytes[..second], b"junk\n"].concat()).unwrap();
+    fs::remove_file(paths.journal()).unwrap();
+    flip(&paths.submission(1), 8 * 40);
+    let store = open(&paths);
+    let (id, name, why) = store.quarantined().remove(0);
+    assert_eq!((id, name.as_str()), (1, "job-1"));
+    assert!(why.contains("submissions/1"), "{why}");
+}
+
+#[test]
 fn a_log_that_another_process_writes_is_left_alone() {
     let (_folder, paths) = sample();
     let mut store = open(&paths);
