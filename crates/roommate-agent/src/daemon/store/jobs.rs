@@ -169,6 +169,7 @@ impl<'a> Jobs<'a> {
             |(id, s): (&u32, &io::Result<Submission>)| Some((s.as_ref().ok()?.name.clone(), *id));
         let by_name: BTreeMap<String, u32> = found.iter().filter_map(named).collect();
         let mut next_id = self.tables.next_id.max(folders.all().last().map_or(0, |id| id + 1));
+        let mut lost: Vec<(u32, String)> = Vec::new();
         for line in journal.lines.iter().filter(|line| line.starts_with(b"{\"job\":")) {
             let Ok(JobLine { job: Named { idx, name } }) = serde_json::from_slice(line) else {
                 continue;
@@ -182,13 +183,23 @@ impl<'a> Jobs<'a> {
                 self.restore(submission, idx);
                 continue;
             }
-            let why = "the log and its submission were lost";
-            let mut entry = Entry::new(next_id, Some(idx), &format!("lost-{next_id}"), &name);
-            entry.quarantined = Some(why.into());
-            next_id += 1;
-            self.notices.push(format!("job {name:?} is quarantined: {why}"));
-            self.unknown.push(format!("job {name:?} was lost"));
-            self.tables.put(entry);
+            lost.push((idx, name));
+        }
+        let unreadable: Vec<u32> =
+            found.iter().filter(|(_, s)| s.is_err()).map(|(id, _)| *id).collect();
+        // Ids and indices both rise, so if there are as many of one as of the other, they belong
+        // together in this order.
+        let in_order = unreadable.len() == lost.len();
+        for (i, (idx, name)) in lost.into_iter().enumerate() {
+            let id = unreadable.get(i).copied().filter(|_| in_order);
+            let error = id.and_then(|id| found.remove(&id)).and_then(Result::err);
+            let why = match (id, error) {
+                (Some(id), Some(error)) => quarantine(id, &error),
+                _ => "neither the log nor a submission knows it".into(),
+            };
+            let id = id.unwrap_or(next_id);
+            next_id = next_id.max(id + 1);
+            self.quarantine(Entry::new(id, Some(idx), &format!("lost-{id}"), &name), why);
         }
         next
     }
@@ -207,12 +218,8 @@ impl<'a> Jobs<'a> {
                     next += 1;
                 }
                 Err(e) if damaged || self.was_begun(id) => {
-                    let (name, why) = (format!("job-{id}"), quarantine(id, &e));
-                    self.notices.push(format!("job {name:?} is quarantined: {why}"));
-                    let mut entry = Entry::new(id, None, &format!("lost-{id}"), &name);
-                    entry.quarantined = Some(why);
-                    self.tables.put(entry);
-                    self.unknown.push(format!("job {name:?} was lost"));
+                    let entry = Entry::new(id, None, &format!("lost-{id}"), &format!("job-{id}"));
+                    self.quarantine(entry, quarantine(id, &e));
                 }
                 Err(_) => {
                     let what = format!("submission {id} was not finished and is no job's");
@@ -221,6 +228,13 @@ impl<'a> Jobs<'a> {
                 }
             }
         }
+    }
+
+    /// Puts a job of which nothing can be read into the tables.
+    fn quarantine(&mut self, entry: Entry, why: String) {
+        self.notices.push(format!("job {:?} is quarantined: {why}", entry.name));
+        self.unknown.push(format!("job {:?} was lost", entry.name));
+        self.tables.put(Entry { quarantined: Some(why), ..entry });
     }
 
     /// Puts a job that has only its submission into the tables.
