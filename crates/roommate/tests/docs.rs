@@ -134,6 +134,7 @@ fn the_commands_page_is_up_to_date() {
         &["resize"],
         &["events"],
         &["down"],
+        &["doctor"],
         &["run"],
         &["completions"],
     ];

@@ -53,7 +53,7 @@ pub(super) enum Trim {
 pub(super) enum Fix {
     /// Its job has ended: remove the environment.
     Close(u32),
-    /// It was not finished, and belongs to no job.
+    /// It is unreadable, and nothing depends on it.
     SetAside(u32),
 }
 
@@ -116,7 +116,7 @@ pub(super) fn examine(os: &Os, paths: &Paths, rebuild: bool) -> Result<Found, Ag
     };
     let damaged = journal.is_damaged() || lost > 0 || reading.tail == Tail::Damaged;
     let mut jobs = Jobs::new(disk, paths, tables, notices);
-    jobs.match_submissions(&folders, &journal);
+    jobs.match_submissions(&folders, &journal, damaged);
     let Jobs { mut tables, fixes, mut notices, unknown, .. } = jobs;
     // Numbers are not used twice, because files of their jobs may still exist.
     tables.next_id = tables.next_id.max(folders.all().last().map_or(0, |id| id.saturating_add(1)));

@@ -74,7 +74,13 @@ impl<'a> Jobs<'a> {
     }
 
     /// Gives every job its submission, and takes in jobs that only have a submission.
-    pub(super) fn match_submissions(&mut self, folders: &Folders, journal: &Journal<'_>) {
+    /// `damaged` says that the log may have lost jobs.
+    pub(super) fn match_submissions(
+        &mut self,
+        folders: &Folders,
+        journal: &Journal<'_>,
+        damaged: bool,
+    ) {
         let mut found: BTreeMap<u32, io::Result<Submission>> = BTreeMap::new();
         for id in folders.submissions.iter().chain(self.tables.jobs.keys()) {
             // What is known of jobs that ended in earlier parts is in the log.
@@ -89,7 +95,7 @@ impl<'a> Jobs<'a> {
                 self.match_known(id, submission, folders);
             }
         }
-        if found.is_empty() && self.returning.is_empty() && !journal.is_damaged() {
+        if found.is_empty() && self.returning.is_empty() && !damaged {
             return;
         }
         let mut next = self.find_lost(journal, &mut found, folders);
@@ -97,7 +103,7 @@ impl<'a> Jobs<'a> {
             self.tables.jobs.entry(id).and_modify(|job| job.idx = Some(next));
             next += 1;
         }
-        self.take_in(next, found);
+        self.take_in(next, found, damaged);
     }
 
     /// Whether attempts of a job were begun. Only the daemon that had accepted it did that.
@@ -128,10 +134,12 @@ impl<'a> Jobs<'a> {
                 let row = if job.outcome.is_some() { found.row.without_env() } else { found.row };
                 job.row = Some(Arc::new(row));
             }
+            Err(e) if job.outcome.is_some() && e.kind() == io::ErrorKind::NotFound => {}
             Err(e) if job.outcome.is_some() => {
                 let what =
                     format!("the submission of job {name:?}, which has ended, is unreadable");
-                self.notices.push(format!("{what}: {e}"));
+                self.notices.push(format!("{what} ({e}); it is set aside"));
+                self.fixes.push(Fix::SetAside(id));
             }
             // It is in quarantine, and its user has moved its files away.
             Err(_) if job.idx.is_none() && !folders.all().contains(&id) => {
@@ -161,6 +169,7 @@ impl<'a> Jobs<'a> {
             |(id, s): (&u32, &io::Result<Submission>)| Some((s.as_ref().ok()?.name.clone(), *id));
         let by_name: BTreeMap<String, u32> = found.iter().filter_map(named).collect();
         let mut next_id = self.tables.next_id.max(folders.all().last().map_or(0, |id| id + 1));
+        let mut lost: Vec<(u32, String)> = Vec::new();
         for line in journal.lines.iter().filter(|line| line.starts_with(b"{\"job\":")) {
             let Ok(JobLine { job: Named { idx, name } }) = serde_json::from_slice(line) else {
                 continue;
@@ -174,32 +183,43 @@ impl<'a> Jobs<'a> {
                 self.restore(submission, idx);
                 continue;
             }
-            let why = "the log and its submission were lost";
-            let mut entry = Entry::new(next_id, Some(idx), &format!("lost-{next_id}"), &name);
-            entry.quarantined = Some(why.into());
-            next_id += 1;
-            self.notices.push(format!("job {name:?} is quarantined: {why}"));
-            self.unknown.push(format!("job {name:?} was lost"));
-            self.tables.put(entry);
+            lost.push((idx, name));
+        }
+        let unreadable: Vec<u32> =
+            found.iter().filter(|(_, s)| s.is_err()).map(|(id, _)| *id).collect();
+        // Ids and indices both rise, so if there are as many of one as of the other, they belong
+        // together in this order.
+        let in_order = unreadable.len() == lost.len();
+        for (i, (idx, name)) in lost.into_iter().enumerate() {
+            let id = unreadable.get(i).copied().filter(|_| in_order);
+            let error = id.and_then(|id| found.remove(&id)).and_then(Result::err);
+            let why = match (id, error) {
+                (Some(id), Some(error)) => quarantine(id, &error),
+                _ => "neither the log nor a submission knows it".into(),
+            };
+            let id = id.unwrap_or(next_id);
+            next_id = next_id.max(id + 1);
+            self.quarantine(Entry::new(id, Some(idx), &format!("lost-{id}"), &name), why);
         }
         next
     }
 
     /// Takes in submissions that neither log nor journal know.
-    fn take_in(&mut self, mut next: u32, found: BTreeMap<u32, io::Result<Submission>>) {
+    fn take_in(
+        &mut self,
+        mut next: u32,
+        found: BTreeMap<u32, io::Result<Submission>>,
+        damaged: bool,
+    ) {
         for (id, submission) in found {
             match submission {
                 Ok(submission) => {
                     self.restore(submission, next);
                     next += 1;
                 }
-                Err(e) if self.was_begun(id) => {
-                    let (name, why) = (format!("job-{id}"), quarantine(id, &e));
-                    self.notices.push(format!("job {name:?} is quarantined: {why}"));
-                    let mut entry = Entry::new(id, None, &format!("lost-{id}"), &name);
-                    entry.quarantined = Some(why);
-                    self.tables.put(entry);
-                    self.unknown.push(format!("job {name:?} was lost"));
+                Err(e) if damaged || self.was_begun(id) => {
+                    let entry = Entry::new(id, None, &format!("lost-{id}"), &format!("job-{id}"));
+                    self.quarantine(entry, quarantine(id, &e));
                 }
                 Err(_) => {
                     let what = format!("submission {id} was not finished and is no job's");
@@ -208,6 +228,13 @@ impl<'a> Jobs<'a> {
                 }
             }
         }
+    }
+
+    /// Puts a job of which nothing can be read into the tables.
+    fn quarantine(&mut self, entry: Entry, why: String) {
+        self.notices.push(format!("job {:?} is quarantined: {why}", entry.name));
+        self.unknown.push(format!("job {:?} was lost", entry.name));
+        self.tables.put(Entry { quarantined: Some(why), ..entry });
     }
 
     /// Puts a job that has only its submission into the tables.

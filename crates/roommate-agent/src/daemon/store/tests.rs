@@ -482,6 +482,30 @@ fn a_submission_that_the_log_has_lost_is_taken_in() {
 }
 
 #[test]
+fn a_submission_that_may_be_that_of_a_lost_job_is_kept() {
+    let (_folder, paths) = sample();
+    // Its job has ended, so nothing depends on it; this is said once.
+    flip(&paths.submission(0), 8 * 40);
+    assert!(open(&paths).notices()[0].contains("which has ended"));
+    assert!(open(&paths).notices().is_empty());
+    assert!(paths.submissions().join("0.damaged-1").exists());
+    // The end of the log is lost, and with it a job whose submission is lost as well.
+    let second = line_with(&paths.store(), "\"key\":\"key-b\"").start;
+    let bytes = fs::read(paths.store()).unwrap();
+    fs::write(paths.store(), [&bytes[..second], b"junk\n"].concat()).unwrap();
+    flip(&paths.submission(1), 8 * 40);
+    let journal = fs::read(paths.journal()).unwrap();
+    // Its name is in the copy of the journal, or nowhere.
+    for (copy, name) in [(&journal[..], "b"), (HEAD.as_bytes(), "job-1")] {
+        fs::write(paths.journal(), copy).unwrap();
+        let store = open(&paths);
+        let lost = &store.tables.jobs[&1];
+        assert_eq!(lost.name, name);
+        assert!(lost.quarantined.as_ref().unwrap().contains("submissions/1"));
+    }
+}
+
+#[test]
 fn a_log_that_another_process_writes_is_left_alone() {
     let (_folder, paths) = sample();
     let mut store = open(&paths);
