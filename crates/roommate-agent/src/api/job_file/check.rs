@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Most characters in the name of a job, a team or a profile.
 pub(crate) const LONGEST_NAME: usize = 100;
-/// Most bytes of an argument or of a variable with its name; Linux takes no more (`MAX_ARG_STRLEN`).
+/// Most bytes of an argument or of a variable with its name, as Linux has it (`MAX_ARG_STRLEN`).
 const LONGEST_WORD: usize = (128 << 10) - 2;
 /// Most bytes of all arguments and variables. Linux takes a quarter of the stack's limit, usually
 /// 2 MiB; the rest is for pointers and for what the daemon adds.
@@ -299,7 +299,7 @@ mod tests {
         let own = job(env("A", &"x".repeat(100_000)));
         assert_eq!(own.check(), Ok(()));
         let more = (0..11).map(|i| (format!("V{i}"), "x".repeat(90_000))).collect();
-        assert!(own.check_words(&more).unwrap_err().starts_with("command and env: 109003"));
+        assert!(own.check_words(&more).unwrap_err().starts_with("command and env: 1090029 bytes"));
         refused(|j| j.workdir = Some("/a\0b".into()), "workdir: a path has no NUL character");
         refused(|j| j.checkpoint = Some("x".repeat(5_000).into()), "checkpoint: expected at most");
     }
