@@ -19,7 +19,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// A number that does not exist: it is not finite, or it is out of the bounds of its type.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("expected a number from {least} to {most:e}, found {found}")]
+#[error("expected a number from {least:?} to {most:e}, found {found:?}")]
 pub struct OutOfRange {
     /// What was given.
     pub found: f64,
@@ -174,8 +174,8 @@ mod tests {
     fn input_out_of_bounds_is_refused_with_the_bounds() {
         assert_eq!(Number::try_from(1e15), Ok(Number::MOST));
         let error = |value: f64| Number::try_from(value).unwrap_err().to_string();
-        assert_eq!(error(-5.0), "expected a number from 0 to 1e15, found -5");
-        assert_eq!(error(f64::NAN), "expected a number from 0 to 1e15, found NaN");
+        assert_eq!(error(-5.0), "expected a number from 0.0 to 1e15, found -5.0");
+        assert_eq!(error(f64::NAN), "expected a number from 0.0 to 1e15, found NaN");
         assert!(Number::try_from(1.1e15).is_err() && Number::try_from(f64::INFINITY).is_err());
         assert!(Positive::try_from(0.0).is_err() && Positive::try_from(1e-320).is_err());
         assert!(Number32::try_from(f32::INFINITY).is_err());
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&Number32::of(0.1)).unwrap(), "0.1");
         assert_eq!(read("0.1"), Ok(Number::of(0.1)));
         assert_eq!(read("1e300"), Ok(Number::MOST));
-        assert!(read("-1").unwrap_err().starts_with("expected a number from 0 to 1e15"));
+        assert!(read("-1").unwrap_err().starts_with("expected a number from 0.0 to 1e15"));
         assert!(read("null").is_err());
         let read = |text: &str| serde_json::from_str::<Positive>(text);
         assert_eq!(read("1e-320").unwrap(), Positive::LEAST);
