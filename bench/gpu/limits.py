@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Tests on a real GPU what limits of MPS hold against a process that does not want them, and who may
-command its control. Prints PASS and FAIL lines, then all measurements as JSON; takes about 3 minutes.
+"""Tests on a real GPU which limits of MPS hold against a process that does not want them, and who
+may command its control. Prints PASS and FAIL lines, then all measurements as JSON, in 3 minutes.
 
 usage: limits.py [--out FILE]
 
-The clients are `roommate gpu-test`, and PyTorch where a process has to stay (`sleep` where there is no
-PyTorch, for a rehearsal with tests/fake-gpu). As root it also tries what another user can do.
+The clients are `roommate gpu-test`, and PyTorch where a process has to stay (`sleep` where there is
+no PyTorch, for a rehearsal with tests/fake-gpu and FAKE_MPS=scan). As root it also tries what
+another user can do.
 """
 
 from __future__ import annotations

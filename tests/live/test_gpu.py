@@ -55,7 +55,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def gpus(room: Room, libraries: dict[str, str]) -> Iterator[Room]:
     path = f"{FAKE / 'bin'}:{os.environ['PATH']}"
     # Claims of its own: tests of other checkouts have the same GPUs.
-    room.env |= {**libraries, "PATH": path, "ROOMMATE_CLAIMS": str(room.folder)}
+    room.env |= {**libraries, "PATH": path, "ROOMMATE_CLAIMS": str(room.folder), "FAKE_MPS": "scan"}
     yield room
     Path(libraries["ROOMMATE_NVML_LIBRARY"] + ".state").unlink(missing_ok=True)
 

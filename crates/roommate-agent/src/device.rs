@@ -122,9 +122,9 @@ impl Allowed {
     }
 }
 
-/// Whether a process can use the MPS daemon of its GPU, where there is one. A daemon serves one GPU,
-/// so that faults stay there; a process on several GPUs, one that is kept apart and one in time
-/// slices run without MPS. So does one beside processes of another user: [`Device::admit`].
+/// Whether a process can use the MPS daemon of its GPU, where there is one. A daemon serves one
+/// GPU, so that faults stay there; a process on several GPUs, one that is kept apart and one in
+/// time slices run without MPS. So does one beside processes of another user: [`Device::admit`].
 pub(crate) fn is_mps_client(gpus: &[GpuIdx], apart: bool, turns: bool) -> bool {
     gpus.len() == 1 && !apart && !turns
 }

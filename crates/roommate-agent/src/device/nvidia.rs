@@ -1,6 +1,6 @@
 //! The GPUs of this machine: inventory (`nvml`), counters (`sampler`), concurrent processes
-//! (`mps`), a test of the limits (`selftest`), processes that do not belong here (`strays`) and more
-//! work than was allowed (`excess`).
+//! (`mps`), a test of the limits (`selftest`), processes that do not belong here (`strays`) and
+//! more work than was allowed (`excess`).
 //!
 //! Nothing here changes a setting of a GPU (compute mode, clocks, power, MIG, persistence), so
 //! other users of the machine are not affected.

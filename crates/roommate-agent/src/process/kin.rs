@@ -53,7 +53,7 @@ mod tests {
     use std::process::{Child, Command};
     use std::time::{Duration, Instant};
 
-    /// A group whose leader runs `script`, which writes the pid of a process of its own into a file.
+    /// A group whose leader runs `script`, which writes the pid of its own process into a file.
     struct Group {
         leader: Child,
         other: u32,

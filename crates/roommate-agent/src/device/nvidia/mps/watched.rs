@@ -14,7 +14,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 const LOOK_BUSY: Duration = Duration::from_millis(250);
 
 /// How often in a row the control may fail to set a limit before jobs start without it.
-const FAILURES: u32 = 5;
+const FAILURES: u32 = 3;
 
 /// An MPS daemon that is monitored until this is dropped or closed.
 pub(crate) struct Watched {
