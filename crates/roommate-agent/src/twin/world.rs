@@ -67,6 +67,14 @@ impl Counts {
     }
 }
 
+/// How an acknowledged job was seen last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Alive,
+    Ended,
+    Quarantined,
+}
+
 /// A request that is not answered yet.
 struct Asked {
     answered: Receiver<Reply>,
@@ -115,7 +123,7 @@ pub(super) struct World {
     next_peer: u64,
     next_key: u64,
     /// Jobs whose acceptance was told to their user.
-    acknowledged: BTreeMap<String, bool>,
+    acknowledged: BTreeMap<String, Seen>,
     pub(super) counts: Counts,
     pub(super) broken: Vec<String>,
     /// What happened to the machine, for people who look for a cause.
@@ -368,7 +376,7 @@ impl World {
     /// A name that some user may ask for.
     pub(super) fn some_job(&mut self) -> Option<String> {
         let live: Vec<&String> =
-            self.acknowledged.iter().filter(|(_, ended)| !**ended).map(|(n, _)| n).collect();
+            self.acknowledged.iter().filter(|(_, s)| **s == Seen::Alive).map(|(n, _)| n).collect();
         if live.is_empty() {
             return None;
         }
@@ -471,7 +479,7 @@ impl World {
                 Ok(Reply::Submitted { name }) => {
                     self.counts.submitted += 1;
                     self.happened.push(format!("accepted {name}"));
-                    self.acknowledged.insert(name, false);
+                    self.acknowledged.insert(name, Seen::Alive);
                 }
                 Ok(_) | Err(mpsc::TryRecvError::Disconnected) => {}
                 Err(mpsc::TryRecvError::Empty) => {
@@ -511,23 +519,23 @@ impl World {
                 self.broken.push(format!("job {:?} is there twice", job.name));
             }
         }
-        for (name, ended) in &mut self.acknowledged {
+        for (name, was) in &mut self.acknowledged {
             match seen.get(name.as_str()) {
                 None => self.broken.push(format!("acknowledged job {name:?} is lost")),
                 Some(job) if job.state.starts_with("quarantined") => {
-                    if !std::mem::replace(ended, true) {
-                        self.counts.quarantined += 1;
-                    }
+                    // Damage of its submission costs this job, and no other.
+                    self.counts.quarantined += u64::from(*was != Seen::Quarantined);
+                    *was = Seen::Quarantined;
                 }
-                Some(job) if *ended && !job.ended => {
+                Some(job) if *was == Seen::Ended && !job.ended => {
                     self.broken.push(format!("job {name:?} had ended and is {:?}", job.state));
                 }
                 Some(job) => {
-                    if job.ended && !*ended {
+                    if job.ended && *was != Seen::Ended {
                         self.happened.push(format!("{name} {}", job.state));
+                        self.counts.ended += 1;
                     }
-                    self.counts.ended += u64::from(job.ended && !*ended);
-                    *ended = job.ended;
+                    *was = if job.ended { Seen::Ended } else { Seen::Alive };
                 }
             }
         }
@@ -560,7 +568,7 @@ impl World {
 
     /// How many acknowledged jobs have not ended.
     pub(super) fn unended(&self) -> Vec<&String> {
-        self.acknowledged.iter().filter(|(_, ended)| !**ended).map(|(name, _)| name).collect()
+        self.acknowledged.iter().filter(|(_, s)| **s == Seen::Alive).map(|(name, _)| name).collect()
     }
 
     /// Tenants with the SDK come and go with their commands.

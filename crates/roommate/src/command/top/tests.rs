@@ -66,7 +66,6 @@ fn snapshot() -> Snapshot {
                 event(1.1, "resnet", "runs"),
                 event(40.0, "late", "submitted"),
             ],
-            notices: Vec::new(),
         },
         jobs: vec![
             job(0, "resnet", "running", &[0]),
