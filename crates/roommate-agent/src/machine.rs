@@ -419,9 +419,9 @@ impl Machine {
         jobs.into_iter().for_each(|job| self.cancel(job));
     }
 
-    /// Lets go of all processes when the daemon ends: those that run on are not left standing still,
-    /// except where a user suspended them. Removes what the machine created in the kernel and on
-    /// its devices, unless a process needs it.
+    /// Lets go of all processes when the daemon ends: those that run on are not left standing
+    /// still, except where a user suspended them. Removes what the machine created in the kernel
+    /// and on its devices, unless a process needs it.
     pub fn close(&mut self) {
         for known in self.jobs.values_mut().filter(|j| !j.user.held) {
             if let Some(t) = &mut known.tenant {

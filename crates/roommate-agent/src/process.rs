@@ -1,7 +1,7 @@
 //! Jobs as processes: supervisors, which outlive the daemon, duty cycles by signals, and log files.
 //!
 //! ```text
-//!  daemon ── spawns ──▶ supervisor ── spawns ──▶ command     a session and a kernel group of its own
+//!  daemon ── spawns ──▶ supervisor ── spawns ──▶ command     own session, own kernel group
 //!    ▲                    │  writes claim, command, exit
 //!    └─ watch (pidfd) ────┘  and passes output into a rotated file
 //! ```

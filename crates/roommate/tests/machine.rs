@@ -168,17 +168,17 @@ fn a_command_obeys_orders_without_an_engine() {
 #[test]
 fn the_cause_of_an_end_is_reported() {
     let mut node = Node::open();
-    for (script, why) in [
-        ("exit 3", Reason::Crashed),
-        ("kill -9 $$", Reason::InfraError),
-        ("no-such-command", Reason::UserError),
+    for (attempt, script, why) in [
+        (1, "exit 3", Reason::Crashed),
+        (2, "kill -9 $$", Reason::InfraError),
+        (3, "no-such-command", Reason::UserError),
     ] {
-        let start = node.start(script, 1, false);
+        let start = node.start(script, attempt, false);
         node.order(Order::Start(JOB, Box::new(start)));
         let failed = node.report(script, |r| matches!(r, Report::Failed { .. }));
         assert_eq!(failed, Report::Failed { job: JOB, why, done: Some(0.0) });
     }
-    let start = node.start("exit 0", 1, false);
+    let start = node.start("exit 0", 4, false);
     node.order(Order::Start(JOB, Box::new(start)));
     node.report("an end", |r| *r == Report::Finished(JOB));
 }

@@ -436,6 +436,9 @@ impl Store {
             None => Copy::set_aside(&*disk, &journal)?,
         };
         copy.end(&*disk, at, || Ok(whole.to_vec()))?;
+        // Before the log forgets all but the views of these jobs: later nobody would close their
+        // submissions.
+        self.close_ended()?;
         self.header.part += 1;
         self.write_log(first)?;
         // The file is renamed after the log is written; if the daemon dies in between, the next one
@@ -443,7 +446,7 @@ impl Store {
         let part = (self.header.part, self.keep_parts);
         self.copy = Some(Copy::open(&*disk, &journal, Fate::Rotate, first, part)?);
         (self.new_part, self.damaged, self.found) = (None, false, None);
-        self.close_ended()
+        Ok(())
     }
 
     /// Number of the current part of the journal.

@@ -5,7 +5,7 @@
 //!
 //! | file | written by | content |
 //! |---|---|---|
-//! | `launch` | the daemon, before it spawns the supervisor | what to run and how; the supervisor removes the environment from it |
+//! | `launch` | the daemon, before it spawns the supervisor | what to run and how |
 //! | `claim` | the first of both | supervisor: it runs the command; daemon: it must never run |
 //! | `command` | the supervisor | the process of the command, which leads a session of its own |
 //! | `exit` | the supervisor | how the command ended, and its CPU time |
@@ -14,6 +14,7 @@
 //!   after it spawned a supervisor therefore cannot start the job twice: either the supervisor has
 //!   claimed the attempt and the restarted daemon finds it, or the daemon claims it first and the
 //!   supervisor exits.
+//! - The supervisor removes the environment from `launch`: it may hold secrets.
 //! - Room for `exit` is reserved before the command starts, so that a disk that fills up in the
 //!   meantime cannot lose it: a finished job that seems lost would run again.
 //! - The command joins its kernel group before it runs, and the supervisor stays outside: it kills

@@ -98,7 +98,7 @@ fn live(seed: u64, policy: &Entry, kind: Kind, has_groups: bool) -> Result<Count
     world.up();
     let bad = |world: &World| match world.broken.first() {
         Some(what) => {
-            let last = world.happened.iter().rev().take(14).cloned().collect::<Vec<_>>();
+            let last = world.happened.iter().rev().take(10).cloned().collect::<Vec<_>>();
             Err(format!("{what} (at {} s, after {last:?})", world.clock.us() / SECOND))
         }
         None => Ok(()),

@@ -161,7 +161,7 @@ pub(crate) struct Submit {
     /// Print a job file that shows every field
     #[arg(long, conflicts_with = "files")]
     pub(crate) example: bool,
-    /// Also pass this variable of your environment to the job, for example `WANDB_API_KEY` or `AWS_*`;
+    /// Also pass this variable of your environment to the job, such as `WANDB_API_KEY` or `AWS_*`;
     /// `PATH`, `HOME`, `PYTHON*`, `LD_LIBRARY_PATH` and the like are passed anyway
     #[arg(long, value_name = "NAME")]
     pub(crate) env: Vec<String>,

@@ -83,10 +83,16 @@ impl<'a> Jobs<'a> {
     ) {
         let mut found: BTreeMap<u32, io::Result<Submission>> = BTreeMap::new();
         for id in folders.submissions.iter().chain(self.tables.jobs.keys()) {
-            // What is known of jobs that ended in earlier parts is in the log.
-            let past = self.tables.jobs.get(id).is_some_and(Entry::is_past);
-            if !past {
-                found.entry(*id).or_insert_with(|| Submission::read(self.disk, self.paths, *id));
+            found.entry(*id).or_insert_with(|| Submission::read(self.disk, self.paths, *id));
+        }
+        // What is known of jobs that ended in earlier parts is in the log; but a loss of power may
+        // have brought their environments back.
+        for job in self.tables.jobs.values_mut().filter(|job| job.is_past()) {
+            if let Some(Ok(submission)) = found.remove(&job.id)
+                && !submission.is_closed()
+            {
+                job.row = Some(Arc::new(submission.row.without_env()));
+                self.fixes.push(Fix::Close(job.id));
             }
         }
         let known: Vec<u32> = self.tables.jobs.keys().copied().collect();

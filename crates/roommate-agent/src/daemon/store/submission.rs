@@ -72,7 +72,14 @@ impl Submission {
     ) -> Result<Box<dyn Appending>, AgentError> {
         let path = paths.submission(self.id);
         let made = || -> io::Result<Box<dyn Appending>> {
-            let mut file = disk.create(&path)?;
+            let mut file = match disk.create(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    disk.create_folder(&paths.submissions())?;
+                    disk.sync_folder(paths.root())?;
+                    disk.create(&path)?
+                }
+                created => created?,
+            };
             file.write(&self.bytes())?;
             Ok(file)
         };
