@@ -29,6 +29,8 @@ class Room:
         self.folder = Path(tempfile.mkdtemp(prefix="rm-"))
         self.state = self.folder / "s"
         self.daemon: subprocess.Popen[str] | None = None
+        # Variables of the environment that jobs get besides the usual ones.
+        self.passed: list[str] = []
         python = str(ROOT / "python")
         self.env = {**os.environ, "ROOMMATE_STATE": str(self.state), "PYTHONPATH": python}
 
@@ -65,7 +67,8 @@ class Room:
         # What of the environment reaches a job is the daemon's decision; the mark always has to.
         env = {**dict([MARK.split("=")]), **fields.pop("env", {})}
         file = self.job(name, json.dumps({"command": command, "env": env, **fields}))
-        return self.ok("submit", file).strip()
+        passed = [word for name in self.passed for word in ("--env", name)]
+        return self.ok("submit", *passed, file).strip()
 
     def python(self, name: str, code: str, **fields: Any) -> str:
         return self.submit(name, [sys.executable, "-c", code], **fields)

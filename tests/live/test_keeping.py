@@ -44,7 +44,7 @@ def test_a_log_is_rotated_and_followed_across_rotations(room: Room) -> None:
         assert follows.stdout is not None
         seen = [int(line) for line in follows.stdout]
     assert seen == list(range(lines))
-    files = parts(room.state / "jobs/0/log")
+    files = parts(room.state / "jobs/0/out/log")
     assert len(files) == 4 and all(f.stat().st_size <= 10_486 for f in files)
     # Afterwards the last parts exist, without repetitions.
     kept = [int(line) for line in room.ok("logs", name).splitlines()]
@@ -65,8 +65,8 @@ def test_logs_of_ended_jobs_are_removed_above_a_limit(room: Room) -> None:
     command = "head -c 30000 /dev/zero; touch $ROOMMATE_CHECKPOINT"
     names = [room.submit(f"j{i}", command) for i in range(3)]
     room.until_ended(*names)
-    room.until(lambda: not (room.state / "jobs/1/log").exists(), 15)
-    assert not (room.state / "jobs/0/log").exists() and (room.state / "jobs/2/log").exists()
+    room.until(lambda: not (room.state / "jobs/1/out/log").exists(), 15)
+    assert not (room.state / "jobs/0/out/log").exists() and (room.state / "jobs/2/out/log").exists()
     assert all((room.state / f"jobs/{i}/checkpoint").exists() for i in range(3))
     assert room.ok("logs", "j0") == "" and len(room.jobs()) == 3
 
@@ -106,7 +106,7 @@ def test_old_parts_and_their_jobs_are_forgotten(room: Room) -> None:
         # It may be forgotten as soon as it has ended.
         room.until(lambda name=name: room.jobs().get(name, {"ended": True})["ended"])
     room.until(lambda: len(journals(room)) == 3 and len(room.jobs()) < 6, 20)
-    assert len(list((room.state / "jobs").glob("*/log"))) <= 2
+    assert len(list((room.state / "jobs").glob("*/out/log"))) <= 2
 
 
 def test_running_jobs_continue_in_a_new_part(room: Room) -> None:
