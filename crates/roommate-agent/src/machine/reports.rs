@@ -148,7 +148,9 @@ impl Machine {
         }
         // From now on the SDK enforces the pace, so the duty cycle ends.
         t.pid = hello.pid;
-        if t.duty_cycle.take().is_some() {
+        // It may also have been stopped between its hello and now, and would never hear of it.
+        t.duty_cycle = None;
+        if t.goal == Goal::Run {
             self.control.thaw(t);
         }
         known.tally = Some(Tally::new(t, &self.control.os));

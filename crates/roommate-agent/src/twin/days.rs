@@ -132,7 +132,12 @@ fn live(seed: u64, policy: &Entry, kind: Kind, has_groups: bool) -> Result<Count
             return Ok(world.counts.clone());
         }
     }
-    Err(format!("jobs never end: {:?}", world.unended()))
+    let jobs = world.jobs().unwrap_or_default();
+    let left = jobs.into_iter().filter(|j| !j.ended).map(|j| {
+        let how = (j.name, j.state, j.pace, j.cooperative, j.keeper_pid, j.exit, j.why);
+        format!("{how:?}")
+    });
+    Err(format!("jobs never end: {:?}", left.collect::<Vec<_>>()))
 }
 
 #[test]
