@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
         let rows = [vec!["command".to_string(), "printf '\u{1b}[2J\u{9b}'\nls\u{7}".into()]];
-        assert_eq!(align_left(&rows), "command  printf '\\u{1b}[2J\\u{9b}'\nls\\u{7}\n");
+        assert_eq!(align_left(&rows), "command  printf '\\u{1b}[2J\\u{9b}'\\nls\\u{7}\n");
     }
 
     #[test]

@@ -15,7 +15,7 @@ const GROUPS: &[(&str, &[&str])] = &[
         "This machine",
         &[
             "run", "up", "submit", "top", "ps", "describe", "logs", "events", "suspend", "resume",
-            "resize", "cancel", "down", "doctor",
+            "resize", "cancel", "down", "token", "doctor",
         ],
     ),
     ("Measure", &["profile", "predict"]),

@@ -329,13 +329,11 @@ fn detail(frame: &mut Frame<'_>, area: Rect, screen: &Screen, snapshot: &Snapsho
         frame.render_widget(Paragraph::new("the daemon no longer has this job"), area);
         return;
     };
-    let rows: Vec<(&str, String)> = machine::job_rows(job);
+    // What is not known or set gives its row to the events.
+    let rows = machine::job_rows(job).into_iter().filter(|(_, value)| value != "-");
     let mut lines = vec![title(job.name.clone(), area.width)];
-    for (name, value) in &rows {
-        lines.push(Line::from(vec![
-            Span::styled(format!("{name:<12}"), QUIET),
-            Span::raw(value.clone()),
-        ]));
+    for (name, value) in rows {
+        lines.push(Line::from(vec![Span::styled(format!("{name:<12}"), QUIET), Span::raw(value)]));
     }
     let [of_job, rest] =
         Layout::vertical([Constraint::Length(lines.len() as u16), Constraint::Min(0)]).areas(area);

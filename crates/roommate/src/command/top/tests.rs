@@ -162,7 +162,6 @@ fn one_job_in_detail() {
         resnet ─────────────────────────────────────────────────────────────────────────
         name        resnet
         state       running
-        why         -
         command     python3 train.py
         tenant      speaks with the machine through the SDK
         devices     0
@@ -171,16 +170,17 @@ fn one_job_in_detail() {
         step        42.1 ms
         time left   31.6 s
         batch       64
-        noise scale -
         memory      512 MiB
+        owner       root
         class       guaranteed
-        team        -
         starts      1, 0 failed
-        last exit   -
         age         42.0 s
         log         /state/jobs/0/log
         its last events ────────────────────────────────────────────────────────────────
+            1.0 s  resnet  submitted
+            1.0 s  resnet  to start on device 0
             1.1 s  resnet  runs
+
         s suspend  r resume  c cancel  esc back
     "#]]
     .assert_eq(&frame_as_text(&screen, 80, 24).unwrap());
