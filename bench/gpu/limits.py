@@ -94,13 +94,27 @@ class Control:
     def test(self, over_mib: int = 2048, uid: int | None = None, timeout: float = 60,
              **env: str) -> dict[str, Any]:
         """What a client can use: SMs that a kernel ran on, and whether much memory was refused."""
+        return brief(*self.begin(over_mib, uid, **env).communicate(timeout=timeout))
+
+    def begin(self, over_mib: int = 2048, uid: int | None = None,
+              **env: str) -> subprocess.Popen[str]:
         words = [str(self.program), "gpu-test", "--device", "0", "--over-mib", str(over_mib)]
-        done = subprocess.run(words, env=self.env | env, capture_output=True, text=True,
-                              timeout=timeout, check=False, user=uid, group=uid)
-        return brief(done.stdout, done.stderr)
+        return subprocess.Popen(words, env=self.env | env, stdout=subprocess.PIPE, text=True,
+                                stderr=subprocess.PIPE, user=uid, group=uid)
 
     def quit(self) -> None:
+        """Ends it with its servers, so that nobody meets them."""
         self.ask("quit -t 5")
+        until(lambda: not mps_processes(), 20)
+        for pid in mps_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def mps_processes() -> list[int]:
+    found = subprocess.run(["pgrep", "-f", "nvidia-cuda-mps"], capture_output=True, text=True,
+                           check=False)
+    return [int(pid) for pid in found.stdout.split()]
 
 
 def brief(out: str, err: str = "") -> dict[str, Any]:
@@ -230,18 +244,15 @@ def other_users(mps: Control) -> None:
         ended = mps.ask(f"terminate_client {server} {client[0]}", NOBODY) if client else "none"
         still = mps.ask(f"get_client_list {server}").split()
         check("another user cannot end a client", still == client, said=ended)
-        began = time.monotonic()
-        try:
-            seen = mps.test(uid=NOBODY, timeout=12)
-        except subprocess.TimeoutExpired:
-            seen = {"waited_s": 12}
-        waits = "waited_s" in seen
-        check("a client of another user waits for the first one's", waits,
-              seconds=round(time.monotonic() - began, 1), **seen)
+        waiting = mps.begin(uid=NOBODY)
+        time.sleep(12)
+        check("a client of another user waits for the first one's", waiting.poll() is None,
+              code=waiting.poll())
     began = time.monotonic()
     try:
-        seen = mps.test(uid=NOBODY, timeout=40)
+        seen = brief(*waiting.communicate(timeout=60))
     except subprocess.TimeoutExpired:
+        waiting.kill()
         seen = {"sms": 0}
     check("and gets its turn afterwards", seen["sms"] > 0,
           seconds=round(time.monotonic() - began, 1), **seen)
@@ -317,9 +328,12 @@ def strays(room: Room) -> None:
     env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with staying(env) as pid:
         fake_nvml(f"0 process {pid} 700")
-        seen = until(lambda: room.machine()["gpus"][0].get("strays"), 15)
-        check("a stranger on the GPU is reported, and no tenant",
-              [s["pid"] for s in seen or []] == [pid], pid=pid, strays=seen, nvml=nvml_pids(),
+        def found() -> list[int]:
+            return [s["pid"] for s in room.machine()["gpus"][0].get("strays", [])]
+
+        until(lambda: found() == [pid], 15)
+        check("a stranger on the GPU is reported, and no tenant", found() == [pid], pid=pid,
+              strays=found(), nvml=nvml_pids(),
               told=[e for e in events(room) if "stranger" in e])
 
 
@@ -346,6 +360,45 @@ def sessions(room: Room) -> None:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
 
 
+def system(folder: Path) -> None:
+    """Jobs of two users in system mode."""
+    if os.geteuid() != 0:
+        print("SKIP system mode: only root can serve others", flush=True)
+        return
+    with Room("limits-system", folder, False) as room:
+        for public in (room.folder, folder):
+            public.chmod(0o755)
+        program = folder / "roommate"
+        shutil.copy(binary(), program)
+        program.chmod(0o755)
+        room.up("mps", "--system", "--state", str(room.state), "--group", "nogroup")
+        test = f"{program} gpu-test --device 0 --over-mib 4096; sleep 100"
+
+        def theirs(name: str) -> dict[str, Any]:
+            """What a job of another user sees."""
+            file = folder / f"{name}.yaml"
+            file.write_text(json.dumps({"name": name, "command": test, "workdir": "/tmp",
+                                        "gpu_mib": 1024}))
+            done = subprocess.run([str(program), "submit", str(file)], env=room.env, text=True,
+                                  user=NOBODY, group=NOBODY, capture_output=True, check=False)
+            if done.returncode != 0:
+                return {"sms": 0, "refused": None, "error": done.stderr[-300:]}
+            until(lambda: log_of(room, name), 60)
+            return brief(log_of(room, name))
+
+        seen = theirs("first")
+        check("system mode: a user's job is a client of MPS, within its limits",
+              seen["sms"] > 0 and bool(seen["refused"]), **seen)
+        room.ok("cancel", "first")
+        until(lambda: room.jobs()["first"]["state"] == "cancelled", 30)
+        submit(room, "ours", STAYS, gpu_mib=1024)
+        until(lambda: log_of(room, "ours"), 90)
+        seen = theirs("second")
+        check("system mode: beside a job of another user it runs at once, in turns, without MPS",
+              seen["sms"] > 0 and not seen["refused"], **seen,
+              state=room.jobs()["ours"]["state"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="where the measurements are written as well")
@@ -354,7 +407,7 @@ def main() -> None:
     fake_nvml()
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         Path(name).chmod(0o755)
-        for part in (control, daemon):
+        for part in (control, daemon, system):
             folder = Path(name) / part.__name__
             folder.mkdir()
             try:

@@ -318,6 +318,8 @@ class Users(Worker):
     def some(self) -> None:
         rng, folder = self.rng, str(self.state.parent / "work")
         peers: list[socket.socket] = []
+        lines: list[bytes] = []
+        life = self.shared.lives.value
         try:
             for _ in range(rng.randrange(1, 8)):
                 request = requests_about(rng, folder)
@@ -332,23 +334,32 @@ class Users(Worker):
                     self.keep_half(peer, line[cut:] + b"\n")
                     continue
                 peers.append(peer)
+                lines.append(line)
                 with contextlib.suppress(BrokenPipeError):
                     self.send(peer, line + b"\n")
-            for peer in peers:
+            for peer, line in zip(peers, lines, strict=True):
                 if rng.random() > 0.002:  # some never read
-                    self.answered(read_all(peer))
+                    self.answered(line, read_all(peer), life)
                 self.count.value += 1
         finally:
             for peer in peers:
                 peer.close()
 
-    def answered(self, answer: bytes) -> None:
+    def answered(self, line: bytes, answer: bytes, life: int) -> None:
         if not answer:
             return
+        if not answer.endswith(b"\n"):
+            # A daemon that was killed, or told to end, did not finish it.
+            end = time.monotonic() + 2.0
+            while self.shared.lives.value == life and time.monotonic() < end:
+                time.sleep(0.05)
+            if self.shared.lives.value != life:
+                return
         try:
             reply = json.loads(answer)
         except ValueError:
-            self.shared.wrong.put(f"an answer is not JSON: {answer[:200]!r} to {self.last[-1]!r:.300}")
+            said = f"{answer[:200]!r}...{answer[-50:]!r} ({len(answer):,} bytes)"
+            self.shared.wrong.put(f"an answer is not JSON: {said} to {line!r:.300}")
             return
         if "submitted" in reply:
             self.shared.accepted.put(reply["submitted"]["name"])
@@ -467,6 +478,8 @@ class Shared:
     def __init__(self) -> None:
         self.ends: Event = mp.Event()
         self.up: Event = mp.Event()
+        # Counts the daemons that ended.
+        self.lives: Synchronized[int] = mp.Value("q", 0)
         self.accepted: mp.Queue[str] = mp.Queue()
         self.wrong: mp.Queue[str] = mp.Queue()
 
@@ -533,6 +546,7 @@ class Run:
     def restart(self) -> None:
         daemon = self.room.daemon
         assert daemon is not None
+        self.shared.lives.value += 1
         if daemon.poll() is None:
             self.shared.up.clear()
             self.room.kill()

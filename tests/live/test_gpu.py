@@ -179,7 +179,9 @@ def test_processes_with_other_limits_connect_one_by_one(gpus: Room) -> None:
 
 def test_a_job_whose_start_waits_can_be_cancelled(gpus: Room) -> None:
     gpus.up("--device", "cuda", "--devices", "1", "--policy", "mps")
-    gpus.submit("first", "unset CUDA_MPS_PIPE_DIRECTORY; exec sleep 60", gpu_mib=1000)
+    log = next(gpus.state.glob("devices/mps-*/log"))
+    (log / "fake-late").touch()
+    gpus.submit("first", "sleep 60", gpu_mib=1000)
     gpus.until(lambda: gpus.state_of("first") == "running")
     gpus.submit("second", "sleep 60", gpu_mib=4000)
     gpus.until(lambda: gpus.state_of("second") == "starting")

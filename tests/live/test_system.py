@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from conftest import BINARY, Room
 from peers import processes_of_user
+from test_gpu import FAKE, libraries  # noqa: F401 - a fixture
 
 if os.getuid() != 0 or shutil.which("useradd") is None:
     pytest.skip("system mode is tested by root, with useradd", allow_module_level=True)
@@ -46,9 +47,7 @@ class User:
     def run(self, *words: str, **run: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command as this user."""
         run = {"capture_output": True, "text": True, "timeout": 60, "cwd": self.home, **run}
-        return subprocess.run(
-            words, user=self.uid, group=self.gid, extra_groups=self.groups, **run
-        )
+        return subprocess.run(words, user=self.uid, group=self.gid, extra_groups=self.groups, **run)
 
     def remove(self) -> None:
         for pid in processes_of_user(self.uid):
@@ -284,7 +283,56 @@ def test_the_journal_says_who_did_what(system: System) -> None:
     told = system.ok("events")
     assert system.a.name in told or str(system.a.uid) in told
     assert "root" in told or "uid 0" in told
+    # Its owner learns it too.
+    for words in (["events"], ["explain", "mine"]):
+        own = system.by(system.a, *words)
+        assert "cancelled by root" in own.stdout, own
     assert system.replays()
+
+
+def test_a_history_does_not_name_the_jobs_of_others(system: System) -> None:
+    system.ok("down")
+    system.start("--devices", "1", "--policy", "gandiva")
+    system.sent(system.a, "theirs", "sleep 60")
+    system.began("theirs")
+    system.sent(system.b, "mine", "sleep 60")
+    system.until(lambda: system.jobs()["mine"]["state"] != "starting")
+    seen = system.by(system.b, "explain", "mine")
+    assert seen.returncode == 0 and "submitted by" in seen.stdout, seen
+    assert "theirs" not in seen.stdout
+    # What root reads has the same moments, with names.
+    assert len(system.ok("explain", "mine").splitlines()) >= len(seen.stdout.splitlines())
+
+
+def test_users_reach_mps_and_root_commands_it(system: System, libraries: dict[str, str]) -> None:  # noqa: F811
+    """G4: the pipe is outside of what only root reads, the log is not."""
+    system.ok("down")
+    for library in libraries.values():
+        for folder in (Path(library), Path(library).parent, *Path(library).parents[1:3]):
+            folder.chmod(0o755)
+    claims = {"ROOMMATE_CLAIMS": str(system.folder), "FAKE_MPS": "scan"}
+    system.env |= {**libraries, **claims, "PATH": f"{FAKE / 'bin'}:{os.environ['PATH']}"}
+    system.up(
+        "--system",
+        "--state",
+        str(system.state),
+        "--group",
+        GROUP,
+        "--device",
+        "cuda",
+        "--devices",
+        "1",
+        "--policy",
+        "mps",
+    )
+    look = "ls -ld $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY; "
+    look += "touch $CUDA_MPS_PIPE_DIRECTORY/mine; sleep 60"
+    system.sent(system.a, "mine", look)
+    told = system.wait_log("mine", "touch: ")
+    pipe, refused = told.splitlines()[0].split(), told.count("Permission denied")
+    # It can be entered, and neither the log be read nor anything be put beside the pipe.
+    assert pipe[0] == "drwxr-xr-x" and pipe[-1].startswith(str(system.state / "run")), told
+    assert refused == 2, told
 
 
 def test_a_user_has_a_quota(system: System) -> None:

@@ -280,6 +280,7 @@ impl Machine {
     /// Finds and tests the devices. Threads of the machine pass their messages to `deliver`.
     pub fn open(setup: Setup, deliver: Deliver<Input>) -> Result<Self, AgentError> {
         let (label, folder) = (setup.label(), setup.paths.devices());
+        let public = (setup.tenants == paths::Access::Everyone).then(|| setup.paths.public());
         let os = Os::with_supervisor(&setup.program);
         let groups = if setup.may_use_cgroups {
             os.processes.groups(&label)
@@ -292,7 +293,7 @@ impl Machine {
             groups: groups.as_ref().map_err(String::as_str),
             claim: setup.claim,
             folder: &folder,
-            public: None,
+            public: public.as_deref(),
             program: &setup.program,
         };
         let device = Device::probe(&probe).map_err(|what| {

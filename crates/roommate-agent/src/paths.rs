@@ -179,6 +179,11 @@ impl Paths {
         self.root.join("tenant.sock")
     }
 
+    /// Files of devices that tenants of other users need.
+    pub(crate) fn public(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
     /// The token of the daemon's own user, for HTTP.
     pub fn token(&self) -> PathBuf {
         self.root.join("http-token")

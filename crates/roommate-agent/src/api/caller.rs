@@ -237,6 +237,7 @@ impl Caller {
             Request::Ps {}
             | Request::Describe { .. }
             | Request::Logs { .. }
+            | Request::History { .. }
             | Request::Machine {} => (Scope::Read, None),
             // It names the jobs of all users.
             Request::Journal { .. } => {

@@ -6,6 +6,7 @@ use crate::api::http;
 pub use crate::api::http::Server;
 use crate::paths::Paths;
 use crate::process::rotated_file::{Parts, Place};
+use roommate_core::journal::explain::Moment;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,10 @@ pub enum Client {
         /// A token for it.
         token: String,
     },
+}
+
+fn unexpected() -> AgentError {
+    AgentError::Refused { what: "unexpected reply from the daemon".into(), hint: None }
 }
 
 impl Client {
@@ -58,6 +63,14 @@ impl Client {
         self.piece(&Request::Journal { from })
     }
 
+    /// The history of a job of this user's.
+    pub fn history(&self, job: &str) -> Result<Vec<Moment>, AgentError> {
+        match self.ask(&Request::History { job: job.into() })? {
+            Reply::History(moments) => Ok(moments),
+            _ => Err(unexpected()),
+        }
+    }
+
     /// A piece of a job's output, and the position after it.
     pub fn log(&self, job: &str, from: Place) -> Result<(Vec<u8>, Place), AgentError> {
         self.piece(&Request::Logs { job: job.into(), from })
@@ -66,10 +79,7 @@ impl Client {
     fn piece(&self, request: &Request) -> Result<(Vec<u8>, Place), AgentError> {
         match self.ask(request)? {
             Reply::Piece { bytes, next } => Ok((bytes.into(), next)),
-            _ => Err(AgentError::Refused {
-                what: "unexpected reply from the daemon".into(),
-                hint: None,
-            }),
+            _ => Err(unexpected()),
         }
     }
 

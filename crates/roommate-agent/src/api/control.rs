@@ -12,6 +12,7 @@ use crate::paths::Paths;
 use crate::process::rotated_file::Place;
 use crate::process::small_thread;
 use roommate_core::job::Class;
+use roommate_core::journal::explain::Moment;
 use roommate_core::number::Number;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -74,6 +75,11 @@ pub enum Request {
         #[serde(default)]
         from: Place,
     },
+    /// Read the history of a job.
+    History {
+        /// Its name.
+        job: String,
+    },
     /// Show the daemon.
     Machine {},
     /// End the daemon; jobs keep running, unless they are stopped.
@@ -103,6 +109,7 @@ pub const VERBS: &[&str] = &[
     "resize",
     "logs",
     "journal",
+    "history",
     "machine",
     "down",
     "token_create",
@@ -204,6 +211,8 @@ pub enum Reply {
         /// The position after it.
         next: Place,
     },
+    /// The history of a job, in each part of the journal that has it.
+    History(Vec<Moment>),
     /// A new token.
     Token {
         /// The secret, which is shown this once.

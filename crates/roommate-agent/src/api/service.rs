@@ -10,9 +10,13 @@ use crate::api::tokens::Tokens;
 use crate::paths::Paths;
 use crate::process::Deliver;
 use crate::process::rotated_file::{Parts, Place};
+use roommate_core::journal;
+use roommate_core::journal::explain::Explain;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::Path;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How long the daemon may take to decide: it may be busy with its disk for a while. Less than a
@@ -34,6 +38,8 @@ pub(crate) struct Service {
     pub(crate) admission: Arc<Admission>,
     /// Requests that take much memory.
     pub(crate) large: Arc<Admission>,
+    /// Held while a journal is read.
+    reads: Mutex<()>,
 }
 
 impl Service {
@@ -46,7 +52,8 @@ impl Service {
     ) -> Arc<Self> {
         let admission = Admission::new("connections", MOST_CONNECTIONS, most_each);
         let large = Admission::new("large requests", MOST_LARGE, MOST_LARGE_EACH);
-        Arc::new(Self { to, paths, mode, tokens, admission, large })
+        let reads = Mutex::new(());
+        Arc::new(Self { to, paths, mode, tokens, admission, large, reads })
     }
 
     /// Answers a request from the socket or from HTTP.
@@ -60,11 +67,39 @@ impl Service {
                 Reply::Job(job) => piece(job.log.as_ref(), from),
                 other => other,
             },
+            Request::History { job } => self.history(&job, caller),
             Request::TokenCreate(wanted) => self.tokens.create(&caller, self.mode, *wanted),
             Request::TokenList {} => self.tokens.list(&caller),
             Request::TokenRevoke { id } => self.tokens.revoke(&caller, &id),
             request => self.decide(request, caller),
         }
+    }
+
+    /// The history of a job that the caller sees. Jobs of others are not named in it.
+    fn history(&self, name: &str, caller: Caller) -> Reply {
+        let admin = caller.admin;
+        let described = self.decide(Request::Describe { job: name.into() }, caller);
+        let Reply::Job(job) = described else { return described };
+        // Journals are long: one is read at a time, so that readers do not slow the daemon.
+        let _turn = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut moments = Vec::new();
+        for path in Parts::new(self.paths.journal()).paths() {
+            let explain = Explain::new(name);
+            let mut part = if admin { explain } else { explain.only_of(&job.owner.name) };
+            let read = File::open(&path).map_err(|e| e.to_string()).and_then(|file| {
+                journal::read(BufReader::new(file), &mut part).map_err(|e| e.to_string())
+            });
+            // The last line of the part that grows may be half written.
+            if let Err(why) = read
+                && !part.found()
+                && path == self.paths.journal()
+            {
+                let what = format!("could not read the daemon's journal: {why}");
+                return Reply::Error { what, hint: None };
+            }
+            moments.append(&mut part.moments);
+        }
+        Reply::History(moments)
     }
 
     /// Has the daemon's thread answer a request.

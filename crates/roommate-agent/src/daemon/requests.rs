@@ -83,6 +83,7 @@ impl Daemon {
             Request::Machine {} => Reply::Machine(Box::new(self.machine_view(caller))),
             Request::Logs { .. }
             | Request::Journal { .. }
+            | Request::History { .. }
             | Request::TokenCreate(_)
             | Request::TokenList {}
             | Request::TokenRevoke { .. } => {

@@ -33,8 +33,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often processes on the GPUs are compared with the tenants, and how often while one is about
-/// to connect.
+/// How often processes on the GPUs are compared with the tenants, and how often while a tenant
+/// waits.
 const ATTEND_EVERY: Duration = Duration::from_secs(3);
 const ATTEND_BUSY: Duration = Duration::from_millis(100);
 /// The part of a process's memory limit that the driver and its libraries need.
@@ -203,14 +203,7 @@ impl CudaDevice {
     /// Ends the work of a tenant's processes on these GPUs.
     pub(super) fn let_go(&self, gpus: &[GpuIdx], kin: &Kin) {
         let on = gpus.iter().filter_map(|g| self.gpus.get(*g)?.mps.as_ref());
-        for watched in on.filter(|w| w.is_well()) {
-            let mps = watched.mps();
-            let servers = mps.servers().unwrap_or_default();
-            let clients = servers.into_iter().flat_map(|s| mps.clients(s).unwrap_or_default());
-            for client in clients.filter(|c| kin.has(*c)).collect::<Vec<_>>() {
-                let _ = mps.terminate_client(client);
-            }
-        }
+        on.for_each(|mps| mps.let_go(kin));
     }
 
     /// The part of the SMs that MPS allows a job; all where it is no client.
@@ -255,7 +248,7 @@ impl CudaDevice {
 
     pub(super) fn attend_every(&self, now: Instant) -> Option<Duration> {
         let mut all = self.gpus.iter().filter_map(|g| g.mps.as_ref());
-        if all.any(|mps| mps.is_busy(now)) {
+        if all.any(|mps| mps.is_awaited(now)) {
             return Some(ATTEND_BUSY);
         }
         // Without a driver nobody says which processes are there.

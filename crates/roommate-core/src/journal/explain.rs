@@ -9,7 +9,7 @@ use crate::reason::Reason;
 use crate::time::Time;
 
 /// An entry in the history of the job.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Moment {
     /// When it happened.
     pub at: Time,
@@ -21,6 +21,8 @@ pub struct Moment {
 #[derive(Debug)]
 pub struct Explain {
     wanted: String,
+    /// The user whose jobs may be named; `None` = all may.
+    only_of: Option<String>,
     job: Option<JobIdx>,
     names: IdxVec<JobIdx, String>,
     /// First GPU of each node.
@@ -43,6 +45,7 @@ impl Explain {
     pub fn new(name: &str) -> Self {
         Self {
             wanted: name.into(),
+            only_of: None,
             job: None,
             names: IdxVec::new(),
             nodes: Vec::new(),
@@ -57,6 +60,12 @@ impl Explain {
         }
     }
 
+    /// Knows only the jobs of this user; those of others have no name.
+    #[must_use]
+    pub fn only_of(self, owner: &str) -> Self {
+        Self { only_of: Some(owner.into()), ..self }
+    }
+
     /// Whether the journal has a job with this name.
     pub fn found(&self) -> bool {
         self.job.is_some()
@@ -65,7 +74,8 @@ impl Explain {
     /// Names of jobs in the journal that are similar to the wanted one.
     pub fn similar(&self) -> impl Iterator<Item = &str> {
         let wanted = self.wanted.to_lowercase();
-        let alike = move |n: &&String| n.to_lowercase().contains(&wanted);
+        let alike =
+            move |n: &&String| n.to_lowercase().contains(&wanted) && n.as_str() != OF_ANOTHER;
         self.names.iter().filter(alike).map(String::as_str)
     }
 
@@ -177,12 +187,13 @@ impl Observer for Explain {
     }
 
     fn job(&mut self, line: &JobLine) {
-        if line.name == self.wanted && self.job.is_none() {
+        let known = self.only_of.is_none() || self.only_of == line.owner;
+        if known && line.name == self.wanted && self.job.is_none() {
             self.job = Some(line.idx);
             self.serves = line.spec.class == Class::Service;
             self.owner.clone_from(&line.owner);
         }
-        self.names.push(line.name.clone());
+        self.names.push(if known { line.name.clone() } else { OF_ANOTHER.into() });
         self.held.push(0);
     }
 
@@ -253,6 +264,9 @@ impl Explain {
         self.tell(at, what);
     }
 }
+
+/// A job that the reader may not know.
+const OF_ANOTHER: &str = "a job of another user";
 
 /// A user whose name the journal does not have.
 const ITS_USER: &str = "its user";

@@ -2,11 +2,21 @@
 
 use crate::cli::{Explain, Output};
 use crate::{console, table};
+use roommate_agent::AgentError;
+use roommate_agent::process::rotated_file::Place;
 use roommate_core::journal::explain;
 use serde_json::json;
 use std::process::ExitCode;
 
 pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
+    if args.journal.is_none() {
+        let client = super::machine::client(&args.at)?;
+        // A user of a system daemon knows only his own jobs.
+        if let Err(refused @ AgentError::Refused { .. }) = client.journal(Place::default()) {
+            let Ok(moments) = client.history(&args.job) else { return Err(refused.into()) };
+            return print(args, &moments.iter().collect::<Vec<_>>());
+        }
+    }
     let new = || explain::Explain::new(&args.job);
     let (explained, journal) = if let Some(path) = &args.journal {
         let mut moments = new();
@@ -28,6 +38,10 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     }
     // Each journal segment has its own moments of the job.
     let moments: Vec<&explain::Moment> = explained.iter().flat_map(|s| &s.moments).collect();
+    print(args, &moments)
+}
+
+fn print(args: &Explain, moments: &[&explain::Moment]) -> anyhow::Result<ExitCode> {
     match args.output {
         Output::Json => {
             let moments: Vec<_> =
@@ -37,7 +51,7 @@ pub(super) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         }
         Output::Csv => {
             let mut text = String::from("at_s,what\n");
-            for m in &moments {
+            for m in moments {
                 text += &format!("{},\"{}\"\n", m.at.secs(), m.what.replace('"', "\"\""));
             }
             console::print(&text)?;

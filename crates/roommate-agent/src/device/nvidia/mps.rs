@@ -7,7 +7,7 @@
 //! - A fatal fault of one client ends the work of every client of the same server. Hence one daemon
 //!   per GPU.
 //! - A client that is killed in the middle of a kernel can have the same effect. Therefore its work
-//!   is ended first ([`Mps::terminate_client`]), then it is killed.
+//!   is ended first ([`Mps::end_work`]), then it is killed.
 //! - A client finds the daemon by its pipe directory. The directory is private, so other MPS
 //!   daemons of the machine are not affected, and a process without the directory's name runs
 //!   without MPS.
@@ -45,6 +45,13 @@ pub(crate) struct Mps {
     public: bool,
     /// Where the control program is searched.
     search: OsString,
+}
+
+/// A process that is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Client {
+    pub(crate) server: u32,
+    pub(crate) pid: u32,
 }
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
@@ -164,18 +171,17 @@ impl Mps {
 
     /// The daemon's servers; it starts one for the first client.
     pub(crate) fn servers(&self) -> Result<Vec<u32>, String> {
-        self.ask("get_server_list", HEALTHY).map(|output| numbers(&output))
+        self.ask("get_server_list", DOUBT).map(|output| numbers(&output))
     }
 
     /// The pids of a server's clients, as the daemon knows them.
     pub(crate) fn clients(&self, server: u32) -> Result<Vec<u32>, String> {
-        self.ask(&format!("get_client_list {server}"), HEALTHY).map(|output| numbers(&output))
+        self.ask(&format!("get_client_list {server}"), DOUBT).map(|output| numbers(&output))
     }
 
     /// Whether a process uses it, or may.
     pub(crate) fn has_clients(&self) -> bool {
-        let servers = self.servers().unwrap_or_default();
-        servers.iter().any(|s| !matches!(self.clients(*s), Ok(c) if c.is_empty()))
+        !matches!(self.list(DOUBT), Ok(clients) if clients.is_empty())
     }
 
     /// Has the control limit clients that connect from now on; `mem_mib` is the GPU's memory.
@@ -211,7 +217,7 @@ impl Mps {
         let asked = std::iter::once("get_default_active_thread_percentage".to_string())
             .chain(servers.iter().map(server));
         for question in asked {
-            let answer = self.ask(&question, HEALTHY)?;
+            let answer = self.ask(&question, DOUBT)?;
             let has = answer.trim().trim_end_matches('%').parse::<f64>();
             if has.is_ok_and(|has| (has - percent).abs() < 0.1) {
                 continue;
@@ -228,15 +234,35 @@ impl Mps {
         Ok(())
     }
 
-    /// Ends a client's work on the GPU without effect on other clients. Its process continues, but
-    /// every CUDA call fails from then on. `pid` has to be one of [`Mps::clients`].
-    pub(crate) fn terminate_client(&self, pid: u32) -> Result<(), String> {
-        for server in self.servers()? {
-            if self.clients(server)?.contains(&pid) {
-                return self.ask(&format!("terminate_client {server} {pid}"), DOUBT).map(|_| ());
-            }
+    /// All clients with their servers; each answer may take this long.
+    fn list(&self, limit: Duration) -> Result<Vec<Client>, String> {
+        let mut all = Vec::new();
+        for server in numbers(&self.ask("get_server_list", limit)?) {
+            let pids = numbers(&self.ask(&format!("get_client_list {server}"), limit)?);
+            all.extend(pids.into_iter().map(|pid| Client { server, pid }));
         }
-        Err(format!("process {pid} is not a client of the MPS daemon of GPU {}", self.uuid))
+        Ok(all)
+    }
+
+    /// The same, for those who cannot wait long.
+    pub(crate) fn list_soon(&self) -> Result<Vec<Client>, String> {
+        self.list(HEALTHY)
+    }
+
+    /// Ends a client's work on the GPU without effect on other clients. Its process continues, but
+    /// every CUDA call fails from then on.
+    pub(crate) fn end_work(&self, client: Client) -> Result<(), String> {
+        let Client { server, pid } = client;
+        self.ask(&format!("terminate_client {server} {pid}"), DOUBT).map(|_| ())
+    }
+
+    /// The same for a process, which has to be a client.
+    pub(crate) fn terminate_client(&self, pid: u32) -> Result<(), String> {
+        let client = self.list(DOUBT)?.into_iter().find(|c| c.pid == pid);
+        client.map_or_else(
+            || Err(format!("process {pid} is not a client of the MPS daemon of GPU {}", self.uuid)),
+            |client| self.end_work(client),
+        )
     }
 
     /// Stops the daemon. Clients have five seconds to end.

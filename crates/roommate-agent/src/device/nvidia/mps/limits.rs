@@ -114,12 +114,16 @@ pub(crate) struct Limits {
     set: Option<Limit>,
     /// `None` before they were listed for the first time.
     clients: Option<Vec<Client>>,
+    /// When a tenant that waits asked last.
+    waits: Option<Instant>,
 }
 
 /// How long others wait for a tenant to connect: importing a framework takes 10 to 25 s.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a tenant may take to connect: some load their data before they touch the GPU.
 const GIVE_UP: Duration = Duration::from_secs(600);
+/// A tenant that waits asks again within this time.
+const ASKS_WITHIN: Duration = Duration::from_secs(1);
 /// Processes of one tenant connect together.
 const SETTLE: Duration = Duration::from_secs(5);
 
@@ -147,6 +151,7 @@ impl Limits {
         let is_in = self.guests.iter().any(|g| g.tenant == tenant && g.limit == limit);
         if !is_in {
             if self.guests.iter().any(in_the_way) {
+                self.waits = Some(now);
                 return false;
             }
             self.leave(tenant);
@@ -186,10 +191,10 @@ impl Limits {
         self.set = limit;
     }
 
-    /// Whether somebody is expected to connect soon.
-    pub(crate) fn is_busy(&self, now: Instant) -> bool {
-        self.guests.iter().any(|g| g.is_entering(now) && (now < g.patience || g.settled.is_some()))
-            || self.wanted(now).is_some()
+    /// Whether a tenant waits: for the control, or for another to connect.
+    pub(crate) fn is_awaited(&self, now: Instant) -> bool {
+        let asked = |at: Instant| now.duration_since(at) < ASKS_WITHIN;
+        self.wanted(now).is_some() || self.waits.is_some_and(asked)
     }
 
     /// These processes are connected. Listed before the control's limit is changed.
@@ -303,7 +308,10 @@ mod tests {
         let mut door = Door::new();
         let (half, whole) = (limit(500, 0), Limit::WHOLE);
         assert!(door.admits(1, half));
+        assert!(!door.limits.is_awaited(door.now));
         assert!(!door.admits(2, whole), "the first has not connected");
+        assert!(door.limits.is_awaited(door.now));
+        assert!(!door.limits.is_awaited(door.now + ASKS_WITHIN), "it was given up");
         assert!(door.admits(3, half), "its limit is the same");
         assert_eq!(door.connects(11), []);
         assert_eq!(door.connects(31), []);

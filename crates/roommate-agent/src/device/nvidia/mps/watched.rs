@@ -1,15 +1,16 @@
 //! An MPS daemon that is monitored: a thread restarts it when it ends, lists its clients, and has
 //! its control set their limits.
 
-use super::Mps;
 use super::limits::{Found, Limit, Limits};
+use super::{Client, Mps};
 use crate::device::nvidia::selftest::Control;
 use crate::process;
+use crate::process::kin::Kin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the daemon is checked, and how often while somebody is about to connect.
+/// How often the daemon is checked, and how often while a tenant waits.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
 const LOOK_BUSY: Duration = Duration::from_millis(250);
 
@@ -36,8 +37,9 @@ struct State {
     /// Why limits could not be set at the control, and how often in a row.
     trouble: Option<String>,
     failures: u32,
-    /// Pids of the daemon's servers.
+    /// Pids of the daemon's servers, and their clients.
     servers: Vec<u32>,
+    clients: Vec<Client>,
     notices: Vec<String>,
 }
 
@@ -59,12 +61,13 @@ impl Watched {
         }
         let fails = (control == Control::Fails).then_some("the self-test found that they fail");
         let failures = if fails.is_some() { FAILURES } else { 0 };
-        let (trouble, servers, notices) = (fails.map(String::from), Vec::new(), Vec::new());
+        let (servers, clients, notices) = (Vec::new(), Vec::new(), Vec::new());
+        let trouble = fails.map(String::from);
         Self {
             mps,
             mem_mib,
             binds: control != Control::Fails,
-            state: Mutex::new(State { limits, trouble, failures, servers, notices }),
+            state: Mutex::new(State { limits, trouble, failures, servers, clients, notices }),
             changed: Condvar::new(),
             well: AtomicBool::new(true),
             restarts: AtomicU32::new(0),
@@ -117,7 +120,7 @@ impl Watched {
         let ready = state.limits.admit(tenant, uid, limit, now);
         // A control that does not obey must not keep jobs from running.
         let open = ready || state.failures >= FAILURES && state.limits.has(tenant);
-        if !open {
+        if state.limits.wanted(now).is_some() {
             self.changed.notify_all();
         }
         open
@@ -144,14 +147,26 @@ impl Watched {
         (state.limits.attend(now, owner), std::mem::take(&mut state.notices))
     }
 
-    /// Whether somebody is expected to connect soon.
-    pub(crate) fn is_busy(&self, now: Instant) -> bool {
-        self.binds && self.state().limits.is_busy(now)
+    /// Whether a tenant waits: for the control, or for another to connect.
+    pub(crate) fn is_awaited(&self, now: Instant) -> bool {
+        self.binds && self.state().limits.is_awaited(now)
     }
 
     /// Pids of the daemon's servers.
     pub(crate) fn servers(&self) -> Vec<u32> {
         self.state().servers.clone()
+    }
+
+    /// Ends the work of a tenant's processes. Where the daemon is slow to list its clients, those
+    /// of the last look are used: a process that is killed while it works can crash its roommates.
+    pub(crate) fn let_go(&self, kin: &Kin) {
+        if !self.is_well() {
+            return;
+        }
+        let clients = self.mps.list_soon().unwrap_or_else(|_| self.state().clients.clone());
+        for client in clients.into_iter().filter(|c| kin.has(c.pid)) {
+            let _ = self.mps.end_work(client);
+        }
     }
 
     /// Ends the monitoring, and the daemon if `stop`.
@@ -170,7 +185,7 @@ impl Watched {
     fn watch(&self) {
         loop {
             let state = self.state();
-            let busy = self.binds && state.limits.is_busy(Instant::now());
+            let busy = self.binds && state.limits.is_awaited(Instant::now());
             let wait = if busy { LOOK_BUSY } else { LOOK_EVERY };
             drop(self.changed.wait_timeout(state, wait));
             if self.is_over() {
@@ -183,8 +198,14 @@ impl Watched {
     /// Checks the daemon once, and has it do what is due.
     fn turn(&self, now: Instant) {
         let looked = self.look(now);
-        self.well.store(looked.is_ok(), Ordering::Relaxed);
-        if looked.is_ok() || self.is_over() || self.mps.ensure() != Ok(true) {
+        if looked.is_ok() || self.is_over() {
+            self.well.store(true, Ordering::Relaxed);
+            return;
+        }
+        // It may be slow for once: it is well if it answers when it has more time.
+        let begun = self.mps.ensure();
+        self.well.store(begun.is_ok(), Ordering::Relaxed);
+        if begun != Ok(true) {
             return;
         }
         if self.is_over() {
@@ -192,7 +213,6 @@ impl Watched {
             return;
         }
         self.restarts.fetch_add(1, Ordering::Relaxed);
-        self.well.store(true, Ordering::Relaxed);
         let mut state = self.state();
         state.limits.begun_anew();
         let ended = "the MPS daemon ended without being asked to and was started again; whoever \
@@ -204,12 +224,14 @@ impl Watched {
     fn look(&self, now: Instant) -> Result<(), String> {
         let servers = self.mps.servers()?;
         let mut clients = Vec::new();
-        for server in &servers {
-            clients.extend(self.mps.clients(*server)?);
+        for server in servers.iter().copied() {
+            let pids = self.mps.clients(server)?.into_iter();
+            clients.extend(pids.map(|pid| Client { server, pid }));
         }
+        let pids: Vec<u32> = clients.iter().map(|c| c.pid).collect();
         let mut state = self.state();
-        state.limits.listed(&clients);
-        state.servers.clone_from(&servers);
+        state.limits.listed(&pids);
+        (state.servers, state.clients) = (servers, clients);
         let wanted = state.limits.wanted(now).filter(|_| self.binds);
         let Some(limit) = wanted else { return Ok(()) };
         drop(state);
@@ -296,6 +318,20 @@ mod tests {
         until("the start", || room.watched.admit(1, ME, half, Instant::now()));
         let words = room.watched.words();
         assert!(words.starts_with("well, limits are not set: the MPS control"), "{words}");
+    }
+
+    #[test]
+    fn clients_are_let_go_when_they_cannot_be_listed() {
+        let room = Room::new();
+        let this = std::process::id();
+        room.clients(&format!("{this} 1"));
+        until("a look", || room.watched.state().clients.len() == 2);
+        fs::write(room.file("fake-unlisted"), "").unwrap();
+        let kin = Kin { leader: process::Process::this(), token: String::new(), members: vec![] };
+        room.watched.let_go(&kin);
+        let log = room.log();
+        assert!(log.contains(&format!("Command terminate_client 4242 {this}\n")), "{log}");
+        assert!(!log.contains("terminate_client 4242 1\n"), "{log}");
     }
 
     #[test]
