@@ -52,6 +52,15 @@ pub(crate) enum Refusal {
     Unusable(String),
 }
 
+impl Refusal {
+    /// Whether root or this user has the device. What another user claims keeps nobody from the
+    /// cores: anybody could.
+    fn is_by_right(&self) -> bool {
+        let own = user_of(std::process::id());
+        matches!(self, Self::Taken(Some(holder)) if holder.user == "root" || holder.user == own)
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -133,6 +142,9 @@ pub(crate) fn cores(
                     "core {core} is {why}: end that daemon, submit jobs to it, or share the cores \
                      (without --claim)"
                 ));
+            }
+            Err(why) if why.is_by_right() => {
+                return Err(format!("core {core} is {why}: submit jobs to that daemon"));
             }
             Err(why) => {
                 beside.insert(format!("the cores are {why}"));
@@ -254,10 +266,10 @@ mod tests {
         assert!(error.starts_with("core 1 is claimed by process "), "{error}");
         drop((first, second));
         let _alone = cores(folder.path(), &[0, 1], true).unwrap();
-        let (claims, beside) = cores(folder.path(), &[0], false).unwrap();
-        assert!(claims.is_empty(), "it goes on without");
-        let said = beside.first().unwrap();
-        assert!(said.starts_with("the cores are claimed by process "), "{said}");
+        let error = cores(folder.path(), &[0], false).unwrap_err();
+        assert!(error.starts_with("core 0 is claimed by process "), "{error}");
+        let of_another = Holder { pid: 1, user: "mallory".into() };
+        assert!(!Refusal::Taken(Some(of_another)).is_by_right());
     }
 
     #[test]
