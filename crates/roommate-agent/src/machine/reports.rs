@@ -125,7 +125,7 @@ impl Machine {
         if !peer.admit() {
             return;
         }
-        let Some(orders) = self.wanted(job) else { return };
+        let Some(orders) = self.wanted(job, &self.interleaved_gpus()) else { return };
         let plan_sms = self.least_sms(job);
         let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };

@@ -16,7 +16,7 @@ const MOVES_WITHIN: Duration = Duration::from_secs(2);
 impl Machine {
     /// Applies to a job what its knobs, its user and its roommates require.
     pub(super) fn tell(&mut self, job: JobIdx) {
-        let Some(orders) = self.wanted(job) else { return };
+        let Some(orders) = self.wanted(job, &self.interleaved_gpus()) else { return };
         let now = self.now();
         let Some(known) = self.jobs.get_mut(&job) else { return };
         let Some(t) = &mut known.tenant else { return };
@@ -86,24 +86,24 @@ impl Machine {
         Some(self.device.own_pace_permille(known.allowed(t.knobs), t.is_mps_client()))
     }
 
-    /// How the job has to run, given its knobs, its user and its roommates.
-    pub(super) fn wanted(&self, job: JobIdx) -> Option<Tune> {
+    /// How the job has to run, given its knobs, its user and its roommates; on these GPUs tenants
+    /// take turns in the stages of their steps.
+    pub(super) fn wanted(&self, job: JobIdx, interleaved: &[GpuIdx]) -> Option<Tune> {
         let known = self.jobs.get(&job)?;
         let t = known.tenant.as_ref()?;
         let own = self.device.own_pace_permille(known.allowed(t.knobs), t.is_mps_client());
-        let now = self.now();
         let beside =
             |other: JobIdx| self.tenant(other).is_some_and(|o| t.gpus.iter().any(|g| o.uses(*g)));
         let guards = self.guards.iter().filter(|(other, _)| **other != job && beside(**other));
         let allowed = match t.knobs.floor_permille {
-            0 => guards.map(|(_, g)| g.pace_permille(now)).min().unwrap_or(Knobs::PACE_FULL),
+            0 => guards.map(|(_, g)| g.pace_permille(self.now())).min().unwrap_or(Knobs::PACE_FULL),
             _ => Knobs::PACE_FULL,
         };
         let (user, asked, mem_mib) = (known.user, known.program.mem_mib, t.knobs.mem_mib);
         let batch = if user.batch > 0 { user.batch } else { t.knobs.batch };
         Some(Tune {
             pace_permille: own.min(allowed),
-            interleaved: self.is_interleaved(t),
+            interleaved: t.gpus.iter().any(|g| interleaved.binary_search(g).is_ok()),
             seat: self.sm_range(job),
             gpu_mib: if mem_mib < asked { mem_mib } else { 0 },
             ..Tune::of(&Knobs { batch, ..t.knobs })
@@ -116,12 +116,23 @@ impl Machine {
         tenants.filter(move |(_, t)| t.uses(gpu))
     }
 
-    /// Whether the tenant takes turns with roommates in the stages of its steps.
-    fn is_interleaved(&self, tenant: &Tenant) -> bool {
-        tenant.gpus.iter().any(|g| {
-            let several = self.tenants_of(*g).nth(1).is_some();
-            several && self.tenants_of(*g).any(|(_, t)| t.knobs.stage > 0)
-        })
+    /// GPUs with several tenants that take turns in the stages of their steps, in order.
+    pub(super) fn interleaved_gpus(&self) -> Vec<GpuIdx> {
+        let tenants = || self.jobs.values().filter_map(|j| j.tenant.as_ref());
+        let staged = tenants().filter(|t| t.knobs.stage > 0).flat_map(|t| &t.gpus);
+        let mut gpus: Vec<GpuIdx> = staged.copied().collect();
+        // Usually there are none, and this is called for every message.
+        if gpus.is_empty() {
+            return gpus;
+        }
+        gpus.sort_unstable();
+        gpus.dedup();
+        let mut used: Vec<GpuIdx> = tenants().flat_map(|t| &t.gpus).copied().collect();
+        used.sort_unstable();
+        let count =
+            |g: GpuIdx| used.partition_point(|u| *u <= g) - used.partition_point(|u| *u < g);
+        gpus.retain(|g| count(*g) > 1);
+        gpus
     }
 
     /// The SM range of a job now: the one that it is to get or, while another tenant is still
@@ -183,11 +194,12 @@ impl Machine {
     /// Sends new orders to tenants whose roommates or guards changed.
     pub(super) fn settle(&mut self) {
         self.watch_guards();
+        let interleaved = self.interleaved_gpus();
         let runs = |t: &Tenant| t.goal == Goal::Run;
         let running = self.jobs.iter().filter(|(_, j)| j.tenant.as_ref().is_some_and(runs));
         for job in running.map(|(job, _)| *job).collect::<Vec<_>>() {
             let orders = self.tenant(job).map(|t| t.orders);
-            if orders.is_some() && orders != self.wanted(job) {
+            if orders.is_some() && orders != self.wanted(job, &interleaved) {
                 self.tell(job);
             }
         }
