@@ -476,6 +476,26 @@ def test_many_outputs_are_more_than_one_call_takes(front: Front) -> None:
     drained(front, running)
 
 
+class Narrow:
+    """A socket that takes a few bytes at a time, as one does in which a signal interrupts."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.got = width, b""
+
+    def sendmsg(self, parts: list[memoryview]) -> int:
+        taken = b"".join(parts)[: self.width]
+        self.got += taken
+        return len(taken)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 7, 1000])
+def test_a_frame_that_is_sent_in_pieces_arrives_whole(width: int) -> None:
+    peer = Narrow(width)
+    parts = [memoryview(part) for part in (b"head", b"", b"tensor", b"t", b"another tensor")]
+    worker._Wire(peer).send(parts)
+    assert peer.got == b"headtensortanother tensor"
+
+
 def test_empty_tensors_are_sent(front: Front) -> None:
     pytest.importorskip("numpy")
     running = started(front, lambda _: {"y": array.array("f"), "n": array.array("i")})
