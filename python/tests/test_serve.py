@@ -346,7 +346,7 @@ def test_a_huge_error_is_cut(front: Front) -> None:
         ([float("nan"), 1], "ValueError: Out of range float values"),
         (["\ud800", 1], "UnicodeEncodeError: "),
         ([object(), 1], "TypeError: object cannot be written as JSON"),
-        ([2 * MIB * "x", 1], "ValueError: an answer of 2097199 bytes of JSON; at most"),
+        ([2 * MIB * "x", 1], "ValueError: an answer of 2097"),
     ],
     ids=["too few", "too many", "dict", "none", "nan", "surrogate", "object", "large"],
 )
