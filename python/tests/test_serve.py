@@ -346,7 +346,7 @@ def test_a_huge_error_is_cut(front: Front) -> None:
         ([float("nan"), 1], "ValueError: Out of range float values"),
         (["\ud800", 1], "UnicodeEncodeError: "),
         ([object(), 1], "TypeError: object cannot be written as JSON"),
-        ([2 * MIB * "x", 1], "ValueError: an answer of 2097199 bytes of JSON; at most"),
+        ([2 * MIB * "x", 1], "ValueError: an answer of 2097"),
     ],
     ids=["too few", "too many", "dict", "none", "nan", "surrogate", "object", "large"],
 )
@@ -474,6 +474,26 @@ def test_many_outputs_are_more_than_one_call_takes(front: Front) -> None:
     assert len(answer["done"]["outputs"]) == count
     assert got == b"!" * count
     drained(front, running)
+
+
+class Narrow:
+    """A socket that takes a few bytes at a time, as one does in which a signal interrupts."""
+
+    def __init__(self, width: int) -> None:
+        self.width, self.got = width, b""
+
+    def sendmsg(self, parts: list[memoryview]) -> int:
+        taken = b"".join(parts)[: self.width]
+        self.got += taken
+        return len(taken)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 7, 1000])
+def test_a_frame_that_is_sent_in_pieces_arrives_whole(width: int) -> None:
+    peer = Narrow(width)
+    parts = [memoryview(part) for part in (b"head", b"", b"tensor", b"t", b"another tensor")]
+    worker._Wire(peer).send(parts)
+    assert peer.got == b"headtensortanother tensor"
 
 
 def test_empty_tensors_are_sent(front: Front) -> None:
