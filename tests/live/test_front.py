@@ -229,6 +229,8 @@ def test_what_a_client_may_ask_and_what_not(begin: Callable[..., Service]) -> No
     assert service.predict(do="raise")[0] == 500
     assert "ValueError: odd" in service.predict(do="raise")[1]["error"]
     assert service.predict(x=1)[0] == 200
+    # JSON without tensors goes to the function as it is, at either path.
+    assert service.ask("POST", "/v2/models/s/infer", {"x": 4})[1]["twice"] == 8
 
 
 def test_a_worker_that_crashes_is_replaced_and_no_request_is_lost(

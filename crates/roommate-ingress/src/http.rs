@@ -296,7 +296,11 @@ async fn infer(
             .and_then(|v| v.parse().ok())
             .ok_or_else(|| wrong(format!("{HEADER_LENGTH} is not a number")))?,
     };
-    let infer = Infer::read(&body, head).map_err(wrong)?;
+    let infer = match Infer::read(&body, head) {
+        Ok(infer) => infer,
+        Err(_) if is_plain(&body) => return hand_over(front, &body, arrived).await,
+        Err(what) => return Err(wrong(what)),
+    };
     let rows = infer.rows().filter(|rows| *rows > 0);
     let rows = rows.ok_or_else(|| wrong("inputs differ in their first dimension".into()))?;
     let most = front.queue.borrow().rules.max_batch;
@@ -325,7 +329,25 @@ async fn predict(
         return Err(refusal);
     }
     let (_, body) = body(request).await?;
-    let value = serde_json::from_slice(&body)
+    hand_over(front, &body, arrived).await
+}
+
+/// Whether a body is JSON without tensors.
+fn is_plain(body: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Probe {
+        #[serde(default)]
+        inputs: Option<serde::de::IgnoredAny>,
+    }
+    serde_json::from_slice(body).is_ok_and(|probe: Probe| probe.inputs.is_none())
+}
+
+async fn hand_over(
+    front: &Front,
+    body: &[u8],
+    arrived: Instant,
+) -> Result<Response<Body>, Refusal> {
+    let value = serde_json::from_slice(body)
         .map_err(|e| Refusal::wrong(400, format!("the body is not JSON: {e}")))?;
     match front.ask(Content::Json(value), 1, arrived).await? {
         Answer::Json(value) => Ok(reply(200, JSON, value.get().to_string().into())),
